@@ -1,0 +1,55 @@
+# Everything a fresh machine needs is made from here: Python 3.11+, Java 17+ and make are enough.
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format lock docs clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+help: ## print these targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+demo: $(READY) ## the whole story in a terminal: local broker, Spark, SQLite, a kill -9 in the middle
+	@$(BIN)/instep demo
+
+test: $(READY) ## the whole test suite, against real servers
+	@$(BIN)/python -m pytest
+
+check: $(READY) ## style, types and the table of who may import whom
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: $(READY) ## put the code into the house's shape
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+docs: $(READY) ## write the reference pages anew from the code
+	@$(BIN)/python -m tests.reference
+
+lock: ## pin every dependency anew, with hashes (needs uv)
+	@uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra all --group dev \
+	  --no-annotate --no-emit-find-links --custom-compile-command "make lock" -o requirements.lock pyproject.toml
+
+clean: ## remove the environment and everything built (fetched servers stay in the user's cache)
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "instep needs Python 3.11 or newer: install python3, or set PYTHON" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "instep needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version): set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make environments: install its venv module (Debian: python3-venv)" >&2; exit 1; }
+	@echo "making $(VENV) from requirements.lock" >&2
+	@$(PYTHON) -m venv --clear $(VENV)
+	@if command -v uv >/dev/null; then \
+	  uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock && \
+	  uv pip install --quiet --python $(BIN)/python --no-deps -e .; \
+	else \
+	  $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock && \
+	  $(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .; \
+	fi
+	@touch $@

@@ -1,0 +1,1 @@
+"""SENT: the publisher SDK. Installs without Spark."""

@@ -1,0 +1,154 @@
+"""Every error a user can meet, by type.
+
+    InstepError                   what happened, to what, and what to do next
+    ├── SettingsError             wrong usage or settings                         exit 2
+    │   ├── TargetUnfit           the table cannot hold what the mapping says
+    │   └── TopicMissing          the topic is not there
+    ├── MissingPart               Java, a package or a fetched file is missing    exit 2
+    ├── Unreachable               no answer from a server; waited for             exit 2
+    │   ├── BrokerUnreachable
+    │   └── DatabaseUnreachable
+    ├── NotAuthorised             a server answered: wrong password, or no right  exit 2
+    ├── Undelivered               a record was not taken by the broker            exit 1
+    ├── Transient                 deadlock, lock time-out: the same again may work
+    ├── RowRefused                the target table refuses a row
+    └── NamedStop                 ends a pipeline; the database is untouched      exit 3
+        ├── Fenced                FENCED
+        ├── TopicGone             TOPIC_GONE
+        ├── TopicReplaced         TOPIC_REPLACED
+        ├── LogDiverged           LOG_DIVERGED
+        ├── OffsetsExpired        OFFSETS_EXPIRED
+        ├── TargetChanged         TARGET_CHANGED
+        ├── TargetReadOnly        TARGET_READ_ONLY
+        └── PermissionLost        PERMISSION_LOST
+
+Callers retry by type, never by text. Each driver's errors are translated in one place, beside the driver.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class InstepError(Exception):
+    """Something instep was asked for could not be done."""
+
+    exit_status: ClassVar[int] = 1
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(what, remedy)
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}\n{self.remedy}" if self.remedy else self.what
+
+
+class SettingsError(InstepError):
+    """The command line or the settings file asks for something that cannot be."""
+
+    exit_status = 2
+
+
+class TargetUnfit(SettingsError):
+    """The target table cannot hold what the mapping says; the remedy is the statement that mends it."""
+
+
+class TopicMissing(SettingsError):
+    """The topic is not on the cluster; the remedy is the command that creates it."""
+
+
+class MissingPart(InstepError):
+    """Something that must be installed or fetched is not there."""
+
+    exit_status = 2
+
+
+class Unreachable(InstepError):
+    """A server gave no answer. A running pipeline waits for it."""
+
+    exit_status = 2
+
+
+class BrokerUnreachable(Unreachable):
+    """No Kafka broker answered."""
+
+
+class DatabaseUnreachable(Unreachable):
+    """The target database gave no answer, or the connection to it broke."""
+
+
+class NotAuthorised(InstepError):
+    """The server answered and refused: a wrong password or a missing right."""
+
+    exit_status = 2
+
+
+class Undelivered(InstepError):
+    """The broker did not take a record, so the source must not count it as published."""
+
+
+class Transient(InstepError):
+    """The database gave this transaction up (deadlock, lock time-out); the same again may work."""
+
+
+class RowRefused(InstepError):
+    """The target table refuses a row: a constraint, a trigger or a value that does not fit."""
+
+
+class NamedStop(InstepError):
+    """A pipeline ended on purpose, before anything wrong was written."""
+
+    exit_status = 3
+    code: ClassVar[str] = "STOPPED"
+
+    def __str__(self) -> str:
+        return f"{self.code}: {super().__str__()}"
+
+
+class Fenced(NamedStop):
+    """A newer run of the same pipeline took over; this one must not write any more."""
+
+    code = "FENCED"
+
+
+class TopicGone(NamedStop):
+    """The topic that the ledger knows was deleted."""
+
+    code = "TOPIC_GONE"
+
+
+class TopicReplaced(NamedStop):
+    """The topic was deleted and made again, or belongs to another cluster: the ledger's offsets mean nothing there."""
+
+    code = "TOPIC_REPLACED"
+
+
+class LogDiverged(NamedStop):
+    """The log no longer holds what was applied: it was truncated or lost its newest records."""
+
+    code = "LOG_DIVERGED"
+
+
+class OffsetsExpired(NamedStop):
+    """Records that were not applied yet are no longer in the log."""
+
+    code = "OFFSETS_EXPIRED"
+
+
+class TargetChanged(NamedStop):
+    """The target table or one of instep's own tables is no longer what the pipeline was started on."""
+
+    code = "TARGET_CHANGED"
+
+
+class TargetReadOnly(NamedStop):
+    """The target database takes no writes."""
+
+    code = "TARGET_READ_ONLY"
+
+
+class PermissionLost(NamedStop):
+    """The target database refuses a statement that the pipeline needs."""
+
+    code = "PERMISSION_LOST"

@@ -1,0 +1,1 @@
+"""WAITING: connections, topics, offsets, groups."""

@@ -1,0 +1,1 @@
+"""PROCESSED: the Spark jobs. The only place that knows pyspark."""

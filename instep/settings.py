@@ -1,0 +1,337 @@
+"""The settings file: `instep.toml` as frozen values, every setting one line with its default and help.
+
+Precedence: command line, environment (`INSTEP__KAFKA__BOOTSTRAP=…`), file, default. A string may hold
+`${NAME}` from the environment. An unknown key is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+import types
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Meta
+
+from instep import errors
+
+FILE_NAME = "instep.toml"
+ENVIRONMENT_PREFIX = "INSTEP__"
+
+Guarantee = Literal["exactly-once", "at-least-once", "at-most-once"]
+Missing = Literal["insert", "park", "ignore"]
+Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the settings file; its fields are the keys it takes."""
+
+
+class Security(Table, frozen=True, kw_only=True):
+    protocol: Annotated[Protocol, Meta(description="how the brokers are spoken to")] = "PLAINTEXT"
+    mechanism: Annotated[Mechanism | None, Meta(description="how the client shows who it is, with SASL")] = None
+    username: Annotated[str | None, Meta(description="the SASL user")] = None
+    password: Annotated[str | None, Meta(description="the SASL password", extra={"secret": True})] = None
+    ca: Annotated[str | None, Meta(description="PEM file of the authority that signed the brokers' certificates")] = None
+    certificate: Annotated[str | None, Meta(description="PEM file of the client's own certificate")] = None
+    key: Annotated[str | None, Meta(description="PEM file of the client certificate's key")] = None
+    key_password: Annotated[str | None, Meta(description="the key's password", extra={"secret": True})] = None
+
+
+class Kafka(Table, frozen=True, kw_only=True):
+    bootstrap: Annotated[str | None, Meta(description="brokers, host:port,…; left out: the local broker, started on demand")] = (
+        None
+    )
+    security: Annotated[Security, Meta(description="encryption and identity")] = Security()
+
+
+class Spark(Table, frozen=True, kw_only=True):
+    master: Annotated[str, Meta(description="the Spark master; local[*] uses this machine's cores")] = "local[*]"
+    memory: Annotated[str, Meta(description="memory of the driver's JVM")] = "1g"
+    conf: Annotated[dict[str, str], Meta(description="further Spark settings, passed as they are")] = {}
+
+
+class Event(Table, frozen=True, kw_only=True):
+    document: Annotated[
+        str, Meta(description="field that holds the document's id; dots descend, \"@key\" is the record's key")
+    ] = "@key"
+    status: Annotated[str, Meta(description="field that holds the status")]
+    order: Annotated[str | None, Meta(description="what the guard compares: an integer or a time; left out: log order")] = None
+    at: Annotated[str | None, Meta(description='when it happened: epoch ms or ISO 8601; left out: "@timestamp"')] = None
+
+
+class Pipeline(Table, frozen=True, kw_only=True):
+    topic: Annotated[str, Meta(description="the topic to follow")]
+    guarantee: Annotated[Guarantee, Meta(description="exactly-once, at-least-once or at-most-once")] = "exactly-once"
+    start: Annotated[str, Meta(description="where a pipeline with no ledger begins: earliest, latest or an ISO 8601 time")] = (
+        "earliest"
+    )
+    target: Annotated[str, Meta(description="the target database as a SQLAlchemy URL", extra={"secret": True})]
+    table: Annotated[str, Meta(description="the target table, schema.table where it has a schema")]
+    key: Annotated[str, Meta(description="the table's key column: the document's id")]
+    missing: Annotated[Missing, Meta(description="the table does not have the document: insert, park or ignore")] = "insert"
+    history: Annotated[bool, Meta(description="keep every event in instep_history")] = True
+    batch_rows_max: Annotated[int, Meta(description="records in one micro-batch, over all partitions", ge=1)] = 100_000
+    event: Annotated[Event, Meta(description="where things stand in the record")]
+    columns: Annotated[dict[str, str], Meta(description="table column = event field")]
+    transitions: Annotated[dict[str, list[str]], Meta(description="which status may follow which")] = {}
+
+
+class Settings(Table, frozen=True, kw_only=True):
+    kafka: Annotated[Kafka, Meta(description="the cluster")] = Kafka()
+    spark: Annotated[Spark, Meta(description="where the pipelines run")] = Spark()
+    pipelines: Annotated[dict[str, Pipeline], Meta(description="the roads, by name")] = {}
+
+
+def load(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the file named by `path`, else by INSTEP_CONFIG, else `instep.toml` here; none at all means defaults."""
+    named = path or (Path(environ["INSTEP_CONFIG"]) if environ.get("INSTEP_CONFIG") else None)
+    found = named or Path(FILE_NAME)
+    try:
+        text = found.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if named:
+            raise errors.SettingsError(
+                f"settings file {named} does not exist", f"write it, or leave --config out to use ./{FILE_NAME}"
+            ) from None
+        text = ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.SettingsError(f"settings file {found} cannot be read: {error}") from error
+    try:
+        return parse(text, environ)
+    except errors.SettingsError as error:
+        if named or text:
+            raise errors.SettingsError(f"{found}: {error.what}", error.remedy) from error
+        raise
+
+
+def parse(text: str, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from the file's text and the environment."""
+    try:
+        tree: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise errors.SettingsError(f"not valid TOML: {error}") from error
+    for name, value in environ.items():
+        if name.startswith(ENVIRONMENT_PREFIX):
+            _override(tree, Settings, name.removeprefix(ENVIRONMENT_PREFIX).split("__"), value, name)
+    _refuse_unknown(tree, Settings, "")
+    try:
+        settings = msgspec.convert(_expand(tree, "", environ), Settings)
+    except msgspec.ValidationError as error:
+        raise errors.SettingsError(_readable(str(error))) from error
+    for pipeline_name, pipeline in settings.pipelines.items():
+        _check(pipeline_name, pipeline)
+    _check_security(settings.kafka.security)
+    return settings
+
+
+def pipeline(settings: Settings, name: str) -> Pipeline:
+    """The pipeline of that name, or an error that names the nearest one."""
+    if name in settings.pipelines:
+        return settings.pipelines[name]
+    if not settings.pipelines:
+        raise errors.SettingsError(
+            f"there is no pipeline {name!r}: the settings declare none", f"add a [pipelines.NAME] table to {FILE_NAME}"
+        )
+    raise errors.SettingsError(
+        f"there is no pipeline {name!r}{_nearest(name, settings.pipelines)}",
+        f"declared: {', '.join(map(repr, settings.pipelines))}",
+    )
+
+
+def start_time(start: str) -> datetime | None:
+    """The instant that `start` names, or None for earliest and latest. A time without a zone is UTC."""
+    if start in ("earliest", "latest"):
+        return None
+    instant: datetime = msgspec.convert(start, datetime)
+    return instant
+
+
+# --- reading the tree ---------------------------------------------------------------------------------
+
+
+def _override(tree: dict[str, Any], table: Any, path: list[str], text: str, name: str) -> None:
+    """Put one environment variable's value where its name points, converted to that setting's type."""
+    kind = _plain(table)
+    if not path:
+        tree_value = _from_text(kind, text, name)
+        raise AssertionError(tree_value)  # pragma: no cover - callers always leave one step
+    step, rest = path[0], path[1:]
+    if _is_table(kind):
+        known = {field.name.upper(): (field.name, field.type) for field in msgspec.structs.fields(kind)}
+        if step.upper() not in known:
+            raise errors.SettingsError(f"environment variable {name} names no setting{_nearest(step.upper(), known)}")
+        key, child = known[step.upper()]
+    elif get_origin(kind) is dict:
+        key = next((key for key in tree if key.upper() == step.upper()), step.lower())
+        child = get_args(kind)[1]
+    else:
+        raise errors.SettingsError(f"environment variable {name} names no setting: nothing is below {step!r}")
+    if rest:
+        branch = tree.setdefault(key, {})
+        if not isinstance(branch, dict):
+            raise errors.SettingsError(f"environment variable {name} names no setting: {key} is a value, not a table")
+        _override(branch, child, rest, text, name)
+    else:
+        tree[key] = _from_text(_plain(child), text, name)
+
+
+def _from_text(kind: Any, text: str, name: str) -> Any:
+    if _is_table(kind) or get_origin(kind) in (dict, list):
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise errors.SettingsError(f"environment variable {name} must hold JSON: {error}") from error
+    try:
+        return msgspec.to_builtins(msgspec.convert(text, kind, strict=False))
+    except msgspec.ValidationError as error:
+        raise errors.SettingsError(f"environment variable {name}: {_readable(str(error))}") from error
+
+
+def _refuse_unknown(tree: Any, table: Any, where: str) -> None:
+    kind = _plain(table)
+    if not isinstance(tree, dict):
+        return
+    if get_origin(kind) is dict:
+        for key, value in tree.items():
+            _refuse_unknown(value, get_args(kind)[1], f"{where}{key}.")
+    elif _is_table(kind):
+        known = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        for key, value in tree.items():
+            if key not in known:
+                place = f"[{where.rstrip('.')}]" if where else "the settings file"
+                raise errors.SettingsError(
+                    f"unknown key {key!r} in {place}{_nearest(key, known)}", f"known keys: {', '.join(known)}"
+                )
+            _refuse_unknown(value, known[key], f"{where}{key}.")
+
+
+def _expand(tree: Any, where: str, environ: Mapping[str, str]) -> Any:
+    """Replace `${NAME}` in every string; within a URL's user and password the value is percent-encoded."""
+    if isinstance(tree, dict):
+        return {key: _expand(value, f"{where}.{key}" if where else key, environ) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_expand(value, where, environ) for value in tree]
+    if not isinstance(tree, str):
+        return tree
+    login_ends = tree.rfind("@") if "://" in tree else -1
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in environ:
+            raise errors.SettingsError(f"{where} needs ${{{name}}}, which is not in the environment", f"export {name}=…")
+        return quote(environ[name], safe="") if match.start() < login_ends else environ[name]
+
+    return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", value_of, tree)
+
+
+def _readable(message: str) -> str:
+    """msgspec's `… - at `$.a.b`` as `a.b: …`; a dict's value has no name of its own there (`[...]`)."""
+    text, _, path = message.partition(" - at `$")
+    place = path.rstrip("`").lstrip(".").replace("[...]", ".*").lstrip(".")
+    text = text.replace("Object missing required field", "missing the key").replace("`", "'")
+    return f"{place}: {text[0].lower()}{text[1:]}" if place else text
+
+
+def _nearest(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _plain(kind: Any) -> Any:
+    """The type behind Annotated and Optional."""
+    while get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) in (Union, types.UnionType):
+        rest = [part for part in get_args(kind) if part is not type(None)]
+        if len(rest) == 1:
+            return _plain(rest[0])
+    return kind
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Table)
+
+
+# --- what types cannot say ----------------------------------------------------------------------------
+
+
+def _check(name: str, pipeline: Pipeline) -> None:
+    place = f"pipelines.{name}"
+    if not name or len(name) > 100:
+        raise errors.SettingsError(f"{place}: a pipeline's name has 1 to 100 characters")
+    if not pipeline.columns:
+        raise errors.SettingsError(f"{place}.columns is empty", "name at least one column = field that the pipeline keeps")
+    if pipeline.key in pipeline.columns:
+        raise errors.SettingsError(
+            f"{place}.columns.{pipeline.key} is the key column, which holds the document's id already", "take the line out"
+        )
+    if pipeline.event.order is not None and pipeline.event.order not in pipeline.columns.values():
+        raise errors.SettingsError(
+            f"{place}.event.order is {pipeline.event.order!r}, and no column keeps it, so the guard has nothing to compare with",
+            f'add a column to [{place}.columns]: print_version = "{pipeline.event.order}"',
+        )
+    if pipeline.missing == "park":
+        raise errors.SettingsError(
+            f'{place}.missing = "park" is not to be had in this release: documents cannot be parked yet',
+            'use "insert" or "ignore"',
+        )
+    if pipeline.transitions:
+        raise errors.SettingsError(
+            f"{place}.transitions is not to be had in this release: documents cannot be parked yet", "take the table out"
+        )
+    try:
+        start_time(pipeline.start)
+    except msgspec.ValidationError:
+        raise errors.SettingsError(
+            f"{place}.start is {pipeline.start!r}", 'use "earliest", "latest" or a time such as "2026-11-01T08:00:00Z"'
+        ) from None
+
+
+def _check_security(security: Security) -> None:
+    if security.protocol.startswith("SASL"):
+        for key in ("mechanism", "username", "password"):
+            if getattr(security, key) is None:
+                raise errors.SettingsError(f"kafka.security: protocol {security.protocol} needs {key}")
+    elif security.username or security.password or security.mechanism:
+        raise errors.SettingsError(f"kafka.security: protocol {security.protocol} takes no user; use SASL_SSL or SASL_PLAINTEXT")
+
+
+def describe(table: type[Table] = Settings) -> list[tuple[str, str, str, str]]:
+    """(key, type, default, help) of every setting, for the reference page."""
+    rows: list[tuple[str, str, str, str]] = []
+    hints = get_type_hints(table, include_extras=True)
+    for field in msgspec.structs.fields(table):
+        meta = next((part for part in get_args(hints[field.name]) if isinstance(part, Meta)), Meta())
+        kind = _plain(hints[field.name])
+        children = describe(kind) if _is_table(kind) else []
+        if get_origin(kind) is dict and _is_table(_plain(get_args(kind)[1])):
+            children = [(f"NAME.{key}", *rest) for key, *rest in describe(_plain(get_args(kind)[1]))]  # type: ignore[misc]
+        if children:
+            rows += [(f"{field.name}.{key}", *rest) for key, *rest in children]  # type: ignore[misc]
+        else:
+            rows.append((field.name, _type_name(kind), _default(field), meta.description or ""))
+    return rows
+
+
+def _type_name(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(get_args(kind))
+    if get_origin(kind) is dict:
+        return "table"
+    return {str: "text", int: "integer", bool: "true or false"}.get(kind, str(kind))
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.required:
+        return "required"
+    value = field.default if field.default is not msgspec.NODEFAULT else {}
+    return "" if value in (None, {}) else msgspec.json.encode(value).decode()

@@ -1,0 +1,1 @@
+"""STORED: one file per database behind one narrow interface; the ledger."""

@@ -1,0 +1,1 @@
+"""CHALLENGED: workloads, faults and stories that run the whole road on real parts."""

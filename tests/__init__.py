@@ -1,0 +1,1 @@
+"""The tests: fast pure ones, and real ones against real servers."""
