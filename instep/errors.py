@@ -7,7 +7,8 @@
     ├── MissingPart               Java, a package or a fetched file is missing    exit 2
     ├── Unreachable               no answer from a server; waited for             exit 2
     │   ├── BrokerUnreachable
-    │   └── DatabaseUnreachable
+    │   ├── DatabaseUnreachable
+    │   └── DatabaseFull          no room left
     ├── NotAuthorised             a server answered: wrong password, or no right  exit 2
     ├── Undelivered               a record was not taken by the broker            exit 1
     ├── Transient                 deadlock, lock time-out: the same again may work
@@ -76,6 +77,10 @@ class BrokerUnreachable(Unreachable):
 
 class DatabaseUnreachable(Unreachable):
     """The target database gave no answer, or the connection to it broke."""
+
+
+class DatabaseFull(Unreachable):
+    """The target database has no room left. A running pipeline waits until there is."""
 
 
 class NotAuthorised(InstepError):

@@ -142,7 +142,7 @@ def pipeline(settings: Settings, name: str) -> Pipeline:
             f"there is no pipeline {name!r}: the settings declare none", f"add a [pipelines.NAME] table to {FILE_NAME}"
         )
     raise errors.SettingsError(
-        f"there is no pipeline {name!r}{_nearest(name, settings.pipelines)}",
+        f"there is no pipeline {name!r}{nearest(name, settings.pipelines)}",
         f"declared: {', '.join(map(repr, settings.pipelines))}",
     )
 
@@ -168,7 +168,7 @@ def _override(tree: dict[str, Any], table: Any, path: list[str], text: str, name
     if _is_table(kind):
         known = {field.name.upper(): (field.name, field.type) for field in msgspec.structs.fields(kind)}
         if step.upper() not in known:
-            raise errors.SettingsError(f"environment variable {name} names no setting{_nearest(step.upper(), known)}")
+            raise errors.SettingsError(f"environment variable {name} names no setting{nearest(step.upper(), known)}")
         key, child = known[step.upper()]
     elif get_origin(kind) is dict:
         key = next((key for key in tree if key.upper() == step.upper()), step.lower())
@@ -209,7 +209,7 @@ def _refuse_unknown(tree: Any, table: Any, where: str) -> None:
             if key not in known:
                 place = f"[{where.rstrip('.')}]" if where else "the settings file"
                 raise errors.SettingsError(
-                    f"unknown key {key!r} in {place}{_nearest(key, known)}", f"known keys: {', '.join(known)}"
+                    f"unknown key {key!r} in {place}{nearest(key, known)}", f"known keys: {', '.join(known)}"
                 )
             _refuse_unknown(value, known[key], f"{where}{key}.")
 
@@ -241,7 +241,7 @@ def _readable(message: str) -> str:
     return f"{place}: {text[0].lower()}{text[1:]}" if place else text
 
 
-def _nearest(word: str, known: Any) -> str:
+def nearest(word: str, known: Any) -> str:
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -1,1 +1,8 @@
-"""SENT: the publisher SDK. Installs without Spark."""
+"""SENT: the publisher SDK for source systems. Installs without Spark."""
+
+from instep.document.event import StatusEvent
+from instep.emit.deliveries import Delivery
+from instep.emit.memory import MemoryPublisher
+from instep.emit.publisher import Publisher
+
+__all__ = ["Delivery", "MemoryPublisher", "Publisher", "StatusEvent"]

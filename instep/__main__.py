@@ -1,0 +1,5 @@
+"""`python -m instep` is `instep`."""
+
+from instep.cli import main
+
+main()

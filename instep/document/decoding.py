@@ -1,0 +1,250 @@
+"""From a record's bytes to an event, or to a reason why not. No exception escapes but `Unfit`."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from instep.document import kinds
+from instep.document.event import ID_CHARACTERS_MAX
+from instep.document.mapping import KEY, TIMESTAMP, Mapping, Path
+from instep.document.reasons import Reason, Unfit
+
+STATUS_CHARACTERS_MAX = 255
+MISSING: Any = object()
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """A record as it lies in the log. A timestamp below 0 means that it has none."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """A decoded event: the column values it brings, or None for a delete."""
+
+    offset: int
+    document: str | int | UUID
+    order: int | None
+    at_us: int | None
+    status: str | None
+    values: dict[str, Any] | None
+
+
+class DeadLetter(msgspec.Struct, frozen=True, gc=False):
+    """A record that could not be understood, whole, with the reason."""
+
+    record: Record
+    reason: Reason
+    detail: str
+
+
+class Decoder:
+    """Decodes records by one mapping. Made once per task, as its parts are compiled from the mapping."""
+
+    def __init__(self, mapping: Mapping) -> None:
+        exact = any(isinstance(column.kind, kinds.Exact) for column in mapping.columns)
+        self._parse = msgspec.json.Decoder(float_hook=Decimal if exact else None).decode
+        self._mapping = mapping
+        self._id = kinds.converter(mapping.key.kind)
+        self._id_is_integer = isinstance(mapping.key.kind, kinds.Integer)
+        self._guard_kind = next((c.kind for c in mapping.columns if c.name == mapping.guard), None)
+        self._fields = [
+            (
+                field.column.name,
+                field.path,
+                field.column.nullable,
+                kinds.time_converter(field.column.kind) if field.holds_time else kinds.converter(field.column.kind),
+            )
+            for field in mapping.fields
+        ]
+        paths = {mapping.document, mapping.status, mapping.at, *(field.path for field in mapping.fields)} - {(KEY,), (TIMESTAMP,)}
+        self._paths = sorted(paths)
+        self._names = [json.dumps(step, ensure_ascii=False).encode() for step in {step for path in paths for step in path}]
+
+    def decode(self, record: Record) -> Event:
+        """The event that a record holds. Raises Unfit, and nothing else, for one that cannot be used."""
+        if record.key is None:
+            raise Unfit(Reason.KEY_MISSING, "the record has no key")
+        try:
+            key = record.key.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Unfit(Reason.KEY_NOT_UTF8, f"the key is not UTF-8: {error.reason} at byte {error.start}") from None
+        if record.value is None:
+            return self._delete(record, key)
+        body = self._body(record.value)
+        mapping = self._mapping
+        document = self._document(key if mapping.document == (KEY,) else self._required(body, mapping.document, record, key))
+        status = self._status(self._required(body, mapping.status, record, key))
+        at = _find(body, mapping.at, record, key)
+        moment = _named(mapping.at, kinds.instant, at) if at is not MISSING and at is not None else _timestamp(record)
+        order = self._order(self._required(body, mapping.order, record, key)) if mapping.order is not None else None
+        values: dict[str, Any] = {}
+        for name, path, nullable, convert in self._fields:
+            raw = _find(body, path, record, key)
+            if raw is MISSING:
+                continue
+            if raw is None:
+                if not nullable:
+                    raise Unfit(Reason.NULL_NOT_ALLOWED, f"{'.'.join(path)}: column {name} takes no null")
+                values[name] = None
+            else:
+                values[name] = _named(path, convert, raw)
+        return Event(record.offset, document, order, kinds.micros(moment) if moment else None, status, values)
+
+    def decode_all(self, records: list[Record]) -> tuple[list[Event], list[DeadLetter]]:
+        """Events and dead letters, each in log order."""
+        events: list[Event] = []
+        dead: list[DeadLetter] = []
+        for record in records:
+            try:
+                events.append(self.decode(record))
+            except Unfit as unfit:
+                dead.append(DeadLetter(record, unfit.reason, unfit.detail))
+        return events, dead
+
+    def _delete(self, record: Record, key: str) -> Event:
+        moment = _timestamp(record)
+        timed = self._mapping.order == (TIMESTAMP,) and moment is not None
+        order = self._order(record.timestamp_ms) if timed else None
+        return Event(record.offset, self._document(key, of_key=True), order, kinds.micros(moment) if moment else None, None, None)
+
+    def _body(self, value: bytes) -> dict[str, Any]:
+        try:
+            body = self._parse(value)
+            if type(body) is not dict:
+                raise Unfit(Reason.NOT_AN_OBJECT, "the value is JSON, but not an object")
+            # a field can stand twice only if its name does, or is written with an escape
+            if b"\\" in value or any(value.count(name) > 1 for name in self._names):
+                _refuse_repeated(value, self._paths)
+        except UnicodeDecodeError:
+            raise _not_json(value, "") from None
+        except RecursionError:
+            raise Unfit(Reason.NESTED_TOO_DEEP, "the value is nested too deep") from None
+        except msgspec.ValidationError:
+            raise Unfit(Reason.NUMBER_OUT_OF_RANGE, "a number in the value is beyond any range") from None
+        except msgspec.DecodeError as error:
+            raise _not_json(value, str(error)) from None
+        return body
+
+    def _required(self, body: dict[str, Any], path: Path, record: Record, key: str) -> Any:
+        found = _find(body, path, record, key)
+        if found is MISSING:
+            raise Unfit(Reason.FIELD_MISSING, f"{'.'.join(path)} is missing")
+        return found
+
+    def _document(self, raw: Any, of_key: bool = False) -> str | int | UUID:
+        name = "the key" if of_key else ".".join(self._mapping.document)
+        if self._id_is_integer and type(raw) is str and (of_key or self._mapping.document == (KEY,)):
+            raw = _canonical_integer(raw)
+        if type(raw) is str:
+            if not raw:
+                raise Unfit(Reason.ID_EMPTY, f"{name} is empty")
+            if len(raw) > ID_CHARACTERS_MAX:
+                raise Unfit(Reason.ID_TOO_LONG, f"{name} has {len(raw)} characters, an id has at most {ID_CHARACTERS_MAX}")
+        try:
+            document: str | int | UUID = self._id(raw)
+        except Unfit as unfit:
+            reason = Reason.ID_TOO_LONG if unfit.reason is Reason.TEXT_TOO_LONG else unfit.reason
+            raise Unfit(reason, f"{name}: {unfit.detail}") from None
+        return document
+
+    def _status(self, raw: Any) -> str:
+        if type(raw) is int:
+            raw = str(raw)
+        if type(raw) is not str:
+            raise Unfit(Reason.WRONG_TYPE, f"{'.'.join(self._mapping.status)}: a status is a text or an integer")
+        if len(raw) > STATUS_CHARACTERS_MAX:
+            raise Unfit(
+                Reason.TEXT_TOO_LONG, f"{'.'.join(self._mapping.status)}: {len(raw)} characters, a status has at most 255"
+            )
+        if "\0" in raw:
+            raise Unfit(Reason.NUL_IN_TEXT, f"{'.'.join(self._mapping.status)}: the text holds the character NUL")
+        return str(raw)
+
+    def _order(self, raw: Any) -> int:
+        """The order value as an integer: a version as it is, a time as microseconds (as milliseconds in an integer column)."""
+        path = self._mapping.order or ()
+        if not self._mapping.order_is_time:
+            if type(raw) is not int:
+                raise Unfit(Reason.WRONG_TYPE, f"{'.'.join(path)}: the order value must be an integer")
+            return raw
+        if kinds.is_finer(raw):
+            raise Unfit(Reason.TIME_TOO_FINE, f"{'.'.join(path)}: finer than a microsecond")
+        order = kinds.micros(_named(path, kinds.instant, raw))
+        return order // 1000 if isinstance(self._guard_kind, kinds.Integer) else order
+
+
+def _find(body: dict[str, Any], path: Path, record: Record, key: str) -> Any:
+    if len(path) == 1:
+        if path[0] == KEY:
+            return key
+        if path[0] == TIMESTAMP:
+            return record.timestamp_ms if record.timestamp_ms >= 0 else MISSING
+        return body.get(path[0], MISSING)
+    found: Any = body
+    for step in path:
+        if type(found) is not dict:
+            return MISSING
+        found = found.get(step, MISSING)
+        if found is MISSING:
+            return MISSING
+    return found
+
+
+def _not_json(value: bytes, problem: str) -> Unfit:
+    """Why bytes are no JSON: they are no text either, or what the parser says."""
+    try:
+        value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return Unfit(Reason.NOT_UTF8, f"the value is not UTF-8: {error.reason} at byte {error.start}")
+    return Unfit(Reason.NOT_JSON, problem if value else "the value is empty")
+
+
+def _named(path: Path, convert: kinds.Converter, raw: Any) -> Any:
+    try:
+        return convert(raw)
+    except Unfit as unfit:
+        raise Unfit(unfit.reason, f"{'.'.join(path)}: {unfit.detail}") from None
+
+
+def _timestamp(record: Record) -> Any:
+    return kinds.instant(record.timestamp_ms) if record.timestamp_ms >= 0 else None
+
+
+def _canonical_integer(text: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20) or str(int(text)) != text:
+        raise Unfit(Reason.WRONG_TYPE, "the key is no integer, and the key column is one")
+    return int(text)
+
+
+class _Pairs(dict[str, Any]):
+    """An object that remembers which of its names stood more than once."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.repeated = set()
+        if len(self) < len(pairs):
+            names = [name for name, _ in pairs]
+            self.repeated = {name for name in names if names.count(name) > 1}
+
+
+def _refuse_repeated(value: bytes, paths: list[Path]) -> None:
+    number = lambda _: 0  # noqa: E731 - digits do not matter here, and long ones are slow
+    body: Any = json.loads(value.decode(), object_pairs_hook=_Pairs, parse_int=number, parse_float=number)
+    for path in paths:
+        found = body
+        for step in path:
+            if not isinstance(found, _Pairs):
+                break
+            if step in found.repeated:
+                raise Unfit(Reason.FIELD_REPEATED, f"{'.'.join(path)} stands more than once")
+            found = found.get(step)

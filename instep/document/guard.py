@@ -1,0 +1,134 @@
+"""The guard and the reducer: what a run of events does to the documents it names.
+
+The model is one event at a time, in log order, per document:
+
+- an event whose order value is below the stored one is *stale* and changes nothing;
+- one whose order value equals the stored one is *repeated* and changes nothing; where the order is a time, two facts may
+  share an instant, and the later in the log wins;
+- a delete has no order value of its own: it stands where it stands in the log, and leaves behind the highest order value
+  seen, so that a late event does not bring the document back;
+- without an order every event is later than those before it;
+- an event for a document that the table lacks inserts it, or is *ignored*, as the pipeline says.
+
+`settle` gives the outcome of many events at once: exactly what the model gives one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from instep.document.decoding import Event
+
+Document = str | int | UUID
+
+
+class Verdict(StrEnum):
+    """What became of an event; kept in the history."""
+
+    APPLIED = "applied"
+    STALE = "stale"
+    REPEATED = "repeated"
+    IGNORED = "ignored"
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """How a pipeline treats events: whether they have an order, whether it is a time, whether absent documents are made."""
+
+    ordered: bool
+    order_is_time: bool = False
+    insert_missing: bool = True
+
+
+class Stored(msgspec.Struct, frozen=True, gc=False):
+    """A document before the batch: in the table or not, and the order value known of it (the row's or the deleted one's)."""
+
+    present: bool
+    order: int | None
+
+
+ABSENT = Stored(present=False, order=None)
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What to write. Deletes come first: a document deleted and made again is in `deletes` and in `inserts`."""
+
+    deletes: list[Document]
+    inserts: dict[Document, dict[str, Any]]
+    updates: dict[Document, dict[str, Any]]
+    deleted_orders: dict[Document, int]
+    verdicts: list[Verdict]
+
+
+class _State:
+    """A document in the middle of a batch."""
+
+    __slots__ = ("before", "deleted", "order", "present", "values")
+
+    def __init__(self, before: Stored) -> None:
+        self.before = before
+        self.present = before.present
+        self.order = before.order
+        self.deleted = False
+        self.values: dict[str, Any] | None = None
+
+
+def settle(events: Sequence[Event], stored: Mapping[Document, Stored], rules: Rules) -> Changes:
+    """The outcome of `events`, which are in log order, on documents as `stored` says (those not named there are absent)."""
+    states: dict[Document, _State] = {}
+    verdicts: list[Verdict] = []
+    for event in events:
+        state = states.get(event.document)
+        if state is None:
+            state = states[event.document] = _State(stored.get(event.document, ABSENT))
+        verdicts.append(_apply(state, event, rules))
+    changes = Changes([], {}, {}, {}, verdicts)
+    for document in sorted(states):
+        _collect(changes, document, states[document], rules)
+    return changes
+
+
+def judge(order: int | None, stored: int | None, order_is_time: bool) -> Verdict:
+    """The guard itself: may an event of this order value follow the stored one?"""
+    if order is None or stored is None or order > stored or (order == stored and order_is_time):
+        return Verdict.APPLIED
+    return Verdict.REPEATED if order == stored else Verdict.STALE
+
+
+def _apply(state: _State, event: Event, rules: Rules) -> Verdict:
+    if rules.ordered:
+        verdict = judge(event.order, state.order, rules.order_is_time)
+        if verdict is not Verdict.APPLIED:
+            return verdict
+    if event.values is None:
+        if event.order is not None:
+            state.order = event.order
+        state.values = None
+        if not state.present:
+            return Verdict.IGNORED
+        state.present = False
+        state.deleted = True
+        return Verdict.APPLIED
+    if not state.present and not rules.insert_missing:
+        return Verdict.IGNORED
+    if state.values is None:
+        state.values = dict(event.values)
+    else:
+        state.values.update(event.values)
+    state.present = True
+    state.order = event.order
+    return Verdict.APPLIED
+
+
+def _collect(changes: Changes, document: Document, state: _State, rules: Rules) -> None:
+    if state.before.present and state.deleted:
+        changes.deletes.append(document)
+    if state.values is not None:
+        fresh = state.deleted or not state.before.present
+        (changes.inserts if fresh else changes.updates)[document] = state.values
+    elif rules.ordered and not state.present and state.order is not None and (state.deleted or state.order != state.before.order):
+        changes.deleted_orders[document] = state.order

@@ -1,0 +1,300 @@
+"""What a column can hold, and how a JSON value becomes a column value.
+
+A sink reads its table and says a kind for each column; `converter` turns a kind into a function from a JSON value to
+the column's value, which raises `Unfit` with a reason. Times become aware datetimes in UTC; sinks bind them as their
+database wants them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from instep.document.reasons import Reason, Unfit
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+Converter = Callable[[Any], Any]
+
+
+class Kind(msgspec.Struct, frozen=True, tag=True):
+    """What a column can hold."""
+
+
+class Text(Kind, frozen=True):
+    """Characters: at most `characters` of them, in at most `size` bytes of UTF-8."""
+
+    characters: int | None = None
+    size: int | None = None
+
+
+class Choice(Kind, frozen=True):
+    """One of an enumeration's labels."""
+
+    labels: tuple[str, ...]
+
+
+class Integer(Kind, frozen=True):
+    low: int = -(2**63)
+    high: int = 2**63 - 1
+    truth: bool = False  # a one-digit integer column that stands for true and false
+
+
+class Real(Kind, frozen=True):
+    """A binary floating-point number."""
+
+
+class Exact(Kind, frozen=True):
+    """A decimal number of `digits` digits, `scale` of them after the point."""
+
+    digits: int | None = None
+    scale: int | None = None
+
+
+class Truth(Kind, frozen=True):
+    """True or false."""
+
+
+class Time(Kind, frozen=True):
+    """An instant, kept to `precision` digits of a second."""
+
+    low: datetime = datetime.min.replace(tzinfo=UTC)
+    high: datetime = datetime.max.replace(tzinfo=UTC)
+    precision: int = 6
+
+
+class Date(Kind, frozen=True):
+    """A calendar day."""
+
+
+class Json(Kind, frozen=True):
+    """Any JSON value, kept as its text."""
+
+
+class Uuid(Kind, frozen=True):
+    """A UUID."""
+
+
+AnyKind = Text | Choice | Integer | Real | Exact | Truth | Time | Date | Json | Uuid
+
+
+def converter(kind: Kind) -> Converter:
+    """The function that turns a JSON value into a value of this kind, or raises Unfit."""
+    match kind:
+        case Text():
+            return _text(kind)
+        case Choice():
+            return _choice(kind)
+        case Integer():
+            return _integer(kind)
+        case Time():
+            return _time(kind)
+        case Exact():
+            return _exact(kind)
+        case Real():
+            return _real
+        case Truth():
+            return _truth
+        case Date():
+            return _date
+        case Uuid():
+            return _uuid
+        case _:
+            return _json
+
+
+def time_converter(kind: Kind) -> Converter:
+    """The converter for a field that holds a time: integer columns take epoch milliseconds, text columns ISO 8601."""
+    convert = converter(kind)
+    match kind:
+        case Integer():
+            return lambda value: convert(micros(instant(value)) // 1000)
+        case Text():
+            return lambda value: convert(value if isinstance(value, str) and instant(value) else iso(instant(value)))
+        case _:
+            return convert
+
+
+def instant(value: Any) -> datetime:
+    """A time from epoch milliseconds or ISO 8601 text; a text without a zone is UTC."""
+    if isinstance(value, str):
+        try:
+            at = msgspec.convert(value, datetime)
+        except msgspec.ValidationError:
+            at = _lenient(value)
+        try:
+            return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+        except OverflowError:
+            raise Unfit(Reason.TIME_OUT_OF_RANGE, f"{_shown(value)} lies outside the years 1 to 9999") from None
+    if type(value) is int or type(value) is float or isinstance(value, Decimal):
+        try:
+            return EPOCH + timedelta(milliseconds=value if type(value) is int else float(value))
+        except (OverflowError, ValueError):
+            raise Unfit(Reason.TIME_OUT_OF_RANGE, "epoch milliseconds outside the years 1 to 9999") from None
+    raise Unfit(Reason.WRONG_TYPE, f"a time is epoch milliseconds or ISO 8601 text, not {_name(value)}")
+
+
+def micros(at: datetime) -> int:
+    """Microseconds since 1970."""
+    return (at - EPOCH) // MICROSECOND
+
+
+def from_micros(value: int) -> datetime:
+    """The instant that many microseconds after 1970."""
+    return EPOCH + timedelta(microseconds=value)
+
+
+def iso(at: datetime) -> str:
+    """ISO 8601 in UTC, as our publisher writes it."""
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+# --- one function a kind ------------------------------------------------------------------------------
+
+
+def _text(kind: Text) -> Converter:
+    characters = kind.characters if kind.characters is not None else 2**62
+    size = kind.size if kind.size is not None else 2**62
+
+    def convert(value: Any) -> str:
+        if type(value) is not str:
+            raise Unfit(Reason.WRONG_TYPE, f"text expected, not {_name(value)}")
+        if len(value) > characters:
+            raise Unfit(Reason.TEXT_TOO_LONG, f"{len(value)} characters, the column holds {characters}")
+        if len(value) * 4 > size and len(value.encode()) > size:
+            raise Unfit(Reason.TEXT_TOO_LONG, f"{len(value.encode())} bytes, the column holds {size}")
+        if "\0" in value:
+            raise Unfit(Reason.NUL_IN_TEXT, "the text holds the character NUL")
+        return value
+
+    return convert
+
+
+def _choice(kind: Choice) -> Converter:
+    labels = frozenset(kind.labels)
+
+    def convert(value: Any) -> str:
+        if type(value) is not str:
+            raise Unfit(Reason.WRONG_TYPE, f"text expected, not {_name(value)}")
+        if value not in labels:
+            raise Unfit(Reason.NOT_A_CHOICE, f"{_shown(value)} is none of {', '.join(kind.labels)}")
+        return value
+
+    return convert
+
+
+def _integer(kind: Integer) -> Converter:
+    low, high = kind.low, kind.high
+
+    def convert(value: Any) -> int:
+        if type(value) is not int and not (kind.truth and type(value) is bool):
+            raise Unfit(Reason.WRONG_TYPE, f"integer expected, not {_name(value)}")
+        if not low <= value <= high:
+            raise Unfit(Reason.NUMBER_OUT_OF_RANGE, f"the column holds {low} to {high}")
+        return int(value)
+
+    return convert
+
+
+def _time(kind: Time) -> Converter:
+    low, high = kind.low, kind.high
+
+    def convert(value: Any) -> datetime:
+        at = instant(value)
+        if not low <= at <= high:
+            raise Unfit(Reason.TIME_OUT_OF_RANGE, f"the column holds {low:%Y-%m-%d} to {high:%Y-%m-%d}")
+        return at
+
+    return convert
+
+
+def _exact(kind: Exact) -> Converter:
+    def convert(value: Any) -> Decimal:
+        if type(value) not in (int, float, Decimal):
+            raise Unfit(Reason.WRONG_TYPE, f"number expected, not {_name(value)}")
+        number = Decimal(value) if type(value) is not float else Decimal(repr(value))
+        if kind.digits is not None:
+            whole = kind.digits - (kind.scale or 0)
+            if number and number.adjusted() >= whole:
+                raise Unfit(Reason.NUMBER_OUT_OF_RANGE, f"the column holds {whole} digits before the point")
+            exponent = number.as_tuple().exponent
+            if isinstance(exponent, int) and -exponent > (kind.scale or 0) and number != round(number, kind.scale or 0):
+                raise Unfit(Reason.NUMBER_OUT_OF_RANGE, f"the column holds {kind.scale or 0} digits after the point")
+        return number
+
+    return convert
+
+
+def _real(value: Any) -> float:
+    if type(value) not in (int, float, Decimal):
+        raise Unfit(Reason.WRONG_TYPE, f"number expected, not {_name(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = float("inf")
+    if number in (float("inf"), float("-inf")):
+        raise Unfit(Reason.NUMBER_OUT_OF_RANGE, "beyond what a floating-point column holds")
+    return number
+
+
+def _truth(value: Any) -> bool:
+    if type(value) is not bool:
+        raise Unfit(Reason.WRONG_TYPE, f"true or false expected, not {_name(value)}")
+    return value
+
+
+def _date(value: Any) -> date:
+    if type(value) is str:
+        try:
+            return date.fromisoformat(value)
+        except ValueError:
+            return instant(value).date()
+    return instant(value).date()
+
+
+def _uuid(value: Any) -> UUID:
+    if type(value) is not str:
+        raise Unfit(Reason.WRONG_TYPE, f"text expected, not {_name(value)}")
+    try:
+        return UUID(value)
+    except ValueError:
+        raise Unfit(Reason.WRONG_TYPE, f"{_shown(value)} is no UUID") from None
+
+
+def _json(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    if "\\u0000" in text:
+        raise Unfit(Reason.NUL_IN_TEXT, "the value holds the character NUL")
+    return text
+
+
+def _lenient(value: str) -> datetime:
+    """ISO 8601 shapes beyond RFC 3339: a space for the T, no seconds, a date alone, compact or with a comma."""
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        raise Unfit(Reason.NOT_A_TIME, f"{_shown(value)} is not ISO 8601") from None
+
+
+FINER_THAN_MICROSECONDS = re.compile(r"[.,]\d{6}\d*[1-9]")
+
+
+def is_finer(value: Any) -> bool:
+    """Whether a time in text says more than a microsecond does."""
+    return isinstance(value, str) and FINER_THAN_MICROSECONDS.search(value) is not None
+
+
+def _name(value: Any) -> str:
+    names = {str: "text", bool: "true or false", int: "an integer", list: "a list", dict: "an object", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _shown(value: str) -> str:
+    return repr(value) if len(value) <= 40 else repr(value[:40]) + "…"

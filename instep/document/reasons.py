@@ -1,0 +1,63 @@
+"""Why an event could not be understood: stable names, kept with each dead letter."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """A dead letter's reason. Names are part of the interface: they are stored, filtered by and documented."""
+
+    KEY_MISSING = "KEY_MISSING"
+    KEY_NOT_UTF8 = "KEY_NOT_UTF8"
+    ID_EMPTY = "ID_EMPTY"
+    ID_TOO_LONG = "ID_TOO_LONG"
+    NOT_UTF8 = "NOT_UTF8"
+    NOT_JSON = "NOT_JSON"
+    NOT_AN_OBJECT = "NOT_AN_OBJECT"
+    NESTED_TOO_DEEP = "NESTED_TOO_DEEP"
+    FIELD_MISSING = "FIELD_MISSING"
+    FIELD_REPEATED = "FIELD_REPEATED"
+    WRONG_TYPE = "WRONG_TYPE"
+    NULL_NOT_ALLOWED = "NULL_NOT_ALLOWED"
+    NUL_IN_TEXT = "NUL_IN_TEXT"
+    TEXT_TOO_LONG = "TEXT_TOO_LONG"
+    NUMBER_OUT_OF_RANGE = "NUMBER_OUT_OF_RANGE"
+    NOT_A_TIME = "NOT_A_TIME"
+    TIME_OUT_OF_RANGE = "TIME_OUT_OF_RANGE"
+    TIME_TOO_FINE = "TIME_TOO_FINE"
+    NOT_A_CHOICE = "NOT_A_CHOICE"
+    REFUSED_BY_TARGET = "REFUSED_BY_TARGET"
+
+
+EXPLANATIONS = {
+    Reason.KEY_MISSING: "the record has no key, so nothing ties it to a document's partition and its order",
+    Reason.KEY_NOT_UTF8: "the record's key is not UTF-8 text",
+    Reason.ID_EMPTY: "the document's id is empty",
+    Reason.ID_TOO_LONG: "the document's id is longer than 255 characters or than the key column",
+    Reason.NOT_UTF8: "the value is not UTF-8 text",
+    Reason.NOT_JSON: "the value is not one JSON text: empty, cut short, followed by more, or not JSON at all",
+    Reason.NOT_AN_OBJECT: "the value is JSON, but not an object",
+    Reason.NESTED_TOO_DEEP: "the value is nested too deep to be read",
+    Reason.FIELD_MISSING: "the document, the status or the order value is not in the record",
+    Reason.FIELD_REPEATED: "a field that the mapping reads stands more than once in its object",
+    Reason.WRONG_TYPE: "a field is of another type than its column",
+    Reason.NULL_NOT_ALLOWED: "a field is null and its column takes no null",
+    Reason.NUL_IN_TEXT: "a text holds the character NUL, which databases cannot keep",
+    Reason.TEXT_TOO_LONG: "a text is longer than its column, or a status longer than 255 characters",
+    Reason.NUMBER_OUT_OF_RANGE: "a number does not fit its column",
+    Reason.NOT_A_TIME: "a text that should be a time is not ISO 8601",
+    Reason.TIME_OUT_OF_RANGE: "a time lies outside what the column can hold",
+    Reason.TIME_TOO_FINE: "an order time is finer than a microsecond, which the guard could not tell apart",
+    Reason.NOT_A_CHOICE: "a text is none of the values that the column's enumeration allows",
+    Reason.REFUSED_BY_TARGET: "the target table refuses the row: a constraint or a trigger",
+}
+
+
+class Unfit(Exception):
+    """A record or a value cannot be used; the reason is kept with the dead letter."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail

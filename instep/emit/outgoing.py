@@ -1,0 +1,58 @@
+"""A record before it is sent: made from an event, a deletion or ready bytes, and refused here if no pipeline could take it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+
+from instep import errors
+from instep.document import event
+
+Headers = Sequence[tuple[str, bytes]]
+
+
+class OutgoingRecord(msgspec.Struct, frozen=True):
+    """Key, value and headers, ready to be sent. No value deletes the document."""
+
+    key: bytes
+    value: bytes | None
+    headers: Headers = ()
+
+
+def from_event(status_event: event.StatusEvent, source: str) -> OutgoingRecord:
+    try:
+        key, value = event.key(status_event.document), event.value(status_event)
+    except (ValueError, TypeError, OverflowError) as failure:
+        raise errors.SettingsError(
+            f"the event of document {status_event.document!r} cannot be sent: {failure}", "mend the event; nothing was sent"
+        ) from failure
+    return OutgoingRecord(key, value, event.headers(source, event.EVENT_TYPE, status_event.at))
+
+
+def from_deletion(document: str, source: str, at: datetime | None = None) -> OutgoingRecord:
+    return OutgoingRecord(document_key(document), None, event.headers(source, event.DELETE_TYPE, at))
+
+
+def from_bytes(key: bytes, value: bytes | None, headers: Headers | None, source: str) -> OutgoingRecord:
+    """Ready bytes; without headers of its own the record gets ours."""
+    if not isinstance(key, bytes) or not isinstance(value, bytes | None):
+        raise errors.SettingsError("a record's key and value must be bytes", "encode them in UTF-8")
+    try:
+        document_key(key.decode("utf-8"))
+    except UnicodeDecodeError as failure:
+        raise errors.SettingsError(f"the key {key!r} is not UTF-8", "the key is the document's id in UTF-8") from failure
+    if headers is None:
+        headers = event.headers(source, event.DELETE_TYPE if value is None else event.EVENT_TYPE, None)
+    return OutgoingRecord(key, value, headers)
+
+
+def document_key(document: str) -> bytes:
+    """The key for a document's id, or an error that says why it cannot be one."""
+    try:
+        return event.key(document)
+    except ValueError as failure:
+        raise errors.SettingsError(
+            f"{document!r} cannot be a record's key: {failure}", "give the document's id: order per document depends on it"
+        ) from failure

@@ -1,0 +1,29 @@
+"""Which partition a key belongs to: murmur2 as Java's producer computes it.
+
+All publishers of a topic must agree on this, else one document's events lie in two partitions and lose their order.
+"""
+
+from __future__ import annotations
+
+SEED = 0x9747B28C
+MIX = 0x5BD1E995
+WORD = 0xFFFFFFFF
+
+
+def murmur2(key: bytes) -> int:
+    """The hash as an unsigned 32-bit number."""
+    tail_at = len(key) & ~3
+    result = SEED ^ len(key)
+    for start in range(0, tail_at, 4):
+        word = int.from_bytes(key[start : start + 4], "little") * MIX & WORD
+        word = (word ^ word >> 24) * MIX & WORD
+        result = result * MIX & WORD ^ word
+    if tail_at < len(key):
+        result = (result ^ int.from_bytes(key[tail_at:], "little")) * MIX & WORD
+    result = (result ^ result >> 13) * MIX & WORD
+    return result ^ result >> 15
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of a record with this key, in a topic of so many partitions."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions

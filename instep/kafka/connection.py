@@ -1,0 +1,184 @@
+"""How a cluster is spoken to: the settings as each client spells them, and one `Cluster` that holds the clients.
+
+Two spellings, because two clients read the same topic: librdkafka's (ours) and Java's (Spark's).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from instep import errors, settings
+from instep.kafka import faults
+
+TIMEOUT_S = 10.0
+SLICE_S = 0.05
+READER_GROUP = "instep-reader"
+LOGIN_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+Result = TypeVar("Result")
+
+
+def client_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, Any]:
+    """What librdkafka needs to reach the cluster."""
+    security = kafka.security
+    config: dict[str, Any] = {
+        "bootstrap.servers": bootstrap,
+        "client.id": "instep",
+        "security.protocol": security.protocol,
+        "sasl.mechanism": security.mechanism,
+        "sasl.username": security.username,
+        "sasl.password": security.password,
+        "ssl.ca.location": security.ca,
+        "ssl.certificate.location": security.certificate,
+        "ssl.key.location": security.key,
+        "ssl.key.password": security.key_password,
+    }
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def java_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, str]:
+    """What a Java client, such as Spark's Kafka source, needs to reach the cluster."""
+    security = kafka.security
+    config = {"bootstrap.servers": bootstrap, "security.protocol": security.protocol}
+    if security.mechanism is not None:
+        config["sasl.mechanism"] = security.mechanism
+        config["sasl.jaas.config"] = (
+            f"{LOGIN_MODULES[security.mechanism]} required"
+            f" username={_jaas_quoted(security.username or '')} password={_jaas_quoted(security.password or '')};"
+        )
+    if security.ca is not None:
+        config["ssl.truststore.type"] = "PEM"
+        config["ssl.truststore.location"] = security.ca
+    if security.certificate is not None:
+        config["ssl.keystore.type"] = "PEM"
+        config["ssl.keystore.certificate.chain"] = _pem(security.certificate, "kafka.security.certificate")
+    if security.key is not None:
+        config["ssl.keystore.key"] = _java_key(security.key)
+    if security.key_password is not None:
+        config["ssl.key.password"] = security.key_password
+    return config
+
+
+class Cluster:
+    """One cluster as we see it: an admin client and a reader, made when first needed. Waits are bounded, errors are typed."""
+
+    def __init__(self, kafka: settings.Kafka, bootstrap: str, timeout_s: float = TIMEOUT_S) -> None:
+        self.kafka = kafka
+        self.bootstrap = bootstrap
+        self.user = kafka.security.username
+        self.timeout_s = timeout_s
+        self.reader_lock = threading.Lock()
+        self.ear = faults.Ear()
+        self._config = client_config(kafka, bootstrap)
+        self._lock = threading.Lock()
+        self._admin: AdminClient | None = None
+        self._reader: Consumer | None = None
+
+    @property
+    def admin(self) -> AdminClient:
+        """Answers come to this client's own thread, so it must outlive the futures it gives."""
+        with self._lock:
+            if self._admin is None:
+                self._admin = self._make(AdminClient, {})
+            return self._admin
+
+    @property
+    def reader(self) -> Consumer:
+        """Reads what is committed, by assignment: it joins no group and commits nothing. Take `reader_lock` to use it."""
+        with self._lock:
+            if self._reader is None:
+                self._reader = self._make(
+                    Consumer,
+                    {
+                        "group.id": READER_GROUP,
+                        "enable.auto.commit": False,
+                        "enable.auto.offset.store": False,
+                        "enable.partition.eof": True,
+                        "isolation.level": "read_committed",
+                        "auto.offset.reset": "error",
+                        "allow.auto.create.topics": False,
+                        "fetch.wait.max.ms": 10,
+                        "queued.min.messages": 1,
+                        # A fetch that finds the queue full waits this long, by default a second.
+                        "fetch.queue.backoff.ms": 5,
+                    },
+                )
+            return self._reader
+
+    def wait(self, future: concurrent.futures.Future[Result], deed: faults.Deed) -> Result:
+        """The future's result; an error of the client becomes ours. Ends early when every broker refused our credentials."""
+        since = time.monotonic()
+        deadline = since + self.timeout_s
+        while True:
+            try:
+                return future.result(timeout=SLICE_S)
+            except KafkaException as failure:
+                self.admin.poll(0)
+                raise self.translate(failure.args[0], deed, since) from failure
+            except concurrent.futures.TimeoutError:
+                self.admin.poll(0)
+                if self.ear.refused_by_all(since) or time.monotonic() > deadline:
+                    raise self.translate(KafkaError(KafkaError._TIMED_OUT), deed, since) from None
+
+    def translate(self, error: KafkaError, deed: faults.Deed, since: float) -> errors.InstepError:
+        return faults.translate(error, deed, self.ear, since)
+
+    def deed(self, doing: str, topic: str | None = None, group: str | None = None) -> faults.Deed:
+        return faults.Deed(doing, self.bootstrap, self.user, topic, group, self.timeout_s)
+
+    def close(self) -> None:
+        with self._lock:
+            admin, self._admin = self._admin, None
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+        if admin is not None:
+            admin.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _make(self, client: Any, further: dict[str, Any]) -> Any:
+        try:
+            return client({**self._config, **further, "error_cb": self.ear.hear}, logger=faults.log)
+        except KafkaException as failure:
+            raise self.translate(failure.args[0], self.deed("make a Kafka client"), time.monotonic()) from failure
+
+
+def _jaas_quoted(text: str) -> str:
+    """A value as Java's JAAS tokenizer reads it: a line break inside quotes would end the value."""
+    for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
+        text = text.replace(plain, escaped)
+    return f'"{text}"'
+
+
+def _pem(path: str, setting: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        raise errors.SettingsError(f"{setting} cannot be read: {failure}") from failure
+
+
+def _java_key(path: str) -> str:
+    text = _pem(path, "kafka.security.key")
+    if "BEGIN PRIVATE KEY" not in text and "BEGIN ENCRYPTED PRIVATE KEY" not in text:
+        raise errors.SettingsError(
+            f"kafka.security.key {path} is not in PKCS #8, the only form that Java reads",
+            f"openssl pkcs8 -topk8 -in {path} -out key-pkcs8.pem",
+        )
+    return text

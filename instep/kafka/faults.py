@@ -1,0 +1,208 @@
+"""What the Kafka client says went wrong, as instep's own errors: one table from error codes to types.
+
+The client names many causes only on the side, to its error callback, and then reports a bare time-out. So an `Ear`
+keeps what was heard, and a time-out after a refusal is told as the refusal. Codes decide, texts are only shown.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+import shlex
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException
+
+from instep import errors
+
+# Without a handler of its own, Python would print the client's log lines to stderr.
+log = logging.getLogger("instep.kafka")
+log.addHandler(logging.NullHandler())
+
+MEANING: Mapping[int, type[errors.InstepError]] = {
+    # no answer: nobody there, or not in time
+    KafkaError._ALL_BROKERS_DOWN: errors.BrokerUnreachable,
+    KafkaError._RESOLVE: errors.BrokerUnreachable,
+    KafkaError._TIMED_OUT: errors.BrokerUnreachable,
+    KafkaError._TIMED_OUT_QUEUE: errors.BrokerUnreachable,
+    KafkaError._TRANSPORT: errors.BrokerUnreachable,
+    KafkaError._UNKNOWN_BROKER: errors.BrokerUnreachable,
+    KafkaError._WAIT_CACHE: errors.BrokerUnreachable,
+    KafkaError._WAIT_COORD: errors.BrokerUnreachable,
+    # a broker answered that it cannot right now: a leader, coordinator or controller is moving
+    KafkaError.BROKER_NOT_AVAILABLE: errors.BrokerUnreachable,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS: errors.BrokerUnreachable,
+    KafkaError.COORDINATOR_NOT_AVAILABLE: errors.BrokerUnreachable,
+    KafkaError.FENCED_LEADER_EPOCH: errors.BrokerUnreachable,
+    KafkaError.KAFKA_STORAGE_ERROR: errors.BrokerUnreachable,
+    KafkaError.LEADER_NOT_AVAILABLE: errors.BrokerUnreachable,
+    KafkaError.LISTENER_NOT_FOUND: errors.BrokerUnreachable,
+    KafkaError.NETWORK_EXCEPTION: errors.BrokerUnreachable,
+    KafkaError.NOT_CONTROLLER: errors.BrokerUnreachable,
+    KafkaError.NOT_COORDINATOR: errors.BrokerUnreachable,
+    KafkaError.NOT_LEADER_FOR_PARTITION: errors.BrokerUnreachable,
+    KafkaError.OFFSET_NOT_AVAILABLE: errors.BrokerUnreachable,
+    KafkaError.REBOOTSTRAP_REQUIRED: errors.BrokerUnreachable,
+    KafkaError.REPLICA_NOT_AVAILABLE: errors.BrokerUnreachable,
+    KafkaError.REQUEST_TIMED_OUT: errors.BrokerUnreachable,
+    KafkaError.THROTTLING_QUOTA_EXCEEDED: errors.BrokerUnreachable,
+    KafkaError.UNKNOWN_LEADER_EPOCH: errors.BrokerUnreachable,
+    # an answer: no
+    KafkaError._AUTHENTICATION: errors.NotAuthorised,
+    KafkaError._SSL: errors.NotAuthorised,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: errors.NotAuthorised,
+    KafkaError.DELEGATION_TOKEN_AUTHORIZATION_FAILED: errors.NotAuthorised,
+    KafkaError.GROUP_AUTHORIZATION_FAILED: errors.NotAuthorised,
+    KafkaError.ILLEGAL_SASL_STATE: errors.NotAuthorised,
+    KafkaError.SASL_AUTHENTICATION_FAILED: errors.NotAuthorised,
+    KafkaError.SECURITY_DISABLED: errors.NotAuthorised,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: errors.NotAuthorised,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: errors.NotAuthorised,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM: errors.NotAuthorised,
+    # no such topic, or no longer the one that was known
+    KafkaError._UNKNOWN_PARTITION: errors.TopicMissing,
+    KafkaError._UNKNOWN_TOPIC: errors.TopicMissing,
+    KafkaError.INCONSISTENT_TOPIC_ID: errors.TopicMissing,
+    KafkaError.UNKNOWN_TOPIC_ID: errors.TopicMissing,
+    KafkaError.UNKNOWN_TOPIC_OR_PART: errors.TopicMissing,
+    # asked for something that cannot be
+    KafkaError._INVALID_ARG: errors.SettingsError,
+    KafkaError._UNSUPPORTED_FEATURE: errors.SettingsError,
+    KafkaError.INVALID_CONFIG: errors.SettingsError,
+    KafkaError.INVALID_GROUP_ID: errors.SettingsError,
+    KafkaError.INVALID_PARTITIONS: errors.SettingsError,
+    KafkaError.INVALID_REPLICATION_FACTOR: errors.SettingsError,
+    KafkaError.INVALID_REQUEST: errors.SettingsError,
+    KafkaError.NON_EMPTY_GROUP: errors.SettingsError,
+    KafkaError.POLICY_VIOLATION: errors.SettingsError,
+    KafkaError.REASSIGNMENT_IN_PROGRESS: errors.SettingsError,
+    KafkaError.TOPIC_ALREADY_EXISTS: errors.SettingsError,
+    KafkaError.TOPIC_DELETION_DISABLED: errors.SettingsError,
+    KafkaError.TOPIC_EXCEPTION: errors.SettingsError,
+    KafkaError.UNKNOWN_MEMBER_ID: errors.SettingsError,
+    KafkaError.UNSUPPORTED_VERSION: errors.SettingsError,
+}
+
+RIGHTS: Mapping[int, str] = {
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the right to do this on the cluster",
+    KafkaError.DELEGATION_TOKEN_AUTHORIZATION_FAILED: "the right to use this delegation token",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "the right READ on group {group!r}",
+    KafkaError.SECURITY_DISABLED: "a cluster that has an authorizer",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the right to do this on topic {topic!r}",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the right to use this transactional id",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """What was being done, to what and as whom: what an error message needs."""
+
+    doing: str
+    bootstrap: str
+    user: str | None = None
+    topic: str | None = None
+    group: str | None = None
+    tried_s: float | None = None
+
+
+class Ear:
+    """Keeps what the client says on the side: the last cause, and whether the brokers refused us."""
+
+    def __init__(self) -> None:
+        self._last: KafkaError | None = None
+        self._last_at = 0.0
+        self.fatal: KafkaError | None = None
+        self._refusal: KafkaError | None = None
+        self._refused_at = 0.0
+        self._all_down_at = 0.0
+
+    def hear(self, error: KafkaError) -> None:
+        """The client's error callback."""
+        if error.fatal():
+            self.fatal = error
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._all_down_at = time.monotonic()
+        else:
+            self._last, self._last_at = error, time.monotonic()
+        if MEANING.get(error.code()) is errors.NotAuthorised and error.code() not in RIGHTS:
+            self._refusal, self._refused_at = error, time.monotonic()
+
+    def last(self, since: float) -> KafkaError | None:
+        """The last cause named after this moment (of time.monotonic)."""
+        return self._last if self._last_at >= since else None
+
+    def refusal(self, since: float) -> KafkaError | None:
+        """That who we are was not accepted, after this moment."""
+        return self._refusal if self._refused_at >= since else None
+
+    def refused_by_all(self, since: float) -> bool:
+        """No broker is left that might accept us, so waiting longer changes nothing."""
+        return self._refused_at >= since and self._all_down_at >= self._refused_at
+
+
+def translate(error: KafkaError, deed: Deed, ear: Ear | None = None, since: float = 0.0) -> errors.InstepError:
+    """The client's error as one of ours; raise it `from` the client's."""
+    kind = MEANING.get(error.code(), errors.InstepError)
+    refusal = ear.refusal(since) if ear else None
+    if kind is errors.BrokerUnreachable:
+        return not_accepted(refusal, deed) if refusal else unreachable(deed, (ear.last(since) if ear else None) or error)
+    if kind is errors.NotAuthorised:
+        return not_allowed(error, deed) if error.code() in RIGHTS else not_accepted(error, deed)
+    if kind is errors.TopicMissing and deed.topic is not None:
+        return topic_missing(deed.topic, deed.bootstrap, ())
+    return kind(f"cannot {deed.doing}: {readable(error)} ({error.name()})")
+
+
+def code(failure: errors.InstepError) -> int | None:
+    """The client's code behind a translated error."""
+    cause = failure.__cause__
+    return cause.args[0].code() if isinstance(cause, KafkaException) else None
+
+
+def unreachable(deed: Deed, last: KafkaError | None) -> errors.BrokerUnreachable:
+    tried = f": tried for {deed.tried_s:.0f} s" if deed.tried_s else ""
+    reason = f" (last: {readable(last)})" if last else ""
+    return errors.BrokerUnreachable(
+        f"no broker answered at {', '.join(addresses(deed.bootstrap))}{tried}{reason}",
+        "start the broker, or check kafka.bootstrap and kafka.security.protocol against its listener",
+    )
+
+
+def not_accepted(error: KafkaError, deed: Deed) -> errors.NotAuthorised:
+    who = f" user {deed.user!r}" if deed.user else " us"
+    return errors.NotAuthorised(
+        f"the broker at {', '.join(addresses(deed.bootstrap))} does not accept{who}: {readable(error)}",
+        "check kafka.security: mechanism, username and password"
+        if deed.user
+        else "check kafka.security: ca, certificate and key",
+    )
+
+
+def not_allowed(error: KafkaError, deed: Deed) -> errors.NotAuthorised:
+    right = RIGHTS[error.code()].format(topic=deed.topic, group=deed.group)
+    return errors.NotAuthorised(
+        f"cannot {deed.doing}: user {deed.user or 'ANONYMOUS'!r} lacks {right} ({error.name()})",
+        "have the cluster's administrator grant it with kafka-acls.sh --add --allow-principal",
+    )
+
+
+def topic_missing(topic: str, bootstrap: str, known: Iterable[str]) -> errors.TopicMissing:
+    close = difflib.get_close_matches(topic, sorted(known), n=3, cutoff=0.6)
+    near = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return errors.TopicMissing(
+        f"topic {topic!r} does not exist at {', '.join(addresses(bootstrap))}{near}",
+        f"instep topics create {shlex.quote(topic)} --partitions 6",
+    )
+
+
+def addresses(bootstrap: str) -> list[str]:
+    return [part.strip() for part in bootstrap.split(",") if part.strip()]
+
+
+def readable(error: KafkaError) -> str:
+    """The client's words without its broker handle in front and its state clock behind."""
+    text = re.sub(r" \(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)$", "", error.str())
+    return re.sub(r"^\S+/(bootstrap|\d+): ", "", text)

@@ -1,0 +1,135 @@
+"""Places in a log: its ends, its times, and the first record at or after a position.
+
+Control records (transaction markers) occupy offsets and aborted records stay in the log, so the offset asked
+for and the offset of the first record found there differ without anything being lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+from instep import errors
+from instep.document import event
+from instep.kafka import connection, faults, topics
+
+NONE_SO_LATE = -1
+LOG_WAS_CUT = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record as it stands in the log."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+def earliest(cluster: connection.Cluster, topic: str, partitions: Collection[int]) -> dict[int, int]:
+    """The first offset that each partition still holds."""
+    return _ask(cluster, topic, partitions, OffsetSpec.earliest(), IsolationLevel.READ_UNCOMMITTED)  # type: ignore[no-untyped-call]
+
+
+def latest(cluster: connection.Cluster, topic: str, partitions: Collection[int], committed: bool = True) -> dict[int, int]:
+    """The offset after the last record of each partition; if `committed`, before the first record of an open transaction."""
+    level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+    return _ask(cluster, topic, partitions, OffsetSpec.latest(), level)  # type: ignore[no-untyped-call]
+
+
+def at_time(cluster: connection.Cluster, topic: str, partitions: Collection[int], when: datetime) -> dict[int, int]:
+    """The first offset with a timestamp at or after `when`; the end where there is none. A time without a zone is UTC."""
+    # The ends come first: a record that arrives in between must not be skipped.
+    ends = latest(cluster, topic, partitions, committed=False)
+    spec = OffsetSpec.for_timestamp(max(0, int(event.utc(when).timestamp() * 1000)))
+    found = _ask(cluster, topic, partitions, spec, IsolationLevel.READ_UNCOMMITTED)
+    return {partition: ends[partition] if offset == NONE_SO_LATE else offset for partition, offset in found.items()}
+
+
+def first_records(
+    cluster: connection.Cluster, topic: str, positions: Mapping[int, int], timeout_s: float = connection.TIMEOUT_S
+) -> dict[int, Record | None]:
+    """The first committed record at or after each position, None where there is none up to the end."""
+    deadline = time.monotonic() + timeout_s
+    starts = earliest(cluster, topic, positions)
+    ends = latest(cluster, topic, positions)
+    found: dict[int, Record | None] = dict.fromkeys(positions)
+    asked = {partition: max(position, starts[partition]) for partition, position in positions.items()}
+    asked = {partition: position for partition, position in asked.items() if position < ends[partition]}
+    if not asked:
+        return found
+    with cluster.reader_lock:
+        cluster.reader.assign([TopicPartition(topic, partition, position) for partition, position in asked.items()])
+        try:
+            while asked:
+                message = _next(cluster, topic, timeout_s, deadline)
+                partition = message.partition()
+                assert partition is not None
+                if asked.pop(partition, None) is not None:
+                    found[partition] = None if message.error() else _record(message, partition)
+                    cluster.reader.incremental_unassign([TopicPartition(topic, partition)])
+        finally:
+            cluster.reader.unassign()
+    return found
+
+
+def _ask(
+    cluster: connection.Cluster, topic: str, partitions: Collection[int], spec: OffsetSpec, level: IsolationLevel
+) -> dict[int, int]:
+    if not partitions:
+        return {}
+    wanted = {TopicPartition(topic, partition): spec for partition in partitions}
+    answers = cluster.admin.list_offsets(wanted, isolation_level=level, request_timeout=cluster.timeout_s)
+    deed = cluster.deed(f"ask for offsets of topic {topic!r}", topic=topic)
+    try:
+        return {place.partition: cluster.wait(answer, deed).offset for place, answer in answers.items()}
+    except errors.TopicMissing as failure:
+        raise _unled(cluster, topic, partitions) from failure.__cause__
+    except errors.InstepError as failure:
+        if faults.code(failure) == KafkaError._NOENT:
+            raise _unled(cluster, topic, partitions) from failure.__cause__
+        raise
+
+
+def _unled(cluster: connection.Cluster, topic: str, partitions: Collection[int]) -> errors.InstepError:
+    """Why the client found no leader to ask: it says the same of a missing topic, a missing partition and a missing right."""
+    known = topics.describe(cluster, topic).partitions
+    strange = sorted(set(partitions) - set(known))
+    if strange:
+        return errors.TopicMissing(
+            f"topic {topic!r} has no partition {', '.join(map(str, strange))}", f"it has {', '.join(map(str, known))}"
+        )
+    return errors.BrokerUnreachable(f"a partition of topic {topic!r} has no leader", "start the broker that holds it")
+
+
+def _next(cluster: connection.Cluster, topic: str, timeout_s: float, deadline: float) -> Message:
+    """The next record or, as a message with an error, the end of a partition."""
+    since = deadline - timeout_s
+    deed = dataclasses.replace(cluster.deed(f"read topic {topic!r}", topic=topic), tried_s=timeout_s)
+    while True:
+        message = cluster.reader.poll(connection.SLICE_S)
+        error = message.error() if message is not None else None
+        if message and (not error or error.code() == KafkaError._PARTITION_EOF):
+            return message
+        if message and error and error.code() in LOG_WAS_CUT:
+            partition = message.partition()
+            assert partition is not None
+            cluster.reader.seek(TopicPartition(topic, partition, earliest(cluster, topic, [partition])[partition]))
+        elif error and faults.MEANING.get(error.code()) in (errors.NotAuthorised, errors.TopicMissing):
+            raise cluster.translate(error, deed, since) from KafkaException(error)
+        if cluster.ear.refused_by_all(since) or time.monotonic() > deadline:
+            raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), deed, since)
+
+
+def _record(message: Message, partition: int) -> Record:
+    offset = message.offset()
+    assert offset is not None
+    return Record(partition, offset, message.timestamp()[1], message.key(), message.value())

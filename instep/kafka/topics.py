@@ -1,0 +1,111 @@
+"""Topics: what a topic is, by name and by id; made, grown and deleted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+from instep import errors
+from instep.kafka import connection, faults
+
+AS_BROKER_SAYS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it is now. The id tells it from one of the same name that was made again."""
+
+    name: str
+    id: str
+    cluster_id: str
+    partitions: tuple[int, ...]
+
+
+def describe(cluster: connection.Cluster, topic: str) -> Topic:
+    """The topic, or TopicMissing with the names that come near."""
+    description = _description(cluster, topic)
+    answer = cluster.admin.describe_cluster(request_timeout=cluster.timeout_s)
+    cluster_id = cluster.wait(answer, cluster.deed("ask for the cluster's id")).cluster_id
+    return Topic(topic, str(description.topic_id), cluster_id, tuple(sorted(part.id for part in description.partitions)))
+
+
+def create(
+    cluster: connection.Cluster,
+    name: str,
+    partitions: int,
+    replicas: int | None = None,
+    config: Mapping[str, str] | None = None,
+) -> None:
+    """Make the topic and wait until every partition has a leader."""
+    new = NewTopic(name, partitions, AS_BROKER_SAYS if replicas is None else replicas, config=dict(config or {}))
+    answer = cluster.admin.create_topics([new], request_timeout=cluster.timeout_s)[name]
+    cluster.wait(answer, cluster.deed(f"create topic {name!r}", topic=name))
+    _await(cluster, name, lambda found: _led_partitions(found) == partitions)
+
+
+def grow(cluster: connection.Cluster, name: str, partitions: int) -> None:
+    """Raise the number of partitions. Keys move: a document's later events may land elsewhere than its earlier ones."""
+    answer = cluster.admin.create_partitions([NewPartitions(name, partitions)], request_timeout=cluster.timeout_s)[name]
+    cluster.wait(answer, cluster.deed(f"raise topic {name!r} to {partitions} partitions", topic=name))
+    _await(cluster, name, lambda found: _led_partitions(found) == partitions)
+
+
+def delete(cluster: connection.Cluster, name: str) -> None:
+    """Delete the topic and wait until it is gone from the cluster's metadata."""
+    answer = cluster.admin.delete_topics([name], request_timeout=cluster.timeout_s)[name]
+    cluster.wait(answer, cluster.deed(f"delete topic {name!r}", topic=name))
+    _await(cluster, name, lambda found: found is None)
+
+
+def names(cluster: connection.Cluster) -> list[str]:
+    """Every topic we may see."""
+    since = time.monotonic()
+    try:
+        return sorted(cluster.admin.list_topics(timeout=cluster.timeout_s).topics)
+    except KafkaException as failure:
+        raise cluster.translate(failure.args[0], cluster.deed("list the topics"), since) from failure
+
+
+def missing(cluster: connection.Cluster, topic: str) -> errors.TopicMissing:
+    """The error for a topic that is not there, with the names that come near."""
+    try:
+        known = names(cluster)
+    except errors.InstepError:
+        known = []
+    return faults.topic_missing(topic, cluster.bootstrap, known)
+
+
+def _description(cluster: connection.Cluster, topic: str) -> Any:
+    answer = cluster.admin.describe_topics(TopicCollection([topic]), request_timeout=cluster.timeout_s)[topic]
+    try:
+        return cluster.wait(answer, cluster.deed(f"describe topic {topic!r}", topic=topic))
+    except errors.TopicMissing as failure:
+        raise missing(cluster, topic) from failure.__cause__
+
+
+def _await(cluster: connection.Cluster, topic: str, reached: Callable[[Any], bool]) -> None:
+    """Until the metadata shows it: the controller answers before the brokers know."""
+    deadline = time.monotonic() + cluster.timeout_s
+    while True:
+        try:
+            answer = cluster.admin.describe_topics(TopicCollection([topic]), request_timeout=cluster.timeout_s)[topic]
+            found = cluster.wait(answer, cluster.deed(f"describe topic {topic!r}", topic=topic))
+        except errors.TopicMissing:
+            found = None
+        if reached(found):
+            return
+        if time.monotonic() > deadline:
+            raise faults.translate(
+                KafkaError(KafkaError.LEADER_NOT_AVAILABLE, f"the change to topic {topic!r} has not arrived everywhere"),
+                cluster.deed(f"wait for topic {topic!r}", topic=topic),
+            )
+        time.sleep(connection.SLICE_S)
+
+
+def _led_partitions(found: Any) -> int:
+    return 0 if found is None else sum(part.leader is not None and part.leader.id >= 0 for part in found.partitions)

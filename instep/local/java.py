@@ -1,0 +1,53 @@
+"""The Java that brokers and Spark run on: found in JAVA_HOME or on the PATH, and new enough."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from instep import errors
+
+OLDEST_VERSION = 17
+REMEDY = (
+    "install Java 17 or newer: Debian and Ubuntu `apt install openjdk-17-jre-headless`, macOS `brew install openjdk@17`; "
+    "or set JAVA_HOME to one that is there"
+)
+
+
+def find() -> Path:
+    """The java program, checked once per process and place to look in."""
+    return _find(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
+
+
+def parse_version(text: str) -> int | None:
+    """The feature version in what `java -version` prints: 17 of "17.0.15", 8 of "1.8.0_442"."""
+    match = re.search(r'version "(?:1\.)?(\d+)', text) or re.search(r"^(?:openjdk|java) (?:1\.)?(\d+)", text, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+@functools.cache
+def _find(java_home: str, path: str) -> Path:
+    program = Path(java_home, "bin", "java") if java_home else None
+    if program and not os.access(program, os.X_OK):
+        raise errors.MissingPart(f"Java is missing: JAVA_HOME is {java_home}, and there is no bin/java in it", REMEDY)
+    if program is None:
+        found = shutil.which("java", path=path)
+        if found is None:
+            raise errors.MissingPart("Java is missing: no `java` on the PATH, and JAVA_HOME is not set", REMEDY)
+        program = Path(found)
+    try:
+        run = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise errors.MissingPart(f"Java is missing: {program} cannot be run: {error}", REMEDY) from error
+    shown = run.stderr + run.stdout
+    version = parse_version(shown)
+    if run.returncode != 0 or version is None:
+        first_line = next(iter(shown.strip().splitlines()), "nothing")
+        raise errors.MissingPart(f"Java is missing: {program} -version answered {first_line!r}", REMEDY)
+    if version < OLDEST_VERSION:
+        raise errors.MissingPart(f"Java {OLDEST_VERSION} or newer is needed; {program} is Java {version}", REMEDY)
+    return program

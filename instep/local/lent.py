@@ -1,0 +1,227 @@
+"""Servers lent until they are given back: `instep up` starts them, `instep down` stops them.
+
+They live on without the process that started them, and keep their data between down and up. Which ones run is
+written in the state folder, with each process's start mark, so that a stranger who got the pid of a server
+that is gone (the machine was started anew, say) is never taken for it. One up or down works at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from instep import errors
+from instep.local import broker, mariadb, places, ports, postgres, processes, server
+
+DATABASES: Mapping[str, type[server.Server]] = {"postgres": postgres.Postgres, "mariadb": mariadb.MariaDB}
+DEFAULT_PORTS: Mapping[str, int] = {"kafka": 9092, "postgres": 5432, "mariadb": 3306}
+STOP_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Lent:
+    """A server that was started by up: where it answers, and which process it is."""
+
+    name: str
+    address: str
+    log: str
+    pid: int
+    mark: str
+    port: int
+    stop_signal: int
+    node: int = 0
+    controller_port: int = 0
+
+    @property
+    def alive(self) -> bool:
+        return processes.alive(self.pid, self.mark)
+
+
+def up(
+    *,
+    brokers: int | None = None,
+    databases: Sequence[str] = (),
+    given_ports: Mapping[str, int] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Lent]:
+    """Start what is not running yet, and return all that runs then.
+
+    Without a number of brokers it is that of the data kept, else one. A port that was given must be free;
+    without one the usual port is taken if it is free, else any. Three brokers take three ports in a row from the given one.
+    """
+    given_ports = given_ports or {}
+    _check_names("database", databases, DATABASES)
+    _check_names("server", given_ports, DEFAULT_PORTS)
+    with places.locked(places.state() / "up.lock"):
+        count = _broker_count(brokers)
+        _check_ports(given_ports)
+        if len(_nodes()) < count:
+            say(f"starting kafka with {_brokers(count)}")
+            _lend_brokers(count, given_ports.get("kafka"))
+        for name in databases:
+            if name not in {one.name for one in running()}:
+                say(f"starting {name}")
+                _lend_database(name, given_ports.get(name))
+        return running()
+
+
+def down(*, purge: bool = False) -> list[Lent]:
+    """Stop what runs and return it; with purge also remove the data."""
+    with places.locked(places.state() / "up.lock"):
+        stopped = running()
+        if stopped:
+            with futures.ThreadPoolExecutor(len(stopped)) as pool:
+                list(pool.map(_end, stopped))
+        _write([])
+        if purge:
+            for kept in (*_kept_clusters(), *(places.open_state() / name for name in DATABASES)):
+                shutil.rmtree(kept, ignore_errors=True)
+        return stopped
+
+
+def running() -> list[Lent]:
+    """What up has started and still runs."""
+    return [one for one in _read() if one.alive]
+
+
+def broker_on_demand(say: Callable[[str], None]) -> str:
+    """The bootstrap of the local Kafka, started as up would when it does not run."""
+    return ",".join(one.address for one in up(say=say) if one.node)
+
+
+# --- starting -----------------------------------------------------------------------------------------
+
+
+def _check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise errors.SettingsError(f"there is no local {kind} {name!r}", f"known: {', '.join(known)}")
+
+
+def _check_ports(given_ports: Mapping[str, int]) -> None:
+    for name, port in given_ports.items():
+        for one in running():
+            if one.name in (name, f"{name}-1") and one.port != port:
+                raise errors.SettingsError(
+                    f"{one.name} is up on port {one.port}, and port {port} was asked for",
+                    "first `instep down`, or leave the port out",
+                )
+
+
+def _broker_count(wanted: int | None) -> int:
+    kept = [int(folder.name.rpartition("-")[2]) for folder in _kept_clusters()]
+    count = wanted if wanted is not None else kept[0] if kept else 1
+    if count in kept or not kept:
+        return count
+    if _nodes():
+        raise errors.SettingsError(
+            f"the local Kafka is up with {_brokers(kept[0])}, and {_brokers(count)} were asked for",
+            "leave --brokers out; or first `instep down --purge`, which also removes its topics",
+        )
+    raise errors.SettingsError(
+        f"the local Kafka's kept data is that of {_brokers(kept[0])}, and {_brokers(count)} were asked for",
+        f"use --brokers {kept[0]}; or first `instep down --purge`, which removes its topics",
+    )
+
+
+def _brokers(count: int) -> str:
+    return "1 broker" if count == 1 else f"{count} brokers"
+
+
+def _lend_brokers(count: int, given_port: int | None) -> None:
+    root = places.state() / f"kafka-of-{count}"
+    if _nodes():
+        _lend_missing_brokers(root)
+        return
+    wanted = [(given_port or DEFAULT_PORTS["kafka"]) + index for index in range(count)]
+    usual_are_free = not any(ports.taken(port) for port in wanted)
+    cluster = broker.Cluster(count, given_ports=wanted if given_port or usual_are_free else None, root=root, tied=False)
+    with cluster:
+        _hand_over(cluster.nodes)
+
+
+def _lend_missing_brokers(root: Path) -> None:
+    """Start the nodes that died, on the ports by which the others know them."""
+    known = [one for one in _read() if one.node]
+    peers = tuple(broker.Peer(one.node, one.controller_port) for one in known)
+    with ExitStack() as started:
+        missing = []
+        for one in known:
+            if not one.alive:
+                node = broker.Broker(port=one.port, root=root / f"kafka-{one.node}", node=one.node, tied=False)
+                node.join(one.port, peers, node.cluster_id)
+                started.callback(node.close)
+                node.launch()
+                missing.append(node)
+        for node in missing:
+            node.wait_ready()
+        _hand_over(missing)
+
+
+def _lend_database(name: str, given_port: int | None) -> None:
+    usual = DEFAULT_PORTS[name]
+    port = given_port or (None if ports.taken(usual) else usual)
+    with DATABASES[name](port=port, root=places.open_state() / name, tied=False) as database:
+        _hand_over([database])
+
+
+def _hand_over(servers: Sequence[server.Server]) -> None:
+    """Write the servers down, then let them run on: killed in between, they end with this process."""
+    recorded = {one.name: one for one in _read()}
+    for one in servers:
+        lent = _describe(one)
+        recorded[lent.name] = lent
+    _write(list(recorded.values()))
+    for one in servers:
+        one.release()
+
+
+def _describe(one: server.Server) -> Lent:
+    mark = processes.start_mark(one.pid)
+    if mark is None:
+        raise errors.InstepError(f"{one.name} ended right after its start", f"see {one.log}")
+    node, controller_port, name = 0, 0, one.name
+    if isinstance(one, broker.Broker):
+        node, controller_port = one.node, one.controller_port
+        name = one.name if len(one.peers) == 1 else f"{one.name}-{node}"
+    return Lent(name, one.address, str(one.log), one.pid, mark, one.port, int(one.stop_signal), node, controller_port)
+
+
+# --- what is known ------------------------------------------------------------------------------------
+
+
+def _nodes() -> list[Lent]:
+    return [one for one in running() if one.node]
+
+
+def _kept_clusters() -> list[Path]:
+    return sorted(places.state().glob("kafka-of-*"))
+
+
+def _end(one: Lent) -> None:
+    server.end(one.pid, one.mark, one.stop_signal, STOP_TIMEOUT_S)
+
+
+def _read() -> list[Lent]:
+    try:
+        return [Lent(**fields) for fields in json.loads((places.state() / "up.json").read_text(encoding="utf-8"))]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError) as error:
+        raise errors.InstepError(
+            f"{places.state() / 'up.json'}, which lists the local servers, cannot be understood: {error}",
+            "end the local servers yourself if any run (`ps`), and remove the file",
+        ) from error
+
+
+def _write(lent: Sequence[Lent]) -> None:
+    file = places.state() / "up.json"
+    with places.explained(file.parent):
+        aside = file.with_suffix(".new")
+        aside.write_text(json.dumps([asdict(one) for one in lent], indent=1), encoding="utf-8")
+        aside.replace(file)

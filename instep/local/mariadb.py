@@ -1,0 +1,101 @@
+"""A local MariaDB: user root without password and database `instep`, reached from this machine only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import struct
+from collections.abc import Mapping
+from typing import BinaryIO
+
+from instep.local import artifacts, keeping, libraries, places, ports, server
+
+CLIENT_CONNECT_WITH_DB = 0x8
+CLIENT_PROTOCOL_41 = 0x200
+CLIENT_SECURE_CONNECTION = 0x8000
+CLIENT_PLUGIN_AUTH = 0x80000
+UTF8MB4 = 45
+
+
+class MariaDB(server.Server):
+    name = "mariadb"
+
+    @property
+    def address(self) -> str:
+        return self.url
+
+    @property
+    def url(self) -> str:
+        return f"mariadb://root@{ports.HOST}:{self.port}/instep"
+
+    @property
+    def user(self) -> keeping.User | None:
+        return places.database_user()
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC", "TMPDIR": str(self.root)}
+
+    def prepare(self) -> None:
+        """At the first start make the data folder; aside, so that a half-made one is never used."""
+        if (self.root / "data").exists():
+            return
+        home = artifacts.unpacked("mariadb")
+        libraries.check(home / "bin" / "mariadbd")
+        made = self.root / "data.new"
+        shutil.rmtree(made, ignore_errors=True)
+        first = self.root / "first.sql"
+        first.write_text("CREATE DATABASE IF NOT EXISTS instep;\n", encoding="utf-8")
+        first.chmod(0o644)
+        # mariadbd may read and write files for its clients, every user of this machine, in this one folder alone.
+        files = self.root / "files"
+        files.mkdir(exist_ok=True)
+        if self.user:
+            os.chown(files, self.user.uid, self.user.gid)
+        arguments = ["--no-defaults", f"--basedir={home}", f"--datadir={made}", "--auth-root-authentication-method=normal"]
+        self.run_step([f"{home}/scripts/mariadb-install-db", *arguments, "--skip-test-db", "--skip-name-resolve"])
+        made.rename(self.root / "data")
+
+    def command(self) -> list[str]:
+        home = artifacts.unpacked("mariadb")
+        return [
+            f"{home}/bin/mariadbd",
+            "--no-defaults",
+            f"--basedir={home}",
+            f"--datadir={self.root}/data",
+            f"--bind-address={ports.HOST}",
+            f"--port={self.port}",
+            # Relative to the data folder: the whole path may be longer than a socket's may be.
+            "--socket=mariadb.sock",
+            "--pid-file=mariadb.pid",
+            f"--init-file={self.root}/first.sql",
+            f"--secure-file-priv={self.root}/files",
+            f"--tmpdir={self.root}",
+            "--character-set-server=utf8mb4",
+            "--default-time-zone=+00:00",
+            "--local-infile=ON",
+            "--skip-name-resolve",
+            # It would make itself a certificate at every start, which takes up to ten seconds.
+            "--skip-ssl",
+        ]
+
+    def answers(self) -> bool:
+        """Log in to the database; True when the server says OK."""
+        with socket.create_connection((ports.HOST, self.port), timeout=2) as connection, connection.makefile("rb") as stream:
+            greeting = _read_packet(stream)
+            if greeting[:1] != b"\x0a":
+                return False
+            abilities = CLIENT_CONNECT_WITH_DB | CLIENT_PROTOCOL_41 | CLIENT_SECURE_CONNECTION | CLIENT_PLUGIN_AUTH
+            login = struct.pack("<IIB23x", abilities, 1 << 24, UTF8MB4) + b"root\0" + b"\0" + b"instep\0mysql_native_password\0"
+            connection.sendall(struct.pack("<I", len(login) | 1 << 24) + login)
+            said = _read_packet(stream)
+            connection.sendall(struct.pack("<I", 1) + b"\x01")
+        return said[:1] == b"\x00"
+
+
+def _read_packet(stream: BinaryIO) -> bytes:
+    header = stream.read(4)
+    if len(header) < 4:
+        raise ConnectionError("the server's answer broke off")
+    return stream.read(struct.unpack("<I", header)[0] & 0xFFFFFF)

@@ -1,0 +1,58 @@
+"""The Spark query of one pipeline: a topic in, one task per partition, counts out."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
+from pyspark.sql.streaming.query import StreamingQuery
+
+from instep.pipeline import arrow, task
+
+OBSERVED = "instep"
+TRIGGER = "100 milliseconds"
+
+
+def start(
+    spark: SparkSession,
+    plan: task.Plan,
+    *,
+    kafka: Mapping[str, str],
+    offsets: Mapping[int, int],
+    rows_max: int,
+    checkpoint: Path,
+    once: bool,
+) -> StreamingQuery:
+    """Start the query at the ledger's offsets, with a fresh checkpoint: the ledger is the truth, the checkpoint a cache."""
+    records = _records(spark, plan.target.topic, kafka, offsets, rows_max)
+    counts = arrow.map_batches(records, functools.partial(task.run, plan), task.SPARK_SCHEMA)
+    totals = [F.sum(name).alias(name) for name in task.SCHEMA.names]
+    # queries share the cores fairly, whatever the backlog of one of them
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.target.pipeline)
+    writer = counts.observe(OBSERVED, *totals).writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    if once:
+        return writer.trigger(availableNow=True).start()
+    # losing Spark's own record of progress is safe, as the ledger has it
+    quick = writer.option("asyncProgressTrackingEnabled", "true").option("asyncProgressTrackingCheckpointIntervalMs", "1000")
+    return quick.trigger(processingTime=TRIGGER).start()
+
+
+def _records(spark: SparkSession, topic: str, kafka: Mapping[str, str], offsets: Mapping[int, int], rows_max: int) -> DataFrame:
+    reader = spark.readStream.format("kafka")
+    for name, value in kafka.items():
+        reader = reader.option(f"kafka.{name}", value)
+    return (
+        reader.option("subscribe", topic)
+        .option("startingOffsets", json.dumps({topic: {str(partition): offset for partition, offset in offsets.items()}}))
+        .option("failOnDataLoss", "true")
+        .option("maxOffsetsPerTrigger", rows_max)
+        .option("kafka.isolation.level", "read_committed")
+        # Spark polls only inside a task: a broker that waits for more data holds the whole batch up
+        .option("kafka.fetch.max.wait.ms", "1")
+        .load()
+        .select("partition", "offset", F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value")
+    )

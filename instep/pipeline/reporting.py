@@ -1,0 +1,99 @@
+"""What a person sees of a run: a live line on a terminal, a dated line an interval elsewhere, and every change of state."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TextIO
+
+from instep.pipeline.runner import Runner, State
+
+LIVE_INTERVAL_S = 0.5
+LOG_INTERVAL_S = 10.0
+
+
+class Reporter:
+    """Writes to stderr; data belongs to stdout."""
+
+    def __init__(self, runners: Sequence[Runner], stream: TextIO = sys.stderr) -> None:
+        self._runners, self._stream = runners, stream
+        self._live = stream.isatty()
+        self._next = 0.0
+        self._states: dict[str, tuple[State, str]] = {}
+        self._width = 0
+
+    def tick(self) -> None:
+        """Say what is due."""
+        for runner in self._runners:
+            state = (runner.state, runner.waiting_for if runner.state is State.WAITING else "")
+            if self._states.get(runner.name) != state:
+                self._states[runner.name] = state
+                self.say(describe(runner))
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + (LIVE_INTERVAL_S if self._live else LOG_INTERVAL_S)
+            if self._live:
+                self._rewrite(" · ".join(line(runner) for runner in self._runners))
+            else:
+                for runner in self._runners:
+                    if runner.state is State.RUNNING:
+                        self.say(line(runner))
+
+    def say(self, text: str) -> None:
+        """One dated line."""
+        self._rewrite("")
+        self._stream.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {text}\n")
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Leave the live line and print the sums."""
+        for runner in self._runners:
+            self.say(f"{runner.name}: {summary(runner)}")
+
+    def _rewrite(self, text: str) -> None:
+        if self._live:
+            self._stream.write("\r" + text.ljust(self._width) + ("\r" if not text else ""))
+            self._stream.flush()
+            self._width = len(text)
+
+
+def describe(runner: Runner) -> str:
+    """A change of state in words."""
+    match runner.state:
+        case State.WAITING:
+            return f"{runner.name}: waiting, will go on by itself: {runner.waiting_for}"
+        case State.ENDED if runner.error:
+            return f"{runner.name}: ended: {runner.error.what}"
+        case _:
+            return f"{runner.name}: {runner.state.value}"
+
+
+def line(runner: Runner) -> str:
+    """Applied a second, lag and freshness."""
+    if runner.state is State.WAITING:
+        return f"{runner.name}: waiting {runner.waiting_s():.0f} s"
+    done = runner.progress
+    lag = "?" if done.lag is None else f"{done.lag:,}"
+    middle, tail = done.freshness_s(0.5), done.freshness_s(0.99)
+    fresh = f"freshness p50 ≤ {_seconds(middle)}, p99 ≤ {_seconds(tail)}" if middle is not None else "no events lately"
+    sums = f"{done.totals['applied']:,} applied, {done.totals['dead']:,} dead"
+    return f"{runner.name}: {done.rate():,.0f} applied/s, lag {lag}, {fresh}, {sums}"
+
+
+def summary(runner: Runner) -> str:
+    """A run's sums."""
+    totals = runner.progress.totals
+    return (
+        f"{totals['records']:,} records: {totals['applied']:,} applied, {totals['stale']:,} stale,"
+        f" {totals['repeated']:,} repeated, {totals['ignored']:,} ignored, {totals['dead']:,} dead letters; {runner.restarts} restarts"
+    )
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "?"
+    if value == float("inf"):
+        return "over 300 s"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:g} s"

@@ -1,0 +1,290 @@
+"""One pipeline at work: started from the ledger, watched, waited for, started again, ended.
+
+States: starting → running ⇄ waiting → ended. A server that went away is waited for with back-off, and the query started
+again in the same Spark session; what cannot mend itself ends the pipeline with its error, and the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+
+from instep import errors, settings, sinks
+from instep.document.decoding import Record
+from instep.kafka import groups, offsets, topics
+from instep.kafka.connection import Cluster, java_config
+from instep.kafka.topics import Topic
+from instep.pipeline import failures, progress, query, task, transaction
+from instep.sinks import inspection
+from instep.sinks.target import Position, Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+BACKOFF_FIRST_S = 0.5
+BACKOFF_MAX_S = 15.0
+UNEXPLAINED_TRIES_MAX = 5
+TOPIC_CHECK_INTERVAL_S = 5.0
+MIRROR_INTERVAL_S = 1.0
+PAUSE_BEFORE_WAITING_S = 3.0
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"
+    ENDED = "ended"
+
+
+class Runner:
+    """Runs one pipeline. `tick` is called by the supervisor's loop and never blocks for long."""
+
+    def __init__(
+        self, name: str, pipeline: settings.Pipeline, cluster: Cluster, spark: SparkSession, folder: Path, *, once: bool
+    ) -> None:
+        self.name, self.pipeline, self.cluster, self.spark, self.once = name, pipeline, cluster, spark, once
+        self.state = State.STARTING
+        self.error: errors.InstepError | None = None
+        self.waiting_for = ""
+        self.restarts = 0
+        self.progress = progress.Progress()
+        self._folder = folder
+        self._query: StreamingQuery | None = None
+        self._topic: Topic | None = None
+        self._batch_seen = -1
+        self._failures = 0
+        self._try_at = 0.0
+        self._waiting_since = 0.0
+        self._topic_checked = self._mirrored = time.monotonic()
+
+    # --- the loop's side -------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Look after the pipeline once."""
+        now = time.monotonic()
+        if self.state is State.ENDED:
+            return
+        if self._query is None:
+            if now >= self._try_at:
+                self._guarded(self._start)
+            return
+        self._absorb()
+        if not self._query.isActive:
+            self._over()
+        elif now - self._topic_checked >= TOPIC_CHECK_INTERVAL_S:
+            self._topic_checked = now
+            self._guarded(self._check_topic)
+        if now - self._mirrored >= MIRROR_INTERVAL_S:
+            self._mirrored = now
+            self._mirror()
+
+    def stop(self) -> None:
+        """End the query; a transaction in the middle is rolled back by the database."""
+        self._stop_query()
+        if self.state is not State.ENDED:
+            self.state = State.ENDED
+        self._mirror()
+
+    def waiting_s(self) -> float:
+        """For how long the pipeline has been waiting."""
+        return time.monotonic() - self._waiting_since if self.state is State.WAITING else 0.0
+
+    # --- starting --------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """From the ledger: check the log, take an epoch, then read the ledger, then start the query where it says."""
+        target = inspection.inspect(self.name, self.pipeline)
+        sink = sinks.open_sink(target)
+        try:
+            with sink.translated():
+                known = sink.positions()
+            topic = self._describe(bool(known))
+            refuse_replaced(target, topic, known)
+            ledger = sink.take_epoch(self._begin(topic, known))
+        finally:
+            sink.close()
+        check_log(self.cluster, target, topic, ledger)
+        epoch = max(position.epoch for position in ledger.values())
+        writer = transaction.Writer(epoch, topic.cluster_id, topic.id)
+        self._topic = topic
+        self._batch_seen = -1
+        self._query = query.start(
+            self.spark,
+            task.Plan(target, writer),
+            kafka=java_config(self.cluster.kafka, self.cluster.bootstrap),
+            offsets={partition: position.next_offset for partition, position in ledger.items()},
+            rows_max=self.pipeline.batch_rows_max,
+            checkpoint=self._folder / f"checkpoint-{epoch}",
+            once=self.once,
+        )
+        self.state = State.RUNNING
+
+    def _describe(self, in_ledger: bool) -> Topic:
+        try:
+            return topics.describe(self.cluster, self.pipeline.topic)
+        except errors.TopicMissing as error:
+            if not in_ledger:
+                raise
+            raise errors.TopicGone(
+                f"topic {self.pipeline.topic!r} of pipeline {self.name!r} is gone from the cluster, and the ledger knows it",
+                "bring the topic back, or end the pipeline by deleting its rows from instep_ledger",
+            ) from error
+
+    def _begin(self, topic: Topic, known: dict[int, Position]) -> list[Position]:
+        """Ledger rows for partitions that have none: a new pipeline begins by `start`, a new partition at its first record."""
+        fresh = [partition for partition in topic.partitions if partition not in known]
+        if not fresh:
+            return []
+        moment = settings.start_time(self.pipeline.start)
+        if known or self.pipeline.start == "earliest":
+            found = offsets.earliest(self.cluster, topic.name, fresh)
+        elif moment is None:
+            found = offsets.latest(self.cluster, topic.name, fresh)
+        else:
+            found = offsets.at_time(self.cluster, topic.name, fresh, moment)
+        return [Position(partition, found[partition], 0, topic.cluster_id, topic.id) for partition in fresh]
+
+    # --- watching --------------------------------------------------------------------------------------
+
+    def _absorb(self) -> None:
+        """Add what the query has reported since the last look."""
+        assert self._query is not None
+        reports = self._query._jsq.recentProgress()  # one call a report; the public property makes dozens
+        fresh = []
+        for index in range(len(reports) - 1, -1, -1):
+            if reports[index].batchId() <= self._batch_seen:
+                break
+            fresh.append(reports[index].json())
+        for text in reversed(fresh):
+            batch = progress.read(text, self.pipeline.topic)
+            self._batch_seen = max(self._batch_seen, batch.number)
+            self.progress.add(batch)
+            self._failures = 0
+
+    def _over(self) -> None:
+        """The query is no longer active: done, or failed."""
+        assert self._query is not None
+        failure = self._query.exception()
+        self._query = None
+        if failure is None:
+            self.state = State.ENDED
+        else:
+            self._failed(failures.read(str(failure)) or unexplained(failure))
+
+    def _check_topic(self) -> None:
+        """A topic that was deleted and made again while the query reads it would be read on as if nothing had happened."""
+        assert self._topic is not None
+        found = self._describe(in_ledger=True)
+        if found.id != self._topic.id:
+            raise replaced(self.name, found.name)
+        if self.state is State.WAITING:
+            self.state = State.RUNNING
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except errors.InstepError as error:
+            self._failed(error)
+        except PySparkException as error:
+            self._failed(failures.read(str(error)) or unexplained(error))
+
+    def _failed(self, error: errors.InstepError) -> None:
+        """Wait and try again, or end: by the error's type."""
+        first_start = self.state is State.STARTING
+        if isinstance(error, errors.BrokerUnreachable) and self._query is not None:
+            self._wait_for(error)  # Spark itself waits for the broker; the query need not be started again
+            return
+        self._stop_query()
+        unexplained_too_often = type(error) is errors.InstepError and self._failures + 1 >= UNEXPLAINED_TRIES_MAX
+        mendable = isinstance(error, (errors.Unreachable, errors.Transient)) or type(error) is errors.InstepError
+        if first_start or not mendable or unexplained_too_often:
+            self.error = error
+            self.state = State.ENDED
+            return
+        self._failures += 1
+        self.restarts += 1
+        self._try_at = time.monotonic() + min(BACKOFF_FIRST_S * 2 ** (self._failures - 1), BACKOFF_MAX_S)
+        self._wait_for(error)
+
+    def _wait_for(self, error: errors.InstepError) -> None:
+        if self.state is not State.WAITING:
+            self._waiting_since = time.monotonic()
+        self.state = State.WAITING
+        self.waiting_for = error.what
+
+    def _stop_query(self) -> None:
+        if self._query is not None:
+            with contextlib.suppress(PySparkException):  # it would not end in time; the epoch keeps it from doing harm
+                self._query.stop()
+            self._query = None
+
+    def _mirror(self) -> None:
+        """Write the position to the consumer group named after the pipeline, for the tools people have."""
+        if self.progress.positions and self.state is not State.WAITING:
+            with contextlib.suppress(errors.InstepError):  # a mirror is a courtesy: the ledger has the truth
+                groups.mirror(self.cluster, self.name, self.pipeline.topic, self.progress.positions)
+
+
+def refuse_replaced(target: Target, topic: Topic, known: dict[int, Position]) -> None:
+    """The ledger's offsets mean nothing on another topic of the same name."""
+    if any(position.cluster_id != topic.cluster_id or position.topic_id != topic.id for position in known.values()):
+        raise replaced(target.pipeline, topic.name)
+
+
+def replaced(pipeline: str, topic: str) -> errors.TopicReplaced:
+    return errors.TopicReplaced(
+        f"topic {topic!r} of pipeline {pipeline!r} was deleted and made again, or this is another cluster",
+        "to follow the new topic from its start, delete the pipeline's rows from instep_ledger and run again",
+    )
+
+
+def check_log(cluster: Cluster, target: Target, topic: Topic, ledger: dict[int, Position]) -> None:
+    """Before anything is read: the log must still hold what comes next, and must still be the log that was applied."""
+    gone = sorted(set(ledger) - set(topic.partitions))
+    if gone:
+        raise replaced(target.pipeline, topic.name)
+    first = offsets.earliest(cluster, topic.name, topic.partitions)
+    end = offsets.latest(cluster, topic.name, topic.partitions, committed=False)
+    expired = [(p, ledger[p].next_offset, first[p]) for p in sorted(ledger) if ledger[p].next_offset < first[p]]
+    if expired:
+        ranges = ", ".join(f"partition {partition}: {start} to {stop - 1}" for partition, start, stop in expired)
+        raise errors.OffsetsExpired(
+            f"records of topic {topic.name!r} that pipeline {target.pipeline!r} has not applied are gone from the log ({ranges})",
+            "lengthen the topic's retention; to go on without them, raise next_offset in instep_ledger to the first record left",
+        )
+    beyond = [p for p in sorted(ledger) if ledger[p].next_offset > end[p]]
+    if beyond or not _same_record(cluster, topic, ledger, first, end):
+        what = (
+            f"partition {beyond[0]} ends at {end[beyond[0]]}, {ledger[beyond[0]].next_offset} is next"
+            if beyond
+            else "the last applied record is another one now"
+        )
+        raise errors.LogDiverged(
+            f"topic {topic.name!r} no longer holds what pipeline {target.pipeline!r} has applied: {what}",
+            "find out what the cluster lost (unclean election, restored disks) before going on",
+        )
+
+
+def _same_record(cluster: Cluster, topic: Topic, ledger: dict[int, Position], first: dict[int, int], end: dict[int, int]) -> bool:
+    """Whether the record before the next offset is the one that was applied. A compacted-away one proves nothing."""
+    asked = {p: row.next_offset - 1 for p, row in ledger.items() if row.last_digest and first[p] < row.next_offset <= end[p]}
+    found = offsets.first_records(cluster, topic.name, asked) if asked else {}
+    for partition, record in found.items():
+        if record is not None and record.offset == asked[partition]:
+            seen = Record(record.offset, record.timestamp_ms, record.key, record.value)
+            if transaction.digest(seen) != ledger[partition].last_digest:
+                return False
+    return True
+
+
+def unexplained(failure: BaseException) -> errors.InstepError:
+    """An error that is none of ours: Spark's own words, cut to what a person reads."""
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    return errors.InstepError(f"the Spark query failed: {' '.join(lines)[:400]}", "run with --debug to see Spark's log")

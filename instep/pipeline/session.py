@@ -1,0 +1,113 @@
+"""The Spark session, set up for short micro-batches."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from instep import settings
+
+STOP_TIMEOUT_MS = 2_500
+TASK_TRIES_MAX = 4
+LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+
+
+class Workplace:
+    """A run's temporary folder: checkpoints, Spark's scratch files and its log. A checkpoint is a cache, so none is kept."""
+
+    def __init__(self) -> None:
+        _sweep()
+        self.path = Path(tempfile.mkdtemp(prefix=f"instep-run-{os.getpid()}-"))
+        self.log = self.path / "spark.log"
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def open_session(spark: settings.Spark, jars: Sequence[Path], place: Workplace, *, verbose: bool = False) -> SparkSession:
+    """Start Spark, or raise what keeps it from starting."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.appName("instep").master(retrying(spark.master))
+    for name, value in {**_conf(spark, jars, place, verbose), **spark.conf}.items():
+        builder = builder.config(name, value)
+    with nullcontext() if verbose else _stderr_to(place.log):
+        session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("WARN" if verbose else "ERROR")
+    return session
+
+
+@contextmanager
+def _stderr_to(file: Path) -> Iterator[None]:
+    """Let what is started now, the JVM and its workers, write to the log what it would write to the terminal."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with file.open("ab") as log:
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def retrying(master: str) -> str:
+    """A local master tries a failed task again, as every other master does."""
+    local = re.fullmatch(r"local(?:\[([0-9*]+)\])?", master)
+    return f"local[{local[1] or '1'},{TASK_TRIES_MAX}]" if local else master
+
+
+def _conf(spark: settings.Spark, jars: Sequence[Path], place: Workplace, verbose: bool) -> dict[str, str]:
+    options = [f"-Dinstep.log={place.log}", "-XX:+UseSerialGC", f"-Djava.io.tmpdir={place.path}"]
+    if not verbose:
+        options.append(f"-Dlog4j2.configurationFile={LOG_SETTINGS}")
+    conf = {
+        "spark.jars": ",".join(map(str, jars)),
+        "spark.driver.memory": spark.memory,
+        "spark.driver.extraJavaOptions": " ".join(options),
+        "spark.task.maxFailures": str(TASK_TRIES_MAX),
+        "spark.scheduler.mode": "FAIR",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(place.path / "local"),
+        "spark.sql.warehouse.dir": str(place.path / "warehouse"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
+        "spark.sql.streaming.stopTimeout": str(STOP_TIMEOUT_MS),
+        "spark.sql.streaming.numRecentProgressUpdates": "1000",
+        # the three that take a micro-batch from 190 ms to 60
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+        ),
+        "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    }
+    if spark.master.startswith("local"):
+        conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return conf
+
+
+def _sweep() -> None:
+    """Remove the folders of runs that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob("instep-run-*"):
+        pid = folder.name.split("-")[2]
+        if pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

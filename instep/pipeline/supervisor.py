@@ -1,0 +1,160 @@
+"""`instep run`: every pipeline in one Spark session, until stopped or, with `once`, until the end of the log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from instep import settings
+from instep.kafka import topics
+from instep.kafka.connection import Cluster
+from instep.pipeline import arrow, session, task
+from instep.pipeline.metrics import Server
+from instep.pipeline.reporting import Reporter
+from instep.pipeline.runner import Runner, State
+from instep.sinks import inspection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOOK_INTERVAL_S = 0.1
+KEEP_WARM_INTERVAL_S = 30.0
+END_WITHIN_S = 4.0
+
+
+def run(
+    declared: settings.Settings,
+    names: Sequence[str],
+    cluster: Cluster,
+    jars: Sequence[Path],
+    *,
+    once: bool = False,
+    metrics_port: int | None = None,
+    verbose: bool = False,
+) -> None:
+    """Run the named pipelines; raises the first error that ended one of them, once all have ended."""
+    chosen = {name: settings.pipeline(declared, name) for name in names}
+    for name, pipeline in chosen.items():
+        inspection.inspect(name, pipeline)
+        topics.describe(cluster, pipeline.topic)
+    place = session.Workplace()
+    keep_log = True
+    try:
+        with _stop_signals() as stopped:
+            spark = session.open_session(declared.spark, jars, place, verbose=verbose)
+            stopped.listen()
+            try:
+                runners = [
+                    Runner(name, pipeline, cluster, spark, place.path / str(number), once=once)
+                    for number, (name, pipeline) in enumerate(chosen.items())
+                ]
+                _work(spark, runners, stopped, metrics_port)
+            finally:
+                with _deadline(stopped, END_WITHIN_S):
+                    spark.stop()
+        keep_log = any(runner.error for runner in runners)
+        failed = next((runner.error for runner in runners if runner.error), None)
+        if failed is not None:
+            raise failed
+    finally:
+        if not (keep_log and verbose):
+            place.remove()
+
+
+class Stop:
+    """Set when the run is asked to end."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self.asked_at = 0.0
+
+    def __call__(self, _signal: int, _frame: FrameType | None) -> None:
+        if not self._asked.is_set():
+            self.asked_at = time.monotonic()
+        self._asked.set()
+
+    def listen(self) -> None:
+        """Take the signals over; Spark sets a handler of its own when it starts."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self)
+
+    def is_asked(self) -> bool:
+        return self._asked.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._asked.wait(seconds)
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[Stop]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    stop = Stop()
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _work(spark: SparkSession, runners: Sequence[Runner], stop: Stop, metrics_port: int | None) -> None:
+    server = Server(metrics_port, runners) if metrics_port is not None else None
+    reporter = Reporter(runners)
+    if server:
+        reporter.say(f"metrics at {server.address}")
+    warm = _KeepWarm(spark)
+    try:
+        while not stop.wait(LOOK_INTERVAL_S) and any(runner.state is not State.ENDED for runner in runners):
+            for runner in runners:
+                runner.tick()
+            reporter.tick()
+            warm.tick()
+    finally:
+        with _deadline(stop, END_WITHIN_S):
+            for runner in runners:
+                runner.stop()
+        reporter.end()
+        if server:
+            server.close()
+
+
+class _KeepWarm:
+    """A tiny job now and then: Spark ends Python workers that were idle for a minute, and the next event would wait."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._cores = spark.sparkContext.defaultParallelism
+        self._due = time.monotonic() + KEEP_WARM_INTERVAL_S
+        self._thread: threading.Thread | None = None
+
+    def tick(self) -> None:
+        if time.monotonic() >= self._due and not (self._thread and self._thread.is_alive()):
+            self._due = time.monotonic() + KEEP_WARM_INTERVAL_S
+            self._thread = threading.Thread(target=self._ping, daemon=True)
+            self._thread.start()
+
+    def _ping(self) -> None:
+        with contextlib.suppress(Exception):  # the session ended meanwhile; warmth is all that is lost
+            arrow.map_batches(self._spark.range(0, self._cores, 1, self._cores), task.ping, "id long").collect()
+
+
+@contextlib.contextmanager
+def _deadline(stop: Stop, seconds: float) -> Iterator[None]:
+    """End the process if ending Spark takes longer than people wait: open transactions are rolled back by their database."""
+    if not stop.is_asked():
+        yield
+        return
+    left_s = max(0.5, stop.asked_at + seconds - time.monotonic())
+    timer = threading.Timer(left_s, os._exit, args=(0,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,150 @@
+"""What runs inside a Spark task: records in, transactions done, one row of counts out.
+
+A worker process is used by many tasks; the connection to the target is kept between them, here, in an importable
+module (a function shipped from the driver's `__main__` would be made anew for every task).
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from instep import errors, sinks
+from instep.document.decoding import Decoder, Record
+from instep.document.guard import Verdict
+from instep.pipeline import failures, transaction
+from instep.pipeline.transaction import Outcome, Probe, Writer
+from instep.sinks.sink import Sink
+from instep.sinks.target import Target
+
+BATCH_BYTES_MAX = 32 * 1024 * 1024
+TRANSIENT_TRIES_MAX = 8
+RECONNECT_PATIENCE_S = 5.0
+FRESHNESS_BOUNDS_S = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+COUNTS = ("records", *(verdict.value for verdict in Verdict), "dead", "freshness_us")
+BUCKETS = tuple(f"bucket_{number}" for number in range(len(FRESHNESS_BOUNDS_S) + 1))
+SCHEMA = pa.schema([(name, pa.int64()) for name in (*COUNTS, *BUCKETS)])
+SPARK_SCHEMA = ", ".join(f"{name} long" for name in SCHEMA.names)
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Everything a task needs besides its records."""
+
+    target: Target
+    writer: Writer
+
+
+_tasks_done = 0
+_opened: dict[Target, tuple[Sink, Decoder]] = {}
+
+
+def run(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Apply every run of records of one partition, and give back what was done."""
+    _calm_collector()
+    probe = _probe()
+    try:
+        for partition, records in _runs(batches):
+            yield _counted(_apply(plan, partition, records, probe))
+    except errors.InstepError as error:
+        raise failures.TaskFailed(error) from None  # the cause may quote a record, which must not be read as an error
+
+
+def ping(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Keeps idle workers, and with them their connections, alive: Spark ends those that did nothing for a minute."""
+    for batch in batches:
+        time.sleep(0.05)  # long enough for every worker to get one of these
+        yield batch
+
+
+def _apply(plan: Plan, partition: int, records: list[Record], probe: Probe) -> Outcome:
+    """The transaction, tried again by the type of what went wrong."""
+    work = transaction.Work(plan.writer, partition, records, probe)
+    tries, give_up_at, wait_s = 0, time.monotonic() + RECONNECT_PATIENCE_S, 0.05
+    while True:
+        try:
+            return work.apply(*_sink(plan.target))
+        except errors.Transient:
+            tries += 1
+            if tries >= TRANSIENT_TRIES_MAX:
+                raise
+        except errors.Unreachable:
+            _forget(plan.target)
+            if time.monotonic() >= give_up_at:
+                raise
+        except BaseException:
+            _forget(plan.target)
+            raise
+        time.sleep(wait_s)
+        wait_s = min(wait_s * 2, 1.0)
+
+
+def _sink(target: Target) -> tuple[Sink, Decoder]:
+    if target not in _opened:
+        _opened[target] = (sinks.open_sink(target), Decoder(target.mapping))
+    return _opened[target]
+
+
+def _forget(target: Target) -> None:
+    opened = _opened.pop(target, None)
+    if opened:
+        opened[0].close()
+
+
+def _runs(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[Record]]]:
+    """Consecutive records of one partition; a run is cut when it grows large, as memory must stay bounded."""
+    current, size = -1, 0
+    records: list[Record] = []
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "timestamp_ms", "key", "value")]
+        for partition, offset, timestamp_ms, key, value in zip(*columns, strict=True):
+            if records and (partition != current or size > BATCH_BYTES_MAX):
+                yield current, records
+                records, size = [], 0
+            current = partition
+            records.append(Record(offset, timestamp_ms, key, value))
+            size += len(value) if value is not None else 0
+    if records:
+        yield current, records
+
+
+def _counted(outcome: Outcome) -> pa.RecordBatch:
+    buckets = [0] * len(BUCKETS)
+    for freshness_us in outcome.freshness_us:
+        buckets[_bucket(freshness_us / 1_000_000)] += 1
+    counts = [outcome.records, *(outcome.verdicts[verdict] for verdict in Verdict), outcome.dead, sum(outcome.freshness_us)]
+    return pa.RecordBatch.from_arrays([pa.array([count], pa.int64()) for count in (*counts, *buckets)], schema=SCHEMA)
+
+
+def _bucket(seconds: float) -> int:
+    for number, bound in enumerate(FRESHNESS_BOUNDS_S):
+        if seconds <= bound:
+            return number
+    return len(FRESHNESS_BOUNDS_S)
+
+
+def _calm_collector() -> None:
+    """PySpark collects all garbage after every task. What is loaded by the second task stays, so take it out of the count."""
+    global _tasks_done
+    _tasks_done += 1
+    if _tasks_done == 2:
+        gc.collect()
+        gc.freeze()
+
+
+def _probe() -> Probe:
+    """Trials watch the steps of the transaction: INSTEP_PROBE names their function, as module:function."""
+    named = os.environ.get("INSTEP_PROBE")
+    if not named:
+        return transaction.no_probe
+    module, _, function = named.partition(":")
+    probe: Any = getattr(importlib.import_module(module), function)
+    watch: Probe = probe
+    return watch

@@ -1,0 +1,223 @@
+"""The one transaction: where "in order per document, exactly once" is kept.
+
+A task brings the records of one partition in offset order. In the target database, in one transaction:
+
+1. lock the ledger row of this partition; a newer epoch than mine means that I am fenced: stop
+2. drop records below the ledger's next offset: they are applied already
+3. decode: events, and dead letters with their reasons
+4. read what is stored of the documents that the events name
+5. settle: per document, what the guard lets through
+6. write: documents in id order, history, dead letters
+7. advance the ledger by compare-and-set
+8. commit; on any error everything is rolled back, and the caller tries again by the error's type
+
+A commit whose answer was lost needs no care: the next try finds the ledger moved, or not, and step 2 does the rest.
+
+The weaker guarantees part step 7 from the rest: at-least-once commits 1-6, then 7; at-most-once commits 7 first. A crash
+between the two repeats or loses that batch, which is what they allow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from instep import errors
+from instep.document import guard
+from instep.document.decoding import DeadLetter, Decoder, Event, Record
+from instep.document.guard import Changes, Document, Verdict
+from instep.document.reasons import Reason
+from instep.sinks.sink import Sink
+from instep.sinks.target import Position
+
+Probe = Callable[[str, int], None]
+
+
+class Writer(msgspec.Struct, frozen=True):
+    """Who writes: the epoch that this run took, and the log it reads."""
+
+    epoch: int
+    cluster_id: str
+    topic_id: str
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What one transaction did."""
+
+    partition: int
+    records: int
+    verdicts: dict[Verdict, int]
+    dead: int
+    freshness_us: list[int]
+
+
+def no_probe(_pipeline: str, _step: int) -> None:
+    """Tests and trials watch the steps; a pipeline at work does not."""
+
+
+def digest(record: Record) -> str:
+    """What the ledger keeps of the last applied record, to know the log again."""
+    key, value = record.key or b"", record.value or b""
+    facts = b"%d %d %d %d " % (record.timestamp_ms, len(key) if record.key is not None else -1, len(key), len(value))
+    return hashlib.blake2b(facts + key + value, digest_size=16).hexdigest()
+
+
+class Work:
+    """The records of one partition on their way through the steps. May be applied again after an error."""
+
+    def __init__(self, writer: Writer, partition: int, records: Sequence[Record], probe: Probe = no_probe) -> None:
+        self.writer, self.partition, self.records = writer, partition, records
+        self._probe = probe
+        self._claimed: Position | None = None  # at-most-once: where the ledger stood before it was moved
+
+    def apply(self, sink: Sink, decoder: Decoder) -> Outcome:
+        """Apply the records under the pipeline's guarantee; a batch that the table refuses is gone through with care."""
+        self.sink, self.decoder = sink, decoder
+        try:
+            return self._run(careful=False)
+        except errors.RowRefused:
+            return self._run(careful=True)
+
+    def _run(self, careful: bool) -> Outcome:
+        """The whole in one transaction, or in the two that a weaker guarantee asks for."""
+        match self.sink.to.guarantee:
+            case "exactly-once":
+                with self.sink.transaction():
+                    before = self._lock()  # 1
+                    outcome = self._write(before, careful)  # 2-6
+                    self._advance(before)  # 7
+                    self._at(8)
+            case "at-least-once":
+                with self.sink.transaction():
+                    outcome = self._write(self._lock(), careful)
+                self._at(7)
+                with self.sink.transaction():
+                    self._advance(self._lock())
+            case _:
+                if self._claimed is None:
+                    with self.sink.transaction():
+                        before = self._lock()
+                        self._advance(before)
+                    self._claimed = before
+                self._at(7)
+                with self.sink.transaction():
+                    outcome = self._write(self._claimed, careful)
+        self._at(9)
+        return outcome
+
+    def _lock(self) -> Position:
+        """Step 1. A partition that came to be after the start has no row yet: it begins where its log does."""
+        self._at(1)
+        position = self.sink.lock(self.partition)
+        if position is None:
+            newest = max((known.epoch for known in self.sink.positions(lock=True).values()), default=0)
+            self._refuse_newer(newest)
+            position = Position(self.partition, 0, self.writer.epoch, self.writer.cluster_id, self.writer.topic_id)
+            self.sink.create(position)
+        self._refuse_newer(position.epoch)
+        return position
+
+    def _refuse_newer(self, epoch: int) -> None:
+        if epoch > self.writer.epoch:
+            raise errors.Fenced(
+                f"pipeline {self.sink.to.pipeline!r} was started elsewhere: epoch {epoch} is newer than {self.writer.epoch}",
+                "let one run of a pipeline live at a time; the newer one goes on",
+            )
+
+    def _write(self, before: Position, careful: bool) -> Outcome:
+        """Steps 2 to 6."""
+        sink = self.sink
+        self._at(2)
+        fresh = [record for record in self.records if record.offset >= before.next_offset]
+        self._at(3)
+        events, dead = self.decoder.decode_all(fresh)
+        self._at(4)
+        if careful:
+            verdicts, refused = self._write_carefully(events)
+            dead = sorted([*dead, *refused], key=lambda letter: letter.record.offset)
+            events = [event for event, verdict in zip(events, verdicts, strict=True) if verdict is not None]
+            kept = [verdict for verdict in verdicts if verdict is not None]
+        else:
+            changes = self._settle(events)
+            self._at(6)
+            sink.write(changes)
+            kept = changes.verdicts
+        now = datetime.now(UTC)
+        if sink.to.history and events:
+            sink.keep_history(self.partition, events, kept, now)
+        if dead:
+            sink.keep_dead(self.partition, dead, now)
+        return self._outcome(len(fresh), events, kept, dead, now)
+
+    def _settle(self, events: Sequence[Event]) -> Changes:
+        """Steps 4 and 5."""
+        rules = self.sink.to.rules
+        stored = self.sink.stored(event.document for event in events) if events else {}
+        self._at(5)
+        return guard.settle(events, stored, rules)
+
+    def _write_carefully(self, events: Sequence[Event]) -> tuple[list[Verdict | None], list[DeadLetter]]:
+        """Write what the table takes; the events it refuses become dead letters. Found by halving, never by giving a batch up."""
+        verdicts: dict[int, Verdict] = {}
+        refused: list[DeadLetter] = []
+        by_document: dict[Document, list[Event]] = {}
+        for event in events:
+            by_document.setdefault(event.document, []).append(event)
+        waiting = [list(by_document.values())]
+        while waiting:
+            some = waiting.pop()
+            together = sorted((event for of_one in some for event in of_one), key=lambda event: event.offset)
+            try:
+                with self.sink.savepoint():
+                    changes = self._settle(together)
+                    self.sink.write(changes)
+                verdicts.update(zip((event.offset for event in together), changes.verdicts, strict=True))
+            except errors.RowRefused as error:
+                if len(some) > 1:
+                    half = len(some) // 2
+                    waiting += [some[half:], some[:half]]
+                elif len(some[0]) > 1:
+                    waiting += [[[event]] for event in reversed(some[0])]
+                else:
+                    refused.append(DeadLetter(self._record(some[0][0].offset), Reason.REFUSED_BY_TARGET, error.what))
+        return [verdicts.get(event.offset) for event in events], refused
+
+    def _advance(self, before: Position) -> None:
+        """Step 7."""
+        if self.sink.to.guarantee == "exactly-once":
+            self._at(7)
+        last = self.records[-1]
+        if last.offset < before.next_offset:
+            return
+        after = msgspec.structs.replace(
+            before,
+            next_offset=last.offset + 1,
+            epoch=self.writer.epoch,
+            last_digest=digest(last),
+            committed_at=datetime.now(UTC),
+        )
+        self.sink.advance(before, after)
+
+    def _outcome(
+        self, count: int, events: Sequence[Event], verdicts: Sequence[Verdict], dead: Sequence[Any], now: datetime
+    ) -> Outcome:
+        counts = dict.fromkeys(Verdict, 0)
+        for verdict in verdicts:
+            counts[verdict] += 1
+        now_us = int(now.timestamp() * 1_000_000)
+        freshness = [
+            now_us - event.at_us
+            for event, verdict in zip(events, verdicts, strict=True)
+            if verdict is Verdict.APPLIED and event.at_us is not None
+        ]
+        return Outcome(self.partition, count, counts, len(dead), freshness)
+
+    def _record(self, offset: int) -> Record:
+        return next(record for record in self.records if record.offset == offset)
+
+    def _at(self, step: int) -> None:
+        self._probe(self.sink.to.pipeline, step)

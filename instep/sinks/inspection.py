@@ -1,0 +1,393 @@
+"""Reading a target table, and judging whether it can hold what the mapping says.
+
+A table that cannot is refused before anything runs, with the exact column and the statement that would mend it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import types
+from sqlalchemy.dialects import mysql, postgresql
+
+from instep import errors, settings
+from instep.document import guard, kinds, mapping
+from instep.sinks import sqlite, tables, target
+from instep.sinks.target import TableName, Target
+
+INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "MEDIUMINT": 24, "INTEGER": 32, "INT": 32, "BIGINT": 64}
+TEXT_BYTES = {"TINYTEXT": 2**8 - 1, "TEXT": 2**16 - 1, "MEDIUMTEXT": 2**24 - 1, "LONGTEXT": 2**32 - 1}
+# pairs of ids that a collation may confuse: case, trailing space, one letter in two Unicode forms
+CONFUSABLE = {
+    "a and A": ("a", "A"),
+    "a and a with a space behind it": ("a", "a "),
+    "é as one and as two characters": ("\u00e9", "e\u0301"),
+}
+
+
+@contextmanager
+def connection(url: sa.URL, *, create: bool = False) -> Iterator[sa.Connection]:
+    """A connection for looking and for making tables; errors come out as ours. `create` makes a missing SQLite file."""
+    if url.get_backend_name() == "sqlite" and not create:
+        url = url.set(database=f"file:{url.database}", query={**url.query, "mode": "rw", "uri": "true"})
+    timeout = {} if url.get_backend_name() == "sqlite" else {"connect_timeout": 5}
+    try:
+        engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args=timeout)
+    except ModuleNotFoundError:
+        name = url.get_backend_name()
+        raise errors.MissingPart(
+            f"the driver for {name} is not installed", f"pip install 'instep[{target.EXTRAS[name]}]'"
+        ) from None
+    try:
+        with engine.connect() as opened:
+            yield opened
+    except sa.exc.DBAPIError as error:
+        ours = translate(url, error.orig) if isinstance(error.orig, Exception) else None
+        if ours is None:
+            raise
+        raise ours from error
+    finally:
+        engine.dispose()
+
+
+def translate(url: sa.URL, error: Exception) -> errors.InstepError | None:
+    """A driver's error as ours, by the table of its own module."""
+    where = target.shown(url)
+    match url.get_backend_name():
+        case "sqlite":
+            return sqlite.translate(error, where)
+        case "postgresql":
+            from instep.sinks import postgres
+
+            return postgres.translate(error, where)
+        case _:
+            from instep.sinks import mysql as mysql_sink
+
+            return mysql_sink.translate(error, where)
+
+
+def inspect(name: str, pipeline: settings.Pipeline) -> Target:
+    """The pipeline's target, when its table fits the mapping and instep's own tables are there."""
+    url = target.database_url(pipeline.target)
+    table = target.table_name(pipeline.table)
+    with connection(url) as opened:
+        view = sa.inspect(opened)
+        own = set(view.get_table_names())
+        missing = sorted(set(tables.metadata.tables) - own)
+        if missing:
+            raise errors.TargetUnfit(f"{target.shown(url)} has no table {missing[0]}", "run: instep init")
+        if not view.has_table(table.name, schema=table.schema):
+            raise errors.TargetUnfit(f"{target.shown(url)} has no table {table}", "run: instep init")
+        reader = Reader(opened, table)
+        compiled = reader.judge(pipeline)
+    return Target(
+        pipeline=name,
+        topic=pipeline.topic,
+        url=url.render_as_string(hide_password=False),
+        table=table,
+        mapping=compiled,
+        rules=guard.Rules(
+            ordered=pipeline.event.order is not None,
+            order_is_time=compiled.order_is_time,
+            insert_missing=pipeline.missing == "insert",
+        ),
+        guarantee=pipeline.guarantee,
+        history=pipeline.history,
+    )
+
+
+class Reader:
+    """One table as the database describes it."""
+
+    def __init__(self, opened: sa.Connection, table: TableName) -> None:
+        self.connection = opened
+        self.dialect = opened.dialect
+        self.table = table
+        self.view = sa.inspect(opened)
+        self.columns: dict[str, Any] = {c["name"]: c for c in self.view.get_columns(table.name, schema=table.schema)}
+        self.quoted = ".".join(self.quote(part) for part in (table.schema, table.name) if part)
+
+    @property
+    def is_mysql(self) -> bool:
+        return self.dialect.name in ("mysql", "mariadb")
+
+    def quote(self, name: str) -> str:
+        quoted: str = self.dialect.identifier_preparer.quote_identifier(name)
+        return quoted
+
+    def judge(self, pipeline: settings.Pipeline) -> mapping.Mapping:
+        """The compiled mapping; raises TargetUnfit with the first thing that does not fit."""
+        self._judge_database()
+        columns = {name: self._column(name) for name in (pipeline.key, *pipeline.columns)}
+        self._judge_key(pipeline.key, columns[pipeline.key])
+        if pipeline.missing == "insert":
+            self._judge_unmapped(pipeline)
+        compiled = mapping.compile_mapping(pipeline, columns)
+        if compiled.guard:
+            self._judge_guard(columns[compiled.guard], compiled.order_is_time)
+        return compiled
+
+    # --- the key ---------------------------------------------------------------------------------------
+
+    def _judge_key(self, name: str, column: mapping.Column) -> None:
+        if not isinstance(column.kind, (kinds.Text, kinds.Integer, kinds.Uuid)):
+            raise self._unfit(name, f"is {column.declared}, and a document's id is text, an integer or a UUID")
+        if column.nullable and name not in self._primary_key():
+            raise self._unfit(name, "is the key and may be null", self._set_not_null(name, column))
+        uniques = self._unique_keys()
+        if (name,) not in uniques:
+            raise self._unfit(name, "is the key and is not unique", f"ALTER TABLE {self.quoted} ADD UNIQUE ({self.quote(name)})")
+        others = [key for key in uniques if key != (name,)]
+        if self.is_mysql and others:
+            shown = ", ".join(others[0])
+            raise errors.TargetUnfit(
+                f"table {self.table} has a second unique key ({shown}), by which a document could meet another one's row",
+                f"{self._drop_unique(others[0])}; or keep the documents in a table of their own",
+            )
+        if isinstance(column.kind, kinds.Text):
+            self._judge_collation(name)
+
+    def _judge_collation(self, name: str) -> None:
+        confused = next((words for words, (one, other) in CONFUSABLE.items() if self._confuses(name, one, other)), None)
+        if confused is None:
+            return
+        if self.is_mysql:
+            length = getattr(self.columns[name]["type"], "length", None) or 255
+            collation = tables.EXACT_COLLATIONS[self.dialect.name]
+            kind = f"VARCHAR({length}) CHARACTER SET utf8mb4 COLLATE {collation} NOT NULL"
+            mend = f"ALTER TABLE {self.quoted} MODIFY {self.quote(name)} {kind}"
+        elif self.dialect.name == "postgresql":
+            mend = f'ALTER TABLE {self.quoted} ALTER COLUMN {self.quote(name)} TYPE text COLLATE "C"'
+        else:
+            mend = f"make the table anew with {self.quote(name)} TEXT COLLATE BINARY"
+        raise self._unfit(name, f"is the key, and its collation takes {confused} for the same id", mend)
+
+    def _confuses(self, name: str, one: str, other: str) -> bool:
+        """Whether two ids would be one in this column, asked of the database itself."""
+        if self.dialect.name == "sqlite":
+            return {"NOCASE": one.lower() == other.lower(), "RTRIM": one.rstrip() == other.rstrip()}.get(
+                self._sqlite_collation(name), False
+            )
+        if self.is_mysql:
+            collation = self.columns[name]["type"].collation
+            charset = self.columns[name]["type"].charset
+            statement = (
+                f"SELECT CONVERT(:one USING {charset}) COLLATE {collation} = CONVERT(:other USING {charset}) COLLATE {collation}"
+            )
+            return bool(self.connection.execute(sa.text(statement), {"one": one, "other": other}).scalar())
+        kind = self._postgres_types()[name]
+        collate = self.columns[name]["type"].collation
+        suffix = f" COLLATE {self.quote(collate)}" if collate else ""
+        statement = f"SELECT CAST(:one AS {kind}){suffix} = CAST(:other AS {kind}){suffix}"
+        return bool(self.connection.execute(sa.text(statement), {"one": one, "other": other}).scalar())
+
+    def _sqlite_collation(self, name: str) -> str:
+        for index in self.connection.exec_driver_sql(f"PRAGMA index_list({self.quoted})").all():
+            if index[2]:
+                parts = [row for row in self.connection.exec_driver_sql(f"PRAGMA index_xinfo({self.quote(index[1])})") if row[5]]
+                if [row[2] for row in parts] == [name]:
+                    return str(parts[0][4]).upper()
+        return "BINARY"
+
+    def _primary_key(self) -> tuple[str, ...]:
+        return tuple(self.view.get_pk_constraint(self.table.name, schema=self.table.schema)["constrained_columns"])
+
+    def _unique_keys(self) -> set[tuple[str, ...]]:
+        """Columns that are unique together; an index over part of the rows or over expressions does not count."""
+        where: dict[str, Any] = {"table_name": self.table.name, "schema": self.table.schema}
+        keys = {tuple(unique["column_names"]) for unique in self.view.get_unique_constraints(**where)}
+        for index in self.view.get_indexes(**where):
+            names = index["column_names"]
+            options = index.get("dialect_options", {})
+            partial = any(key.endswith("_where") and value is not None for key, value in options.items())
+            if index["unique"] and not partial and None not in names:
+                keys.add(tuple(str(name) for name in names))
+        return keys | ({self._primary_key()} if self._primary_key() else set())
+
+    # --- the other columns -----------------------------------------------------------------------------
+
+    def _judge_unmapped(self, pipeline: settings.Pipeline) -> None:
+        for name, column in self.columns.items():
+            if name == pipeline.key or name in pipeline.columns:
+                continue
+            filled = column["nullable"] or column.get("default") is not None or column.get("computed") or column.get("identity")
+            if not filled and column.get("autoincrement") is not True:
+                raise self._unfit(
+                    name,
+                    'takes no null, has no default and is not in the mapping, so missing = "insert" cannot make a document',
+                    'give it a default, map it, or set missing = "ignore"',
+                )
+
+    def _judge_guard(self, column: mapping.Column, is_time: bool) -> None:
+        if isinstance(column.kind, kinds.Integer):
+            return
+        if not isinstance(column.kind, kinds.Time):
+            raise self._unfit(
+                column.name,
+                f"is {column.declared}, and the guard compares integers and times",
+                f"change its type to {'a timestamp' if is_time else 'BIGINT'}",
+            )
+        if column.kind.precision < 6:
+            raise self._unfit(
+                column.name,
+                f"keeps {column.kind.precision} digits of a second, too few for the guard to tell events apart",
+                f"ALTER TABLE {self.quoted} MODIFY {self.quote(column.name)} DATETIME(6)"
+                if self.is_mysql
+                else f"ALTER TABLE {self.quoted} ALTER COLUMN {self.quote(column.name)} TYPE timestamptz",
+            )
+
+    def _judge_database(self) -> None:
+        if self.is_mysql:
+            engine = self._schema_value("SELECT engine FROM information_schema.tables")
+            if engine and engine.lower() != "innodb":
+                raise errors.TargetUnfit(
+                    f"table {self.table} is kept by {engine}, which has no transactions",
+                    f"ALTER TABLE {self.quoted} ENGINE = InnoDB",
+                )
+        elif self.dialect.name == "postgresql":
+            encoding = self.connection.execute(sa.text("SHOW server_encoding")).scalar()
+            if encoding != "UTF8":
+                raise errors.TargetUnfit(
+                    f"the database keeps text as {encoding}, which cannot hold every id", "use a UTF8 database"
+                )
+
+    def _column(self, name: str) -> mapping.Column:
+        found = self.columns.get(name)
+        if found is None:
+            raise errors.TargetUnfit(
+                f"table {self.table} has no column {name!r}{settings.nearest(name, self.columns)}", "run: instep init"
+            )
+        if found.get("computed"):
+            raise self._unfit(name, "is computed by the database and cannot be written", "map another column")
+        kind = self._kind(name, found["type"])
+        if kind is None:
+            raise self._unfit(
+                name, f"is of the type {found['type']!r}, which an event's field cannot be put into", "map another column"
+            )
+        return mapping.Column(name=name, kind=kind, nullable=bool(found["nullable"]), declared=self._declared(name))
+
+    def _kind(self, name: str, kind: Any) -> kinds.AnyKind | None:
+        if isinstance(kind, postgresql.DOMAIN):
+            kind = kind.data_type
+        if self.is_mysql and isinstance(kind, types.String) and not isinstance(kind, types.Enum):
+            self._judge_charset(name, kind)
+        match kind:
+            case types.Enum():
+                return kinds.Choice(labels=tuple(kind.enums))
+            case types.JSON():
+                return kinds.Json()
+            case types.Uuid():
+                return kinds.Uuid()
+            case types.Boolean():
+                return kinds.Truth()
+            case types.Integer():
+                return self._integer(kind)
+            case types.Float():
+                return kinds.Real()
+            case types.Numeric():
+                return kinds.Exact(digits=kind.precision, scale=kind.scale)
+            case types.DateTime():
+                return self._time(kind)
+            case types.Date():
+                return kinds.Date()
+            case types._Binary() | types.Interval() | types.Time():
+                return None
+            case types.String():
+                size = TEXT_BYTES.get(type(kind).__name__) if self.is_mysql else None
+                return kinds.Text(characters=None if size else kind.length, size=size)
+        return kinds.Text() if self._is_textual(kind) else None
+
+    def _is_textual(self, kind: Any) -> bool:
+        return isinstance(kind, postgresql.CITEXT)
+
+    def _judge_charset(self, name: str, kind: Any) -> None:
+        rows = self._column_facts(name)
+        kind.charset, kind.collation = rows["character_set_name"], rows["collation_name"]
+        if kind.charset not in (None, "utf8mb4"):
+            raise self._unfit(
+                name,
+                f"keeps text as {kind.charset}, which cannot hold every character",
+                f"ALTER TABLE {self.quoted} MODIFY {self.quote(name)} {rows['column_type']} CHARACTER SET utf8mb4",
+            )
+
+    def _integer(self, kind: Any) -> kinds.Integer:
+        if self.dialect.name == "sqlite":
+            return kinds.Integer()
+        bits = INTEGER_BITS.get(type(kind).__name__, 64)
+        if getattr(kind, "unsigned", False):
+            return kinds.Integer(low=0, high=2**bits - 1)
+        flag = isinstance(kind, mysql.TINYINT) and kind.display_width == 1
+        return kinds.Integer(low=-(2 ** (bits - 1)), high=2 ** (bits - 1) - 1, truth=flag)
+
+    def _time(self, kind: Any) -> kinds.Time:
+        if self.is_mysql:
+            precision = kind.fsp or 0
+            if isinstance(kind, mysql.TIMESTAMP):
+                return kinds.Time(
+                    low=datetime(1970, 1, 2, tzinfo=UTC), high=datetime(2038, 1, 18, tzinfo=UTC), precision=precision
+                )
+            return kinds.Time(low=datetime(1000, 1, 1, tzinfo=UTC), precision=precision)
+        precision = getattr(kind, "precision", None)
+        return kinds.Time(precision=6 if precision is None else precision)
+
+    def _declared(self, name: str) -> str:
+        """The column's type in the database's own words, complete enough to declare another such column."""
+        if self.dialect.name == "postgresql":
+            return self._postgres_types()[name]
+        if not self.is_mysql:
+            return str(self.columns[name]["type"])
+        facts = self._column_facts(name)
+        charset = (
+            f" CHARACTER SET {facts['character_set_name']} COLLATE {facts['collation_name']}" if facts["collation_name"] else ""
+        )
+        return f"{facts['column_type']}{charset}"
+
+    def _postgres_types(self) -> dict[str, str]:
+        rows = self.connection.execute(
+            sa.text(
+                "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
+                " WHERE attrelid = CAST(:t AS regclass) AND attnum > 0"
+            ),
+            {"t": self.quoted},
+        )
+        return {row[0]: row[1] for row in rows}
+
+    def _column_facts(self, name: str) -> dict[str, Any]:
+        statement = (
+            "SELECT column_type AS column_type, character_set_name AS character_set_name, collation_name AS collation_name"
+            " FROM information_schema.columns"
+        )
+        where = " WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table AND column_name = :column"
+        parameters = {"schema": self.table.schema, "table": self.table.name, "column": name}
+        return dict(self.connection.execute(sa.text(statement + where), parameters).mappings().one())
+
+    def _schema_value(self, statement: str) -> str | None:
+        where = " WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
+        value: str | None = self.connection.execute(
+            sa.text(statement + where), {"schema": self.table.schema, "table": self.table.name}
+        ).scalar()
+        return value
+
+    # --- words -----------------------------------------------------------------------------------------
+
+    def _unfit(self, column: str, problem: str, remedy: str = "") -> errors.TargetUnfit:
+        return errors.TargetUnfit(f"table {self.table}: column {column!r} {problem}", remedy)
+
+    def _set_not_null(self, name: str, column: mapping.Column) -> str:
+        match self.dialect.name:
+            case "postgresql":
+                return f"ALTER TABLE {self.quoted} ALTER COLUMN {self.quote(name)} SET NOT NULL"
+            case "sqlite":
+                return f"make the table anew with {self.quote(name)} {column.declared} NOT NULL PRIMARY KEY"
+            case _:
+                return f"ALTER TABLE {self.quoted} MODIFY {self.quote(name)} {column.declared} NOT NULL"
+
+    def _drop_unique(self, columns: tuple[str, ...]) -> str:
+        for index in self.view.get_indexes(self.table.name, schema=self.table.schema):
+            if tuple(index["column_names"]) == columns:
+                return f"ALTER TABLE {self.quoted} DROP INDEX {self.quote(str(index['name']))}"
+        return f"ALTER TABLE {self.quoted} DROP PRIMARY KEY"

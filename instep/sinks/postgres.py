@@ -1,0 +1,184 @@
+"""PostgreSQL: binary COPY into a temporary table, then one INSERT and one UPDATE from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from instep import errors
+from instep.document import kinds
+from instep.sinks import sink, target
+
+try:
+    import psycopg
+except ImportError:  # the extra is not installed
+    raise sink.no_driver("PostgreSQL", "postgres") from None
+
+CONNECT_TIMEOUT_S = 5
+
+# SQLSTATE, or its class of two characters: what each means for a pipeline
+CODES: dict[str, type[errors.InstepError]] = {
+    "08": errors.DatabaseUnreachable,
+    "57P01": errors.DatabaseUnreachable,  # the server shuts down
+    "57P02": errors.DatabaseUnreachable,  # a crash elsewhere in the server
+    "57P03": errors.DatabaseUnreachable,  # the server starts
+    "57P05": errors.DatabaseUnreachable,  # idle too long
+    "53": errors.DatabaseUnreachable,  # out of memory or connections
+    "53100": errors.DatabaseFull,
+    "58": errors.DatabaseUnreachable,  # the server's own I/O
+    "XX": errors.DatabaseUnreachable,
+    "28": errors.NotAuthorised,
+    "3D000": errors.SettingsError,  # no such database
+    "3F000": errors.TargetChanged,  # no such schema
+    "22": errors.RowRefused,
+    "23": errors.RowRefused,
+    "P0": errors.RowRefused,  # raised by a trigger
+    "44000": errors.RowRefused,  # a view's check option
+    "40": errors.Transient,  # deadlock, serialization
+    "55": errors.Transient,  # a lock not to be had in time
+    "57014": errors.Transient,  # a statement's time-out
+    "25006": errors.TargetReadOnly,
+    "42501": errors.PermissionLost,
+    "42": errors.TargetChanged,  # a table, column or type that is not as it was
+    "0A": errors.TargetChanged,  # a cached plan that no longer fits
+}
+
+STAGE_TYPES: dict[type[kinds.Kind], str] = {
+    kinds.Text: "text",
+    kinds.Choice: "text",
+    kinds.Json: "text",
+    kinds.Integer: "int8",
+    kinds.Real: "float8",
+    kinds.Exact: "numeric",
+    kinds.Truth: "bool",
+    kinds.Time: "timestamptz",
+    kinds.Date: "date",
+    kinds.Uuid: "uuid",
+}
+# columns whose value travels as text and which PostgreSQL does not turn into its type by itself
+CAST_KINDS = (kinds.Choice, kinds.Json)
+
+APPEND_TYPES = {
+    "pipeline": "text", "topic": "text", "partition": "int4", "offset": "int8", "document": "text", "status": "text",
+    "order_value": "int8", "event_time": "timestamptz", "verdict": "text", "committed_at": "timestamptz",
+    "key": "bytea", "value": "bytea", "reason": "text", "detail": "text", "at": "timestamptz",
+}  # fmt: skip
+
+
+class PostgresSink(sink.Sink):
+    """The target in a PostgreSQL database."""
+
+    def connect(self) -> None:
+        _, arguments = self.dialect.create_connect_args(self.url)
+        arguments = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": f"instep {self.to.pipeline}"[:63], **arguments}
+        # autocommit: transactions begin and end where the pipeline says
+        self._connection = psycopg.connect(**arguments, autocommit=True)
+        self._connection.execute("SET TIME ZONE 'UTC'")
+        self._connection.execute("SET lock_timeout = '30s'")
+        types = [("stage_group", "int2"), *((column.name, STAGE_TYPES[type(column.kind)]) for column in self._stage_columns)]
+        columns = ", ".join(f"{self._name(name)} {kind}" for name, kind in types)
+        self._connection.execute(f"CREATE TEMPORARY TABLE instep_stage ({columns}) ON COMMIT DELETE ROWS")
+        self._stage_types = [kind for _, kind in types]
+        self._cursor = self._connection.cursor(binary=True)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def translate(self, error: Exception) -> errors.InstepError | None:
+        return translate(error, target.shown(self.url))
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> int:
+        self._cursor.execute(statement, parameters)
+        return self._cursor.rowcount
+
+    def select(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self._cursor.execute(statement, parameters).fetchall()
+
+    def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        # an array is one parameter however many documents there are
+        asked = statement.replace("IN {documents}", "= ANY(%s)")
+        yield from self._cursor.execute(asked, (*parameters, list(documents)))
+
+    def append(self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool) -> None:
+        names = ", ".join(map(self._name, columns))
+        into = table
+        if skip_known:
+            into = f"{table}_new"
+            self.execute(f"CREATE TEMPORARY TABLE IF NOT EXISTS {into} (LIKE {table}) ON COMMIT DELETE ROWS")
+        with self._cursor.copy(f"COPY {into} ({names}) FROM STDIN (FORMAT BINARY)") as copy:
+            copy.set_types([APPEND_TYPES[column] for column in columns])
+            for row in rows:
+                copy.write_row(row)
+        if skip_known:
+            self.execute(f"INSERT INTO {table} SELECT * FROM {into} ON CONFLICT DO NOTHING")
+            self.execute(f"DELETE FROM {into}")
+
+    def write_groups(self, groups: list[sink.Group]) -> None:
+        if not groups:
+            return
+        names = ", ".join(["stage_group", *(self._name(column.name) for column in self._stage_columns)])
+        with self._cursor.copy(f"COPY instep_stage ({names}) FROM STDIN (FORMAT BINARY)") as copy:
+            copy.set_types(self._stage_types)
+            for group in groups:
+                for document, values in group.rows:
+                    copy.write_row((group.number, document, *(values.get(column) for column in self.columns)))
+        for group in groups:
+            self._expect(self._insert(group) if group.fresh else self._update(group), group)
+        self.execute("DELETE FROM instep_stage")
+
+    def _insert(self, group: sink.Group) -> int:
+        names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *group.columns)))
+        values = ", ".join([self.key, *(self._cast(column) for column in group.columns)])
+        return self.execute(
+            f"INSERT INTO {self.table} ({names}) SELECT {values} FROM instep_stage AS s WHERE stage_group = %s"
+            f" ORDER BY s.{self.key} ON CONFLICT ({self.key}) DO NOTHING",
+            (group.number,),
+        )
+
+    def _update(self, group: sink.Group) -> int:
+        values = ", ".join(f"{self.quoted(column)} = {self._cast(column)}" for column in group.columns)
+        return self.execute(
+            f"UPDATE {self.table} AS t SET {values} FROM instep_stage AS s"
+            f" WHERE s.stage_group = %s AND t.{self.key} = s.{self.key}{self._guarded}",
+            (group.number,),
+        )
+
+    @property
+    def _guarded(self) -> str:
+        if not self.guard:
+            return ""
+        later = "<=" if self.to.rules.order_is_time else "<"
+        return f" AND (t.{self.guard} IS NULL OR t.{self.guard} {later} s.{self.guard})"
+
+    def _cast(self, name: str) -> str:
+        column = next(column for column in self.to.mapping.columns if column.name == name)
+        cast = f"::{column.declared}".replace("%", "%%") if isinstance(column.kind, CAST_KINDS) else ""
+        return f"s.{self.quoted(name)}{cast}"
+
+    @property
+    def _stage_columns(self) -> tuple[Any, ...]:
+        return (self.to.mapping.key, *self.to.mapping.columns)
+
+    def _name(self, name: str) -> str:
+        """A quoted name for statements that take no parameters."""
+        return self.quoted(name).replace("%%", "%")
+
+
+def translate(error: Exception, where: str) -> errors.InstepError | None:
+    """psycopg's error as one of ours, by its SQLSTATE; one without a state is a connection that failed or broke."""
+    if not isinstance(error, psycopg.Error):
+        return None
+    state = error.sqlstate or ""
+    text = " ".join(str(error).split())
+    if not state:
+        lost = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+        if lost and _refused_login(error):
+            return errors.NotAuthorised(f"{where}: {text}", "check the user and the password")
+        return errors.DatabaseUnreachable(f"{where} does not answer: {text}") if lost else errors.RowRefused(f"{where}: {text}")
+    ours = CODES.get(state) or CODES.get(state[:2], errors.TargetChanged)
+    return ours(f"{where}: {text} (SQLSTATE {state})")
+
+
+def _refused_login(error: psycopg.Error) -> bool:
+    """Whether the server answered: libpq gives no SQLSTATE for a refused login, but knows that a password was asked for."""
+    return bool(error.pgconn and (error.pgconn.needs_password or error.pgconn.used_password))

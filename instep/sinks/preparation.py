@@ -1,0 +1,42 @@
+"""`instep init`: the statements that make what a pipeline needs in its target database, shown or carried out."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from instep import settings
+from instep.sinks import inspection, tables, target
+
+
+def statements(pipeline: settings.Pipeline) -> list[str]:
+    """What is missing in the target database; an empty list when nothing is."""
+    url = target.database_url(pipeline.target)
+    with inspection.connection(url, create=True) as opened:
+        return _missing(opened, pipeline)
+
+
+def prepare(pipeline: settings.Pipeline) -> list[str]:
+    """Make what is missing; the statements that were carried out."""
+    url = target.database_url(pipeline.target)
+    with inspection.connection(url, create=True) as opened:
+        missing = _missing(opened, pipeline)
+        for statement in missing:
+            opened.exec_driver_sql(
+                statement.replace("%", "%%") if opened.dialect.paramstyle in ("format", "pyformat") else statement
+            )
+        opened.commit()
+    return missing
+
+
+def _missing(opened: sa.Connection, pipeline: settings.Pipeline) -> list[str]:
+    view = sa.inspect(opened)
+    name = target.table_name(pipeline.table)
+    known = (
+        {c["name"] for c in view.get_columns(name.name, schema=name.schema)}
+        if view.has_table(name.name, schema=name.schema)
+        else None
+    )
+    return [
+        *tables.business_statements(opened.dialect, pipeline, known),
+        *tables.create_statements(opened.dialect, set(view.get_table_names())),
+    ]

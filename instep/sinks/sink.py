@@ -1,0 +1,355 @@
+"""One connection to a target database: the ledger, and writing what a batch changes.
+
+The narrow interface every database implements. A sink does what it is told inside the caller's transaction; when a
+transaction begins and ends, and in which order its parts come, is the pipeline's business (`pipeline/transaction.py`).
+
+Concurrency: two tasks may meet on a document after a topic was given more partitions. Inserts and updates therefore
+repeat the guard in SQL and count what they changed; a count that differs from what was asked raises `Transient`, and the
+transaction is done again on what is stored now.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+import msgspec
+
+from instep import errors
+from instep.document import guard, kinds
+from instep.document.decoding import DeadLetter, Event
+from instep.document.guard import Document, Stored, Verdict
+from instep.sinks import target
+from instep.sinks.target import Position, Target
+
+HISTORY_COLUMNS = (
+    "pipeline", "topic", "partition", "offset", "document", "status", "order_value", "event_time", "verdict", "committed_at",
+)  # fmt: skip
+SELECT_LEDGER = (
+    "SELECT {partition}, next_offset, epoch, cluster_id, topic_id, last_digest, committed_at"
+    " FROM instep_ledger WHERE pipeline = ? AND topic = ?"
+)
+INSERT_LEDGER = (
+    "INSERT INTO instep_ledger (pipeline, topic, {partition}, next_offset, epoch, cluster_id, topic_id,"
+    " last_digest, committed_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+ADVANCE_LEDGER = (
+    "UPDATE instep_ledger SET next_offset = ?, epoch = ?, last_digest = ?, committed_at = ?"
+    " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND next_offset = ? AND epoch = ?"
+)
+FENCE_LEDGER = "UPDATE instep_ledger SET epoch = ? WHERE pipeline = ? AND topic = ?"
+SELECT_DELETED = "SELECT document, order_value FROM instep_deleted WHERE pipeline = ? AND document IN {{documents}}"
+ANY_DELETED = "SELECT 1 FROM instep_deleted WHERE pipeline = ? LIMIT 1"
+COUNT_DEAD = "SELECT count(*) FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
+DEAD_COLUMNS = ("pipeline", "topic", "partition", "offset", "key", "value", "reason", "detail", "at")
+
+Rows = Sequence[tuple[Any, ...]]
+
+
+class Group:
+    """Documents that bring values for the same columns, so that one statement writes them all."""
+
+    def __init__(self, number: int, columns: tuple[str, ...], fresh: bool) -> None:
+        self.number = number
+        self.columns = columns
+        self.fresh = fresh  # to insert, not to update
+        self.rows: list[tuple[Document, dict[str, Any]]] = []
+
+
+class Sink(abc.ABC):
+    """An open connection to the target of one pipeline. Not for use by several threads."""
+
+    placeholder: ClassVar[str] = "%s"
+
+    def __init__(self, to: Target) -> None:
+        self.to = to
+        self.url = target.database_url(to.url)
+        self.dialect = self.url.get_dialect()()
+        self.table = ".".join(self.quoted(part) for part in (to.table.schema, to.table.name) if part)
+        self.key = self.quoted(to.mapping.key.name)
+        self.guard = self.quoted(to.mapping.guard) if to.mapping.guard else None
+        self.columns = tuple(column.name for column in to.mapping.columns)
+        self.guard_kind = next((column.kind for column in to.mapping.columns if column.name == to.mapping.guard), None)
+        with self.translated():
+            self.connect()
+
+    # --- what each database does its own way ---------------------------------------------------------
+
+    @abc.abstractmethod
+    def connect(self) -> None:
+        """Open the connection and set the session up; temporary tables are made here, outside any transaction."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give the connection back; never raises."""
+
+    @abc.abstractmethod
+    def translate(self, error: Exception) -> errors.InstepError | None:
+        """A driver's error as one of ours, by its code; None when it is not the driver's."""
+
+    @abc.abstractmethod
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a statement; the number of rows it changed."""
+
+    @abc.abstractmethod
+    def select(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a query; its rows."""
+
+    @abc.abstractmethod
+    def append(self, table: str, columns: tuple[str, ...], rows: Rows, *, skip_known: bool) -> None:
+        """Add rows to one of instep's tables; those whose key is there already are an error, or skipped."""
+
+    @abc.abstractmethod
+    def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        """Run a query whose `{documents}` stands for many values."""
+
+    @abc.abstractmethod
+    def write_groups(self, groups: list[Group]) -> None:
+        """Insert and update the documents of each group; raises Transient when another writer came between."""
+
+    def begin(self) -> None:
+        self.execute("BEGIN")
+
+    def bind(self, value: Any) -> Any:
+        """A column value as the driver wants it."""
+        return value
+
+    # --- transactions --------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        self.execute("COMMIT")
+
+    def rollback(self) -> None:
+        self.execute("ROLLBACK")
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing; what goes wrong is raised as one of our errors, after the whole was rolled back."""
+        with self.translated():
+            try:
+                self.begin()
+                yield
+                self.commit()
+            except BaseException:
+                # no database rolls back reliably by itself: MariaDB undoes one statement, SQLite all on a full disk
+                self._give_up()
+                raise
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """All or nothing within the transaction."""
+        self.execute("SAVEPOINT instep")
+        try:
+            with self.translated():
+                yield
+        except errors.RowRefused:
+            self.execute("ROLLBACK TO SAVEPOINT instep")
+            raise
+        self.execute("RELEASE SAVEPOINT instep")
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Raise the driver's errors as ours, always chained."""
+        try:
+            yield
+        except errors.InstepError:
+            raise
+        except Exception as error:
+            ours = self.translate(error)
+            if ours is None:
+                raise
+            raise ours from error
+
+    def _give_up(self) -> None:
+        try:
+            self.rollback()
+        except Exception:  # noqa: BLE001 - the first error is the one that counts
+            self.close()
+
+    # --- the ledger ----------------------------------------------------------------------------------
+
+    def positions(self, lock: bool = False) -> dict[int, Position]:
+        """The pipeline's ledger rows by partition; locked until the transaction ends when asked for."""
+        rows = self.select(self._sql(SELECT_LEDGER) + (self._for_update if lock else ""), (self.to.pipeline, self.to.topic))
+        return {row[0]: _position(row) for row in rows}
+
+    def lock(self, partition: int) -> Position | None:
+        """This partition's ledger row, locked until the transaction ends."""
+        statement = self._sql(SELECT_LEDGER + " AND {partition} = ?") + self._for_update
+        rows = self.select(statement, (self.to.pipeline, self.to.topic, partition))
+        return _position(rows[0]) if rows else None
+
+    def create(self, position: Position) -> None:
+        """Add the ledger row of a partition that has none."""
+        self.execute(
+            self._sql(INSERT_LEDGER),
+            (
+                self.to.pipeline, self.to.topic, position.partition, position.next_offset, position.epoch,
+                position.cluster_id, position.topic_id, position.last_digest, self._bound_time(position.committed_at),
+            ),
+        )  # fmt: skip
+
+    def advance(self, before: Position, after: Position) -> None:
+        """Move one partition on by compare-and-set; somebody else having moved it means this writer is fenced."""
+        changed = self.execute(
+            self._sql(ADVANCE_LEDGER),
+            (
+                after.next_offset, after.epoch, after.last_digest, self._bound_time(after.committed_at),
+                self.to.pipeline, self.to.topic, before.partition, before.next_offset, before.epoch,
+            ),
+        )  # fmt: skip
+        if changed != 1:
+            raise errors.Fenced(
+                f"the ledger of pipeline {self.to.pipeline!r}, partition {before.partition}, was moved by another writer",
+                "let one run of a pipeline live at a time",
+            )
+
+    def take_epoch(self, partitions: Iterable[Position]) -> dict[int, Position]:
+        """Fence every older writer of this pipeline, and add the rows of partitions that the ledger lacks.
+
+        Returns the ledger as it stands *after* that: an older task may have committed until the very moment.
+        """
+        with self.transaction():
+            known = self.positions(lock=True)
+            epoch = max((position.epoch for position in known.values()), default=0) + 1
+            self.execute(self._sql(FENCE_LEDGER), (epoch, self.to.pipeline, self.to.topic))
+            for position in partitions:
+                if position.partition not in known:
+                    self.create(msgspec.structs.replace(position, epoch=epoch))
+        with self.translated():
+            return self.positions()
+
+    # --- documents -----------------------------------------------------------------------------------
+
+    def stored(self, documents: Iterable[Document]) -> dict[Document, Stored]:
+        """What is known of these documents before the batch: rows of the table, and those deleted earlier."""
+        asked = sorted(set(documents))
+        guarded = f", {self.guard}" if self.guard else ""
+        query = f"SELECT {self.key}{guarded} FROM {self.table} WHERE {self.key} IN {{documents}}"
+        bound = [self.bind(document) for document in asked]
+        found: dict[Document, Stored] = {}
+        for row in self.select_many(query, (), bound):
+            found[row[0]] = Stored(True, self._order(row[1]) if self.guard else None)
+        absent = [document for document in asked if document not in found] if self.to.rules.ordered else []
+        if absent and self._any_deleted():
+            by_name = {str(document): document for document in absent}
+            for name, order in self.select_many(self._sql(SELECT_DELETED), (self.to.pipeline,), list(by_name)):
+                found[by_name[name]] = Stored(False, order)
+        return found
+
+    def write(self, changes: guard.Changes) -> None:
+        """Write a batch's changes: deletes, then inserts and updates, then what is remembered of the deleted."""
+        if changes.deletes:
+            self.delete_documents(self.table, self.key, (), [self.bind(document) for document in changes.deletes])
+        self.write_groups(self._grouped(changes))
+        if changes.deleted_orders:
+            names = [str(document) for document in changes.deleted_orders]
+            self.delete_documents("instep_deleted", "document", (self.to.pipeline,), names)
+            rows = [(self.to.pipeline, str(document), order) for document, order in changes.deleted_orders.items()]
+            self.append("instep_deleted", ("pipeline", "document", "order_value"), rows, skip_known=False)
+
+    def delete_documents(self, table: str, column: str, pipeline: tuple[str, ...], documents: Sequence[Any]) -> None:
+        """Delete the rows of these documents; of one pipeline's where the table is shared."""
+        mine = f"pipeline = {self.placeholder} AND " if pipeline else ""
+        for chunk in chunks(documents, 500):
+            self.execute(f"DELETE FROM {table} WHERE {mine}{column} IN ({self._marks(len(chunk))})", (*pipeline, *chunk))
+
+    def keep_history(self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime) -> None:
+        """A row for every event, with what became of it."""
+        pipeline, topic, committed = self.to.pipeline, self.to.topic, self._bound_time(at)
+        rows = [
+            (
+                pipeline, topic, partition, event.offset, str(event.document), event.status, event.order,
+                None if event.at_us is None else self._bound_time(kinds.from_micros(event.at_us)), verdict.value, committed,
+            )
+            for event, verdict in zip(events, verdicts, strict=True)
+        ]  # fmt: skip
+        self.append("instep_history", HISTORY_COLUMNS, rows, skip_known=self._may_repeat)
+
+    def keep_dead(self, partition: int, dead: Sequence[DeadLetter], at: datetime) -> None:
+        """A row for every dead letter: the record whole, and the reason."""
+        rows = [
+            (
+                self.to.pipeline, self.to.topic, partition, letter.record.offset, letter.record.key, letter.record.value,
+                letter.reason.value, letter.detail.replace("\0", "␀")[:1000], self._bound_time(at),
+            )
+            for letter in dead
+        ]  # fmt: skip
+        self.append("instep_dead_letters", DEAD_COLUMNS, rows, skip_known=self._may_repeat)
+
+    def dead_count(self) -> int:
+        """How many dead letters the pipeline has."""
+        return int(self.select(self._sql(COUNT_DEAD), (self.to.pipeline, self.to.topic))[0][0])
+
+    # --- parts ---------------------------------------------------------------------------------------
+
+    def quoted(self, name: str) -> str:
+        """A name as the database quotes it; a percent sign is doubled where the driver would read it."""
+        quoted: str = self.dialect.identifier_preparer.quote_identifier(name)
+        return quoted.replace("%", "%%") if self.placeholder == "%s" else quoted
+
+    @property
+    def _may_repeat(self) -> bool:
+        return self.to.guarantee == "at-least-once"
+
+    @property
+    def _for_update(self) -> str:
+        return " FOR UPDATE"
+
+    def _sql(self, statement: str) -> str:
+        """One of the statements above in the driver's own marks and the database's own quotes."""
+        return statement.replace("?", self.placeholder).format(partition=self.quoted("partition"))
+
+    def _marks(self, count: int) -> str:
+        return ", ".join([self.placeholder] * count)
+
+    def _bound_time(self, at: datetime | None) -> Any:
+        return at
+
+    def _order(self, value: Any) -> int | None:
+        """A stored guard value as the integer that events are compared by."""
+        if value is None:
+            return None
+        if isinstance(self.guard_kind, kinds.Integer):
+            return int(value)
+        return kinds.micros(value if value.tzinfo else value.replace(tzinfo=UTC))
+
+    def _any_deleted(self) -> bool:
+        return bool(self.select(self._sql(ANY_DELETED), (self.to.pipeline,)))
+
+    def _grouped(self, changes: guard.Changes) -> list[Group]:
+        groups: dict[tuple[bool, tuple[str, ...]], Group] = {}
+        for fresh, documents in ((True, changes.inserts), (False, changes.updates)):
+            for document, values in documents.items():
+                columns = self.columns if len(values) == len(self.columns) else tuple(c for c in self.columns if c in values)
+                group = groups.get((fresh, columns))
+                if group is None:
+                    group = groups[fresh, columns] = Group(len(groups), columns, fresh)
+                group.rows.append((document, values))
+        return [group for group in groups.values() if group.fresh or group.columns]
+
+    def _expect(self, changed: int, group: Group) -> None:
+        if changed != len(group.rows):
+            raise errors.Transient(f"another writer changed documents of {self.to.table} at the same time")
+
+
+def chunks(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Slices of at most `size` values."""
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def _position(row: tuple[Any, ...]) -> Position:
+    at = row[6]
+    if isinstance(at, str):
+        at = datetime.fromisoformat(at)
+    partition, next_offset, epoch, cluster_id, topic_id, last_digest = row[:6]
+    committed_at = at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at
+    return Position(partition, next_offset, epoch, cluster_id, topic_id, last_digest, committed_at)
+
+
+def no_driver(name: str, extra: str) -> errors.MissingPart:
+    """The error for a database whose driver is not installed."""
+    return errors.MissingPart(f"the driver for {name} is not installed", f"pip install 'instep[{extra}]'")

@@ -1,0 +1,139 @@
+"""SQLite: one file, one writer at a time. `BEGIN IMMEDIATE` takes the only write lock, so nothing can come between."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import quote
+from uuid import UUID
+
+from instep import errors
+from instep.document import kinds
+from instep.sinks import sink, target
+
+BUSY_TIMEOUT_S = 30.0
+
+# primary result codes of SQLite: what each means for a pipeline
+CODES: dict[int, type[errors.InstepError]] = {
+    sqlite3.SQLITE_BUSY: errors.Transient,
+    sqlite3.SQLITE_LOCKED: errors.Transient,
+    sqlite3.SQLITE_PROTOCOL: errors.Transient,
+    sqlite3.SQLITE_INTERRUPT: errors.Transient,
+    sqlite3.SQLITE_CONSTRAINT: errors.RowRefused,
+    sqlite3.SQLITE_MISMATCH: errors.RowRefused,
+    sqlite3.SQLITE_TOOBIG: errors.RowRefused,
+    sqlite3.SQLITE_FULL: errors.DatabaseFull,
+    sqlite3.SQLITE_IOERR: errors.DatabaseUnreachable,
+    sqlite3.SQLITE_NOMEM: errors.DatabaseUnreachable,
+    sqlite3.SQLITE_CANTOPEN: errors.DatabaseUnreachable,
+    sqlite3.SQLITE_READONLY: errors.TargetReadOnly,
+    sqlite3.SQLITE_PERM: errors.PermissionLost,
+    sqlite3.SQLITE_AUTH: errors.PermissionLost,
+    sqlite3.SQLITE_ERROR: errors.TargetChanged,
+    sqlite3.SQLITE_SCHEMA: errors.TargetChanged,
+    sqlite3.SQLITE_CORRUPT: errors.TargetChanged,
+    sqlite3.SQLITE_NOTADB: errors.SettingsError,
+}
+
+
+class SqliteSink(sink.Sink):
+    """The target in a SQLite file."""
+
+    placeholder: ClassVar[str] = "?"
+
+    def connect(self) -> None:
+        self._path = Path(str(self.url.database))
+        # mode=rw: a missing file is an error here, as an empty one in its place would hide the loss
+        address = f"file:{quote(str(self._path))}?mode=rw"
+        self._connection = sqlite3.connect(
+            address, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        self._inode = self._path.stat().st_ino
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._connection.execute("PRAGMA foreign_keys = ON")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def begin(self) -> None:
+        # an open connection outlives its file, and would write to what nobody sees any more
+        try:
+            same = self._path.stat().st_ino == self._inode
+        except FileNotFoundError:
+            raise errors.DatabaseUnreachable(
+                f"the database file {self._path} is gone", "put it back, or run instep init"
+            ) from None
+        if not same:
+            self._connection.close()
+            self.connect()
+        self.execute("BEGIN IMMEDIATE")
+
+    def rollback(self) -> None:
+        if self._connection.in_transaction:  # a full disk has rolled back already
+            self.execute("ROLLBACK")
+
+    def translate(self, error: Exception) -> errors.InstepError | None:
+        return translate(error, target.shown(self.url))
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> int:
+        return self._connection.execute(statement, parameters).rowcount
+
+    def select(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self._connection.execute(statement, parameters).fetchall()
+
+    def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        for chunk in sink.chunks(documents, 10_000):
+            marks = ", ".join("?" * len(chunk))
+            yield from self._connection.execute(statement.format(documents=f"({marks})"), (*parameters, *chunk))
+
+    def append(self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool) -> None:
+        names = ", ".join(map(self.quoted, columns))
+        verb = "INSERT OR IGNORE" if skip_known else "INSERT"
+        self._connection.executemany(f"{verb} INTO {table} ({names}) VALUES ({self._marks(len(columns))})", rows)
+
+    def write_groups(self, groups: list[sink.Group]) -> None:
+        for group in groups:
+            columns = group.columns
+            bound = ([*(self.bind(values[column]) for column in columns), document] for document, values in group.rows)
+            if group.fresh:
+                names = ", ".join(map(self.quoted, (*columns, self.to.mapping.key.name)))
+                statement = f"INSERT INTO {self.table} ({names}) VALUES ({self._marks(len(columns) + 1)})"
+            else:
+                values = ", ".join(f"{self.quoted(column)} = ?" for column in columns)
+                statement = f"UPDATE {self.table} SET {values} WHERE {self.key} = ?"
+            self._expect(self._connection.executemany(statement, bound).rowcount, group)
+
+    def bind(self, value: Any) -> Any:
+        if isinstance(value, datetime):
+            return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+        if isinstance(value, (Decimal, UUID)):
+            return str(value)
+        return value.isoformat() if isinstance(value, date) else value
+
+    @property
+    def _for_update(self) -> str:
+        return ""
+
+    def _bound_time(self, at: datetime | None) -> Any:
+        return self.bind(at)
+
+    def _order(self, value: Any) -> int | None:
+        if value is None:
+            return None
+        return int(value) if isinstance(self.guard_kind, kinds.Integer) else kinds.micros(kinds.instant(value))
+
+
+def translate(error: Exception, where: str) -> errors.InstepError | None:
+    """SQLite's error as one of ours, by its result code."""
+    if not isinstance(error, sqlite3.Error):
+        return None
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    ours = CODES.get(code, errors.TargetChanged)
+    if ours is errors.DatabaseUnreachable and code == sqlite3.SQLITE_CANTOPEN:
+        return ours(f"{where} cannot be opened: {error}", "check that the file is there (instep init makes it) and readable")
+    return ours(f"{where}: {error}")

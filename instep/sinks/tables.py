@@ -1,0 +1,167 @@
+"""The tables instep keeps in the target database, and the statements that make them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.types import TypeEngine
+
+from instep import settings
+from instep.document.mapping import TIMESTAMP
+from instep.sinks import target
+
+# collations that tell apart what a document's id tells apart: case, accents and trailing spaces
+EXACT_COLLATIONS = {"mysql": "utf8mb4_0900_bin", "mariadb": "utf8mb4_nopad_bin"}
+
+
+def name_type(length: int) -> TypeEngine[str]:
+    """Text that is compared byte by byte."""
+    text: TypeEngine[str] = sa.String(length)
+    for dialect, collation in EXACT_COLLATIONS.items():
+        text = text.with_variant(mysql.VARCHAR(length, charset="utf8mb4", collation=collation), dialect)
+    return text
+
+
+def long_text() -> TypeEngine[str]:
+    """Text of any length, emoji included."""
+    return sa.Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), "mysql", "mariadb")
+
+
+def time_type() -> TypeEngine[object]:
+    """An instant to the microsecond."""
+    return sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")  # type: ignore[return-value]
+
+
+def bytes_type() -> TypeEngine[bytes]:
+    return sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+
+metadata = sa.MetaData()
+TRANSACTIONAL: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+
+
+def _place() -> list[sa.Column[object]]:
+    """The columns that say where in the log a record lies, and for which pipeline: the key of most tables here."""
+    return [
+        sa.Column("pipeline", name_type(100), primary_key=True),
+        sa.Column("topic", name_type(249), primary_key=True),
+        sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
+    ]
+
+
+def _offset() -> sa.Column[object]:
+    return sa.Column("offset", sa.BigInteger, primary_key=True, autoincrement=False)
+
+
+LEDGER = sa.Table(
+    "instep_ledger",
+    metadata,
+    *_place(),
+    sa.Column("next_offset", sa.BigInteger, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("cluster_id", name_type(64), nullable=False),
+    sa.Column("topic_id", name_type(64), nullable=False),
+    sa.Column("last_digest", name_type(64)),
+    sa.Column("committed_at", time_type()),
+    **TRANSACTIONAL,
+)
+
+DEAD_LETTERS = sa.Table(
+    "instep_dead_letters",
+    metadata,
+    *_place(),
+    _offset(),
+    sa.Column("key", bytes_type()),
+    sa.Column("value", bytes_type()),
+    sa.Column("reason", name_type(64), nullable=False),
+    sa.Column("detail", long_text()),
+    sa.Column("at", time_type(), nullable=False),
+    **TRANSACTIONAL,
+)
+
+PARKED = sa.Table(
+    "instep_parked",
+    metadata,
+    *_place(),
+    _offset(),
+    sa.Column("document", name_type(255), nullable=False),
+    sa.Column("key", bytes_type()),
+    sa.Column("value", bytes_type()),
+    sa.Column("reason", name_type(64), nullable=False),
+    sa.Column("detail", long_text()),
+    sa.Column("at", time_type(), nullable=False),
+    sa.Index("instep_parked_document", "pipeline", "document"),
+    **TRANSACTIONAL,
+)
+
+HISTORY = sa.Table(
+    "instep_history",
+    metadata,
+    *_place(),
+    _offset(),
+    sa.Column("document", name_type(255)),
+    sa.Column("status", name_type(255)),
+    sa.Column("order_value", sa.BigInteger),
+    sa.Column("event_time", time_type()),
+    sa.Column("verdict", name_type(16), nullable=False),
+    sa.Column("committed_at", time_type(), nullable=False),
+    sa.Index("instep_history_document", "pipeline", "document"),
+    **TRANSACTIONAL,
+)
+
+DELETED = sa.Table(
+    "instep_deleted",
+    metadata,
+    sa.Column("pipeline", name_type(100), primary_key=True),
+    sa.Column("document", name_type(255), primary_key=True),
+    sa.Column("order_value", sa.BigInteger, nullable=False),
+    **TRANSACTIONAL,
+)
+
+
+def create_statements(dialect: sa.Dialect, existing: set[str]) -> list[str]:
+    """The statements that make those of instep's tables that do not exist."""
+    return [statement for table in metadata.sorted_tables if table.name not in existing for statement in _create(table, dialect)]
+
+
+def business_statements(dialect: sa.Dialect, pipeline: settings.Pipeline, existing: set[str] | None) -> list[str]:
+    """The statements that make the target table, or add to an existing one the columns that the mapping names."""
+    name = target.table_name(pipeline.table)
+    columns = [sa.Column(column, guessed_type(pipeline, field)) for column, field in pipeline.columns.items()]
+    if existing is None:
+        key = sa.Column(pipeline.key, name_type(255), primary_key=True)
+        return _create(sa.Table(name.name, sa.MetaData(), key, *columns, schema=name.schema, **TRANSACTIONAL), dialect)
+    table = sa.Table(name.name, sa.MetaData(), *columns, schema=name.schema)
+    return [alter_statement(dialect, column) for column in table.columns if column.name not in existing]
+
+
+def alter_statement(dialect: sa.Dialect, column: sa.Column[Any]) -> str:
+    """The statement that adds one column to the table it belongs to."""
+    compiler = dialect.ddl_compiler(dialect, CreateTable(column.table))
+    table = dialect.identifier_preparer.format_table(column.table)
+    return f"ALTER TABLE {table} ADD COLUMN {compiler.get_column_specification(column)}"
+
+
+def guessed_type(pipeline: settings.Pipeline, field: str) -> TypeEngine[object]:
+    """The type for a column that instep makes: by the field's part in the event, else text."""
+    event = pipeline.event
+    if field in (event.at, TIMESTAMP):
+        return time_type()
+    if field == event.order:
+        return sa.BigInteger()  # type: ignore[return-value]
+    if field == event.status:
+        return name_type(255)  # type: ignore[return-value]
+    return long_text()  # type: ignore[return-value]
+
+
+def _create(table: sa.Table, dialect: sa.Dialect) -> list[str]:
+    indexes = sorted(table.indexes, key=lambda index: str(index.name))
+    parts: list[CreateTable | CreateIndex] = [CreateTable(table), *(CreateIndex(index) for index in indexes)]
+    return [_tidy(str(part.compile(dialect=dialect))) for part in parts]
+
+
+def _tidy(statement: str) -> str:
+    return "\n".join(line.rstrip() for line in statement.strip().replace("\t", "    ").splitlines() if line.strip())

@@ -1,0 +1,91 @@
+"""What a task must know to write: the target as one frozen value that travels to every task."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+import sqlalchemy as sa
+
+from instep import errors, settings
+from instep.document import guard
+from instep.document.mapping import Mapping
+
+DRIVERS = {
+    "sqlite": "sqlite",
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mariadb": "mariadb+pymysql",
+}
+EXTRAS = {"postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql"}
+
+
+class TableName(msgspec.Struct, frozen=True):
+    """A table, in a schema where one is named."""
+
+    schema: str | None
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}" if self.schema else self.name
+
+
+class Target(msgspec.Struct, frozen=True):
+    """One pipeline's end of the road: database, table, mapping and rules."""
+
+    pipeline: str
+    topic: str
+    url: str
+    table: TableName
+    mapping: Mapping
+    rules: guard.Rules
+    guarantee: settings.Guarantee
+    history: bool
+
+
+class Position(msgspec.Struct, frozen=True):
+    """A row of the ledger: how far one partition is applied, and by whom."""
+
+    partition: int
+    next_offset: int
+    epoch: int
+    cluster_id: str
+    topic_id: str
+    last_digest: str | None = None
+    committed_at: datetime | None = None
+
+
+def table_name(text: str) -> TableName:
+    """`table` or `schema.table`."""
+    schema, dot, name = text.partition(".")
+    return TableName(schema, name) if dot else TableName(None, text)
+
+
+def database_url(text: str) -> sa.URL:
+    """The URL with the driver instep uses; a relative SQLite path becomes absolute, as tasks may run elsewhere."""
+    try:
+        url = sa.make_url(text)
+    except sa.exc.ArgumentError:
+        raise errors.SettingsError(
+            "the target is no database URL", "write e.g. postgresql://user@host/database or sqlite:///file.db"
+        ) from None
+    scheme = url.drivername.partition("+")[0]
+    if scheme not in DRIVERS:
+        raise errors.SettingsError(
+            f"the target's database {scheme!r} is not one instep writes to", f"known: {', '.join(DRIVERS)}"
+        )
+    url = url.set(drivername=DRIVERS[scheme])
+    if scheme != "sqlite":
+        return url
+    if not url.database or url.database == ":memory:":
+        raise errors.SettingsError(
+            "a SQLite target must be a file", "write sqlite:///file.db, or sqlite:////absolute/path/file.db"
+        )
+    return url.set(database=str(Path(url.database).absolute()))
+
+
+def shown(url: sa.URL) -> str:
+    """The URL without its password."""
+    return url.render_as_string(hide_password=True)

@@ -1,0 +1,86 @@
+"""Servers shared by the whole test run: started once, on free ports, gone when the tests are, also when those are killed."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from urllib.parse import urlparse, urlunparse
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from instep.local.broker import Cluster
+from instep.local.mariadb import MariaDB
+from instep.local.postgres import Postgres
+
+# the same examples in every run, and no judgement by the clock: the machine may be busy
+settings.register_profile("instep", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("instep")
+
+MYSQL_URL = os.environ.get("INSTEP_TEST_MYSQL_URL")
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    with MariaDB() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb", "mysql"])
+def database_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
+    """A new, empty database of each kind in turn."""
+    return new_database(request.param)
+
+
+@pytest.fixture
+def new_database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Makes an empty database of the asked kind, and removes it afterwards."""
+    made: list[tuple[str, str, str]] = []
+
+    def make(kind: str) -> str:
+        if kind == "sqlite":
+            return f"sqlite:///{tmp_path_factory.mktemp('sqlite')}/target.db"
+        if kind == "mysql" and not MYSQL_URL:
+            pytest.skip("INSTEP_TEST_MYSQL_URL is not set: no MySQL server to test on")
+        admin = MYSQL_URL if kind == "mysql" else request.getfixturevalue(kind).url
+        assert admin is not None
+        name = f"t_{uuid.uuid4().hex[:12]}"
+        _run(kind, admin, f"CREATE DATABASE {name}")
+        made.append((kind, admin, name))
+        return urlunparse(urlparse(admin)._replace(path=f"/{name}"))
+
+    yield make
+    for kind, admin, name in made:
+        _run(kind, admin, f"DROP DATABASE {name}" + (" WITH (FORCE)" if kind == "postgres" else ""))
+
+
+def _run(kind: str, url: str, statement: str) -> None:
+    parts = urlparse(url)
+    if kind == "postgres":
+        import psycopg
+
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(statement)
+    else:
+        import pymysql
+
+        connected = pymysql.connect(
+            host=parts.hostname, port=parts.port or 3306, user=parts.username, password=parts.password or ""
+        )
+        try:
+            connected.cursor().execute(statement)
+        finally:
+            connected.close()

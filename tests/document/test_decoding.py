@@ -1,0 +1,356 @@
+"""Every class of bad record gets its reason, every good one its event, and nothing else ever comes out."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from instep import errors
+from instep import settings as declared
+from instep.document import kinds, mapping
+from instep.document.decoding import MISSING, Decoder, Event, Record
+from instep.document.mapping import Column
+from instep.document.reasons import EXPLANATIONS, Reason, Unfit
+
+COLUMNS = {
+    "doc_no": Column("doc_no", kinds.Text(characters=255), nullable=False),
+    "print_status": Column("print_status", kinds.Text(characters=20), nullable=False),
+    "print_version": Column("print_version", kinds.Integer()),
+    "printed_at": Column("printed_at", kinds.Time()),
+    "pages": Column("pages", kinds.Integer(low=-(2**31), high=2**31 - 1)),
+    "note": Column("note", kinds.Text()),
+}
+
+
+def pipeline(**changes: Any) -> declared.Pipeline:
+    base: dict[str, Any] = {
+        "topic": "print-status",
+        "target": "sqlite:///x.db",
+        "table": "contract_document",
+        "key": "doc_no",
+        "event": {"document": "doc_id", "status": "status", "order": "version", "at": "updated_at"},
+        "columns": {
+            "print_status": "status",
+            "print_version": "version",
+            "printed_at": "updated_at",
+            "pages": "job.pages",
+            "note": "note",
+        },
+    }
+    return msgspec.convert({**base, **changes}, declared.Pipeline)
+
+
+def decoder(table: dict[str, Column] = COLUMNS, **changes: Any) -> Decoder:
+    return Decoder(mapping.compile_mapping(pipeline(**changes), table))
+
+
+GOOD: dict[str, Any] = {
+    "doc_id": "d1",
+    "status": "PRINTED",
+    "version": 3,
+    "updated_at": "2026-11-01T08:00:00.250Z",
+    "job": {"pages": 7},
+    "note": "ok",
+}
+
+
+def record(value: Any = MISSING, key: bytes | None = b"d1", **changes: Any) -> Record:
+    if value is MISSING:
+        value = {name: field for name, field in {**GOOD, **changes}.items() if field is not MISSING}
+    raw = value if isinstance(value, bytes) or value is None else json.dumps(value, ensure_ascii=False).encode()
+    return Record(7, 1_790_000_000_000, key, raw)
+
+
+def reason(found: Record, using: Decoder | None = None) -> Reason | None:
+    try:
+        (using or decoder()).decode(found)
+    except Unfit as unfit:
+        return unfit.reason
+    return None
+
+
+def test_a_good_record() -> None:
+    at = datetime(2026, 11, 1, 8, 0, 0, 250_000, tzinfo=UTC)
+    values = {"print_status": "PRINTED", "print_version": 3, "printed_at": at, "pages": 7, "note": "ok"}
+    assert decoder().decode(record()) == Event(7, "d1", 3, kinds.micros(at), "PRINTED", values)
+
+
+def test_a_null_value_deletes_the_document_named_by_the_key() -> None:
+    assert decoder().decode(record(None)) == Event(7, "d1", None, 1_790_000_000_000_000, None, None)
+
+
+BAD_VALUES: dict[str, tuple[bytes, Reason]] = {
+    "empty": (b"", Reason.NOT_JSON),
+    "blank": (b"  ", Reason.NOT_JSON),
+    "bom": (b"\xef\xbb\xbf{}", Reason.NOT_JSON),
+    "raw NUL": (b'{"doc_id":"d\x001"}', Reason.NOT_JSON),
+    "lone surrogate": (b'{"doc_id":"\\ud800"}', Reason.NOT_JSON),
+    "truncated": (b'{"doc_id":"d1","sta', Reason.NOT_JSON),
+    "trailing garbage": (b'{"doc_id":"d1"} x', Reason.NOT_JSON),
+    "two documents": (b'{"doc_id":"d1"}{"doc_id":"d2"}', Reason.NOT_JSON),
+    "NaN": (b'{"doc_id":"d1","status":"X","version":NaN}', Reason.NOT_JSON),
+    "Infinity": (b'{"doc_id":"d1","status":"X","version":Infinity}', Reason.NOT_JSON),
+    "avro": (b"\x00\x00\x00\x00\x01\x04d1", Reason.NOT_JSON),
+    "protobuf": (b"\x0a\x02d1\x12\x07PRINTED", Reason.NOT_JSON),
+    "utf-16": ('{"doc_id":"d1"}'.encode("utf-16"), Reason.NOT_UTF8),
+    "not utf-8": (b'{"doc_id":"d\xff"}', Reason.NOT_UTF8),
+    "latin-1": ('{"doc_id":"d1","note":"Gruß"}'.encode("latin-1"), Reason.NOT_UTF8),
+    "array": (b'["d1"]', Reason.NOT_AN_OBJECT),
+    "text": (b'"d1"', Reason.NOT_AN_OBJECT),
+    "number": (b"1", Reason.NOT_AN_OBJECT),
+    "null": (b"null", Reason.NOT_AN_OBJECT),
+    "nested 100,000 deep": (b'{"doc_id":' + b"[" * 100_000 + b"]" * 100_000 + b"}", Reason.NESTED_TOO_DEEP),
+    "million digits": (b'{"doc_id":"d1","status":"X","version":' + b"9" * 1_000_000 + b"}", Reason.NUMBER_OUT_OF_RANGE),
+    "1e400": (b'{"doc_id":"d1","status":"X","version":1e400}', Reason.NUMBER_OUT_OF_RANGE),
+    "id twice": (b'{"doc_id":"d1","doc_id":"d2","status":"X","version":1}', Reason.FIELD_REPEATED),
+    "id twice, once escaped": (b'{"doc_id":"d1","doc\\u005fid":"d2","status":"X","version":1}', Reason.FIELD_REPEATED),
+    "nested field twice": (b'{"doc_id":"d1","status":"X","version":1,"job":{"pages":1,"pages":2}}', Reason.FIELD_REPEATED),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_bad_bytes(name: str) -> None:
+    value, expected = BAD_VALUES[name]
+    assert reason(record(value)) is expected
+
+
+WRONG_TYPES = [None, True, 1.5, [], {}, [1], {"a": 1}]
+
+
+@pytest.mark.parametrize("field", ["doc_id", "status", "version", "updated_at", "note"])
+@pytest.mark.parametrize("value", WRONG_TYPES, ids=repr)
+def test_a_field_of_a_wrong_type(field: str, value: Any) -> None:
+    found = reason(record(**{field: value}))
+    fine_as_time = field == "updated_at" and value in (None, 1.5) and value is not True
+    fine_as_null = field == "note" and value is None
+    assert found is (None if fine_as_time or fine_as_null else Reason.WRONG_TYPE)
+
+
+@pytest.mark.parametrize("field", ["doc_id", "status", "version"])
+def test_a_required_field_is_missing(field: str) -> None:
+    assert reason(record(**{field: MISSING})) is Reason.FIELD_MISSING
+
+
+@pytest.mark.parametrize("field", ["updated_at", "note", "job"])
+def test_a_field_that_the_event_lacks_leaves_its_column_alone(field: str) -> None:
+    column = {"updated_at": "printed_at", "note": "note", "job": "pages"}[field]
+    values = decoder().decode(record(**{field: MISSING})).values
+    assert values is not None
+    assert column not in values
+    assert len(values) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"version": 2**63}, Reason.NUMBER_OUT_OF_RANGE),
+        ({"version": "3"}, Reason.WRONG_TYPE),
+        ({"version": 3.0}, Reason.WRONG_TYPE),
+        ({"job": {"pages": 2**31}}, Reason.NUMBER_OUT_OF_RANGE),
+        ({"job": {"pages": "7"}}, Reason.WRONG_TYPE),
+        ({"job": 5}, None),
+        ({"status": "X" * 21}, Reason.TEXT_TOO_LONG),
+        ({"status": "X" * 256}, Reason.TEXT_TOO_LONG),
+        ({"status": 4}, Reason.WRONG_TYPE),
+        ({"status": "a\0b"}, Reason.NUL_IN_TEXT),
+        ({"note": "a\0b"}, Reason.NUL_IN_TEXT),
+        ({"doc_id": "a\0b"}, Reason.NUL_IN_TEXT),
+        ({"doc_id": ""}, Reason.ID_EMPTY),
+        ({"doc_id": "x" * 255}, None),
+        ({"doc_id": "x" * 256}, Reason.ID_TOO_LONG),
+        ({"doc_id": "x" * 10_000}, Reason.ID_TOO_LONG),
+        ({"updated_at": "yesterday"}, Reason.NOT_A_TIME),
+        ({"updated_at": "2026-13-45T00:00:00Z"}, Reason.NOT_A_TIME),
+        ({"updated_at": 10**18}, Reason.TIME_OUT_OF_RANGE),
+        ({"updated_at": -(10**15)}, Reason.TIME_OUT_OF_RANGE),
+        ({"updated_at": "9999-12-31T23:59:59-05:00"}, Reason.TIME_OUT_OF_RANGE),
+        ({"updated_at": 1_790_000_000_000}, None),
+        ({"updated_at": "2026-11-01"}, None),
+        ({"updated_at": "2026-11-01 08:00:00+01:00"}, None),
+        ({"version": -0}, None),
+        ({"note": "x" * 1_000_000}, None),
+        ({"note": "'; DROP TABLE contract_document; --"}, None),
+        ({"note": "<script>alert(1)</script>\r\n\x1b[31m%s%n{0}../../etc/passwd"}, None),
+        ({"__proto__": {"a": 1}, "extra": [[[[[[[[[[]]]]]]]]]]}, None),
+        ({"doc_id": "😀", "status": "😀", "note": "👩‍👩‍👧"}, None),
+    ],
+    ids=lambda value: repr(value)[:50],
+)
+def test_values(changes: dict[str, Any], expected: Reason | None) -> None:
+    assert reason(record(**changes)) is expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        (None, MISSING, Reason.KEY_MISSING),
+        (None, None, Reason.KEY_MISSING),
+        (b"\xff", MISSING, Reason.KEY_NOT_UTF8),
+        (b"\xff", None, Reason.KEY_NOT_UTF8),
+        (b"", None, Reason.ID_EMPTY),
+        (b"x" * 256, None, Reason.ID_TOO_LONG),
+    ],
+)
+def test_bad_keys(key: bytes | None, value: Any, expected: Reason) -> None:
+    assert reason(record(value, key)) is expected
+
+
+def test_the_key_as_the_document() -> None:
+    using = decoder(event={"status": "status", "order": "version"})
+    assert using.decode(record(key="Gruß".encode())).document == "Gruß"
+    assert reason(record(key=b""), using) is Reason.ID_EMPTY
+
+
+def test_an_integer_key_column() -> None:
+    columns = {**COLUMNS, "doc_no": Column("doc_no", kinds.Integer(), nullable=False)}
+    by_key = decoder(columns, event={"status": "status", "order": "version"})
+    assert by_key.decode(record(key=b"42")).document == 42
+    assert by_key.decode(record(None, b"-7")).document == -7
+    for bad in (b"007", b"4.0", b"x", b"9" * 30, "٤".encode(), b"-", b"-0"):
+        assert reason(record(None, bad), by_key) is Reason.WRONG_TYPE, bad
+    by_field = decoder(columns)
+    assert by_field.decode(record(doc_id=42)).document == 42
+    assert reason(record(doc_id="42"), by_field) is Reason.WRONG_TYPE
+    assert reason(record(doc_id=2**70), by_field) is Reason.NUMBER_OUT_OF_RANGE
+
+
+def test_a_uuid_key_column() -> None:
+    columns = {**COLUMNS, "doc_no": Column("doc_no", kinds.Uuid(), nullable=False)}
+    text = "6f9619ff-8b86-d011-b42d-00cf4fc964ff"
+    assert decoder(columns).decode(record(doc_id=text)).document == UUID(text)
+    assert reason(record(doc_id="nope"), decoder(columns)) is Reason.WRONG_TYPE
+
+
+def test_order_by_time() -> None:
+    columns = {**COLUMNS, "print_version": Column("print_version", kinds.Time())}
+    using = decoder(columns)
+    assert using.decode(record(version="2026-11-01T08:00:00.000001Z")).order == kinds.micros(
+        datetime(2026, 11, 1, 8, 0, 0, 1, tzinfo=UTC)
+    )
+    assert using.decode(record(version="2026-11-01T08:00:00.0000010Z")).order is not None
+    assert reason(record(version="2026-11-01T08:00:00.0000012Z"), using) is Reason.TIME_TOO_FINE
+
+
+def test_order_by_the_records_own_timestamp_covers_deletes() -> None:
+    event = {"status": "status", "order": "@timestamp"}
+    using = decoder(event=event, columns={"print_status": "status", "printed_at": "@timestamp"})
+    assert using.decode(record()).order == using.decode(record(None)).order == 1_790_000_000_000_000
+    bare = Record(0, -1, b"d", b'{"status":"X"}')
+    assert reason(bare, using) is Reason.FIELD_MISSING
+    assert using.decode(Record(0, -1, b"d", None)).at_us is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (kinds.Exact(digits=5, scale=2), Decimal("123.45"), Decimal("123.45")),
+        (kinds.Exact(digits=5, scale=2), Decimal("1234.5"), Reason.NUMBER_OUT_OF_RANGE),
+        (kinds.Exact(digits=5, scale=2), Decimal("1.234"), Reason.NUMBER_OUT_OF_RANGE),
+        (kinds.Exact(digits=5, scale=2), Decimal("1.2300"), Decimal("1.23")),
+        (kinds.Exact(), "1", Reason.WRONG_TYPE),
+        (kinds.Exact(), True, Reason.WRONG_TYPE),
+        (kinds.Real(), 1, 1.0),
+        (kinds.Real(), 10**400, Reason.NUMBER_OUT_OF_RANGE),
+        (kinds.Real(), "1", Reason.WRONG_TYPE),
+        (kinds.Truth(), True, True),
+        (kinds.Truth(), 1, Reason.WRONG_TYPE),
+        (kinds.Integer(truth=True, high=127), True, 1),
+        (kinds.Integer(), True, Reason.WRONG_TYPE),
+        (kinds.Choice(labels=("A", "B")), "A", "A"),
+        (kinds.Choice(labels=("A", "B")), "a", Reason.NOT_A_CHOICE),
+        (kinds.Choice(labels=("A", "B")), 1, Reason.WRONG_TYPE),
+        (kinds.Date(), "2026-11-01", date(2026, 11, 1)),
+        (kinds.Date(), "2026-11-01T23:30:00-01:00", date(2026, 11, 2)),
+        (kinds.Date(), "soon", Reason.NOT_A_TIME),
+        (kinds.Json(), {"a": [1, None]}, '{"a":[1,null]}'),
+        (kinds.Json(), {"a": "\0"}, Reason.NUL_IN_TEXT),
+        (kinds.Text(size=4), "ßß", "ßß"),
+        (kinds.Text(size=4), "ßßa", Reason.TEXT_TOO_LONG),
+        (kinds.Time(high=datetime(2038, 1, 1, tzinfo=UTC)), "2038-01-02T00:00:00Z", Reason.TIME_OUT_OF_RANGE),
+        (kinds.Uuid(), "zz", Reason.WRONG_TYPE),
+    ],
+    ids=repr,
+)
+def test_kinds(kind: kinds.Kind, value: Any, expected: Any) -> None:
+    try:
+        found: Any = kinds.converter(kind)(value)
+    except Unfit as unfit:
+        found = unfit.reason
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+def test_times_in_columns_of_another_type() -> None:
+    at = "2026-11-01T08:00:00.250Z"
+    assert kinds.time_converter(kinds.Integer())(at) == 1_793_520_000_250
+    assert kinds.time_converter(kinds.Text())(at) == at
+    assert kinds.time_converter(kinds.Text())(1_793_520_000_250) == "2026-11-01T08:00:00.250000Z"
+
+
+def test_exact_numbers_keep_every_digit() -> None:
+    columns = {**COLUMNS, "note": Column("note", kinds.Exact(digits=30, scale=10))}
+    value = b'{"doc_id":"d","status":"X","version":1,"note":12345678901234567890.0123456789}'
+    values = decoder(columns).decode(record(value)).values
+    assert values is not None
+    assert values["note"] == Decimal("12345678901234567890.0123456789")
+
+
+def test_a_null_where_the_column_takes_none() -> None:
+    columns = {**COLUMNS, "note": Column("note", kinds.Text(), nullable=False)}
+    assert reason(record(note=None), decoder(columns)) is Reason.NULL_NOT_ALLOWED
+
+
+@pytest.mark.parametrize("field", ["@offset", "", "a..b", ".a"])
+def test_a_field_name_that_cannot_be(field: str) -> None:
+    with pytest.raises(errors.SettingsError, match="field"):
+        mapping.path(field)
+
+
+def test_every_reason_is_explained() -> None:
+    assert set(EXPLANATIONS) == set(Reason)
+
+
+@given(st.binary(max_size=400), st.none() | st.binary(max_size=20))
+def test_random_bytes_never_escape(value: bytes, key: bytes | None) -> None:
+    assert reason(record(value, key)) in {None, *Reason}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(("doc_id", "status", "version", "updated_at", "job", "note"), JSON)))
+def test_any_json_in_any_field_never_escapes(value: dict[str, Any]) -> None:
+    raw = json.dumps(value).encode()
+    assert reason(record(raw)) in {None, *Reason}
+
+
+def test_mutated_good_records_never_escape() -> None:
+    good = record().value or b""
+    using = decoder()
+    dice = random.Random(1)
+    for _ in range(5_000):
+        mutated = bytearray(good)
+        for _ in range(dice.randint(1, 4)):
+            mutated[dice.randrange(len(mutated))] = dice.randrange(256)
+        reason(record(bytes(mutated)), using)
+
+
+def test_one_bad_record_leaves_the_others_alone() -> None:
+    records = [record(), record(b"{"), record(version=4), record(key=None)]
+    events, dead = decoder().decode_all(records)
+    assert [event.order for event in events] == [3, 4]
+    assert [letter.reason for letter in dead] == [Reason.NOT_JSON, Reason.KEY_MISSING]
+    assert dead[0].record is records[1]

@@ -1,0 +1,159 @@
+"""The reducer against the model: one event at a time, in log order, written as plainly as the promise reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instep.document import guard
+from instep.document.decoding import Event
+from instep.document.guard import Changes, Document, Rules, Stored, Verdict
+
+Row = dict[str, Any]
+
+
+class Model:
+    """A table and what was deleted from it, changed by one event at a time."""
+
+    def __init__(self, rules: Rules, rows: dict[Document, Row], deleted: dict[Document, int]) -> None:
+        self.rules, self.rows, self.deleted = rules, dict(rows), dict(deleted)
+
+    def order_of(self, document: Document) -> int | None:
+        if document in self.rows:
+            return self.rows[document].get("order")
+        return self.deleted.get(document)
+
+    def apply(self, event: Event) -> Verdict:
+        known = self.order_of(event.document)
+        if self.rules.ordered and event.order is not None and known is not None:
+            if event.order < known:
+                return Verdict.STALE
+            if event.order == known and not self.rules.order_is_time:
+                return Verdict.REPEATED
+        if event.values is None:
+            kept = event.order if event.order is not None else known
+            if self.rules.ordered and kept is not None:
+                self.deleted[event.document] = kept
+            return Verdict.APPLIED if self.rows.pop(event.document, None) is not None else Verdict.IGNORED
+        if event.document not in self.rows:
+            if not self.rules.insert_missing:
+                return Verdict.IGNORED
+            self.rows[event.document] = {}
+        self.rows[event.document] = {**self.rows[event.document], **event.values, "order": event.order}
+        return Verdict.APPLIED
+
+
+DOCUMENTS = st.sampled_from(["a", "b", "A", "a ", "é", "é"])
+ORDERS = st.integers(0, 6)
+VALUES = st.dictionaries(st.sampled_from(["x", "y", "z"]), st.integers(0, 9))
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Rules, dict[Document, Row], dict[Document, int], list[list[Event]]]:
+    rules = Rules(ordered=draw(st.booleans()), order_is_time=draw(st.booleans()), insert_missing=draw(st.booleans()))
+    deletes_have_order = rules.order_is_time and draw(st.booleans())
+    rows: dict[Document, Row] = {}
+    for document in draw(st.sets(DOCUMENTS)):
+        rows[document] = {**draw(VALUES), "order": draw(st.none() | ORDERS) if rules.ordered else None}
+    deleted: dict[Document, int] = {}
+    if rules.ordered:
+        deleted |= {d: draw(ORDERS) for d in draw(st.sets(DOCUMENTS)) if d not in rows}
+    offset = 0
+    log: list[list[Event]] = []
+    for size in draw(st.lists(st.integers(0, 12), min_size=1, max_size=4)):
+        batch = []
+        for _ in range(size):
+            delete = draw(st.integers(0, 4)) == 0
+            order = draw(ORDERS) if rules.ordered and (not delete or deletes_have_order) else None
+            values = None if delete else draw(VALUES)
+            batch.append(Event(offset, draw(DOCUMENTS), order, None, None, values))
+            offset += 1
+        log.append(batch)
+    return rules, rows, deleted, log
+
+
+def written(
+    rows: dict[Document, Row], deleted: dict[Document, int], changes: Changes, orders: dict[Document, int | None]
+) -> None:
+    """What a sink does with changes, on plain dictionaries; it must never meet a surprise."""
+    for document in changes.deletes:
+        del rows[document]
+    for document, values in changes.inserts.items():
+        assert document not in rows
+        rows[document] = {**values, "order": orders[document]}
+    for document, values in changes.updates.items():
+        rows[document] = {**rows[document], **values, "order": orders[document]}
+    deleted.update(changes.deleted_orders)
+
+
+def settled(rules: Rules, rows: dict[Document, Row], deleted: dict[Document, int], batch: list[Event]) -> Changes:
+    stored: dict[Document, Stored] = {document: Stored(False, order) for document, order in deleted.items()}
+    stored |= {document: Stored(True, row["order"]) for document, row in rows.items()}
+    return guard.settle(batch, stored, rules)
+
+
+@given(batches())
+@settings(max_examples=1500)
+def test_many_at_once_is_one_by_one(case: tuple[Rules, dict[Document, Row], dict[Document, int], list[list[Event]]]) -> None:
+    rules, rows, deleted, log = case
+    model = Model(rules, rows, deleted)
+    rows, deleted = dict(rows), dict(deleted)
+    for batch in log:
+        expected = [model.apply(event) for event in batch]
+        changes = settled(rules, rows, deleted, batch)
+        assert changes.verdicts == expected
+        last = {
+            e.document: e.order
+            for e, verdict in zip(batch, expected, strict=True)
+            if verdict is Verdict.APPLIED and e.values is not None
+        }
+        written(rows, deleted, changes, last)
+        assert rows == model.rows
+        known = {d: model.order_of(d) for d in {*rows, *deleted, *model.deleted}}
+        assert {d: rows[d]["order"] if d in rows else deleted.get(d) for d in known} == known
+
+
+@given(batches())
+@settings(max_examples=300)
+def test_where_batches_are_cut_does_not_matter(
+    case: tuple[Rules, dict[Document, Row], dict[Document, int], list[list[Event]]],
+) -> None:
+    rules, rows, deleted, log = case
+    events = [event for batch in log for event in batch]
+    whole = settled(rules, rows, deleted, events)
+    one_by_one = Model(rules, rows, deleted)
+    assert whole.verdicts == [one_by_one.apply(event) for event in events]
+
+
+@given(st.permutations(list(range(1, 8))), st.integers(1, 3))
+def test_versions_in_any_order_end_with_the_highest(versions: list[int], copies: int) -> None:
+    events = [Event(i, "d", version, None, None, {"x": version}) for i, version in enumerate(versions * copies)]
+    changes = guard.settle(events, {}, Rules(ordered=True))
+    assert changes.inserts == {"d": {"x": 7}}
+    assert changes.verdicts.count(Verdict.APPLIED) == len({max(versions[: i + 1]) for i in range(len(versions))})
+
+
+def test_a_late_event_does_not_bring_a_deleted_document_back() -> None:
+    log = [Event(0, "d", 3, None, None, {"x": 3}), Event(1, "d", None, None, None, None), Event(2, "d", 2, None, None, {"x": 2})]
+    changes = guard.settle(log, {}, Rules(ordered=True))
+    assert (changes.inserts, changes.deleted_orders) == ({}, {"d": 3})
+    again = guard.settle(
+        [Event(3, "d", 3, None, None, {"x": 3}), Event(4, "d", 4, None, None, {"x": 4})],
+        {"d": Stored(False, 3)},
+        Rules(ordered=True),
+    )
+    assert again.verdicts == [Verdict.REPEATED, Verdict.APPLIED]
+    assert again.inserts == {"d": {"x": 4}}
+
+
+def test_a_document_made_again_starts_without_its_old_values() -> None:
+    log = [Event(0, "d", None, None, None, None), Event(1, "d", 9, None, None, {"x": 1})]
+    changes = guard.settle(log, {"d": Stored(True, 5)}, Rules(ordered=True))
+    assert (changes.deletes, changes.inserts, changes.updates) == (["d"], {"d": {"x": 1}}, {})
+
+
+def test_changes_come_in_id_order() -> None:
+    events = [Event(i, name, 1, None, None, {}) for i, name in enumerate(["c", "a", "b"])]
+    assert list(guard.settle(events, {}, Rules(ordered=True)).inserts) == ["a", "b", "c"]

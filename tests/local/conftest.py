@@ -1,0 +1,44 @@
+"""A home of its own for what lends servers, on the real cache, and folders that every user can enter."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from instep.local import places
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """An empty folder that every user can enter, which pytest's own are not for root."""
+    folder = Path(tempfile.mkdtemp(prefix="instep-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def home(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """INSTEP_HOME in an empty folder, the cache being the user's real one."""
+    (open_folder / "cache").symlink_to(places.cache())
+    monkeypatch.setenv("INSTEP_HOME", str(open_folder))
+    return open_folder
+
+
+@pytest.fixture
+def bare_home(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """INSTEP_HOME in an empty folder with nothing fetched."""
+    monkeypatch.setenv("INSTEP_HOME", str(open_folder))
+    return open_folder
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)

@@ -1,0 +1,349 @@
+"""Real servers: each is killed and started again on its data, paused, refused a taken port, and outlived by nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import psycopg
+import pymysql
+import pytest
+from confluent_kafka import admin
+from confluent_kafka.cimpl import NewTopic
+
+from instep import errors
+from instep.local import broker, libraries, mariadb, places, ports, postgres, processes, server
+from tests.local.conftest import wait_until
+
+KINDS: tuple[type[server.Server], ...] = (broker.Broker, mariadb.MariaDB, postgres.Postgres)
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Callable[[type[server.Server]], server.Server]]:
+    """One running server of each kind for the whole module."""
+    started: dict[type[server.Server], server.Server] = {}
+
+    def get(kind: type[server.Server]) -> server.Server:
+        one = started.setdefault(kind, kind())
+        one.start()
+        return one
+
+    yield get
+    for one in started.values():
+        one.close()
+
+
+def mysql(one: server.Server, statement: str) -> Any:
+    login: dict[str, Any] = {"host": ports.HOST, "port": one.port, "user": "root", "database": "instep"}
+    with pymysql.connect(**login, read_timeout=2, connect_timeout=1) as connection, connection.cursor() as cursor:
+        cursor.execute(statement)
+        connection.commit()
+        return cursor.fetchall()
+
+
+def make_topic(bootstrap: str, name: str, copies: int) -> None:
+    client = admin.AdminClient({"bootstrap.servers": bootstrap})
+    client.create_topics([NewTopic(name, 1, copies)])[name].result(30)
+
+
+def topics(bootstrap: str, timeout_s: float = 10.0) -> set[str]:
+    client = admin.AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    return set(client.list_topics(timeout=timeout_s).topics)
+
+
+def write(one: server.Server, mark: str) -> None:
+    if isinstance(one, broker.Broker):
+        make_topic(one.bootstrap, mark, 1)
+    elif isinstance(one, postgres.Postgres):
+        with psycopg.connect(one.url) as connection:
+            connection.execute(f"CREATE TABLE {mark} (id int)")
+    else:
+        mysql(one, f"CREATE TABLE {mark} (id int)")
+
+
+def read(one: server.Server) -> set[str]:
+    if isinstance(one, broker.Broker):
+        return topics(one.bootstrap, timeout_s=1.0)
+    statement = "SELECT table_name FROM information_schema.tables"
+    if isinstance(one, postgres.Postgres):
+        with psycopg.connect(one.url, connect_timeout=2) as connection:
+            return {row[0] for row in connection.execute(statement)}
+    return {row[0] for row in mysql(one, statement)}
+
+
+@each_kind
+def test_killed_and_started_again_it_has_its_data_and_port(kind: type[server.Server], servers: Any) -> None:
+    one = servers(kind)
+    write(one, "kept")
+    address, killed = one.address, one.pid
+    tree = [killed, *processes.descendants(killed)]
+    one.kill()
+    assert not one.alive
+    assert not any(processes.alive(pid) for pid in tree)
+    one.start()
+    assert one.alive
+    assert one.pid != killed
+    assert one.address == address
+    assert "kept" in read(one)
+
+
+@pytest.mark.parametrize("kind", [mariadb.MariaDB, postgres.Postgres], ids=lambda kind: kind.name)
+def test_killed_from_outside_it_can_be_started_again(kind: type[server.Server], servers: Any) -> None:
+    one = servers(kind)
+    os.kill(one.pid, signal.SIGKILL)
+    wait_until(lambda: not one.alive)
+    one.kill()
+    one.start()
+    assert one.answers()
+
+
+@each_kind
+def test_stopped_it_ends_by_itself_and_starts_again(kind: type[server.Server], servers: Any) -> None:
+    one = servers(kind)
+    one.stop()
+    assert not one.alive
+    with pytest.raises(OSError, match="refused"):
+        one.answers()
+    one.start()
+    assert one.answers()
+
+
+@each_kind
+def test_paused_it_holds_still_and_resumed_it_goes_on(kind: type[server.Server], servers: Any) -> None:
+    one = servers(kind)
+    one.pause()
+    with pytest.raises((confluent_kafka.KafkaException, psycopg.OperationalError, pymysql.err.OperationalError)):
+        read(one)
+    assert one.alive
+    one.resume()
+    assert one.answers()
+
+
+def test_a_paused_database_also_holds_open_connections_still(servers: Any) -> None:
+    one = servers(postgres.Postgres)
+    with psycopg.connect(one.url) as session:
+        one.pause()
+        try:
+            pid = session.info.backend_pid
+            assert Path("/proc", str(pid), "stat").read_text().rpartition(") ")[2][0] == "T"
+        finally:
+            one.resume()
+        assert session.execute("SELECT 1").fetchone() == (1,)
+
+
+@each_kind
+def test_a_taken_port_is_named(kind: type[server.Server]) -> None:
+    with socket.socket() as holder:
+        holder.bind((ports.HOST, 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        one = kind(port=port)
+        with pytest.raises(errors.SettingsError, match=f"port {port}, wanted for {kind.name}, is taken"), one:
+            pass
+
+
+def test_a_port_lost_while_starting_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as holder:
+        holder.bind((ports.HOST, 0))
+        holder.listen()
+        found = [[holder.getsockname()[1]], ports.free()]
+        monkeypatch.setattr(ports, "free", lambda: found.pop(0))
+        with postgres.Postgres() as one:
+            assert one.port != holder.getsockname()[1]
+
+
+@each_kind
+def test_every_server_listens_on_the_loopback_only(kind: type[server.Server], servers: Any) -> None:
+    one = servers(kind)
+    inodes = {str(link.readlink()) for link in Path("/proc", str(one.pid), "fd").iterdir()}
+    listening = [
+        row[1].split(":")[0]
+        for table in ("tcp", "tcp6")
+        for row in (line.split() for line in Path("/proc/net", table).read_text().splitlines()[1:])
+        if row[3] == "0A" and f"socket:[{row[9]}]" in inodes
+    ]
+    assert listening
+    assert set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+def test_a_server_that_dies_at_its_start_shows_its_log(tmp_path: Path) -> None:
+    one = broker.Broker(root=tmp_path, properties={"log.retention.ms": "never"})
+    with (
+        pytest.raises(
+            errors.InstepError, match=r"log's last lines:\n(?s:.)*Invalid value never (?s:.)*the whole log: .*kafka.log"
+        ),
+        one,
+    ):
+        pass
+
+
+def test_the_broker_creates_no_topics_by_itself(servers: Any) -> None:
+    one = servers(broker.Broker)
+    producer = confluent_kafka.Producer({"bootstrap.servers": one.bootstrap, "message.timeout.ms": 1000})
+    failures: list[confluent_kafka.KafkaError | None] = []
+    producer.produce("nowhere", b"x", on_delivery=lambda error, _: failures.append(error))
+    producer.flush(10)
+    assert failures[0] is not None
+    assert "nowhere" not in topics(one.bootstrap)
+
+
+def test_the_user_of_postgres_can_run_no_programs(servers: Any) -> None:
+    one = servers(postgres.Postgres)
+    with psycopg.connect(one.url) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute("COPY (SELECT 1) TO PROGRAM 'true'")
+    with pytest.raises(psycopg.OperationalError, match="rejects"):
+        psycopg.connect(one.url.replace("instep@", "superuser@"))
+
+
+def test_a_database_does_not_run_as_root(servers: Any) -> None:
+    for kind in (postgres.Postgres, mariadb.MariaDB):
+        one = servers(kind)
+        assert Path("/proc", str(one.pid)).stat().st_uid != 0
+        assert one.root.stat().st_uid == Path("/proc", str(one.pid)).stat().st_uid
+
+
+def test_the_lock_file_of_a_gone_postgres_does_not_bind_a_stranger(servers: Any) -> None:
+    one = servers(postgres.Postgres)
+    one.kill()
+    lock = one.root / "data" / "postmaster.pid"
+    user = places.database_user()
+    with subprocess.Popen(["sleep", "600"], user=user.uid if user else None) as stranger:
+        lines = lock.read_text().splitlines()
+        lock.write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")
+        try:
+            one.start()
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+
+
+# --- three brokers ---
+
+
+def test_three_brokers_form_a_cluster_and_one_may_die() -> None:
+    with broker.Cluster(3) as cluster:
+        make_topic(cluster.bootstrap, "three", 3)
+        client = admin.AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+        metadata = client.list_topics(timeout=10)
+        assert set(metadata.brokers) == {1, 2, 3}
+        assert sorted(metadata.topics["three"].partitions[0].replicas) == [1, 2, 3]
+        cluster.nodes[2].kill()
+        assert [node.alive for node in cluster.nodes] == [True, True, False]
+        producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "log_level": 0})
+        failures: list[confluent_kafka.KafkaError | None] = []
+        producer.produce("three", b"x", on_delivery=lambda error, _: failures.append(error))
+        producer.flush(30)
+        assert failures == [None]
+        cluster.start()
+        assert cluster.alive
+        wait_until(lambda: set(client.list_topics(timeout=10).brokers) == {1, 2, 3})
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_other_numbers_of_brokers_are_not_to_be_had(count: int) -> None:
+    with pytest.raises(errors.SettingsError, match="ask for 1 or 3"):
+        broker.Cluster(count)
+
+
+# --- nothing outlives its owner ---
+
+OWNER = """
+import sys, time
+from concurrent import futures
+from instep.local import broker, mariadb, postgres
+servers = [broker.Broker(), mariadb.MariaDB(), postgres.Postgres()]
+for one in servers:
+    one.start()
+for one in servers:
+    print(one.pid, one._keeper.pid, one.root, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", ["kill -9", "Ctrl-C", "keepers killed"])
+def test_servers_and_their_temporary_data_go_with_their_owner(end: str) -> None:
+    code = OWNER if end == "kill -9" else OWNER.replace("broker.Broker(), mariadb.MariaDB(), ", "")
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    ) as owner:
+        assert owner.stdout
+        lines = [owner.stdout.readline().split() for _ in range(3 if end == "kill -9" else 1)]
+        pids = [int(pid) for line in lines for pid in line[:2]]
+        pids += [below for pid in pids for below in processes.descendants(pid)]
+        roots = [Path(line[2]) for line in lines]
+        assert all(processes.alive(pid) for pid in pids)
+        assert all(root.exists() for root in roots)
+        if end == "kill -9":
+            owner.kill()
+        elif end == "Ctrl-C":
+            os.killpg(owner.pid, signal.SIGINT)
+        else:
+            for line in lines:
+                os.kill(int(line[1]), signal.SIGKILL)
+        wait_until(lambda: not any(processes.alive(pid) for pid in pids))
+        if end == "keepers killed":
+            owner.kill()
+            for root in roots:
+                subprocess.run(["rm", "-r", root], check=True)
+    wait_until(lambda: not any(root.exists() for root in roots))
+
+
+def test_ctrl_c_does_not_reach_the_server_before_its_owner_is_done() -> None:
+    code = OWNER.replace("broker.Broker(), mariadb.MariaDB(), ", "").replace(
+        "time.sleep(600)",
+        "\ntry:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    print(one.alive and one.answers(), flush=True)",
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
+        assert owner.stdout
+        owner.stdout.readline()
+        os.killpg(owner.pid, signal.SIGINT)
+        assert owner.stdout.readline() == "True\n"
+
+
+def test_a_fork_of_the_owner_does_not_keep_its_servers() -> None:
+    code = OWNER.replace("broker.Broker(), mariadb.MariaDB(), ", "").replace(
+        "time.sleep(600)", "import os; os.fork(); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
+        assert owner.stdout
+        pid = int(owner.stdout.readline().split()[0])
+        wait_until(lambda: bool(processes.descendants(owner.pid)))
+        owner.kill()
+        wait_until(lambda: not processes.alive(pid))
+        os.killpg(owner.pid, signal.SIGKILL)
+
+
+def test_a_server_whose_keeper_was_killed_starts_again() -> None:
+    with postgres.Postgres() as one:
+        write(one, "kept")
+        assert one._keeper
+        os.kill(one._keeper.pid, signal.SIGKILL)
+        wait_until(lambda: not processes.alive(one.pid))
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                one.start()
+                break
+            except errors.InstepError:
+                assert time.monotonic() < deadline
+        assert "kept" in read(one)
+
+
+# --- libraries ---
+
+
+def test_missing_libraries_are_named_with_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "\tlibaio.so.1 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x0)\n\tlibodd.so.9 => not found\n"
+    assert libraries.parse_missing(told) == ["libaio.so.1", "libodd.so.9"]
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0, told, ""))
+    with pytest.raises(errors.MissingPart, match=r"libaio.so.1, libodd.so.9 missing\n.*apt install libaio1 .*libodd.so.9"):
+        libraries.check(Path("mariadbd"))

@@ -1,0 +1,52 @@
+"""Targets to write to: a table made by `instep init`, or by the test itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from instep import settings, sinks
+from instep.sinks import inspection, preparation, target
+from instep.sinks.sink import Sink
+
+BASE: dict[str, Any] = {
+    "topic": "print-status",
+    "table": "contract_document",
+    "key": "doc_no",
+    "event": {"document": "doc_id", "status": "status", "order": "version", "at": "updated_at"},
+    "columns": {"print_status": "status", "print_version": "version", "printed_at": "updated_at"},
+}
+
+
+def declare(url: str, **changes: Any) -> settings.Pipeline:
+    """A pipeline's settings, with some of them changed."""
+    return msgspec.convert({**BASE, "target": url, **changes}, settings.Pipeline)
+
+
+def run_sql(url: str, *statements: str) -> list[Any]:
+    """Run statements as the target's own team would; the rows of the last."""
+    with inspection.connection(target.database_url(url), create=True) as opened:
+        for statement in statements:
+            result = opened.execute(sa.text(statement.replace(":", "\\:")))
+        rows = [tuple(row) for row in result] if result.returns_rows else []
+        opened.commit()
+    return rows
+
+
+@pytest.fixture
+def open_sink() -> Iterator[Callable[[settings.Pipeline], Sink]]:
+    """Opens sinks, and closes them at the end."""
+    opened: list[Sink] = []
+
+    def make(pipeline: settings.Pipeline, name: str = "contracts") -> Sink:
+        preparation.prepare(pipeline)
+        opened.append(sinks.open_sink(inspection.inspect(name, pipeline)))
+        return opened[-1]
+
+    yield make
+    for sink in opened:
+        sink.close()
