@@ -27,7 +27,7 @@ from instep.document import event
 from instep.emit import deliveries, guarantees, outgoing, termination
 from instep.kafka import connection, faults, topics
 
-POLL_S = 0.1
+POLL_S = 0.05
 TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
 GIVEN_UP = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._DESTROY)
 AGAIN = "publish them again: a repeated event with the same version changes nothing"
@@ -237,6 +237,12 @@ class Publisher:
     def _undelivered(self, error: KafkaError, key: bytes, value: bytes | None) -> errors.Undelivered:
         """The broker's or the client's refusal of one record, in our words."""
         record = f"the record of document {key.decode('utf-8', 'replace')!r}"
+        if self._ear.fatal is not None:
+            return errors.Undelivered(
+                f"{record} was not taken: the publisher cannot go on: {faults.readable(self._ear.fatal)}"
+                f" ({self._ear.fatal.name()})",
+                "close it and make a new one",
+            )
         if error.code() in TOO_LARGE:
             return errors.Undelivered(
                 f"{record} is too large: {len(key) + len(value or b''):,} bytes; the publisher's message.max.bytes is"
@@ -246,12 +252,6 @@ class Publisher:
         if error.code() in GIVEN_UP:
             return errors.Undelivered(
                 f"{record} was not confirmed within {self.flush_timeout_s:g} s{self._last_heard(self._given_up_since)}", AGAIN
-            )
-        if self._ear.fatal is not None:
-            return errors.Undelivered(
-                f"{record} was not taken: the publisher cannot go on: {faults.readable(self._ear.fatal)}"
-                f" ({self._ear.fatal.name()})",
-                "close it and make a new one",
             )
         if faults.MEANING.get(error.code()) is errors.NotAuthorised:
             refusal = faults.translate(error, self._deed)

@@ -128,7 +128,16 @@ class Broker(server.Server):
         return [*_jvm("-Dlog4j2.configurationFile=log4j2.properties"), "kafka.Kafka", "server.properties"]
 
     def answers(self) -> bool:
-        return self.node in known_nodes(self.port)
+        """Whether this very node is up in its cluster; a stranger on the port belongs to another."""
+        said = ask_membership(self.port)
+        return said.cluster_id == self._formatted_for() and self.node in said.nodes
+
+    def _formatted_for(self) -> str | None:
+        """The id of the cluster that the data belongs to."""
+        for line in (self.root / "data" / "meta.properties").read_text(encoding="latin-1").splitlines():
+            if line.startswith("cluster.id="):
+                return line.removeprefix("cluster.id=").replace("\\", "")
+        return None
 
 
 class Cluster:
@@ -243,7 +252,7 @@ class Cluster:
     def _know_each_other(self) -> bool:
         expected = {node.node for node in self.nodes}
         try:
-            return all(known_nodes(node.port) == expected for node in self.nodes)
+            return all(ask_membership(node.port).nodes == expected for node in self.nodes)
         except OSError:
             return False
 
@@ -256,26 +265,34 @@ def new_cluster_id() -> str:
             return made
 
 
-def known_nodes(port: int, timeout_s: float = 2.0) -> set[int]:
-    """The ids of the brokers that the broker on this port counts as living, by a Metadata request (version 1, no topics)."""
-    body = struct.pack(">hhih6si", 3, 1, 1, 6, b"instep", 0)
+@dataclass(frozen=True)
+class Membership:
+    """What a broker says of its cluster: the cluster's id, and the ids of the brokers that live."""
+
+    cluster_id: str | None
+    nodes: frozenset[int]
+
+
+def ask_membership(port: int, timeout_s: float = 1.0) -> Membership:
+    """Ask the broker on this port, by a Metadata request (version 2, no topics)."""
+    body = struct.pack(">hhih6si", 3, 2, 1, 6, b"instep", 0)
     with socket.create_connection((ports.HOST, port), timeout=timeout_s) as connection, connection.makefile("rb") as stream:
         connection.sendall(struct.pack(">i", len(body)) + body)
         size = struct.unpack(">i", _exactly(stream, 4))[0]
         answer = io.BytesIO(_exactly(stream, size))
     _, count = struct.unpack(">ii", _exactly(answer, 8))
-    found = set()
+    nodes = set()
     for _ in range(count):
-        found.add(struct.unpack(">i", _exactly(answer, 4))[0])
-        _skip_string(answer)
+        nodes.add(struct.unpack(">i", _exactly(answer, 4))[0])
+        _read_string(answer)
         _exactly(answer, 4)
-        _skip_string(answer)
-    return found
+        _read_string(answer)
+    return Membership(_read_string(answer), frozenset(nodes))
 
 
-def _skip_string(stream: BinaryIO) -> None:
+def _read_string(stream: BinaryIO) -> str | None:
     length = struct.unpack(">h", _exactly(stream, 2))[0]
-    _exactly(stream, max(length, 0))
+    return None if length < 0 else _exactly(stream, length).decode(errors="replace")
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:

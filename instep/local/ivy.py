@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.sax import saxutils
 
 from instep import errors
-from instep.local import java, keeping
+from instep.local import java, keeping, places
 
 DESCRIPTION = """<ivy-module version="2.0">
   <info organisation="instep" module="{name}"/>
@@ -65,12 +65,13 @@ def describe(name: str, modules: Sequence[str], *, transitive: bool) -> str:
 
 def refusal(name: str, log: str, work: Path) -> errors.InstepError:
     """What to tell when Ivy gave up. It reports its reasons as text alone."""
-    if "No space left on device" in log or "Disk quota exceeded" in log:
+    if places.tells_full_disk(log):
         return errors.InstepError(f"no space left below {work.parent} to fetch {name}", "free some space, or set INSTEP_HOME")
-    told = [line.strip() for line in log.splitlines() if line.strip(" .\t") and not line.startswith("..")]
-    reasons = [line for line in told if "Exception" in line or "not found" in line or "rror" in line] or told
+    told = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith("..")]
+    refused, missing = ([line for line in told if words in line] for words in ("access error", "not found"))
+    reasons = refused or missing or told
     return errors.MissingPart(
-        f"{name} could not be fetched from Maven Central: {'; '.join(reasons[:2]) or 'Ivy gave no reason'}",
+        f"{name} could not be fetched from Maven Central: {next(iter(reasons), 'Ivy gave no reason')}",
         "see that the network is there (behind a proxy: "
         "export JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=HOST -Dhttps.proxyPort=PORT'), then try again",
     )

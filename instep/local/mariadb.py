@@ -81,8 +81,10 @@ class MariaDB(server.Server):
         ]
 
     def answers(self) -> bool:
-        """Log in to the database; True when the server says OK."""
-        with socket.create_connection((ports.HOST, self.port), timeout=2) as connection, connection.makefile("rb") as stream:
+        """Log in to the database. Its own pid file comes first: on a lost port another server would answer."""
+        if (self.root / "data" / "mariadb.pid").read_text(encoding="utf-8").strip() != str(self.pid):
+            return False
+        with socket.create_connection((ports.HOST, self.port), timeout=1) as connection, connection.makefile("rb") as stream:
             greeting = _read_packet(stream)
             if greeting[:1] != b"\x0a":
                 return False

@@ -22,6 +22,8 @@ from pathlib import Path
 from instep import errors
 from instep.local import keeping
 
+FULL_DISK_WORDS = ("No space left on device", "Disk quota exceeded", "out of disk space")
+
 
 def cache() -> Path:
     """The folder of fetched files, made when it is not there."""
@@ -91,6 +93,11 @@ def explain(error: OSError, folder: Path) -> errors.InstepError:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return errors.InstepError(f"{folder} cannot be written: {error}", f"give this user the right to write there, {elsewhere}")
     return errors.InstepError(f"{folder} cannot be used: {error}", f"mend it, {elsewhere}")
+
+
+def tells_full_disk(log: str) -> bool:
+    """Whether a program's output says that the disk is full. Programs tell so in words alone."""
+    return any(words in log for words in FULL_DISK_WORDS)
 
 
 def _home(part: str, variable: str, default: str) -> Path:

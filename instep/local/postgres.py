@@ -92,9 +92,15 @@ class Postgres(server.Server):
         return [str(artifacts.unpacked("postgres") / "bin" / "postgres"), "-D", str(self.root / "data"), *arguments]
 
     def answers(self) -> bool:
-        """Log in and wait for ReadyForQuery; while it starts or recovers, the server answers with an error instead."""
+        """Log in and wait for ReadyForQuery; while it starts or recovers, the server answers with an error instead.
+
+        Its own lock file says so first: on a lost port another server would answer.
+        """
+        lock = (self.root / "data" / "postmaster.pid").read_text(encoding="utf-8").splitlines()
+        if len(lock) < 8 or lock[0] != str(self.pid) or lock[7].strip() != "ready":
+            return False
         names = b"user\0instep\0database\0instep\0\0"
-        with socket.create_connection((ports.HOST, self.port), timeout=2) as connection, connection.makefile("rb") as stream:
+        with socket.create_connection((ports.HOST, self.port), timeout=1) as connection, connection.makefile("rb") as stream:
             connection.sendall(struct.pack(">ii", 8 + len(names), 196608) + names)
             while header := stream.read(5):
                 kind, size = struct.unpack(">ci", header)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -21,6 +22,7 @@ from instep.local import keeping, places, ports, processes
 
 ATTEMPTS_ON_FREE_PORTS = 5
 LOG_TAIL_LINES = 15
+FULL_DISK_BYTES = 1 << 20
 
 
 class PortLost(errors.SettingsError):
@@ -270,18 +272,18 @@ class Server(abc.ABC):
 
     def _death(self) -> Exception:
         """Why it ended while starting. Servers tell so in their logs alone."""
-        log = self.read_log()
-        if "Address already in use" in log:
+        if "Address already in use" in self.read_log():
             return PortLost(
                 f"a port of {self.name} was taken by another program while it started", "try again, or choose another port"
-            )
-        if "No space left on device" in log:
-            return errors.InstepError(
-                f"no space left for {self.name} below {self.root}", "free some space there, and start again"
             )
         return self._failure(f"{self.name} ended while starting (status {self._keeper.poll() if self._keeper else None})")
 
     def _failure(self, what: str) -> errors.InstepError:
+        # On a full disk the log may have had no room for saying so.
+        if places.tells_full_disk(self.read_log()) or shutil.disk_usage(self.root).free < FULL_DISK_BYTES:
+            return errors.InstepError(
+                f"no space left for {self.name} below {self.root}", "free some space there, and start again"
+            )
         lines = [line for line in self.read_log().splitlines() if line.strip()][-LOG_TAIL_LINES:]
         where = "" if self._temporary else f"the whole log: {self.log}"
         return errors.InstepError("\n".join([f"{what}; its log's last lines:", *(f"  {line}" for line in lines)]), where)

@@ -87,7 +87,8 @@ def summary(runner: Runner) -> str:
     totals = runner.progress.totals
     return (
         f"{totals['records']:,} records: {totals['applied']:,} applied, {totals['stale']:,} stale,"
-        f" {totals['repeated']:,} repeated, {totals['ignored']:,} ignored, {totals['dead']:,} dead letters; {runner.restarts} restarts"
+        f" {totals['repeated']:,} repeated, {totals['ignored']:,} ignored, {totals['dead']:,} dead letters;"
+        f" {runner.restarts} restarts"
     )
 
 

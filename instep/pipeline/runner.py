@@ -7,12 +7,14 @@ again in the same Spark session; what cannot mend itself ends the pipeline with 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from instep import errors, settings, sinks
@@ -33,7 +35,7 @@ BACKOFF_MAX_S = 15.0
 UNEXPLAINED_TRIES_MAX = 5
 TOPIC_CHECK_INTERVAL_S = 5.0
 MIRROR_INTERVAL_S = 1.0
-PAUSE_BEFORE_WAITING_S = 3.0
+LOOK_INTERVAL_S = 0.1
 
 
 class State(StrEnum):
@@ -43,19 +45,21 @@ class State(StrEnum):
     ENDED = "ended"
 
 
-class Runner:
-    """Runs one pipeline. `tick` is called by the supervisor's loop and never blocks for long."""
+class Runner(threading.Thread):
+    """Runs one pipeline in a thread of its own, so that waiting for one pipeline's servers holds up no other."""
 
     def __init__(
         self, name: str, pipeline: settings.Pipeline, cluster: Cluster, spark: SparkSession, folder: Path, *, once: bool
     ) -> None:
-        self.name, self.pipeline, self.cluster, self.spark, self.once = name, pipeline, cluster, spark, once
+        super().__init__(name=name, daemon=True)
+        self.pipeline, self.cluster, self.spark, self.once = pipeline, cluster, spark, once
         self.state = State.STARTING
         self.error: errors.InstepError | None = None
         self.waiting_for = ""
         self.restarts = 0
         self.progress = progress.Progress()
         self._folder = folder
+        self._asked_to_stop = threading.Event()
         self._query: StreamingQuery | None = None
         self._topic: Topic | None = None
         self._batch_seen = -1
@@ -64,37 +68,37 @@ class Runner:
         self._waiting_since = 0.0
         self._topic_checked = self._mirrored = time.monotonic()
 
-    # --- the loop's side -------------------------------------------------------------------------------
-
-    def tick(self) -> None:
-        """Look after the pipeline once."""
-        now = time.monotonic()
-        if self.state is State.ENDED:
-            return
-        if self._query is None:
-            if now >= self._try_at:
-                self._guarded(self._start)
-            return
-        self._absorb()
-        if not self._query.isActive:
-            self._over()
-        elif now - self._topic_checked >= TOPIC_CHECK_INTERVAL_S:
-            self._topic_checked = now
-            self._guarded(self._check_topic)
-        if now - self._mirrored >= MIRROR_INTERVAL_S:
-            self._mirrored = now
-            self._mirror()
-
-    def stop(self) -> None:
-        """End the query; a transaction in the middle is rolled back by the database."""
-        self._stop_query()
-        if self.state is not State.ENDED:
-            self.state = State.ENDED
+    def run(self) -> None:
+        """Look after the pipeline until it has ended or is asked to."""
+        while self.state is not State.ENDED and not self._asked_to_stop.wait(LOOK_INTERVAL_S):
+            self._guarded(self._look)
         self._mirror()
+
+    def stop(self, patience_s: float) -> None:
+        """End the query; a transaction in the middle is rolled back by its database."""
+        self._asked_to_stop.set()
+        self._stop_query()
+        self.join(patience_s)
 
     def waiting_s(self) -> float:
         """For how long the pipeline has been waiting."""
         return time.monotonic() - self._waiting_since if self.state is State.WAITING else 0.0
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if self._query is None:
+            if now >= self._try_at:
+                self._start()
+            return
+        self._absorb(self._query)
+        if not self._query.isActive:
+            self._over(self._query)
+        elif now - self._topic_checked >= TOPIC_CHECK_INTERVAL_S:
+            self._topic_checked = now
+            self._check_topic()
+        if now - self._mirrored >= MIRROR_INTERVAL_S:
+            self._mirrored = now
+            self._mirror()
 
     # --- starting --------------------------------------------------------------------------------------
 
@@ -153,10 +157,9 @@ class Runner:
 
     # --- watching --------------------------------------------------------------------------------------
 
-    def _absorb(self) -> None:
+    def _absorb(self, running: StreamingQuery) -> None:
         """Add what the query has reported since the last look."""
-        assert self._query is not None
-        reports = self._query._jsq.recentProgress()  # one call a report; the public property makes dozens
+        reports = running._jsq.recentProgress()  # one call a report; the public property makes dozens
         fresh = []
         for index in range(len(reports) - 1, -1, -1):
             if reports[index].batchId() <= self._batch_seen:
@@ -168,12 +171,11 @@ class Runner:
             self.progress.add(batch)
             self._failures = 0
 
-    def _over(self) -> None:
+    def _over(self, ended: StreamingQuery) -> None:
         """The query is no longer active: done, or failed."""
-        assert self._query is not None
-        failure = self._query.exception()
+        failure = ended.exception()
         self._query = None
-        if failure is None:
+        if failure is None or self._asked_to_stop.is_set():
             self.state = State.ENDED
         else:
             self._failed(failures.read(str(failure)) or unexplained(failure))
@@ -192,11 +194,13 @@ class Runner:
             step()
         except errors.InstepError as error:
             self._failed(error)
-        except PySparkException as error:
+        except (PySparkException, Py4JError) as error:
             self._failed(failures.read(str(error)) or unexplained(error))
 
     def _failed(self, error: errors.InstepError) -> None:
         """Wait and try again, or end: by the error's type."""
+        if self._asked_to_stop.is_set():
+            return
         first_start = self.state is State.STARTING
         if isinstance(error, errors.BrokerUnreachable) and self._query is not None:
             self._wait_for(error)  # Spark itself waits for the broker; the query need not be started again
@@ -220,10 +224,10 @@ class Runner:
         self.waiting_for = error.what
 
     def _stop_query(self) -> None:
-        if self._query is not None:
-            with contextlib.suppress(PySparkException):  # it would not end in time; the epoch keeps it from doing harm
-                self._query.stop()
-            self._query = None
+        running, self._query = self._query, None
+        if running is not None:
+            with contextlib.suppress(PySparkException, Py4JError):  # it would not end in time; the epoch keeps it harmless
+                running.stop()
 
     def _mirror(self) -> None:
         """Write the position to the consumer group named after the pipeline, for the tools people have."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LOOK_INTERVAL_S = 0.1
 KEEP_WARM_INTERVAL_S = 30.0
 END_WITHIN_S = 4.0
+MIRROR_PATIENCE_S = 1.0
 
 
 def run(
@@ -45,7 +46,6 @@ def run(
         inspection.inspect(name, pipeline)
         topics.describe(cluster, pipeline.topic)
     place = session.Workplace()
-    keep_log = True
     try:
         with _stop_signals() as stopped:
             spark = session.open_session(declared.spark, jars, place, verbose=verbose)
@@ -59,13 +59,11 @@ def run(
             finally:
                 with _deadline(stopped, END_WITHIN_S):
                     spark.stop()
-        keep_log = any(runner.error for runner in runners)
-        failed = next((runner.error for runner in runners if runner.error), None)
-        if failed is not None:
-            raise failed
     finally:
-        if not (keep_log and verbose):
-            place.remove()
+        place.remove()
+    failed = next((runner.error for runner in runners if runner.error), None)
+    if failed is not None:
+        raise failed
 
 
 class Stop:
@@ -109,16 +107,16 @@ def _work(spark: SparkSession, runners: Sequence[Runner], stop: Stop, metrics_po
     if server:
         reporter.say(f"metrics at {server.address}")
     warm = _KeepWarm(spark)
+    for runner in runners:
+        runner.start()
     try:
         while not stop.wait(LOOK_INTERVAL_S) and any(runner.state is not State.ENDED for runner in runners):
-            for runner in runners:
-                runner.tick()
             reporter.tick()
             warm.tick()
     finally:
         with _deadline(stop, END_WITHIN_S):
             for runner in runners:
-                runner.stop()
+                runner.stop(patience_s=MIRROR_PATIENCE_S)
         reporter.end()
         if server:
             server.close()

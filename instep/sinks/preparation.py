@@ -40,3 +40,14 @@ def _missing(opened: sa.Connection, pipeline: settings.Pipeline) -> list[str]:
         *tables.business_statements(opened.dialect, pipeline, known),
         *tables.create_statements(opened.dialect, set(view.get_table_names())),
     ]
+
+
+def remove(name: str, pipeline: settings.Pipeline) -> None:
+    """Take a pipeline and its table out of the target database again."""
+    url = target.database_url(pipeline.target)
+    table = target.table_name(pipeline.table)
+    with inspection.connection(url) as opened:
+        sa.Table(table.name, sa.MetaData(), schema=table.schema).drop(opened, checkfirst=True)
+        for own in tables.metadata.sorted_tables:
+            opened.execute(own.delete().where(own.c.pipeline == name))
+        opened.commit()

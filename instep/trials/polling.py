@@ -1,0 +1,64 @@
+"""The old way: a stand-in for the print system's query service, asked document by document."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote, unquote
+
+CALL_S = 0.3
+
+
+class QueryService:
+    """A real HTTP server that takes its time over each answer."""
+
+    def __init__(self, statuses: Mapping[str, str], call_s: float = CALL_S) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                time.sleep(call_s)
+                document = unquote(self.path.removeprefix("/documents/"))
+                body = json.dumps({"doc_id": document, "status": statuses.get(document)}).encode()
+                self.send_response(200 if document in statuses else 404)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+                """Says nothing: the answers are the point."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_port)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def poll(port: int, documents: Sequence[str]) -> tuple[dict[str, str], float]:
+    """Ask for these documents one after the other; their statuses, and the seconds it took."""
+    connection = HTTPConnection("127.0.0.1", port)
+    started = time.monotonic()
+    found = {}
+    for document in documents:
+        connection.request("GET", f"/documents/{quote(document, safe='')}")
+        found[document] = json.loads(connection.getresponse().read())["status"]
+    connection.close()
+    return found, time.monotonic() - started

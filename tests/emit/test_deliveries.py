@@ -1,0 +1,166 @@
+"""Failures are told once, and never to nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+
+import pytest
+
+from instep import errors
+from instep.emit import deliveries
+
+FAILURE = errors.Undelivered("not taken")
+PLACE = deliveries.Delivery("t", 0, 1, 2)
+
+
+def failed(tally: deliveries.Tally, on_delivery: deliveries.OnDelivery | None = None) -> deliveries.Receipt:
+    receipt = tally.begin(on_delivery)
+    tally.settle(receipt, FAILURE, None)
+    return receipt
+
+
+def test_a_delivery_is_the_result() -> None:
+    tally = deliveries.Tally()
+    receipt = tally.begin(None)
+    assert not tally.is_settled(tally.mark)
+    tally.settle(receipt, None, PLACE)
+    assert tally.is_settled(tally.mark)
+    assert receipt.result() == PLACE
+    assert tally.take_untold() == (0, None)
+
+
+def test_ignored_failures_are_counted_with_the_first_reason() -> None:
+    tally = deliveries.Tally()
+    for _ in range(3):
+        failed(tally)
+    assert tally.take_untold() == (3, FAILURE)
+    assert tally.take_untold() == (0, None)
+
+
+def test_a_failure_that_was_asked_for_is_told() -> None:
+    tally = deliveries.Tally()
+    with pytest.raises(errors.Undelivered):
+        failed(tally).result()
+    assert failed(tally).exception() is FAILURE
+    assert tally.take_untold() == (0, None)
+
+
+def test_asking_twice_counts_once() -> None:
+    tally = deliveries.Tally()
+    asked, ignored = failed(tally), failed(tally)
+    for _ in range(2):
+        assert asked.exception() is FAILURE
+    assert ignored.done()
+    assert tally.take_untold() == (1, FAILURE)
+
+
+def test_asking_after_the_flush_takes_nothing_from_the_next_one() -> None:
+    tally = deliveries.Tally()
+    early = failed(tally)
+    assert tally.take_untold() == (1, FAILURE)
+    failed(tally)
+    assert early.exception() is FAILURE
+    assert tally.take_untold() == (1, FAILURE)
+
+
+def test_a_callback_is_told() -> None:
+    tally, told = deliveries.Tally(), []
+    failed(tally, lambda error, delivery: told.append((error, delivery)))
+    receipt = tally.begin(lambda error, delivery: told.append((error, delivery)))
+    tally.settle(receipt, None, PLACE)
+    assert told == [(FAILURE, None), (None, PLACE)]
+    assert tally.take_untold() == (0, None)
+
+
+def test_a_callback_that_fails_was_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(error: errors.Undelivered | None, delivery: deliveries.Delivery | None) -> None:
+        raise SystemExit
+
+    tally = deliveries.Tally()
+    with caplog.at_level(logging.ERROR, "instep.emit"):
+        receipt = failed(tally, broken)
+    assert "a delivery callback failed" in caplog.text
+    assert receipt.done()
+    assert tally.take_untold() == (1, FAILURE)
+
+
+def test_whoever_waits_is_told_before_anybody_can_flush() -> None:
+    tally = deliveries.Tally()
+    receipt = tally.begin(None)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(receipt.exception)
+        while not receipt.askers:
+            threading.Event().wait(0.001)
+        tally.settle(receipt, FAILURE, None)
+        assert tally.take_untold() == (0, None)
+        assert waiting.result(5) is FAILURE
+
+
+def test_whoever_gave_up_waiting_was_not_told() -> None:
+    tally = deliveries.Tally()
+    receipt = tally.begin(None)
+    with pytest.raises(concurrent.futures.TimeoutError):
+        receipt.result(timeout=0.01)
+    tally.settle(receipt, FAILURE, None)
+    assert tally.take_untold() == (1, FAILURE)
+
+
+def test_a_receipt_cannot_be_cancelled() -> None:
+    tally = deliveries.Tally()
+    receipt = tally.begin(None)
+    assert not receipt.cancel()
+    tally.settle(receipt, None, PLACE)
+    assert receipt.result() == PLACE
+
+
+def test_a_receipt_can_be_awaited() -> None:
+    tally = deliveries.Tally()
+
+    async def wait() -> deliveries.Delivery:
+        return await asyncio.wrap_future(failed(tally))
+
+    with pytest.raises(errors.Undelivered):
+        asyncio.run(wait())
+    assert tally.take_untold() == (0, None)
+
+
+def test_the_reporting_thread_cannot_wait_for_itself() -> None:
+    tally = deliveries.Tally()
+    tally.reporter = threading.get_ident()
+    with pytest.raises(RuntimeError, match="wait for itself"):
+        tally.begin(None).result()
+
+
+def test_the_mark_covers_what_was_sent_before_it() -> None:
+    tally = deliveries.Tally()
+    first, second = tally.begin(None), tally.begin(None)
+    mark = tally.mark
+    later = tally.begin(None)
+    tally.settle(second, None, PLACE)
+    assert not tally.is_settled(mark)
+    assert not tally.wait_settled(mark, 0.01)
+    assert tally.open_up_to(mark) == 1
+    tally.settle(first, None, PLACE)
+    assert tally.wait_settled(mark, 0)
+    assert not tally.is_settled(tally.mark)
+    tally.withdraw(later)
+    assert tally.is_settled(tally.mark)
+
+
+def test_counts_hold_under_many_threads() -> None:
+    tally = deliveries.Tally()
+    receipts = [tally.begin(None) for _ in range(2000)]
+
+    def ask(receipt: deliveries.Receipt) -> None:
+        assert receipt.exception(10) is FAILURE
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(ask, receipt) for receipt in receipts[::2]]
+        for receipt in receipts:
+            tally.settle(receipt, FAILURE, None)
+        for done in asked:
+            done.result(20)
+    assert tally.take_untold() == (1000, FAILURE)

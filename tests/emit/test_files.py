@@ -1,0 +1,172 @@
+"""Files as records, and what is said about a wrong line."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from instep import errors
+from instep.emit import files
+from instep.emit.outgoing import OutgoingRecord
+
+WORDS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=40)
+
+
+def read(text: str | bytes, file_format: files.Format = "jsonl", **named: str) -> list[OutgoingRecord]:
+    stream = io.BytesIO(text.encode() if isinstance(text, str) else text)
+    return list(files.read(stream, file_format, **named))
+
+
+def value(record: OutgoingRecord) -> Any:
+    assert record.value is not None
+    return json.loads(record.value)
+
+
+def test_a_json_line_is_sent_as_it_stands() -> None:
+    line = '{"doc_id": "d-1",  "status":"QUEUED", "version": 3, "note": "🖨️"}'
+    assert read(f"{line}\n") == [OutgoingRecord(b"d-1", line.encode())]
+
+
+def test_blank_lines_a_mark_and_a_missing_last_line_end_are_tolerated() -> None:
+    assert [record.key for record in read(b'\xef\xbb\xbf{"doc_id": "a"}\r\n\r\n  \n{"doc_id": "b"}')] == [b"a", b"b"]
+    assert read("") == []
+
+
+def test_another_field_can_be_the_key_and_an_integer_is_fine() -> None:
+    assert [record.key for record in read('{"id": 7}\n{"id": -2}\n{"id": "x"}', key="id")] == [b"7", b"-2", b"x"]
+
+
+def test_a_deletion_has_no_value() -> None:
+    assert read('{"doc_id": "a", "$delete": true}') == [OutgoingRecord(b"a", None)]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"doc_id": "b"', "not valid JSON"),
+        ("[1]", "not a JSON object"),
+        ("42", "not a JSON object"),
+        ('{"status": "A"}', "no field 'doc_id'"),
+        ('{"docid": "b"}', "did you mean 'docid'"),
+        ('{"doc_id": true}', "must be text or an integer"),
+        ('{"doc_id": null}', "must be text or an integer"),
+        ('{"doc_id": 1.5}', "must be text or an integer"),
+        ('{"doc_id": ""}', "must not be empty"),
+        ('{"doc_id": "' + "x" * 256 + '"}', "at most 255"),
+        ('{"doc_id": "b", "$delete": false}', r"\$delete goes with the key alone"),
+        ('{"doc_id": "b", "$delete": true, "status": "A"}', r"\$delete goes with the key alone"),
+    ],
+)
+def test_a_wrong_line_stops_there_and_is_named(line: str, says: str) -> None:
+    stream = io.BytesIO(f'{{"doc_id": "a"}}\n\n{line}\n{{"doc_id": "c"}}\n'.encode())
+    records = files.read(stream, "jsonl", name="events.jsonl")
+    assert next(records).key == b"a"
+    with pytest.raises(errors.SettingsError, match=rf"events\.jsonl, line 3: .*{says}"):
+        next(records)
+    assert next(records, None) is None
+
+
+def test_bytes_that_are_not_utf8_are_named() -> None:
+    with pytest.raises(errors.SettingsError, match="line 1: not valid JSON"):
+        read(b'{"doc_id": "\xff"}')
+    with pytest.raises(errors.SettingsError, match="line 1: not valid JSON"):
+        read(b'{"doc_id": "a", "note": "\xff"}')
+    with pytest.raises(errors.SettingsError, match=r"line \d: not UTF-8"):
+        read(b"doc_id,note\na,\xff\n", "csv")
+
+
+@given(st.lists(st.dictionaries(WORDS, st.none() | st.booleans() | st.integers(-(2**53), 2**53) | WORDS, max_size=4), max_size=8))
+def test_any_objects_arrive_whole(objects: list[dict[str, Any]]) -> None:
+    rows = [{**fields, "doc_id": f"d{number}"} for number, fields in enumerate(objects)]
+    rows = [{name: cell for name, cell in row.items() if name != "$delete"} for row in rows]
+    found = read("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert [value(record) for record in found] == rows
+    assert [record.key for record in found] == [row["doc_id"].encode() for row in rows]
+
+
+def test_a_csv_row_becomes_an_object() -> None:
+    found = read('doc_id,status,version,note\r\nd-1,QUEUED,3,\r\nd-2,"a ""b"",\nc",-1,012\r\n', "csv")
+    assert [record.key for record in found] == [b"d-1", b"d-2"]
+    assert value(found[0]) == {"doc_id": "d-1", "status": "QUEUED", "version": 3}
+    assert value(found[1]) == {"doc_id": "d-2", "status": 'a "b",\nc', "version": -1, "note": "012"}
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [("0", 0), ("12", 12), ("-3", -3), ("-0", "-0"), ("012", "012"), ("+3", "+3"), ("1.0", "1.0"), ("1e3", "1e3"), (" 1", " 1"),
+     ("٣", "٣"), ("9" * 18, int("9" * 18)), ("9" * 19, "9" * 19)],
+)  # fmt: skip
+def test_only_integers_as_json_writes_them_become_integers(cell: str, expected: str | int) -> None:
+    assert value(read(f"doc_id,x\na,{cell}\n", "csv")[0])["x"] == expected
+
+
+def test_the_key_of_a_csv_row_stays_text() -> None:
+    found = read("doc_id,x\n12,y\n", "csv")[0]
+    assert (found.key, value(found)["doc_id"]) == (b"12", "12")
+
+
+def test_a_byte_order_mark_and_blank_rows_in_csv_are_tolerated() -> None:
+    assert [record.key for record in read(b"\xef\xbb\xbfdoc_id,x\n\na,1\n\n", "csv")] == [b"a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "line 1: no column 'doc_id'"),
+        ("docid,x\na,1\n", "line 1: no column 'doc_id'; did you mean 'docid'"),
+        ("doc_id,x,x\n", "line 1: the header names 'x' twice"),
+        ("doc_id,\n", "line 1: a column has no name"),
+        ("doc_id,x\na,1\nb\n", "line 3: 1 cells under a header of 2"),
+        ("doc_id,x\na,1,2\n", "line 2: 3 cells under a header of 2"),
+        ("doc_id,x\n,1\n", "line 2: no field 'doc_id'"),
+        ('doc_id,x\na,"1\n', "not valid CSV"),
+        ('doc_id,x\na,"1"2\n', "line 2: not valid CSV"),
+    ],
+)
+def test_wrong_csv_is_named(text: str, says: str) -> None:
+    with pytest.raises(errors.SettingsError, match=says):
+        read(text, "csv")
+
+
+@given(st.lists(st.tuples(WORDS, WORDS), max_size=8))
+def test_any_csv_cells_arrive_whole(rows: list[tuple[str, str]]) -> None:
+    def quoted(cell: str) -> str:
+        return '"' + cell.replace('"', '""') + '"'
+
+    found = read("doc_id,x\n" + "".join(f"{quoted(key)},{quoted('#' + cell)}\n" for key, cell in rows), "csv")
+    assert [(record.key.decode(), value(record)["x"]) for record in found] == [(key, "#" + cell) for key, cell in rows]
+
+
+def test_the_stream_stays_open_and_is_read_as_it_comes() -> None:
+    class Endless(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            chunk = (b"doc_id,x\n" + b"a,1\n" * len(buffer))[: len(buffer)]
+            buffer[: len(chunk)] = chunk
+            return len(chunk)
+
+    stream = io.BufferedReader(Endless(), 64)
+    assert next(files.read(stream, "csv")).key == b"a"
+    assert not stream.closed
+    stream.detach()
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("a.jsonl", "jsonl"), ("a.NDJSON", "jsonl"), ("dir.csv/a.json", "jsonl"), ("a.csv", "csv"), ("-", "jsonl")],
+)
+def test_the_format_by_the_suffix(path: str, expected: str) -> None:
+    assert files.format_of(path) == expected
+
+
+def test_an_unknown_suffix_names_the_known_ones() -> None:
+    with pytest.raises(errors.SettingsError, match=r"events\.xml") as caught:
+        files.format_of("events.xml")
+    assert ".jsonl" in caught.value.remedy

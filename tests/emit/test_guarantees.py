@@ -1,0 +1,133 @@
+"""Settings that break a guarantee are refused by name; those that do not, pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from instep import errors
+from instep.emit import guarantees
+
+IN_FLIGHT = "max.in.flight.requests.per.connection"
+
+
+def test_the_defaults_are_idempotent_acknowledged_by_all_and_javas_partitioner() -> None:
+    config = guarantees.producer_config("exactly-once", {})
+    assert config["enable.idempotence"] is True
+    assert config["acks"] == "all"
+    assert config["partitioner"] == "murmur2"
+
+
+@pytest.mark.parametrize("guarantee", guarantees.STRENGTH)
+@pytest.mark.parametrize(
+    "wanted",
+    [{"partitioner": "consistent_random"}, {"partitioner": "fnv1a"}, {"queuing.strategy": "lifo"}, {"queuing_strategy": "lifo"}],
+)
+def test_what_breaks_the_order_is_refused_whatever_the_guarantee(guarantee: str, wanted: dict[str, Any]) -> None:
+    with pytest.raises(errors.SettingsError, match=f"^{next(iter(wanted))}=.*order per document"):
+        guarantees.producer_config(guarantee, wanted)
+
+
+REPEATS = [
+    ("enable.idempotence", False),
+    ("enable.idempotence", "false"),
+    ("enable_idempotence", 0),
+    ("max.in.flight", 6),
+    (IN_FLIGHT, "100"),
+]
+LOSES = [
+    ("acks", 0),
+    ("acks", "1"),
+    ("request.required.acks", 1),
+    ("request_required_acks", 0),
+    ("retries", 0),
+    ("message.send.max.retries", "0"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), REPEATS + LOSES)
+def test_exactly_once_refuses_each_by_the_name_it_was_given(name: str, value: Any) -> None:
+    with pytest.raises(errors.SettingsError, match=f"^{name}={value} breaks the guarantee exactly-once") as caught:
+        guarantees.producer_config("exactly-once", {name: value})
+    assert f"leave {name} out" in caught.value.remedy
+    assert "guarantee=" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("name", "value"), REPEATS)
+def test_at_least_once_may_repeat(name: str, value: Any) -> None:
+    config = guarantees.producer_config("at-least-once", {name: value})
+    assert str(config["enable.idempotence"]).lower() in ("false", "0")
+    Producer({**config, "log_level": 0}).close()
+
+
+@pytest.mark.parametrize(("name", "value"), LOSES)
+def test_at_least_once_must_not_lose(name: str, value: Any) -> None:
+    with pytest.raises(errors.SettingsError, match="breaks the guarantee at-least-once") as caught:
+        guarantees.producer_config("at-least-once", {name: value})
+    assert 'guarantee="at-most-once"' in caught.value.remedy
+
+
+@pytest.mark.parametrize(("name", "value"), LOSES)
+def test_at_most_once_may_lose_and_does_not_repeat(name: str, value: Any) -> None:
+    config = guarantees.producer_config("at-most-once", {name: value})
+    assert config["enable.idempotence"] is False
+    assert int(config["retries"]) == 0
+    Producer({**config, "log_level": 0}).close()
+
+
+def test_at_most_once_must_not_repeat() -> None:
+    with pytest.raises(errors.SettingsError, match=r"retries=3 breaks the guarantee at-most-once"):
+        guarantees.producer_config("at-most-once", {"acks": 1, "retries": 3})
+
+
+def test_without_idempotence_order_asks_for_one_request_at_a_time() -> None:
+    assert guarantees.producer_config("at-least-once", {"enable.idempotence": False})[IN_FLIGHT] == 1
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"acks": "all"},
+        {"acks": -1},
+        {"acks": "-1"},
+        {"enable.idempotence": "true"},
+        {"partitioner": "murmur2_random"},
+        {"max.in.flight": 5},
+        {"retries": 10},
+        {"linger.ms": 50},
+        {"linger_ms": 50},
+        {"queue.buffering.max.ms": 50},
+        {"compression.codec": "zstd"},
+        {"queue.buffering.max.messages": 1000},
+        {"message.max.bytes": 5_000_000},
+        {"delivery.timeout.ms": 1000},
+    ],
+)
+def test_settings_that_keep_the_guarantee_pass(wanted: dict[str, Any]) -> None:
+    Producer({**guarantees.producer_config("exactly-once", wanted), "log_level": 0}).close()
+
+
+def test_an_alias_replaces_our_default_instead_of_standing_beside_it() -> None:
+    config = guarantees.producer_config("exactly-once", {"compression.codec": "zstd", "queue_buffering_max_ms": 7})
+    assert (config["compression.type"], config["linger.ms"]) == ("zstd", 7)
+    assert not {"compression.codec", "queue.buffering.max.ms"} & config.keys()
+
+
+@pytest.mark.parametrize("name", guarantees.OUR_OWN)
+def test_what_the_publisher_sets_itself_cannot_be_set(name: str) -> None:
+    with pytest.raises(errors.SettingsError, match=name):
+        guarantees.producer_config("exactly-once", {name: "x"})
+
+
+def test_an_alias_of_what_the_publisher_sets_cannot_be_set_either() -> None:
+    with pytest.raises(errors.SettingsError, match=r"metadata\.broker\.list"):
+        guarantees.producer_config("exactly-once", {"metadata.broker.list": "a:1"})
+
+
+def test_nonsense_is_named() -> None:
+    with pytest.raises(errors.SettingsError, match="'many' is not a whole number"):
+        guarantees.producer_config("exactly-once", {"retries": "many"})
+    with pytest.raises(errors.SettingsError, match="unknown guarantee 'twice'"):
+        guarantees.producer_config("twice", {})

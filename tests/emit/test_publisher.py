@@ -1,0 +1,410 @@
+"""The publisher on a real broker: three ways to send, and what happens when it cannot."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from confluent_kafka import Message
+
+from instep import errors, settings
+from instep.emit import Delivery, Publisher, StatusEvent
+from instep.kafka import connection, topics
+from instep.local import broker as local_broker
+from instep.local import ports
+
+Read = Callable[[str], list[Message]]
+Bootstrap = local_broker.Cluster
+
+
+def event(number: int, document: str = "d-1") -> StatusEvent:
+    return StatusEvent(document=document, status="PRINTED", version=number)
+
+
+def versions(messages: list[Message]) -> list[int]:
+    return [json.loads(message.value() or b"{}")["version"] for message in messages]
+
+
+def test_fire_and_forget_arrives_when_the_block_is_left(broker: Bootstrap, topic: str, read_all: Read) -> None:
+    with Publisher(broker.bootstrap, topic) as publisher:
+        for number in range(1000):
+            publisher.send(event(number))
+    assert versions(read_all(topic)) == list(range(1000))
+
+
+def test_waiting_gives_the_place_in_the_log(broker: Bootstrap, topic: str, read_all: Read) -> None:
+    with Publisher(broker.bootstrap, topic) as publisher:
+        places = [publisher.send(event(number)).result(20) for number in range(3)]
+    assert [(place.topic, place.offset) for place in places] == [(topic, 0), (topic, 1), (topic, 2)]
+    assert {place.partition for place in places} == {message.partition() for message in read_all(topic)}
+    assert [place.timestamp_ms for place in places] == [message.timestamp()[1] for message in read_all(topic)]
+
+
+def test_a_callback_gets_every_delivery_in_order(broker: Bootstrap, topic: str) -> None:
+    told: list[tuple[errors.Undelivered | None, Delivery | None]] = []
+    with Publisher(broker.bootstrap, topic) as publisher:
+        for number in range(100):
+            publisher.send(event(number), on_delivery=lambda error, delivery: told.append((error, delivery)))
+        publisher.flush()
+        assert [delivery.offset for _, delivery in told if delivery] == list(range(100))
+    assert all(error is None for error, _ in told)
+
+
+def test_a_callback_may_send(broker: Bootstrap, topic: str, read_all: Read) -> None:
+    with Publisher(broker.bootstrap, topic) as publisher:
+
+        def send_next(error: errors.Undelivered | None, delivery: Delivery | None) -> None:
+            publisher.send(event(1))
+
+        publisher.send(event(0), on_delivery=send_next)
+        publisher.flush()
+    assert versions(read_all(topic)) == [0, 1]
+
+
+def test_what_arrives_is_the_wire_format(broker: Bootstrap, topic: str, read_all: Read) -> None:
+    at = datetime(2026, 11, 1, 8, tzinfo=UTC)
+    with Publisher(broker.bootstrap, topic, source="print-system") as publisher:
+        publisher.send(StatusEvent(document="Vertrag № 7 🖨️", status="gedruckt ✅", at=at, fields={"pages": 3}))
+        publisher.delete("Vertrag № 7 🖨️", at=at)
+        publisher.send_raw("Vertrag № 7 🖨️".encode(), b"{}", [("mine", b"1")])
+    sent, deletion, raw = read_all(topic)
+    assert sent.key() == "Vertrag № 7 🖨️".encode()
+    assert json.loads(sent.value() or b"") == {
+        "doc_id": "Vertrag № 7 🖨️",
+        "status": "gedruckt ✅",
+        "updated_at": "2026-11-01T08:00:00Z",
+        "pages": 3,
+    }
+    headers: dict[str, Any] = dict(sent.headers() or [])
+    uuid.UUID(headers.pop("ce_id").decode())
+    assert headers == {
+        "ce_specversion": b"1.0",
+        "ce_source": b"print-system",
+        "ce_type": b"instep.status",
+        "ce_time": b"2026-11-01T08:00:00+00:00",
+        "content-type": b"application/json",
+    }
+    assert deletion.value() is None
+    assert dict(deletion.headers() or [])["ce_type"] == b"instep.delete"
+    assert raw.headers() == [("mine", b"1")]
+
+
+def test_a_record_of_a_megabyte_arrives(broker: Bootstrap, topic: str, read_all: Read) -> None:
+    noise = json.dumps({"x": random.Random(1).randbytes(499_990).hex()}).encode()
+    assert len(noise) > 999_980
+    with Publisher(broker.bootstrap, topic) as publisher:
+        publisher.send_raw(b"big", noise)
+    assert read_all(topic)[0].value() == noise
+
+
+def test_a_record_too_large_fails_alone(broker: Bootstrap, topic: str, read_all: Read) -> None:
+    with Publisher(broker.bootstrap, topic) as publisher:
+        before = publisher.send(event(1))
+        refused = publisher.send_raw(b"big", b"x" * 2_000_000)
+        after = publisher.send(event(2))
+        with pytest.raises(errors.Undelivered, match=r"document 'big' is too large: 2,000,003 bytes"):
+            refused.result(20)
+        assert (before.result(20).offset, after.result(20).offset) == (0, 1)
+    assert versions(read_all(topic)) == [1, 2]
+
+
+def test_a_record_too_large_for_the_topic_is_told_the_same(
+    broker: Bootstrap, new_topic: Callable[..., str], read_all: Read
+) -> None:
+    topic = new_topic(1, max_message_bytes="2000")
+    with Publisher(broker.bootstrap, topic) as publisher:
+        publisher.send(event(1)).result(20)
+        with pytest.raises(errors.Undelivered, match="document 'big' is too large"):
+            publisher.send_raw(b"big", random.Random(1).randbytes(5_000)).result(20)
+        publisher.send(event(2)).result(20)
+    assert versions(read_all(topic)) == [1, 2]
+
+
+def test_an_ignored_failure_is_raised_by_flush_once(broker: Bootstrap, topic: str) -> None:
+    with Publisher(broker.bootstrap, topic) as publisher:
+        publisher.send_raw(b"a", b"x" * 2_000_000)
+        publisher.send_raw(b"b", b"x" * 2_000_000)
+        publisher.send(event(1))
+        with pytest.raises(errors.Undelivered, match=r"2 records were not delivered.*document 'a' is too large"):
+            publisher.flush()
+        publisher.flush()
+
+
+def test_an_ignored_failure_is_raised_when_the_block_is_left(broker: Bootstrap, topic: str) -> None:
+    with pytest.raises(errors.Undelivered, match=r"1 record was not delivered"), Publisher(broker.bootstrap, topic) as publisher:
+        publisher.send_raw(b"a", b"x" * 2_000_000)
+
+
+def test_a_failure_told_to_a_callback_is_not_raised_again(broker: Bootstrap, topic: str) -> None:
+    told: list[errors.Undelivered | None] = []
+    with Publisher(broker.bootstrap, topic) as publisher:
+        publisher.send_raw(b"a", b"x" * 2_000_000, on_delivery=lambda error, _: told.append(error))
+    assert [type(error) for error in told] == [errors.Undelivered]
+
+
+def test_an_exception_of_the_block_is_not_hidden(broker: Bootstrap, topic: str, read_all: Read) -> None:
+    def fail() -> None:
+        with Publisher(broker.bootstrap, topic) as publisher:
+            publisher.send(event(1))
+            publisher.send_raw(b"a", b"x" * 2_000_000)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError) as caught:
+        fail()
+    assert "1 record was not delivered" in caught.value.__notes__[0]
+    assert versions(read_all(topic)) == [1]
+
+
+def test_a_full_queue_holds_the_sender_back(broker: Bootstrap, topic: str, read_all: Read) -> None:
+    with Publisher(broker.bootstrap, topic, queue_buffering_max_messages=10) as publisher:
+        for number in range(500):
+            publisher.send(event(number))
+    assert versions(read_all(topic)) == list(range(500))
+
+
+def test_many_threads_may_send(broker: Bootstrap, topic: str, read_all: Read) -> None:
+    with Publisher(broker.bootstrap, topic, queue_buffering_max_messages=50) as publisher:
+
+        def send(thread: int) -> None:
+            for number in range(100):
+                future = publisher.send(event(number, f"d-{thread}"))
+                if number % 10 == 0:
+                    future.result(20)
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            list(pool.map(send, range(8)))
+    by_document: dict[bytes, list[Message]] = {}
+    for message in read_all(topic):
+        by_document.setdefault(message.key() or b"", []).append(message)
+    assert len(by_document) == 8
+    assert all(versions(messages) == list(range(100)) for messages in by_document.values())
+
+
+def test_a_closed_publisher_sends_nothing(broker: Bootstrap, topic: str) -> None:
+    publisher = Publisher(broker.bootstrap, topic)
+    publisher.close()
+    publisher.close()
+    with pytest.raises(errors.Undelivered, match="is closed"):
+        publisher.send(event(1))
+
+
+def test_a_missing_topic_is_named_at_once_and_not_created(broker: Bootstrap, topic: str) -> None:
+    with pytest.raises(errors.TopicMissing, match=f"did you mean '{topic}'"):
+        Publisher(broker.bootstrap, topic[:-1])
+    with connection.Cluster(settings.Kafka(), broker.bootstrap) as cluster:
+        assert topic[:-1] not in topics.names(cluster)
+
+
+def test_an_unreachable_broker_is_named_in_bounded_time() -> None:
+    address = f"{ports.HOST}:{ports.free(1)[0]}"
+    began, threads = time.monotonic(), threading.active_count()
+    with pytest.raises(errors.BrokerUnreachable, match=f"at {address}: tried for 1 s"):
+        Publisher(address, "any", start_timeout_s=1)
+    assert time.monotonic() - began < 5
+    assert threading.active_count() == threads
+
+
+def test_settings_are_refused_before_anything_is_asked_of_a_broker() -> None:
+    with pytest.raises(errors.SettingsError, match="acks=1 breaks the guarantee exactly-once"):
+        Publisher("nowhere:1", "any", acks=1)
+    with pytest.raises(errors.SettingsError, match=r"no\.such\.setting"):
+        Publisher("nowhere:1", "any", no_such_setting=1)
+
+
+def test_weaker_guarantees_send_too(broker: Bootstrap, topic: str, read_all: Read) -> None:
+    with Publisher(broker.bootstrap, topic, guarantee="at-most-once", acks=0) as publisher:
+        publisher.send(event(1))
+    with Publisher(broker.bootstrap, topic, guarantee="at-least-once", enable_idempotence=False) as publisher:
+        publisher.send(event(2))
+    assert sorted(versions(read_all(topic))) == [1, 2]
+
+
+def test_a_broker_that_dies_is_told_in_bounded_time() -> None:
+    with local_broker.Cluster() as own:
+        with connection.Cluster(settings.Kafka(), own.bootstrap) as cluster:
+            topics.create(cluster, "t", 1)
+        publisher = Publisher(own.bootstrap, "t", flush_timeout_s=1.5, block_timeout_s=0.5, queue_buffering_max_messages=5)
+        publisher.send(event(0)).result(20)
+        own.kill()
+        futures = [publisher.send(event(number)) for number in range(1, 6)]
+        with pytest.raises(errors.Undelivered, match=r"no room in the queue.*after 0\.5 s"):
+            publisher.send(event(6))
+        with pytest.raises(errors.Undelivered, match=r"5 records are not confirmed .* after 0\.2 s"):
+            publisher.flush(0.2)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            futures[0].result(0.01)
+        began = time.monotonic()
+        with pytest.raises(errors.Undelivered, match=r"5 records were not delivered.*not confirmed within 1\.5 s"):
+            publisher.close()
+        assert time.monotonic() - began < 6
+        assert all(isinstance(future.exception(0), errors.Undelivered) for future in futures)
+
+
+def test_a_fatal_error_ends_sending() -> None:
+    with local_broker.Cluster() as own:
+        with connection.Cluster(settings.Kafka(), own.bootstrap) as cluster:
+            topics.create(cluster, "t", 1)
+        publisher = Publisher(
+            own.bootstrap, "t", flush_timeout_s=1, delivery_timeout_ms=1000, linger_ms=0, enable_gapless_guarantee=True
+        )
+        publisher.send(event(0)).result(20)
+        own.kill()
+        with pytest.raises(errors.Undelivered):
+            publisher.send(event(1)).result(20)
+        with pytest.raises(errors.Undelivered, match=r"cannot go on: .*\(_GAPLESS_GUARANTEE\)"):
+            publisher.send(event(2))
+        publisher.close()
+
+
+def test_a_broker_that_comes_back_gets_everything_once_and_in_order() -> None:
+    with local_broker.Cluster() as own:
+        with connection.Cluster(settings.Kafka(), own.bootstrap) as cluster:
+            topics.create(cluster, "t", 1)
+        with Publisher(own.bootstrap, "t", flush_timeout_s=60) as publisher:
+            for number in range(50):
+                publisher.send(event(number))
+            own.kill()
+            for number in range(50, 100):
+                publisher.send(event(number))
+            own.start()
+            last = publisher.send(event(100)).result(60)
+        assert last.offset == 100
+
+
+CHILD = """
+import sys, time
+from instep.emit import Publisher, StatusEvent
+publisher = Publisher(sys.argv[1], sys.argv[2], linger_ms=int(sys.argv[3]))
+for number in range(int(sys.argv[4])):
+    publisher.send(StatusEvent(document="d-1", status="A", version=number))
+    if number == 99:
+        print("sending", flush=True)
+print("sent", flush=True)
+time.sleep(float(sys.argv[5]))
+"""
+
+
+def child(broker: Bootstrap, topic: str, *arguments: object, script: str = CHILD) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script, broker.bootstrap, topic, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_sigterm_delivers_what_was_sent_and_then_ends_the_process(broker: Bootstrap, topic: str, read_all: Read) -> None:
+    process = child(broker, topic, 500, 2000, 600)
+    assert process.stdout is not None
+    while process.stdout.readline() != "sent\n":
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, error_output = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGTERM
+    assert error_output == ""
+    assert versions(read_all(topic)) == list(range(2000))
+
+
+def test_sigterm_in_the_middle_of_sending_leaves_no_gap(broker: Bootstrap, topic: str, read_all: Read) -> None:
+    process = child(broker, topic, 5, 10_000_000, 0)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "sending\n"
+    process.send_signal(signal.SIGTERM)
+    _, error_output = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGTERM
+    assert error_output == ""
+    found = versions(read_all(topic))
+    assert len(found) >= 100
+    assert found == list(range(len(found)))
+
+
+def test_a_publisher_that_nobody_closes_flushes_when_the_interpreter_ends(broker: Bootstrap, topic: str, read_all: Read) -> None:
+    process = child(broker, topic, 500, 200, 0)
+    _, error_output = process.communicate(timeout=30)
+    assert (process.returncode, error_output) == (0, "")
+    assert versions(read_all(topic)) == list(range(200))
+
+
+HANDLED = """
+import signal, sys, time
+from instep.emit import Publisher, StatusEvent
+running = True
+def stop(number, frame):
+    global running
+    running = False
+    print("stopping", flush=True)
+signal.signal(signal.SIGTERM, stop)
+with Publisher(sys.argv[1], sys.argv[2]) as publisher:
+    number = 0
+    while running:
+        publisher.send(StatusEvent(document="d-1", status="A", version=number))
+        number += 1
+        if number == 100:
+            print("sending", flush=True)
+assert signal.getsignal(signal.SIGTERM) is stop
+print(number, flush=True)
+"""
+
+
+def test_a_handler_of_ones_own_is_called_and_put_back(broker: Bootstrap, topic: str, read_all: Read) -> None:
+    process = child(broker, topic, script=HANDLED)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "sending\n"
+    process.send_signal(signal.SIGTERM)
+    output, error_output = process.communicate(timeout=30)
+    assert (process.returncode, error_output) == (0, "")
+    stopping, number = output.split()
+    assert stopping == "stopping"
+    assert versions(read_all(topic)) == list(range(int(number)))
+
+
+LOST = """
+import sys, time
+from instep.emit import Publisher, StatusEvent
+publisher = Publisher(sys.argv[1], sys.argv[2], flush_timeout_s=0.5)
+other = Publisher(sys.argv[1], sys.argv[2])
+publisher.send_raw(b"big", b"x" * 2_000_000)
+print("sent", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_is_lost_at_sigterm_is_said_on_stderr_and_two_publishers_end_in_turn(broker: Bootstrap, topic: str) -> None:
+    process = child(broker, topic, script=LOST)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "sent\n"
+    process.send_signal(signal.SIGTERM)
+    _, error_output = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGTERM
+    assert "SIGTERM: 1 records not delivered" in error_output
+    assert "'big' is too large" in error_output
+
+
+def test_the_former_handler_is_back_after_closing(broker: Bootstrap, topic: str) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Publisher(broker.bootstrap, topic):
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_no_handler_is_installed_off_the_main_thread(broker: Bootstrap, topic: str) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def publish() -> object:
+        with Publisher(broker.bootstrap, topic) as publisher:
+            publisher.send(event(1))
+            return signal.getsignal(signal.SIGTERM)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(publish).result(20) == before

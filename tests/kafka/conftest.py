@@ -1,0 +1,42 @@
+"""A cluster to ask, topics of one's own, a broker that knows users, and Java's word."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from instep import settings
+from instep.kafka import connection, topics
+from instep.local.broker import Broker, Cluster
+from tests.kafka import jvm, secured
+
+
+@pytest.fixture
+def cluster(broker: Cluster) -> Iterator[connection.Cluster]:
+    with connection.Cluster(settings.Kafka(), broker.bootstrap) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def new_topic(cluster: connection.Cluster) -> Callable[..., str]:
+    def make(partitions: int = 3, **config: str) -> str:
+        name = f"kafka-{uuid.uuid4().hex}"
+        topics.create(cluster, name, partitions, config={key.replace("_", "."): value for key, value in config.items()})
+        return name
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def kafka_classes() -> Iterator[Any]:
+    with jvm.started() as classes:
+        yield classes
+
+
+@pytest.fixture(scope="session")
+def secured_broker() -> Iterator[Broker]:
+    with secured.SecuredBroker() as broker:
+        yield broker

@@ -1,0 +1,93 @@
+"""The settings as each client spells them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from instep import errors, settings
+from instep.kafka import connection
+
+CLEAR = settings.Kafka()
+SCRAM = settings.Kafka(
+    security=settings.Security(protocol="SASL_SSL", mechanism="SCRAM-SHA-512", username="instep", password="secret", ca="ca.pem")
+)
+
+
+def test_clear_text_needs_an_address_only() -> None:
+    assert connection.client_config(CLEAR, "a:1,b:2") == {
+        "bootstrap.servers": "a:1,b:2",
+        "client.id": "instep",
+        "security.protocol": "PLAINTEXT",
+    }
+    assert connection.java_config(CLEAR, "a:1") == {"bootstrap.servers": "a:1", "security.protocol": "PLAINTEXT"}
+
+
+def test_user_and_authority_for_librdkafka() -> None:
+    config = connection.client_config(SCRAM, "a:1")
+    assert config["security.protocol"] == "SASL_SSL"
+    assert config["sasl.mechanism"] == "SCRAM-SHA-512"
+    assert (config["sasl.username"], config["sasl.password"]) == ("instep", "secret")
+    assert config["ssl.ca.location"] == "ca.pem"
+
+
+def test_user_and_authority_for_java() -> None:
+    config = connection.java_config(SCRAM, "a:1")
+    assert config["sasl.jaas.config"] == (
+        'org.apache.kafka.common.security.scram.ScramLoginModule required username="instep" password="secret";'
+    )
+    assert (config["ssl.truststore.type"], config["ssl.truststore.location"]) == ("PEM", "ca.pem")
+
+
+def test_client_certificate_for_both(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "client.pem", tmp_path / "key.pem"
+    certificate.write_text("-----BEGIN CERTIFICATE-----\n…\n")
+    key.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\n…\n")
+    security = settings.Security(protocol="SSL", certificate=str(certificate), key=str(key), key_password="k")
+    kafka = settings.Kafka(security=security)
+
+    config = connection.client_config(kafka, "a:1")
+    assert (config["ssl.certificate.location"], config["ssl.key.location"]) == (str(certificate), str(key))
+    assert config["ssl.key.password"] == "k"
+
+    java = connection.java_config(kafka, "a:1")
+    assert java["ssl.keystore.type"] == "PEM"
+    assert java["ssl.keystore.certificate.chain"] == certificate.read_text()
+    assert java["ssl.keystore.key"] == key.read_text()
+    assert java["ssl.key.password"] == "k"
+
+
+def test_a_key_java_cannot_read_names_the_command_that_converts_it(tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.write_text("-----BEGIN RSA PRIVATE KEY-----\n…\n")
+    kafka = settings.Kafka(security=settings.Security(protocol="SSL", key=str(key)))
+    with pytest.raises(errors.SettingsError, match="PKCS #8") as caught:
+        connection.java_config(kafka, "a:1")
+    assert "openssl pkcs8" in caught.value.remedy
+
+
+def test_a_missing_certificate_is_named() -> None:
+    kafka = settings.Kafka(security=settings.Security(protocol="SSL", certificate="nowhere.pem"))
+    with pytest.raises(errors.SettingsError, match=r"nowhere\.pem"):
+        connection.java_config(kafka, "a:1")
+
+
+@hypothesis_settings(max_examples=200)
+@given(
+    st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1),
+    st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1),
+)
+def test_java_reads_any_user_and_password_as_they_are(kafka_classes: Any, username: str, password: str) -> None:
+    security = settings.Security(protocol="SASL_SSL", mechanism="PLAIN", username=username, password=password)
+    config = connection.java_config(settings.Kafka(security=security), "a:1")
+    secret = kafka_classes.org.apache.kafka.common.config.types.Password(config["sasl.jaas.config"])
+    values = kafka_classes.java.util.HashMap()
+    values.put("sasl.jaas.config", secret)
+    context = kafka_classes.org.apache.kafka.common.security.JaasContext.loadClientContext(values)
+    options = context.configurationEntries()[0].getOptions()
+    assert (options["username"], options["password"]) == (username, password)

@@ -1,0 +1,70 @@
+"""Topics on a real broker."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+from instep import errors
+from instep.kafka import connection, offsets, topics
+
+
+def test_a_created_topic_can_be_used_at_once(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+    name = new_topic(5)
+    topic = topics.describe(cluster, name)
+    assert topic.name == name
+    assert topic.partitions == (0, 1, 2, 3, 4)
+    assert topic.id
+    assert topic.cluster_id
+    assert offsets.latest(cluster, name, topic.partitions) == dict.fromkeys(range(5), 0)
+    assert name in topics.names(cluster)
+
+
+def test_the_id_changes_when_a_topic_is_made_again(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+    name = new_topic(2)
+    before = topics.describe(cluster, name)
+    topics.delete(cluster, name)
+    with pytest.raises(errors.TopicMissing):
+        topics.describe(cluster, name)
+    topics.create(cluster, name, 2)
+    after = topics.describe(cluster, name)
+    assert (after.name, after.cluster_id, after.partitions) == (before.name, before.cluster_id, before.partitions)
+    assert after.id != before.id
+
+
+def test_a_topic_grows(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+    name = new_topic(2)
+    topics.grow(cluster, name, 4)
+    assert topics.describe(cluster, name).partitions == (0, 1, 2, 3)
+    with pytest.raises(errors.SettingsError, match="INVALID_PARTITIONS"):
+        topics.grow(cluster, name, 3)
+
+
+def test_a_missing_topic_names_the_near_one(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+    name = new_topic()
+    with pytest.raises(errors.TopicMissing, match=f"did you mean '{name}'") as caught:
+        topics.describe(cluster, name[:-1])
+    assert caught.value.remedy == f"instep topics create {name[:-1]} --partitions 6"
+
+
+@pytest.mark.parametrize(
+    ("name", "partitions", "replicas", "config", "code"),
+    [
+        ("no/name", 1, None, {}, "TOPIC_EXCEPTION"),
+        ("few", 0, None, {}, "INVALID_PARTITIONS"),
+        ("many", 1, 9, {}, "INVALID_REPLICATION_FACTOR"),
+        ("odd", 1, None, {"no.such": "1"}, "INVALID_CONFIG"),
+    ],
+)
+def test_what_cannot_be_created_says_why(
+    cluster: connection.Cluster, name: str, partitions: int, replicas: int | None, config: dict[str, str], code: str
+) -> None:
+    with pytest.raises(errors.SettingsError, match=code):
+        topics.create(cluster, f"{name}-{uuid.uuid4().hex}", partitions, replicas, config)
+
+
+def test_an_existing_topic_is_not_created_again(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+    with pytest.raises(errors.SettingsError, match="TOPIC_ALREADY_EXISTS"):
+        topics.create(cluster, new_topic(), 1)

@@ -1,0 +1,76 @@
+"""One Spark session for all tests, and pipelines that run in it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from instep import settings
+from instep.kafka import topics
+from instep.kafka.connection import Cluster
+from instep.local import artifacts, broker
+from instep.pipeline import session
+from instep.pipeline.runner import Runner, State
+from instep.sinks import preparation
+from tests.sinks.conftest import declare
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    place = session.Workplace()
+    opened = session.open_session(settings.Spark(master="local[4]"), artifacts.jars("spark-kafka"), place)
+    yield opened
+    opened.stop()
+    place.remove()
+
+
+@pytest.fixture(scope="session")
+def cluster(broker: broker.Cluster) -> Iterator[Cluster]:
+    with Cluster(settings.Kafka(), broker.bootstrap) as opened:
+        yield opened
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """A new topic of three partitions."""
+    name = f"status-{uuid.uuid4().hex[:8]}"
+    topics.create(cluster, name, 3)
+    return name
+
+
+@pytest.fixture
+def runner(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
+    """Starts pipelines, and stops them at the end."""
+    started: list[Runner] = []
+
+    def make(pipeline: settings.Pipeline, name: str = "contracts", *, once: bool = False) -> Runner:
+        preparation.prepare(pipeline)
+        one = Runner(name, pipeline, cluster, spark, tmp_path / str(len(started)), once=once)
+        started.append(one)
+        one.start()
+        return one
+
+    yield make
+    for one in started:
+        one.stop(patience_s=10)
+
+
+def drained(run: Runner) -> Runner:
+    """A pipeline that was run once, to its end and without error."""
+    wait_until(lambda: run.state is State.ENDED, "the pipeline to end")
+    run.join(10)
+    if run.error:
+        raise run.error
+    return run
+
+
+def following(url: str, topic: str, **changes: Any) -> settings.Pipeline:
+    return declare(url, topic=topic, **changes)

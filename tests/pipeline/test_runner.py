@@ -1,0 +1,245 @@
+"""The road on real parts: a real broker, a real Spark session, real databases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import Producer
+
+from instep import errors
+from instep.emit import Publisher, StatusEvent
+from instep.kafka import groups, topics
+from instep.kafka.connection import Cluster
+from instep.pipeline import status
+from instep.pipeline.runner import Runner, State
+from tests.pipeline.conftest import drained, following
+from tests.sinks.conftest import run_sql
+from tests.waiting import wait_until
+
+Run = Callable[..., Runner]
+
+
+def send(cluster: Cluster, topic: str, *records: tuple[bytes | None, Any], **config: Any) -> None:
+    """Plain records, as any other producer may send them."""
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "message.max.bytes": 5_000_000, **config})
+    for key, value in records:
+        raw = value if isinstance(value, bytes) or value is None else json.dumps(value).encode()
+        producer.produce(topic, key=key, value=raw)
+    assert producer.flush(30) == 0
+
+
+def event(document: str, version: int, status: str = "PRINTED", **fields: Any) -> tuple[bytes, dict[str, Any]]:
+    body = {"doc_id": document, "status": status, "version": version, "updated_at": 1_790_000_000_000, **fields}
+    return document.encode(), body
+
+
+def rows(url: str) -> list[Any]:
+    return run_sql(url, "SELECT doc_no, print_status, print_version FROM contract_document ORDER BY doc_no")
+
+
+def reasons(url: str) -> list[str]:
+    return [row[0] for row in run_sql(url, "SELECT reason FROM instep_dead_letters ORDER BY reason")]
+
+
+def test_publish_to_table(database_url: str, topic: str, cluster: Cluster, runner: Run) -> None:
+    with Publisher(cluster.bootstrap, topic, source="print-system") as publisher:
+        for version, name in enumerate(("CREATED", "QUEUED", "PRINTED"), start=1):
+            for number in range(200):
+                at = datetime(2026, 11, 1, 8, version, tzinfo=UTC)
+                publisher.send(StatusEvent(document=f"d{number:03}", status=name, version=version, at=at))
+        publisher.delete("d000")
+    pipeline = following(database_url, topic)
+    drained(runner(pipeline, once=True))
+    assert rows(database_url) == [(f"d{number:03}", "PRINTED", 3) for number in range(1, 200)]
+    assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(601,)]
+    found = status.read(cluster, "contracts", pipeline)
+    assert (found.lag_records, found.lag_seconds, found.dead_letters, found.error) == (0, 0.0, 0, None)
+    assert groups.positions(cluster, "contracts", topic) == {part.partition: part.next_offset for part in found.partitions}
+    drained(runner(pipeline, once=True))
+    assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(601,)]
+
+
+def test_odd_records_are_set_aside_and_stop_nothing(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
+) -> None:
+    url = new_database("sqlite")
+    bad: list[tuple[bytes | None, Any]] = [
+        (None, event("a", 1)[1]),
+        (None, None),
+        (b"\xff", event("a", 1)[1]),
+        (b"a", b"\xff\xfe"),
+        (b"a", b""),
+        (b"a", b"{"),
+        (b"a", event("x" * 256, 1)[1]),
+        (b"a", event("a", 1, status=None)[1]),  # type: ignore[arg-type]
+        (b"a", {"status": "X", "version": 1}),
+    ]
+    good = [
+        event("😀", 1, "😀"),
+        event("b", 1, note="x" * 1_000_000),
+        event("c'; --", 1),
+        *(event("many", n) for n in range(3_000)),
+    ]
+    send(cluster, topic, *bad, *good, *bad)
+    name = """it's "quoted"; %s"""
+    drained(runner(following(url, topic), name, once=True))
+    assert rows(url) == [("b", "PRINTED", 1), ("c'; --", "PRINTED", 1), ("many", "PRINTED", 2_999), ("😀", "😀", 1)]
+    once = [
+        "FIELD_MISSING",
+        "ID_TOO_LONG",
+        "KEY_MISSING",
+        "KEY_MISSING",
+        "KEY_NOT_UTF8",
+        "NOT_JSON",
+        "NOT_JSON",
+        "NOT_UTF8",
+        "WRONG_TYPE",
+    ]
+    assert reasons(url) == sorted(once * 2)
+    assert run_sql(url, "SELECT DISTINCT pipeline FROM instep_ledger") == [(name,)]
+
+
+def test_nothing_of_an_aborted_transaction_arrives(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
+) -> None:
+    url = new_database("sqlite")
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": topic, "partitioner": "murmur2"})
+    producer.init_transactions()
+    for number, commit in enumerate((True, False, True, False)):
+        producer.begin_transaction()
+        for document in range(5):
+            key, value = event(f"d{number}-{document}", 1)
+            producer.produce(topic, key=key, value=json.dumps(value).encode())
+        producer.commit_transaction() if commit else producer.abort_transaction()
+    pipeline = following(url, topic)
+    drained(runner(pipeline, once=True))
+    assert [row[0] for row in rows(url)] == [f"d{number}-{document}" for number in (0, 2) for document in range(5)]
+    assert status.read(cluster, "contracts", pipeline).lag_records == 0
+    send(cluster, topic, event("later", 1))
+    assert status.read(cluster, "contracts", pipeline).lag_records != 0
+    drained(runner(pipeline, once=True))
+    assert rows(url)[-1][0] == "later"
+
+
+def test_new_partitions_are_picked_up_while_it_runs(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
+) -> None:
+    url = new_database("sqlite")
+    send(cluster, topic, *(event(f"a{n}", 1) for n in range(30)))
+    run = runner(following(url, topic))
+    wait_until(lambda: len(rows(url)) == 30, "the first records")
+    topics.grow(cluster, topic, 6)
+    send(
+        cluster,
+        topic,
+        *(event(f"b{n}", 1) for n in range(60)),
+        partitioner="murmur2",
+        **{"topic.metadata.refresh.interval.ms": 100},
+    )
+    wait_until(lambda: len(rows(url)) == 90, "the records of the new partitions")
+    assert run_sql(url, "SELECT count(*) FROM instep_ledger") == [(6,)]
+    assert (run.state, run.restarts) == (State.RUNNING, 0)
+
+
+def test_a_second_run_fences_the_first(new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run) -> None:
+    url = new_database("postgres")
+    send(cluster, topic, event("a", 1))
+    first = runner(following(url, topic))
+    wait_until(lambda: len(rows(url)) == 1, "the first record")
+    second = runner(following(url, topic))
+    wait_until(lambda: second.state is State.RUNNING, "the second run")
+    send(cluster, topic, *(event(f"b{n}", 1) for n in range(50)))
+    wait_until(lambda: first.state is State.ENDED, "the first run to be fenced")
+    assert isinstance(first.error, errors.Fenced)
+    wait_until(lambda: len(rows(url)) == 51, "the second run to apply")
+    assert run_sql(url, "SELECT count(*) FROM instep_history") == [(51,)]
+
+
+def test_where_a_new_pipeline_starts(new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run) -> None:
+    send(cluster, topic, event("old", 1))
+    moment = datetime.now(UTC) + timedelta(milliseconds=5)
+    wait_until(lambda: datetime.now(UTC) > moment, "the next moment")
+    latest = new_database("sqlite")
+    drained(runner(following(latest, topic, start="latest"), "latest", once=True))
+    send(cluster, topic, event("new", 1))
+    drained(runner(following(latest, topic, start="latest"), "latest", once=True))
+    assert [row[0] for row in rows(latest)] == ["new"]
+    timed = new_database("sqlite")
+    drained(runner(following(timed, topic, start=moment.isoformat()), "timed", once=True))
+    assert [row[0] for row in rows(timed)] == ["new"]
+
+
+def test_a_topic_made_again_is_refused(new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run) -> None:
+    url = new_database("sqlite")
+    send(cluster, topic, event("a", 1))
+    drained(runner(following(url, topic), once=True))
+    topics.delete(cluster, topic)
+    with pytest.raises(errors.TopicGone, match="instep_ledger"):
+        drained(runner(following(url, topic), once=True))
+    topics.create(cluster, topic, 3)
+    send(cluster, topic, *(event(f"b{n}", 1) for n in range(50)))
+    with pytest.raises(errors.TopicReplaced):
+        drained(runner(following(url, topic), once=True))
+    assert [row[0] for row in rows(url)] == ["a"]
+
+
+def test_a_topic_made_again_while_it_runs_is_noticed(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
+) -> None:
+    url = new_database("sqlite")
+    send(cluster, topic, event("a", 1))
+    run = runner(following(url, topic))
+    wait_until(lambda: len(rows(url)) == 1, "the first record")
+    topics.delete(cluster, topic)
+    wait_until(lambda: run.state is State.ENDED, "the pipeline to notice")
+    assert isinstance(run.error, errors.TopicGone)
+
+
+def test_records_that_expired_before_they_were_applied(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
+) -> None:
+    url = new_database("sqlite")
+    send(cluster, topic, event("a", 1))
+    drained(runner(following(url, topic), once=True))
+    send(cluster, topic, *(event("a", n) for n in range(2, 12)))
+    partition = next(p for p, offset in groups.positions(cluster, "contracts", topic).items() if offset == 1)
+    place = confluent_kafka.TopicPartition(topic, partition, 8)
+    next(iter(cluster.admin.delete_records([place]).values())).result(10)
+    with pytest.raises(errors.OffsetsExpired, match=f"partition {partition}: 1 to 7"):
+        drained(runner(following(url, topic), once=True))
+    assert rows(url) == [("a", "PRINTED", 1)]
+
+
+def test_an_empty_topic_ends_at_once(new_database: Callable[[str], str], topic: str, runner: Run) -> None:
+    url = new_database("sqlite")
+    drained(runner(following(url, topic), once=True))
+    assert rows(url) == []
+    assert run_sql(url, "SELECT count(*) FROM instep_ledger") == [(3,)]
+
+
+def test_batches_keep_to_their_size(new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run) -> None:
+    url = new_database("sqlite")
+    send(cluster, topic, *(event(f"d{n}", 1) for n in range(1_000)))
+    run = drained(runner(following(url, topic, batch_rows_max=300), once=True))
+    assert run.progress.totals["applied"] == 1_000
+    commits = run_sql(url, "SELECT count(DISTINCT committed_at) FROM instep_history")[0][0]
+    assert commits >= 4
+
+
+def test_a_table_that_changes_under_it_ends_it(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
+) -> None:
+    url = new_database("postgres")
+    send(cluster, topic, event("a", 1))
+    run = runner(following(url, topic))
+    wait_until(lambda: len(rows(url)) == 1, "the first record")
+    run_sql(url, "ALTER TABLE contract_document RENAME COLUMN print_status TO other")
+    send(cluster, topic, event("b", 1))
+    wait_until(lambda: run.state is State.ENDED, "the pipeline to end")
+    assert isinstance(run.error, (errors.TargetChanged, errors.TargetUnfit))
+    assert "print_status" in str(run.error)
