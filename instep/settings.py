@@ -161,9 +161,6 @@ def start_time(start: str) -> datetime | None:
 def _override(tree: dict[str, Any], table: Any, path: list[str], text: str, name: str) -> None:
     """Put one environment variable's value where its name points, converted to that setting's type."""
     kind = _plain(table)
-    if not path:
-        tree_value = _from_text(kind, text, name)
-        raise AssertionError(tree_value)  # pragma: no cover - callers always leave one step
     step, rest = path[0], path[1:]
     if _is_table(kind):
         known = {field.name.upper(): (field.name, field.type) for field in msgspec.structs.fields(kind)}

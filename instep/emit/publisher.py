@@ -204,18 +204,26 @@ class Publisher:
         self._given_up_since = since
         self._producer.purge()
         while self._tally.open_up_to(self._tally.mark):
-            self._producer.poll(POLL_S)
+            self._poll()
 
     # --- on the publisher's own thread --------------------------------------------------------------------
 
     def _report_deliveries(self) -> None:
         self._tally.reporter = threading.get_ident()
         while not self._stopped:
-            self._producer.poll(POLL_S)
+            self._poll()
             if self._termination.is_due(self._tally.is_settled):
                 if self._termination.is_fatal:
                     self._log_lost()
                 self._termination.go_on()
+
+    def _poll(self) -> None:
+        """Let the client report. A fatal error comes as an exception; it leaves records unanswered, so they are given up."""
+        try:
+            self._producer.poll(POLL_S)
+        except KafkaException as failure:
+            self._ear.hear(failure.args[0])
+            self._producer.purge()
 
     def _report(self, receipt: deliveries.Receipt, error: KafkaError | None, message: Message) -> None:
         if error is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -131,6 +132,17 @@ class Cluster:
                 self.admin.poll(0)
                 if self.ear.refused_by_all(since) or time.monotonic() > deadline:
                     raise self.translate(KafkaError(KafkaError._TIMED_OUT), deed, since) from None
+
+    def insist(self, attempt: Callable[[], Result]) -> Result:
+        """Try again for as long as we may: a leader or coordinator that is moving answers with an error, not with silence."""
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                return attempt()
+            except errors.BrokerUnreachable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(SLICE_S)
 
     def translate(self, error: KafkaError, deed: faults.Deed, since: float) -> errors.InstepError:
         return faults.translate(error, deed, self.ear, since)

@@ -10,33 +10,18 @@ from collections.abc import Mapping
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 
-from instep import errors
 from instep.kafka import connection, faults
 
 
 def mirror(cluster: connection.Cluster, group: str, topic: str, positions: Mapping[int, int]) -> None:
     """Commit the next offsets to the group. A new cluster's first commit waits for its offsets topic to be made."""
-    if not positions:
-        return
-    deadline = time.monotonic() + cluster.timeout_s
-    while True:
-        try:
-            _commit(cluster, group, topic, positions)
-            return
-        except errors.BrokerUnreachable:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(connection.SLICE_S)
+    if positions:
+        cluster.insist(lambda: _commit(cluster, group, topic, positions))
 
 
 def positions(cluster: connection.Cluster, group: str, topic: str) -> dict[int, int]:
     """The group's next offsets in the topic; a partition without one is left out."""
-    answer = cluster.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=cluster.timeout_s)[
-        group
-    ]
-    deed = cluster.deed(f"read the offsets of group {group!r}", topic=topic, group=group)
-    places = cluster.wait(answer, deed).topic_partitions
-    return {place.partition: place.offset for place in places if place.topic == topic and place.offset >= 0}
+    return cluster.insist(lambda: _positions(cluster, group, topic))
 
 
 def _commit(cluster: connection.Cluster, group: str, topic: str, positions: Mapping[int, int]) -> None:
@@ -49,3 +34,12 @@ def _commit(cluster: connection.Cluster, group: str, topic: str, positions: Mapp
     for place in cluster.wait(answer, deed).topic_partitions:
         if place.error:
             raise faults.translate(place.error, deed, cluster.ear, since) from KafkaException(place.error)
+
+
+def _positions(cluster: connection.Cluster, group: str, topic: str) -> dict[int, int]:
+    answer = cluster.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=cluster.timeout_s)[
+        group
+    ]
+    deed = cluster.deed(f"read the offsets of group {group!r}", topic=topic, group=group)
+    places = cluster.wait(answer, deed).topic_partitions
+    return {place.partition: place.offset for place in places if place.topic == topic and place.offset >= 0}

@@ -87,10 +87,14 @@ def _ask(
     if not partitions:
         return {}
     wanted = {TopicPartition(topic, partition): spec for partition in partitions}
-    answers = cluster.admin.list_offsets(wanted, isolation_level=level, request_timeout=cluster.timeout_s)
     deed = cluster.deed(f"ask for offsets of topic {topic!r}", topic=topic)
-    try:
+
+    def ask() -> dict[int, int]:
+        answers = cluster.admin.list_offsets(wanted, isolation_level=level, request_timeout=cluster.timeout_s)
         return {place.partition: cluster.wait(answer, deed).offset for place, answer in answers.items()}
+
+    try:
+        return cluster.insist(ask)
     except errors.TopicMissing as failure:
         raise _unled(cluster, topic, partitions) from failure.__cause__
     except errors.InstepError as failure:

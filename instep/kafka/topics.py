@@ -28,9 +28,11 @@ class Topic:
 
 def describe(cluster: connection.Cluster, topic: str) -> Topic:
     """The topic, or TopicMissing with the names that come near."""
-    description = _description(cluster, topic)
-    answer = cluster.admin.describe_cluster(request_timeout=cluster.timeout_s)
-    cluster_id = cluster.wait(answer, cluster.deed("ask for the cluster's id")).cluster_id
+    try:
+        description = cluster.insist(lambda: _description(cluster, topic))
+    except errors.TopicMissing as failure:
+        raise missing(cluster, topic) from failure.__cause__
+    cluster_id = cluster.insist(lambda: _cluster_id(cluster))
     return Topic(topic, str(description.topic_id), cluster_id, tuple(sorted(part.id for part in description.partitions)))
 
 
@@ -82,10 +84,12 @@ def missing(cluster: connection.Cluster, topic: str) -> errors.TopicMissing:
 
 def _description(cluster: connection.Cluster, topic: str) -> Any:
     answer = cluster.admin.describe_topics(TopicCollection([topic]), request_timeout=cluster.timeout_s)[topic]
-    try:
-        return cluster.wait(answer, cluster.deed(f"describe topic {topic!r}", topic=topic))
-    except errors.TopicMissing as failure:
-        raise missing(cluster, topic) from failure.__cause__
+    return cluster.wait(answer, cluster.deed(f"describe topic {topic!r}", topic=topic))
+
+
+def _cluster_id(cluster: connection.Cluster) -> str:
+    answer = cluster.admin.describe_cluster(request_timeout=cluster.timeout_s)
+    return cluster.wait(answer, cluster.deed("ask for the cluster's id")).cluster_id or ""
 
 
 def _await(cluster: connection.Cluster, topic: str, reached: Callable[[Any], bool]) -> None:
@@ -93,8 +97,7 @@ def _await(cluster: connection.Cluster, topic: str, reached: Callable[[Any], boo
     deadline = time.monotonic() + cluster.timeout_s
     while True:
         try:
-            answer = cluster.admin.describe_topics(TopicCollection([topic]), request_timeout=cluster.timeout_s)[topic]
-            found = cluster.wait(answer, cluster.deed(f"describe topic {topic!r}", topic=topic))
+            found = cluster.insist(lambda: _description(cluster, topic))
         except errors.TopicMissing:
             found = None
         if reached(found):

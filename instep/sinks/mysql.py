@@ -172,12 +172,12 @@ def translate(error: Exception, where: str) -> errors.InstepError | None:
     code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
     text = " ".join(str(error.args[1] if len(error.args) > 1 else error).split())
     if code == 0 and isinstance(error, (pymysql.err.InterfaceError, pymysql.err.OperationalError)):
-        return errors.DatabaseUnreachable(f"{where}: the connection is lost")
+        return errors.DatabaseUnreachable(f"no connection to {where} any more")
     ours = CODES.get(code)
     if ours is None:
         ours = (
             errors.RowRefused if isinstance(error, (pymysql.err.IntegrityError, pymysql.err.DataError)) else errors.TargetChanged
         )
     if ours is errors.DatabaseUnreachable:
-        return ours(f"{where} does not answer: {text}")
+        return ours(f"no connection to {where}: {text} (error {code})")
     return ours(f"{where}: {text} (error {code})")

@@ -173,8 +173,8 @@ def translate(error: Exception, where: str) -> errors.InstepError | None:
     if not state:
         lost = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
         if lost and _refused_login(error):
-            return errors.NotAuthorised(f"{where}: {text}", "check the user and the password")
-        return errors.DatabaseUnreachable(f"{where} does not answer: {text}") if lost else errors.RowRefused(f"{where}: {text}")
+            return errors.NotAuthorised(f"{where}: {text}", "check the user, the password and the name of the database")
+        return errors.DatabaseUnreachable(f"no connection to {where}: {text}") if lost else errors.RowRefused(f"{where}: {text}")
     ours = CODES.get(state) or CODES.get(state[:2], errors.TargetChanged)
     return ours(f"{where}: {text} (SQLSTATE {state})")
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -230,56 +230,54 @@ def test_weaker_guarantees_send_too(broker: Bootstrap, topic: str, read_all: Rea
     assert sorted(versions(read_all(topic))) == [1, 2]
 
 
-def test_a_broker_that_dies_is_told_in_bounded_time() -> None:
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[local_broker.Cluster]:
+    """A broker that tests may kill."""
     with local_broker.Cluster() as own:
         with connection.Cluster(settings.Kafka(), own.bootstrap) as cluster:
-            topics.create(cluster, "t", 1)
-        publisher = Publisher(own.bootstrap, "t", flush_timeout_s=1.5, block_timeout_s=0.5, queue_buffering_max_messages=5)
-        publisher.send(event(0)).result(20)
-        own.kill()
-        futures = [publisher.send(event(number)) for number in range(1, 6)]
-        with pytest.raises(errors.Undelivered, match=r"no room in the queue.*after 0\.5 s"):
-            publisher.send(event(6))
-        with pytest.raises(errors.Undelivered, match=r"5 records are not confirmed .* after 0\.2 s"):
-            publisher.flush(0.2)
-        with pytest.raises(concurrent.futures.TimeoutError):
-            futures[0].result(0.01)
-        began = time.monotonic()
-        with pytest.raises(errors.Undelivered, match=r"5 records were not delivered.*not confirmed within 1\.5 s"):
-            publisher.close()
-        assert time.monotonic() - began < 6
-        assert all(isinstance(future.exception(0), errors.Undelivered) for future in futures)
+            topics.create(cluster, "dies", 1)
+            topics.create(cluster, "comes-back", 1)
+        yield own
 
 
-def test_a_fatal_error_ends_sending() -> None:
-    with local_broker.Cluster() as own:
-        with connection.Cluster(settings.Kafka(), own.bootstrap) as cluster:
-            topics.create(cluster, "t", 1)
-        publisher = Publisher(
-            own.bootstrap, "t", flush_timeout_s=1, delivery_timeout_ms=1000, linger_ms=0, enable_gapless_guarantee=True
-        )
-        publisher.send(event(0)).result(20)
-        own.kill()
-        with pytest.raises(errors.Undelivered):
-            publisher.send(event(1)).result(20)
-        with pytest.raises(errors.Undelivered, match=r"cannot go on: .*\(_GAPLESS_GUARANTEE\)"):
-            publisher.send(event(2))
+def test_a_broker_that_comes_back_gets_everything_once_and_in_order(mortal: local_broker.Cluster) -> None:
+    with Publisher(mortal.bootstrap, "comes-back", flush_timeout_s=60) as publisher:
+        for number in range(50):
+            publisher.send(event(number))
+        mortal.kill()
+        for number in range(50, 100):
+            publisher.send(event(number))
+        mortal.start()
+        last = publisher.send(event(100)).result(60)
+    assert last.offset == 100
+
+
+def test_a_broker_that_dies_is_told_in_bounded_time(mortal: local_broker.Cluster) -> None:
+    publisher = Publisher(mortal.bootstrap, "dies", flush_timeout_s=1.5, block_timeout_s=0.5, queue_buffering_max_messages=5)
+    publisher.send(event(0)).result(20)
+    mortal.kill()
+    futures = [publisher.send(event(number)) for number in range(1, 6)]
+    with pytest.raises(errors.Undelivered, match=r"no room in the queue.*after 0\.5 s"):
+        publisher.send(event(6))
+    with pytest.raises(errors.Undelivered, match=r"5 records are not confirmed .* after 0\.2 s"):
+        publisher.flush(0.2)
+    with pytest.raises(concurrent.futures.TimeoutError):
+        futures[0].result(0.01)
+    began = time.monotonic()
+    with pytest.raises(errors.Undelivered, match=r"5 records were not delivered.*not confirmed within 1\.5 s"):
         publisher.close()
+    assert time.monotonic() - began < 6
+    assert all(isinstance(future.exception(0), errors.Undelivered) for future in futures)
 
 
-def test_a_broker_that_comes_back_gets_everything_once_and_in_order() -> None:
-    with local_broker.Cluster() as own:
-        with connection.Cluster(settings.Kafka(), own.bootstrap) as cluster:
-            topics.create(cluster, "t", 1)
-        with Publisher(own.bootstrap, "t", flush_timeout_s=60) as publisher:
-            for number in range(50):
-                publisher.send(event(number))
-            own.kill()
-            for number in range(50, 100):
-                publisher.send(event(number))
-            own.start()
-            last = publisher.send(event(100)).result(60)
-        assert last.offset == 100
+def test_a_fatal_error_ends_sending(broker: Bootstrap, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(1, max_message_bytes="2000")
+    publisher = Publisher(broker.bootstrap, topic, enable_gapless_guarantee=True)
+    with pytest.raises(errors.Undelivered):
+        publisher.send_raw(b"big", random.Random(1).randbytes(5_000)).result(20)
+    with pytest.raises(errors.Undelivered, match=r"cannot go on: .*\(_GAPLESS_GUARANTEE\)"):
+        publisher.send(event(2))
+    publisher.close()
 
 
 CHILD = """

@@ -1,0 +1,282 @@
+"""A table that does not fit is refused with the column and the statement that mends it; the statement then mends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from instep import errors
+from instep.document import kinds
+from instep.local.mariadb import MariaDB
+from instep.local.postgres import Postgres
+from instep.sinks import inspection, preparation
+from tests.sinks.conftest import declare, run_sql
+from tests.waiting import wait_until
+
+KEY = {
+    "sqlite": "doc_no VARCHAR(40) NOT NULL PRIMARY KEY",
+    "postgresql": "doc_no VARCHAR(40) NOT NULL PRIMARY KEY",
+    "mariadb": "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL PRIMARY KEY",
+    "mysql": "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_0900_bin NOT NULL PRIMARY KEY",
+}
+REST = "print_status VARCHAR(20), print_version BIGINT, printed_at TIMESTAMP NULL"
+
+
+def kind_of(url: str) -> str:
+    return url.partition(":")[0]
+
+
+def make(url: str, rest: str = REST, key: str | None = None) -> None:
+    run_sql(url, f"CREATE TABLE contract_document ({key or KEY[kind_of(url)]}, {rest})")
+
+
+def refused(url: str, **changes: Any) -> errors.TargetUnfit:
+    pipeline = declare(url, **changes)
+    preparation.prepare(pipeline)
+    with pytest.raises(errors.TargetUnfit) as caught:
+        inspection.inspect("contracts", pipeline)
+    return caught.value
+
+
+def test_init_makes_everything_and_a_second_time_nothing(database_url: str) -> None:
+    pipeline = declare(database_url)
+    assert preparation.statements(pipeline)
+    assert preparation.prepare(pipeline)
+    assert preparation.prepare(pipeline) == preparation.statements(pipeline) == []
+    inspection.inspect("contracts", pipeline)
+
+
+def test_init_adds_to_an_existing_table_only_what_the_mapping_names(database_url: str) -> None:
+    make(database_url, "print_status VARCHAR(20), owner VARCHAR(20)")
+    pipeline = declare(database_url)
+    added = [statement for statement in preparation.prepare(pipeline) if "contract_document" in statement]
+    assert len(added) == 2
+    assert all(statement.startswith("ALTER TABLE") for statement in added)
+    columns = run_sql(database_url, "SELECT * FROM contract_document")
+    assert columns == []
+    found = inspection.inspect("contracts", pipeline)
+    assert {column.name for column in found.mapping.columns} == {"print_status", "print_version", "printed_at"}
+
+
+def test_without_init_it_says_what_to_run(database_url: str) -> None:
+    run_sql(database_url, "SELECT 1")
+    with pytest.raises(errors.TargetUnfit, match="run: instep init"):
+        inspection.inspect("contracts", declare(database_url))
+
+
+def test_a_key_that_is_not_unique(database_url: str) -> None:
+    make(database_url, key=KEY[kind_of(database_url)].replace(" PRIMARY KEY", ""))
+    error = refused(database_url)
+    assert "column 'doc_no' is the key and is not unique" in error.what
+    if not database_url.startswith("sqlite"):
+        run_sql(database_url, error.remedy)
+        inspection.inspect("contracts", declare(database_url))
+
+
+def test_a_key_that_may_be_null(database_url: str) -> None:
+    make(database_url, REST + ", UNIQUE (doc_no)", key=KEY[kind_of(database_url)].replace(" NOT NULL PRIMARY KEY", ""))
+    error = refused(database_url)
+    assert "column 'doc_no' is the key and may be null" in error.what
+    if not database_url.startswith("sqlite"):
+        run_sql(database_url, error.remedy)
+        inspection.inspect("contracts", declare(database_url))
+
+
+CONFUSING = [
+    ("sqlite", "doc_no TEXT COLLATE NOCASE NOT NULL PRIMARY KEY", "a and A"),
+    ("sqlite", "doc_no TEXT COLLATE RTRIM NOT NULL PRIMARY KEY", "a space behind it"),
+    ("postgres", "doc_no CHAR(20) NOT NULL PRIMARY KEY", "a space behind it"),
+    ("mariadb", "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci NOT NULL PRIMARY KEY", "a and A"),
+    ("mariadb", "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY", "a space behind it"),
+    ("mysql", "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_0900_ai_ci NOT NULL PRIMARY KEY", "a and A"),
+    ("mysql", "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_0900_as_cs NOT NULL PRIMARY KEY", "as two characters"),
+    ("mysql", "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY", "a space behind it"),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "words"), CONFUSING, ids=[f"{kind} {words}" for kind, _, words in CONFUSING])
+def test_a_key_whose_collation_confuses_ids(kind: str, key: str, words: str, new_database: Callable[[str], str]) -> None:
+    url = new_database(kind)
+    make(url, key=key)
+    error = refused(url)
+    assert words in error.what
+    if kind != "sqlite":
+        run_sql(url, error.remedy)
+        inspection.inspect("contracts", declare(url))
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "mysql"])
+def test_a_second_unique_key(kind: str, new_database: Callable[[str], str]) -> None:
+    url = new_database(kind)
+    make(url, REST + ", reference INTEGER, UNIQUE KEY by_reference (reference)")
+    error = refused(url)
+    assert "second unique key (reference)" in error.what
+    run_sql(url, error.remedy.partition(";")[0])
+    inspection.inspect("contracts", declare(url))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_second_unique_key_is_fine_elsewhere(kind: str, new_database: Callable[[str], str]) -> None:
+    url = new_database(kind)
+    make(url, REST + ", reference INTEGER UNIQUE")
+    preparation.prepare(declare(url))
+    inspection.inspect("contracts", declare(url))
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "mysql"])
+def test_a_table_without_transactions(kind: str, new_database: Callable[[str], str]) -> None:
+    url = new_database(kind)
+    run_sql(url, f"CREATE TABLE contract_document ({KEY[kind_of(url)]}, {REST}) ENGINE = MyISAM")
+    error = refused(url)
+    assert "no transactions" in error.what
+    run_sql(url, error.remedy)
+    inspection.inspect("contracts", declare(url))
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "mysql"])
+def test_a_text_column_that_cannot_hold_emoji(kind: str, new_database: Callable[[str], str]) -> None:
+    url = new_database(kind)
+    make(url, REST.replace("print_status VARCHAR(20)", "print_status VARCHAR(20) CHARACTER SET latin1"))
+    error = refused(url)
+    assert "'print_status' keeps text as latin1" in error.what
+    run_sql(url, error.remedy)
+    inspection.inspect("contracts", declare(url))
+
+
+def test_a_column_that_takes_no_null_and_is_not_mapped(database_url: str) -> None:
+    make(database_url, REST + ", owner VARCHAR(20) NOT NULL")
+    assert "column 'owner' takes no null" in refused(database_url).what
+    inspection.inspect("contracts", declare(database_url, missing="ignore"))
+
+
+def test_a_guard_column_of_a_type_that_has_no_order(database_url: str) -> None:
+    make(database_url, REST.replace("print_version BIGINT", "print_version VARCHAR(20)"))
+    error = refused(database_url)
+    assert "column 'print_version'" in error.what
+    assert "the guard compares integers and times" in error.what
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "mysql"])
+def test_a_guard_column_that_is_too_coarse(kind: str, new_database: Callable[[str], str]) -> None:
+    url = new_database(kind)
+    make(url, REST.replace("printed_at TIMESTAMP NULL", "printed_at DATETIME"))
+    changes = {"event": {"document": "doc_id", "status": "status", "order": "updated_at", "at": "updated_at"}}
+    error = refused(url, **changes)
+    assert "keeps 0 digits of a second" in error.what
+    run_sql(url, error.remedy)
+    inspection.inspect("contracts", declare(url, **changes))
+
+
+def test_a_column_an_event_cannot_fill(database_url: str) -> None:
+    make(database_url, REST + f", picture {'BYTEA' if database_url.startswith('post') else 'BLOB'}")
+    columns = {"print_version": "version", "picture": "picture"}
+    assert "column 'picture' is of the type" in refused(database_url, columns=columns).what
+
+
+def test_a_misspelt_column_is_told_the_nearest(database_url: str) -> None:
+    make(database_url)
+    preparation.prepare(declare(database_url))
+    with pytest.raises(errors.TargetUnfit, match="no column 'print_statu'; did you mean 'print_status'"):
+        inspection.inspect("contracts", declare(database_url, columns={"print_statu": "status", "print_version": "version"}))
+
+
+def test_kinds_of_columns_in_postgres(new_database: Callable[[str], str]) -> None:
+    url = new_database("postgres")
+    run_sql(
+        url,
+        "CREATE TYPE colour AS ENUM ('red', 'green')",
+        "CREATE DOMAIN short AS varchar(7)",
+        "CREATE TABLE contract_document (doc_no UUID PRIMARY KEY, a SMALLINT, b NUMERIC(6,2), c colour, d short, e JSONB,"
+        " f BOOLEAN, g DATE, h DOUBLE PRECISION, i TIMESTAMP, j TEXT)",
+    )
+    pipeline = declare(url, event={"status": "status"}, columns={name: name for name in "abcdefghij"})
+    preparation.prepare(pipeline)
+    found = {column.name: column.kind for column in inspection.inspect("contracts", pipeline).mapping.columns}
+    assert found == {
+        "a": kinds.Integer(low=-(2**15), high=2**15 - 1),
+        "b": kinds.Exact(digits=6, scale=2),
+        "c": kinds.Choice(labels=("red", "green")),
+        "d": kinds.Text(),
+        "e": kinds.Json(),
+        "f": kinds.Truth(),
+        "g": kinds.Date(),
+        "h": kinds.Real(),
+        "i": kinds.Time(),
+        "j": kinds.Text(),
+    }
+
+
+def test_kinds_of_columns_in_mariadb(new_database: Callable[[str], str]) -> None:
+    url = new_database("mariadb")
+    run_sql(
+        url,
+        f"CREATE TABLE contract_document ({KEY['mariadb']}, a TINYINT(1), b INT UNSIGNED, c ENUM('x','y'), d DATETIME(3), e TEXT,"
+        " f DECIMAL(4,1))",
+    )
+    pipeline = declare(url, event={"status": "status"}, columns={name: name for name in "abcdef"})
+    preparation.prepare(pipeline)
+    found = {column.name: column.kind for column in inspection.inspect("contracts", pipeline).mapping.columns}
+    assert found["a"] == kinds.Integer(low=-128, high=127, truth=True)
+    assert found["b"] == kinds.Integer(low=0, high=2**32 - 1)
+    assert found["c"] == kinds.Choice(labels=("x", "y"))
+    assert isinstance(found["d"], kinds.Time)
+    assert found["d"].precision == 3
+    assert found["e"] == kinds.Text(size=65535)
+    assert found["f"] == kinds.Exact(digits=4, scale=1)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("oracle://h/d", "'oracle' is not one instep writes to"),
+        ("no url", "no database URL"),
+        ("sqlite://", "must be a file"),
+        ("sqlite:///:memory:", "must be a file"),
+    ],
+)
+def test_a_target_that_cannot_be(url: str, words: str) -> None:
+    with pytest.raises(errors.SettingsError, match=words):
+        inspection.inspect("contracts", declare(url))
+
+
+def test_unreachable_and_unauthorised_are_told_apart(postgres: Postgres, mariadb: MariaDB) -> None:
+    with pytest.raises(errors.DatabaseUnreachable, match="no connection to"):
+        inspection.inspect("contracts", declare("postgresql://x:y@127.0.0.1:1/d"))
+    with pytest.raises(errors.DatabaseUnreachable, match="no connection to"):
+        inspection.inspect("contracts", declare("mariadb://x:y@127.0.0.1:1/d"))
+    with pytest.raises(errors.NotAuthorised) as caught:
+        inspection.inspect("contracts", declare(f"mariadb://stranger:topsecret@127.0.0.1:{mariadb.port}/instep"))
+    assert "topsecret" not in str(caught.value)
+    with pytest.raises(errors.DatabaseUnreachable, match='"nowhere" does not exist'):
+        inspection.inspect("contracts", declare(postgres.url.removesuffix("/instep") + "/nowhere"))
+    with pytest.raises(errors.NotAuthorised, match=r"nowhere|stranger"):
+        inspection.inspect("contracts", declare(f"mariadb://stranger@127.0.0.1:{mariadb.port}/nowhere"))
+    with pytest.raises(errors.SettingsError, match="nowhere"):
+        inspection.inspect("contracts", declare(mariadb.url.removesuffix("/instep") + "/nowhere"))
+
+
+def test_a_wrong_postgres_password_is_not_unreachable(postgres: Postgres) -> None:
+    run_sql(postgres.url, "CREATE ROLE careful LOGIN PASSWORD 'right'")
+    rules = postgres.root / "access.conf"
+    before = rules.read_text(encoding="utf-8")
+    rules.write_text("host all careful 127.0.0.1/32 scram-sha-256\n" + before, encoding="utf-8")
+    os.kill(postgres.pid, signal.SIGHUP)
+    refused: list[errors.InstepError] = []
+
+    def is_refused() -> bool:
+        try:
+            inspection.inspect("contracts", declare(postgres.url.replace("instep@", "careful:topsecret@")))
+        except errors.InstepError as error:
+            refused.append(error)
+        return isinstance(refused[-1], errors.NotAuthorised)
+
+    try:
+        wait_until(is_refused, "the server to ask for a password")
+        assert "topsecret" not in str(refused[-1])
+    finally:
+        rules.write_text(before, encoding="utf-8")
+        os.kill(postgres.pid, signal.SIGHUP)

@@ -1,0 +1,153 @@
+"""The settings file: what is read, what is refused, and in whose words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instep import errors, settings
+
+GOOD = """
+[kafka]
+bootstrap = "broker1:9092,broker2:9092"
+
+[pipelines.contracts]
+topic = "print-status"
+target = "postgresql://app:${DB_PASSWORD}@db/contracts"
+table = "contract_document"
+key = "doc_no"
+
+[pipelines.contracts.event]
+document = "doc_id"
+status = "status"
+order = "version"
+at = "updated_at"
+
+[pipelines.contracts.columns]
+print_status = "status"
+print_version = "version"
+printed_at = "updated_at"
+"""
+SECRETS = {"DB_PASSWORD": "secret"}
+
+
+def changed(old: str, new: str) -> str:
+    assert old in GOOD
+    return GOOD.replace(old, new)
+
+
+def test_defaults() -> None:
+    found = settings.parse(GOOD, SECRETS)
+    pipeline = found.pipelines["contracts"]
+    assert (pipeline.guarantee, pipeline.start, pipeline.missing, pipeline.history) == (
+        "exactly-once",
+        "earliest",
+        "insert",
+        True,
+    )
+    assert pipeline.target == "postgresql://app:secret@db/contracts"
+    assert found.spark.master == "local[*]"
+
+
+def test_a_password_needs_no_encoding() -> None:
+    found = settings.parse(GOOD, {"DB_PASSWORD": "p@ss/w:rd%"})
+    assert found.pipelines["contracts"].target == "postgresql://app:p%40ss%2Fw%3Ard%25@db/contracts"
+
+
+def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
+    text = changed('"postgresql://app:${DB_PASSWORD}@db/contracts"', '"${TARGET}"')
+    assert settings.parse(text, {"TARGET": "mysql://u:p%40@h/d"}).pipelines["contracts"].target == "mysql://u:p%40@h/d"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (changed("topic =", "topik ="), "unknown key 'topik' in [pipelines.contracts]; did you mean 'topic'?"),
+        (changed("[kafka]", "[kafca]"), "unknown key 'kafca' in the settings file; did you mean 'kafka'?"),
+        (changed('status = "status"\norder', 'statsu = "status"\norder'), "did you mean 'status'?"),
+        (changed('topic = "print-status"', ""), "missing the key 'topic'"),
+        (changed('topic = "print-status"', "topic = 3"), "expected 'str', got 'int'"),
+        (changed('key = "doc_no"', 'key = "doc_no"\nguarantee = "twice"'), "invalid enum value 'twice'"),
+        (changed('key = "doc_no"', 'key = "doc_no"\nstart = "tomorrow"'), "start is 'tomorrow'"),
+        (changed('key = "doc_no"', 'key = "doc_no"\nmissing = "park"'), "park"),
+        (changed('key = "doc_no"', 'key = "doc_no"\ntransitions = {A = ["B"]}'), "transitions"),
+        (changed('key = "doc_no"', 'key = "doc_no"\nbatch_rows_max = 0'), "batch_rows_max"),
+        (changed('print_version = "version"\n', ""), "event.order is 'version', and no column keeps it"),
+        (changed('print_status = "status"', 'doc_no = "doc_id"'), "is the key column"),
+        (GOOD.partition("[pipelines.contracts.columns]")[0] + "[pipelines.contracts.columns]\n", "columns is empty"),
+        (GOOD + '\n[kafka.security]\nprotocol = "SASL_SSL"\n', "needs mechanism"),
+        (GOOD + '\n[kafka.security]\nusername = "x"\n', "takes no user"),
+        ("[pipelines", "not valid TOML"),
+        (GOOD.replace("DB_PASSWORD", "NOT_THERE"), "${NOT_THERE}, which is not in the environment"),
+    ],
+    ids=lambda value: value[-30:],
+)
+def test_refused_by_name(text: str, words: str) -> None:
+    with pytest.raises(errors.SettingsError) as caught:
+        settings.parse(text, SECRETS)
+    assert words in str(caught.value)
+    assert caught.value.exit_status == 2
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "path", "expected"),
+    [
+        ("INSTEP__KAFKA__BOOTSTRAP", "other:1", ("kafka", "bootstrap"), "other:1"),
+        ("INSTEP__PIPELINES__CONTRACTS__BATCH_ROWS_MAX", "7", ("pipelines", "contracts", "batch_rows_max"), 7),
+        ("INSTEP__PIPELINES__CONTRACTS__HISTORY", "false", ("pipelines", "contracts", "history"), False),
+        ("INSTEP__PIPELINES__CONTRACTS__EVENT__AT", "@timestamp", ("pipelines", "contracts", "event", "at"), "@timestamp"),
+        ("INSTEP__PIPELINES__CONTRACTS__COLUMNS__EXTRA", "note", ("pipelines", "contracts", "columns", "extra"), "note"),
+        ("INSTEP__SPARK__CONF", '{"a": "b"}', ("spark", "conf"), {"a": "b"}),
+        ("INSTEP__KAFKA__SECURITY__PROTOCOL", "SSL", ("kafka", "security", "protocol"), "SSL"),
+    ],
+)
+def test_the_environment_overrides_the_file(variable: str, value: str, path: tuple[str, ...], expected: Any) -> None:
+    found: Any = settings.parse(GOOD, {**SECRETS, variable: value})
+    for step in path:
+        found = found[step] if isinstance(found, dict) else getattr(found, step)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("INSTEP__KAFKA__BOOTSTRAPP", "x", "did you mean 'BOOTSTRAP'?"),
+        ("INSTEP__KAFKA__BOOTSTRAP__MORE", "x", "names no setting"),
+        ("INSTEP__PIPELINES__CONTRACTS__BATCH_ROWS_MAX", "many", "BATCH_ROWS_MAX"),
+        ("INSTEP__SPARK__CONF", "{", "must hold JSON"),
+    ],
+)
+def test_a_variable_that_fits_nothing(variable: str, value: str, words: str) -> None:
+    with pytest.raises(errors.SettingsError) as caught:
+        settings.parse(GOOD, {**SECRETS, variable: value})
+    assert words in str(caught.value)
+
+
+def test_the_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(GOOD, encoding="utf-8")
+    assert "contracts" in settings.load(file, SECRETS).pipelines
+    assert "contracts" in settings.load(None, {**SECRETS, "INSTEP_CONFIG": str(file)}).pipelines
+    monkeypatch.chdir(tmp_path)
+    assert settings.load(None, {}).pipelines == {}
+    file.rename(tmp_path / "instep.toml")
+    assert "contracts" in settings.load(None, SECRETS).pipelines
+    with pytest.raises(errors.SettingsError, match=r"gone\.toml does not exist"):
+        settings.load(tmp_path / "gone.toml", {})
+
+
+def test_an_unknown_pipeline_is_told_the_nearest() -> None:
+    found = settings.parse(GOOD, SECRETS)
+    with pytest.raises(errors.SettingsError, match="did you mean 'contracts'"):
+        settings.pipeline(found, "contract")
+    with pytest.raises(errors.SettingsError, match="declare none"):
+        settings.pipeline(settings.Settings(), "contract")
+
+
+def test_every_setting_has_a_help() -> None:
+    for key, kind, _, text in settings.describe():
+        assert text, key
+        assert kind, key
