@@ -51,6 +51,8 @@ OUR_OWN: Mapping[str, str] = {
     "transactional.id": "the publisher uses no transactions",
 }
 
+OF_ANY_CLIENT = ("broker.address.", "client.", "enable.s", "https.", "oauth", "sasl.", "security.", "socket.", "ssl.")
+
 Breaks = Callable[[str], bool]
 
 # setting, what breaks, the guarantee that must be given up for it, what it would do
@@ -82,8 +84,13 @@ def producer_config(guarantee: str, wanted: Mapping[str, Any]) -> dict[str, Any]
     return {**DEFAULTS, **_consequences(guarantee, chosen), **chosen}
 
 
+def for_any_client(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a publisher's settings those that say how a broker is spoken to, whatever for."""
+    return {name: value for name, value in config.items() if name.startswith(OF_ANY_CLIENT)}
+
+
 def _canonical(name: str) -> str:
-    dotted = name if "." in name or name in OUR_OWN else name.replace("_", ".")
+    dotted = name if "." in name or name.endswith("_cb") or name in OUR_OWN else name.replace("_", ".")
     return ALIASES.get(dotted, dotted)
 
 

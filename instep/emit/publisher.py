@@ -56,13 +56,13 @@ class Publisher:
         self.source = source
         self.flush_timeout_s = flush_timeout_s
         self.block_timeout_s = block_timeout_s
-        self._bytes_max = config["message.max.bytes"]
         self._deed = faults.Deed(f"publish to topic {topic!r}", bootstrap, kafka.security.username, topic)
         self._ear = faults.Ear()
         self._tally = deliveries.Tally()
         self._closing = threading.Lock()
         self._closed = False
         self._stopped = False
+        self._released = False
         self._given_up_since = 0.0
         self._termination = termination.Termination(lambda: self._tally.mark, flush_timeout_s)
         # The settings first, for they need no broker; then the topic, which tells every reason why nothing would arrive.
@@ -70,8 +70,13 @@ class Publisher:
             self._producer = Producer({**config, "error_cb": self._ear.hear}, logger=faults.log)
         except KafkaException as failure:
             raise faults.translate(failure.args[0], self._deed) from failure
-        with connection.Cluster(kafka, bootstrap, start_timeout_s) as cluster:
-            topics.describe(cluster, topic)
+        try:
+            with connection.Cluster(kafka, bootstrap, start_timeout_s, further=guarantees.for_any_client(config)) as cluster:
+                topics.describe(cluster, topic)
+        except errors.InstepError:
+            self._producer.close()
+            raise
+        self._bytes_max = int(config["message.max.bytes"])
         self._thread = threading.Thread(target=self._report_deliveries, name=f"instep-publisher-{topic}", daemon=True)
         self._thread.start()
         self._termination.install()
@@ -111,7 +116,7 @@ class Publisher:
         if threading.get_ident() == self._thread.ident:
             raise RuntimeError("a delivery callback cannot close its publisher: it would wait for itself")
         with self._closing:
-            if not self._closed:
+            if not self._released:
                 since = time.monotonic()
                 self._closed = True
                 self._tally.wait_settled(self._tally.mark, self.flush_timeout_s)
@@ -122,6 +127,7 @@ class Publisher:
                 atexit.unregister(self.close)
                 if self._termination.is_fatal:
                     self._log_lost()
+                self._released = True
                 self._termination.end()
         self._raise_untold()
 

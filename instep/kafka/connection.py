@@ -8,7 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -75,14 +75,17 @@ def java_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, str]:
 class Cluster:
     """One cluster as we see it: an admin client and a reader, made when first needed. Waits are bounded, errors are typed."""
 
-    def __init__(self, kafka: settings.Kafka, bootstrap: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, kafka: settings.Kafka, bootstrap: str, timeout_s: float = TIMEOUT_S, further: Mapping[str, Any] | None = None
+    ) -> None:
+        """`further` are librdkafka settings that our settings file has no words for."""
         self.kafka = kafka
         self.bootstrap = bootstrap
         self.user = kafka.security.username
         self.timeout_s = timeout_s
         self.reader_lock = threading.Lock()
         self.ear = faults.Ear()
-        self._config = client_config(kafka, bootstrap)
+        self._config = {**client_config(kafka, bootstrap), **(further or {})}
         self._lock = threading.Lock()
         self._admin: AdminClient | None = None
         self._reader: Consumer | None = None

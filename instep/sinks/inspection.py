@@ -32,6 +32,7 @@ CONFUSABLE = {
 @contextmanager
 def connection(url: sa.URL, *, create: bool = False) -> Iterator[sa.Connection]:
     """A connection for looking and for making tables; errors come out as ours. `create` makes a missing SQLite file."""
+    asked = url
     if url.get_backend_name() == "sqlite" and not create:
         url = url.set(database=f"file:{url.database}", query={**url.query, "mode": "rw", "uri": "true"})
     timeout = {} if url.get_backend_name() == "sqlite" else {"connect_timeout": 5}
@@ -46,7 +47,7 @@ def connection(url: sa.URL, *, create: bool = False) -> Iterator[sa.Connection]:
         with engine.connect() as opened:
             yield opened
     except sa.exc.DBAPIError as error:
-        ours = translate(url, error.orig) if isinstance(error.orig, Exception) else None
+        ours = translate(asked, error.orig) if isinstance(error.orig, Exception) else None
         if ours is None:
             raise
         raise ours from error

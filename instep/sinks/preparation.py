@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import sqlalchemy as sa
 
 from instep import settings
@@ -11,7 +13,10 @@ from instep.sinks import inspection, tables, target
 def statements(pipeline: settings.Pipeline) -> list[str]:
     """What is missing in the target database; an empty list when nothing is."""
     url = target.database_url(pipeline.target)
-    with inspection.connection(url, create=True) as opened:
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
+        dialect = url.get_dialect()()
+        return [*tables.business_statements(dialect, pipeline, None), *tables.create_statements(dialect, set())]
+    with inspection.connection(url) as opened:
         return _missing(opened, pipeline)
 
 

@@ -135,5 +135,5 @@ def translate(error: Exception, where: str) -> errors.InstepError | None:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     ours = CODES.get(code, errors.TargetChanged)
     if ours is errors.DatabaseUnreachable and code == sqlite3.SQLITE_CANTOPEN:
-        return ours(f"{where} cannot be opened: {error}", "check that the file is there (instep init makes it) and readable")
+        return ours(f"{where} cannot be opened: {error}", "if the file was never made, run: instep init")
     return ours(f"{where}: {error}")

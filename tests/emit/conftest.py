@@ -32,11 +32,11 @@ def topic(new_topic: Callable[..., str]) -> str:
 
 
 @pytest.fixture
-def read_all(broker: Cluster) -> Callable[[str], list[Message]]:
+def read_all(broker: Cluster) -> Callable[..., list[Message]]:
     """Everything in a topic, in order within each partition."""
 
-    def read(topic: str) -> list[Message]:
-        reader = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "tests", "enable.partition.eof": True})
+    def read(topic: str, cluster: Cluster = broker) -> list[Message]:
+        reader = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "tests", "enable.partition.eof": True})
         try:
             partitions = list(reader.list_topics(topic, 20).topics[topic].partitions)
             reader.assign([TopicPartition(topic, partition, 0) for partition in partitions])

@@ -131,3 +131,8 @@ def test_nonsense_is_named() -> None:
         guarantees.producer_config("exactly-once", {"retries": "many"})
     with pytest.raises(errors.SettingsError, match="unknown guarantee 'twice'"):
         guarantees.producer_config("twice", {})
+
+
+def test_how_a_broker_is_spoken_to_is_told_to_every_client() -> None:
+    config = guarantees.producer_config("exactly-once", {"sasl_username": "ann", "socket.timeout.ms": 9, "linger.ms": 1})
+    assert guarantees.for_any_client(config) == {"sasl.username": "ann", "socket.timeout.ms": 9}

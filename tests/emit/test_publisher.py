@@ -24,7 +24,7 @@ from instep.kafka import connection, topics
 from instep.local import broker as local_broker
 from instep.local import ports
 
-Read = Callable[[str], list[Message]]
+Read = Callable[..., list[Message]]
 Bootstrap = local_broker.Cluster
 
 
@@ -222,6 +222,30 @@ def test_settings_are_refused_before_anything_is_asked_of_a_broker() -> None:
         Publisher("nowhere:1", "any", no_such_setting=1)
 
 
+def test_settings_may_be_text(broker: Bootstrap, topic: str) -> None:
+    with Publisher(broker.bootstrap, topic, message_max_bytes="2000", acks="all", socket_timeout_ms="5000") as publisher:
+        with pytest.raises(errors.Undelivered, match=r"message\.max\.bytes is 2,000"):
+            publisher.send_raw(b"a", b"x" * 3000).result(20)
+        publisher.send(event(1)).result(20)
+
+
+def test_an_interrupted_close_can_be_finished(
+    broker: Bootstrap, topic: str, read_all: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = Publisher(broker.bootstrap, topic, linger_ms=300)
+    publisher.send(event(1))
+
+    def interrupt(mark: int, timeout_s: float) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publisher._tally, "wait_settled", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            publisher.close()
+    publisher.close()
+    assert versions(read_all(topic)) == [1]
+
+
 def test_weaker_guarantees_send_too(broker: Bootstrap, topic: str, read_all: Read) -> None:
     with Publisher(broker.bootstrap, topic, guarantee="at-most-once", acks=0) as publisher:
         publisher.send(event(1))
@@ -240,7 +264,7 @@ def mortal() -> Iterator[local_broker.Cluster]:
         yield own
 
 
-def test_a_broker_that_comes_back_gets_everything_once_and_in_order(mortal: local_broker.Cluster) -> None:
+def test_a_broker_that_comes_back_gets_everything_once_and_in_order(mortal: local_broker.Cluster, read_all: Read) -> None:
     with Publisher(mortal.bootstrap, "comes-back", flush_timeout_s=60) as publisher:
         for number in range(50):
             publisher.send(event(number))
@@ -250,6 +274,7 @@ def test_a_broker_that_comes_back_gets_everything_once_and_in_order(mortal: loca
         mortal.start()
         last = publisher.send(event(100)).result(60)
     assert last.offset == 100
+    assert versions(read_all("comes-back", mortal)) == list(range(101))
 
 
 def test_a_broker_that_dies_is_told_in_bounded_time(mortal: local_broker.Cluster) -> None:

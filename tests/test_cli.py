@@ -1,0 +1,200 @@
+"""The command line as users meet it: in a process of its own, with good and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instep import __version__
+from instep.local.broker import Cluster
+from instep.local.ports import free
+from instep.trials.processes import PipelineProcess
+from tests.sinks.conftest import run_sql
+from tests.waiting import wait_until
+
+SETTINGS = """
+[kafka]
+bootstrap = "{bootstrap}"
+
+[pipelines.contracts]
+topic = "{topic}"
+target = "sqlite:///contracts.db"
+table = "contract_document"
+key = "doc_no"
+
+[pipelines.contracts.event]
+document = "doc_id"
+status = "status"
+order = "version"
+at = "updated_at"
+
+[pipelines.contracts.columns]
+print_status = "status"
+print_version = "version"
+printed_at = "updated_at"
+"""
+
+
+def instep(folder: Path, *arguments: str, given: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "instep", *arguments]
+    surroundings = {**os.environ, **environment}
+    return subprocess.run(
+        command, cwd=folder, input=given, capture_output=True, text=True, timeout=120, env=surroundings, check=False
+    )
+
+
+@pytest.fixture
+def place(tmp_path: Path, broker: Cluster) -> Path:
+    """A folder with a settings file, and the topic that it names."""
+    topic = f"cli-{uuid.uuid4().hex[:8]}"
+    (tmp_path / "instep.toml").write_text(SETTINGS.format(bootstrap=broker.bootstrap, topic=topic), encoding="utf-8")
+    assert instep(tmp_path, "topics", "create", topic, "-p", "2").returncode == 0
+    return tmp_path
+
+
+EVENTS = "\n".join(
+    json.dumps({"doc_id": f"d{number}", "status": "PRINTED", "version": 1, "updated_at": "2026-11-01T08:00:00Z"})
+    for number in range(20)
+)
+
+
+def test_help_and_version(tmp_path: Path) -> None:
+    assert instep(tmp_path, "--version").stdout == f"instep {__version__}\n"
+    shown = instep(tmp_path, "--help").stdout
+    for command in ("demo", "init", "up", "down", "status", "emit", "run"):
+        assert re.search(rf"^  {command} ", shown, re.MULTILINE), command
+
+
+def test_the_first_pipeline(place: Path) -> None:
+    """init, emit, run --once, status: the way that the README shows."""
+    assert "instep_ledger" in instep(place, "init", "--sql").stdout
+    assert not (place / "contracts.db").exists()
+    done = instep(place, "init")
+    assert (done.returncode, done.stderr) == (0, "contracts: ready\n")
+    done = instep(place, "emit", "-", given=EVENTS)
+    assert (done.returncode, done.stderr) == (0, "20 records published\n")
+    before = json.loads(instep(place, "status", "--json").stdout)["pipelines"][0]
+    assert before["lag_records"] is None
+    done = instep(place, "run", "--once")
+    assert done.returncode == 0, done.stderr
+    assert "20 records: 20 applied" in done.stderr
+    assert done.stdout == ""
+    after = json.loads(instep(place, "status", "--json").stdout)["pipelines"][0]
+    assert (after["lag_records"], after["lag_seconds"], after["dead_letters"]) == (0, 0.0, 0)
+    assert sum(part["next_offset"] for part in after["partitions"]) == 20
+    assert "NEXT-OFFSET" in instep(place, "status").stdout
+    assert run_sql(f"sqlite:///{place}/contracts.db", "SELECT count(*) FROM contract_document") == [(20,)]
+
+
+def test_run_shows_metrics_and_ends_on_sigterm(place: Path) -> None:
+    instep(place, "init")
+    instep(place, "emit", "-", given=EVENTS)
+    port = free()[0]
+    process = PipelineProcess(place / "instep.toml", "--metrics", str(port), log=place / "run.log")
+    with process:
+        wait_until(lambda: _metric(port, 'instep_applied_total{pipeline="contracts"}') == 20.0, "the events to be applied")
+        assert _metric(port, 'instep_lag_records{pipeline="contracts"}') == 0.0
+        assert _metric(port, 'instep_freshness_seconds_count{pipeline="contracts"}') == 20.0
+        asked = time.monotonic()
+        assert process.stop() == 0
+        assert time.monotonic() - asked < 60
+    assert "20 applied" in process.tail()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def _metric(port: int, name: str) -> float | None:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+            lines = page.read().decode().splitlines()
+    except OSError:
+        return None
+    return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)), None)
+
+
+def refused(folder: Path, *arguments: str, **changes: Any) -> str:
+    done = instep(folder, *arguments, **changes)
+    assert done.returncode == 2, done
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 2, done.stderr
+    return done.stderr
+
+
+def test_bad_settings(tmp_path: Path, place: Path) -> None:
+    assert "does not exist" in refused(tmp_path, "--config", "nowhere.toml", "run")
+    assert "does not exist" in refused(tmp_path, "run", "--config", "nowhere.toml")
+    assert "did you mean 'contracts'?" in refused(place, "run", "contract")
+    assert "run: instep init" in refused(place, "run", "--once")
+    file = place / "instep.toml"
+    file.write_text(file.read_text().replace("topic =", "topik ="), encoding="utf-8")
+    assert "did you mean 'topic'?" in refused(place, "run")
+
+
+def test_a_missing_topic_names_the_command_that_makes_it(place: Path) -> None:
+    instep(place, "init")
+    file = place / "instep.toml"
+    file.write_text(re.sub(r'topic = ".*"', 'topic = "nowhere"', file.read_text()), encoding="utf-8")
+    for arguments in (("run", "--once"), ("emit", "-")):
+        command = refused(place, *arguments).splitlines()[-1]
+        assert command.startswith("instep topics create nowhere")
+    assert instep(place, *command.split()[1:]).returncode == 0
+    assert instep(place, "run", "--once").returncode == 0
+
+
+def test_an_unreachable_broker(place: Path) -> None:
+    instep(place, "init")
+    port = free()[0]
+    message = refused(place, "run", INSTEP__KAFKA__BOOTSTRAP=f"127.0.0.1:{port}")
+    assert f"127.0.0.1:{port}" in message
+    assert re.search(r"\d+ s", message)
+
+
+def test_a_bad_line_in_a_file(place: Path) -> None:
+    file = place / "events.jsonl"
+    file.write_text(EVENTS + "\n{oops\n", encoding="utf-8")
+    message = refused(place, "emit", "events.jsonl")
+    assert "line 21" in message
+    assert "20 records before it were published" in message
+    assert "cannot be read" in refused(place, "emit", "gone.jsonl")
+    assert "suffix" in refused(place, "emit", "instep.toml")
+
+
+def test_csv_is_published_too(place: Path) -> None:
+    (place / "events.csv").write_text("doc_id,status,version\nd1,PRINTED,1\nd2,FAILED,2\n", encoding="utf-8")
+    instep(place, "init")
+    assert instep(place, "emit", "events.csv").returncode == 0
+    assert instep(place, "run", "--once").returncode == 0
+    rows = run_sql(
+        f"sqlite:///{place}/contracts.db", "SELECT doc_no, print_status, print_version FROM contract_document ORDER BY 1"
+    )
+    assert rows == [("d1", "PRINTED", 1), ("d2", "FAILED", 2)]
+
+
+def test_ctrl_c_while_spark_starts_ends_it(place: Path) -> None:
+    instep(place, "init")
+    with PipelineProcess(place / "instep.toml", log=place / "run.log") as process:
+        wait_until(lambda: _children(process.pid) != "", "the JVM to be started")
+        process.signal(signal.SIGINT)
+        assert process.wait(30) in (0, 130)
+
+
+def _children(pid: int) -> str:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+
+
+def test_quick_commands_import_nothing_heavy(tmp_path: Path) -> None:
+    code = "import sys, instep.cli; print(sorted({'pyspark', 'sqlalchemy', 'pyarrow', 'confluent_kafka'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == "[]\n"
