@@ -251,6 +251,12 @@ class Publisher:
     def _undelivered(self, error: KafkaError, key: bytes, value: bytes | None) -> errors.Undelivered:
         """The broker's or the client's refusal of one record, in our words."""
         record = f"the record of document {key.decode('utf-8', 'replace')!r}"
+        if faults.MEANING.get((self._ear.fatal or error).code()) is errors.NotAuthorised:
+            refusal = faults.translate(self._ear.fatal or error, self._deed)
+            return errors.Undelivered(
+                f"{record} was not taken: {refusal.what}",
+                f"have WRITE on topic {self.topic!r} granted by the cluster's administrator, then make a new publisher",
+            )
         if self._ear.fatal is not None:
             return errors.Undelivered(
                 f"{record} was not taken: the publisher cannot go on: {faults.readable(self._ear.fatal)}"
@@ -267,9 +273,6 @@ class Publisher:
             return errors.Undelivered(
                 f"{record} was not confirmed within {self.flush_timeout_s:g} s{self._last_heard(self._given_up_since)}", AGAIN
             )
-        if faults.MEANING.get(error.code()) is errors.NotAuthorised:
-            refusal = faults.translate(error, self._deed)
-            return errors.Undelivered(f"{record} was not taken: {refusal.what}", refusal.remedy)
         return errors.Undelivered(f"{record} was not taken: {faults.readable(error)} ({error.name()})", AGAIN)
 
     def _last_heard(self, since: float) -> str:

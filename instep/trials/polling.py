@@ -21,6 +21,7 @@ class QueryService:
     def __init__(self, statuses: Mapping[str, str], call_s: float = CALL_S) -> None:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = -1  # head and body in one packet: two would wait for each other's acknowledgement
 
             def do_GET(self) -> None:
                 time.sleep(call_s)

@@ -29,6 +29,7 @@ from instep.sinks.sink import Sink
 from instep.trials import polling, processes
 
 POLLED_SAMPLE = 10
+FIRST = 50
 PARTITIONS = 4
 KILL_AT_SHARE = 0.25
 STEADY_PER_S = 1_000
@@ -113,9 +114,12 @@ class _Story:
         sink = stack.enter_context(self._sink())
         self._wait(running, lambda: self._started(sink), "starting")
 
-        self.say(f"the new way: the print system publishes every change of {len(self.documents):,} documents, at full speed")
         publisher = stack.enter_context(Publisher(self.bootstrap, self.pipeline.topic, source="print-system"))
-        began = time.monotonic()
+        self._publish_first(publisher)
+        self._wait(running, lambda: self._done(sink) == self.events, "applying the first events")
+
+        self.say(f"the new way: the print system publishes every change of {len(self.documents):,} documents, at full speed")
+        first, began = self.events, time.monotonic()
         self._publish_ways(publisher)
         publisher.flush()
         bulk = self.events + self.malformed
@@ -148,7 +152,7 @@ class _Story:
             restarts=1,
             apply_s=round(apply_s, 2),
             outage_s=round(resumed - killed, 2),
-            events_per_s=round(bulk / apply_s),
+            events_per_s=round((bulk - first) / apply_s),
             freshness_ms=self._freshness(sink, steady_from),
             polling_s=round(polling_s, 1),
             polling_sampled=POLLED_SAMPLE,
@@ -167,10 +171,16 @@ class _Story:
         )
         return whole_s
 
+    def _publish_first(self, publisher: Publisher) -> None:
+        """A few events to see that the pipeline is at work: Spark's first batch compiles what the others only run."""
+        for document in self.documents[:FIRST]:
+            self._publish(publisher, document, "CREATED", 1)
+        publisher.flush()
+
     def _publish_ways(self, publisher: Publisher) -> None:
         dice = random.Random(SEED)  # noqa: S311 - which events are late is no secret
         for version, status in enumerate(("CREATED", "QUEUED", "PRINTING"), start=1):
-            for document in self.documents:
+            for document in self.documents[FIRST if version == 1 else 0 :]:
                 self._publish(publisher, document, status, version)
         for document in dice.sample(self.documents, 20):
             self._publish(publisher, document, "QUEUED", 2)  # late

@@ -1,0 +1,68 @@
+"""A publisher that the broker does not accept, or does not let write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import admin
+
+from instep import errors, settings
+from instep.emit import Publisher, StatusEvent
+from instep.kafka import connection, topics
+from tests.kafka import secured
+
+EVENT = StatusEvent(document="d-1", status="PRINTED")
+BOB = secured.login("bob", "bob")
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    """The address where users log in; `bob` may read the topic "theirs", and no more."""
+    kafka: Any = admin
+    may_read = kafka.AclBinding(
+        kafka.ResourceType.TOPIC,
+        "theirs",
+        kafka.ResourcePatternType.LITERAL,
+        "User:bob",
+        "*",
+        kafka.AclOperation.READ,
+        kafka.AclPermissionType.ALLOW,
+    )
+    with secured.SecuredBroker() as broker:
+        with connection.Cluster(settings.Kafka(), broker.bootstrap) as cluster:
+            topics.create(cluster, "theirs", 1)
+            for answer in cluster.admin.create_acls([may_read]).values():
+                answer.result(20)
+        yield broker.sasl_bootstrap
+
+
+def test_a_wrong_password_is_told_at_the_start(bootstrap: str) -> None:
+    security = secured.login("ann", "wrong").security
+    with pytest.raises(errors.NotAuthorised, match="does not accept user 'ann'"):
+        Publisher(bootstrap, "theirs", security=security)
+
+
+def test_a_missing_right_to_write_is_told_for_the_record(bootstrap: str) -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            publisher = Publisher(bootstrap, "theirs", security=BOB.security)
+            break
+        except errors.NotAuthorised:  # the right to read takes a moment to reach the broker
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    with pytest.raises(errors.Undelivered, match="user 'bob' lacks the right") as caught:
+        publisher.send(EVENT).result(20)
+    assert "WRITE on topic 'theirs'" in caught.value.remedy
+    publisher.close()
+
+
+def test_the_right_password_by_settings_or_by_librdkafkas_own_names(bootstrap: str) -> None:
+    with Publisher(bootstrap, "theirs", security=secured.login("ann", secured.PASSWORD).security) as publisher:
+        publisher.send(EVENT).result(20)
+    named = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_username": "ann"}
+    with Publisher(bootstrap, "theirs", sasl_password=secured.PASSWORD, **named) as publisher:  # type: ignore[arg-type]
+        publisher.send(EVENT).result(20)

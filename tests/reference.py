@@ -1,0 +1,87 @@
+"""Writes docs/reference from the code; `make docs` runs it, and a test keeps the pages current."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import typer
+from typer.main import get_command
+
+from instep import errors, settings
+from instep.cli import app
+from instep.document.reasons import EXPLANATIONS
+from instep.pipeline.metrics import Pipelines
+
+FOLDER = Path(__file__).parent.parent / "docs" / "reference"
+
+
+def pages() -> dict[str, str]:
+    """The text of every page, by its file name."""
+    return {
+        "settings.md": _settings(),
+        "commands.md": _commands(),
+        "reasons.md": _reasons(),
+        "errors.md": _errors(),
+        "metrics.md": _metrics(),
+    }
+
+
+def _settings() -> str:
+    rows = [
+        f"| `{key}` | {kind} | {f'`{default}`' if default else ''} | {text} |" for key, kind, default, text in settings.describe()
+    ]
+    head = (
+        "# Settings\n\n`instep.toml` in the working directory, or the file named by `--config` or `INSTEP_CONFIG`."
+        " `NAME` is a pipeline's name. Any value can be overridden by a variable: `INSTEP__KAFKA__BOOTSTRAP`. An unknown key is an error.\n\n"
+    )
+    return head + "\n".join(["| key | type | default | what it is |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def _commands() -> str:
+    parts = ["# Commands\n"]
+    root = get_command(app)
+    _command(parts, root, "instep", None)
+    return "\n".join(parts)
+
+
+def _command(parts: list[str], command: object, name: str, parent: typer.Context | None) -> None:
+    context = command.make_context(name, [], parent=parent, resilient_parsing=True)  # type: ignore[attr-defined]
+    context.terminal_width = context.max_content_width = 110
+    parts.append(f"## {name}\n\n```text\n{command.get_help(context).strip()}\n```\n")  # type: ignore[attr-defined]
+    for child, below in getattr(command, "commands", {}).items():
+        _command(parts, below, f"{name} {child}", None)
+
+
+def _reasons() -> str:
+    head = "# Dead-letter reasons\n\nThe column `reason` of `instep_dead_letters`. The names stay.\n\n"
+    return (
+        head
+        + "| reason | what it says |\n|---|---|\n"
+        + "".join(f"| `{reason.value}` | {text} |\n" for reason, text in EXPLANATIONS.items())
+    )
+
+
+def _errors() -> str:
+    found = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.InstepError)]
+    rows = []
+    for kind in sorted(found, key=lambda kind: (kind.exit_status, kind.__name__)):
+        name = kind.code if issubclass(kind, errors.NamedStop) else kind.__name__
+        rows.append(f"| `{name}` | {kind.exit_status} | {' '.join((kind.__doc__ or '').split())} |")
+    head = "# Errors\n\nEach says what happened, to what, and what to do next. Those in capitals are named stops.\n\n"
+    return head + "\n".join(["| error | exit status | what happened |", "|---|---|---|", *rows]) + "\n"
+
+
+def _metrics() -> str:
+    rows = []
+    for family in Pipelines([]).collect():
+        suffix = "_total" if family.type == "counter" else ""
+        rows.append(f"| `{family.name}{suffix}` | {family.type} | {family.documentation} |")
+    head = "# Metrics\n\n`instep run --metrics PORT` serves them on 127.0.0.1. Each has the label `pipeline`.\n\n"
+    return head + "\n".join(["| metric | type | what it counts |", "|---|---|---|", *rows]) + "\n"
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
