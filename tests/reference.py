@@ -33,7 +33,8 @@ def _settings() -> str:
     ]
     head = (
         "# Settings\n\n`instep.toml` in the working directory, or the file named by `--config` or `INSTEP_CONFIG`."
-        " `NAME` is a pipeline's name. Any value can be overridden by a variable: `INSTEP__KAFKA__BOOTSTRAP`. An unknown key is an error.\n\n"
+        " `NAME` is a pipeline's name. Any value can be overridden by a variable: `INSTEP__KAFKA__BOOTSTRAP`."
+        " An unknown key is an error.\n\n"
     )
     return head + "\n".join(["| key | type | default | what it is |", "|---|---|---|---|", *rows]) + "\n"
 

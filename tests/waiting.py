@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(reached: Callable[[], bool], what: str, patience_s: float = 90.0) -> None:
+def wait_until(reached: Callable[[], bool], what: str = "the condition", patience_s: float = 90.0) -> None:
     """Return once it is reached; fail when it is not for a long time."""
     deadline = time.monotonic() + patience_s
     while not reached():

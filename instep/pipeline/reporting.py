@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -54,6 +55,7 @@ class Reporter:
 
     def _rewrite(self, text: str) -> None:
         if self._live:
+            text = text[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be rewritten
             self._stream.write("\r" + text.ljust(self._width) + ("\r" if not text else ""))
             self._stream.flush()
             self._width = len(text)

@@ -5,6 +5,7 @@ A table that cannot is refused before anything runs, with the exact column and t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -32,7 +33,7 @@ CONFUSABLE = {
 @contextmanager
 def connection(url: sa.URL, *, create: bool = False) -> Iterator[sa.Connection]:
     """A connection for looking and for making tables; errors come out as ours. `create` makes a missing SQLite file."""
-    asked = url
+    asked, since = url, time.monotonic()
     if url.get_backend_name() == "sqlite" and not create:
         url = url.set(database=f"file:{url.database}", query={**url.query, "mode": "rw", "uri": "true"})
     timeout = {} if url.get_backend_name() == "sqlite" else {"connect_timeout": 5}
@@ -50,6 +51,8 @@ def connection(url: sa.URL, *, create: bool = False) -> Iterator[sa.Connection]:
         ours = translate(asked, error.orig) if isinstance(error.orig, Exception) else None
         if ours is None:
             raise
+        if isinstance(ours, errors.Unreachable):
+            ours = type(ours)(f"{ours.what} (tried for {time.monotonic() - since:.0f} s)", ours.remedy)
         raise ours from error
     finally:
         engine.dispose()

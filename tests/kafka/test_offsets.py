@@ -13,6 +13,7 @@ from confluent_kafka import Producer, TopicPartition
 from instep import errors
 from instep.kafka import connection, groups, offsets
 from instep.local.broker import Cluster
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -35,14 +36,6 @@ def write(producer: Producer, topic: str, partition: int, *values: bytes, timest
     for value in values:
         producer.produce(topic, value, b"key", partition, timestamp=timestamp_ms)
     assert producer.flush(20) == 0
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """A commit's markers reach the log a little after the commit was answered."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_the_ends_of_a_log(cluster: connection.Cluster, new_topic: Callable[..., str], plain: Producer) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,10 +34,3 @@ def bare_home(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """INSTEP_HOME in an empty folder with nothing fetched."""
     monkeypatch.setenv("INSTEP_HOME", str(open_folder))
     return open_folder
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)

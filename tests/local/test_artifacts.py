@@ -15,7 +15,7 @@ import pytest
 
 from instep import errors
 from instep.local import artifacts, ivy, keeping, ports
-from tests.local.conftest import wait_until
+from tests.waiting import wait_until
 
 MODULE = "org.example:thing:1.0"
 

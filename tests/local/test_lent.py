@@ -12,7 +12,7 @@ import pytest
 
 from instep import errors
 from instep.local import broker, lent, places, ports, processes
-from tests.local.conftest import wait_until
+from tests.waiting import wait_until
 
 
 @pytest.fixture

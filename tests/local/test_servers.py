@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from instep import errors
 from instep.local import broker, libraries, mariadb, places, ports, postgres, processes, server
-from tests.local.conftest import wait_until
+from tests.waiting import wait_until
 
 KINDS: tuple[type[server.Server], ...] = (broker.Broker, mariadb.MariaDB, postgres.Postgres)
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -270,18 +271,26 @@ time.sleep(600)
 """
 
 
+@contextmanager
+def owning(code: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that owns servers, gone at the end whatever the test finds."""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
+        try:
+            yield owner
+        finally:
+            owner.kill()
+
+
 @pytest.mark.parametrize("end", ["kill -9", "Ctrl-C", "keepers killed"])
 def test_servers_and_their_temporary_data_go_with_their_owner(end: str) -> None:
     code = OWNER if end == "kill -9" else OWNER.replace("broker.Broker(), mariadb.MariaDB(), ", "")
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
-    ) as owner:
+    with owning(code) as owner:
         assert owner.stdout
         lines = [owner.stdout.readline().split() for _ in range(3 if end == "kill -9" else 1)]
         pids = [int(pid) for line in lines for pid in line[:2]]
-        pids += [below for pid in pids for below in processes.descendants(pid)]
         roots = [Path(line[2]) for line in lines]
         assert all(processes.alive(pid) for pid in pids)
+        pids += [below for pid in pids for below in processes.descendants(pid)]
         assert all(root.exists() for root in roots)
         if end == "kill -9":
             owner.kill()
@@ -303,7 +312,7 @@ def test_ctrl_c_does_not_reach_the_server_before_its_owner_is_done() -> None:
         "time.sleep(600)",
         "\ntry:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    print(one.alive and one.answers(), flush=True)",
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
+    with owning(code) as owner:
         assert owner.stdout
         owner.stdout.readline()
         os.killpg(owner.pid, signal.SIGINT)
@@ -314,7 +323,7 @@ def test_a_fork_of_the_owner_does_not_keep_its_servers() -> None:
     code = OWNER.replace("broker.Broker(), mariadb.MariaDB(), ", "").replace(
         "time.sleep(600)", "import os; os.fork(); time.sleep(600)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
+    with owning(code) as owner:
         assert owner.stdout
         pid = int(owner.stdout.readline().split()[0])
         wait_until(lambda: bool(processes.descendants(owner.pid)))
