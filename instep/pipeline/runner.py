@@ -34,6 +34,7 @@ BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 15.0
 UNEXPLAINED_TRIES_MAX = 5
 TOPIC_CHECK_INTERVAL_S = 5.0
+TOPIC_DOUBT_S = 2.0
 MIRROR_INTERVAL_S = 1.0
 LOOK_INTERVAL_S = 0.1
 
@@ -62,6 +63,7 @@ class Runner(threading.Thread):
         self._asked_to_stop = threading.Event()
         self._query: StreamingQuery | None = None
         self._topic: Topic | None = None
+        self._mirror_shows: dict[int, int] = {}
         self._batch_seen = -1
         self._failures = 0
         self._try_at = 0.0
@@ -85,14 +87,14 @@ class Runner(threading.Thread):
         return time.monotonic() - self._waiting_since if self.state is State.WAITING else 0.0
 
     def _look(self) -> None:
-        now = time.monotonic()
-        if self._query is None:
+        now, running = time.monotonic(), self._query
+        if running is None:
             if now >= self._try_at:
                 self._start()
             return
-        self._absorb(self._query)
-        if not self._query.isActive:
-            self._over(self._query)
+        self._absorb(running)
+        if not running.isActive:
+            self._over(running)
         elif now - self._topic_checked >= TOPIC_CHECK_INTERVAL_S:
             self._topic_checked = now
             self._check_topic()
@@ -183,7 +185,12 @@ class Runner(threading.Thread):
     def _check_topic(self) -> None:
         """A topic that was deleted and made again while the query reads it would be read on as if nothing had happened."""
         assert self._topic is not None
-        found = self._describe(in_ledger=True)
+        try:
+            found = self._describe(in_ledger=True)
+        except errors.TopicGone:
+            # a broker that has just started may not know its topics yet: believe it only when it says so again
+            self._asked_to_stop.wait(TOPIC_DOUBT_S)
+            found = self._describe(in_ledger=True)
         if found.id != self._topic.id:
             raise replaced(self.name, found.name)
         if self.state is State.WAITING:
@@ -194,7 +201,7 @@ class Runner(threading.Thread):
             step()
         except errors.InstepError as error:
             self._failed(error)
-        except (PySparkException, Py4JError) as error:
+        except Exception as error:  # noqa: BLE001 - a thread that died unseen would leave a pipeline that only seems to run
             self._failed(failures.read(str(error)) or unexplained(error))
 
     def _failed(self, error: errors.InstepError) -> None:
@@ -231,9 +238,11 @@ class Runner(threading.Thread):
 
     def _mirror(self) -> None:
         """Write the position to the consumer group named after the pipeline, for the tools people have."""
-        if self.progress.positions and self.state is not State.WAITING:
+        positions = dict(self.progress.positions)
+        if positions != self._mirror_shows and self.state is not State.WAITING:
             with contextlib.suppress(errors.InstepError):  # a mirror is a courtesy: the ledger has the truth
-                groups.mirror(self.cluster, self.name, self.pipeline.topic, self.progress.positions)
+                groups.mirror(self.cluster, self.name, self.pipeline.topic, positions)
+                self._mirror_shows = positions
 
 
 def refuse_replaced(target: Target, topic: Topic, known: dict[int, Position]) -> None:
@@ -291,4 +300,6 @@ def _same_record(cluster: Cluster, topic: Topic, ledger: dict[int, Position], fi
 def unexplained(failure: BaseException) -> errors.InstepError:
     """An error that is none of ours: Spark's own words, cut to what a person reads."""
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-    return errors.InstepError(f"the Spark query failed: {' '.join(lines)[:400]}", "run with --debug to see Spark's log")
+    return errors.InstepError(
+        f"the query failed: {type(failure).__name__}: {' '.join(lines)[:400]}", "run with --debug to see Spark's log"
+    )

@@ -115,11 +115,19 @@ def _work(spark: SparkSession, runners: Sequence[Runner], stop: Stop, metrics_po
             warm.tick()
     finally:
         with _deadline(stop, END_WITHIN_S):
-            for runner in runners:
-                runner.stop(patience_s=MIRROR_PATIENCE_S)
+            _stop_all(runners)
         reporter.end()
         if server:
             server.close()
+
+
+def _stop_all(runners: Sequence[Runner]) -> None:
+    """All at once: a query may take seconds to end, and nobody waits for the sum of them."""
+    stoppers = [threading.Thread(target=runner.stop, args=(MIRROR_PATIENCE_S,), daemon=True) for runner in runners]
+    for stopper in stoppers:
+        stopper.start()
+    for stopper in stoppers:
+        stopper.join()
 
 
 class _KeepWarm:

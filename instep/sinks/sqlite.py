@@ -132,6 +132,8 @@ def translate(error: Exception, where: str) -> errors.InstepError | None:
     """SQLite's error as one of ours, by its result code."""
     if not isinstance(error, sqlite3.Error):
         return None
+    if isinstance(error, sqlite3.ProgrammingError):  # raised by the module itself: the connection is closed
+        return errors.DatabaseUnreachable(f"no connection to {where} any more: {error}")
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     ours = CODES.get(code, errors.TargetChanged)
     if ours is errors.DatabaseUnreachable and code == sqlite3.SQLITE_CANTOPEN:
