@@ -154,13 +154,6 @@ class MysqlSink(sink.Sink):
             (group.number,),
         )
 
-    @property
-    def _guarded(self) -> str:
-        if not self.guard:
-            return ""
-        later = "<=" if self.to.rules.order_is_time else "<"
-        return f" AND (t.{self.guard} IS NULL OR t.{self.guard} {later} s.{self.guard})"
-
     def _bound_time(self, at: datetime | None) -> Any:
         return self.bind(at)
 

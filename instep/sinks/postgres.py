@@ -143,13 +143,6 @@ class PostgresSink(sink.Sink):
             (group.number,),
         )
 
-    @property
-    def _guarded(self) -> str:
-        if not self.guard:
-            return ""
-        later = "<=" if self.to.rules.order_is_time else "<"
-        return f" AND (t.{self.guard} IS NULL OR t.{self.guard} {later} s.{self.guard})"
-
     def _cast(self, name: str) -> str:
         column = next(column for column in self.to.mapping.columns if column.name == name)
         cast = f"::{column.declared}".replace("%", "%%") if isinstance(column.kind, CAST_KINDS) else ""

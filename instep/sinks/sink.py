@@ -292,6 +292,14 @@ class Sink(abc.ABC):
         return quoted.replace("%", "%%") if self.placeholder == "%s" else quoted
 
     @property
+    def _guarded(self) -> str:
+        """The guard in SQL, between rows `t` of the table and rows `s` that are to be written."""
+        if not self.guard:
+            return ""
+        later = "<=" if self.to.rules.order_is_time else "<"
+        return f" AND (t.{self.guard} IS NULL OR t.{self.guard} {later} s.{self.guard})"
+
+    @property
     def _may_repeat(self) -> bool:
         return self.to.guarantee == "at-least-once"
 
