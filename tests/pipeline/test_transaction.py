@@ -253,3 +253,31 @@ def test_a_lost_answer_to_a_commit_is_settled_by_the_ledger(database_url: str, o
     again = open_sink(declare(database_url))
     assert work.apply(again, Decoder(again.to.mapping)).records == 0
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(1,)]
+
+
+class Crash(Exception):
+    """The process dies here."""
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "left", "again"), [("exactly-once", 0, 2), ("at-least-once", 2, 2), ("at-most-once", 0, 0)]
+)
+def test_a_crash_before_the_last_commit(
+    database_url: str, open_sink: Open, guarantee: settings.Guarantee, left: int, again: int
+) -> None:
+    """Step 7 parts the weaker guarantees: one has its rows by then, the other its position, and exactly-once neither."""
+    sink = begun(open_sink(declare(database_url, guarantee=guarantee)))
+    batch = [event(0, "a", 1), event(1, "b", 1), record(2, "c", b"{")]
+
+    def die(_pipeline: str, step: int) -> None:
+        if step == 7:
+            raise Crash
+
+    with pytest.raises(Crash):
+        Work(WRITER, 0, batch, die).apply(sink, Decoder(sink.to.mapping))
+    assert len(table(database_url)) == left
+    restarted = open_sink(declare(database_url, guarantee=guarantee))
+    assert apply(restarted, batch).verdicts[Verdict.APPLIED] + apply(restarted, batch).records == (0 if left else again)
+    assert len(table(database_url)) == max(left, again)
+    assert restarted.positions()[0].next_offset == 3
+    assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(max(left, again),)]
