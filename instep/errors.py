@@ -12,6 +12,8 @@
     ├── NotAuthorised             a server answered: wrong password, or no right  exit 2
     ├── Undelivered               a record was not taken by the broker            exit 1
     ├── Transient                 deadlock, lock time-out: the same again may work
+    │   └── Outrun                another writer changed the same documents
+    ├── LedgerMoved               the ledger is not where this run left it; started again from there
     ├── RowRefused                the target table refuses a row
     └── NamedStop                 ends a pipeline; the database is untouched      exit 3
         ├── Fenced                FENCED
@@ -95,6 +97,14 @@ class Undelivered(InstepError):
 
 class Transient(InstepError):
     """The database gave this transaction up (deadlock, lock time-out); the same again may work."""
+
+
+class Outrun(Transient):
+    """Documents were not as they had just been read: another writer came between, or the table passes rows over."""
+
+
+class LedgerMoved(InstepError):
+    """The ledger is not where this run left it: a backup was put back, or a replica took over. The query starts from it again."""
 
 
 class RowRefused(InstepError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -15,6 +16,7 @@ from instep.document.mapping import KEY, TIMESTAMP, Mapping, Path
 from instep.document.reasons import Reason, Unfit
 
 STATUS_CHARACTERS_MAX = 255
+EXPONENT_MAX = 1_000
 MISSING: Any = object()
 
 
@@ -51,7 +53,7 @@ class Decoder:
 
     def __init__(self, mapping: Mapping) -> None:
         exact = any(isinstance(column.kind, kinds.Exact) for column in mapping.columns)
-        self._parse = msgspec.json.Decoder(float_hook=Decimal if exact else None).decode
+        self._parse = msgspec.json.Decoder(float_hook=_exact_number if exact else None).decode
         self._mapping = mapping
         self._id = kinds.converter(mapping.key.kind)
         self._id_is_integer = isinstance(mapping.key.kind, kinds.Integer)
@@ -108,6 +110,8 @@ class Decoder:
                 events.append(self.decode(record))
             except Unfit as unfit:
                 dead.append(DeadLetter(record, unfit.reason, unfit.detail))
+            except Exception as error:  # noqa: BLE001 - one record that nobody foresaw must not hold up all behind it
+                dead.append(DeadLetter(record, Reason.UNFORESEEN, f"{type(error).__name__}: {error}"))
         return events, dead
 
     def _delete(self, record: Record, key: str) -> Event:
@@ -175,6 +179,8 @@ class Decoder:
         if not self._mapping.order_is_time:
             if type(raw) is not int:
                 raise Unfit(Reason.WRONG_TYPE, f"{'.'.join(path)}: the order value must be an integer")
+            if not -(2**63) <= raw < 2**63:
+                raise Unfit(Reason.NUMBER_OUT_OF_RANGE, f"{'.'.join(path)}: an order value has 64 bits")
             return raw
         if kinds.is_finer(raw):
             raise Unfit(Reason.TIME_TOO_FINE, f"{'.'.join(path)}: finer than a microsecond")
@@ -226,6 +232,17 @@ def _canonical_integer(text: str) -> int:
     return int(text)
 
 
+def _exact_number(text: str) -> Decimal:
+    """A decimal with every digit it was written with; one that no column could hold is refused before anybody expands it."""
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        number = Decimal("Infinity")
+    if not number.is_finite() or abs(number.adjusted()) > EXPONENT_MAX:
+        raise Unfit(Reason.NUMBER_OUT_OF_RANGE, "a number in the value is beyond any range")
+    return number
+
+
 class _Pairs(dict[str, Any]):
     """An object that remembers which of its names stood more than once."""
 
@@ -233,8 +250,7 @@ class _Pairs(dict[str, Any]):
         super().__init__(pairs)
         self.repeated = set()
         if len(self) < len(pairs):
-            names = [name for name, _ in pairs]
-            self.repeated = {name for name in names if names.count(name) > 1}
+            self.repeated = {name for name, count in Counter(name for name, _ in pairs).items() if count > 1}
 
 
 def _refuse_repeated(value: bytes, paths: list[Path]) -> None:

@@ -28,6 +28,7 @@ class Reason(StrEnum):
     TIME_TOO_FINE = "TIME_TOO_FINE"
     NOT_A_CHOICE = "NOT_A_CHOICE"
     REFUSED_BY_TARGET = "REFUSED_BY_TARGET"
+    UNFORESEEN = "UNFORESEEN"
 
 
 EXPLANATIONS = {
@@ -51,6 +52,7 @@ EXPLANATIONS = {
     Reason.TIME_TOO_FINE: "an order time is finer than a microsecond, which the guard could not tell apart",
     Reason.NOT_A_CHOICE: "a text is none of the values that the column's enumeration allows",
     Reason.REFUSED_BY_TARGET: "the target table refuses the row: a constraint or a trigger",
+    Reason.UNFORESEEN: "reading the record failed in a way that instep does not know: worth a report",
 }
 
 

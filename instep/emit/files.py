@@ -10,16 +10,15 @@ an empty cell leaves its field out, all else is text; so is the key's column, al
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from instep import errors
+from instep import errors, settings
 from instep.emit import outgoing
 
 Format = Literal["jsonl", "csv"]
@@ -95,7 +94,7 @@ def _check_header(header: list[str], key: str, name: str) -> None:
     if repeated or "" in header:
         raise _wrong(name, 1, f"the header names {', '.join(map(repr, repeated))} twice" if repeated else "a column has no name")
     if key not in header:
-        raise _wrong(name, 1, f"no column {key!r}{_nearest(key, header)}", "name the key's column with --key")
+        raise _wrong(name, 1, f"no column {key!r}{settings.nearest(key, header)}", "name the key's column with --key")
 
 
 def _cell(text: str, is_key: bool) -> str | int:
@@ -104,7 +103,7 @@ def _cell(text: str, is_key: bool) -> str | int:
 
 def _document(fields: dict[str, Any], key: str, name: str, number: int) -> str:
     if key not in fields:
-        raise _wrong(name, number, f"no field {key!r}{_nearest(key, fields)}", "name the key's field with --key")
+        raise _wrong(name, number, f"no field {key!r}{settings.nearest(key, fields)}", "name the key's field with --key")
     value = fields[key]
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise _wrong(name, number, f"{key!r} must be text or an integer, to be the record's key")
@@ -120,8 +119,3 @@ def _record(document: str, value: bytes | None, name: str, number: int) -> outgo
 
 def _wrong(name: str, number: int, what: str, remedy: str = "") -> errors.SettingsError:
     return errors.SettingsError(f"{name}, line {number}: {what}", remedy)
-
-
-def _nearest(word: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""

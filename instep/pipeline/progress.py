@@ -16,7 +16,6 @@ from instep.pipeline import query, task
 class Batch(msgspec.Struct, frozen=True):
     """One micro-batch that was committed, in all partitions."""
 
-    number: int
     counts: dict[str, int]
     positions: dict[int, int]
     lag: int
@@ -30,7 +29,7 @@ def read(text: str, topic: str) -> Batch:
     latest = _offsets(source["latestOffset"], topic)
     observed = report.get("observedMetrics", {}).get(query.OBSERVED, {})
     counts = {name: int(observed.get(name) or 0) for name in task.SCHEMA.names}
-    return Batch(report["batchId"], counts, ends, sum(max(0, latest.get(p, 0) - end) for p, end in ends.items()))
+    return Batch(counts, ends, sum(max(0, latest.get(p, 0) - end) for p, end in ends.items()))
 
 
 def _offsets(found: Any, topic: str) -> dict[int, int]:

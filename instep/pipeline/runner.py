@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 15.0
-UNEXPLAINED_TRIES_MAX = 5
+DOUBTFUL_TRIES_MAX = 6  # for what may pass, and may not: unknown errors, deadlocks, a server that says it does not know us
 TOPIC_CHECK_INTERVAL_S = 5.0
 TOPIC_DOUBT_S = 2.0
 MIRROR_INTERVAL_S = 1.0
@@ -64,8 +64,9 @@ class Runner(threading.Thread):
         self._query: StreamingQuery | None = None
         self._topic: Topic | None = None
         self._mirror_shows: dict[int, int] = {}
-        self._batch_seen = -1
+        self._report_seen = ""
         self._failures = 0
+        self._hopeless = 0
         self._try_at = 0.0
         self._waiting_since = 0.0
         self._topic_checked = self._mirrored = time.monotonic()
@@ -113,17 +114,16 @@ class Runner(threading.Thread):
                 known = sink.positions()
             topic = self._describe(bool(known))
             refuse_replaced(target, topic, known)
-            ledger = sink.take_epoch(self._begin(topic, known))
+            epoch, ledger = sink.take_epoch(self._begin(topic, known))
         finally:
             sink.close()
         check_log(self.cluster, target, topic, ledger)
-        epoch = max(position.epoch for position in ledger.values())
         writer = transaction.Writer(epoch, topic.cluster_id, topic.id)
         self._topic = topic
-        self._batch_seen = -1
+        self._report_seen = ""
         self._query = query.start(
             self.spark,
-            task.Plan(target, writer),
+            task.Plan(target, writer, self.cluster.kafka, self.cluster.bootstrap),
             kafka=java_config(self.cluster.kafka, self.cluster.bootstrap),
             offsets={partition: position.next_offset for partition, position in ledger.items()},
             rows_max=self.pipeline.batch_rows_max,
@@ -164,18 +164,21 @@ class Runner(threading.Thread):
         reports = running._jsq.recentProgress()  # one call a report; the public property makes dozens
         fresh = []
         for index in range(len(reports) - 1, -1, -1):
-            if reports[index].batchId() <= self._batch_seen:
+            # by time, not by batch: an idle query reports under the number of the batch that is still to come
+            if reports[index].timestamp() <= self._report_seen:
                 break
-            fresh.append(reports[index].json())
-        for text in reversed(fresh):
-            batch = progress.read(text, self.pipeline.topic)
-            self._batch_seen = max(self._batch_seen, batch.number)
+            fresh.append(reports[index])
+        for report in reversed(fresh):
+            self._report_seen = report.timestamp()
+            batch = progress.read(report.json(), self.pipeline.topic)
             self.progress.add(batch)
-            self._failures = 0
+            if batch.counts["records"]:
+                self._failures = self._hopeless = 0
 
     def _over(self, ended: StreamingQuery) -> None:
         """The query is no longer active: done, or failed."""
         failure = ended.exception()
+        self._absorb(ended)
         self._query = None
         if failure is None or self._asked_to_stop.is_set():
             self.state = State.ENDED
@@ -205,7 +208,7 @@ class Runner(threading.Thread):
             self._failed(failures.read(str(error)) or unexplained(error))
 
     def _failed(self, error: errors.InstepError) -> None:
-        """Wait and try again, or end: by the error's type."""
+        """Wait and try again, for ever or a few times, or end: by the error's type."""
         if self._asked_to_stop.is_set():
             return
         first_start = self.state is State.STARTING
@@ -213,9 +216,10 @@ class Runner(threading.Thread):
             self._wait_for(error)  # Spark itself waits for the broker; the query need not be started again
             return
         self._stop_query()
-        unexplained_too_often = type(error) is errors.InstepError and self._failures + 1 >= UNEXPLAINED_TRIES_MAX
-        mendable = isinstance(error, (errors.Unreachable, errors.Transient)) or type(error) is errors.InstepError
-        if first_start or not mendable or unexplained_too_often:
+        waits = isinstance(error, (errors.Unreachable, errors.LedgerMoved))
+        doubtful = type(error) is errors.InstepError or isinstance(error, (errors.Transient, errors.NotAuthorised))
+        self._hopeless += doubtful
+        if first_start or not (waits or doubtful) or self._hopeless >= DOUBTFUL_TRIES_MAX:
             self.error = error
             self.state = State.ENDED
             return

@@ -74,6 +74,7 @@ def _conf(spark: settings.Spark, jars: Sequence[Path], place: Workplace, verbose
         "spark.driver.extraJavaOptions": " ".join(options),
         "spark.task.maxFailures": str(TASK_TRIES_MAX),
         "spark.scheduler.mode": "FAIR",
+        "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(place.path / "local"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from instep import settings
+from instep import errors, settings
 from instep.kafka import topics
 from instep.kafka.connection import Cluster
 from instep.pipeline import arrow, session, task
@@ -42,9 +42,7 @@ def run(
 ) -> None:
     """Run the named pipelines; raises the first error that ended one of them, once all have ended."""
     chosen = {name: settings.pipeline(declared, name) for name in names}
-    for name, pipeline in chosen.items():
-        inspection.inspect(name, pipeline)
-        topics.describe(cluster, pipeline.topic)
+    _check(chosen, cluster)
     place = session.Workplace()
     try:
         with _stop_signals() as stopped:
@@ -64,6 +62,19 @@ def run(
     failed = next((runner.error for runner in runners if runner.error), None)
     if failed is not None:
         raise failed
+
+
+def _check(chosen: dict[str, settings.Pipeline], cluster: Cluster) -> None:
+    """Before Spark starts: wrong settings end it at once. A server that does not answer ends it if no pipeline could run."""
+    away: list[errors.Unreachable] = []
+    for name, pipeline in chosen.items():
+        try:
+            inspection.inspect(name, pipeline)
+            topics.describe(cluster, pipeline.topic)
+        except errors.Unreachable as error:
+            away.append(error)
+    if len(away) == len(chosen):
+        raise away[0]
 
 
 class Stop:

@@ -6,6 +6,7 @@ module (a function shipped from the driver's `__main__` would be made anew for e
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
@@ -16,9 +17,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from instep import errors, sinks
+from instep import errors, settings, sinks
 from instep.document.decoding import Decoder, Record
 from instep.document.guard import Verdict
+from instep.kafka import offsets
+from instep.kafka.connection import Cluster
 from instep.pipeline import failures, transaction
 from instep.pipeline.transaction import Outcome, Probe, Writer
 from instep.sinks.sink import Sink
@@ -40,10 +43,13 @@ class Plan(msgspec.Struct, frozen=True):
 
     target: Target
     writer: Writer
+    kafka: settings.Kafka
+    bootstrap: str
 
 
 _tasks_done = 0
 _opened: dict[Target, tuple[Sink, Decoder]] = {}
+_clusters: dict[str, Cluster] = {}
 
 
 def run(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -66,7 +72,7 @@ def ping(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _apply(plan: Plan, partition: int, records: list[Record], probe: Probe) -> Outcome:
     """The transaction, tried again by the type of what went wrong."""
-    work = transaction.Work(plan.writer, partition, records, probe)
+    work = transaction.Work(plan.writer, partition, records, functools.partial(_log_holds, plan), probe)
     tries, give_up_at, wait_s = 0, time.monotonic() + RECONNECT_PATIENCE_S, 0.05
     while True:
         try:
@@ -84,6 +90,14 @@ def _apply(plan: Plan, partition: int, records: list[Record], probe: Probe) -> O
             raise
         time.sleep(wait_s)
         wait_s = min(wait_s * 2, 1.0)
+
+
+def _log_holds(plan: Plan, partition: int, start: int, end: int) -> bool:
+    """Whether the log has a committed record of the partition between two offsets. Asked only where offsets are missing."""
+    if plan.bootstrap not in _clusters:
+        _clusters[plan.bootstrap] = Cluster(plan.kafka, plan.bootstrap)
+    found = offsets.first_records(_clusters[plan.bootstrap], plan.target.topic, {partition: start})[partition]
+    return found is not None and found.offset < end
 
 
 def _sink(target: Target) -> tuple[Sink, Decoder]:

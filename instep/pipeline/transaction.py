@@ -2,7 +2,8 @@
 
 A task brings the records of one partition in offset order. In the target database, in one transaction:
 
-1. lock the ledger row of this partition; a newer epoch than mine means that I am fenced: stop
+1. lock the ledger row of this partition; a newer epoch than mine means that I am fenced: stop. An older one, or a record
+   between the ledger's next offset and mine, means that the ledger was moved (a backup was put back): start again from it
 2. drop records below the ledger's next offset: they are applied already
 3. decode: events, and dead letters with their reasons
 4. read what is stored of the documents that the events name
@@ -35,6 +36,11 @@ from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 
 Probe = Callable[[str, int], None]
+Holds = Callable[[int, int, int], bool]
+
+
+OUTRUN_MAX = 3
+FRESHNESS_US_MAX = 24 * 3600 * 1_000_000  # clocks differ and dates are absurd; beyond a day the number says nothing
 
 
 class Writer(msgspec.Struct, frozen=True):
@@ -69,18 +75,25 @@ def digest(record: Record) -> str:
 class Work:
     """The records of one partition on their way through the steps. May be applied again after an error."""
 
-    def __init__(self, writer: Writer, partition: int, records: Sequence[Record], probe: Probe = no_probe) -> None:
+    def __init__(self, writer: Writer, partition: int, records: Sequence[Record], holds: Holds, probe: Probe = no_probe) -> None:
+        """`holds` asks the log whether it has records of a partition from one offset up to another."""
         self.writer, self.partition, self.records = writer, partition, records
-        self._probe = probe
+        self._holds, self._probe = holds, probe
         self._claimed: Position | None = None  # at-most-once: where the ledger stood before it was moved
+        self._lost = False  # at-most-once: nobody knows whether the rows were committed, so they are not written again
+        self._outrun = 0
 
     def apply(self, sink: Sink, decoder: Decoder) -> Outcome:
         """Apply the records under the pipeline's guarantee; a batch that the table refuses is gone through with care."""
         self.sink, self.decoder = sink, decoder
+        sink.passes_over_is_refusal = self._outrun >= OUTRUN_MAX
         try:
             return self._run(careful=False)
         except errors.RowRefused:
             return self._run(careful=True)
+        except errors.Outrun:
+            self._outrun += 1
+            raise
 
     def _run(self, careful: bool) -> Outcome:
         """The whole in one transaction, or in the two that a weaker guarantee asks for."""
@@ -104,10 +117,19 @@ class Work:
                         self._advance(before)
                     self._claimed = before
                 self._at(7)
-                with self.sink.transaction():
-                    outcome = self._write(self._claimed, careful)
+                outcome = self._write_at_most_once(self._claimed, careful)
         self._at(9)
         return outcome
+
+    def _write_at_most_once(self, claimed: Position, careful: bool) -> Outcome:
+        if self._lost:
+            return self._outcome(0, (), (), (), datetime.now(UTC))
+        try:
+            with self.sink.transaction():
+                return self._write(claimed, careful)
+        except errors.Unreachable:
+            self._lost = True
+            raise
 
     def _lock(self) -> Position:
         """Step 1. A partition that came to be after the start has no row yet: it begins where its log does."""
@@ -119,6 +141,7 @@ class Work:
             position = Position(self.partition, 0, self.writer.epoch, self.writer.cluster_id, self.writer.topic_id)
             self.sink.create(position)
         self._refuse_newer(position.epoch)
+        self._refuse_moved(position)
         return position
 
     def _refuse_newer(self, epoch: int) -> None:
@@ -126,6 +149,15 @@ class Work:
             raise errors.Fenced(
                 f"pipeline {self.sink.to.pipeline!r} was started elsewhere: epoch {epoch} is newer than {self.writer.epoch}",
                 "let one run of a pipeline live at a time; the newer one goes on",
+            )
+
+    def _refuse_moved(self, position: Position) -> None:
+        """Offsets between the ledger and the batch are transaction markers or were compacted away; a record there is not."""
+        first = self.records[0].offset
+        older = position.epoch < self.writer.epoch
+        if older or (first > position.next_offset and self._holds(self.partition, position.next_offset, first)):
+            raise errors.LedgerMoved(
+                f"the ledger of {self.sink.to.pipeline!r}, partition {self.partition}, went back to {position.next_offset}"
             )
 
     def _write(self, before: Position, careful: bool) -> Outcome:
@@ -148,9 +180,9 @@ class Work:
             kept = changes.verdicts
         now = datetime.now(UTC)
         if sink.to.history and events:
-            sink.keep_history(self.partition, events, kept, now)
+            sink.keep_history(self.partition, events, kept, now, skip_known=careful)
         if dead:
-            sink.keep_dead(self.partition, dead, now)
+            sink.keep_dead(self.partition, dead, now, skip_known=careful)
         return self._outcome(len(fresh), events, kept, dead, now)
 
     def _settle(self, events: Sequence[Event]) -> Changes:
@@ -164,6 +196,7 @@ class Work:
         """Write what the table takes; the events it refuses become dead letters. Found by halving, never by giving a batch up."""
         verdicts: dict[int, Verdict] = {}
         refused: list[DeadLetter] = []
+        records = {record.offset: record for record in self.records}
         by_document: dict[Document, list[Event]] = {}
         for event in events:
             by_document.setdefault(event.document, []).append(event)
@@ -183,7 +216,7 @@ class Work:
                 elif len(some[0]) > 1:
                     waiting += [[[event]] for event in reversed(some[0])]
                 else:
-                    refused.append(DeadLetter(self._record(some[0][0].offset), Reason.REFUSED_BY_TARGET, error.what))
+                    refused.append(DeadLetter(records[some[0][0].offset], Reason.REFUSED_BY_TARGET, error.what))
         return [verdicts.get(event.offset) for event in events], refused
 
     def _advance(self, before: Position) -> None:
@@ -210,14 +243,11 @@ class Work:
             counts[verdict] += 1
         now_us = int(now.timestamp() * 1_000_000)
         freshness = [
-            now_us - event.at_us
+            min(max(now_us - event.at_us, 0), FRESHNESS_US_MAX)
             for event, verdict in zip(events, verdicts, strict=True)
             if verdict is Verdict.APPLIED and event.at_us is not None
         ]
         return Outcome(self.partition, count, counts, len(dead), freshness)
-
-    def _record(self, offset: int) -> Record:
-        return next(record for record in self.records if record.offset == offset)
 
     def _at(self, step: int) -> None:
         self._probe(self.sink.to.pipeline, step)

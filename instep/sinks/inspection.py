@@ -303,10 +303,7 @@ class Reader:
             case types.String():
                 size = TEXT_BYTES.get(type(kind).__name__) if self.is_mysql else None
                 return kinds.Text(characters=None if size else kind.length, size=size)
-        return kinds.Text() if self._is_textual(kind) else None
-
-    def _is_textual(self, kind: Any) -> bool:
-        return isinstance(kind, postgresql.CITEXT)
+        return kinds.Text() if isinstance(kind, postgresql.CITEXT) else None
 
     def _judge_charset(self, name: str, kind: Any) -> None:
         rows = self._column_facts(name)

@@ -21,14 +21,15 @@ except ImportError:  # the extra is not installed
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 120
+DUPLICATE_KEY = 1062
 
 # server error numbers: what each means for a pipeline
 CODES: dict[int, type[errors.InstepError]] = {
     1205: errors.Transient,  # lock wait time-out: undoes one statement only
     1213: errors.Transient,  # deadlock
-    1062: errors.Transient,  # the key was inserted by another writer; a second unique key is refused beforehand
     3572: errors.Transient,  # a lock not to be had at once
     1020: errors.Transient,  # record has changed since last read
+    1062: errors.RowRefused,  # the key is there already
     1048: errors.RowRefused,  # null
     1264: errors.RowRefused,  # out of range
     1265: errors.RowRefused,  # truncated
@@ -122,13 +123,17 @@ class MysqlSink(sink.Sink):
 
     def append(self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool) -> None:
         names = ", ".join(map(self.quoted, columns))
-        verb = "INSERT IGNORE" if skip_known else "INSERT"
-        self._cursor.executemany(f"{verb} INTO {table} ({names}) VALUES ({self._marks(len(columns))})", rows)
+        # not INSERT IGNORE, which would also take values that do not fit
+        known = f" ON DUPLICATE KEY UPDATE {self.quoted(columns[0])} = {self.quoted(columns[0])}" if skip_known else ""
+        self._cursor.executemany(f"INSERT INTO {table} ({names}) VALUES ({self._marks(len(columns))}){known}", rows)
 
     def write_groups(self, groups: list[sink.Group]) -> None:
         for group in groups:
             columns = (self.to.mapping.key.name, *group.columns)
-            rows = [(group.number, document, *(self.bind(values[c]) for c in group.columns)) for document, values in group.rows]
+            rows = [
+                (group.number, self.bind(document), *(self.bind(values[c]) for c in group.columns))
+                for document, values in group.rows
+            ]
             self.append("instep_stage", ("stage_group", *columns), rows, skip_known=False)
             self._expect(self._insert(group, columns) if group.fresh else self._update(group), group)
         if groups:
@@ -141,10 +146,16 @@ class MysqlSink(sink.Sink):
 
     def _insert(self, group: sink.Group, columns: tuple[str, ...]) -> int:
         names = ", ".join(map(self.quoted, columns))
-        return self.execute(
-            f"INSERT INTO {self.table} ({names}) SELECT {names} FROM instep_stage WHERE stage_group = %s ORDER BY {self.key}",
-            (group.number,),
-        )
+        try:
+            return self.execute(
+                f"INSERT INTO {self.table} ({names}) SELECT {names} FROM instep_stage WHERE stage_group = %s ORDER BY {self.key}",
+                (group.number,),
+            )
+        except pymysql.err.IntegrityError as error:
+            if error.args[0] != DUPLICATE_KEY:
+                raise
+            # a second unique key was refused beforehand, so this is the document itself
+            raise errors.Outrun(f"documents of {self.to.table} were inserted by another writer just now") from error
 
     def _update(self, group: sink.Group) -> int:
         values = ", ".join(f"t.{self.quoted(column)} = s.{self.quoted(column)}" for column in group.columns)

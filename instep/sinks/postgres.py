@@ -14,7 +14,14 @@ try:
 except ImportError:  # the extra is not installed
     raise sink.no_driver("PostgreSQL", "postgres") from None
 
-CONNECT_TIMEOUT_S = 5
+# a server that vanishes without a word is noticed within a minute
+CONNECTION = {
+    "connect_timeout": 5,
+    "keepalives_idle": 20,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
 
 # SQLSTATE, or its class of two characters: what each means for a pipeline
 CODES: dict[str, type[errors.InstepError]] = {
@@ -35,7 +42,12 @@ CODES: dict[str, type[errors.InstepError]] = {
     "P0": errors.RowRefused,  # raised by a trigger
     "44000": errors.RowRefused,  # a view's check option
     "40": errors.Transient,  # deadlock, serialization
-    "55": errors.Transient,  # a lock not to be had in time
+    "55P03": errors.Transient,  # a lock not to be had in time
+    "55": errors.TargetChanged,
+    "54": errors.RowRefused,  # too large for an index
+    "2F": errors.RowRefused,  # raised by a routine
+    "38": errors.RowRefused,
+    "39": errors.RowRefused,
     "57014": errors.Transient,  # a statement's time-out
     "25006": errors.TargetReadOnly,
     "42501": errors.PermissionLost,
@@ -70,7 +82,7 @@ class PostgresSink(sink.Sink):
 
     def connect(self) -> None:
         _, arguments = self.dialect.create_connect_args(self.url)
-        arguments = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": f"instep {self.to.pipeline}"[:63], **arguments}
+        arguments = {**CONNECTION, "application_name": f"instep {self.to.pipeline}"[:63], **arguments}
         # autocommit: transactions begin and end where the pipeline says
         self._connection = psycopg.connect(**arguments, autocommit=True)
         self._connection.execute("SET TIME ZONE 'UTC'")

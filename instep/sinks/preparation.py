@@ -47,12 +47,15 @@ def _missing(opened: sa.Connection, pipeline: settings.Pipeline) -> list[str]:
     ]
 
 
-def remove(name: str, pipeline: settings.Pipeline) -> None:
-    """Take a pipeline and its table out of the target database again."""
+def remove(name: str, pipeline: settings.Pipeline, *, own_tables: bool) -> None:
+    """Take a pipeline and its table out of the target database again; with `own_tables` instep's as well."""
     url = target.database_url(pipeline.target)
     table = target.table_name(pipeline.table)
     with inspection.connection(url) as opened:
         sa.Table(table.name, sa.MetaData(), schema=table.schema).drop(opened, checkfirst=True)
-        for own in tables.metadata.sorted_tables:
-            opened.execute(own.delete().where(own.c.pipeline == name))
+        if own_tables:
+            tables.metadata.drop_all(opened)
+        else:
+            for own in tables.metadata.sorted_tables:
+                opened.execute(own.delete().where(own.c.pipeline == name))
         opened.commit()

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, ClassVar
+from uuid import UUID
 
 import msgspec
 
@@ -73,8 +74,15 @@ class Sink(abc.ABC):
         self.guard = self.quoted(to.mapping.guard) if to.mapping.guard else None
         self.columns = tuple(column.name for column in to.mapping.columns)
         self.guard_kind = next((column.kind for column in to.mapping.columns if column.name == to.mapping.guard), None)
+        self._id_is_uuid = isinstance(to.mapping.key.kind, kinds.Uuid)
+        self.passes_over_is_refusal = False  # set when the same documents are outrun again and again
         with self.translated():
-            self.connect()
+            try:
+                self.connect()
+            except BaseException:
+                if hasattr(self, "_connection"):  # it was opened, and could not be set up
+                    self.close()
+                raise
 
     # --- what each database does its own way ---------------------------------------------------------
 
@@ -117,6 +125,10 @@ class Sink(abc.ABC):
         """A column value as the driver wants it."""
         return value
 
+    def unbind(self, value: Any) -> Document:
+        """A key as the table gave it back, as the document's id."""
+        return UUID(value) if self._id_is_uuid and not isinstance(value, UUID) else value
+
     # --- transactions --------------------------------------------------------------------------------
 
     def commit(self) -> None:
@@ -147,6 +159,7 @@ class Sink(abc.ABC):
                 yield
         except errors.RowRefused:
             self.execute("ROLLBACK TO SAVEPOINT instep")
+            self.execute("RELEASE SAVEPOINT instep")
             raise
         self.execute("RELEASE SAVEPOINT instep")
 
@@ -207,10 +220,10 @@ class Sink(abc.ABC):
                 "let one run of a pipeline live at a time",
             )
 
-    def take_epoch(self, partitions: Iterable[Position]) -> dict[int, Position]:
+    def take_epoch(self, partitions: Iterable[Position]) -> tuple[int, dict[int, Position]]:
         """Fence every older writer of this pipeline, and add the rows of partitions that the ledger lacks.
 
-        Returns the ledger as it stands *after* that: an older task may have committed until the very moment.
+        Returns the epoch, and the ledger as it stands *after* that: an older task may have committed until the very moment.
         """
         with self.transaction():
             known = self.positions(lock=True)
@@ -220,7 +233,7 @@ class Sink(abc.ABC):
                 if position.partition not in known:
                     self.create(msgspec.structs.replace(position, epoch=epoch))
         with self.translated():
-            return self.positions()
+            return epoch, self.positions()
 
     # --- documents -----------------------------------------------------------------------------------
 
@@ -232,7 +245,7 @@ class Sink(abc.ABC):
         bound = [self.bind(document) for document in asked]
         found: dict[Document, Stored] = {}
         for row in self.select_many(query, (), bound):
-            found[row[0]] = Stored(True, self._order(row[1]) if self.guard else None)
+            found[self.unbind(row[0])] = Stored(True, self._order(row[1]) if self.guard else None)
         absent = [document for document in asked if document not in found] if self.to.rules.ordered else []
         if absent and self._any_deleted():
             by_name = {str(document): document for document in absent}
@@ -257,8 +270,10 @@ class Sink(abc.ABC):
         for chunk in chunks(documents, 500):
             self.execute(f"DELETE FROM {table} WHERE {mine}{column} IN ({self._marks(len(chunk))})", (*pipeline, *chunk))
 
-    def keep_history(self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime) -> None:
-        """A row for every event, with what became of it."""
+    def keep_history(
+        self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime, *, skip_known: bool = False
+    ) -> None:
+        """A row for every event, with what became of it. A place in the log that is known already keeps its first row."""
         pipeline, topic, committed = self.to.pipeline, self.to.topic, self._bound_time(at)
         rows = [
             (
@@ -267,9 +282,9 @@ class Sink(abc.ABC):
             )
             for event, verdict in zip(events, verdicts, strict=True)
         ]  # fmt: skip
-        self.append("instep_history", HISTORY_COLUMNS, rows, skip_known=self._may_repeat)
+        self.append("instep_history", HISTORY_COLUMNS, rows, skip_known=skip_known or self._may_repeat)
 
-    def keep_dead(self, partition: int, dead: Sequence[DeadLetter], at: datetime) -> None:
+    def keep_dead(self, partition: int, dead: Sequence[DeadLetter], at: datetime, *, skip_known: bool = False) -> None:
         """A row for every dead letter: the record whole, and the reason."""
         rows = [
             (
@@ -278,7 +293,7 @@ class Sink(abc.ABC):
             )
             for letter in dead
         ]  # fmt: skip
-        self.append("instep_dead_letters", DEAD_COLUMNS, rows, skip_known=self._may_repeat)
+        self.append("instep_dead_letters", DEAD_COLUMNS, rows, skip_known=skip_known or self._may_repeat)
 
     def dead_count(self) -> int:
         """How many dead letters the pipeline has."""
@@ -323,6 +338,8 @@ class Sink(abc.ABC):
             return None
         if isinstance(self.guard_kind, kinds.Integer):
             return int(value)
+        if not isinstance(value, datetime):
+            return None  # MySQL's zero date: no time at all
         return kinds.micros(value if value.tzinfo else value.replace(tzinfo=UTC))
 
     def _any_deleted(self) -> bool:
@@ -340,8 +357,11 @@ class Sink(abc.ABC):
         return [group for group in groups.values() if group.fresh or group.columns]
 
     def _expect(self, changed: int, group: Group) -> None:
-        if changed != len(group.rows):
-            raise errors.Transient(f"another writer changed documents of {self.to.table} at the same time")
+        if changed == len(group.rows):
+            return
+        if self.passes_over_is_refusal:
+            raise errors.RowRefused(f"table {self.to.table} passes the row over: a trigger or a policy drops it")
+        raise errors.Outrun(f"{len(group.rows) - changed} documents of {self.to.table} were changed by another writer just now")
 
 
 def chunks(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from instep import errors
 from instep.document import kinds
+from instep.document.reasons import Unfit
 from instep.sinks import sink, target
 
 BUSY_TIMEOUT_S = 30.0
@@ -99,7 +100,7 @@ class SqliteSink(sink.Sink):
     def write_groups(self, groups: list[sink.Group]) -> None:
         for group in groups:
             columns = group.columns
-            bound = ([*(self.bind(values[column]) for column in columns), document] for document, values in group.rows)
+            bound = ([*(self.bind(values[column]) for column in columns), self.bind(document)] for document, values in group.rows)
             if group.fresh:
                 names = ", ".join(map(self.quoted, (*columns, self.to.mapping.key.name)))
                 statement = f"INSERT INTO {self.table} ({names}) VALUES ({self._marks(len(columns) + 1)})"
@@ -110,7 +111,7 @@ class SqliteSink(sink.Sink):
 
     def bind(self, value: Any) -> Any:
         if isinstance(value, datetime):
-            return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+            return value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
         if isinstance(value, (Decimal, UUID)):
             return str(value)
         return value.isoformat() if isinstance(value, date) else value
@@ -125,7 +126,10 @@ class SqliteSink(sink.Sink):
     def _order(self, value: Any) -> int | None:
         if value is None:
             return None
-        return int(value) if isinstance(self.guard_kind, kinds.Integer) else kinds.micros(kinds.instant(value))
+        try:
+            return int(value) if isinstance(self.guard_kind, kinds.Integer) else kinds.micros(kinds.instant(value))
+        except (Unfit, ValueError):
+            return None  # SQLite keeps anything in any column; what is no order value guards nothing
 
 
 def translate(error: Exception, where: str) -> errors.InstepError | None:

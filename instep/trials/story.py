@@ -79,7 +79,7 @@ def tell(*, target_url: str | None, documents: int, say: Callable[[str], None]) 
         kafka = stack.enter_context(broker.Cluster())
         story = _Story(folder, kafka.bootstrap, target_url or f"sqlite:///{folder / 'contracts.db'}", documents, say)
         if target_url:
-            stack.callback(preparation.remove, story.name, story.pipeline)
+            stack.callback(story.remove)
         story.prepare()
         return story.run(stack)
 
@@ -95,16 +95,21 @@ class _Story:
         self.truth: dict[str, tuple[str, int]] = {}
         self.events = 0
         self.malformed = 0
+        self.made: list[str] = []
 
     # --- the parts -------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """The contract system's table with its documents, and the topic."""
-        preparation.prepare(self.pipeline)
+        self.made = preparation.prepare(self.pipeline)
         with self._sink() as sink, sink.transaction():
             sink.write(guard.Changes([], {document: {} for document in self.documents}, {}, {}, []))
         with Cluster(settings.Kafka(), self.bootstrap) as cluster:
             topics.create(cluster, self.pipeline.topic, PARTITIONS)
+
+    def remove(self) -> None:
+        """Leave the database as it was."""
+        preparation.remove(self.name, self.pipeline, own_tables=any("instep_ledger" in statement for statement in self.made))
 
     def run(self, stack: contextlib.ExitStack) -> Result:
         running = processes.PipelineProcess(self.config, self.name, log=self.folder / "run.log")
@@ -149,7 +154,7 @@ class _Story:
             events=self.events,
             applied=self._applied(sink),
             dead_letters=sink.dead_count(),
-            restarts=1,
+            restarts=max(position.epoch for position in sink.positions().values()) - 1,
             apply_s=round(apply_s, 2),
             outage_s=round(resumed - killed, 2),
             events_per_s=round((bulk - first) / apply_s),

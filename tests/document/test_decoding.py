@@ -304,6 +304,32 @@ def test_exact_numbers_keep_every_digit() -> None:
     assert values["note"] == Decimal("12345678901234567890.0123456789")
 
 
+@pytest.mark.parametrize("number", ["1e99999999999999999999", "1e999999999", "-1e-999999999"])
+def test_a_number_that_would_be_endless_written_out(number: str) -> None:
+    columns = {**COLUMNS, "note": Column("note", kinds.Exact())}
+    value = f'{{"doc_id":"d","status":"X","version":1,"note":{number}}}'.encode()
+    assert reason(record(value), decoder(columns)) is Reason.NUMBER_OUT_OF_RANGE
+    assert reason(record(value.replace(b"note", b"unmapped")), decoder(columns)) is Reason.NUMBER_OUT_OF_RANGE
+
+
+def test_an_order_value_beyond_64_bits() -> None:
+    columns = {**COLUMNS, "print_version": Column("print_version", kinds.Integer(low=0, high=2**64 - 1))}
+    assert reason(record(version=2**63), decoder(columns)) is Reason.NUMBER_OUT_OF_RANGE
+
+
+def test_thousands_of_names_are_looked_through_quickly() -> None:
+    names = ",".join(f'"n{number}":0' for number in range(60_000))
+    value = f'{{"doc_id":"a","doc_id":"b","status":"X","version":1,{names}}}'.encode()
+    assert reason(record(value)) is Reason.FIELD_REPEATED
+
+
+def test_what_nobody_foresaw_is_one_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    using = decoder()
+    monkeypatch.setattr(using, "_status", lambda raw: 1 // 0)
+    events, dead = using.decode_all([record(), record(None)])
+    assert ([letter.reason for letter in dead], len(events)) == ([Reason.UNFORESEEN], 1)
+
+
 def test_a_null_where_the_column_takes_none() -> None:
     columns = {**COLUMNS, "note": Column("note", kinds.Text(), nullable=False)}
     assert reason(record(note=None), decoder(columns)) is Reason.NULL_NOT_ALLOWED

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import confluent_kafka
@@ -243,3 +246,40 @@ def test_a_table_that_changes_under_it_ends_it(
     wait_until(lambda: run.state is State.ENDED, "the pipeline to end")
     assert isinstance(run.error, (errors.TargetChanged, errors.TargetUnfit))
     assert "print_status" in str(run.error)
+
+
+def test_a_database_put_back_from_a_backup_catches_up(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, tmp_path: Path
+) -> None:
+    """While it runs: what was applied since the backup is applied again, and nothing is skipped."""
+    url = new_database("sqlite")
+    file = Path(url.removeprefix("sqlite:///"))
+    backup = tmp_path / "backup.db"
+    send(cluster, topic, *(event(f"a{n}", 1) for n in range(10)))
+    run = runner(following(url, topic))
+    wait_until(lambda: len(rows(url)) == 10, "the first records")
+    with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(backup)) as copy:
+        source.backup(copy)
+    send(cluster, topic, *(event(f"b{n}", 1) for n in range(10)))
+    wait_until(lambda: len(rows(url)) == 20, "the records after the backup")
+    for rest in file.parent.glob("target.db-*"):
+        rest.unlink()
+    backup.replace(file)
+    assert len(rows(url)) == 10
+    send(cluster, topic, *(event(f"c{n}", 1) for n in range(10)))
+    wait_until(lambda: len(rows(url)) == 30, "everything to be there again")
+    assert run.state is State.RUNNING
+    assert run.restarts >= 1
+
+
+def test_counts_are_kept_through_idle_times(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
+) -> None:
+    """An idle query reports too, and must not make the next batch look known."""
+    url = new_database("sqlite")
+    run = runner(following(url, topic))
+    wait_until(lambda: run._report_seen != "", "the report of an idle query")
+    for number in range(3):
+        send(cluster, topic, event(f"d{number}", 1))
+        wait_until(lambda number=number: len(rows(url)) == number + 1, "the row")  # type: ignore[misc]
+    wait_until(lambda: run.progress.totals["applied"] == 3, "the counts")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from instep import errors, settings
+from instep import errors, settings, sinks
+from instep.document import guard
 from instep.document.decoding import Decoder, Record
 from instep.document.guard import Verdict
 from instep.pipeline.transaction import Outcome, Work, Writer
-from instep.sinks import preparation
+from instep.sinks import inspection, preparation
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 from tests.sinks.conftest import declare, open_sink, run_sql
+from tests.waiting import wait_until
 
 __all__ = ["open_sink"]
 
@@ -36,7 +40,12 @@ def event(offset: int, document: str, version: int, status: str = "PRINTED", **f
 
 
 def apply(sink: Sink, records: list[Record], partition: int = 0, writer: Writer = WRITER) -> Outcome:
-    return Work(writer, partition, records).apply(sink, Decoder(sink.to.mapping))
+    return Work(writer, partition, records, log_holds_nothing).apply(sink, Decoder(sink.to.mapping))
+
+
+def log_holds_nothing(_partition: int, _start: int, _end: int) -> bool:
+    """Offsets that a batch lacks are transaction markers."""
+    return False
 
 
 def begun(sink: Sink, partitions: int = 1) -> Sink:
@@ -247,7 +256,7 @@ def test_a_lost_answer_to_a_commit_is_settled_by_the_ledger(database_url: str, o
         raise errors.DatabaseUnreachable("gone")
 
     sink.commit = commit_and_lose_the_answer  # type: ignore[method-assign]
-    work = Work(WRITER, 0, [event(0, "a", 1)])
+    work = Work(WRITER, 0, [event(0, "a", 1)], log_holds_nothing)
     with pytest.raises(errors.DatabaseUnreachable):
         work.apply(sink, Decoder(sink.to.mapping))
     again = open_sink(declare(database_url))
@@ -274,10 +283,184 @@ def test_a_crash_before_the_last_commit(
             raise Crash
 
     with pytest.raises(Crash):
-        Work(WRITER, 0, batch, die).apply(sink, Decoder(sink.to.mapping))
+        Work(WRITER, 0, batch, log_holds_nothing, die).apply(sink, Decoder(sink.to.mapping))
     assert len(table(database_url)) == left
     restarted = open_sink(declare(database_url, guarantee=guarantee))
     assert apply(restarted, batch).verdicts[Verdict.APPLIED] + apply(restarted, batch).records == (0 if left else again)
     assert len(table(database_url)) == max(left, again)
     assert restarted.positions()[0].next_offset == 3
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(max(left, again),)]
+
+
+def test_a_ledger_that_went_back_is_not_written_past(database_url: str, open_sink: Open) -> None:
+    """A backup was put back: the records between it and the batch must not be skipped."""
+    sink = begun(open_sink(declare(database_url)))
+    asked = []
+
+    def log_holds_records(partition: int, start: int, end: int) -> bool:
+        asked.append((partition, start, end))
+        return True
+
+    with pytest.raises(errors.LedgerMoved, match="went back to 0"):
+        Work(WRITER, 0, [event(20, "a", 1)], log_holds_records).apply(sink, Decoder(sink.to.mapping))
+    assert asked == [(0, 0, 20)]
+    with pytest.raises(errors.LedgerMoved):
+        apply(sink, [event(0, "a", 1)], writer=Writer(2, "c", "t"))
+    assert table(database_url) == []
+    assert sink.positions()[0].next_offset == 0
+
+
+def test_a_pipeline_can_start_over_beside_its_old_history(database_url: str, open_sink: Open) -> None:
+    sink = begun(open_sink(declare(database_url)))
+    batch = [event(0, "a", 1), event(1, "b", 1), record(2, "c", b"{")]
+    apply(sink, batch)
+    run_sql(database_url, "DELETE FROM instep_ledger")
+    again = begun(open_sink(declare(database_url)))
+    outcome = apply(again, batch)
+    assert (outcome.records, outcome.verdicts[Verdict.REPEATED]) == (3, 2)
+    assert run_sql(database_url, "SELECT verdict, count(*) FROM instep_history GROUP BY verdict") == [("applied", 2)]
+    assert again.dead_count() == 1
+    assert again.positions()[0].next_offset == 3
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
+def test_two_partitions_that_meet_on_a_document(kind: str, new_database: Callable[[str], str], open_sink: Open) -> None:
+    """After a topic was given more partitions: the second writer waits for the first, is outrun, and tries again."""
+    url = new_database(kind)
+    first, second = begun(open_sink(declare(url)), partitions=2), open_sink(declare(url))
+    outrun: list[BaseException] = []
+
+    def meet(later: int) -> None:
+        try:
+            apply(second, [event(later, "d", later, "SECOND")], partition=1)
+        except errors.Transient as error:
+            outrun.append(error)
+
+    for version, present in ((5, False), (7, True)):
+        thread = threading.Thread(target=meet, args=(version + 1,))
+        with first.transaction():
+            first.write(guard.settle([_decoded(first, event(0, "d", version, "FIRST"))], first.stored(["d"]), first.to.rules))
+            thread.start()
+            wait_until(lambda: _is_blocked(url, kind), "the second writer to wait")
+        thread.join()
+        assert bool(outrun) is not present
+        if outrun:
+            apply(second, [event(version + 1, "d", version + 1, "SECOND")], partition=1)
+            outrun.clear()
+        assert table(url) == [("d", "SECOND", version + 1)]
+
+
+def _decoded(sink: Sink, found: Record) -> Any:
+    return Decoder(sink.to.mapping).decode(found)
+
+
+def _is_blocked(url: str, kind: str) -> bool:
+    waiting = {
+        "postgres": "pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
+        "mariadb": "information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+        "mysql": "information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+    }
+    return run_sql(url, f"SELECT count(*) FROM {waiting[kind]}") != [(0,)]
+
+
+DROP_SILENTLY = {
+    "sqlite": [
+        "CREATE TRIGGER drop_silently BEFORE INSERT ON contract_document WHEN NEW.print_status = 'DROP'"
+        " BEGIN SELECT RAISE(IGNORE); END"
+    ],
+    "postgres": [
+        "CREATE FUNCTION drop_silently() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN IF NEW.print_status = ''DROP'' THEN RETURN NULL; END IF; RETURN NEW; END'",
+        "CREATE TRIGGER drop_silently BEFORE INSERT ON contract_document FOR EACH ROW EXECUTE FUNCTION drop_silently()",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", DROP_SILENTLY)
+def test_a_row_that_the_table_passes_over_is_set_aside(kind: str, new_database: Callable[[str], str], open_sink: Open) -> None:
+    url = new_database(kind)
+    sink = begun(open_sink(declare(url)))
+    run_sql(url, *DROP_SILENTLY[kind])
+    work = Work(WRITER, 0, [event(0, "a", 1), event(1, "b", 1, "DROP"), event(2, "c", 1)], log_holds_nothing)
+    for _ in range(3):
+        with pytest.raises(errors.Outrun):
+            work.apply(sink, Decoder(sink.to.mapping))
+    assert work.apply(sink, Decoder(sink.to.mapping)).dead == 1
+    assert [row[0] for row in table(url)] == ["a", "c"]
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_a_uuid_key(kind: str, new_database: Callable[[str], str], open_sink: Open) -> None:
+    url = new_database(kind)
+    run_sql(
+        url, "CREATE TABLE contract_document (doc_no UUID NOT NULL PRIMARY KEY, print_status VARCHAR(20), print_version BIGINT)"
+    )
+    sink = begun(open_sink(declare(url, columns={"print_status": "status", "print_version": "version"})))
+    name = "6f9619ff-8b86-d011-b42d-00cf4fc964ff"
+    apply(sink, [event(0, name, 1), event(1, name.upper(), 2)])
+    apply(sink, [event(2, name, 3), event(3, name, 1)])
+    assert [str(row[0]) + " " + str(row[2]) for row in table(url)] == [f"{name} 3"]
+    apply(sink, [record(4, name, None)])
+    assert table(url) == []
+
+
+def test_times_of_any_year_keep_their_order(database_url: str, open_sink: Open) -> None:
+    changes = {"event": {"document": "doc_id", "status": "status", "order": "updated_at", "at": "updated_at"}}
+    sink = begun(open_sink(declare(database_url, columns={"print_status": "status", "printed_at": "updated_at"}, **changes)))
+    oldest = "1000-01-01" if database_url.startswith("m") else "0001-01-01"
+    times = [
+        f"{oldest}T00:00:00Z",
+        "1969-12-31T23:59:59.999999Z",
+        "2026-11-01T08:00:00.000001Z",
+        "2026-11-01T08:00:00Z",
+        "9999-12-31T00:00:00Z",
+    ]
+    for offset, at in enumerate(times):
+        apply(sink, [event(offset, "d", 0, f"S{offset}", updated_at=at)])
+    assert run_sql(database_url, "SELECT print_status FROM contract_document") == [("S4",)]
+    verdicts = run_sql(database_url, "SELECT verdict FROM instep_history WHERE status = 'S3'")
+    assert verdicts == [("stale",)]
+
+
+def test_a_text_too_large_for_an_index_is_set_aside(new_database: Callable[[str], str], open_sink: Open) -> None:
+    url = new_database("postgres")
+    sink = begun(open_sink(declare(url, columns={"print_version": "version", "note": "note"})))
+    run_sql(url, "CREATE INDEX by_note ON contract_document (note)")
+    noise = "".join(chr(random.Random(number).randrange(0x4E00, 0x9FFF)) for number in range(9_000))
+    assert apply(sink, [event(0, "a", 1, note=noise), event(1, "b", 1, note="short")]).dead == 1
+    assert run_sql(url, "SELECT doc_no FROM contract_document") == [("b",)]
+
+
+def test_a_full_database_loses_nothing(new_database: Callable[[str], str], open_sink: Open) -> None:
+    url = new_database("sqlite")
+    sink = begun(open_sink(declare(url)))
+    sink.execute("PRAGMA max_page_count = 20")
+    batch = [event(n, f"d{n}", 1) for n in range(2_000)]
+    with pytest.raises(errors.DatabaseFull):
+        apply(sink, batch)
+    assert (table(url), sink.positions()[0].next_offset) == ([], 0)
+    sink.execute("PRAGMA max_page_count = 100000")
+    assert apply(sink, batch).verdicts[Verdict.APPLIED] == 2_000
+
+
+def test_a_database_that_takes_no_writes_or_not_ours(new_database: Callable[[str], str], open_sink: Open) -> None:
+    url = new_database("postgres")
+    begun(open_sink(declare(url)))
+    name = url.rpartition("/")[2]
+    run_sql(url, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    with pytest.raises(errors.TargetReadOnly), reopened(url) as sink:
+        apply(sink, [event(0, "a", 1)])
+    run_sql(url.rpartition("/")[0] + "/instep", f"ALTER DATABASE {name} RESET default_transaction_read_only")
+    run_sql(url, "REVOKE INSERT ON contract_document FROM CURRENT_USER")
+    with reopened(url) as sink, pytest.raises(errors.PermissionLost):
+        apply(sink, [event(0, "a", 1)])
+
+
+@contextmanager
+def reopened(url: str) -> Iterator[Sink]:
+    """A sink on tables that are there already: none may be made now."""
+    sink = sinks.open_sink(inspection.inspect("contracts", declare(url)))
+    try:
+        yield sink
+    finally:
+        sink.close()
