@@ -5,6 +5,7 @@ Parts are imported by the command that needs them, so that a quick command start
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -147,8 +148,7 @@ def down(
     from instep.local import lent
 
     stopped = lent.down(purge=purge)
-    if not stopped:
-        _say("nothing was running")
+    _say(f"{len(stopped)} stopped" if stopped else "nothing was running")
     _print_servers(stopped, as_json)
 
 
@@ -211,7 +211,7 @@ def run(
     once: Annotated[bool, typer.Option("--once", help="Apply up to the end of the log, then end.")] = False,
     master: Annotated[str | None, typer.Option(help="The Spark master, e.g. local[2] or spark://host:7077.")] = None,
     metrics: Annotated[
-        int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics on this port of localhost.")
+        int | None, typer.Option(min=1, max=65535, metavar="PORT", help="Serve Prometheus metrics on this port of localhost.")
     ] = None,
     _config: Config = None,
     _debug: Debug = False,
@@ -222,14 +222,19 @@ def run(
     if master:
         declared = msgspec.structs.replace(declared, spark=msgspec.structs.replace(declared.spark, master=master))
     _need_spark()
-    from instep.local import artifacts, java
+    from instep.local import artifacts, java, processes
 
     java.find()
     jars = artifacts.jars("spark-kafka")
     from instep.pipeline import supervisor
 
     with _cluster(declared) as cluster:
-        supervisor.run(declared, names, cluster, jars, once=once, metrics_port=metrics, verbose=GIVEN.debug)
+        try:
+            supervisor.run(declared, names, cluster, jars, once=once, metrics_port=metrics, verbose=GIVEN.debug)
+        except SystemExit:  # told to end while Spark was starting: a JVM in its first second would outlive us
+            for pid in processes.descendants(os.getpid()):
+                processes.send(pid, signal.SIGKILL)
+            raise
 
 
 @topics_app.command("create")
@@ -259,7 +264,9 @@ def _chosen(declared: settings.Settings, names: list[str] | None) -> list[str]:
             settings.pipeline(declared, name)
         return list(dict.fromkeys(names))
     if not declared.pipelines:
-        raise errors.SettingsError("the settings declare no pipeline", f"add a [pipelines.NAME] table to {settings.FILE_NAME}")
+        here = GIVEN.config or Path(settings.FILE_NAME)
+        what = "the settings declare no pipeline" if here.exists() else f"there is no {here} in {Path.cwd()}"
+        raise errors.SettingsError(what, f"write a [pipelines.NAME] table into {here}, or name another file with --config")
     return list(declared.pipelines)
 
 

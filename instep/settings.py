@@ -123,10 +123,11 @@ def parse(text: str, environ: Mapping[str, str] = os.environ) -> Settings:
         if name.startswith(ENVIRONMENT_PREFIX):
             _override(tree, Settings, name.removeprefix(ENVIRONMENT_PREFIX).split("__"), value, name)
     _refuse_unknown(tree, Settings, "")
-    try:
-        settings = msgspec.convert(_expand(tree, "", environ), Settings)
-    except msgspec.ValidationError as error:
-        raise errors.SettingsError(_readable(str(error))) from error
+    expanded = _expand(tree, "", environ)
+    named = expanded.get("pipelines", {})
+    for pipeline_name, table in named.items() if isinstance(named, dict) else ():
+        _convert(table, Pipeline, f"pipelines.{pipeline_name}")
+    settings: Settings = _convert(expanded, Settings, "")
     for pipeline_name, pipeline in settings.pipelines.items():
         _check(pipeline_name, pipeline)
     _check_security(settings.kafka.security)
@@ -230,10 +231,17 @@ def _expand(tree: Any, where: str, environ: Mapping[str, str]) -> Any:
     return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", value_of, tree)
 
 
-def _readable(message: str) -> str:
+def _convert(tree: Any, table: type[Any], where: str) -> Any:
+    try:
+        return msgspec.convert(tree, table)
+    except msgspec.ValidationError as error:
+        raise errors.SettingsError(_readable(str(error), where)) from error
+
+
+def _readable(message: str, where: str = "") -> str:
     """msgspec's `… - at `$.a.b`` as `a.b: …`; a dict's value has no name of its own there (`[...]`)."""
     text, _, path = message.partition(" - at `$")
-    place = path.rstrip("`").lstrip(".").replace("[...]", ".*").lstrip(".")
+    place = f"{where}{path.rstrip('`').replace('[...]', '.*')}".lstrip(".")
     text = text.replace("Object missing required field", "missing the key").replace("`", "'")
     return f"{place}: {text[0].lower()}{text[1:]}" if place else text
 

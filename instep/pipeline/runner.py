@@ -24,6 +24,7 @@ from instep.kafka.connection import Cluster, java_config
 from instep.kafka.topics import Topic
 from instep.pipeline import failures, progress, query, task, transaction
 from instep.sinks import inspection
+from instep.sinks.sink import Sink
 from instep.sinks.target import Position, Target
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ class Runner(threading.Thread):
         self._asked_to_stop = threading.Event()
         self._query: StreamingQuery | None = None
         self._topic: Topic | None = None
+        self._target: Target | None = None
+        self._sink: Sink | None = None
+        self._epoch = 0
         self._mirror_shows: dict[int, int] = {}
         self._report_seen = ""
         self._failures = 0
@@ -76,6 +80,7 @@ class Runner(threading.Thread):
         while self.state is not State.ENDED and not self._asked_to_stop.wait(LOOK_INTERVAL_S):
             self._guarded(self._look)
         self._mirror()
+        self._let_go()
 
     def stop(self, patience_s: float) -> None:
         """End the query; a transaction in the middle is rolled back by its database."""
@@ -98,6 +103,7 @@ class Runner(threading.Thread):
             self._over(running)
         elif now - self._topic_checked >= TOPIC_CHECK_INTERVAL_S:
             self._topic_checked = now
+            self._check_ledger()
             self._check_topic()
         if now - self._mirrored >= MIRROR_INTERVAL_S:
             self._mirrored = now
@@ -108,18 +114,15 @@ class Runner(threading.Thread):
     def _start(self) -> None:
         """From the ledger: check the log, take an epoch, then read the ledger, then start the query where it says."""
         target = inspection.inspect(self.name, self.pipeline)
-        sink = sinks.open_sink(target)
-        try:
-            with sink.translated():
-                known = sink.positions()
-            topic = self._describe(bool(known))
-            refuse_replaced(target, topic, known)
-            epoch, ledger = sink.take_epoch(self._begin(topic, known))
-        finally:
-            sink.close()
+        sink = self._look_at(target)
+        with sink.translated():
+            known = sink.positions()
+        topic = self._describe(bool(known))
+        refuse_replaced(target, topic, known)
+        epoch, ledger = sink.take_epoch(self._begin(topic, known))
         check_log(self.cluster, target, topic, ledger)
         writer = transaction.Writer(epoch, topic.cluster_id, topic.id)
-        self._topic = topic
+        self._topic, self._target, self._epoch = topic, target, epoch
         self._report_seen = ""
         self._query = query.start(
             self.spark,
@@ -185,6 +188,29 @@ class Runner(threading.Thread):
         else:
             self._failed(failures.read(str(failure)) or unexplained(failure))
 
+    def _look_at(self, target: Target) -> Sink:
+        """The runner's own connection to the target; the tasks have theirs."""
+        if self._sink is None:
+            self._sink = sinks.open_sink(target)
+        return self._sink
+
+    def _let_go(self) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.close()
+
+    def _check_ledger(self) -> None:
+        """A newer run is noticed also while there is nothing to apply; and so is a database that went away."""
+        assert self._target is not None
+        sink = self._look_at(self._target)
+        with sink.translated():
+            newest = max((position.epoch for position in sink.positions().values()), default=0)
+        if newest > self._epoch:
+            raise errors.Fenced(
+                f"pipeline {self.name!r} was started elsewhere: epoch {newest} is newer than {self._epoch}",
+                "let one run of a pipeline live at a time; the newer one goes on",
+            )
+
     def _check_topic(self) -> None:
         """A topic that was deleted and made again while the query reads it would be read on as if nothing had happened."""
         assert self._topic is not None
@@ -212,8 +238,10 @@ class Runner(threading.Thread):
         if self._asked_to_stop.is_set():
             return
         first_start = self.state is State.STARTING
-        if isinstance(error, errors.BrokerUnreachable) and self._query is not None:
-            self._wait_for(error)  # Spark itself waits for the broker; the query need not be started again
+        if isinstance(error, errors.DatabaseUnreachable):
+            self._let_go()
+        if isinstance(error, errors.Unreachable) and self._query is not None:
+            self._wait_for(error)  # the query itself waits a while, and need not be started again if that is enough
             return
         self._stop_query()
         waits = isinstance(error, (errors.Unreachable, errors.LedgerMoved))
@@ -237,7 +265,8 @@ class Runner(threading.Thread):
     def _stop_query(self) -> None:
         running, self._query = self._query, None
         if running is not None:
-            with contextlib.suppress(PySparkException, Py4JError):  # it would not end in time; the epoch keeps it harmless
+            # it would not end in time, and the epoch keeps it harmless; or Spark is gone
+            with contextlib.suppress(PySparkException, Py4JError, OSError):
                 running.stop()
 
     def _mirror(self) -> None:

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from instep import settings
+from instep import errors, settings
 
 STOP_TIMEOUT_MS = 2_500
 TASK_TRIES_MAX = 4
@@ -38,10 +40,30 @@ def open_session(spark: settings.Spark, jars: Sequence[Path], place: Workplace, 
     builder = SparkSession.builder.appName("instep").master(retrying(spark.master))
     for name, value in {**_conf(spark, jars, place, verbose), **spark.conf}.items():
         builder = builder.config(name, value)
-    with nullcontext() if verbose else _stderr_to(place.log):
-        session = builder.getOrCreate()
+    try:
+        with nullcontext() if verbose else _stderr_to(place.log):
+            session = builder.getOrCreate()
+    except (PySparkException, Py4JError) as error:
+        raise errors.SettingsError(
+            f"Spark could not start: {_reason(place.log, error)}", "check [spark] in the settings"
+        ) from error
     session.sparkContext.setLogLevel("WARN" if verbose else "ERROR")
     return session
+
+
+def refuse_dead(session: SparkSession) -> None:
+    """Raise when Spark's JVM is gone: every thread would wait for answers that nobody gives."""
+    gateway = session.sparkContext._gateway
+    if gateway is not None and gateway.proc.poll() is not None:
+        raise errors.InstepError("Spark's JVM is gone: killed, or out of memory", "run again; [spark] memory gives it more")
+
+
+def _reason(log: Path, error: Exception) -> str:
+    """What the JVM said last before it gave up, else what PySpark says."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    said = [line.strip() for line in lines if line.strip() and not line.startswith(("\t", "WARNING: Using incubator"))]
+    causes = [line for line in said if "Exception" in line or "rror" in line]
+    return (causes or said or str(error).splitlines())[0][:300]
 
 
 @contextmanager

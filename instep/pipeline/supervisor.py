@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JError
+
 from instep import errors, settings
 from instep.kafka import topics
 from instep.kafka.connection import Cluster
@@ -44,20 +46,24 @@ def run(
     chosen = {name: settings.pipeline(declared, name) for name in names}
     _check(chosen, cluster)
     place = session.Workplace()
+    runners: list[Runner] = []
+    server = Server(metrics_port, runners) if metrics_port is not None else None
     try:
         with _stop_signals() as stopped:
             spark = session.open_session(declared.spark, jars, place, verbose=verbose)
             stopped.listen()
             try:
-                runners = [
+                runners += [
                     Runner(name, pipeline, cluster, spark, place.path / str(number), once=once)
                     for number, (name, pipeline) in enumerate(chosen.items())
                 ]
-                _work(spark, runners, stopped, metrics_port)
+                _work(spark, runners, stopped, server)
             finally:
-                with _deadline(stopped, END_WITHIN_S):
+                with _deadline(stopped, END_WITHIN_S), contextlib.suppress(Py4JError, OSError):
                     spark.stop()
     finally:
+        if server:
+            server.close()
         place.remove()
     failed = next((runner.error for runner in runners if runner.error), None)
     if failed is not None:
@@ -112,8 +118,7 @@ def _stop_signals() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
-def _work(spark: SparkSession, runners: Sequence[Runner], stop: Stop, metrics_port: int | None) -> None:
-    server = Server(metrics_port, runners) if metrics_port is not None else None
+def _work(spark: SparkSession, runners: Sequence[Runner], stop: Stop, server: Server | None) -> None:
     reporter = Reporter(runners)
     if server:
         reporter.say(f"metrics at {server.address}")
@@ -122,14 +127,13 @@ def _work(spark: SparkSession, runners: Sequence[Runner], stop: Stop, metrics_po
         runner.start()
     try:
         while not stop.wait(LOOK_INTERVAL_S) and any(runner.state is not State.ENDED for runner in runners):
+            session.refuse_dead(spark)
             reporter.tick()
             warm.tick()
     finally:
         with _deadline(stop, END_WITHIN_S):
             _stop_all(runners)
         reporter.end()
-        if server:
-            server.close()
 
 
 def _stop_all(runners: Sequence[Runner]) -> None:

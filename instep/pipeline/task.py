@@ -29,7 +29,7 @@ from instep.sinks.target import Target
 
 BATCH_BYTES_MAX = 32 * 1024 * 1024
 TRANSIENT_TRIES_MAX = 8
-RECONNECT_PATIENCE_S = 5.0
+RECONNECT_PATIENCE_S = 2.0
 FRESHNESS_BOUNDS_S = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 COUNTS = ("records", *(verdict.value for verdict in Verdict), "dead", "freshness_us")

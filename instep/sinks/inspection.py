@@ -125,15 +125,22 @@ class Reader:
 
     def judge(self, pipeline: settings.Pipeline) -> mapping.Mapping:
         """The compiled mapping; raises TargetUnfit with the first thing that does not fit."""
-        self._judge_database()
+        self.judge_table(pipeline)
         columns = {name: self._column(name) for name in (pipeline.key, *pipeline.columns)}
-        self._judge_key(pipeline.key, columns[pipeline.key])
         if pipeline.missing == "insert":
             self._judge_unmapped(pipeline)
         compiled = mapping.compile_mapping(pipeline, columns)
         if compiled.guard:
             self._judge_guard(columns[compiled.guard], compiled.order_is_time)
         return compiled
+
+    def judge_table(self, pipeline: settings.Pipeline) -> None:
+        """What must be right before the table is changed or written: its engine, and the key."""
+        self._judge_database()
+        if pipeline.key not in self.columns:
+            near = settings.nearest(pipeline.key, self.columns)
+            raise errors.TargetUnfit(f"table {self.table} has no column {pipeline.key!r}{near}", "correct `key` in the settings")
+        self._judge_key(pipeline.key, self._column(pipeline.key))
 
     # --- the key ---------------------------------------------------------------------------------------
 
@@ -279,6 +286,8 @@ class Reader:
             kind = kind.data_type
         if self.is_mysql and isinstance(kind, types.String) and not isinstance(kind, types.Enum):
             self._judge_charset(name, kind)
+        if self.dialect.name == "mariadb" and self._is_json(name):
+            return kinds.Json()
         match kind:
             case types.Enum():
                 return kinds.Choice(labels=tuple(kind.enums))
@@ -304,6 +313,13 @@ class Reader:
                 size = TEXT_BYTES.get(type(kind).__name__) if self.is_mysql else None
                 return kinds.Text(characters=None if size else kind.length, size=size)
         return kinds.Text() if isinstance(kind, postgresql.CITEXT) else None
+
+    def _is_json(self, name: str) -> bool:
+        """MariaDB keeps JSON as text with a constraint."""
+        statement = "SELECT check_clause FROM information_schema.check_constraints"
+        where = " WHERE constraint_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
+        rows = self.connection.execute(sa.text(statement + where), {"schema": self.table.schema, "table": self.table.name})
+        return f"json_valid({self.quote(name)})" in {row[0] for row in rows}
 
     def _judge_charset(self, name: str, kind: Any) -> None:
         rows = self._column_facts(name)

@@ -1,4 +1,4 @@
-"""MariaDB and MySQL: multi-row inserts into a temporary table, then one INSERT and one UPDATE from it.
+"""MariaDB and MySQL: multi-row inserts; updates from a temporary table that was filled the same way.
 
 Both speak the same protocol and, for what is used here, the same SQL; they differ in collations (`inspection.py`).
 """
@@ -94,9 +94,8 @@ class MysqlSink(sink.Sink):
         self._cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         columns = ", ".join(f"{self.quoted(c.name)} {c.declared} NULL".replace("%%", "%") for c in self.to.mapping.columns)
         self._cursor.execute(
-            f"CREATE TEMPORARY TABLE instep_stage (stage_group SMALLINT NOT NULL, {self.key.replace('%%', '%')}"
-            f" {self.to.mapping.key.declared} NOT NULL, {columns}, PRIMARY KEY (stage_group, {self.key.replace('%%', '%')}))"
-            " ENGINE = InnoDB"
+            f"CREATE TEMPORARY TABLE instep_stage ({self.key.replace('%%', '%')} {self.to.mapping.key.declared} NOT NULL,"
+            f" {columns}, PRIMARY KEY ({self.key.replace('%%', '%')})) ENGINE = InnoDB"
         )
 
     def close(self) -> None:
@@ -130,40 +129,33 @@ class MysqlSink(sink.Sink):
     def write_groups(self, groups: list[sink.Group]) -> None:
         for group in groups:
             columns = (self.to.mapping.key.name, *group.columns)
-            rows = [
-                (group.number, self.bind(document), *(self.bind(values[c]) for c in group.columns))
-                for document, values in group.rows
-            ]
-            self.append("instep_stage", ("stage_group", *columns), rows, skip_known=False)
-            self._expect(self._insert(group, columns) if group.fresh else self._update(group), group)
-        if groups:
-            self.execute("DELETE FROM instep_stage")
+            rows = [(self.bind(document), *(self.bind(values[c]) for c in group.columns)) for document, values in group.rows]
+            self._expect(self._insert(columns, rows) if group.fresh else self._update(group, columns, rows), group)
 
     def bind(self, value: Any) -> Any:
         if isinstance(value, datetime):
             return value.astimezone(UTC).replace(tzinfo=None)
         return str(value) if isinstance(value, UUID) else value
 
-    def _insert(self, group: sink.Group, columns: tuple[str, ...]) -> int:
+    def _insert(self, columns: tuple[str, ...], rows: sink.Rows) -> int:
+        # not from the stage: MariaDB refuses an INSERT … SELECT of several rows into a table that has a BEFORE trigger
         names = ", ".join(map(self.quoted, columns))
         try:
-            return self.execute(
-                f"INSERT INTO {self.table} ({names}) SELECT {names} FROM instep_stage WHERE stage_group = %s ORDER BY {self.key}",
-                (group.number,),
-            )
+            self._cursor.executemany(f"INSERT INTO {self.table} ({names}) VALUES ({self._marks(len(columns))})", rows)
         except pymysql.err.IntegrityError as error:
             if error.args[0] != DUPLICATE_KEY:
                 raise
             # a second unique key was refused beforehand, so this is the document itself
             raise errors.Outrun(f"documents of {self.to.table} were inserted by another writer just now") from error
+        return int(self._cursor.rowcount)
 
-    def _update(self, group: sink.Group) -> int:
+    def _update(self, group: sink.Group, columns: tuple[str, ...], rows: sink.Rows) -> int:
+        self.append("instep_stage", columns, rows, skip_known=False)
         values = ", ".join(f"t.{self.quoted(column)} = s.{self.quoted(column)}" for column in group.columns)
-        return self.execute(
-            f"UPDATE {self.table} AS t JOIN instep_stage AS s ON t.{self.key} = s.{self.key} SET {values}"
-            f" WHERE s.stage_group = %s{self._guarded}",
-            (group.number,),
-        )
+        join = f"{self.table} AS t JOIN instep_stage AS s ON t.{self.key} = s.{self.key}"
+        changed = self.execute(f"UPDATE {join} SET {values} WHERE TRUE{self._guarded}")
+        self.execute("DELETE FROM instep_stage")
+        return changed
 
     def _bound_time(self, at: datetime | None) -> Any:
         return self.bind(at)

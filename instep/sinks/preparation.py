@@ -6,7 +6,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from instep import settings
+from instep import errors, settings
 from instep.sinks import inspection, tables, target
 
 
@@ -23,6 +23,10 @@ def statements(pipeline: settings.Pipeline) -> list[str]:
 def prepare(pipeline: settings.Pipeline) -> list[str]:
     """Make what is missing; the statements that were carried out."""
     url = target.database_url(pipeline.target)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).parent.is_dir():
+        raise errors.SettingsError(
+            f"the folder {Path(str(url.database)).parent} does not exist", "make it, or correct the target"
+        )
     with inspection.connection(url, create=True) as opened:
         missing = _missing(opened, pipeline)
         for statement in missing:
@@ -36,11 +40,11 @@ def prepare(pipeline: settings.Pipeline) -> list[str]:
 def _missing(opened: sa.Connection, pipeline: settings.Pipeline) -> list[str]:
     view = sa.inspect(opened)
     name = target.table_name(pipeline.table)
-    known = (
-        {c["name"] for c in view.get_columns(name.name, schema=name.schema)}
-        if view.has_table(name.name, schema=name.schema)
-        else None
-    )
+    known = None
+    if view.has_table(name.name, schema=name.schema):
+        reader = inspection.Reader(opened, name)
+        reader.judge_table(pipeline)  # a table that cannot be used is not changed either
+        known = set(reader.columns)
     return [
         *tables.business_statements(opened.dialect, pipeline, known),
         *tables.create_statements(opened.dialect, set(view.get_table_names())),

@@ -464,3 +464,24 @@ def reopened(url: str) -> Iterator[Sink]:
         yield sink
     finally:
         sink.close()
+
+
+COUNT_WRITES = {
+    "sqlite": "CREATE TRIGGER w AFTER UPDATE OF print_status ON contract_document BEGIN"
+    " UPDATE contract_document SET writes = writes + 1 WHERE doc_no = NEW.doc_no; END",
+    "mariadb": "CREATE TRIGGER w BEFORE UPDATE ON contract_document FOR EACH ROW SET NEW.writes = OLD.writes + 1",
+    "mysql": "CREATE TRIGGER w BEFORE UPDATE ON contract_document FOR EACH ROW SET NEW.writes = OLD.writes + 1",
+}
+
+
+@pytest.mark.parametrize("kind", COUNT_WRITES)
+def test_a_table_with_triggers_takes_whole_batches(kind: str, new_database: Callable[[str], str], open_sink: Open) -> None:
+    url = new_database(kind)
+    sink = begun(open_sink(declare(url)))
+    run_sql(url, "ALTER TABLE contract_document ADD COLUMN writes INTEGER NOT NULL DEFAULT 0", COUNT_WRITES[kind])
+    steps: list[int] = []
+    work = Work(WRITER, 0, [event(n, f"d{n}", 1) for n in range(500)], log_holds_nothing, lambda _, step: steps.append(step))
+    assert work.apply(sink, Decoder(sink.to.mapping)).dead == 0
+    assert steps.count(1) == 1, "the batch was refused at first, and written with care"
+    apply(sink, [event(500 + n, f"d{n}", 2) for n in range(250)])
+    assert run_sql(url, "SELECT writes, count(*) FROM contract_document GROUP BY writes ORDER BY writes") == [(0, 250), (1, 250)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from instep import errors
 from instep.document import kinds
 from instep.local.mariadb import MariaDB
 from instep.local.postgres import Postgres
-from instep.sinks import inspection, preparation
+from instep.sinks import inspection, preparation, target
 from tests.sinks.conftest import declare, run_sql
 from tests.waiting import wait_until
 
@@ -36,10 +37,17 @@ def make(url: str, rest: str = REST, key: str | None = None) -> None:
 
 def refused(url: str, **changes: Any) -> errors.TargetUnfit:
     pipeline = declare(url, **changes)
-    preparation.prepare(pipeline)
-    with pytest.raises(errors.TargetUnfit) as caught:
+    with pytest.raises(errors.TargetUnfit) as caught:  # noqa: PT012 - by init, or by the look after it
+        preparation.prepare(pipeline)
         inspection.inspect("contracts", pipeline)
     return caught.value
+
+
+def mended(url: str, statement: str, **changes: Any) -> None:
+    """The remedy, carried out, lets the pipeline be."""
+    run_sql(url, statement)
+    preparation.prepare(declare(url, **changes))
+    inspection.inspect("contracts", declare(url, **changes))
 
 
 def test_init_makes_everything_and_a_second_time_nothing(database_url: str) -> None:
@@ -73,8 +81,7 @@ def test_a_key_that_is_not_unique(database_url: str) -> None:
     error = refused(database_url)
     assert "column 'doc_no' is the key and is not unique" in error.what
     if not database_url.startswith("sqlite"):
-        run_sql(database_url, error.remedy)
-        inspection.inspect("contracts", declare(database_url))
+        mended(database_url, error.remedy)
 
 
 def test_a_key_that_may_be_null(database_url: str) -> None:
@@ -82,8 +89,7 @@ def test_a_key_that_may_be_null(database_url: str) -> None:
     error = refused(database_url)
     assert "column 'doc_no' is the key and may be null" in error.what
     if not database_url.startswith("sqlite"):
-        run_sql(database_url, error.remedy)
-        inspection.inspect("contracts", declare(database_url))
+        mended(database_url, error.remedy)
 
 
 CONFUSING = [
@@ -105,8 +111,7 @@ def test_a_key_whose_collation_confuses_ids(kind: str, key: str, words: str, new
     error = refused(url)
     assert words in error.what
     if kind != "sqlite":
-        run_sql(url, error.remedy)
-        inspection.inspect("contracts", declare(url))
+        mended(url, error.remedy)
 
 
 @pytest.mark.parametrize("kind", ["mariadb", "mysql"])
@@ -115,8 +120,7 @@ def test_a_second_unique_key(kind: str, new_database: Callable[[str], str]) -> N
     make(url, REST + ", reference INTEGER, UNIQUE KEY by_reference (reference)")
     error = refused(url)
     assert "second unique key (reference)" in error.what
-    run_sql(url, error.remedy.partition(";")[0])
-    inspection.inspect("contracts", declare(url))
+    mended(url, error.remedy.partition(";")[0])
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -133,8 +137,7 @@ def test_a_table_without_transactions(kind: str, new_database: Callable[[str], s
     run_sql(url, f"CREATE TABLE contract_document ({KEY[kind_of(url)]}, {REST}) ENGINE = MyISAM")
     error = refused(url)
     assert "no transactions" in error.what
-    run_sql(url, error.remedy)
-    inspection.inspect("contracts", declare(url))
+    mended(url, error.remedy)
 
 
 @pytest.mark.parametrize("kind", ["mariadb", "mysql"])
@@ -143,8 +146,7 @@ def test_a_text_column_that_cannot_hold_emoji(kind: str, new_database: Callable[
     make(url, REST.replace("print_status VARCHAR(20)", "print_status VARCHAR(20) CHARACTER SET latin1"))
     error = refused(url)
     assert "'print_status' keeps text as latin1" in error.what
-    run_sql(url, error.remedy)
-    inspection.inspect("contracts", declare(url))
+    mended(url, error.remedy)
 
 
 def test_a_column_that_takes_no_null_and_is_not_mapped(database_url: str) -> None:
@@ -167,8 +169,7 @@ def test_a_guard_column_that_is_too_coarse(kind: str, new_database: Callable[[st
     changes = {"event": {"document": "doc_id", "status": "status", "order": "updated_at", "at": "updated_at"}}
     error = refused(url, **changes)
     assert "keeps 0 digits of a second" in error.what
-    run_sql(url, error.remedy)
-    inspection.inspect("contracts", declare(url, **changes))
+    mended(url, error.remedy, **changes)
 
 
 def test_a_column_an_event_cannot_fill(database_url: str) -> None:
@@ -227,6 +228,38 @@ def test_kinds_of_columns_in_mariadb(new_database: Callable[[str], str]) -> None
     assert found["d"].precision == 3
     assert found["e"] == kinds.Text(size=65535)
     assert found["f"] == kinds.Exact(digits=4, scale=1)
+
+
+def test_json_in_mariadb(new_database: Callable[[str], str]) -> None:
+    url = new_database("mariadb")
+    make(url, REST + ", flags JSON")
+    pipeline = declare(url, columns={"print_version": "version", "flags": "flags"})
+    preparation.prepare(pipeline)
+    assert inspection.inspect("contracts", pipeline).mapping.columns[1].kind == kinds.Json()
+
+
+def test_a_table_that_cannot_be_used_is_not_changed(database_url: str) -> None:
+    make(database_url, "owner VARCHAR(20)", key=KEY[kind_of(database_url)].replace(" PRIMARY KEY", ""))
+    before = preparation_columns(database_url)
+    refused(database_url)
+    assert preparation_columns(database_url) == before
+
+
+def preparation_columns(url: str) -> set[str]:
+    with inspection.connection(target.database_url(url)) as opened:
+        return set(inspection.Reader(opened, target.table_name("contract_document")).columns)
+
+
+def test_a_key_column_that_is_not_there(database_url: str) -> None:
+    make(database_url)
+    error = refused(database_url, key="doc_nr")
+    assert "no column 'doc_nr'; did you mean 'doc_no'?" in error.what
+    assert "correct `key`" in error.remedy
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(errors.SettingsError, match="nowhere does not exist"):
+        preparation.prepare(declare(f"sqlite:///{tmp_path}/nowhere/target.db"))
 
 
 @pytest.mark.parametrize(
