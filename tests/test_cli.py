@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 import uuid
 from pathlib import Path
@@ -183,16 +184,35 @@ def test_csv_is_published_too(place: Path) -> None:
     assert rows == [("d1", "PRINTED", 1), ("d2", "FAILED", 2)]
 
 
-def test_ctrl_c_while_spark_starts_ends_it(place: Path) -> None:
+@pytest.mark.parametrize("delay_s", [0.0, 0.3, 1.0, 2.0])
+def test_told_to_end_while_spark_starts_it_leaves_nothing(place: Path, delay_s: float) -> None:
     instep(place, "init")
     with PipelineProcess(place / "instep.toml", log=place / "run.log") as process:
-        wait_until(lambda: _children(process.pid) != "", "the JVM to be started")
+        wait_until(lambda: process.children() != [], "the JVM to be started")
+        moment = time.monotonic() + delay_s
+        wait_until(lambda: time.monotonic() > moment, "a later moment of the start")
         process.signal(signal.SIGINT)
-        assert process.wait(30) in (0, 130)
+        assert process.wait(8) in (0, 130)
+        wait_until(lambda: process.children() == [], "its children to be gone", patience_s=10)
+    assert "Traceback" not in process.tail()
 
 
-def _children(pid: int) -> str:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+def test_a_dead_jvm_ends_it_with_an_error(place: Path) -> None:
+    instep(place, "init")
+    with PipelineProcess(place / "instep.toml", log=place / "run.log") as process:
+        wait_until(lambda: "contracts: running" in process.tail(), "the pipeline to run")
+        java = next(pid for pid in process.children() if Path(f"/proc/{pid}/exe").readlink().name == "java")
+        os.kill(java, signal.SIGKILL)
+        assert process.wait(30) == 1
+    assert "Spark's JVM is gone" in process.tail()
+    assert "Traceback" not in process.tail()
+
+
+def test_spark_settings_that_cannot_be(place: Path) -> None:
+    instep(place, "init")
+    assert "Spark could not start" in refused(place, "run", INSTEP__SPARK__MEMORY="lots")
+    assert "Spark could not start" in refused(place, "run", "--master", "spork://x")
+    assert "65535" in instep(place, "run", "--metrics", "99999").stderr
 
 
 def test_quick_commands_import_nothing_heavy(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from instep import errors
-from instep.local import keeping
+from instep.local import keeping, processes
 
 END_TIMEOUT_S = 10.0
 
@@ -59,6 +59,10 @@ class PipelineProcess:
         """End it as SIGTERM does; the exit status."""
         self.signal(signal.SIGTERM)
         return self.wait(timeout_s)
+
+    def children(self) -> list[int]:
+        """What it has started and what of that still lives, also after it ended itself."""
+        return [pid for pid in processes.descendants(self._keeper.pid) if pid != self.pid] if self._keeper else []
 
     def tail(self) -> str:
         """The last lines it wrote."""

@@ -263,7 +263,7 @@ def table(result: Result) -> str:
         ("events/s", f"{result.events_per_s:,.0f}"),
         ("freshness", f"p50 {result.freshness_ms.p50:.0f} ms, p99 {result.freshness_ms.p99:.0f} ms at {STEADY_PER_S:,} events/s"),
         ("polling", f"{result.polling_s / 60:.0f} minutes a round (extrapolated from {result.polling_sampled} calls)"),
-        ("dead letters", f"{result.dead_letters:,}"),
+        ("dead letters", f"{result.dead_letters:,} (malformed on purpose, each with its reason)"),
         ("restarts", f"{result.restarts}"),
         ("differences", f"{result.differences:,}"),
     ]
