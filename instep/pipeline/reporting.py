@@ -27,11 +27,7 @@ class Reporter:
 
     def tick(self) -> None:
         """Say what is due."""
-        for runner in self._runners:
-            state = (runner.state, runner.waiting_for if runner.state is State.WAITING else "")
-            if self._states.get(runner.name) != state:
-                self._states[runner.name] = state
-                self.say(describe(runner))
+        self._say_changes()
         now = time.monotonic()
         if now >= self._next:
             self._next = now + (LIVE_INTERVAL_S if self._live else LOG_INTERVAL_S)
@@ -50,8 +46,16 @@ class Reporter:
 
     def end(self) -> None:
         """Leave the live line and print the sums."""
+        self._say_changes()
         for runner in self._runners:
             self.say(f"{runner.name}: {summary(runner)}")
+
+    def _say_changes(self) -> None:
+        for runner in self._runners:
+            state = (runner.state, runner.waiting_for if runner.state is State.WAITING else "")
+            if self._states.get(runner.name) != state:
+                self._states[runner.name] = state
+                self.say(describe(runner))
 
     def _rewrite(self, text: str) -> None:
         if self._live:

@@ -45,9 +45,9 @@ def run(
     """Run the named pipelines; raises the first error that ended one of them, once all have ended."""
     chosen = {name: settings.pipeline(declared, name) for name in names}
     _check(chosen, cluster)
-    place = session.Workplace()
     runners: list[Runner] = []
     server = Server(metrics_port, runners) if metrics_port is not None else None
+    place = session.Workplace()
     try:
         with _stop_signals() as stopped:
             spark = session.open_session(declared.spark, jars, place, verbose=verbose)
