@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -36,6 +37,8 @@ class Workplace:
 
 def open_session(spark: settings.Spark, jars: Sequence[Path], place: Workplace, *, verbose: bool = False) -> SparkSession:
     """Start Spark, or raise what keeps it from starting."""
+    if not verbose:
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)  # its tracebacks tell of errors that reach us as exceptions anyway
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName("instep").master(retrying(spark.master))
     for name, value in {**_conf(spark, jars, place, verbose), **spark.conf}.items():

@@ -283,3 +283,21 @@ def test_counts_are_kept_through_idle_times(
         send(cluster, topic, event(f"d{number}", 1))
         wait_until(lambda number=number: len(rows(url)) == number + 1, "the row")  # type: ignore[misc]
     wait_until(lambda: run.progress.totals["applied"] == 3, "the counts")
+
+
+def test_a_log_that_is_not_the_one_applied_is_refused(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
+) -> None:
+    """As after an unclean election: the last applied record is another one now, or the log ends before it."""
+    url = new_database("sqlite")
+    send(cluster, topic, *(event(f"a{n}", 1) for n in range(10)))
+    drained(runner(following(url, topic), once=True))
+    known = run_sql(url, "SELECT DISTINCT last_digest FROM instep_ledger WHERE last_digest IS NOT NULL")
+    assert known
+    run_sql(url, "UPDATE instep_ledger SET last_digest = 'another' WHERE last_digest IS NOT NULL")
+    with pytest.raises(errors.LogDiverged, match="another one now"):
+        drained(runner(following(url, topic), once=True))
+    run_sql(url, "UPDATE instep_ledger SET last_digest = NULL, next_offset = next_offset + 1000")
+    with pytest.raises(errors.LogDiverged, match="is next"):
+        drained(runner(following(url, topic), once=True))
+    assert len(rows(url)) == 10
