@@ -38,7 +38,7 @@ class Workplace:
 def open_session(spark: settings.Spark, jars: Sequence[Path], place: Workplace, *, verbose: bool = False) -> SparkSession:
     """Start Spark, or raise what keeps it from starting."""
     if not verbose:
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)  # its tracebacks tell of errors that reach us as exceptions anyway
+        logging.getLogger().addFilter(_is_news)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName("instep").master(retrying(spark.master))
     for name, value in {**_conf(spark, jars, place, verbose), **spark.conf}.items():
@@ -52,6 +52,11 @@ def open_session(spark: settings.Spark, jars: Sequence[Path], place: Workplace, 
         ) from error
     session.sparkContext.setLogLevel("WARN" if verbose else "ERROR")
     return session
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """py4j logs, to the root logger, tracebacks of errors that reach us as exceptions anyway."""
+    return "py4j" not in record.pathname
 
 
 def refuse_dead(session: SparkSession) -> None:
