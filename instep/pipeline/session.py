@@ -114,7 +114,7 @@ def _conf(spark: settings.Spark, jars: Sequence[Path], place: Workplace, verbose
         "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
         "spark.sql.streaming.stopTimeout": str(STOP_TIMEOUT_MS),
         "spark.sql.streaming.numRecentProgressUpdates": "1000",
-        # the three that take a micro-batch from 190 ms to 60
+        # the three that shorten a micro-batch most
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.streaming.checkpointFileManagerClass": (
             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
