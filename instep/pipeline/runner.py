@@ -114,6 +114,7 @@ class Runner(threading.Thread):
     def _start(self) -> None:
         """From the ledger: check the log, take an epoch, then read the ledger, then start the query where it says."""
         target = inspection.inspect(self.name, self.pipeline)
+        self._let_go()  # what was open may be a server or a file that is no longer the one there
         sink = self._look_at(target)
         with sink.translated():
             known = sink.positions()
@@ -206,10 +207,7 @@ class Runner(threading.Thread):
         with sink.translated():
             newest = max((position.epoch for position in sink.positions().values()), default=0)
         if newest > self._epoch:
-            raise errors.Fenced(
-                f"pipeline {self.name!r} was started elsewhere: epoch {newest} is newer than {self._epoch}",
-                "let one run of a pipeline live at a time; the newer one goes on",
-            )
+            raise transaction.fenced(self.name, newest, self._epoch)
 
     def _check_topic(self) -> None:
         """A topic that was deleted and made again while the query reads it would be read on as if nothing had happened."""

@@ -72,6 +72,14 @@ def digest(record: Record) -> str:
     return hashlib.blake2b(facts + key + value, digest_size=16).hexdigest()
 
 
+def fenced(pipeline: str, newest: int, mine: int) -> errors.Fenced:
+    """The error for a writer that a newer run has taken over from."""
+    return errors.Fenced(
+        f"pipeline {pipeline!r} was started elsewhere: epoch {newest} is newer than {mine}",
+        "let one run of a pipeline live at a time; the newer one goes on",
+    )
+
+
 class Work:
     """The records of one partition on their way through the steps. May be applied again after an error."""
 
@@ -88,9 +96,10 @@ class Work:
         self.sink, self.decoder = sink, decoder
         sink.passes_over_is_refusal = self._outrun >= OUTRUN_MAX
         try:
-            return self._run(careful=False)
-        except errors.RowRefused:
-            return self._run(careful=True)
+            try:
+                return self._run(careful=False)
+            except errors.RowRefused:
+                return self._run(careful=True)
         except errors.Outrun:
             self._outrun += 1
             raise
@@ -146,10 +155,7 @@ class Work:
 
     def _refuse_newer(self, epoch: int) -> None:
         if epoch > self.writer.epoch:
-            raise errors.Fenced(
-                f"pipeline {self.sink.to.pipeline!r} was started elsewhere: epoch {epoch} is newer than {self.writer.epoch}",
-                "let one run of a pipeline live at a time; the newer one goes on",
-            )
+            raise fenced(self.sink.to.pipeline, epoch, self.writer.epoch)
 
     def _refuse_moved(self, position: Position) -> None:
         """Offsets between the ledger and the batch are transaction markers or were compacted away; a record there is not."""

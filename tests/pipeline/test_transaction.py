@@ -389,6 +389,20 @@ def test_a_row_that_the_table_passes_over_is_set_aside(kind: str, new_database: 
     assert [row[0] for row in table(url)] == ["a", "c"]
 
 
+def test_a_row_passed_over_beside_one_refused(new_database: Callable[[str], str], open_sink: Open) -> None:
+    """Both in one batch: neither may hide the other, and the rest is written."""
+    url = new_database("postgres")
+    sink = begun(open_sink(declare(url)))
+    run_sql(url, *DROP_SILENTLY["postgres"], *REFUSE_CANCELLED["postgresql"])
+    records = [event(0, "a", 1), event(1, "b", 1, "DROP"), event(2, "c", 1, "CANCELLED"), event(3, "d", 1)]
+    work = Work(WRITER, 0, records, log_holds_nothing)
+    for _ in range(3):
+        with pytest.raises(errors.Outrun):
+            work.apply(sink, Decoder(sink.to.mapping))
+    assert work.apply(sink, Decoder(sink.to.mapping)).dead == 2
+    assert [row[0] for row in table(url)] == ["a", "d"]
+
+
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
 def test_a_uuid_key(kind: str, new_database: Callable[[str], str], open_sink: Open) -> None:
     url = new_database(kind)
