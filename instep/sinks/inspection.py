@@ -80,10 +80,7 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
     table = target.table_name(pipeline.table)
     with connection(url) as opened:
         view = sa.inspect(opened)
-        own = set(view.get_table_names())
-        missing = sorted(set(tables.metadata.tables) - own)
-        if missing:
-            raise errors.TargetUnfit(f"{target.shown(url)} has no table {missing[0]}", "run: instep init")
+        _judge_own(url, own_tables(view))
         if not view.has_table(table.name, schema=table.schema):
             raise errors.TargetUnfit(f"{target.shown(url)} has no table {table}", "run: instep init")
         reader = Reader(opened, table)
@@ -102,6 +99,20 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
         guarantee=pipeline.guarantee,
         history=pipeline.history,
     )
+
+
+def own_tables(view: sa.Inspector) -> dict[str, set[str]]:
+    """Those of instep's own tables that are there, with their columns."""
+    found = view.get_multi_columns(filter_names=list(tables.metadata.tables))
+    return {name: {column["name"] for column in columns} for (_, name), columns in found.items() if columns}
+
+
+def _judge_own(url: sa.URL, own: dict[str, set[str]]) -> None:
+    for name, table in sorted(tables.metadata.tables.items()):
+        if name not in own:
+            raise errors.TargetUnfit(f"{target.shown(url)} has no table {name}", "run: instep init")
+        for column in tables.lacking(table, own[name]):
+            raise errors.TargetUnfit(f"{target.shown(url)}: table {name} has no column {column.name}", "run: instep init")
 
 
 class Reader:

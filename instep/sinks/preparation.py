@@ -15,7 +15,7 @@ def statements(pipeline: settings.Pipeline) -> list[str]:
     url = target.database_url(pipeline.target)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
         dialect = url.get_dialect()()
-        return [*tables.business_statements(dialect, pipeline, None), *tables.create_statements(dialect, set())]
+        return [*tables.business_statements(dialect, pipeline, None), *tables.create_statements(dialect, {})]
     with inspection.connection(url) as opened:
         return _missing(opened, pipeline)
 
@@ -47,7 +47,7 @@ def _missing(opened: sa.Connection, pipeline: settings.Pipeline) -> list[str]:
         known = set(reader.columns)
     return [
         *tables.business_statements(opened.dialect, pipeline, known),
-        *tables.create_statements(opened.dialect, set(view.get_table_names())),
+        *tables.create_statements(opened.dialect, inspection.own_tables(view)),
     ]
 
 

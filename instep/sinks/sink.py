@@ -45,7 +45,7 @@ FENCE_LEDGER = "UPDATE instep_ledger SET epoch = ? WHERE pipeline = ? AND topic 
 SELECT_DELETED = "SELECT document, order_value FROM instep_deleted WHERE pipeline = ? AND document IN {{documents}}"
 ANY_DELETED = "SELECT 1 FROM instep_deleted WHERE pipeline = ? LIMIT 1"
 COUNT_DEAD = "SELECT count(*) FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
-DEAD_COLUMNS = ("pipeline", "topic", "partition", "offset", "key", "value", "reason", "detail", "at")
+DEAD_COLUMNS = ("pipeline", "topic", "partition", "offset", "timestamp_ms", "key", "value", "reason", "detail", "at")
 
 Rows = Sequence[tuple[Any, ...]]
 
@@ -288,7 +288,8 @@ class Sink(abc.ABC):
         """A row for every dead letter: the record whole, and the reason."""
         rows = [
             (
-                self.to.pipeline, self.to.topic, partition, letter.record.offset, letter.record.key, letter.record.value,
+                self.to.pipeline, self.to.topic, partition, letter.record.offset, letter.record.timestamp_ms,
+                letter.record.key, letter.record.value,
                 letter.reason.value, letter.detail.replace("\0", "␀")[:1000], self._bound_time(at),
             )
             for letter in dead

@@ -74,6 +74,7 @@ DEAD_LETTERS = sa.Table(
     metadata,
     *_place(),
     _offset(),
+    sa.Column("timestamp_ms", sa.BigInteger),
     sa.Column("key", bytes_type()),
     sa.Column("value", bytes_type()),
     sa.Column("reason", name_type(64), nullable=False),
@@ -88,6 +89,7 @@ PARKED = sa.Table(
     *_place(),
     _offset(),
     sa.Column("document", name_type(255), nullable=False),
+    sa.Column("timestamp_ms", sa.BigInteger),
     sa.Column("key", bytes_type()),
     sa.Column("value", bytes_type()),
     sa.Column("reason", name_type(64), nullable=False),
@@ -112,6 +114,21 @@ HISTORY = sa.Table(
     **TRANSACTIONAL,
 )
 
+DECISIONS = sa.Table(
+    "instep_decisions",
+    metadata,
+    *_place(),
+    _offset(),
+    sa.Column("at", time_type(), primary_key=True),
+    sa.Column("document", name_type(255)),
+    sa.Column("deed", name_type(16), nullable=False),
+    sa.Column("outcome", name_type(64), nullable=False),
+    sa.Column("why", long_text()),
+    sa.Column("who", name_type(100), nullable=False),
+    sa.Index("instep_decisions_document", "pipeline", "document"),
+    **TRANSACTIONAL,
+)
+
 DELETED = sa.Table(
     "instep_deleted",
     metadata,
@@ -122,9 +139,20 @@ DELETED = sa.Table(
 )
 
 
-def create_statements(dialect: sa.Dialect, existing: set[str]) -> list[str]:
-    """The statements that make those of instep's tables that do not exist."""
-    return [statement for table in metadata.sorted_tables if table.name not in existing for statement in _create(table, dialect)]
+def create_statements(dialect: sa.Dialect, existing: dict[str, set[str]]) -> list[str]:
+    """The statements that make those of instep's tables, and of their columns, that do not exist."""
+    statements: list[str] = []
+    for table in metadata.sorted_tables:
+        if table.name not in existing:
+            statements += _create(table, dialect)
+        else:
+            statements += [alter_statement(dialect, column) for column in lacking(table, existing[table.name])]
+    return statements
+
+
+def lacking(table: sa.Table, columns: set[str]) -> list[sa.Column[Any]]:
+    """The columns of one of instep's tables that the database's does not have: an earlier release made it."""
+    return [column for column in table.columns if column.name not in columns]
 
 
 def business_statements(dialect: sa.Dialect, pipeline: settings.Pipeline, existing: set[str] | None) -> list[str]:

@@ -313,3 +313,14 @@ def test_a_wrong_postgres_password_is_not_unreachable(postgres: Postgres) -> Non
     finally:
         rules.write_text(before, encoding="utf-8")
         os.kill(postgres.pid, signal.SIGHUP)
+
+
+def test_tables_of_an_earlier_release_are_brought_up_to_date(database_url: str) -> None:
+    pipeline = declare(database_url)
+    preparation.prepare(pipeline)
+    run_sql(database_url, "ALTER TABLE instep_parked DROP COLUMN timestamp_ms", "DROP TABLE instep_decisions")
+    with pytest.raises(errors.TargetUnfit, match="instep_decisions") as found:
+        inspection.inspect("contracts", pipeline)
+    assert "instep init" in found.value.remedy
+    assert len(preparation.prepare(pipeline)) == 3
+    inspection.inspect("contracts", pipeline)

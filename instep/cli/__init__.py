@@ -1,0 +1,63 @@
+"""The command line. Each command reads the settings, calls one part of instep, and prints; it decides nothing itself.
+
+Parts are imported by the command that needs them, so that a quick command starts quickly.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from instep import __version__, errors
+from instep.cli import road
+from instep.cli.shared import GIVEN, Config, Debug, say
+
+app = typer.Typer(
+    name="instep",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for part in (road.app,):
+    app.add_typer(part)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"instep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before(
+    _config: Config = None,
+    _debug: Debug = False,
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Keeps a database table in step with another system's records: Kafka to SQL through Spark, in order, exactly once."""
+
+
+def main() -> NoReturn:
+    """Run a command; errors become one or two lines on stderr and the exit status that their type says."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupted)
+    try:
+        app()
+    except errors.InstepError as error:
+        if GIVEN.debug:
+            raise
+        say(f"instep: {error}")
+        sys.exit(error.exit_status)
+    sys.exit(0)
+
+
+def _interrupted(number: int, _frame: FrameType | None) -> NoReturn:
+    """Leave by every `finally` on the way, so that what a command started is stopped."""
+    raise SystemExit(128 + number)

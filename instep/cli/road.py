@@ -1,0 +1,196 @@
+"""Commands along the road: servers lent, tables made, events published, pipelines run and looked at."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from instep import settings
+from instep.cli import shared
+from instep.cli.shared import GIVEN, AsJson, Config, Debug, Pipelines
+
+app = typer.Typer()
+topics_app = typer.Typer(name="topics", no_args_is_help=True, rich_markup_mode=None, help="Topics of the cluster.")
+app.add_typer(topics_app)
+
+
+@app.command()
+def demo(
+    target: Annotated[str | None, typer.Option(help="Tell the story on this database instead of a SQLite file.")] = None,
+    documents: Annotated[int, typer.Option(min=100, help="How many documents.")] = 9_000,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """The whole story in about a minute: polling, then events, with a kill -9 in the middle."""
+    from instep.trials import story
+
+    result = story.tell(target_url=target, documents=documents, say=shared.say)
+    if as_json:
+        shared.print_json(result)
+    else:
+        typer.echo(story.table(result))
+    if result.differences:
+        raise typer.Exit(1)
+
+
+@app.command()
+def init(
+    pipelines: Pipelines = None,
+    sql: Annotated[bool, typer.Option("--sql", help="Print the statements, and change nothing.")] = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Make the tables that a pipeline needs in its target database, or say what is missing there."""
+    from instep.sinks import inspection, preparation
+
+    declared = settings.load(GIVEN.config)
+    for name in shared.chosen(declared, pipelines):
+        pipeline = settings.pipeline(declared, name)
+        if sql:
+            for statement in preparation.statements(pipeline):
+                typer.echo(f"{statement};\n")
+            continue
+        for statement in preparation.prepare(pipeline):
+            typer.echo(f"{name}: {' '.join(statement.split())}")
+        inspection.inspect(name, pipeline)
+        shared.say(f"{name}: ready")
+
+
+@app.command()
+def up(
+    brokers: Annotated[int | None, typer.Option(help="Kafka brokers: 1 or 3.")] = None,
+    with_: Annotated[str, typer.Option("--with", metavar="NAMES", help="Databases to start as well: postgres,mariadb.")] = "",
+    port: Annotated[list[str] | None, typer.Option(metavar="NAME=PORT", help="A port for kafka, postgres or mariadb.")] = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Start real servers on this machine; they stay until `instep down`."""
+    from instep.local import lent
+
+    names = [name for name in with_.replace(" ", "").split(",") if name]
+    started = lent.up(brokers=brokers, databases=names, given_ports=shared.given_ports(port or []), say=shared.say)
+    shared.print_servers(started, as_json)
+
+
+@app.command()
+def down(
+    purge: Annotated[bool, typer.Option("--purge", help="Remove their data as well.")] = False,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Stop the servers that `instep up` started."""
+    from instep.local import lent
+
+    stopped = lent.down(purge=purge)
+    shared.say(f"{len(stopped)} stopped" if stopped else "nothing was running")
+    shared.print_servers(stopped, as_json)
+
+
+@app.command()
+def status(
+    pipelines: Pipelines = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Where every pipeline stands: offsets, lag in records and seconds, last commit, dead letters."""
+    from instep.pipeline import status as reading
+
+    declared = settings.load(GIVEN.config)
+    with shared.cluster(declared) as cluster:
+        found = [reading.read(cluster, name, settings.pipeline(declared, name)) for name in shared.chosen(declared, pipelines)]
+    if as_json:
+        shared.print_json({"pipelines": found})
+    else:
+        head = ("PIPELINE", "TOPIC", "PARTITION", "NEXT-OFFSET", "END-OFFSET", "LAG", "LAG-SECONDS", "LAST-COMMIT", "DEAD")
+        rows: list[Sequence[Any]] = []
+        for one in found:
+            rows += [
+                (one.pipeline, one.topic, part.partition, part.next_offset, part.end_offset, part.lag_records,
+                 part.lag_seconds, part.committed_at, "")
+                for part in one.partitions
+            ]  # fmt: skip
+            if not one.error:
+                rows.append(
+                    (one.pipeline, one.topic, "all", "", "", one.lag_records, one.lag_seconds, one.committed_at, one.dead_letters)
+                )
+        if rows:
+            typer.echo(shared.table(head, rows))
+        for one in found:
+            if one.error:
+                shared.say(f"instep: {one.pipeline}: {one.error}")
+    if any(one.error for one in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def emit(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="JSON lines or CSV; - reads JSON lines from stdin.")],
+    topic: Annotated[str | None, typer.Option(help="The topic; left out: that of the only pipeline.")] = None,
+    key: Annotated[str, typer.Option(help="The field that holds the document's id, and becomes the record's key.")] = "doc_id",
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Publish status events from a file, keyed by document, with acks from all replicas."""
+    from instep.emit import publishing
+
+    declared = settings.load(GIVEN.config)
+    sent = publishing.publish_file(
+        declared.kafka, shared.bootstrap(declared), topic or shared.only_topic(declared), file, key=key, say=shared.say
+    )
+    shared.say(f"{sent} records published")
+
+
+@app.command()
+def run(
+    pipelines: Pipelines = None,
+    once: Annotated[bool, typer.Option("--once", help="Apply up to the end of the log, then end.")] = False,
+    master: Annotated[str | None, typer.Option(help="The Spark master, e.g. local[2] or spark://host:7077.")] = None,
+    metrics: Annotated[
+        int | None, typer.Option(min=1, max=65535, metavar="PORT", help="Serve Prometheus metrics on this port of localhost.")
+    ] = None,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Apply status events to the target tables, until stopped."""
+    declared = settings.load(GIVEN.config)
+    names = shared.chosen(declared, pipelines)
+    if master:
+        declared = msgspec.structs.replace(declared, spark=msgspec.structs.replace(declared.spark, master=master))
+    shared.need_spark()
+    from instep.local import artifacts, java, processes
+
+    java.find()
+    jars = artifacts.jars("spark-kafka")
+    from instep.pipeline import supervisor
+
+    with shared.cluster(declared) as cluster:
+        try:
+            supervisor.run(declared, names, cluster, jars, once=once, metrics_port=metrics, verbose=GIVEN.debug)
+        except SystemExit:  # told to end while Spark was starting: a JVM in its first second would outlive us
+            for pid in processes.descendants(os.getpid()):
+                processes.send(pid, signal.SIGKILL)
+            raise
+
+
+@topics_app.command("create")
+def create_topic(
+    name: str,
+    partitions: Annotated[int, typer.Option("-p", "--partitions", min=1, help="How many partitions.")] = 6,
+    replicas: Annotated[
+        int | None, typer.Option("-r", "--replicas", min=1, help="Copies of each; left out: the cluster's default.")
+    ] = None,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Make a topic."""
+    from instep.kafka import topics
+
+    with shared.cluster(settings.load(GIVEN.config)) as cluster:
+        topics.create(cluster, name, partitions, replicas)
+    shared.say(f"topic {name} has {partitions} partitions")

@@ -1,0 +1,132 @@
+"""What commands share: options, the choice of a pipeline, the cluster, tables and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from instep import errors, settings
+
+if TYPE_CHECKING:
+    from instep.kafka.connection import Cluster
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Pipelines = Annotated[list[str] | None, typer.Argument(metavar="[PIPELINE]...", help="Which pipelines; left out: all.")]
+
+
+class Given(msgspec.Struct):
+    """Options that may stand before or after the command's name."""
+
+    config: Path | None = None
+    debug: bool = False
+
+
+GIVEN = Given()
+
+
+def _take_config(path: Path | None) -> Path | None:
+    GIVEN.config = path or GIVEN.config
+    return path
+
+
+def _take_debug(asked: bool) -> bool:
+    GIVEN.debug = asked or GIVEN.debug
+    return asked
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", callback=_take_config, help="The settings file; else INSTEP_CONFIG, else ./instep.toml."),
+]
+Debug = Annotated[bool, typer.Option("--debug", callback=_take_debug, help="Show tracebacks, and Spark's log.")]
+
+
+def chosen(declared: settings.Settings, names: list[str] | None) -> list[str]:
+    if names:
+        for name in names:
+            settings.pipeline(declared, name)
+        return list(dict.fromkeys(names))
+    if not declared.pipelines:
+        here = GIVEN.config or Path(settings.FILE_NAME)
+        what = "the settings declare no pipeline" if here.exists() else f"there is no {here} in {Path.cwd()}"
+        raise errors.SettingsError(what, f"write a [pipelines.NAME] table into {here}, or name another file with --config")
+    return list(declared.pipelines)
+
+
+def only_topic(declared: settings.Settings) -> str:
+    topics = sorted({pipeline.topic for pipeline in declared.pipelines.values()})
+    if len(topics) != 1:
+        raise errors.SettingsError(
+            "which topic is meant is not clear", f"say --topic NAME (declared: {', '.join(topics) or 'none'})"
+        )
+    return topics[0]
+
+
+def bootstrap(declared: settings.Settings) -> str:
+    if declared.kafka.bootstrap is not None:
+        return declared.kafka.bootstrap
+    from instep.local import lent
+
+    return lent.broker_on_demand(say)
+
+
+def cluster(declared: settings.Settings) -> Cluster:
+    from instep.kafka.connection import Cluster
+
+    return Cluster(declared.kafka, bootstrap(declared))
+
+
+def need_spark() -> None:
+    from importlib.util import find_spec
+
+    for package in ("pyspark", "pyarrow"):
+        if find_spec(package) is None:
+            raise errors.MissingPart(f"{package} is not installed", "pip install 'instep[spark]'")
+
+
+def given_ports(texts: Iterable[str]) -> dict[str, int]:
+    ports = {}
+    for text in texts:
+        name, _, port = text.partition("=")
+        if not port.isdigit():
+            raise errors.SettingsError(f"--port {text} is not NAME=PORT", "write e.g. --port kafka=9092")
+        ports[name] = int(port)
+    return ports
+
+
+def print_servers(servers: Sequence[Any], as_json: bool) -> None:
+    if as_json:
+        print_json([{"name": one.name, "address": one.address, "log": one.log, "pid": one.pid} for one in servers])
+    elif servers:
+        typer.echo(table(("SERVER", "ADDRESS", "LOG"), [(one.name, one.address, one.log) for one in servers]))
+
+
+def print_json(value: Any) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    texts = [head, *([cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[column]) for row in texts) for column in range(len(head))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts)
+
+
+def cell(value: Any) -> str:
+    match value:
+        case None:
+            return "unknown"
+        case datetime():
+            return f"{value:%Y-%m-%dT%H:%M:%SZ}"
+        case float():
+            return f"{value:.1f}"
+        case _:
+            return str(value)
+
+
+def say(text: str) -> None:
+    typer.echo(text, err=True)
