@@ -82,7 +82,9 @@ class Pipeline(Table, frozen=True, kw_only=True):
     batch_rows_max: Annotated[int, Meta(description="records in one micro-batch, over all partitions", ge=1)] = 100_000
     event: Annotated[Event, Meta(description="where things stand in the record")]
     columns: Annotated[dict[str, str], Meta(description="table column = event field")]
-    transitions: Annotated[dict[str, list[str]], Meta(description="which status may follow which")] = {}
+    transitions: Annotated[
+        dict[str, list[str]], Meta(description="which status may follow which; an event that breaks it parks its document")
+    ] = {}
 
 
 class Settings(Table, frozen=True, kw_only=True):
@@ -284,21 +286,26 @@ def _check(name: str, pipeline: Pipeline) -> None:
             f"{place}.event.order is {pipeline.event.order!r}, and no column keeps it, so the guard has nothing to compare with",
             f'add a column to [{place}.columns]: print_version = "{pipeline.event.order}"',
         )
-    if pipeline.missing == "park":
-        raise errors.SettingsError(
-            f'{place}.missing = "park" is not to be had in this release: documents cannot be parked yet',
-            'use "insert" or "ignore"',
-        )
-    if pipeline.transitions:
-        raise errors.SettingsError(
-            f"{place}.transitions is not to be had in this release: documents cannot be parked yet", "take the table out"
-        )
+    _check_transitions(place, pipeline)
     try:
         start_time(pipeline.start)
     except msgspec.ValidationError:
         raise errors.SettingsError(
             f"{place}.start is {pipeline.start!r}", 'use "earliest", "latest" or a time such as "2026-11-01T08:00:00Z"'
         ) from None
+
+
+def _check_transitions(place: str, pipeline: Pipeline) -> None:
+    if not pipeline.transitions:
+        return
+    if pipeline.event.status not in pipeline.columns.values():
+        raise errors.SettingsError(
+            f"{place}.transitions needs the document's present status, and no column keeps {pipeline.event.status!r}",
+            f'add a column to [{place}.columns]: print_status = "{pipeline.event.status}"',
+        )
+    for status, following in pipeline.transitions.items():
+        if "" in (status, *following):
+            raise errors.SettingsError(f"{place}.transitions holds an empty status", "name every status")
 
 
 def _check_security(security: Security) -> None:

@@ -92,7 +92,7 @@ def test_the_first_pipeline(place: Path) -> None:
     assert "20 records: 20 applied" in done.stderr
     assert done.stdout == ""
     after = json.loads(instep(place, "status", "--json").stdout)["pipelines"][0]
-    assert (after["lag_records"], after["lag_seconds"], after["dead_letters"]) == (0, 0.0, 0)
+    assert (after["lag_records"], after["lag_seconds"], after["dead_letters"], after["parked_documents"]) == (0, 0.0, 0, 0)
     assert sum(part["next_offset"] for part in after["partitions"]) == 20
     assert "NEXT-OFFSET" in instep(place, "status").stdout
     assert run_sql(f"sqlite:///{place}/contracts.db", "SELECT count(*) FROM contract_document") == [(20,)]

@@ -71,8 +71,11 @@ def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
         (changed('topic = "print-status"', "topic = 3"), "expected 'str', got 'int'"),
         (changed('key = "doc_no"', 'key = "doc_no"\nguarantee = "twice"'), "invalid enum value 'twice'"),
         (changed('key = "doc_no"', 'key = "doc_no"\nstart = "tomorrow"'), "start is 'tomorrow'"),
-        (changed('key = "doc_no"', 'key = "doc_no"\nmissing = "park"'), "park"),
-        (changed('key = "doc_no"', 'key = "doc_no"\ntransitions = {A = ["B"]}'), "transitions"),
+        (
+            changed('print_status = "status"\n', "").replace('key = "doc_no"', 'key = "doc_no"\ntransitions = {A = ["B"]}'),
+            "status",
+        ),
+        (changed('key = "doc_no"', 'key = "doc_no"\ntransitions = {A = [""]}'), "empty status"),
         (changed('key = "doc_no"', 'key = "doc_no"\nbatch_rows_max = 0'), "batch_rows_max"),
         (changed('print_version = "version"\n', ""), "event.order is 'version', and no column keeps it"),
         (changed('print_status = "status"', 'doc_no = "doc_id"'), "is the key column"),

@@ -98,7 +98,7 @@ def status(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Where every pipeline stands: offsets, lag in records and seconds, last commit, dead letters."""
+    """Where every pipeline stands: offsets, lag in records and seconds, last commit, what was set aside."""
     from instep.pipeline import status as reading
 
     declared = settings.load(GIVEN.config)
@@ -107,17 +107,39 @@ def status(
     if as_json:
         shared.print_json({"pipelines": found})
     else:
-        head = ("PIPELINE", "TOPIC", "PARTITION", "NEXT-OFFSET", "END-OFFSET", "LAG", "LAG-SECONDS", "LAST-COMMIT", "DEAD")
+        head = (
+            "PIPELINE",
+            "TOPIC",
+            "PARTITION",
+            "NEXT-OFFSET",
+            "END-OFFSET",
+            "LAG",
+            "LAG-SECONDS",
+            "LAST-COMMIT",
+            "DEAD",
+            "PARKED",
+        )
         rows: list[Sequence[Any]] = []
         for one in found:
             rows += [
                 (one.pipeline, one.topic, part.partition, part.next_offset, part.end_offset, part.lag_records,
-                 part.lag_seconds, part.committed_at, "")
+                 part.lag_seconds, part.committed_at, "", "")
                 for part in one.partitions
             ]  # fmt: skip
             if not one.error:
                 rows.append(
-                    (one.pipeline, one.topic, "all", "", "", one.lag_records, one.lag_seconds, one.committed_at, one.dead_letters)
+                    (
+                        one.pipeline,
+                        one.topic,
+                        "all",
+                        "",
+                        "",
+                        one.lag_records,
+                        one.lag_seconds,
+                        one.committed_at,
+                        one.dead_letters,
+                        one.parked_documents,
+                    )
                 )
         if rows:
             typer.echo(shared.table(head, rows))

@@ -13,7 +13,7 @@ import msgspec
 from instep.document import kinds
 from instep.document.event import ID_CHARACTERS_MAX
 from instep.document.mapping import KEY, TIMESTAMP, Mapping, Path
-from instep.document.reasons import Reason, Unfit
+from instep.document.reasons import COLUMN_REFUSES, Reason, Refusal, Unfit
 
 STATUS_CHARACTERS_MAX = 255
 EXPONENT_MAX = 1_000
@@ -30,7 +30,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """A decoded event: the column values it brings, or None for a delete."""
+    """A decoded event: the column values it brings, or None for a delete. With a refusal it is understood and does not fit."""
 
     offset: int
     document: str | int | UUID
@@ -38,6 +38,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     at_us: int | None
     status: str | None
     values: dict[str, Any] | None
+    refusal: Refusal | None = None
 
 
 class DeadLetter(msgspec.Struct, frozen=True, gc=False):
@@ -84,7 +85,7 @@ class Decoder:
         body = self._body(record.value)
         mapping = self._mapping
         document = self._document(key if mapping.document == (KEY,) else self._required(body, mapping.document, record, key))
-        status = self._status(self._required(body, mapping.status, record, key))
+        status, refusal = self._status(self._required(body, mapping.status, record, key))
         at = _find(body, mapping.at, record, key)
         moment = _named(mapping.at, kinds.instant, at) if at is not MISSING and at is not None else _timestamp(record)
         order = self._order(self._required(body, mapping.order, record, key)) if mapping.order is not None else None
@@ -93,13 +94,19 @@ class Decoder:
             raw = _find(body, path, record, key)
             if raw is MISSING:
                 continue
-            if raw is None:
-                if not nullable:
-                    raise Unfit(Reason.NULL_NOT_ALLOWED, f"{'.'.join(path)}: column {name} takes no null")
-                values[name] = None
-            else:
-                values[name] = _named(path, convert, raw)
-        return Event(record.offset, document, order, kinds.micros(moment) if moment else None, status, values)
+            try:
+                if raw is not None:
+                    values[name] = convert(raw)
+                elif nullable:
+                    values[name] = None
+                else:
+                    raise Unfit(Reason.NULL_NOT_ALLOWED, f"column {name} takes no null")  # noqa: TRY301 - as converters do
+            except Unfit as unfit:
+                detail = f"{'.'.join(path)}: {unfit.detail}"
+                if unfit.reason not in COLUMN_REFUSES:
+                    raise Unfit(unfit.reason, detail) from None
+                refusal = refusal or Refusal(unfit.reason, detail)
+        return Event(record.offset, document, order, kinds.micros(moment) if moment else None, status, values, refusal)
 
     def decode_all(self, records: list[Record]) -> tuple[list[Event], list[DeadLetter]]:
         """Events and dead letters, each in log order."""
@@ -160,18 +167,17 @@ class Decoder:
             raise Unfit(reason, f"{name}: {unfit.detail}") from None
         return document
 
-    def _status(self, raw: Any) -> str:
+    def _status(self, raw: Any) -> tuple[str, Refusal | None]:
         if type(raw) is int:
             raw = str(raw)
         if type(raw) is not str:
             raise Unfit(Reason.WRONG_TYPE, f"{'.'.join(self._mapping.status)}: a status is a text or an integer")
-        if len(raw) > STATUS_CHARACTERS_MAX:
-            raise Unfit(
-                Reason.TEXT_TOO_LONG, f"{'.'.join(self._mapping.status)}: {len(raw)} characters, a status has at most 255"
-            )
         if "\0" in raw:
             raise Unfit(Reason.NUL_IN_TEXT, f"{'.'.join(self._mapping.status)}: the text holds the character NUL")
-        return str(raw)
+        if len(raw) > STATUS_CHARACTERS_MAX:
+            detail = f"{'.'.join(self._mapping.status)}: {len(raw)} characters, a status has at most {STATUS_CHARACTERS_MAX}"
+            return raw[:STATUS_CHARACTERS_MAX], Refusal(Reason.TEXT_TOO_LONG, detail)
+        return raw, None
 
     def _order(self, raw: Any) -> int:
         """The order value as an integer: a version as it is, a time as microseconds (as milliseconds in an integer column)."""

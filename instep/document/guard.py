@@ -8,21 +8,26 @@ The model is one event at a time, in log order, per document:
 - a delete has no order value of its own: it stands where it stands in the log, and leaves behind the highest order value
   seen, so that a late event does not bring the document back;
 - without an order every event is later than those before it;
-- an event for a document that the table lacks inserts it, or is *ignored*, as the pipeline says.
+- an event for a document that the table lacks inserts it, is *ignored*, or is refused, as the pipeline says;
+- an event that must not be applied (a transition that is not declared, a value that its column cannot hold) *parks* its
+  document: it and every later event of the document, deletes included, wait until somebody releases or skips them.
 
 `settle` gives the outcome of many events at once: exactly what the model gives one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
+from instep import settings
 from instep.document.decoding import Event
+from instep.document.reasons import Reason, Refusal
+from instep.document.transitions import Transitions
 
 Document = str | int | UUID
 
@@ -34,24 +39,40 @@ class Verdict(StrEnum):
     STALE = "stale"
     REPEATED = "repeated"
     IGNORED = "ignored"
+    PARKED = "parked"
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """How a pipeline treats events: whether they have an order, whether it is a time, whether absent documents are made."""
+    """How a pipeline treats events: whether they have an order, whether it is a time, what absent documents mean, which
+    status may follow which."""
 
     ordered: bool
     order_is_time: bool = False
-    insert_missing: bool = True
+    missing: settings.Missing = "insert"
+    transitions: Transitions = Transitions()
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
-    """A document before the batch: in the table or not, and the order value known of it (the row's or the deleted one's)."""
+    """A document before the batch: in the table or not, and the order value known of it (the row's or the deleted one's).
+
+    The status is the row's, and is looked at only where transitions are declared.
+    """
 
     present: bool
     order: int | None
+    status: str | None = None
+
+
+class Parked(msgspec.Struct, frozen=True, gc=False):
+    """An event that has to wait, and why."""
+
+    event: Event
+    refusal: Refusal
 
 
 ABSENT = Stored(present=False, order=None)
+BEHIND = Refusal(Reason.WAITS_BEHIND, "an earlier event of the document is parked")
+LACKING = Refusal(Reason.DOCUMENT_MISSING, "the table does not have the document")
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -62,34 +83,61 @@ class Changes(msgspec.Struct, frozen=True):
     updates: dict[Document, dict[str, Any]]
     deleted_orders: dict[Document, int]
     verdicts: list[Verdict]
+    parked: list[Parked] = []
 
 
 class _State:
     """A document in the middle of a batch."""
 
-    __slots__ = ("before", "deleted", "order", "present", "values")
+    __slots__ = ("before", "deleted", "held", "order", "present", "status", "values")
 
-    def __init__(self, before: Stored) -> None:
+    def __init__(self, before: Stored, held: bool) -> None:
         self.before = before
+        self.held = held
         self.present = before.present
         self.order = before.order
+        self.status = before.status
         self.deleted = False
         self.values: dict[str, Any] | None = None
 
 
-def settle(events: Sequence[Event], stored: Mapping[Document, Stored], rules: Rules) -> Changes:
-    """The outcome of `events`, which are in log order, on documents as `stored` says (those not named there are absent)."""
+def settle(
+    events: Sequence[Event], stored: Mapping[Document, Stored], rules: Rules, held: Collection[Document] = frozenset()
+) -> Changes:
+    """The outcome of `events`, which are in log order, on documents as `stored` says (those not named there are absent).
+
+    `held` are the documents that are parked already.
+    """
     states: dict[Document, _State] = {}
     verdicts: list[Verdict] = []
+    parked: list[Parked] = []
     for event in events:
         state = states.get(event.document)
         if state is None:
-            state = states[event.document] = _State(stored.get(event.document, ABSENT))
-        verdicts.append(_apply(state, event, rules))
-    changes = Changes([], {}, {}, {}, verdicts)
+            state = states[event.document] = _State(stored.get(event.document, ABSENT), event.document in held)
+        verdict = _apply(state, event, rules)
+        if isinstance(verdict, Refusal):
+            state.held = True
+            parked.append(Parked(event, verdict))
+            verdict = Verdict.PARKED
+        verdicts.append(verdict)
+    changes = Changes([], {}, {}, {}, verdicts, parked)
     for document in sorted(states):
         _collect(changes, document, states[document], rules)
     return changes
+
+
+def waves(events: Sequence[Event]) -> list[list[Event]]:
+    """The events in rounds, each in log order, none with two events of one document: so every one of them is written."""
+    rounds: list[list[Event]] = []
+    seen: dict[Document, int] = {}
+    for event in events:
+        number = seen.get(event.document, 0)
+        seen[event.document] = number + 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(event)
+    return rounds
 
 
 def judge(order: int | None, stored: int | None, order_is_time: bool) -> Verdict:
@@ -99,7 +147,9 @@ def judge(order: int | None, stored: int | None, order_is_time: bool) -> Verdict
     return Verdict.REPEATED if order == stored else Verdict.STALE
 
 
-def _apply(state: _State, event: Event, rules: Rules) -> Verdict:
+def _apply(state: _State, event: Event, rules: Rules) -> Verdict | Refusal:
+    if state.held:
+        return BEHIND
     if rules.ordered:
         verdict = judge(event.order, state.order, rules.order_is_time)
         if verdict is not Verdict.APPLIED:
@@ -107,20 +157,26 @@ def _apply(state: _State, event: Event, rules: Rules) -> Verdict:
     if event.values is None:
         if event.order is not None:
             state.order = event.order
-        state.values = None
+        state.values = state.status = None
         if not state.present:
             return Verdict.IGNORED
         state.present = False
         state.deleted = True
         return Verdict.APPLIED
-    if not state.present and not rules.insert_missing:
-        return Verdict.IGNORED
+    if not state.present and rules.missing != "insert":
+        return Verdict.IGNORED if rules.missing == "ignore" else LACKING
+    refusal = event.refusal
+    if refusal is None and rules.transitions and event.status is not None:
+        refusal = rules.transitions.refusal(state.status, event.status)
+    if refusal is not None:
+        return refusal
     if state.values is None:
         state.values = dict(event.values)
     else:
         state.values.update(event.values)
     state.present = True
     state.order = event.order
+    state.status = event.status
     return Verdict.APPLIED
 
 

@@ -49,6 +49,11 @@ class Mapping(msgspec.Struct, frozen=True):
     def columns(self) -> tuple[Column, ...]:
         return tuple(field.column for field in self.fields)
 
+    @property
+    def status_column(self) -> str | None:
+        """The column that keeps the document's status, if one does."""
+        return next((field.column.name for field in self.fields if field.path == self.status), None)
+
 
 def compile_mapping(pipeline: settings.Pipeline, columns: dict[str, Column]) -> Mapping:
     """The mapping of a pipeline onto the columns of its table; the sink has checked that they are there."""

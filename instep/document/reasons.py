@@ -1,12 +1,14 @@
-"""Why an event could not be understood: stable names, kept with each dead letter."""
+"""Why an event was set aside: stable names, kept with each dead letter and each parked event."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
+import msgspec
+
 
 class Reason(StrEnum):
-    """A dead letter's reason. Names are part of the interface: they are stored, filtered by and documented."""
+    """Why an event was set aside. Names are part of the interface: they are stored, filtered by and documented."""
 
     KEY_MISSING = "KEY_MISSING"
     KEY_NOT_UTF8 = "KEY_NOT_UTF8"
@@ -27,7 +29,11 @@ class Reason(StrEnum):
     TIME_OUT_OF_RANGE = "TIME_OUT_OF_RANGE"
     TIME_TOO_FINE = "TIME_TOO_FINE"
     NOT_A_CHOICE = "NOT_A_CHOICE"
+    STATUS_UNKNOWN = "STATUS_UNKNOWN"
+    TRANSITION_NOT_ALLOWED = "TRANSITION_NOT_ALLOWED"
+    DOCUMENT_MISSING = "DOCUMENT_MISSING"
     REFUSED_BY_TARGET = "REFUSED_BY_TARGET"
+    WAITS_BEHIND = "WAITS_BEHIND"
     UNFORESEEN = "UNFORESEEN"
 
 
@@ -51,13 +57,42 @@ EXPLANATIONS = {
     Reason.TIME_OUT_OF_RANGE: "a time lies outside what the column can hold",
     Reason.TIME_TOO_FINE: "an order time is finer than a microsecond, which the guard could not tell apart",
     Reason.NOT_A_CHOICE: "a text is none of the values that the column's enumeration allows",
+    Reason.STATUS_UNKNOWN: "the status is not in the settings' transitions",
+    Reason.TRANSITION_NOT_ALLOWED: "the settings do not let this status follow the document's present one",
+    Reason.DOCUMENT_MISSING: 'the table does not have the document, and the settings say `missing = "park"`',
     Reason.REFUSED_BY_TARGET: "the target table refuses the row: a constraint or a trigger",
+    Reason.WAITS_BEHIND: "an earlier event of the document is parked, and this one waits behind it",
     Reason.UNFORESEEN: "reading the record failed in a way that instep does not know: worth a report",
 }
 
+# The event is understood, and its column cannot hold the value: the document waits until the table or the event is mended.
+COLUMN_REFUSES = frozenset(
+    {
+        Reason.TEXT_TOO_LONG,
+        Reason.NUMBER_OUT_OF_RANGE,
+        Reason.TIME_OUT_OF_RANGE,
+        Reason.NOT_A_CHOICE,
+        Reason.NULL_NOT_ALLOWED,
+    }
+)
+PARKS = COLUMN_REFUSES | {
+    Reason.STATUS_UNKNOWN,
+    Reason.TRANSITION_NOT_ALLOWED,
+    Reason.DOCUMENT_MISSING,
+    Reason.REFUSED_BY_TARGET,
+    Reason.WAITS_BEHIND,
+}
+
+
+class Refusal(msgspec.Struct, frozen=True, gc=False):
+    """Why an event that was understood must not be applied: its document is parked."""
+
+    reason: Reason
+    detail: str
+
 
 class Unfit(Exception):
-    """A record or a value cannot be used; the reason is kept with the dead letter."""
+    """A record or a value cannot be used; the reason is kept with what is set aside."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(reason, detail)

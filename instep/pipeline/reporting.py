@@ -84,7 +84,7 @@ def line(runner: Runner) -> str:
     lag = "?" if done.lag is None else f"{done.lag:,}"
     middle, tail = done.freshness_s(0.5), done.freshness_s(0.99)
     fresh = f"freshness p50 ≤ {_seconds(middle)}, p99 ≤ {_seconds(tail)}" if middle is not None else "no events lately"
-    sums = f"{done.totals['applied']:,} applied, {done.totals['dead']:,} dead"
+    sums = f"{done.totals['applied']:,} applied, {done.totals['parked']:,} parked, {done.totals['dead']:,} dead"
     return f"{runner.name}: {done.rate():,.0f} applied/s, lag {lag}, {fresh}, {sums}"
 
 
@@ -93,7 +93,8 @@ def summary(runner: Runner) -> str:
     totals = runner.progress.totals
     return (
         f"{totals['records']:,} records: {totals['applied']:,} applied, {totals['stale']:,} stale,"
-        f" {totals['repeated']:,} repeated, {totals['ignored']:,} ignored, {totals['dead']:,} dead letters;"
+        f" {totals['repeated']:,} repeated, {totals['ignored']:,} ignored, {totals['parked']:,} parked,"
+        f" {totals['dead']:,} dead letters;"
         f" {runner.restarts} restarts"
     )
 

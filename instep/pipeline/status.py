@@ -34,6 +34,7 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     lag_records: int | None = None
     lag_seconds: float | None = None
     dead_letters: int | None = None
+    parked_documents: int | None = None
     committed_at: datetime | None = None
     partitions: list[PartitionStatus] = []
     error: str | None = None
@@ -54,7 +55,7 @@ def _read(cluster: Cluster, blank: PipelineStatus, name: str, pipeline: settings
     try:
         with sink.translated():
             ledger = sink.positions()
-            dead = sink.dead_count()
+            dead, parked = sink.dead_count(), sink.parked_count()
     finally:
         sink.close()
     topic = topics.describe(cluster, pipeline.topic)
@@ -86,6 +87,7 @@ def _read(cluster: Cluster, blank: PipelineStatus, name: str, pipeline: settings
         lag_records=sum(part.lag_records or 0 for part in partitions) if known else None,
         lag_seconds=max((part.lag_seconds or 0.0 for part in partitions), default=0.0) if known else None,
         dead_letters=dead,
+        parked_documents=parked,
         committed_at=max((part.committed_at for part in partitions if part.committed_at), default=None),
         partitions=partitions,
     )

@@ -6,9 +6,9 @@ A task brings the records of one partition in offset order. In the target databa
    between the ledger's next offset and mine, means that the ledger was moved (a backup was put back): start again from it
 2. drop records below the ledger's next offset: they are applied already
 3. decode: events, and dead letters with their reasons
-4. read what is stored of the documents that the events name
-5. settle: per document, what the guard lets through
-6. write: documents in id order, history, dead letters
+4. read what is stored of the documents that the events name, and which of them are parked
+5. settle: per document, what the guard lets through, and what has to wait
+6. write: documents in id order, history, dead letters, parked events
 7. advance the ledger by compare-and-set
 8. commit; on any error everything is rolled back, and the caller tries again by the error's type
 
@@ -29,9 +29,9 @@ import msgspec
 
 from instep import errors
 from instep.document import guard
-from instep.document.decoding import DeadLetter, Decoder, Event, Record
-from instep.document.guard import Changes, Document, Verdict
-from instep.document.reasons import Reason
+from instep.document.decoding import Decoder, Event, Record
+from instep.document.guard import Changes, Document, Parked, Verdict
+from instep.document.reasons import Reason, Refusal
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 
@@ -174,35 +174,52 @@ class Work:
         self._at(3)
         events, dead = self.decoder.decode_all(fresh)
         self._at(4)
-        if careful:
-            verdicts, refused = self._write_carefully(events)
-            dead = sorted([*dead, *refused], key=lambda letter: letter.record.offset)
-            events = [event for event, verdict in zip(events, verdicts, strict=True) if verdict is not None]
-            kept = [verdict for verdict in verdicts if verdict is not None]
-        else:
-            changes = self._settle(events)
-            self._at(6)
-            sink.write(changes)
-            kept = changes.verdicts
+        held = sink.held(event.document for event in events) if events else set()
+        verdicts, parked = self._write_documents(events, held, careful)
         now = datetime.now(UTC)
         if sink.to.history and events:
-            sink.keep_history(self.partition, events, kept, now, skip_known=careful)
+            sink.keep_history(self.partition, events, verdicts, now, skip_known=careful)
         if dead:
             sink.keep_dead(self.partition, dead, now, skip_known=careful)
-        return self._outcome(len(fresh), events, kept, dead, now)
+        if parked:
+            records = {record.offset: record for record in fresh}
+            waiting = [(one, records[one.event.offset]) for one in parked]
+            sink.keep_parked(self.partition, waiting, now, skip_known=careful)
+        return self._outcome(len(fresh), events, verdicts, dead, now)
 
-    def _settle(self, events: Sequence[Event]) -> Changes:
+    def _write_documents(self, events: list[Event], held: set[Document], careful: bool) -> tuple[list[Verdict], list[Parked]]:
+        """Steps 4 to 6 for the target table. Events of one document become one write, unless the table may refuse one of them."""
+        rounds = guard.waves(events) if self.sink.to.refuses else [events] if events else []
+        verdicts: dict[int, Verdict] = {}
+        parked: list[Parked] = []
+        for wave in rounds:
+            if careful:
+                self._write_carefully(wave, held, verdicts, parked)
+            else:
+                changes = self._settle(wave, held)
+                self._at(6)
+                self.sink.write(changes)
+                self._take(wave, changes, held, verdicts, parked)
+        return [verdicts[event.offset] for event in events], sorted(parked, key=lambda one: one.event.offset)
+
+    def _take(
+        self, events: list[Event], changes: Changes, held: set[Document], verdicts: dict[int, Verdict], parked: list[Parked]
+    ) -> None:
+        held.update(one.event.document for one in changes.parked)
+        parked += changes.parked
+        verdicts.update(zip((event.offset for event in events), changes.verdicts, strict=True))
+
+    def _settle(self, events: Sequence[Event], held: set[Document]) -> Changes:
         """Steps 4 and 5."""
         rules = self.sink.to.rules
         stored = self.sink.stored(event.document for event in events) if events else {}
         self._at(5)
-        return guard.settle(events, stored, rules)
+        return guard.settle(events, stored, rules, held)
 
-    def _write_carefully(self, events: Sequence[Event]) -> tuple[list[Verdict | None], list[DeadLetter]]:
-        """Write what the table takes; the events it refuses become dead letters. Found by halving, never by giving a batch up."""
-        verdicts: dict[int, Verdict] = {}
-        refused: list[DeadLetter] = []
-        records = {record.offset: record for record in self.records}
+    def _write_carefully(
+        self, events: Sequence[Event], held: set[Document], verdicts: dict[int, Verdict], parked: list[Parked]
+    ) -> None:
+        """Write what the table takes, and park the documents that it refuses. Found by halving, never by giving a batch up."""
         by_document: dict[Document, list[Event]] = {}
         for event in events:
             by_document.setdefault(event.document, []).append(event)
@@ -212,18 +229,21 @@ class Work:
             together = sorted((event for of_one in some for event in of_one), key=lambda event: event.offset)
             try:
                 with self.sink.savepoint():
-                    changes = self._settle(together)
+                    changes = self._settle(together, held)
                     self.sink.write(changes)
-                verdicts.update(zip((event.offset for event in together), changes.verdicts, strict=True))
             except errors.RowRefused as error:
-                if len(some) > 1:
+                if len(together) == 1:
+                    [event] = together
+                    held.add(event.document)
+                    parked.append(Parked(event, Refusal(Reason.REFUSED_BY_TARGET, error.what)))
+                    verdicts[event.offset] = Verdict.PARKED
+                elif len(some) == 1:
+                    waiting += [[[event]] for event in reversed(together)]  # one by one: the first that is refused holds the rest
+                else:
                     half = len(some) // 2
                     waiting += [some[half:], some[:half]]
-                elif len(some[0]) > 1:
-                    waiting += [[[event]] for event in reversed(some[0])]
-                else:
-                    refused.append(DeadLetter(records[some[0][0].offset], Reason.REFUSED_BY_TARGET, error.what))
-        return [verdicts.get(event.offset) for event in events], refused
+            else:
+                self._take(together, changes, held, verdicts, parked)
 
     def _advance(self, before: Position) -> None:
         """Step 7."""

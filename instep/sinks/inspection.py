@@ -5,6 +5,7 @@ A table that cannot is refused before anything runs, with the exact column and t
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +17,13 @@ from sqlalchemy import types
 from sqlalchemy.dialects import mysql, postgresql
 
 from instep import errors, settings
-from instep.document import guard, kinds, mapping
+from instep.document import guard, kinds, mapping, transitions
 from instep.sinks import sqlite, tables, target
 from instep.sinks.target import TableName, Target
 
 INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "MEDIUMINT": 24, "INTEGER": 32, "INT": 32, "BIGINT": 64}
 TEXT_BYTES = {"TINYTEXT": 2**8 - 1, "TEXT": 2**16 - 1, "MEDIUMTEXT": 2**24 - 1, "LONGTEXT": 2**32 - 1}
+JSON_CHECK = re.compile(r"json_valid\(.*\)")  # MariaDB's own, which every value that we write keeps
 # pairs of ids that a collation may confuse: case, trailing space, one letter in two Unicode forms
 CONFUSABLE = {
     "a and A": ("a", "A"),
@@ -85,6 +87,7 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
             raise errors.TargetUnfit(f"{target.shown(url)} has no table {table}", "run: instep init")
         reader = Reader(opened, table)
         compiled = reader.judge(pipeline)
+        refuses = reader.refuses(pipeline)
     return Target(
         pipeline=name,
         topic=pipeline.topic,
@@ -94,10 +97,12 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
         rules=guard.Rules(
             ordered=pipeline.event.order is not None,
             order_is_time=compiled.order_is_time,
-            insert_missing=pipeline.missing == "insert",
+            missing=pipeline.missing,
+            transitions=transitions.declare(pipeline.transitions),
         ),
         guarantee=pipeline.guarantee,
         history=pipeline.history,
+        refuses=refuses,
     )
 
 
@@ -152,6 +157,37 @@ class Reader:
             near = settings.nearest(pipeline.key, self.columns)
             raise errors.TargetUnfit(f"table {self.table} has no column {pipeline.key!r}{near}", "correct `key` in the settings")
         self._judge_key(pipeline.key, self._column(pipeline.key))
+
+    def refuses(self, pipeline: settings.Pipeline) -> bool:
+        """Whether the table has constraints on the columns that are written, or triggers: it may refuse what fits its types."""
+        where: dict[str, Any] = {"table_name": self.table.name, "schema": self.table.schema}
+        written = set(pipeline.columns)
+        checks = [check["sqltext"] for check in self.view.get_check_constraints(**where)]
+        pointing = [set(key["constrained_columns"]) for key in self.view.get_foreign_keys(**where)]
+        unique = [set(key) for key in self._unique_keys()]
+        unique += [written for index in self.view.get_indexes(**where) if index["unique"] and None in index["column_names"]]
+        return (
+            any(name in check for name in written for check in checks if not JSON_CHECK.fullmatch(check))
+            or any(written & columns for columns in (*pointing, *unique))
+            or any(isinstance(self.columns[name]["type"], postgresql.DOMAIN) for name in written)
+            or self._has_triggers()
+        )
+
+    def _has_triggers(self) -> bool:
+        match self.dialect.name:
+            case "sqlite":
+                query = "SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND tbl_name = :table COLLATE NOCASE"
+                found = self.connection.execute(sa.text(query), {"table": self.table.name})
+            case "postgresql":
+                query = "SELECT 1 FROM pg_trigger WHERE tgrelid = CAST(:table AS regclass) AND NOT tgisinternal"
+                found = self.connection.execute(sa.text(query), {"table": self.quoted})
+            case _:
+                query = (
+                    "SELECT 1 FROM information_schema.triggers WHERE event_object_table = :table"
+                    " AND event_object_schema = COALESCE(:schema, DATABASE())"
+                )
+                found = self.connection.execute(sa.text(query), {"table": self.table.name, "schema": self.table.schema})
+        return found.first() is not None
 
     # --- the key ---------------------------------------------------------------------------------------
 

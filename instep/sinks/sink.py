@@ -21,8 +21,9 @@ import msgspec
 
 from instep import errors
 from instep.document import guard, kinds
-from instep.document.decoding import DeadLetter, Event
-from instep.document.guard import Document, Stored, Verdict
+from instep.document.decoding import DeadLetter, Event, Record
+from instep.document.guard import Document, Parked, Stored, Verdict
+from instep.document.reasons import Reason
 from instep.sinks import target
 from instep.sinks.target import Position, Target
 
@@ -44,8 +45,14 @@ ADVANCE_LEDGER = (
 FENCE_LEDGER = "UPDATE instep_ledger SET epoch = ? WHERE pipeline = ? AND topic = ?"
 SELECT_DELETED = "SELECT document, order_value FROM instep_deleted WHERE pipeline = ? AND document IN {{documents}}"
 ANY_DELETED = "SELECT 1 FROM instep_deleted WHERE pipeline = ? LIMIT 1"
+SELECT_HELD = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ? AND document IN {{documents}}"
+ANY_PARKED = "SELECT 1 FROM instep_parked WHERE pipeline = ? LIMIT 1"
 COUNT_DEAD = "SELECT count(*) FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
+COUNT_PARKED = "SELECT count(DISTINCT document) FROM instep_parked WHERE pipeline = ?"
 DEAD_COLUMNS = ("pipeline", "topic", "partition", "offset", "timestamp_ms", "key", "value", "reason", "detail", "at")
+PARKED_COLUMNS = ("document", *DEAD_COLUMNS)
+
+DETAIL_CHARACTERS_MAX = 1_000
 
 Rows = Sequence[tuple[Any, ...]]
 
@@ -72,6 +79,8 @@ class Sink(abc.ABC):
         self.table = ".".join(self.quoted(part) for part in (to.table.schema, to.table.name) if part)
         self.key = self.quoted(to.mapping.key.name)
         self.guard = self.quoted(to.mapping.guard) if to.mapping.guard else None
+        status = to.mapping.status_column if to.rules.transitions else None
+        self._status = self.quoted(status) if status else None
         self.columns = tuple(column.name for column in to.mapping.columns)
         self.guard_kind = next((column.kind for column in to.mapping.columns if column.name == to.mapping.guard), None)
         self._id_is_uuid = isinstance(to.mapping.key.kind, kinds.Uuid)
@@ -240,18 +249,24 @@ class Sink(abc.ABC):
     def stored(self, documents: Iterable[Document]) -> dict[Document, Stored]:
         """What is known of these documents before the batch: rows of the table, and those deleted earlier."""
         asked = sorted(set(documents))
-        guarded = f", {self.guard}" if self.guard else ""
-        query = f"SELECT {self.key}{guarded} FROM {self.table} WHERE {self.key} IN {{documents}}"
+        query = f"SELECT {self.key}, {self.guard or 'NULL'}, {self._status or 'NULL'} FROM {self.table}"
         bound = [self.bind(document) for document in asked]
         found: dict[Document, Stored] = {}
-        for row in self.select_many(query, (), bound):
-            found[self.unbind(row[0])] = Stored(True, self._order(row[1]) if self.guard else None)
+        for key, order, status in self.select_many(f"{query} WHERE {self.key} IN {{documents}}", (), bound):
+            found[self.unbind(key)] = Stored(True, self._order(order), None if status is None else str(status))
         absent = [document for document in asked if document not in found] if self.to.rules.ordered else []
         if absent and self._any_deleted():
             by_name = {str(document): document for document in absent}
             for name, order in self.select_many(self._sql(SELECT_DELETED), (self.to.pipeline,), list(by_name)):
                 found[by_name[name]] = Stored(False, order)
         return found
+
+    def held(self, documents: Iterable[Document]) -> set[Document]:
+        """Those of these documents that are parked: their later events wait behind."""
+        if not self.select(self._sql(ANY_PARKED), (self.to.pipeline,)):
+            return set()
+        by_name = {str(document): document for document in documents}
+        return {by_name[row[0]] for row in self.select_many(self._sql(SELECT_HELD), (self.to.pipeline,), sorted(by_name))}
 
     def write(self, changes: guard.Changes) -> None:
         """Write a batch's changes: deletes, then inserts and updates, then what is remembered of the deleted."""
@@ -286,19 +301,26 @@ class Sink(abc.ABC):
 
     def keep_dead(self, partition: int, dead: Sequence[DeadLetter], at: datetime, *, skip_known: bool = False) -> None:
         """A row for every dead letter: the record whole, and the reason."""
-        rows = [
-            (
-                self.to.pipeline, self.to.topic, partition, letter.record.offset, letter.record.timestamp_ms,
-                letter.record.key, letter.record.value,
-                letter.reason.value, letter.detail.replace("\0", "␀")[:1000], self._bound_time(at),
-            )
-            for letter in dead
-        ]  # fmt: skip
+        rows = [self._set_aside(partition, letter.record, letter.reason, letter.detail, at) for letter in dead]
         self.append("instep_dead_letters", DEAD_COLUMNS, rows, skip_known=skip_known or self._may_repeat)
+
+    def keep_parked(
+        self, partition: int, parked: Sequence[tuple[Parked, Record]], at: datetime, *, skip_known: bool = False
+    ) -> None:
+        """A row for every event that has to wait: the record whole, its document, and the reason."""
+        rows = [
+            (str(one.event.document), *self._set_aside(partition, record, one.refusal.reason, one.refusal.detail, at))
+            for one, record in parked
+        ]
+        self.append("instep_parked", PARKED_COLUMNS, rows, skip_known=skip_known or self._may_repeat)
 
     def dead_count(self) -> int:
         """How many dead letters the pipeline has."""
         return int(self.select(self._sql(COUNT_DEAD), (self.to.pipeline, self.to.topic))[0][0])
+
+    def parked_count(self) -> int:
+        """How many documents of the pipeline are parked."""
+        return int(self.select(self._sql(COUNT_PARKED), (self.to.pipeline,))[0][0])
 
     # --- parts ---------------------------------------------------------------------------------------
 
@@ -306,6 +328,12 @@ class Sink(abc.ABC):
         """A name as the database quotes it; a percent sign is doubled where the driver would read it."""
         quoted: str = self.dialect.identifier_preparer.quote_identifier(name)
         return quoted.replace("%", "%%") if self.placeholder == "%s" else quoted
+
+    def _set_aside(self, partition: int, record: Record, reason: Reason, detail: str, at: datetime) -> tuple[Any, ...]:
+        return (
+            self.to.pipeline, self.to.topic, partition, record.offset, record.timestamp_ms, record.key, record.value,
+            reason.value, detail.replace("\0", "␀")[:DETAIL_CHARACTERS_MAX], self._bound_time(at),
+        )  # fmt: skip
 
     @property
     def _guarded(self) -> str:

@@ -43,6 +43,7 @@ class Target(msgspec.Struct, frozen=True):
     rules: guard.Rules
     guarantee: settings.Guarantee
     history: bool
+    refuses: bool = False  # the table has constraints or triggers of its own, which must see every event's values
 
 
 class Position(msgspec.Struct, frozen=True):

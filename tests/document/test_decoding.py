@@ -19,7 +19,7 @@ from instep import settings as declared
 from instep.document import kinds, mapping
 from instep.document.decoding import MISSING, Decoder, Event, Record
 from instep.document.mapping import Column
-from instep.document.reasons import EXPLANATIONS, Reason, Unfit
+from instep.document.reasons import COLUMN_REFUSES, EXPLANATIONS, PARKS, Reason, Unfit
 
 COLUMNS = {
     "doc_no": Column("doc_no", kinds.Text(characters=255), nullable=False),
@@ -71,11 +71,41 @@ def record(value: Any = MISSING, key: bytes | None = b"d1", **changes: Any) -> R
 
 
 def reason(found: Record, using: Decoder | None = None) -> Reason | None:
+    """Why the record is set aside: as a dead letter, or by parking its document."""
     try:
-        (using or decoder()).decode(found)
+        refusal = (using or decoder()).decode(found).refusal
     except Unfit as unfit:
         return unfit.reason
-    return None
+    return refusal.reason if refusal else None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job": {"pages": 2**31}},
+        {"status": "X" * 21},
+        {"status": "X" * 256},
+        {"status": None, "note": "x"},
+        {"updated_at": 10**18},
+        {"job": {"pages": 2**31}, "note": 7},
+    ],
+    ids=repr,
+)
+def test_what_a_column_cannot_hold_is_understood_and_refused(changes: dict[str, Any]) -> None:
+    """The document is known, so it can be parked; what cannot be understood is a dead letter, also beside it."""
+    events, dead = decoder().decode_all([record(**changes)])
+    understood = changes.get("note") is None and changes.get("updated_at") is None
+    assert (len(events), len(dead)) == ((1, 0) if understood else (0, 1))
+    if understood:
+        assert events[0].refusal is not None
+        assert events[0].document == "d1"
+        assert len(events[0].status or "") <= 255
+
+
+def test_every_reason_is_explained_and_set_aside_in_one_way() -> None:
+    assert set(EXPLANATIONS) == set(Reason)
+    assert PARKS >= COLUMN_REFUSES
+    assert Reason.NOT_JSON not in PARKS
 
 
 def test_a_good_record() -> None:

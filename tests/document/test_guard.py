@@ -7,9 +7,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instep.document import guard
+from instep.document import guard, transitions
 from instep.document.decoding import Event
 from instep.document.guard import Changes, Document, Rules, Stored, Verdict
+from instep.document.reasons import Reason, Refusal
+from instep.document.transitions import Transitions
 
 Row = dict[str, Any]
 
@@ -19,6 +21,7 @@ class Model:
 
     def __init__(self, rules: Rules, rows: dict[Document, Row], deleted: dict[Document, int]) -> None:
         self.rules, self.rows, self.deleted = rules, dict(rows), dict(deleted)
+        self.waiting: dict[Document, list[int]] = {}
 
     def order_of(self, document: Document) -> int | None:
         if document in self.rows:
@@ -26,6 +29,8 @@ class Model:
         return self.deleted.get(document)
 
     def apply(self, event: Event) -> Verdict:
+        if event.document in self.waiting:
+            return self.park(event)
         known = self.order_of(event.document)
         if self.rules.ordered and event.order is not None and known is not None:
             if event.order < known:
@@ -38,25 +43,49 @@ class Model:
                 self.deleted[event.document] = kept
             return Verdict.APPLIED if self.rows.pop(event.document, None) is not None else Verdict.IGNORED
         if event.document not in self.rows:
-            if not self.rules.insert_missing:
+            if self.rules.missing == "ignore":
                 return Verdict.IGNORED
-            self.rows[event.document] = {}
-        self.rows[event.document] = {**self.rows[event.document], **event.values, "order": event.order}
+            if self.rules.missing == "park":
+                return self.park(event)
+        row = self.rows.get(event.document, {})
+        if event.refusal or not self.may_follow(row.get("status"), event.status):
+            return self.park(event)
+        self.rows[event.document] = {**row, **event.values, "order": event.order, "status": event.status}
         return Verdict.APPLIED
+
+    def may_follow(self, before: str | None, after: str | None) -> bool:
+        if not self.rules.transitions:
+            return True
+        declared = dict(self.rules.transitions.followers)
+        known = set(declared) | {name for following in declared.values() for name in following}
+        return after in known and (before in (None, after) or after in declared.get(before, ()))
+
+    def park(self, event: Event) -> Verdict:
+        self.waiting.setdefault(event.document, []).append(event.offset)
+        return Verdict.PARKED
 
 
 DOCUMENTS = st.sampled_from(["a", "b", "A", "a ", "é", "é"])
 ORDERS = st.integers(0, 6)
 VALUES = st.dictionaries(st.sampled_from(["x", "y", "z"]), st.integers(0, 9))
+STATUSES = st.sampled_from(["NEW", "BUSY", "DONE", "ODD"])
+MACHINE = transitions.declare({"NEW": ["BUSY"], "BUSY": ["DONE", "NEW"]})
+TOO_LONG = Refusal(Reason.TEXT_TOO_LONG, "x")
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Rules, dict[Document, Row], dict[Document, int], list[list[Event]]]:
-    rules = Rules(ordered=draw(st.booleans()), order_is_time=draw(st.booleans()), insert_missing=draw(st.booleans()))
+    rules = Rules(
+        ordered=draw(st.booleans()),
+        order_is_time=draw(st.booleans()),
+        missing=draw(st.sampled_from(["insert", "insert", "park", "ignore"])),
+        transitions=draw(st.sampled_from([Transitions(), MACHINE])),
+    )
     deletes_have_order = rules.order_is_time and draw(st.booleans())
     rows: dict[Document, Row] = {}
     for document in draw(st.sets(DOCUMENTS)):
-        rows[document] = {**draw(VALUES), "order": draw(st.none() | ORDERS) if rules.ordered else None}
+        order = draw(st.none() | ORDERS) if rules.ordered else None
+        rows[document] = {**draw(VALUES), "order": order, "status": draw(st.none() | STATUSES)}
     deleted: dict[Document, int] = {}
     if rules.ordered:
         deleted |= {d: draw(ORDERS) for d in draw(st.sets(DOCUMENTS)) if d not in rows}
@@ -68,30 +97,31 @@ def batches(draw: st.DrawFn) -> tuple[Rules, dict[Document, Row], dict[Document,
             delete = draw(st.integers(0, 4)) == 0
             order = draw(ORDERS) if rules.ordered and (not delete or deletes_have_order) else None
             values = None if delete else draw(VALUES)
-            batch.append(Event(offset, draw(DOCUMENTS), order, None, None, values))
+            refusal = TOO_LONG if not delete and draw(st.integers(0, 9)) == 0 else None
+            batch.append(Event(offset, draw(DOCUMENTS), order, None, None if delete else draw(STATUSES), values, refusal))
             offset += 1
         log.append(batch)
     return rules, rows, deleted, log
 
 
-def written(
-    rows: dict[Document, Row], deleted: dict[Document, int], changes: Changes, orders: dict[Document, int | None]
-) -> None:
+def written(rows: dict[Document, Row], deleted: dict[Document, int], changes: Changes, last: dict[Document, Row]) -> None:
     """What a sink does with changes, on plain dictionaries; it must never meet a surprise."""
     for document in changes.deletes:
         del rows[document]
     for document, values in changes.inserts.items():
         assert document not in rows
-        rows[document] = {**values, "order": orders[document]}
+        rows[document] = {**values, **last[document]}
     for document, values in changes.updates.items():
-        rows[document] = {**rows[document], **values, "order": orders[document]}
+        rows[document] = {**rows[document], **values, **last[document]}
     deleted.update(changes.deleted_orders)
 
 
-def settled(rules: Rules, rows: dict[Document, Row], deleted: dict[Document, int], batch: list[Event]) -> Changes:
+def settled(
+    rules: Rules, rows: dict[Document, Row], deleted: dict[Document, int], batch: list[Event], held: set[Document]
+) -> Changes:
     stored: dict[Document, Stored] = {document: Stored(False, order) for document, order in deleted.items()}
-    stored |= {document: Stored(True, row["order"]) for document, row in rows.items()}
-    return guard.settle(batch, stored, rules)
+    stored |= {document: Stored(True, row["order"], row["status"]) for document, row in rows.items()}
+    return guard.settle(batch, stored, rules, held)
 
 
 @given(batches())
@@ -100,12 +130,18 @@ def test_many_at_once_is_one_by_one(case: tuple[Rules, dict[Document, Row], dict
     rules, rows, deleted, log = case
     model = Model(rules, rows, deleted)
     rows, deleted = dict(rows), dict(deleted)
+    waiting: dict[Document, list[int]] = {}
     for batch in log:
         expected = [model.apply(event) for event in batch]
-        changes = settled(rules, rows, deleted, batch)
+        changes = settled(rules, rows, deleted, batch, set(waiting))
+        for parked in changes.parked:
+            behind = parked.refusal.reason is Reason.WAITS_BEHIND
+            assert behind is (parked.event.document in waiting)
+            waiting.setdefault(parked.event.document, []).append(parked.event.offset)
+        assert waiting == model.waiting
         assert changes.verdicts == expected
         last = {
-            e.document: e.order
+            e.document: {"order": e.order, "status": e.status}
             for e, verdict in zip(batch, expected, strict=True)
             if verdict is Verdict.APPLIED and e.values is not None
         }
@@ -122,7 +158,7 @@ def test_where_batches_are_cut_does_not_matter(
 ) -> None:
     rules, rows, deleted, log = case
     events = [event for batch in log for event in batch]
-    whole = settled(rules, rows, deleted, events)
+    whole = settled(rules, rows, deleted, events, set())
     one_by_one = Model(rules, rows, deleted)
     assert whole.verdicts == [one_by_one.apply(event) for event in events]
 

@@ -184,22 +184,63 @@ def KNOWN_DOCUMENTS(url: str) -> str:  # noqa: N802 - reads as the statement it 
 
 
 def test_a_row_the_table_refuses_is_found_and_set_aside(database_url: str, open_sink: Open) -> None:
-    pipeline = declare(database_url)
-    sink = begun(open_sink(pipeline))
-    apply(sink, [event(0, "warm", 1)])
+    preparation.prepare(declare(database_url))
     run_sql(database_url, *REFUSE_CANCELLED[database_url.partition(":")[0]])
+    sink = begun(open_sink(declare(database_url)))
+    apply(sink, [event(0, "warm", 1)])
     records = [event(i, f"d{i % 40:02}", i) for i in range(1, 200)]
     records[56] = event(57, "x1", 57, "CANCELLED")
-    records[92:94] = [event(93, "x2", 93), event(94, "x2", 94, "CANCELLED")]
+    records[92:95] = [event(93, "x2", 93), event(94, "x2", 94, "CANCELLED"), event(95, "x2", 95)]
     outcome = apply(sink, records)
-    assert outcome.dead == 2
+    assert (outcome.dead, outcome.verdicts[Verdict.PARKED]) == (0, 3)
     expected = {f"d{i % 40:02}": i for i in range(160, 200)}
     assert {row[0]: row[2] for row in table(database_url)} == {**expected, "warm": 1, "x2": 93}
-    quoted = "`offset`" if database_url.startswith("m") else '"offset"'
-    dead = run_sql(database_url, f"SELECT {quoted}, reason FROM instep_dead_letters ORDER BY {quoted}")
-    assert dead == [(57, "REFUSED_BY_TARGET"), (94, "REFUSED_BY_TARGET")]
-    assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(198,)]
+    assert parked(database_url) == [(57, "x1", "REFUSED_BY_TARGET"), (94, "x2", "REFUSED_BY_TARGET"), (95, "x2", "WAITS_BEHIND")]
+    verdicts = run_sql(database_url, "SELECT verdict, count(*) FROM instep_history GROUP BY verdict ORDER BY verdict")
+    assert verdicts == [("applied", 197), ("parked", 3)]
     assert sink.positions()[0].next_offset == 200
+    apply(sink, [event(200, "x1", 200), record(201, "x2", None), event(202, "warm", 2)])
+    assert parked(database_url)[-2:] == [(200, "x1", "WAITS_BEHIND"), (201, "x2", "WAITS_BEHIND")]
+    assert sink.parked_count() == 2
+    assert {row[0]: row[2] for row in table(database_url)} == {**expected, "warm": 2, "x2": 93}
+
+
+def parked(url: str) -> list[Any]:
+    quoted = "`offset`" if url.startswith("m") else '"offset"'
+    return run_sql(url, f"SELECT {quoted}, document, reason FROM instep_parked ORDER BY {quoted}")
+
+
+def test_refused_for_a_business_reason_parks_the_document_alone(database_url: str, open_sink: Open) -> None:
+    machine = {"CREATED": ["QUEUED"], "QUEUED": ["PRINTED"]}
+    sink = begun(open_sink(declare(database_url, transitions=machine)))
+    apply(
+        sink, [event(0, "a", 1, "CREATED"), event(1, "b", 1, "CREATED"), event(2, "b", 2, "PRINTED"), event(3, "b", 3, "QUEUED")]
+    )
+    outcome = apply(
+        sink, [event(4, "a", 2, "QUEUED"), event(5, "b", 4, "QUEUED"), event(6, "c", 1, "x" * 256), event(7, "d", 1, "QUEUED")]
+    )
+    assert (outcome.verdicts[Verdict.APPLIED], outcome.verdicts[Verdict.PARKED], outcome.dead) == (2, 2, 0)
+    apply(sink, [event(8, "a", 3, "CREATED"), event(9, "a", 1, "LOST")])
+    assert table(database_url) == [("a", "QUEUED", 2), ("b", "CREATED", 1), ("d", "QUEUED", 1)]
+    assert parked(database_url) == [
+        (2, "b", "TRANSITION_NOT_ALLOWED"),
+        (3, "b", "WAITS_BEHIND"),
+        (5, "b", "WAITS_BEHIND"),
+        (6, "c", "TEXT_TOO_LONG"),
+        (8, "a", "TRANSITION_NOT_ALLOWED"),
+        (9, "a", "WAITS_BEHIND"),
+    ]
+
+
+def test_missing_park_waits_for_the_document(database_url: str, open_sink: Open) -> None:
+    run_sql(database_url, KNOWN_DOCUMENTS(database_url), "INSERT INTO contract_document (doc_no, owner) VALUES ('a', 'Ann')")
+    sink = begun(open_sink(declare(database_url, missing="park")))
+    apply(sink, [event(0, "a", 1), event(1, "b", 1), event(2, "a", 2), event(3, "b", 2), record(4, "c", None)])
+    assert table(database_url, "doc_no, print_version") == [("a", 2)]
+    assert parked(database_url) == [(1, "b", "DOCUMENT_MISSING"), (3, "b", "WAITS_BEHIND")]
+    run_sql(database_url, "INSERT INTO contract_document (doc_no, owner) VALUES ('b', 'Bob')")
+    apply(sink, [event(5, "b", 3)])
+    assert table(database_url, "doc_no, print_version") == [("a", 2), ("b", None)]
 
 
 SIGNAL = "BEGIN IF NEW.print_status = 'CANCELLED' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END IF; END"
@@ -385,7 +426,7 @@ def test_a_row_that_the_table_passes_over_is_set_aside(kind: str, new_database: 
     for _ in range(3):
         with pytest.raises(errors.Outrun):
             work.apply(sink, Decoder(sink.to.mapping))
-    assert work.apply(sink, Decoder(sink.to.mapping)).dead == 1
+    assert work.apply(sink, Decoder(sink.to.mapping)).verdicts[Verdict.PARKED] == 1
     assert [row[0] for row in table(url)] == ["a", "c"]
 
 
@@ -399,7 +440,7 @@ def test_a_row_passed_over_beside_one_refused(new_database: Callable[[str], str]
     for _ in range(3):
         with pytest.raises(errors.Outrun):
             work.apply(sink, Decoder(sink.to.mapping))
-    assert work.apply(sink, Decoder(sink.to.mapping)).dead == 2
+    assert work.apply(sink, Decoder(sink.to.mapping)).verdicts[Verdict.PARKED] == 2
     assert [row[0] for row in table(url)] == ["a", "d"]
 
 
@@ -441,7 +482,7 @@ def test_a_text_too_large_for_an_index_is_set_aside(new_database: Callable[[str]
     sink = begun(open_sink(declare(url, columns={"print_version": "version", "note": "note"})))
     run_sql(url, "CREATE INDEX by_note ON contract_document (note)")
     noise = "".join(chr(random.Random(number).randrange(0x4E00, 0x9FFF)) for number in range(9_000))
-    assert apply(sink, [event(0, "a", 1, note=noise), event(1, "b", 1, note="short")]).dead == 1
+    assert apply(sink, [event(0, "a", 1, note=noise), event(1, "b", 1, note="short")]).verdicts[Verdict.PARKED] == 1
     assert run_sql(url, "SELECT doc_no FROM contract_document") == [("b",)]
 
 
