@@ -28,10 +28,9 @@ from typing import Any
 import msgspec
 
 from instep import errors
-from instep.document import guard
 from instep.document.decoding import Decoder, Event, Record
-from instep.document.guard import Changes, Document, Parked, Verdict
-from instep.document.reasons import Reason, Refusal
+from instep.document.guard import Verdict
+from instep.pipeline import documents
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 
@@ -174,8 +173,7 @@ class Work:
         self._at(3)
         events, dead = self.decoder.decode_all(fresh)
         self._at(4)
-        held = sink.held(event.document for event in events) if events else set()
-        verdicts, parked = self._write_documents(events, held, careful)
+        verdicts, parked = documents.write(sink, events, careful=careful, at_step=self._at)
         now = datetime.now(UTC)
         if sink.to.history and events:
             sink.keep_history(self.partition, events, verdicts, now, skip_known=careful)
@@ -186,64 +184,6 @@ class Work:
             waiting = [(one, records[one.event.offset]) for one in parked]
             sink.keep_parked(self.partition, waiting, now, skip_known=careful)
         return self._outcome(len(fresh), events, verdicts, dead, now)
-
-    def _write_documents(self, events: list[Event], held: set[Document], careful: bool) -> tuple[list[Verdict], list[Parked]]:
-        """Steps 4 to 6 for the target table. Events of one document become one write, unless the table may refuse one of them."""
-        rounds = guard.waves(events) if self.sink.to.refuses else [events] if events else []
-        verdicts: dict[int, Verdict] = {}
-        parked: list[Parked] = []
-        for wave in rounds:
-            if careful:
-                self._write_carefully(wave, held, verdicts, parked)
-            else:
-                changes = self._settle(wave, held)
-                self._at(6)
-                self.sink.write(changes)
-                self._take(wave, changes, held, verdicts, parked)
-        return [verdicts[event.offset] for event in events], sorted(parked, key=lambda one: one.event.offset)
-
-    def _take(
-        self, events: list[Event], changes: Changes, held: set[Document], verdicts: dict[int, Verdict], parked: list[Parked]
-    ) -> None:
-        held.update(one.event.document for one in changes.parked)
-        parked += changes.parked
-        verdicts.update(zip((event.offset for event in events), changes.verdicts, strict=True))
-
-    def _settle(self, events: Sequence[Event], held: set[Document]) -> Changes:
-        """Steps 4 and 5."""
-        rules = self.sink.to.rules
-        stored = self.sink.stored(event.document for event in events) if events else {}
-        self._at(5)
-        return guard.settle(events, stored, rules, held)
-
-    def _write_carefully(
-        self, events: Sequence[Event], held: set[Document], verdicts: dict[int, Verdict], parked: list[Parked]
-    ) -> None:
-        """Write what the table takes, and park the documents that it refuses. Found by halving, never by giving a batch up."""
-        by_document: dict[Document, list[Event]] = {}
-        for event in events:
-            by_document.setdefault(event.document, []).append(event)
-        waiting = [list(by_document.values())]
-        while waiting:
-            some = waiting.pop()
-            together = sorted((event for of_one in some for event in of_one), key=lambda event: event.offset)
-            try:
-                with self.sink.savepoint():
-                    changes = self._settle(together, held)
-                    self.sink.write(changes)
-            except errors.RowRefused as error:
-                if len(together) == 1:
-                    [event] = together
-                    held.add(event.document)
-                    parked.append(Parked(event, Refusal(Reason.REFUSED_BY_TARGET, error.what)))
-                    verdicts[event.offset] = Verdict.PARKED
-                elif len(some) == 1:
-                    waiting += [[[event]] for event in reversed(together)]  # one by one: the first that is refused holds the rest
-                else:
-                    half = len(some) // 2
-                    waiting += [some[half:], some[:half]]
-            else:
-                self._take(together, changes, held, verdicts, parked)
 
     def _advance(self, before: Position) -> None:
         """Step 7."""

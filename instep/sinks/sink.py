@@ -11,7 +11,7 @@ transaction is done again on what is stored now.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -67,6 +67,17 @@ class Group:
         self.rows: list[tuple[Document, dict[str, Any]]] = []
 
 
+class _Names(dict[str, str]):
+    """Every name, quoted as the database quotes it."""
+
+    def __init__(self, quote: Callable[[str], str]) -> None:
+        super().__init__()
+        self._quote = quote
+
+    def __missing__(self, name: str) -> str:
+        return self._quote(name)
+
+
 class Sink(abc.ABC):
     """An open connection to the target of one pipeline. Not for use by several threads."""
 
@@ -76,6 +87,7 @@ class Sink(abc.ABC):
         self.to = to
         self.url = target.database_url(to.url)
         self.dialect = self.url.get_dialect()()
+        self._names = _Names(self.quoted)
         self.table = ".".join(self.quoted(part) for part in (to.table.schema, to.table.name) if part)
         self.key = self.quoted(to.mapping.key.name)
         self.guard = self.quoted(to.mapping.guard) if to.mapping.guard else None
@@ -195,19 +207,19 @@ class Sink(abc.ABC):
 
     def positions(self, lock: bool = False) -> dict[int, Position]:
         """The pipeline's ledger rows by partition; locked until the transaction ends when asked for."""
-        rows = self.select(self._sql(SELECT_LEDGER) + (self._for_update if lock else ""), (self.to.pipeline, self.to.topic))
+        rows = self.select(self.sql(SELECT_LEDGER) + (self._for_update if lock else ""), (self.to.pipeline, self.to.topic))
         return {row[0]: _position(row) for row in rows}
 
     def lock(self, partition: int) -> Position | None:
         """This partition's ledger row, locked until the transaction ends."""
-        statement = self._sql(SELECT_LEDGER + " AND {partition} = ?") + self._for_update
+        statement = self.sql(SELECT_LEDGER + " AND {partition} = ?") + self._for_update
         rows = self.select(statement, (self.to.pipeline, self.to.topic, partition))
         return _position(rows[0]) if rows else None
 
     def create(self, position: Position) -> None:
         """Add the ledger row of a partition that has none."""
         self.execute(
-            self._sql(INSERT_LEDGER),
+            self.sql(INSERT_LEDGER),
             (
                 self.to.pipeline, self.to.topic, position.partition, position.next_offset, position.epoch,
                 position.cluster_id, position.topic_id, position.last_digest, self._bound_time(position.committed_at),
@@ -217,7 +229,7 @@ class Sink(abc.ABC):
     def advance(self, before: Position, after: Position) -> None:
         """Move one partition on by compare-and-set; somebody else having moved it means this writer is fenced."""
         changed = self.execute(
-            self._sql(ADVANCE_LEDGER),
+            self.sql(ADVANCE_LEDGER),
             (
                 after.next_offset, after.epoch, after.last_digest, self._bound_time(after.committed_at),
                 self.to.pipeline, self.to.topic, before.partition, before.next_offset, before.epoch,
@@ -237,7 +249,7 @@ class Sink(abc.ABC):
         with self.transaction():
             known = self.positions(lock=True)
             epoch = max((position.epoch for position in known.values()), default=0) + 1
-            self.execute(self._sql(FENCE_LEDGER), (epoch, self.to.pipeline, self.to.topic))
+            self.execute(self.sql(FENCE_LEDGER), (epoch, self.to.pipeline, self.to.topic))
             for position in partitions:
                 if position.partition not in known:
                     self.create(msgspec.structs.replace(position, epoch=epoch))
@@ -257,16 +269,16 @@ class Sink(abc.ABC):
         absent = [document for document in asked if document not in found] if self.to.rules.ordered else []
         if absent and self._any_deleted():
             by_name = {str(document): document for document in absent}
-            for name, order in self.select_many(self._sql(SELECT_DELETED), (self.to.pipeline,), list(by_name)):
+            for name, order in self.select_many(self.sql(SELECT_DELETED), (self.to.pipeline,), list(by_name)):
                 found[by_name[name]] = Stored(False, order)
         return found
 
     def held(self, documents: Iterable[Document]) -> set[Document]:
         """Those of these documents that are parked: their later events wait behind."""
-        if not self.select(self._sql(ANY_PARKED), (self.to.pipeline,)):
+        if not self.select(self.sql(ANY_PARKED), (self.to.pipeline,)):
             return set()
         by_name = {str(document): document for document in documents}
-        return {by_name[row[0]] for row in self.select_many(self._sql(SELECT_HELD), (self.to.pipeline,), sorted(by_name))}
+        return {by_name[row[0]] for row in self.select_many(self.sql(SELECT_HELD), (self.to.pipeline,), sorted(by_name))}
 
     def write(self, changes: guard.Changes) -> None:
         """Write a batch's changes: deletes, then inserts and updates, then what is remembered of the deleted."""
@@ -316,11 +328,11 @@ class Sink(abc.ABC):
 
     def dead_count(self) -> int:
         """How many dead letters the pipeline has."""
-        return int(self.select(self._sql(COUNT_DEAD), (self.to.pipeline, self.to.topic))[0][0])
+        return int(self.select(self.sql(COUNT_DEAD), (self.to.pipeline, self.to.topic))[0][0])
 
     def parked_count(self) -> int:
         """How many documents of the pipeline are parked."""
-        return int(self.select(self._sql(COUNT_PARKED), (self.to.pipeline,))[0][0])
+        return int(self.select(self.sql(COUNT_PARKED), (self.to.pipeline,))[0][0])
 
     # --- parts ---------------------------------------------------------------------------------------
 
@@ -351,9 +363,9 @@ class Sink(abc.ABC):
     def _for_update(self) -> str:
         return " FOR UPDATE"
 
-    def _sql(self, statement: str) -> str:
-        """One of the statements above in the driver's own marks and the database's own quotes."""
-        return statement.replace("?", self.placeholder).format(partition=self.quoted("partition"))
+    def sql(self, statement: str) -> str:
+        """A statement in the driver's own marks and the database's own quotes: `?` is a value, `{name}` a name."""
+        return statement.replace("?", self.placeholder).format_map(self._names)
 
     def _marks(self, count: int) -> str:
         return ", ".join([self.placeholder] * count)
@@ -372,7 +384,7 @@ class Sink(abc.ABC):
         return kinds.micros(value if value.tzinfo else value.replace(tzinfo=UTC))
 
     def _any_deleted(self) -> bool:
-        return bool(self.select(self._sql(ANY_DELETED), (self.to.pipeline,)))
+        return bool(self.select(self.sql(ANY_DELETED), (self.to.pipeline,)))
 
     def _grouped(self, changes: guard.Changes) -> list[Group]:
         groups: dict[tuple[bool, tuple[str, ...]], Group] = {}
@@ -398,13 +410,15 @@ def chunks(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     return (values[start : start + size] for start in range(0, len(values), size))
 
 
+def moment(value: Any) -> datetime | None:
+    """A time as one of instep's own tables gives it back: aware, in UTC."""
+    at = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return at if at is None else at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+
+
 def _position(row: tuple[Any, ...]) -> Position:
-    at = row[6]
-    if isinstance(at, str):
-        at = datetime.fromisoformat(at)
     partition, next_offset, epoch, cluster_id, topic_id, last_digest = row[:6]
-    committed_at = at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at
-    return Position(partition, next_offset, epoch, cluster_id, topic_id, last_digest, committed_at)
+    return Position(partition, next_offset, epoch, cluster_id, topic_id, last_digest, moment(row[6]))
 
 
 def no_driver(name: str, extra: str) -> errors.MissingPart:

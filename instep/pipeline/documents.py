@@ -1,0 +1,93 @@
+"""Events to rows: what the guard lets through is written, what is refused parks its document.
+
+Steps 4 to 6 of the transaction, shared by everything that applies events: the flow, a release, a replay. The caller holds
+the transaction and the ledger's lock; the events are of one partition, in log order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from instep import errors
+from instep.document import guard
+from instep.document.decoding import Event
+from instep.document.guard import Changes, Document, Parked, Verdict
+from instep.document.reasons import Reason, Refusal
+from instep.sinks.sink import Sink
+
+AtStep = Callable[[int], None]
+
+
+def write(
+    sink: Sink, events: Sequence[Event], *, careful: bool, held: set[Document] | None = None, at_step: AtStep = lambda _: None
+) -> tuple[list[Verdict], list[Parked]]:
+    """The verdict on each event, and those that have to wait. `careful` goes through what the table refuses by halving.
+
+    `held` are the documents that are parked already; left out, the sink is asked.
+    """
+    if held is None:
+        held = sink.held({event.document for event in events}) if events else set()
+    # events of one document become one write, unless the table may refuse one of them
+    rounds = guard.waves(events) if sink.to.refuses else [list(events)] if events else []
+    batch = _Batch(sink, held, at_step)
+    for wave in rounds:
+        if careful:
+            batch.write_carefully(wave)
+        else:
+            batch.write(wave)
+    return [batch.verdicts[event.offset] for event in events], sorted(batch.parked, key=lambda one: one.event.offset)
+
+
+class _Batch:
+    """What is known so far of a batch: verdicts by offset, and which documents are held."""
+
+    def __init__(self, sink: Sink, held: set[Document], at_step: AtStep) -> None:
+        self.sink, self.held, self.at_step = sink, set(held), at_step
+        self.verdicts: dict[int, Verdict] = {}
+        self.parked: list[Parked] = []
+
+    def write(self, events: Sequence[Event]) -> None:
+        """All at once."""
+        changes = self._settle(events)
+        self.at_step(6)
+        self.sink.write(changes)
+        self._take(events, changes)
+
+    def write_carefully(self, events: Sequence[Event]) -> None:
+        """What the table takes; the documents that it refuses are parked. Found by halving, never by giving a batch up."""
+        by_document: dict[Document, list[Event]] = {}
+        for event in events:
+            by_document.setdefault(event.document, []).append(event)
+        waiting = [list(by_document.values())]
+        while waiting:
+            some = waiting.pop()
+            together = sorted((event for of_one in some for event in of_one), key=lambda event: event.offset)
+            try:
+                with self.sink.savepoint():
+                    changes = self._settle(together)
+                    self.sink.write(changes)
+            except errors.RowRefused as error:
+                if len(together) == 1:
+                    self._park(together[0], Refusal(Reason.REFUSED_BY_TARGET, error.what))
+                elif len(some) == 1:
+                    waiting += [[[event]] for event in reversed(together)]  # one by one: the first that is refused holds the rest
+                else:
+                    half = len(some) // 2
+                    waiting += [some[half:], some[:half]]
+            else:
+                self._take(together, changes)
+
+    def _settle(self, events: Sequence[Event]) -> Changes:
+        stored = self.sink.stored(event.document for event in events)
+        self.at_step(5)
+        return guard.settle(events, stored, self.sink.to.rules, self.held)
+
+    def _take(self, events: Sequence[Event], changes: Changes) -> None:
+        self.held.update(one.event.document for one in changes.parked)
+        self.parked += changes.parked
+        self.verdicts.update(zip((event.offset for event in events), changes.verdicts, strict=True))
+
+    def _park(self, event: Event, refusal: Refusal) -> None:
+        self.held.add(event.document)
+        self.parked.append(Parked(event, refusal))
+        self.verdicts[event.offset] = Verdict.PARKED
