@@ -23,7 +23,8 @@
         ├── OffsetsExpired        OFFSETS_EXPIRED
         ├── TargetChanged         TARGET_CHANGED
         ├── TargetReadOnly        TARGET_READ_ONLY
-        └── PermissionLost        PERMISSION_LOST
+        ├── PermissionLost        PERMISSION_LOST
+        └── AccessLost            ACCESS_LOST
 
 Callers retry by type, never by text. Each driver's errors are translated in one place, beside the driver.
 """
@@ -37,8 +38,10 @@ class InstepError(Exception):
     """Something instep was asked for could not be done."""
 
     exit_status: ClassVar[int] = 1
+    usual_remedy: ClassVar[str] = ""
 
     def __init__(self, what: str, remedy: str = "") -> None:
+        remedy = remedy or self.usual_remedy
         super().__init__(what, remedy)
         self.what = what
         self.remedy = remedy
@@ -104,7 +107,7 @@ class Outrun(Transient):
 
 
 class LedgerMoved(InstepError):
-    """The ledger is not where this run left it: a backup was put back, or a replica took over. The query starts from it again."""
+    """The ledger is not where this run left it: it was rewound, or a backup was put back. The query starts from it again."""
 
 
 class RowRefused(InstepError):
@@ -112,13 +115,13 @@ class RowRefused(InstepError):
 
 
 class NamedStop(InstepError):
-    """A pipeline ended on purpose, before anything wrong was written."""
+    """A pipeline ended on purpose, before anything wrong was written. Each has a page of its own."""
 
     exit_status = 3
     code: ClassVar[str] = "STOPPED"
 
     def __str__(self) -> str:
-        return f"{self.code}: {super().__str__()}"
+        return f"{self.code}: {super().__str__()} (docs/stops/{self.code}.md)"
 
 
 class Fenced(NamedStop):
@@ -155,15 +158,26 @@ class TargetChanged(NamedStop):
     """The target table or one of instep's own tables is no longer what the pipeline was started on."""
 
     code = "TARGET_CHANGED"
+    usual_remedy = "put the table back as it was, or see what it lacks: instep init --sql; then start the pipeline: instep run"
 
 
 class TargetReadOnly(NamedStop):
     """The target database takes no writes."""
 
     code = "TARGET_READ_ONLY"
+    usual_remedy = "make the database writable again, or point `target` to the one that is; then start the pipeline: instep run"
 
 
 class PermissionLost(NamedStop):
     """The target database refuses a statement that the pipeline needs."""
 
     code = "PERMISSION_LOST"
+    usual_remedy = (
+        "have the pipeline's user granted SELECT, INSERT, UPDATE and DELETE on that table again; then start it: instep run"
+    )
+
+
+class AccessLost(NamedStop):
+    """A server that the pipeline worked with does not accept it any more: a password, a certificate or a right on the topic."""
+
+    code = "ACCESS_LOST"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -97,6 +99,14 @@ def given_ports(texts: Iterable[str]) -> dict[str, int]:
             raise errors.SettingsError(f"--port {text} is not NAME=PORT", "write e.g. --port kafka=9092")
         ports[name] = int(port)
     return ports
+
+
+def who() -> str:
+    """Who gives the command, for the record."""
+    try:
+        return getpass.getuser()[:100]
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"uid {os.getuid()}"
 
 
 def print_servers(servers: Sequence[Any], as_json: bool) -> None:

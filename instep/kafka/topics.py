@@ -36,6 +36,13 @@ def describe(cluster: connection.Cluster, topic: str) -> Topic:
     return Topic(topic, str(description.topic_id), cluster_id, tuple(sorted(part.id for part in description.partitions)))
 
 
+def ask_id(cluster: connection.Cluster, topic: str) -> Callable[[], str]:
+    """Ask for the topic's id now, and wait for the answer later: calling what is returned gives it, or raises TopicMissing."""
+    answer = cluster.admin.describe_topics(TopicCollection([topic]), request_timeout=cluster.timeout_s)[topic]
+    deed = cluster.deed(f"ask for the id of topic {topic!r}", topic=topic)
+    return lambda: str(cluster.wait(answer, deed).topic_id)
+
+
 def create(
     cluster: connection.Cluster,
     name: str,

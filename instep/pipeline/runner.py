@@ -12,17 +12,16 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from instep import errors, settings, sinks
-from instep.document.decoding import Record
-from instep.kafka import groups, offsets, topics
+from instep.kafka import groups, offsets
 from instep.kafka.connection import Cluster, java_config
 from instep.kafka.topics import Topic
-from instep.pipeline import failures, progress, query, task, transaction
+from instep.pipeline import continuity, failures, progress, query, task, transaction
 from instep.sinks import inspection
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position, Target
@@ -34,10 +33,12 @@ if TYPE_CHECKING:
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 15.0
 DOUBTFUL_TRIES_MAX = 6  # for what may pass, and may not: unknown errors, deadlocks, a server that says it does not know us
-TOPIC_CHECK_INTERVAL_S = 5.0
-TOPIC_DOUBT_S = 2.0
+CHECK_INTERVAL_S = 5.0
+DOUBT_S = 2.0
 MIRROR_INTERVAL_S = 1.0
 LOOK_INTERVAL_S = 0.1
+
+Found = TypeVar("Found")
 
 
 class State(StrEnum):
@@ -67,13 +68,14 @@ class Runner(threading.Thread):
         self._target: Target | None = None
         self._sink: Sink | None = None
         self._epoch = 0
+        self._ledger: dict[int, Position] = {}  # as it stood at the last check
         self._mirror_shows: dict[int, int] = {}
         self._report_seen = ""
         self._failures = 0
         self._hopeless = 0
         self._try_at = 0.0
         self._waiting_since = 0.0
-        self._topic_checked = self._mirrored = time.monotonic()
+        self._checked = self._mirrored = time.monotonic()
 
     def run(self) -> None:
         """Look after the pipeline until it has ended or is asked to."""
@@ -101,10 +103,9 @@ class Runner(threading.Thread):
         self._absorb(running)
         if not running.isActive:
             self._over(running)
-        elif now - self._topic_checked >= TOPIC_CHECK_INTERVAL_S:
-            self._topic_checked = now
-            self._check_ledger()
-            self._check_topic()
+        elif now - self._checked >= CHECK_INTERVAL_S:
+            self._checked = now
+            self._check_log(self._check_ledger())
         if now - self._mirrored >= MIRROR_INTERVAL_S:
             self._mirrored = now
             self._mirror()
@@ -113,21 +114,26 @@ class Runner(threading.Thread):
 
     def _start(self) -> None:
         """From the ledger: check the log, take an epoch, then read the ledger, then start the query where it says."""
-        target = inspection.inspect(self.name, self.pipeline)
+        if self._target is None:
+            target = inspection.inspect(self.name, self.pipeline)
+        else:
+            target = inspection.refuse_changed(self._target, self.pipeline)
         self._let_go()  # what was open may be a server or a file that is no longer the one there
         sink = self._look_at(target)
         with sink.translated():
             known = sink.positions()
-        topic = self._describe(bool(known))
-        refuse_replaced(target, topic, known)
+        topic = self._believed(lambda: continuity.describe(self.cluster, self.name, self.pipeline.topic, known))
+        continuity.refuse_replaced(self.name, topic, known)
         epoch, ledger = sink.take_epoch(self._begin(topic, known))
-        check_log(self.cluster, target, topic, ledger)
+        continuity.refuse_expired(self.cluster, self.name, topic, ledger)
+        self._believed(lambda: continuity.refuse_diverged(self.cluster, self.name, topic, ledger))
         writer = transaction.Writer(epoch, topic.cluster_id, topic.id)
-        self._topic, self._target, self._epoch = topic, target, epoch
+        self._topic, self._target, self._epoch, self._ledger = topic, target, epoch, ledger
+        self._checked = time.monotonic()
         self._report_seen = ""
         self._query = query.start(
             self.spark,
-            task.Plan(target, writer, self.cluster.kafka, self.cluster.bootstrap),
+            task.Plan(target, self.pipeline, writer, self.cluster.kafka, self.cluster.bootstrap),
             kafka=java_config(self.cluster.kafka, self.cluster.bootstrap),
             offsets={partition: position.next_offset for partition, position in ledger.items()},
             rows_max=self.pipeline.batch_rows_max,
@@ -136,16 +142,13 @@ class Runner(threading.Thread):
         )
         self.state = State.RUNNING
 
-    def _describe(self, in_ledger: bool) -> Topic:
+    def _believed(self, check: Callable[[], Found]) -> Found:
+        """A broker that has just started may not know its topics or their ends yet: believe it only when it says so again."""
         try:
-            return topics.describe(self.cluster, self.pipeline.topic)
-        except errors.TopicMissing as error:
-            if not in_ledger:
-                raise
-            raise errors.TopicGone(
-                f"topic {self.pipeline.topic!r} of pipeline {self.name!r} is gone from the cluster, and the ledger knows it",
-                "bring the topic back, or end the pipeline by deleting its rows from instep_ledger",
-            ) from error
+            return check()
+        except (errors.TopicGone, errors.LogDiverged):
+            self._asked_to_stop.wait(DOUBT_S)
+            return check()
 
     def _begin(self, topic: Topic, known: dict[int, Position]) -> list[Position]:
         """Ledger rows for partitions that have none: a new pipeline begins by `start`, a new partition at its first record."""
@@ -200,26 +203,32 @@ class Runner(threading.Thread):
         if sink is not None:
             sink.close()
 
-    def _check_ledger(self) -> None:
-        """A newer run is noticed also while there is nothing to apply; and so is a database that went away."""
+    def _check_ledger(self) -> dict[int, Position]:
+        """A newer run, a rewind or an older backup is noticed also while there is nothing to apply; and a lost database."""
         assert self._target is not None
         sink = self._look_at(self._target)
         with sink.translated():
-            newest = max((position.epoch for position in sink.positions().values()), default=0)
+            ledger = sink.positions()
+        newest = max((position.epoch for position in ledger.values()), default=0)
         if newest > self._epoch:
             raise transaction.fenced(self.name, newest, self._epoch)
+        for partition, before in self._ledger.items():
+            now = ledger.get(partition)
+            if now is None or now.epoch < self._epoch or now.next_offset < before.next_offset:
+                where = "is gone" if now is None else f"was moved to {now.next_offset}"
+                raise errors.LedgerMoved(f"the ledger of {self.name!r}, partition {partition}, {where}")
+        return ledger
 
-    def _check_topic(self) -> None:
-        """A topic that was deleted and made again while the query reads it would be read on as if nothing had happened."""
+    def _check_log(self, ledger: dict[int, Position]) -> None:
+        """The log may change under a query that reads on as if nothing had happened."""
         assert self._topic is not None
-        try:
-            found = self._describe(in_ledger=True)
-        except errors.TopicGone:
-            # a broker that has just started may not know its topics yet: believe it only when it says so again
-            self._asked_to_stop.wait(TOPIC_DOUBT_S)
-            found = self._describe(in_ledger=True)
-        if found.id != self._topic.id:
-            raise replaced(self.name, found.name)
+        topic = self._believed(lambda: continuity.describe(self.cluster, self.name, self.pipeline.topic, ledger))
+        if topic.id != self._topic.id:
+            raise continuity.replaced(self.name, topic.name)
+        # what was applied by the last check as well: since then a log that lost its end may have grown past it
+        for known in (self._ledger, ledger) if ledger != self._ledger else (ledger,):
+            self._believed(lambda known=known: continuity.refuse_diverged(self.cluster, self.name, topic, known))  # type: ignore[misc]
+        self._ledger = ledger
         if self.state is State.WAITING:
             self.state = State.RUNNING
 
@@ -246,7 +255,8 @@ class Runner(threading.Thread):
         doubtful = type(error) is errors.InstepError or isinstance(error, (errors.Transient, errors.NotAuthorised))
         self._hopeless += doubtful
         if first_start or not (waits or doubtful) or self._hopeless >= DOUBTFUL_TRIES_MAX:
-            self.error = error
+            lost = isinstance(error, errors.NotAuthorised) and not first_start
+            self.error = errors.AccessLost(error.what, f"{error.remedy}; then: instep run") if lost else error
             self.state = State.ENDED
             return
         self._failures += 1
@@ -274,58 +284,6 @@ class Runner(threading.Thread):
             with contextlib.suppress(errors.InstepError):  # a mirror is a courtesy: the ledger has the truth
                 groups.mirror(self.cluster, self.name, self.pipeline.topic, positions)
                 self._mirror_shows = positions
-
-
-def refuse_replaced(target: Target, topic: Topic, known: dict[int, Position]) -> None:
-    """The ledger's offsets mean nothing on another topic of the same name."""
-    if any(position.cluster_id != topic.cluster_id or position.topic_id != topic.id for position in known.values()):
-        raise replaced(target.pipeline, topic.name)
-
-
-def replaced(pipeline: str, topic: str) -> errors.TopicReplaced:
-    return errors.TopicReplaced(
-        f"topic {topic!r} of pipeline {pipeline!r} was deleted and made again, or this is another cluster",
-        "to follow the new topic from its start, delete the pipeline's rows from instep_ledger and run again",
-    )
-
-
-def check_log(cluster: Cluster, target: Target, topic: Topic, ledger: dict[int, Position]) -> None:
-    """Before anything is read: the log must still hold what comes next, and must still be the log that was applied."""
-    gone = sorted(set(ledger) - set(topic.partitions))
-    if gone:
-        raise replaced(target.pipeline, topic.name)
-    first = offsets.earliest(cluster, topic.name, topic.partitions)
-    end = offsets.latest(cluster, topic.name, topic.partitions, committed=False)
-    expired = [(p, ledger[p].next_offset, first[p]) for p in sorted(ledger) if ledger[p].next_offset < first[p]]
-    if expired:
-        ranges = ", ".join(f"partition {partition}: {start} to {stop - 1}" for partition, start, stop in expired)
-        raise errors.OffsetsExpired(
-            f"records of topic {topic.name!r} that pipeline {target.pipeline!r} has not applied are gone from the log ({ranges})",
-            "lengthen the topic's retention; to go on without them, raise next_offset in instep_ledger to the first record left",
-        )
-    beyond = [p for p in sorted(ledger) if ledger[p].next_offset > end[p]]
-    if beyond or not _same_record(cluster, topic, ledger, first, end):
-        what = (
-            f"partition {beyond[0]} ends at {end[beyond[0]]}, {ledger[beyond[0]].next_offset} is next"
-            if beyond
-            else "the last applied record is another one now"
-        )
-        raise errors.LogDiverged(
-            f"topic {topic.name!r} no longer holds what pipeline {target.pipeline!r} has applied: {what}",
-            "find out what the cluster lost (unclean election, restored disks) before going on",
-        )
-
-
-def _same_record(cluster: Cluster, topic: Topic, ledger: dict[int, Position], first: dict[int, int], end: dict[int, int]) -> bool:
-    """Whether the record before the next offset is the one that was applied. A compacted-away one proves nothing."""
-    asked = {p: row.next_offset - 1 for p, row in ledger.items() if row.last_digest and first[p] < row.next_offset <= end[p]}
-    found = offsets.first_records(cluster, topic.name, asked) if asked else {}
-    for partition, record in found.items():
-        if record is not None and record.offset == asked[partition]:
-            seen = Record(record.offset, record.timestamp_ms, record.key, record.value)
-            if transaction.digest(seen) != ledger[partition].last_digest:
-                return False
-    return True
 
 
 def unexplained(failure: BaseException) -> errors.InstepError:

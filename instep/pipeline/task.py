@@ -11,7 +11,7 @@ import gc
 import importlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -20,16 +20,19 @@ import pyarrow as pa
 from instep import errors, settings, sinks
 from instep.document.decoding import Decoder, Record
 from instep.document.guard import Verdict
-from instep.kafka import offsets
+from instep.kafka import offsets, topics
 from instep.kafka.connection import Cluster
-from instep.pipeline import failures, transaction
+from instep.pipeline import continuity, failures, transaction
 from instep.pipeline.transaction import Outcome, Probe, Writer
+from instep.sinks import inspection
 from instep.sinks.sink import Sink
 from instep.sinks.target import Target
 
 BATCH_BYTES_MAX = 32 * 1024 * 1024
 TRANSIENT_TRIES_MAX = 8
 RECONNECT_PATIENCE_S = 2.0
+BROKER_PATIENCE_S = 5.0  # a transaction is open meanwhile
+TOPIC_DOUBT_S = 2.0  # a broker that has just started may not know its topics yet
 FRESHNESS_BOUNDS_S = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 COUNTS = ("records", *(verdict.value for verdict in Verdict), "dead", "freshness_us")
@@ -42,6 +45,7 @@ class Plan(msgspec.Struct, frozen=True):
     """Everything a task needs besides its records."""
 
     target: Target
+    pipeline: settings.Pipeline
     writer: Writer
     kafka: settings.Kafka
     bootstrap: str
@@ -72,7 +76,15 @@ def ping(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _apply(plan: Plan, partition: int, records: list[Record], probe: Probe) -> Outcome:
     """The transaction, tried again by the type of what went wrong."""
-    work = transaction.Work(plan.writer, partition, records, functools.partial(_log_holds, plan), probe)
+    work = transaction.Work(
+        plan.writer,
+        partition,
+        records,
+        functools.partial(_log_holds, plan),
+        probe,
+        same_topic=SameTopic(plan),
+        same_table=functools.partial(_refuse_changed, plan),
+    )
     tries, give_up_at, wait_s = 0, time.monotonic() + RECONNECT_PATIENCE_S, 0.05
     while True:
         try:
@@ -92,12 +104,62 @@ def _apply(plan: Plan, partition: int, records: list[Record], probe: Probe) -> O
         wait_s = min(wait_s * 2, 1.0)
 
 
+class SameTopic:
+    """Makes sure that records which are in memory came from the topic that the ledger knows.
+
+    The topic is asked for its id after they were read, and a deleted topic's id never returns: so the answer is about them, and
+    one is enough for all tries. The question is put at once and the answer awaited when called, behind the database's work.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._sure = False
+        self._answer: Callable[[], str] | None = self._ask()
+
+    def __call__(self) -> None:
+        if self._sure:
+            return
+        answer, self._answer = self._answer or self._ask(), None
+        try:
+            found = answer()
+        except errors.TopicMissing:
+            time.sleep(TOPIC_DOUBT_S)
+            found = self._ask_again()
+        if found != self._plan.writer.topic_id:
+            raise continuity.replaced(self._plan.target.pipeline, self._plan.target.topic)
+        self._sure = True
+
+    def _ask(self) -> Callable[[], str]:
+        return topics.ask_id(_cluster(self._plan), self._plan.target.topic)
+
+    def _ask_again(self) -> str:
+        try:
+            return self._ask()()
+        except errors.TopicMissing as error:
+            raise continuity.gone(self._plan.target.pipeline, self._plan.target.topic, ()) from error
+
+
 def _log_holds(plan: Plan, partition: int, start: int, end: int) -> bool:
-    """Whether the log has a committed record of the partition between two offsets. Asked only where offsets are missing."""
-    if plan.bootstrap not in _clusters:
-        _clusters[plan.bootstrap] = Cluster(plan.kafka, plan.bootstrap)
-    found = offsets.first_records(_clusters[plan.bootstrap], plan.target.topic, {partition: start})[partition]
+    """Whether the log has a committed record of the partition between two offsets, or may have lost one there.
+
+    Asked only where offsets are missing.
+    """
+    cluster, topic = _cluster(plan), plan.target.topic
+    if offsets.earliest(cluster, topic, [partition])[partition] > start:
+        return True
+    found = offsets.first_records(cluster, topic, {partition: start})[partition]
     return found is not None and found.offset < end
+
+
+def _refuse_changed(plan: Plan) -> None:
+    """A table that was altered refuses every row: that is a stop, and no reason to set documents aside."""
+    inspection.refuse_changed(plan.target, plan.pipeline)
+
+
+def _cluster(plan: Plan) -> Cluster:
+    if plan.bootstrap not in _clusters:
+        _clusters[plan.bootstrap] = Cluster(plan.kafka, plan.bootstrap, BROKER_PATIENCE_S)
+    return _clusters[plan.bootstrap]
 
 
 def _sink(target: Target) -> tuple[Sink, Decoder]:

@@ -3,13 +3,14 @@
 A task brings the records of one partition in offset order. In the target database, in one transaction:
 
 1. lock the ledger row of this partition; a newer epoch than mine means that I am fenced: stop. An older one, or a record
-   between the ledger's next offset and mine, means that the ledger was moved (a backup was put back): start again from it
+   between the ledger's next offset and mine, means that the ledger was moved (rewound, or a backup was put back): start
+   again from it
 2. drop records below the ledger's next offset: they are applied already
 3. decode: events, and dead letters with their reasons
 4. read what is stored of the documents that the events name, and which of them are parked
 5. settle: per document, what the guard lets through, and what has to wait
 6. write: documents in id order, history, dead letters, parked events
-7. advance the ledger by compare-and-set
+7. make sure that the records came from the topic that the ledger knows; advance the ledger by compare-and-set
 8. commit; on any error everything is rolled back, and the caller tries again by the error's type
 
 A commit whose answer was lost needs no care: the next try finds the ledger moved, or not, and step 2 does the rest.
@@ -21,6 +22,7 @@ between the two repeats or loses that batch, which is what they allow.
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -36,6 +38,7 @@ from instep.sinks.target import Position
 
 Probe = Callable[[str, int], None]
 Holds = Callable[[int, int, int], bool]
+Check = Callable[[], None]
 
 
 OUTRUN_MAX = 3
@@ -64,6 +67,10 @@ def no_probe(_pipeline: str, _step: int) -> None:
     """Tests and trials watch the steps; a pipeline at work does not."""
 
 
+def no_check() -> None:
+    """Nothing to make sure of."""
+
+
 def digest(record: Record) -> str:
     """What the ledger keeps of the last applied record, to know the log again."""
     key, value = record.key or b"", record.value or b""
@@ -75,17 +82,32 @@ def fenced(pipeline: str, newest: int, mine: int) -> errors.Fenced:
     """The error for a writer that a newer run has taken over from."""
     return errors.Fenced(
         f"pipeline {pipeline!r} was started elsewhere: epoch {newest} is newer than {mine}",
-        "let one run of a pipeline live at a time; the newer one goes on",
+        f"the newer run goes on, and nothing is lost; to take over from it: instep run {shlex.quote(pipeline)}",
     )
 
 
 class Work:
     """The records of one partition on their way through the steps. May be applied again after an error."""
 
-    def __init__(self, writer: Writer, partition: int, records: Sequence[Record], holds: Holds, probe: Probe = no_probe) -> None:
-        """`holds` asks the log whether it has records of a partition from one offset up to another."""
+    def __init__(
+        self,
+        writer: Writer,
+        partition: int,
+        records: Sequence[Record],
+        holds: Holds,
+        probe: Probe = no_probe,
+        *,
+        same_topic: Check = no_check,
+        same_table: Check = no_check,
+    ) -> None:
+        """`holds` asks the log whether it has records of a partition from one offset up to another.
+
+        `same_topic` raises when the records are not of the topic that the writer knows; it is called before anything is
+        committed. `same_table` raises when the table is no longer the one that the mapping was compiled for; it is called
+        before rows that the table refuses are set aside.
+        """
         self.writer, self.partition, self.records = writer, partition, records
-        self._holds, self._probe = holds, probe
+        self._holds, self._probe, self._same_topic, self._same_table = holds, probe, same_topic, same_table
         self._claimed: Position | None = None  # at-most-once: where the ledger stood before it was moved
         self._lost = False  # at-most-once: nobody knows whether the rows were committed, so they are not written again
         self._outrun = 0
@@ -98,6 +120,7 @@ class Work:
             try:
                 return self._run(careful=False)
             except errors.RowRefused:
+                self._same_table()
                 return self._run(careful=True)
         except errors.Outrun:
             self._outrun += 1
@@ -110,11 +133,13 @@ class Work:
                 with self.sink.transaction():
                     before = self._lock()  # 1
                     outcome = self._write(before, careful)  # 2-6
+                    self._same_topic()
                     self._advance(before)  # 7
                     self._at(8)
             case "at-least-once":
                 with self.sink.transaction():
                     outcome = self._write(self._lock(), careful)
+                    self._same_topic()
                 self._at(7)
                 with self.sink.transaction():
                     self._advance(self._lock())
@@ -122,6 +147,7 @@ class Work:
                 if self._claimed is None:
                     with self.sink.transaction():
                         before = self._lock()
+                        self._same_topic()
                         self._advance(before)
                     self._claimed = before
                 self._at(7)
@@ -159,10 +185,10 @@ class Work:
     def _refuse_moved(self, position: Position) -> None:
         """Offsets between the ledger and the batch are transaction markers or were compacted away; a record there is not."""
         first = self.records[0].offset
-        older = position.epoch < self.writer.epoch
-        if older or (first > position.next_offset and self._holds(self.partition, position.next_offset, first)):
+        other = position.epoch < self.writer.epoch or position.topic_id != self.writer.topic_id
+        if other or (first > position.next_offset and self._holds(self.partition, position.next_offset, first)):
             raise errors.LedgerMoved(
-                f"the ledger of {self.sink.to.pipeline!r}, partition {self.partition}, went back to {position.next_offset}"
+                f"the ledger of {self.sink.to.pipeline!r}, partition {self.partition}, was moved to {position.next_offset}"
             )
 
     def _write(self, before: Position, careful: bool) -> Outcome:

@@ -6,6 +6,7 @@ A table that cannot is refused before anything runs, with the exact column and t
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,6 +105,27 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
         history=pipeline.history,
         refuses=refuses,
     )
+
+
+def refuse_changed(known: Target, pipeline: settings.Pipeline) -> Target:
+    """The target as it is now; TargetChanged when its table is no longer the one that a running pipeline was started on."""
+    again = f"put it back as it was, or see what it lacks: instep init --sql; then: instep run {shlex.quote(known.pipeline)}"
+    try:
+        found = inspect(known.pipeline, pipeline)
+    except errors.TargetUnfit as unfit:
+        raise errors.TargetChanged(unfit.what, f"{unfit.remedy}; then: instep run {shlex.quote(known.pipeline)}") from unfit
+    for before, after in zip(
+        (known.mapping.key, *known.mapping.columns), (found.mapping.key, *found.mapping.columns), strict=True
+    ):
+        if before != after:
+            raise errors.TargetChanged(
+                f"table {known.table}: column {before.name!r} was {_worded(before)} and is {_worded(after)} now", again
+            )
+    return found
+
+
+def _worded(column: mapping.Column) -> str:
+    return column.declared if column.nullable else f"{column.declared} NOT NULL"
 
 
 def own_tables(view: sa.Inspector) -> dict[str, set[str]]:

@@ -25,7 +25,7 @@ from instep.document.decoding import DeadLetter, Event, Record
 from instep.document.guard import Document, Parked, Stored, Verdict
 from instep.document.reasons import Reason
 from instep.sinks import target
-from instep.sinks.target import Position, Target
+from instep.sinks.target import Decision, Position, Target
 
 HISTORY_COLUMNS = (
     "pipeline", "topic", "partition", "offset", "document", "status", "order_value", "event_time", "verdict", "committed_at",
@@ -43,12 +43,20 @@ ADVANCE_LEDGER = (
     " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND next_offset = ? AND epoch = ?"
 )
 FENCE_LEDGER = "UPDATE instep_ledger SET epoch = ? WHERE pipeline = ? AND topic = ?"
+MOVE_LEDGER = (
+    "UPDATE instep_ledger SET next_offset = ?, cluster_id = ?, topic_id = ?, last_digest = ?"
+    " WHERE pipeline = ? AND topic = ? AND {partition} = ?"
+)
+REMOVE_LEDGER = "DELETE FROM instep_ledger WHERE pipeline = ? AND topic = ? AND {partition} = ?"
+RENAME_TOPIC = "UPDATE {{table}} SET topic = ? WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} >= ?"
+PLACED = ("instep_history", "instep_dead_letters", "instep_parked", "instep_decisions")  # keyed by place in the log
 SELECT_DELETED = "SELECT document, order_value FROM instep_deleted WHERE pipeline = ? AND document IN {{documents}}"
 ANY_DELETED = "SELECT 1 FROM instep_deleted WHERE pipeline = ? LIMIT 1"
 SELECT_HELD = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ? AND document IN {{documents}}"
 ANY_PARKED = "SELECT 1 FROM instep_parked WHERE pipeline = ? LIMIT 1"
 COUNT_DEAD = "SELECT count(*) FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
 COUNT_PARKED = "SELECT count(DISTINCT document) FROM instep_parked WHERE pipeline = ?"
+DECISION_COLUMNS = ("pipeline", "topic", "partition", "offset", "at", "document", "deed", "outcome", "why", "who")
 DEAD_COLUMNS = ("pipeline", "topic", "partition", "offset", "timestamp_ms", "key", "value", "reason", "detail", "at")
 PARKED_COLUMNS = ("document", *DEAD_COLUMNS)
 
@@ -238,7 +246,7 @@ class Sink(abc.ABC):
         if changed != 1:
             raise errors.Fenced(
                 f"the ledger of pipeline {self.to.pipeline!r}, partition {before.partition}, was moved by another writer",
-                "let one run of a pipeline live at a time",
+                "the other goes on, and nothing is lost; to take over from it: instep run",
             )
 
     def take_epoch(self, partitions: Iterable[Position]) -> tuple[int, dict[int, Position]]:
@@ -255,6 +263,37 @@ class Sink(abc.ABC):
                     self.create(msgspec.structs.replace(position, epoch=epoch))
         with self.translated():
             return epoch, self.positions()
+
+    def move(self, position: Position) -> None:
+        """Put one partition's row where a person wants it; its epoch stays, and so does the time of the last commit."""
+        self.execute(
+            self.sql(MOVE_LEDGER),
+            (
+                position.next_offset, position.cluster_id, position.topic_id, position.last_digest,
+                self.to.pipeline, self.to.topic, position.partition,
+            ),
+        )  # fmt: skip
+
+    def remove(self, partition: int) -> None:
+        """Take the ledger row of a partition away that the topic does not have."""
+        self.execute(self.sql(REMOVE_LEDGER), (self.to.pipeline, self.to.topic, partition))
+
+    def set_aside(self, kept_as: str, partition: int, start: int) -> None:
+        """Keep under another topic's name what is known of a partition's records from an offset on: others stand there now."""
+        for table in PLACED:
+            statement = self.sql(RENAME_TOPIC).format(table=table)
+            self.execute(statement, (kept_as, self.to.pipeline, self.to.topic, partition, start))
+
+    def decide(self, decisions: Iterable[Decision], at: datetime) -> None:
+        """A row for everything that a person decided."""
+        rows = [
+            (
+                self.to.pipeline, self.to.topic, decision.partition, decision.offset, self._bound_time(at), decision.document,
+                decision.deed, decision.outcome, decision.why, decision.who,
+            )
+            for decision in decisions
+        ]  # fmt: skip
+        self.append("instep_decisions", DECISION_COLUMNS, rows, skip_known=False)
 
     # --- documents -----------------------------------------------------------------------------------
 

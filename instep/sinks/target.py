@@ -58,6 +58,18 @@ class Position(msgspec.Struct, frozen=True):
     committed_at: datetime | None = None
 
 
+class Decision(msgspec.Struct, frozen=True):
+    """What a person decided about a place in the log, and why."""
+
+    partition: int
+    offset: int
+    deed: str
+    outcome: str
+    who: str
+    why: str | None = None
+    document: str | None = None
+
+
 def table_name(text: str) -> TableName:
     """`table` or `schema.table`."""
     schema, dot, name = text.partition(".")

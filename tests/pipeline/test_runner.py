@@ -182,7 +182,7 @@ def test_a_topic_made_again_is_refused(new_database: Callable[[str], str], topic
     send(cluster, topic, event("a", 1))
     drained(runner(following(url, topic), once=True))
     topics.delete(cluster, topic)
-    with pytest.raises(errors.TopicGone, match="instep_ledger"):
+    with pytest.raises(errors.TopicGone, match="instep topics create"):
         drained(runner(following(url, topic), once=True))
     topics.create(cluster, topic, 3)
     send(cluster, topic, *(event(f"b{n}", 1) for n in range(50)))
@@ -295,7 +295,7 @@ def test_a_log_that_is_not_the_one_applied_is_refused(
     known = run_sql(url, "SELECT DISTINCT last_digest FROM instep_ledger WHERE last_digest IS NOT NULL")
     assert known
     run_sql(url, "UPDATE instep_ledger SET last_digest = 'another' WHERE last_digest IS NOT NULL")
-    with pytest.raises(errors.LogDiverged, match="another one now"):
+    with pytest.raises(errors.LogDiverged, match="another record"):
         drained(runner(following(url, topic), once=True))
     run_sql(url, "UPDATE instep_ledger SET last_digest = NULL, next_offset = next_offset + 1000")
     with pytest.raises(errors.LogDiverged, match="is next"):

@@ -1,0 +1,68 @@
+"""Commands that put right what a pipeline cannot put right by itself. Each shows its plan, and does it with --execute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from instep import settings
+from instep.cli import shared
+from instep.cli.shared import GIVEN, AsJson, Config, Debug
+
+app = typer.Typer()
+
+Execute = Annotated[bool, typer.Option("--execute", help="Do it; left out: only show the plan.")]
+Why = Annotated[str | None, typer.Option(metavar="TEXT", help="Why; kept in instep_decisions.")]
+
+
+@app.command()
+def rewind(
+    pipeline: Annotated[str, typer.Argument(help="The pipeline to move.")],
+    to: Annotated[str, typer.Option(metavar="PLACE", help="start, end, 1234, +5, -10, @2026-11-01T08:00 (UTC) or @-1h.")],
+    partition: Annotated[list[int] | None, typer.Option(min=0, help="Only this partition; may be given again.")] = None,
+    accept_new_topic: Annotated[
+        bool, typer.Option("--accept-new-topic", help="Follow a topic that was made again under the same name.")
+    ] = False,
+    why: Why = None,
+    execute: Execute = False,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Move a pipeline's ledger to another place in the log: what to run after a named stop. A running pipeline follows."""
+    from instep.kafka import places
+    from instep.pipeline import rewind as moving
+
+    place = places.parse_place(to)
+    declared = settings.load(GIVEN.config)
+    target = settings.pipeline(declared, pipeline)
+    with shared.cluster(declared) as cluster:
+        prepared = moving.prepare(cluster, pipeline, target, place, partition or (), accept_new_topic=accept_new_topic)
+    plan = prepared.plan
+    if as_json:
+        shared.print_json({"plan": plan, "needs_why": plan.needs_why, "executed": execute})
+    else:
+        typer.echo(shared.table(("PIPELINE", "TOPIC", "PARTITION", "CURRENT", "NEW", "DELTA"), _rows(plan)))
+        for words in plan.words:
+            typer.echo(words)
+    if execute:
+        moving.execute(pipeline, target, prepared, who=shared.who(), why=why)
+        shared.say(f"done; a running pipeline goes on from there within seconds, another when started: instep run {pipeline}")
+    else:
+        shared.say(f"nothing was changed; with {'--why TEXT ' if plan.needs_why and not why else ''}--execute it is")
+
+
+def _rows(plan: Any) -> list[Sequence[Any]]:
+    return [
+        (
+            plan.pipeline,
+            plan.topic,
+            move.partition,
+            "none" if move.current is None else move.current,
+            "none" if move.new is None else f"{move.new} (clamped: {move.asked} asked)" if move.asked is not None else move.new,
+            "" if move.delta is None else f"{move.delta:+d}",
+        )
+        for move in plan.moves
+    ]
