@@ -25,6 +25,8 @@ from instep import errors
 FILE_NAME = "instep.toml"
 ENVIRONMENT_PREFIX = "INSTEP__"
 
+SECRET = re.compile(r"(?i)secret|password|token|access[.]?key|jaas")  # Spark settings whose names say that they are
+
 Guarantee = Literal["exactly-once", "at-least-once", "at-most-once"]
 Missing = Literal["insert", "park", "ignore"]
 Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
@@ -332,6 +334,37 @@ def describe(table: type[Table] = Settings) -> list[tuple[str, str, str, str]]:
         else:
             rows.append((field.name, _type_name(kind), _default(field), meta.description or ""))
     return rows
+
+
+def effective(table: Table, where: str = "") -> list[tuple[str, Any]]:
+    """(key, value) of every setting in force; a secret is masked, and so is the password in a URL."""
+    rows: list[tuple[str, Any]] = []
+    hints = get_type_hints(type(table), include_extras=True)
+    for field in msgspec.structs.fields(table):
+        value, key = getattr(table, field.name), f"{where}{field.name}"
+        extra = next((part.extra or {} for part in get_args(hints[field.name]) if isinstance(part, Meta)), {})
+        if isinstance(value, Table):
+            rows += effective(value, f"{key}.")
+        elif isinstance(value, dict) and any(isinstance(child, Table) for child in value.values()):
+            rows += [row for name, child in value.items() for row in effective(child, f"{key}.{name}.")]
+        elif isinstance(value, dict):
+            rows.append((key, {name: "***" if SECRET.search(name) else child for name, child in value.items()}))
+        else:
+            rows.append((key, masked(value) if extra.get("secret") else value))
+    return rows
+
+
+def masked(secret: str | None) -> str | None:
+    """A secret as it may be shown: stars, or the URL with stars for its password."""
+    if not secret:
+        return secret
+    if "://" not in secret:
+        return "***"
+    scheme, _, rest = secret.partition("://")
+    login, at, place = rest.rpartition("@")
+    user, colon, _ = login.partition(":")
+    place = re.sub(r"(?i)([?&][^=&]*pass[^=&]*=)[^&]*", r"\1***", place)
+    return f"{scheme}://{user}{':***' if colon else ''}{at}{place}"
 
 
 def _type_name(kind: Any) -> str:

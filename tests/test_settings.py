@@ -154,3 +154,29 @@ def test_every_setting_has_a_help() -> None:
     for key, kind, _, text in settings.describe():
         assert text, key
         assert kind, key
+
+
+def test_what_is_in_force_is_shown_without_its_secrets() -> None:
+    text = changed("@db/contracts", "@db/contracts?sslpassword=hidden").replace(
+        "[pipelines.contracts]", '[spark]\nconf = { "spark.hadoop.fs.s3a.secret.key" = "hidden" }\n\n[pipelines.contracts]'
+    )
+    found = dict(settings.effective(settings.parse(text, SECRETS)))
+    assert found["pipelines.contracts.target"] == "postgresql://app:***@db/contracts?sslpassword=***"
+    assert found["pipelines.contracts.event.order"] == "version"
+    assert found["kafka.security.protocol"] == "PLAINTEXT"
+    assert "secret" not in str(found.values()).replace("secret.key", "")
+    assert "hidden" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("secret", "shown"),
+    [
+        ("x", "***"),
+        (None, None),
+        ("sqlite:///f.db", "sqlite:///f.db"),
+        ("mysql://u:p@h/d", "mysql://u:***@h/d"),
+        ("mysql://u@h/d", "mysql://u@h/d"),
+    ],
+)
+def test_masked(secret: str | None, shown: str | None) -> None:
+    assert settings.masked(secret) == shown

@@ -9,11 +9,10 @@ import typer
 
 from instep import settings
 from instep.cli import shared
-from instep.cli.shared import GIVEN, AsJson, Config, Debug
+from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute
 
 app = typer.Typer()
 
-Execute = Annotated[bool, typer.Option("--execute", help="Do it; left out: only show the plan.")]
 Why = Annotated[str | None, typer.Option(metavar="TEXT", help="Why; kept in instep_decisions.")]
 
 

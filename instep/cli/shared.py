@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import getpass
 import os
 from collections.abc import Iterable, Sequence
@@ -16,8 +17,11 @@ from instep import errors, settings
 
 if TYPE_CHECKING:
     from instep.kafka.connection import Cluster
+    from instep.pipeline.turns import Desk
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Named = Annotated[str | None, typer.Option("--pipeline", metavar="NAME", help="Which pipeline; left out: the only one.")]
+Execute = Annotated[bool, typer.Option("--execute", help="Do it; left out: only show the plan.")]
 Pipelines = Annotated[list[str] | None, typer.Argument(metavar="[PIPELINE]...", help="Which pipelines; left out: all.")]
 
 
@@ -58,6 +62,31 @@ def chosen(declared: settings.Settings, names: list[str] | None) -> list[str]:
         what = "the settings declare no pipeline" if here.exists() else f"there is no {here} in {Path.cwd()}"
         raise errors.SettingsError(what, f"write a [pipelines.NAME] table into {here}, or name another file with --config")
     return list(declared.pipelines)
+
+
+def named(declared: settings.Settings, name: str | None) -> str:
+    """The pipeline that is meant: the named one, or the only one there is."""
+    names = chosen(declared, [name] if name else None)
+    if len(names) > 1:
+        raise errors.SettingsError("which pipeline is meant is not clear", f"say --pipeline NAME (declared: {', '.join(names)})")
+    return names[0]
+
+
+def desk(declared: settings.Settings, name: str) -> Desk:
+    """Where decisions about one pipeline are made."""
+    from instep.pipeline.turns import Desk
+
+    return Desk(name, settings.pipeline(declared, name), who())
+
+
+def when(text: str | None) -> datetime | None:
+    """A time on the command line, as in a place in the log: with or without its @."""
+    if text is None:
+        return None
+    from instep.kafka import places
+
+    place = places.parse_place(f"@{text.removeprefix('@')}")
+    return places.moment(place)
 
 
 def only_topic(declared: settings.Settings) -> str:
@@ -135,8 +164,41 @@ def cell(value: Any) -> str:
         case float():
             return f"{value:.1f}"
         case _:
-            return str(value)
+            return plain(str(value))
+
+
+def plain(text: str) -> str:
+    """A text that cannot do anything to a terminal: what does not print, line breaks included, is shown as its escape."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def shortened(text: str | None, characters: int) -> str:
+    """A text for a table's cell: its beginning."""
+    text = plain(text or "")
+    return text if len(text) <= characters else text[: characters - 1] + "…"
+
+
+def shown_bytes(value: bytes | None) -> str:
+    """A key or value of a record, for people: as text where it is one."""
+    if value is None:
+        return "null"
+    try:
+        return plain(value.decode("utf-8"))
+    except UnicodeDecodeError:
+        return str(value)
+
+
+def json_bytes(value: bytes | None) -> dict[str, str] | None:
+    """A key or value of a record, for programs: as text where it is one, else in base 64."""
+    if value is None:
+        return None
+    try:
+        return {"text": value.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
 
 
 def say(text: str) -> None:
-    typer.echo(text, err=True)
+    typer.echo("\n".join(map(plain, text.split("\n"))), err=True)

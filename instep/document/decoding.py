@@ -1,4 +1,4 @@
-"""From a record's bytes to an event, or to a reason why not. No exception escapes but `Unfit`."""
+"""From a record's bytes to an event, or to a reason why not. No exception escapes from a record but `Unfit`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from uuid import UUID
 
 import msgspec
 
+from instep import errors
 from instep.document import kinds
 from instep.document.event import ID_CHARACTERS_MAX
 from instep.document.mapping import KEY, TIMESTAMP, Mapping, Path
@@ -107,6 +108,13 @@ class Decoder:
                     raise Unfit(unfit.reason, detail) from None
                 refusal = refusal or Refusal(unfit.reason, detail)
         return Event(record.offset, document, order, kinds.micros(moment) if moment else None, status, values, refusal)
+
+    def document(self, text: str) -> str | int | UUID:
+        """A document's id as the key column holds it, from the text that a person writes."""
+        try:
+            return self._document(text, of_key=True)
+        except Unfit as unfit:
+            raise errors.SettingsError(f"{text!r} is no document of this table: {unfit.detail}") from None
 
     def decode_all(self, records: list[Record]) -> tuple[list[Event], list[DeadLetter]]:
         """Events and dead letters, each in log order."""

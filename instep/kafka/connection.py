@@ -27,6 +27,18 @@ LOGIN_MODULES = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
+READING: dict[str, Any] = {
+    "group.id": READER_GROUP,
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "error",
+    "allow.auto.create.topics": False,
+    "fetch.wait.max.ms": 10,
+    # A fetch that finds the queue full waits this long, by default a second.
+    "fetch.queue.backoff.ms": 5,
+}
 
 Result = TypeVar("Result")
 
@@ -103,23 +115,13 @@ class Cluster:
         """Reads what is committed, by assignment: it joins no group and commits nothing. Take `reader_lock` to use it."""
         with self._lock:
             if self._reader is None:
-                self._reader = self._make(
-                    Consumer,
-                    {
-                        "group.id": READER_GROUP,
-                        "enable.auto.commit": False,
-                        "enable.auto.offset.store": False,
-                        "enable.partition.eof": True,
-                        "isolation.level": "read_committed",
-                        "auto.offset.reset": "error",
-                        "allow.auto.create.topics": False,
-                        "fetch.wait.max.ms": 10,
-                        "queued.min.messages": 1,
-                        # A fetch that finds the queue full waits this long, by default a second.
-                        "fetch.queue.backoff.ms": 5,
-                    },
-                )
+                self._reader = self._make(Consumer, {**READING, "queued.min.messages": 1})
             return self._reader
+
+    def scanner(self) -> Consumer:
+        """Like the reader, and the caller's own: it reads ahead, for many records. Close it."""
+        scanner: Consumer = self._make(Consumer, READING)
+        return scanner
 
     def wait(self, future: concurrent.futures.Future[Result], deed: faults.Deed) -> Result:
         """The future's result; an error of the client becomes ours. Ends early when every broker refused our credentials."""

@@ -74,7 +74,7 @@ def first_records(
                 partition = message.partition()
                 assert partition is not None
                 if asked.pop(partition, None) is not None:
-                    found[partition] = None if message.error() else _record(message, partition)
+                    found[partition] = None if message.error() else record(message, partition)
                     cluster.reader.incremental_unassign([TopicPartition(topic, partition)])
         finally:
             cluster.reader.unassign()
@@ -133,7 +133,8 @@ def _next(cluster: connection.Cluster, topic: str, timeout_s: float, deadline: f
             raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), deed, since)
 
 
-def _record(message: Message, partition: int) -> Record:
+def record(message: Message, partition: int) -> Record:
+    """A message of the client as a record."""
     offset = message.offset()
     assert offset is not None
     return Record(partition, offset, message.timestamp()[1], message.key(), message.value())

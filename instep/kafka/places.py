@@ -128,6 +128,16 @@ def parse_range(text: str) -> Range:
     return found
 
 
+def moment(place: Place) -> datetime:
+    """The time that a place names."""
+    match place:
+        case Time(at):
+            return at
+        case Ago(seconds):
+            return datetime.now(UTC) - timedelta(seconds=seconds)
+    raise errors.SettingsError(f"{str(place)!r} is no time", GRAMMAR)
+
+
 def resolve(cluster: connection.Cluster, topic: str, partitions: Collection[int], place: Place) -> Resolved:
     """Where the place is in each partition. The end is that of what is committed: an open transaction is not passed over."""
     first = offsets.earliest(cluster, topic, partitions)
@@ -140,8 +150,7 @@ def resolve(cluster: connection.Cluster, topic: str, partitions: Collection[int]
         case FromEnd(count):
             asked = {partition: end[partition] - count for partition in partitions}
         case Time() | Ago():
-            at = place.at if isinstance(place, Time) else datetime.now(UTC) - timedelta(seconds=place.seconds)
-            timed = offsets.at_time(cluster, topic, partitions, at)
+            timed = offsets.at_time(cluster, topic, partitions, moment(place))
             # a time after the last record means the end, wherever that was a moment ago
             asked = {partition: min(timed[partition], end[partition]) for partition in partitions}
     found = {partition: min(max(offset, first[partition]), end[partition]) for partition, offset in asked.items()}

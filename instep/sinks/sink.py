@@ -167,13 +167,16 @@ class Sink(abc.ABC):
         self.execute("ROLLBACK")
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All or nothing; what goes wrong is raised as one of our errors, after the whole was rolled back."""
+    def transaction(self, *, keep: bool = True) -> Iterator[None]:
+        """All or nothing; what goes wrong is raised as one of our errors, after the whole was rolled back.
+
+        Without `keep` it is rolled back in any case: a look at what would be.
+        """
         with self.translated():
             try:
                 self.begin()
                 yield
-                self.commit()
+                self.commit() if keep else self.rollback()
             except BaseException:
                 # no database rolls back reliably by itself: MariaDB undoes one statement, SQLite all on a full disk
                 self._give_up()
@@ -288,8 +291,9 @@ class Sink(abc.ABC):
         """A row for everything that a person decided."""
         rows = [
             (
-                self.to.pipeline, self.to.topic, decision.partition, decision.offset, self._bound_time(at), decision.document,
-                decision.deed, decision.outcome, decision.why, decision.who,
+                self.to.pipeline, decision.topic or self.to.topic, decision.partition, decision.offset, self._bound_time(at),
+                decision.document, decision.deed, decision.outcome,
+                None if decision.why is None else kept_text(decision.why), decision.who,
             )
             for decision in decisions
         ]  # fmt: skip
@@ -311,6 +315,13 @@ class Sink(abc.ABC):
             for name, order in self.select_many(self.sql(SELECT_DELETED), (self.to.pipeline,), list(by_name)):
                 found[by_name[name]] = Stored(False, order)
         return found
+
+    def look_up(self, documents: Iterable[Document]) -> dict[Document, dict[str, Any]]:
+        """The columns that the pipeline keeps, of those of these documents that the table has."""
+        names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *self.columns)))
+        query = f"SELECT {names} FROM {self.table} WHERE {self.key} IN {{documents}}"
+        bound = [self.bind(document) for document in sorted(set(documents))]
+        return {self.unbind(row[0]): dict(zip(self.columns, row[1:], strict=True)) for row in self.select_many(query, (), bound)}
 
     def held(self, documents: Iterable[Document]) -> set[Document]:
         """Those of these documents that are parked: their later events wait behind."""
@@ -383,7 +394,7 @@ class Sink(abc.ABC):
     def _set_aside(self, partition: int, record: Record, reason: Reason, detail: str, at: datetime) -> tuple[Any, ...]:
         return (
             self.to.pipeline, self.to.topic, partition, record.offset, record.timestamp_ms, record.key, record.value,
-            reason.value, detail.replace("\0", "␀")[:DETAIL_CHARACTERS_MAX], self._bound_time(at),
+            reason.value, kept_text(detail), self._bound_time(at),
         )  # fmt: skip
 
     @property
@@ -447,6 +458,11 @@ class Sink(abc.ABC):
 def chunks(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     """Slices of at most `size` values."""
     return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def kept_text(text: str) -> str:
+    """Words about a record, of a length and in characters that every database keeps."""
+    return text.replace("\0", "␀")[:DETAIL_CHARACTERS_MAX]
 
 
 def moment(value: Any) -> datetime | None:

@@ -68,6 +68,7 @@ class Decision(msgspec.Struct, frozen=True):
     who: str
     why: str | None = None
     document: str | None = None
+    topic: str | None = None  # where it is not the one that the pipeline follows now
 
 
 def table_name(text: str) -> TableName:

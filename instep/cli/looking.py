@@ -1,0 +1,134 @@
+"""Commands that look: a document's timeline, the settings in force, the history's size."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from instep import errors, settings
+from instep.cli import shared
+from instep.cli.shared import GIVEN, AsJson, Config, Debug, Named, Pipelines
+
+app = typer.Typer()
+history_app = typer.Typer(name="history", no_args_is_help=True, rich_markup_mode=None, help="The history of every event.")
+app.add_typer(history_app)
+
+
+@app.command()
+def show(
+    document: Annotated[str, typer.Argument(help="The document's id.")],
+    pipeline: Annotated[str | None, typer.Option("--pipeline", metavar="NAME", help="Which pipeline; left out: all.")] = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """The timeline of a document: every event with its verdict, what people decided, and the row as it stands."""
+    from instep.pipeline import timeline
+
+    declared = settings.load(GIVEN.config)
+    found = []
+    for name in shared.chosen(declared, [pipeline] if pipeline else None):
+        with shared.desk(declared, name) as desk:
+            if not desk.sink.to.history:
+                shared.say(f"{name}: no history is kept (history = false), so the topic is read: times of commits are unknown")
+            found.append(timeline.read(desk, document, lambda: shared.cluster(declared)))
+    known = [one for one in found if one]
+    if as_json:
+        shared.print_json([_json(one) for one in known])
+    else:
+        for one in known:
+            _print_timeline(one)
+    if not known:
+        names = ", ".join(one.pipeline for one in found)
+        raise errors.SettingsError(
+            f"no pipeline knows document {document!r} (asked: {names})", "ids are compared exactly, case and spaces included"
+        )
+
+
+@history_app.command("prune")
+def prune(
+    older_than: Annotated[str, typer.Option(metavar="AGE|TIME", help="Remove what was committed before: 90d, 12h or a time.")],
+    pipelines: Pipelines = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Remove old rows of instep_history, in chunks, while the pipeline runs. The tables it follows are not touched."""
+    from instep.pipeline import history
+
+    declared = settings.load(GIVEN.config)
+    age = older_than.removeprefix("@").removeprefix("-")
+    before = shared.when(f"-{age}" if age[-1:] in "smhd" and age[:-1].isdigit() else older_than)
+    assert before is not None
+    for name in shared.chosen(declared, pipelines):
+        with shared.desk(declared, name) as desk:
+            gone = history.prune(desk, before, execute=not dry_run)
+        verb = "would go" if dry_run else "removed"
+        typer.echo(f"{name}: {gone} rows {verb}, committed before {shared.cell(before)}")
+
+
+@app.command("settings")
+def show_settings(pipeline: Named = None, as_json: AsJson = False, _config: Config = None, _debug: Debug = False) -> None:
+    """The settings in force, secrets masked, and each pipeline's state machine with what looks wrong in it."""
+    from instep.document import transitions
+
+    declared = settings.load(GIVEN.config)
+    names = shared.chosen(declared, [pipeline] if pipeline else None) if pipeline or declared.pipelines else []
+    values = settings.effective(declared)
+    machines = {name: transitions.declare(settings.pipeline(declared, name).transitions) for name in names}
+    said = {name: transitions.findings(machine) for name, machine in machines.items() if machine}
+    if as_json:
+        shared.print_json({"settings": dict(values), "findings": said})
+        return
+    typer.echo(shared.table(("SETTING", "VALUE"), [(key, "" if value is None else _text(value)) for key, value in values]))
+    for name, machine in machines.items():
+        if machine:
+            typer.echo(f"\nstatuses of {name}:\n")
+            typer.echo("\n".join(map(shared.plain, transitions.picture(machine).split("\n"))))
+            for finding in said[name]:
+                shared.say(f"{name}: {finding}")
+
+
+def _print_timeline(one: Any) -> None:
+    typer.echo(f"document {shared.plain(one.document)} of pipeline {one.pipeline}, from the {one.source}")
+    if one.waiting:
+        typer.echo(f"parked: {one.waiting} events wait (instep parked show {shared.plain(one.document)})")
+    head = ("PLACE", "EVENT-TIME", "COMMITTED", "FRESHNESS", "STATUS", "ORDER", "VERDICT", "WHY")
+    rows = [
+        (
+            moment.place if moment.place.topic == one.events[-1].place.topic else f"{moment.place.topic} {moment.place}",
+            moment.event_time,
+            moment.committed_at,
+            f"{moment.freshness_s:.3f} s" if moment.freshness_s is not None else "unknown",
+            moment.status or "",
+            "" if moment.order is None else moment.order,
+            moment.verdict,
+            shared.shortened(": ".join(filter(None, (moment.reason, moment.detail))), 100),
+        )
+        for moment in one.events
+    ]
+    if rows:
+        typer.echo(shared.table(head, rows))
+    if one.decisions:
+        decided = [(d.at, d.deed, d.place, d.outcome, d.who, shared.shortened(d.why, 100)) for d in one.decisions]
+        typer.echo("\n" + shared.table(("DECIDED", "DEED", "PLACE", "OUTCOME", "WHO", "WHY"), decided))
+    if one.row is None:
+        typer.echo("\nthe table has no row of it")
+    else:
+        typer.echo("\n" + shared.table(("COLUMN", "VALUE"), [(k, "null" if v is None else v) for k, v in one.row.items()]))
+
+
+def _json(one: Any) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(one)
+    for event, moment in zip(found["events"], one.events, strict=True):
+        event["freshness_s"] = moment.freshness_s
+    return found
+
+
+def _text(value: Any) -> str:
+    import msgspec
+
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,0 +1,399 @@
+"""Commands for what was set aside: dead letters and parked documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from instep import errors, settings
+from instep.cli import shared
+from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute, Named, Pipelines
+
+if TYPE_CHECKING:
+    from instep.pipeline.turns import Desk, Line
+    from instep.sinks.setaside import Choice, Place, SetAside
+
+app = typer.Typer()
+dead_app = typer.Typer(
+    name="dead", no_args_is_help=True, rich_markup_mode=None, help="Dead letters: events that nobody could understand."
+)
+parked_app = typer.Typer(
+    name="parked",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Parked documents: an event was refused for a business reason, and later ones wait behind it.",
+)
+app.add_typer(dead_app)
+app.add_typer(parked_app)
+
+SHOWN_MAX = 50
+
+Places = Annotated[
+    list[str] | None, typer.Argument(metavar="[PARTITION:OFFSET]...", help="Which; left out: those that the options choose.")
+]
+Reasoned = Annotated[str | None, typer.Option("--reason", metavar="NAME", help="Only those with this reason.")]
+Since = Annotated[str | None, typer.Option(metavar="TIME", help="Set aside at or after: 2026-11-01T08:00 (UTC) or -1h.")]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="Set aside before this time.")]
+OfDocument = Annotated[str | None, typer.Option("--document", metavar="ID", help="Only those of this document (by key).")]
+Everything = Annotated[bool, typer.Option("--all", help="All of them.")]
+Limit = Annotated[int, typer.Option("-n", "--limit", min=1, help="How many to show at most.")]
+NeedsWhy = Annotated[str, typer.Option("--why", metavar="TEXT", help="Why; kept in instep_decisions.")]
+
+
+@dead_app.command("list")
+def list_dead(
+    pipelines: Pipelines = None,
+    reason: Reasoned = None,
+    since: Since = None,
+    until: Until = None,
+    document: OfDocument = None,
+    each: Annotated[bool, typer.Option("--each", help="One line a letter, not a reason.")] = False,
+    limit: Limit = SHOWN_MAX,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Dead letters by reason, with first and last seen; or each of them."""
+    from instep.sinks import setaside
+
+    declared = settings.load(GIVEN.config)
+    groups: list[Sequence[Any]] = []
+    letters: list[tuple[str, SetAside]] = []
+    for name in shared.chosen(declared, pipelines):
+        with shared.desk(declared, name) as desk, desk.look() as sink:
+            chosen = _choice(desk, [], reason, since, until, document)
+            if each:
+                letters += [(name, one) for one in setaside.dead_letters(sink, chosen, limit)]
+            else:
+                groups += [(name, one.reason, one.count, one.first, one.last) for one in setaside.dead_groups(sink, chosen)]
+    head = ("PIPELINE", "REASON", "COUNT", "FIRST", "LAST")
+    if as_json:
+        keys = [name.lower() for name in head]
+        shared.print_json([_json_letter(*one) for one in letters] if each else [dict(zip(keys, g, strict=True)) for g in groups])
+    elif each and letters:
+        rows = [
+            (name, one.place.topic, one.place, shared.shortened(shared.shown_bytes(one.record.key), 30), one.reason, one.at,
+             shared.shortened(one.detail, 80))
+            for name, one in letters
+        ]  # fmt: skip
+        typer.echo(shared.table(("PIPELINE", "TOPIC", "PLACE", "KEY", "REASON", "AT", "DETAIL"), rows))
+        if len(letters) >= limit:
+            shared.say(f"the first {limit} of each pipeline; -n shows more")
+    elif groups:
+        typer.echo(shared.table(head, groups))
+    else:
+        shared.say("no dead letters")
+
+
+@dead_app.command("show")
+def show_dead(
+    place: Annotated[str, typer.Argument(metavar="PARTITION:OFFSET", help="Where the letter lies, as `dead list --each` says.")],
+    pipeline: Named = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """One dead letter whole: its bytes, its reason, and what was decided about it."""
+    from instep.document.reasons import EXPLANATIONS, Reason
+    from instep.sinks import setaside
+
+    declared = settings.load(GIVEN.config)
+    name = shared.named(declared, pipeline)
+    with shared.desk(declared, name) as desk, desk.look() as sink:
+        where = _place(desk, place)
+        letters = setaside.dead_letters(sink, setaside.Choice(places=(where,)))
+        decided = setaside.decisions(sink, place=where)
+    if not letters and not decided:
+        raise errors.SettingsError(f"pipeline {name!r} has no dead letter at {place}", "run: instep dead list --each")
+    if as_json:
+        shared.print_json({"letter": _json_letter(name, letters[0]) if letters else None, "decisions": decided})
+        return
+    for letter in letters:
+        explained = EXPLANATIONS[Reason(letter.reason)]
+        facts = [
+            ("place", f"topic {letter.place.topic}, partition {letter.place.partition}, offset {letter.place.offset}"),
+            ("reason", f"{letter.reason}: {explained}"),
+            ("detail", letter.detail),
+            ("at", letter.at),
+            ("key", shared.shown_bytes(letter.record.key)),
+            ("value", shared.shown_bytes(letter.record.value)),
+        ]
+        for what, value in facts:
+            typer.echo(f"{what:8}{shared.cell(value)}")
+    _print_decisions(decided)
+
+
+@dead_app.command("replay")
+def replay_dead(
+    places: Places = None,
+    reason: Reasoned = None,
+    since: Since = None,
+    until: Until = None,
+    document: OfDocument = None,
+    everything: Everything = False,
+    pipeline: Named = None,
+    execute: Execute = False,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Send dead letters through the pipeline's own code again, under the guard: after the settings or the table were mended."""
+    from instep.pipeline import dead, replay
+
+    declared = settings.load(GIVEN.config)
+    with shared.desk(declared, shared.named(declared, pipeline)) as desk:
+        chosen = _choice(desk, places or [], reason, since, until, document)
+        _need_choice(chosen, everything)
+        overtaken = replay.Overtaken(desk, lambda: shared.cluster(declared))
+        lines = list(dead.replay(desk, chosen, overtaken, execute=execute))
+    _print_lines(lines, execute, as_json, nothing="no dead letter is chosen")
+    if any(line.verdict == dead.DEAD for line in lines):
+        raise typer.Exit(1)
+
+
+@dead_app.command("drop")
+def drop_dead(
+    why: NeedsWhy,
+    places: Places = None,
+    reason: Reasoned = None,
+    since: Since = None,
+    until: Until = None,
+    document: OfDocument = None,
+    everything: Everything = False,
+    pipeline: Named = None,
+    execute: Execute = False,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Take dead letters out for good. Their places, the reason and your words stay in instep_decisions; their bytes go."""
+    from instep.pipeline import dead
+
+    declared = settings.load(GIVEN.config)
+    _need_words(why)
+    with shared.desk(declared, shared.named(declared, pipeline)) as desk:
+        chosen = _choice(desk, places or [], reason, since, until, document)
+        _need_choice(chosen, everything)
+        lines = dead.drop(desk, chosen, why, execute=execute)
+    _print_lines(lines, execute, as_json, nothing="no dead letter is chosen")
+
+
+@parked_app.command("list")
+def list_parked(
+    pipelines: Pipelines = None,
+    reason: Reasoned = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Limit = SHOWN_MAX,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Parked documents: what holds each, since when, and how many events wait."""
+    from instep.sinks import setaside
+
+    declared = settings.load(GIVEN.config)
+    found: list[tuple[str, setaside.Head]] = []
+    totals = 0
+    for name in shared.chosen(declared, pipelines):
+        with shared.desk(declared, name) as desk, desk.look() as sink:
+            found += [(name, one) for one in setaside.parked_heads(sink, _choice(desk, [], reason, since, until, None), limit)]
+            totals += sink.parked_count()
+    if as_json:
+        shared.print_json([{"pipeline": name, **_json(one)} for name, one in found])
+    elif found:
+        head = ("PIPELINE", "DOCUMENT", "WAITING", "SINCE", "PLACE", "REASON", "DETAIL")
+        rows = [
+            (name, one.document, one.waiting, one.since, one.place, one.reason, shared.shortened(one.detail, 80))
+            for name, one in found
+        ]
+        typer.echo(shared.table(head, rows))
+        if len(found) < totals:
+            shared.say(f"{len(found)} of {totals} parked documents; -n shows more")
+    else:
+        shared.say("no document is parked")
+
+
+@parked_app.command("show")
+def show_parked(
+    document: str, pipeline: Named = None, as_json: AsJson = False, _config: Config = None, _debug: Debug = False
+) -> None:
+    """A parked document's waiting events, in the order in which a release applies them."""
+    from instep.sinks import setaside
+
+    declared = settings.load(GIVEN.config)
+    name = shared.named(declared, pipeline)
+    with shared.desk(declared, name) as desk, desk.look() as sink:
+        waiting = setaside.waiting_events(sink, document)
+        decided = setaside.decisions(sink, document=document)
+    if not waiting:
+        raise errors.SettingsError(f"document {document!r} of pipeline {name!r} is not parked", "run: instep parked list")
+    if as_json:
+        shared.print_json({"waiting": [_json_letter(name, one) for one in waiting], "decisions": decided})
+        return
+    rows = [
+        (
+            one.place,
+            one.at,
+            one.reason,
+            shared.shortened(one.detail, 100),
+            shared.shortened(shared.shown_bytes(one.record.value), 200),
+        )
+        for one in waiting
+    ]
+    typer.echo(shared.table(("PLACE", "SINCE", "REASON", "DETAIL", "VALUE"), rows))
+    _print_decisions(decided)
+
+
+@parked_app.command("release")
+def release(
+    documents: Annotated[list[str] | None, typer.Argument(metavar="[DOCUMENT]...", help="Which documents.")] = None,
+    reason: Reasoned = None,
+    everything: Everything = False,
+    pipeline: Named = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would happen.")] = False,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Apply the waiting events of parked documents, in order, a document in one transaction."""
+    from instep.document.guard import Verdict
+    from instep.pipeline import parked
+    from instep.sinks import setaside
+
+    declared = settings.load(GIVEN.config)
+    if not documents and not reason and not everything:
+        raise errors.SettingsError("no document is named", "name documents, or say --reason NAME or --all")
+    lines: list[Line] = []
+    with shared.desk(declared, shared.named(declared, pipeline)) as desk:
+        names = list(dict.fromkeys(documents or []))
+        if not names:
+            with desk.look() as sink:
+                names = [one.document for one in setaside.parked_heads(sink, setaside.Choice(reason=reason))]
+        for name in names:
+            lines += parked.release(desk, name, execute=not dry_run)
+    _print_lines(lines, not dry_run, as_json, nothing="no document is parked for that reason")
+    if any(line.verdict == Verdict.PARKED.value for line in lines):
+        shared.say("what is refused again goes on waiting: mend its reason, or pass the first over: instep parked skip")
+        raise typer.Exit(1)
+
+
+@parked_app.command("skip")
+def skip(
+    document: str, why: NeedsWhy, pipeline: Named = None, as_json: AsJson = False, _config: Config = None, _debug: Debug = False
+) -> None:
+    """Pass over the event that holds a document, with a reason. What waits behind it is released by `parked release`."""
+    from instep.pipeline import parked
+
+    declared = settings.load(GIVEN.config)
+    _need_words(why)
+    with shared.desk(declared, shared.named(declared, pipeline)) as desk:
+        passed, left = parked.skip(desk, document, why)
+    if as_json:
+        shared.print_json({"skipped": _json_letter(desk.name, passed), "waiting": left})
+    else:
+        typer.echo(f"skipped {passed.place} of {shared.plain(document)}: {passed.reason}")
+    shared.say(f"{left} still wait: instep parked release" if left else "the document is free")
+
+
+# --- parts --------------------------------------------------------------------------------------------
+
+
+def _choice(
+    desk: Desk, places: list[str], reason: str | None, since: str | None, until: str | None, document: str | None
+) -> Choice:
+    from instep.document.reasons import Reason
+    from instep.sinks.setaside import Choice
+
+    if reason is not None and reason not in set(Reason):
+        raise errors.SettingsError(
+            f"there is no reason {reason!r}{settings.nearest(reason, [one.value for one in Reason])}", "run: instep dead list"
+        )
+    where = tuple(_place(desk, text) for text in places)
+    return Choice(reason=reason, since=shared.when(since), until=shared.when(until), document=document, places=where)
+
+
+def _place(desk: Desk, text: str) -> Place:
+    from instep.sinks.setaside import Place
+
+    partition, _, offset = text.partition(":")
+    if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit() and len(text) < 30):
+        raise errors.SettingsError(f"{text!r} is no place", "write PARTITION:OFFSET, such as 2:1745")
+    return Place(desk.sink.to.topic, int(partition), int(offset))
+
+
+def _need_choice(chosen: Choice, everything: bool) -> None:
+    if not chosen and not everything:
+        raise errors.SettingsError("nothing is chosen", "name places, say --reason, --since, --until or --document, or --all")
+
+
+def _need_words(why: str) -> None:
+    if not why.strip():
+        raise errors.SettingsError("--why is empty", "say why: whoever looks at it later will want to know")
+
+
+def _print_lines(lines: Sequence[Line], executed: bool, as_json: bool, *, nothing: str) -> None:
+    """Outcomes: counted, then row by row, with what changes in the table."""
+    if as_json:
+        shared.print_json({"executed": executed, "events": lines})
+    elif lines:
+        rows = [
+            (
+                line.place,
+                line.document or "",
+                line.verdict,
+                line.reason or "",
+                shared.shortened(_change(line) or line.detail, 120),
+            )
+            for line in lines[:SHOWN_MAX]
+        ]
+        typer.echo(shared.table(("PLACE", "DOCUMENT", "VERDICT", "REASON", "CHANGE"), rows))
+        if len(lines) > SHOWN_MAX:
+            shared.say(f"the first {SHOWN_MAX} of {len(lines)}; --json has all")
+    counts = {verdict: sum(line.verdict == verdict for line in lines) for verdict in sorted({line.verdict for line in lines})}
+    shared.say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or nothing)
+    if lines and not executed:
+        shared.say("nothing was changed; this is the plan")
+
+
+def _change(line: Line) -> str:
+    if not line.changes:
+        return ""
+    if line.after is None:
+        return "row deleted"
+    before = line.before or {}
+    changed = [
+        f"{name}: {shared.cell(before[name]) if line.before else 'none'} → {shared.cell(value)}"
+        for name, value in line.after.items()
+        if line.before is None or before[name] != value
+    ]
+    return ("" if line.before else "new row: ") + ", ".join(changed)
+
+
+def _print_decisions(decided: Sequence[Any]) -> None:
+    if decided:
+        rows = [(one.at, one.deed, one.place, one.outcome, one.who, shared.shortened(one.why, 100)) for one in decided]
+        typer.echo("\n" + shared.table(("DECIDED", "DEED", "PLACE", "OUTCOME", "WHO", "WHY"), rows))
+
+
+def _json(value: Any) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(value)
+    return found
+
+
+def _json_letter(pipeline: str, one: SetAside) -> dict[str, Any]:
+    return {
+        "pipeline": pipeline,
+        "place": one.place,
+        "document": one.document,
+        "reason": one.reason,
+        "detail": one.detail,
+        "at": one.at,
+        "timestamp_ms": one.record.timestamp_ms,
+        "key": shared.json_bytes(one.record.key),
+        "value": shared.json_bytes(one.record.value),
+    }

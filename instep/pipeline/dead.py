@@ -1,0 +1,110 @@
+"""Dead letters sent through the pipeline's own code again, or dropped with a reason.
+
+After the settings or the table were mended, a dead letter may be understood. It is then applied under the guard, as if it
+had come just now: what is newer stays, a parked document keeps it waiting, and one that is refused parks its document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from instep.document.decoding import Event
+from instep.document.guard import Document, Parked, Verdict
+from instep.pipeline import documents, turns
+from instep.pipeline.turns import Desk, Line
+from instep.sinks import setaside
+from instep.sinks.setaside import Choice, Deed, Place, SetAside
+from instep.sinks.sink import chunks
+from instep.sinks.target import Position
+
+CHUNK_LETTERS = 500
+DEAD = "dead"
+
+# of these events of a partition, the offsets whose documents have had a later event, where no order value tells
+Overtaken = Callable[[Position, Sequence[Event]], set[int]]
+
+
+def replay(desk: Desk, chosen: Choice, overtaken: Overtaken, *, execute: bool) -> Iterator[Line]:
+    """What becomes, or would become, of each letter, in log order. Letters of a topic that was replaced stay where they are."""
+    places = [place for place in _places(desk, chosen) if place.topic == desk.sink.to.topic]
+    for partition in sorted({place.partition for place in places}):
+        for some in chunks([place for place in places if place.partition == partition], CHUNK_LETTERS):
+            yield from desk.insist(lambda some=some: _replay(desk, some, overtaken, execute))  # type: ignore[misc]
+
+
+def drop(desk: Desk, chosen: Choice, why: str, *, execute: bool) -> list[Line]:
+    """Take letters out for good; what is kept is that, why, and by whom."""
+    lines: list[Line] = []
+    for some in chunks(_places(desk, chosen), CHUNK_LETTERS):
+        lines += desk.insist(lambda some=some: _drop(desk, some, why, execute))  # type: ignore[misc]
+    return lines
+
+
+def document_of(letter: SetAside) -> str | None:
+    """What is known of a dead letter's document: its key, if that is text that an id could be."""
+    key = letter.record.key
+    try:
+        return key.decode("utf-8") if key is not None and len(key) <= 255 and b"\0" not in key else None
+    except UnicodeDecodeError:
+        return None
+
+
+def _places(desk: Desk, chosen: Choice) -> list[Place]:
+    with desk.look() as sink:
+        return setaside.dead_places(sink, chosen)
+
+
+def _replay(desk: Desk, places: Sequence[Place], overtaken: Overtaken, execute: bool) -> list[Line]:
+    sink, at, partition = desk.sink, turns.now(), places[0].partition
+    with desk.turn(execute=execute) as ledger:
+        letters = {letter.record.offset: letter for letter in setaside.dead_letters(sink, Choice(places=tuple(places)))}
+        events, dead = desk.decoder.decode_all([letter.record for letter in letters.values()])
+        late = overtaken(ledger[partition], events) if events else set()
+        live = [event for event in events if event.offset not in late]
+        before = sink.look_up(event.document for event in live)
+        verdicts, parked = documents.write(sink, live, careful=True)
+        after = sink.look_up(event.document for event in live)
+        lines = [Line(letters[e.offset].place, str(e.document), Verdict.STALE.value) for e in events if e.offset in late]
+        lines += _lines(live, verdicts, parked, letters, before, after)
+        if sink.to.history and lines:
+            outcome = {line.place.offset: Verdict(line.verdict) for line in lines}
+            sink.keep_history(partition, events, [outcome[event.offset] for event in events], at, skip_known=True)
+        if parked:
+            sink.keep_parked(partition, [(one, letters[one.event.offset].record) for one in parked], at)
+        setaside.remove_dead(sink, [line.place for line in lines])
+        for letter in dead:
+            place = letters[letter.record.offset].place
+            setaside.judge_dead_again(sink, place, letter.reason, letter.detail)
+            document = document_of(letters[letter.record.offset])
+            lines.append(Line(place, document, DEAD, letter.reason.value, letter.detail))
+        desk.record(Deed.REPLAYED, lines, at)
+    return sorted(lines, key=lambda line: line.place)
+
+
+def _lines(
+    events: Sequence[Event],
+    verdicts: Sequence[Verdict],
+    parked: Sequence[Parked],
+    letters: Mapping[int, SetAside],
+    before: dict[Document, Any],
+    after: dict[Document, Any],
+) -> Iterator[Line]:
+    """A line for each event; the last that was applied to a document shows what the row becomes by all of them."""
+    waits = {one.event.offset: one.refusal for one in parked}
+    last = {e.document: e.offset for e, verdict in zip(events, verdicts, strict=True) if verdict is Verdict.APPLIED}
+    for event, verdict in zip(events, verdicts, strict=True):
+        refusal = waits.get(event.offset)
+        change = turns.row_change(event.document, before, after) if last.get(event.document) == event.offset else {}
+        reason, detail = (refusal.reason.value, refusal.detail) if refusal else (None, None)
+        yield Line(letters[event.offset].place, str(event.document), verdict.value, reason, detail, **change)
+
+
+def _drop(desk: Desk, places: Sequence[Place], why: str, execute: bool) -> list[Line]:
+    at = turns.now()
+    with desk.turn(execute=execute):
+        letters = setaside.dead_letters(desk.sink, Choice(places=tuple(places)))
+        lines = [Line(one.place, document_of(one), Deed.DROPPED.value, one.reason, one.detail) for one in letters]
+        setaside.remove_dead(desk.sink, [line.place for line in lines])
+        desk.record(Deed.DROPPED, lines, at, why)
+    return lines

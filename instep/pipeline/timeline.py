@@ -1,0 +1,135 @@
+"""`instep show`: the life of one document, event by event, and its row as it stands.
+
+From the history. Where none is kept the topic is read instead, and the verdicts are worked out from the log by the guard: what
+the table's own constraints or an earlier decision did to an event only shows where it was set aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from instep.document import guard, kinds
+from instep.document.decoding import Event, Record
+from instep.document.guard import Document, Stored, Verdict
+from instep.document.mapping import KEY
+from instep.kafka import offsets, reading, topics
+from instep.kafka.connection import Cluster
+from instep.pipeline import dead
+from instep.pipeline.turns import Desk
+from instep.sinks import setaside
+from instep.sinks.setaside import Choice, Decided, Place, SetAside
+from instep.sinks.target import Position
+
+IN_THE_LOG = "not applied yet"
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """One event of the document. Freshness is the time from its happening to its commit."""
+
+    place: Place
+    status: str | None
+    order: int | None
+    event_time: datetime | None
+    committed_at: datetime | None
+    verdict: str
+    reason: str | None = None
+    detail: str | None = None
+
+    @property
+    def freshness_s(self) -> float | None:
+        if self.event_time is None or self.committed_at is None:
+            return None
+        return (self.committed_at - self.event_time).total_seconds()
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """A document's events, what people decided about it, and its row."""
+
+    pipeline: str
+    document: str
+    source: Literal["history", "topic"]
+    events: list[Moment]
+    decisions: list[Decided]
+    row: dict[str, Any] | None
+    waiting: int
+
+    def __bool__(self) -> bool:
+        return bool(self.events or self.decisions or self.row is not None)
+
+
+def read(desk: Desk, text: str, cluster: Callable[[], Cluster]) -> Timeline:
+    """The timeline of the document that `text` names."""
+    document = desk.decoder.document(text)
+    with desk.look() as sink:
+        waiting = setaside.waiting_events(sink, str(document))
+        letters = setaside.dead_letters(sink, Choice(document=text))
+        decided = setaside.decisions(sink, document=str(document))
+        row = sink.look_up([document]).get(document)
+        if sink.to.history:
+            events = _from_history(desk, str(document), waiting)
+        else:
+            with cluster() as opened:
+                events = _from_topic(desk, document, opened, sink.positions(), {one.place: one for one in waiting})
+    source: Literal["history", "topic"] = "history" if desk.sink.to.history else "topic"
+    return Timeline(desk.name, text, source, [*events, *map(_dead, letters)], decided, row, len(waiting))
+
+
+def _from_history(desk: Desk, document: str, waiting: list[SetAside]) -> list[Moment]:
+    reasons = {one.place: (one.reason, one.detail) for one in waiting}
+    return [
+        Moment(one.place, one.status, one.order, one.event_time, one.committed_at, one.verdict, *reasons.get(one.place, ()))
+        for one in setaside.lived(desk.sink, document)
+    ]
+
+
+def _dead(letter: SetAside) -> Moment:
+    happened = kinds.instant(letter.record.timestamp_ms) if letter.record.timestamp_ms >= 0 else None
+    return Moment(letter.place, None, None, happened, letter.at, dead.DEAD, letter.reason, letter.detail)
+
+
+def _from_topic(
+    desk: Desk, document: Document, cluster: Cluster, ledger: dict[int, Position], waiting: dict[Place, SetAside]
+) -> list[Moment]:
+    """Every record of the document that the log holds, with the verdict that the guard gives them one after the other."""
+    name, rules = desk.sink.to.topic, desk.sink.to.rules
+    over = {one.place: one.deed for one in setaside.decisions(desk.sink) if one.deed in ("skipped", "dropped")}
+    known = Stored(False, None)
+    found: list[Moment] = []
+    for partition, event in _events_of(desk, document, cluster):
+        place = Place(name, partition, event.offset)
+        happened = kinds.from_micros(event.at_us) if event.at_us is not None else None
+        shown = Moment(place, event.status, event.order, happened, None, IN_THE_LOG)
+        position = ledger.get(partition)
+        if position is None or event.offset >= position.next_offset:
+            found.append(shown)
+        elif place in waiting:
+            one = waiting[place]
+            found.append(msgspec.structs.replace(shown, verdict=Verdict.PARKED.value, reason=one.reason, detail=one.detail))
+        elif place in over:
+            found.append(msgspec.structs.replace(shown, verdict=over[place]))
+        else:
+            verdict = guard.judge(event.order, known.order, rules.order_is_time) if rules.ordered else Verdict.APPLIED
+            if verdict is Verdict.APPLIED:
+                known = Stored(event.values is not None, known.order if event.order is None else event.order)
+            found.append(msgspec.structs.replace(shown, verdict=verdict.value))
+    return found
+
+
+def _events_of(desk: Desk, document: Document, cluster: Cluster) -> Iterator[tuple[int, Event]]:
+    """The document's events, partition by partition, in log order."""
+    topic = topics.describe(cluster, desk.sink.to.topic)
+    first = offsets.earliest(cluster, topic.name, topic.partitions)
+    end = offsets.latest(cluster, topic.name, topic.partitions)
+    by_key = desk.sink.to.mapping.document == (KEY,)
+    key = str(document).encode()
+    for partition in topic.partitions:
+        for record in reading.read(cluster, topic.name, {partition: (first[partition], end[partition])}):
+            if by_key and record.key != key:
+                continue
+            events, _ = desk.decoder.decode_all([Record(record.offset, record.timestamp_ms, record.key, record.value)])
+            if events and events[0].document == document:
+                yield partition, events[0]

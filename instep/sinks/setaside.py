@@ -1,0 +1,321 @@
+"""What was set aside: dead letters and parked events, read, removed and decided on.
+
+Everything here runs on a pipeline's sink. Whoever changes something holds the transaction and all ledger rows, so that
+people and tasks take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from instep.document.decoding import Record
+from instep.document.reasons import Reason
+from instep.sinks.sink import Sink, chunks, kept_text, moment
+
+PLACE = "topic, {partition}, {offset}"
+RECORD = PLACE + ", timestamp_ms, {key}, {value}, reason, detail, {at}"
+SELECT_DEAD = f"SELECT {RECORD} FROM instep_dead_letters WHERE pipeline = ?"
+GROUP_DEAD = "SELECT reason, count(*), min({at}), max({at}) FROM instep_dead_letters WHERE pipeline = ?"
+SELECT_PARKED = f"SELECT {RECORD}, document FROM instep_parked WHERE pipeline = ?"
+# the event that holds each document, and how many wait in all
+SELECT_HEADS = (
+    "SELECT document, waiting, reason, detail, {at}, topic, {partition}, {offset} FROM ("
+    " SELECT document, reason, detail, {at}, topic, {partition}, {offset}, count(*) OVER (PARTITION BY document) AS waiting,"
+    " row_number() OVER (PARTITION BY document ORDER BY {at}, {partition}, {offset}) AS place"
+    " FROM instep_parked WHERE pipeline = ?) AS heads WHERE place = 1"
+)
+AT_PLACE = " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} = ?"
+SELECT_HISTORY = (
+    f"SELECT {PLACE}, status, order_value, event_time, verdict, committed_at"
+    " FROM instep_history WHERE pipeline = ? AND document = ?"
+)
+SELECT_DECISIONS = f"SELECT {PLACE}, {{at}}, document, deed, outcome, why, who FROM instep_decisions WHERE pipeline = ?"
+SELECT_HISTORY_LOGS = "SELECT DISTINCT topic, {partition} FROM instep_history WHERE pipeline = ?"
+SELECT_HISTORY_AFTER = (
+    "SELECT {offset}, committed_at FROM instep_history"
+    " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} > ? ORDER BY {offset}"
+)
+SELECT_PASSED_OVER = (
+    f"SELECT {PLACE} FROM instep_dead_letters WHERE pipeline = ?"
+    f" UNION SELECT {PLACE} FROM instep_parked WHERE pipeline = ?"
+    f" UNION SELECT {PLACE} FROM instep_decisions WHERE pipeline = ? AND deed IN ('skipped', 'dropped')"
+)
+
+
+class Deed(StrEnum):
+    """What a person did; kept in `instep_decisions`."""
+
+    REPLAYED = "replayed"
+    DROPPED = "dropped"
+    RELEASED = "released"
+    SKIPPED = "skipped"
+    REWOUND = "rewound"
+    MENDED = "mended"
+
+
+class Place(msgspec.Struct, frozen=True, order=True):
+    """Where in a log a record lies."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.offset}"
+
+
+class SetAside(msgspec.Struct, frozen=True):
+    """A record that was set aside, whole, with the reason. A dead letter has no document, as nobody could tell it."""
+
+    place: Place
+    record: Record
+    reason: str
+    detail: str
+    at: datetime
+    document: str | None = None
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Dead letters of one reason."""
+
+    reason: str
+    count: int
+    first: datetime
+    last: datetime
+
+
+class Head(msgspec.Struct, frozen=True):
+    """A parked document: the event that holds it, and how many wait in all."""
+
+    document: str
+    waiting: int
+    reason: str
+    detail: str
+    since: datetime
+    place: Place
+
+
+class Lived(msgspec.Struct, frozen=True):
+    """One event of a document, as the history has it."""
+
+    place: Place
+    status: str | None
+    order: int | None
+    event_time: datetime | None
+    verdict: str
+    committed_at: datetime
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """What somebody decided, about which place, why, and what came of it."""
+
+    place: Place
+    at: datetime
+    document: str | None
+    deed: str
+    outcome: str
+    why: str | None
+    who: str
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Which of the things set aside are meant; what is left out does not narrow the choice."""
+
+    reason: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    document: str | None = None
+    places: tuple[Place, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self != Choice()
+
+
+# --- dead letters -------------------------------------------------------------------------------------
+
+
+def dead_groups(sink: Sink, chosen: Choice) -> list[Group]:
+    """How many dead letters there are of each reason, first and last seen."""
+    where, values = _where(sink, chosen, by_key=True)
+    rows = sink.select(sink.sql(GROUP_DEAD) + where + " GROUP BY reason ORDER BY 2 DESC, 1", (sink.to.pipeline, *values))
+    return [Group(reason, count, _sure(first), _sure(last)) for reason, count, first, last in rows]
+
+
+def dead_letters(sink: Sink, chosen: Choice, limit: int | None = None) -> list[SetAside]:
+    """Dead letters in log order, whole."""
+    where, values = _where(sink, chosen, by_key=True)
+    order = sink.sql(" ORDER BY topic, {partition}, {offset}") + (f" LIMIT {int(limit)}" if limit else "")
+    return [_set_aside(row) for row in sink.select(sink.sql(SELECT_DEAD) + where + order, (sink.to.pipeline, *values))]
+
+
+def dead_places(sink: Sink, chosen: Choice) -> list[Place]:
+    """Where the dead letters lie, in log order."""
+    where, values = _where(sink, chosen, by_key=True)
+    statement = sink.sql(f"SELECT {PLACE} FROM instep_dead_letters WHERE pipeline = ?")
+    order = sink.sql(" ORDER BY topic, {partition}, {offset}")
+    return [Place(*row) for row in sink.select(statement + where + order, (sink.to.pipeline, *values))]
+
+
+def remove_dead(sink: Sink, places: Iterable[Place]) -> int:
+    """Take dead letters out; how many were there."""
+    return _remove(sink, "instep_dead_letters", places)
+
+
+def judge_dead_again(sink: Sink, place: Place, reason: Reason, detail: str) -> None:
+    """A dead letter that is still one, perhaps for another reason."""
+    _judge_again(sink, "instep_dead_letters", place, reason, detail)
+
+
+# --- parked documents ---------------------------------------------------------------------------------
+
+
+def parked_heads(sink: Sink, chosen: Choice, limit: int | None = None) -> list[Head]:
+    """Every parked document with the event that holds it, longest waiting first."""
+    where, values = _where(sink, chosen, by_key=False)
+    order = sink.sql(" ORDER BY {at}, document") + (f" LIMIT {int(limit)}" if limit else "")
+    rows = sink.select(sink.sql(SELECT_HEADS) + where + order, (sink.to.pipeline, *values))
+    return [
+        Head(document, waiting, reason, detail or "", _sure(at), Place(topic, partition, offset))
+        for document, waiting, reason, detail, at, topic, partition, offset in rows
+    ]
+
+
+def waiting_events(sink: Sink, document: str) -> list[SetAside]:
+    """A parked document's events in the order in which they came."""
+    order = sink.sql(" AND document = ? ORDER BY {at}, {partition}, {offset}")
+    rows = sink.select(sink.sql(SELECT_PARKED) + order, (sink.to.pipeline, document))
+    return [_set_aside(row[:-1], row[-1]) for row in rows]
+
+
+def remove_parked(sink: Sink, places: Iterable[Place]) -> int:
+    """Let events go that waited; how many were there."""
+    return _remove(sink, "instep_parked", places)
+
+
+def judge_parked_again(sink: Sink, place: Place, reason: Reason, detail: str) -> None:
+    """An event that still has to wait, perhaps for another reason."""
+    _judge_again(sink, "instep_parked", place, reason, detail)
+
+
+# --- the history and decisions ------------------------------------------------------------------------
+
+
+def lived(sink: Sink, document: str) -> list[Lived]:
+    """What the history has of a document, in the order of the commits."""
+    order = sink.sql(" ORDER BY committed_at, topic, {partition}, {offset}")
+    rows = sink.select(sink.sql(SELECT_HISTORY) + order, (sink.to.pipeline, document))
+    return [
+        Lived(Place(*row[:3]), row[3], row[4], moment(row[5]), row[6], _sure(row[7]))
+        for row in rows
+    ]  # fmt: skip
+
+
+def relive(sink: Sink, place: Place, verdict: str, at: datetime) -> None:
+    """The history's row of a place gets the verdict that was reached later."""
+    statement = sink.sql("UPDATE instep_history SET verdict = ?, committed_at = ?" + AT_PLACE)
+    sink.execute(statement, (verdict, sink.bind(at), sink.to.pipeline, *_values(place)))
+
+
+def decisions(sink: Sink, *, document: str | None = None, place: Place | None = None) -> list[Decided]:
+    """What was decided about a document or a place, in order of time."""
+    where = ""
+    values: list[Any] = []
+    if document is not None:
+        where, values = where + " AND document = ?", [*values, document]
+    if place is not None:
+        where, values = where + " AND topic = ? AND {partition} = ? AND {offset} = ?", [*values, *_values(place)]
+    rows = sink.select(sink.sql(SELECT_DECISIONS + where + " ORDER BY {at}"), (sink.to.pipeline, *values))
+    return [Decided(Place(*row[:3]), _sure(row[3]), *row[4:]) for row in rows]
+
+
+def history_logs(sink: Sink) -> list[tuple[str, int]]:
+    """The topics and partitions that the history has rows of."""
+    rows = sink.select(sink.sql(SELECT_HISTORY_LOGS), (sink.to.pipeline,))
+    return [(topic, partition) for topic, partition in rows]
+
+
+def history_after(sink: Sink, topic: str, partition: int, offset: int, limit: int) -> list[tuple[Place, datetime]]:
+    """The history's next rows of one partition, in log order, with the time of their commit."""
+    statement = sink.sql(SELECT_HISTORY_AFTER) + f" LIMIT {int(limit)}"
+    rows = sink.select(statement, (sink.to.pipeline, topic, partition, offset))
+    return [(Place(topic, partition, found), _sure(at)) for found, at in rows]
+
+
+def remove_history(sink: Sink, places: Iterable[Place]) -> int:
+    """Forget what became of these records; how many were known."""
+    return _remove(sink, "instep_history", places)
+
+
+def passed_over(sink: Sink) -> set[Place]:
+    """Places whose events are not in the table on purpose: dead letters, parked events, and what was skipped or dropped."""
+    statement = sink.sql(SELECT_PASSED_OVER)
+    return {Place(*row) for row in sink.select(statement, (sink.to.pipeline,) * 3)}
+
+
+# --- parts --------------------------------------------------------------------------------------------
+
+
+def _where(sink: Sink, chosen: Choice, *, by_key: bool) -> tuple[str, list[Any]]:
+    """The choice in SQL. A dead letter belongs to a document if that is its key: nothing else of it was understood."""
+    parts: list[str] = []
+    values: list[Any] = []
+    if chosen.reason is not None:
+        parts, values = [*parts, "reason = ?"], [*values, chosen.reason]
+    if chosen.since is not None:
+        parts, values = [*parts, "{at} >= ?"], [*values, sink.bind(chosen.since)]
+    if chosen.until is not None:
+        parts, values = [*parts, "{at} < ?"], [*values, sink.bind(chosen.until)]
+    if chosen.document is not None:
+        parts.append("{key} = ?" if by_key else "document = ?")
+        values.append(chosen.document.encode() if by_key else chosen.document)
+    if chosen.places:
+        logs: dict[tuple[str, int], list[int]] = {}
+        for place in chosen.places:
+            logs.setdefault((place.topic, place.partition), []).append(place.offset)
+        some = [f"topic = ? AND {{partition}} = ? AND {{offset}} IN ({', '.join('?' * len(of))})" for of in logs.values()]
+        parts.append("(" + " OR ".join(some) + ")")
+        values += [value for (topic, partition), of in logs.items() for value in (topic, partition, *of)]
+    return "".join(f" AND {part}" for part in map(sink.sql, parts)), values
+
+
+def _remove(sink: Sink, table: str, places: Iterable[Place]) -> int:
+    by_log: dict[tuple[str, int], list[int]] = {}
+    for place in places:
+        by_log.setdefault((place.topic, place.partition), []).append(place.offset)
+    removed = 0
+    for (topic, partition), offsets in by_log.items():
+        for some in chunks(offsets, 500):
+            marks = ", ".join("?" * len(some))
+            where = f" WHERE pipeline = ? AND topic = ? AND {{partition}} = ? AND {{offset}} IN ({marks})"
+            removed += sink.execute(sink.sql(f"DELETE FROM {table}{where}"), (sink.to.pipeline, topic, partition, *some))
+    return removed
+
+
+def _judge_again(sink: Sink, table: str, place: Place, reason: Reason, detail: str) -> None:
+    statement = sink.sql(f"UPDATE {table} SET reason = ?, detail = ?{AT_PLACE}")
+    sink.execute(statement, (reason.value, kept_text(detail), sink.to.pipeline, *_values(place)))
+
+
+def _set_aside(row: tuple[Any, ...], document: str | None = None) -> SetAside:
+    topic, partition, offset, timestamp_ms, key, value, reason, detail, at = row
+    record = Record(offset, -1 if timestamp_ms is None else timestamp_ms, _bytes(key), _bytes(value))
+    return SetAside(Place(topic, partition, offset), record, reason, detail or "", _sure(at), document)
+
+
+def _bytes(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def _values(place: Place) -> tuple[str, int, int]:
+    return place.topic, place.partition, place.offset
+
+
+def _sure(value: Any) -> datetime:
+    at = moment(value)
+    assert at is not None
+    return at
