@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from instep import settings
+from instep import errors, settings
 from instep.cli import shared
-from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute
+from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute, Named
 
 app = typer.Typer()
 
@@ -51,6 +51,38 @@ def rewind(
         shared.say(f"done; a running pipeline goes on from there within seconds, another when started: instep run {pipeline}")
     else:
         shared.say(f"nothing was changed; with {'--why TEXT ' if plan.needs_why and not why else ''}--execute it is")
+
+
+@app.command()
+def replay(
+    document: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only this document; may be given again.")] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", metavar="PLACE", help="Where to begin; left out: the log's start.")
+    ] = None,
+    to: Annotated[str | None, typer.Option(metavar="PLACE", help="Where to end; left out: the ledger.")] = None,
+    partition: Annotated[list[int] | None, typer.Option(min=0, help="Only this partition; may be given again.")] = None,
+    pipeline: Named = None,
+    execute: Execute = False,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Apply a stretch of the log again under the guard, to mend a damaged table. Safe while the pipeline runs."""
+    from instep.kafka import places
+    from instep.pipeline import replay as applying
+
+    if not document and from_ is None and to is None:
+        raise errors.SettingsError("nothing is chosen", "say --document ID, --from PLACE, or --from start for the whole log")
+    first = places.parse_place(from_) if from_ is not None else None
+    last = places.parse_place(to) if to is not None else None
+    declared = settings.load(GIVEN.config)
+    with shared.desk(declared, shared.named(declared, pipeline)) as desk, shared.cluster(declared) as cluster:
+        part = applying.stretch(desk, cluster, documents=document or (), first=first, last=last, partitions=partition or ())
+        shared.say(f"reading {part.records:,} offsets of topic {desk.sink.to.topic} in {len(part.ranges)} partitions")
+        lines = list(applying.replay(desk, cluster, part, execute=execute))
+    shared.print_lines(lines, execute, as_json, nothing="no row changes")
+    if any(line.verdict == applying.REFUSED for line in lines):
+        raise typer.Exit(1)
 
 
 def _rows(plan: Any) -> list[Sequence[Any]]:

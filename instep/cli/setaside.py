@@ -28,8 +28,6 @@ parked_app = typer.Typer(
 app.add_typer(dead_app)
 app.add_typer(parked_app)
 
-SHOWN_MAX = 50
-
 Places = Annotated[
     list[str] | None, typer.Argument(metavar="[PARTITION:OFFSET]...", help="Which; left out: those that the options choose.")
 ]
@@ -50,7 +48,7 @@ def list_dead(
     until: Until = None,
     document: OfDocument = None,
     each: Annotated[bool, typer.Option("--each", help="One line a letter, not a reason.")] = False,
-    limit: Limit = SHOWN_MAX,
+    limit: Limit = shared.SHOWN_MAX,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
@@ -148,7 +146,7 @@ def replay_dead(
         _need_choice(chosen, everything)
         overtaken = replay.Overtaken(desk, lambda: shared.cluster(declared))
         lines = list(dead.replay(desk, chosen, overtaken, execute=execute))
-    _print_lines(lines, execute, as_json, nothing="no dead letter is chosen")
+    shared.print_lines(lines, execute, as_json, nothing="no dead letter is chosen")
     if any(line.verdict == dead.DEAD for line in lines):
         raise typer.Exit(1)
 
@@ -177,7 +175,7 @@ def drop_dead(
         chosen = _choice(desk, places or [], reason, since, until, document)
         _need_choice(chosen, everything)
         lines = dead.drop(desk, chosen, why, execute=execute)
-    _print_lines(lines, execute, as_json, nothing="no dead letter is chosen")
+    shared.print_lines(lines, execute, as_json, nothing="no dead letter is chosen")
 
 
 @parked_app.command("list")
@@ -186,7 +184,7 @@ def list_parked(
     reason: Reasoned = None,
     since: Since = None,
     until: Until = None,
-    limit: Limit = SHOWN_MAX,
+    limit: Limit = shared.SHOWN_MAX,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
@@ -274,7 +272,7 @@ def release(
                 names = [one.document for one in setaside.parked_heads(sink, setaside.Choice(reason=reason))]
         for name in names:
             lines += parked.release(desk, name, execute=not dry_run)
-    _print_lines(lines, not dry_run, as_json, nothing="no document is parked for that reason")
+    shared.print_lines(lines, not dry_run, as_json, nothing="no document is parked for that reason")
     if any(line.verdict == Verdict.PARKED.value for line in lines):
         shared.say("what is refused again goes on waiting: mend its reason, or pass the first over: instep parked skip")
         raise typer.Exit(1)
@@ -332,44 +330,6 @@ def _need_choice(chosen: Choice, everything: bool) -> None:
 def _need_words(why: str) -> None:
     if not why.strip():
         raise errors.SettingsError("--why is empty", "say why: whoever looks at it later will want to know")
-
-
-def _print_lines(lines: Sequence[Line], executed: bool, as_json: bool, *, nothing: str) -> None:
-    """Outcomes: counted, then row by row, with what changes in the table."""
-    if as_json:
-        shared.print_json({"executed": executed, "events": lines})
-    elif lines:
-        rows = [
-            (
-                line.place,
-                line.document or "",
-                line.verdict,
-                line.reason or "",
-                shared.shortened(_change(line) or line.detail, 120),
-            )
-            for line in lines[:SHOWN_MAX]
-        ]
-        typer.echo(shared.table(("PLACE", "DOCUMENT", "VERDICT", "REASON", "CHANGE"), rows))
-        if len(lines) > SHOWN_MAX:
-            shared.say(f"the first {SHOWN_MAX} of {len(lines)}; --json has all")
-    counts = {verdict: sum(line.verdict == verdict for line in lines) for verdict in sorted({line.verdict for line in lines})}
-    shared.say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or nothing)
-    if lines and not executed:
-        shared.say("nothing was changed; this is the plan")
-
-
-def _change(line: Line) -> str:
-    if not line.changes:
-        return ""
-    if line.after is None:
-        return "row deleted"
-    before = line.before or {}
-    changed = [
-        f"{name}: {shared.cell(before[name]) if line.before else 'none'} → {shared.cell(value)}"
-        for name, value in line.after.items()
-        if line.before is None or before[name] != value
-    ]
-    return ("" if line.before else "new row: ") + ", ".join(changed)
 
 
 def _print_decisions(decided: Sequence[Any]) -> None:

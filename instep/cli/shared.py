@@ -17,7 +17,9 @@ from instep import errors, settings
 
 if TYPE_CHECKING:
     from instep.kafka.connection import Cluster
-    from instep.pipeline.turns import Desk
+    from instep.pipeline.turns import Desk, Line
+
+SHOWN_MAX = 50
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Named = Annotated[str | None, typer.Option("--pipeline", metavar="NAME", help="Which pipeline; left out: the only one.")]
@@ -153,6 +155,44 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     texts = [head, *([cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in texts) for column in range(len(head))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts)
+
+
+def print_lines(lines: Sequence[Line], executed: bool, as_json: bool, *, nothing: str) -> None:
+    """Outcomes: counted, then row by row, with what changes in the table."""
+    if as_json:
+        print_json({"executed": executed, "events": lines})
+    elif lines:
+        rows = [
+            (
+                line.place,
+                line.document or "",
+                line.verdict,
+                line.reason or "",
+                shortened(_change(line) or line.detail, 120),
+            )
+            for line in lines[:SHOWN_MAX]
+        ]
+        typer.echo(table(("PLACE", "DOCUMENT", "VERDICT", "REASON", "CHANGE"), rows))
+        if len(lines) > SHOWN_MAX:
+            say(f"the first {SHOWN_MAX} of {len(lines)}; --json has all")
+    counts = {verdict: sum(line.verdict == verdict for line in lines) for verdict in sorted({line.verdict for line in lines})}
+    say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or nothing)
+    if lines and not executed:
+        say("nothing was changed; this is the plan")
+
+
+def _change(line: Line) -> str:
+    if not line.changes:
+        return ""
+    if line.after is None:
+        return "row deleted"
+    before = line.before or {}
+    changed = [
+        f"{name}: {cell(before[name]) if line.before else 'none'} → {cell(value)}"
+        for name, value in line.after.items()
+        if line.before is None or before[name] != value
+    ]
+    return ("" if line.before else "new row: ") + ", ".join(changed)
 
 
 def cell(value: Any) -> str:

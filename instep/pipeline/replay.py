@@ -1,17 +1,105 @@
-"""Events applied again: what came later stays."""
+"""`instep replay`: a stretch of the log applied again under the guard, to mend a table that was damaged.
+
+The ledger and its epoch stay as they are; records that the pipeline has not come to yet are left to it. What is in the table
+on purpose stays so: dead letters, parked documents and what people skipped or dropped are passed over. No transition is
+judged again and no document parked: what the table refuses now is said and left.
+
+An event whose order value is above the stored one is applied, one below is stale, as in the flow. One that *equals* it wrote
+the row, so it mends the row where that differs; but only if it is known to be the one that did. The history says so; without
+it a version's first event is known when the log is read from its start, and an instant's last when it is read to the ledger.
+A delete, which has no order value, is replayed only if the history says that nothing came after it.
+
+Without an order the later in the log wins, so a stretch must reach the ledger: events are folded to one state per document
+before anything is written, and an older status never shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
+import msgspec
+
+from instep import errors, settings
+from instep.document import guard
 from instep.document.decoding import Event, Record
-from instep.document.guard import Document
-from instep.kafka import reading
+from instep.document.guard import Document, Stored, Verdict
+from instep.document.mapping import KEY
+from instep.document.reasons import Reason
+from instep.document.transitions import Transitions
+from instep.kafka import offsets, places, reading
 from instep.kafka.connection import Cluster
-from instep.pipeline.turns import Desk
+from instep.pipeline import continuity, turns
+from instep.pipeline.turns import Desk, Line
 from instep.sinks import setaside
-from instep.sinks.setaside import Place
+from instep.sinks.setaside import Deed, Place
+from instep.sinks.sink import chunks
 from instep.sinks.target import Position
+
+CHUNK_EVENTS = 5_000
+REFUSED = "refused"
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """Which part of the log, by partition, and of which documents (all, if none is named)."""
+
+    ranges: dict[int, tuple[int, int]]
+    from_start: bool
+    to_ledger: bool
+    documents: frozenset[Document] = frozenset()
+
+    @property
+    def records(self) -> int:
+        return sum(max(0, end - start) for start, end in self.ranges.values())
+
+
+def stretch(
+    desk: Desk,
+    cluster: Cluster,
+    *,
+    documents: Collection[str] = (),
+    first: places.Place | None = None,
+    last: places.Place | None = None,
+    partitions: Collection[int] = (),
+) -> Stretch:
+    """The part of the log that is meant; it ends at the ledger at the latest."""
+    with desk.look() as sink:
+        ledger = sink.positions()
+    topic = continuity.describe(cluster, desk.name, desk.sink.to.topic, ledger)
+    continuity.refuse_replaced(desk.name, topic, ledger)
+    strange = sorted(set(partitions) - set(topic.partitions))
+    if strange:
+        raise errors.SettingsError(
+            f"topic {topic.name!r} has no partition {', '.join(map(str, strange))}",
+            f"it has {', '.join(map(str, topic.partitions))}",
+        )
+    chosen = sorted(set(partitions or topic.partitions) & set(ledger))
+    begin = places.resolve(cluster, topic.name, chosen, first or places.FromStart())
+    end = places.resolve(cluster, topic.name, chosen, last or places.FromEnd())
+    log_start = offsets.earliest(cluster, topic.name, chosen)
+    ranges = {part: (begin[part], max(begin[part], min(end[part], ledger[part].next_offset))) for part in chosen}
+    to_ledger = all(end[part] >= ledger[part].next_offset for part in chosen)
+    if not desk.sink.to.rules.ordered and not to_ledger:
+        raise errors.SettingsError(
+            f"pipeline {desk.name!r} has no order, so a stretch that ends before the ledger would bring older statuses back",
+            "leave --to out",
+        )
+    from_start = all(begin[part] == log_start[part] == 0 for part in chosen)
+    return Stretch(ranges, from_start, to_ledger, frozenset(map(desk.decoder.document, documents)))
+
+
+def replay(desk: Desk, cluster: Cluster, part: Stretch, *, execute: bool) -> Iterator[Line]:
+    """A line for every document whose row changes, or would, or that the table refuses, as they are found."""
+    over = _passed_over(desk)
+    if not desk.sink.to.rules.ordered:
+        yield from _replay_unordered(desk, cluster, part, over, execute)
+        return
+    seen: dict[Document, int] = {}  # the highest order value met so far
+    for partition, bounds in part.ranges.items():
+        events = _events(desk, cluster, {partition: bounds}, part.documents, over)
+        while some := list(itertools.islice(events, CHUNK_EVENTS)):
+            yield from desk.insist(lambda p=partition, s=some: _mend(desk, part, p, s, seen, execute))  # type: ignore[misc]
 
 
 class Overtaken:
@@ -22,17 +110,183 @@ class Overtaken:
 
     def __call__(self, position: Position, events: Sequence[Event]) -> set[int]:
         """The offsets of those of a partition's events whose documents have had a later event."""
-        to = self._desk.sink.to
-        if to.rules.ordered:
+        desk = self._desk
+        if desk.sink.to.rules.ordered:
             return set()
-        asked = {event.document for event in events}
-        over = setaside.passed_over(self._desk.sink)
-        newest: dict[Document, int] = {}
+        asked = frozenset(event.document for event in events)
         start = min(event.offset for event in events) + 1
         with self._open_cluster() as cluster:
-            for record in reading.read(cluster, to.topic, {position.partition: (start, position.next_offset)}):
-                if Place(to.topic, record.partition, record.offset) in over:
-                    continue
-                found, _ = self._desk.decoder.decode_all([Record(record.offset, record.timestamp_ms, record.key, record.value)])
-                newest |= {one.document: one.offset for one in found if one.document in asked}
+            ahead = {position.partition: (start, position.next_offset)}
+            newest = {later.document: later.offset for later in _events(desk, cluster, ahead, asked, _passed_over(desk))}
         return {event.offset for event in events if newest.get(event.document, -1) > event.offset}
+
+
+def _passed_over(desk: Desk) -> set[Place]:
+    with desk.look() as sink:
+        return setaside.passed_over(sink)
+
+
+def _events(
+    desk: Desk, cluster: Cluster, ranges: Mapping[int, tuple[int, int]], documents: frozenset[Document], over: set[Place]
+) -> Iterator[Event]:
+    """The events that the flow applied, or would have, in log order per partition. Those that do not fit were set aside."""
+    topic = desk.sink.to.topic
+    keys = {str(document).encode() for document in documents} if desk.sink.to.mapping.document == (KEY,) else set()
+    for record in reading.read(cluster, topic, ranges):
+        if (keys and record.key not in keys) or Place(topic, record.partition, record.offset) in over:
+            continue
+        found, _ = desk.decoder.decode_all([Record(record.offset, record.timestamp_ms, record.key, record.value)])
+        yield from (one for one in found if one.refusal is None and (not documents or one.document in documents))
+
+
+# --- with an order: chunk by chunk --------------------------------------------------------------------
+
+
+def _mend(
+    desk: Desk, part: Stretch, partition: int, events: Sequence[Event], seen: dict[Document, int], execute: bool
+) -> list[Line]:
+    sink, at = desk.sink, turns.now()
+    with desk.turn(execute=execute) as ledger:
+        asked = {event.document for event in events}
+        held = sink.held(asked)
+        next_offset = ledger[partition].next_offset if partition in ledger else 0
+        stored = sink.stored(asked)
+        wrote = setaside.wrote(sink, asked) if sink.to.history else None
+        due: list[Event] = []
+        for event in events:
+            if event.offset >= next_offset or event.document in held:
+                continue
+            before = stored.get(event.document, guard.ABSENT)
+            tie = before.present and event.order is not None and event.order == before.order
+            if (tie or event.values is None) and not _is_last_word(desk, part, partition, event, wrote, seen):
+                continue
+            if tie and not sink.to.rules.order_is_time:
+                stored[event.document] = msgspec.structs.replace(before, order=event.order - 1)  # type: ignore[operator]
+            due.append(event)
+            if event.order is not None:
+                seen[event.document] = max(event.order, seen.get(event.document, event.order))
+        lines = _write(desk, due, stored, lambda event: Place(sink.to.topic, partition, event.offset), execute)
+        desk.record(Deed.REPLAYED, lines, at)
+    return lines
+
+
+def _is_last_word(
+    desk: Desk, part: Stretch, partition: int, event: Event, wrote: setaside.Wrote | None, seen: Mapping[Document, int]
+) -> bool:
+    """Whether a document's row is known to have been written, or removed, by this event."""
+    if wrote is not None:
+        place = Place(desk.sink.to.topic, partition, event.offset)
+        return place == (wrote.last(event.document) if event.order is None else wrote.by_order(event.document, event.order))
+    if event.values is None:
+        return False
+    if desk.sink.to.rules.order_is_time:
+        return part.to_ledger
+    return part.from_start and (event.document not in seen or seen[event.document] < (event.order or 0))
+
+
+# --- without one: folded first ------------------------------------------------------------------------
+
+
+class _Fold:
+    """What a document is after all its events: deleted, made anew, changed; and where the last of them lies."""
+
+    __slots__ = ("deleted", "offset", "partition", "values")
+
+    def __init__(self) -> None:
+        self.deleted = False
+        self.values: dict[str, Any] | None = None
+        self.partition = self.offset = 0
+
+    def add(self, partition: int, event: Event) -> None:
+        self.partition, self.offset = partition, event.offset
+        if event.values is None:
+            self.deleted, self.values = True, None
+        else:
+            self.values = {**(self.values or {}), **event.values}
+
+    def events(self, document: Document) -> Iterator[Event]:
+        if self.deleted:
+            yield Event(self.offset, document, None, None, None, None)
+        if self.values is not None:
+            yield Event(self.offset, document, None, None, None, self.values)
+
+
+def _replay_unordered(desk: Desk, cluster: Cluster, part: Stretch, over: set[Place], execute: bool) -> Iterator[Line]:
+    folds: dict[Document, _Fold] = {}
+    read_to = {partition: start for partition, (start, _) in part.ranges.items()}
+
+    def catch_up(ends: Mapping[int, int]) -> None:
+        for partition, end in ends.items():
+            if partition in read_to and end > read_to[partition]:
+                for event in _events(desk, cluster, {partition: (read_to[partition], end)}, part.documents, over):
+                    folds.setdefault(event.document, _Fold()).add(partition, event)
+                read_to[partition] = end
+
+    def mend(some: Sequence[Document]) -> list[Line]:
+        sink, at = desk.sink, turns.now()
+        with desk.turn(execute=execute) as ledger:
+            catch_up({partition: position.next_offset for partition, position in ledger.items()})
+            held = sink.held(some)
+            due = [event for document in some if document not in held for event in folds[document].events(document)]
+            place = lambda event: Place(sink.to.topic, folds[event.document].partition, event.offset)  # noqa: E731
+            lines = _write(desk, due, sink.stored(some), place, execute)
+            desk.record(Deed.REPLAYED, lines, at)
+        return lines
+
+    catch_up({partition: end for partition, (_, end) in part.ranges.items()})
+    for some in chunks(list(folds), CHUNK_EVENTS):
+        yield from desk.insist(lambda some=some: mend(some))  # type: ignore[misc]
+
+
+# --- writing ------------------------------------------------------------------------------------------
+
+
+def _write(
+    desk: Desk,
+    events: Sequence[Event],
+    stored: Mapping[Document, Stored],
+    place: Callable[[Event], Place],
+    execute: bool,
+) -> list[Line]:
+    """Write the rows that change, and only those: each is tried first and looked at, as a database alone knows what it keeps."""
+    of: dict[Document, list[Event]] = {}
+    for event in events:
+        of.setdefault(event.document, []).append(event)
+    lines: list[Line] = []
+    waiting = [list(of)] if of else []
+    while waiting:
+        some = waiting.pop()
+        try:
+            lines += _try(desk, [event for document in some for event in of[document]], stored, place, execute)
+        except errors.RowRefused as error:
+            if len(some) > 1:
+                half = len(some) // 2
+                waiting += [some[half:], some[:half]]
+            else:
+                last = of[some[0]][-1]
+                lines.append(Line(place(last), str(some[0]), REFUSED, Reason.REFUSED_BY_TARGET.value, error.what))
+    return lines
+
+
+def _try(
+    desk: Desk, events: Sequence[Event], stored: Mapping[Document, Stored], place: Callable[[Event], Place], execute: bool
+) -> list[Line]:
+    sink = desk.sink
+    missing: settings.Missing = "insert" if sink.to.rules.missing == "insert" else "ignore"
+    rules = msgspec.structs.replace(sink.to.rules, missing=missing, transitions=Transitions())
+    verdicts = guard.settle(events, stored, rules).verdicts
+    applied = [event for event, verdict in zip(events, verdicts, strict=True) if verdict is Verdict.APPLIED]
+    before = sink.look_up(event.document for event in applied)
+    with sink.unguarded():
+        with sink.savepoint(keep=False):
+            sink.write(guard.settle(applied, stored, rules))
+            after = sink.look_up(event.document for event in applied)
+        changed = [event for event in applied if before.get(event.document) != after.get(event.document)]
+        if execute and changed:
+            with sink.savepoint():
+                sink.write(guard.settle(changed, stored, rules))
+    last = {event.document: event for event in changed}
+    return [
+        Line(place(event), str(document), Verdict.APPLIED.value, **turns.row_change(document, before, after))
+        for document, event in last.items()
+    ]

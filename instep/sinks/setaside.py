@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from instep.document.decoding import Record
+from instep.document.guard import Document
 from instep.document.reasons import Reason
 from instep.sinks.sink import Sink, chunks, kept_text, moment
 
@@ -33,6 +34,10 @@ AT_PLACE = " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} =
 SELECT_HISTORY = (
     f"SELECT {PLACE}, status, order_value, event_time, verdict, committed_at"
     " FROM instep_history WHERE pipeline = ? AND document = ?"
+)
+SELECT_WROTE = (
+    f"SELECT document, {PLACE}, order_value, committed_at FROM instep_history"
+    " WHERE pipeline = ? AND verdict IN ('applied', 'released') AND document IN {{documents}}"
 )
 SELECT_DECISIONS = f"SELECT {PLACE}, {{at}}, document, deed, outcome, why, who FROM instep_decisions WHERE pipeline = ?"
 SELECT_HISTORY_LOGS = "SELECT DISTINCT topic, {partition} FROM instep_history WHERE pipeline = ?"
@@ -213,6 +218,32 @@ def lived(sink: Sink, document: str) -> list[Lived]:
         Lived(Place(*row[:3]), row[3], row[4], moment(row[5]), row[6], _sure(row[7]))
         for row in rows
     ]  # fmt: skip
+
+
+class Wrote:
+    """Which events wrote the rows of some documents, by the history."""
+
+    def __init__(self, rows: Iterable[tuple[str, Place, int | None]]) -> None:
+        self._last: dict[str, Place] = {}
+        self._by_order: dict[tuple[str, int | None], Place] = {}
+        for document, place, order in rows:
+            self._last[document] = self._by_order[document, order] = place
+
+    def last(self, document: Document) -> Place | None:
+        """The last event that was applied to a document."""
+        return self._last.get(str(document))
+
+    def by_order(self, document: Document, order: int | None) -> Place | None:
+        """The last event with this order value that was applied to a document."""
+        return self._by_order.get((str(document), order))
+
+
+def wrote(sink: Sink, documents: Iterable[Document]) -> Wrote:
+    """What the history says of who wrote these documents' rows."""
+    names = sorted({str(document) for document in documents})
+    found = sink.select_many(sink.sql(SELECT_WROTE), (sink.to.pipeline,), names)
+    rows = sorted(found, key=lambda row: (_sure(row[5]), row[2], row[3]))
+    return Wrote((row[0], Place(*row[1:4]), row[4]) for row in rows)
 
 
 def relive(sink: Sink, place: Place, verdict: str, at: datetime) -> None:
