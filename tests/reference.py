@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from instep import errors, settings
 from instep.cli import app
-from instep.document.reasons import EXPLANATIONS
+from instep.document.reasons import EXPLANATIONS, PARKS
 from instep.pipeline.metrics import Pipelines
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
@@ -55,11 +55,14 @@ def _command(parts: list[str], command: object, name: str, parent: typer.Context
 
 
 def _reasons() -> str:
-    head = "# Dead-letter reasons\n\nThe column `reason` of `instep_dead_letters`. The names stay.\n\n"
-    return (
-        head
-        + "| reason | what it says |\n|---|---|\n"
-        + "".join(f"| `{reason.value}` | {text} |\n" for reason, text in EXPLANATIONS.items())
+    head = (
+        "# Reasons\n\nWhy an event was set aside: the column `reason` of `instep_dead_letters` and `instep_parked`."
+        " The names stay. A number or a time out of range parks the document where its column cannot hold it, and is a"
+        " dead letter where it could not be read at all.\n\n| reason | becomes | what it says |\n|---|---|---|\n"
+    )
+    return head + "".join(
+        f"| `{reason.value}` | {'a parked document' if reason in PARKS else 'a dead letter'} | {text} |\n"
+        for reason, text in EXPLANATIONS.items()
     )
 
 

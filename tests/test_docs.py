@@ -62,24 +62,38 @@ def test_python_examples_run(name: str, text: str, print_status: Cluster, tmp_pa
     assert done.returncode == 0, done.stderr
 
 
-def test_the_first_pipeline_of_the_readme(print_status: Cluster, tmp_path: Path) -> None:
-    """Its settings and its commands, as they stand; only the broker is the tests' own."""
-    (declared,) = [text for name, text in blocks("toml") if name.startswith("README")]
+@pytest.mark.parametrize(("page", "ends_with"), [("README.md", r"all\s+0\s+0\.0"), ("docs/guides/set-aside.md", "")])
+def test_the_story_of_a_page(page: str, ends_with: str, print_status: Cluster, tmp_path: Path) -> None:
+    """Its settings and its commands, as they stand; only the broker and the topic's name are the tests' own."""
+    (declared,) = [text for name, text in blocks("toml") if name.startswith(page)]
     (tmp_path / "instep.toml").write_text(declared, encoding="utf-8")
-    (console,) = [text for name, text in blocks("console") if name.startswith("README")]
+    (console,) = [text for name, text in blocks("console") if name.startswith(page)]
     commands = [line.removeprefix("$ ") for line in console.splitlines() if line.startswith("$ ")]
     assert len(commands) >= 5
+    topic = re.sub(r"\W", "-", page)
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "INSTEP__KAFKA__BOOTSTRAP": print_status.bootstrap,
-        "INSTEP__PIPELINES__CONTRACTS__TOPIC": "readme",
+        "INSTEP__PIPELINES__CONTRACTS__TOPIC": topic,
     }
+    said = {}
     for command in commands:
-        adapted = command.replace("create print-status", "create readme")
         done = subprocess.run(
-            adapted, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+            command.replace("create print-status", f"create {topic}"),
+            shell=True,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stderr}"
-    assert "readme" in done.stdout
-    assert re.search(r"all\s+0\s+0\.0", done.stdout), done.stdout
+        said[command] = done.stdout
+    assert re.search(ends_with, done.stdout), done.stdout
+    if "instep show C-1" in said:
+        verdicts = re.findall(r"^0:(\d).* (applied|skipped|released|parked)", said["instep show C-1"], re.MULTILINE)
+        assert verdicts == [("0", "applied"), ("1", "skipped"), ("2", "released")]
+        assert "the printer spoke too soon" in said["instep show C-1"]
+        assert "CREATED  ┬─▶ QUEUED" in said["instep settings"]
