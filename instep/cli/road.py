@@ -14,6 +14,8 @@ from instep import settings
 from instep.cli import shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Pipelines
 
+STATUSES_MAX = 1_000
+
 app = typer.Typer()
 topics_app = typer.Typer(name="topics", no_args_is_help=True, rich_markup_mode=None, help="Topics of the cluster.")
 app.add_typer(topics_app)
@@ -58,6 +60,8 @@ def init(
         for statement in preparation.prepare(pipeline):
             typer.echo(f"{name}: {' '.join(statement.split())}")
         inspection.inspect(name, pipeline)
+        if pipeline.transitions:
+            _judge_statuses(declared, name, pipeline)
         shared.say(f"{name}: ready")
 
 
@@ -198,6 +202,16 @@ def run(
             for pid in processes.descendants(os.getpid()):
                 processes.send(pid, signal.SIGKILL)
             raise
+
+
+def _judge_statuses(declared: settings.Settings, name: str, pipeline: settings.Pipeline) -> None:
+    """Say which statuses cannot be reached, may be misspelt, or stand in the table and not in the settings."""
+    from instep.document import transitions
+
+    with shared.desk(declared, name) as desk, desk.look() as sink:
+        found = sink.statuses(STATUSES_MAX)
+    for finding in transitions.findings(transitions.declare(pipeline.transitions), found):
+        shared.say(f"{name}: {finding}")
 
 
 @topics_app.command("create")

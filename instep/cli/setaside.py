@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -293,7 +294,7 @@ def skip(
         shared.print_json({"skipped": _json_letter(desk.name, passed), "waiting": left})
     else:
         typer.echo(f"skipped {passed.place} of {shared.plain(document)}: {passed.reason}")
-    shared.say(f"{left} still wait: instep parked release" if left else "the document is free")
+    shared.say(f"{left} still wait: instep parked release {shlex.quote(document)}" if left else "the document is free")
 
 
 # --- parts --------------------------------------------------------------------------------------------

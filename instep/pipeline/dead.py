@@ -60,7 +60,7 @@ def _replay(desk: Desk, places: Sequence[Place], overtaken: Overtaken, execute: 
     with desk.turn(execute=execute) as ledger:
         letters = {letter.record.offset: letter for letter in setaside.dead_letters(sink, Choice(places=tuple(places)))}
         events, dead = desk.decoder.decode_all([letter.record for letter in letters.values()])
-        late = overtaken(ledger[partition], events) if events else set()
+        late = overtaken(ledger[partition], events) if events and partition in ledger else set()
         live = [event for event in events if event.offset not in late]
         before = sink.look_up(event.document for event in live)
         verdicts, parked = documents.write(sink, live, careful=True)

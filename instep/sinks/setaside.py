@@ -6,6 +6,8 @@ people and tasks take turns.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
@@ -191,10 +193,12 @@ def parked_heads(sink: Sink, chosen: Choice, limit: int | None = None) -> list[H
 
 
 def waiting_events(sink: Sink, document: str) -> list[SetAside]:
-    """A parked document's events in the order in which they came."""
-    order = sink.sql(" AND document = ? ORDER BY {at}, {partition}, {offset}")
+    """A parked document's events in the order in which they came: by the log, and between partitions by time."""
+    order = sink.sql(" AND document = ? ORDER BY topic, {partition}, {offset}")
     rows = sink.select(sink.sql(SELECT_PARKED) + order, (sink.to.pipeline, document))
-    return [_set_aside(row[:-1], row[-1]) for row in rows]
+    found = [_set_aside(row[:-1], row[-1]) for row in rows]
+    logs = [list(of) for _, of in itertools.groupby(found, key=lambda one: (one.place.topic, one.place.partition))]
+    return list(heapq.merge(*logs, key=lambda one: one.at))
 
 
 def remove_parked(sink: Sink, places: Iterable[Place]) -> int:

@@ -339,6 +339,13 @@ class Sink(abc.ABC):
         bound = [self.bind(document) for document in sorted(set(documents))]
         return {self.unbind(row[0]): dict(zip(self.columns, row[1:], strict=True)) for row in self.select_many(query, (), bound)}
 
+    def statuses(self, limit: int) -> set[str]:
+        """The statuses that the table holds, as far as transitions are declared for them; not more than so many."""
+        if self._status is None:
+            return set()
+        query = f"SELECT DISTINCT {self._status} FROM {self.table} WHERE {self._status} IS NOT NULL LIMIT {int(limit)}"
+        return {str(row[0]) for row in self.select(query)}
+
     def held(self, documents: Iterable[Document]) -> set[Document]:
         """Those of these documents that are parked: their later events wait behind."""
         if not self.select(self.sql(ANY_PARKED), (self.to.pipeline,)):

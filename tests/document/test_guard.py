@@ -193,3 +193,24 @@ def test_a_document_made_again_starts_without_its_old_values() -> None:
 def test_changes_come_in_id_order() -> None:
     events = [Event(i, name, 1, None, None, {}) for i, name in enumerate(["c", "a", "b"])]
     assert list(guard.settle(events, {}, Rules(ordered=True)).inserts) == ["a", "b", "c"]
+
+
+@given(batches())
+@settings(max_examples=300)
+def test_in_rounds_every_event_is_written_and_nothing_else_changes(
+    case: tuple[Rules, dict[Document, Row], dict[Document, int], list[list[Event]]],
+) -> None:
+    rules, rows, deleted, log = case
+    events = [event for batch in log for event in batch]
+    rounds = guard.waves(events)
+    assert sorted((event for wave in rounds for event in wave), key=lambda event: event.offset) == events
+    assert all(len({event.document for event in wave}) == len(wave) for wave in rounds)
+    model, waiting, verdicts = Model(rules, rows, deleted), set[Document](), dict[int, Verdict]()
+    for wave in rounds:
+        changes = settled(rules, model.rows, model.deleted, wave, waiting)
+        verdicts |= {event.offset: verdict for event, verdict in zip(wave, changes.verdicts, strict=True)}
+        waiting |= {parked.event.document for parked in changes.parked}
+        for event in wave:
+            model.apply(event)
+    whole = Model(rules, rows, deleted)
+    assert [verdicts[event.offset] for event in events] == [whole.apply(event) for event in events]
