@@ -144,6 +144,42 @@ def test_bad_settings(tmp_path: Path, place: Path) -> None:
     assert "did you mean 'topic'?" in refused(place, "run")
 
 
+WRONG_USE: list[tuple[tuple[str, ...], str]] = [
+    (("dead", "drop", "0:1"), "why"),
+    (("dead", "drop", "0:1", "--why", " "), "--why is empty"),
+    (("dead", "drop", "--why", "x"), "nothing is chosen"),
+    (("dead", "replay"), "nothing is chosen"),
+    (("dead", "replay", "1745"), "PARTITION:OFFSET"),
+    (("dead", "show", "a:b"), "PARTITION:OFFSET"),
+    (("dead", "show", "0:99"), "no dead letter at 0:99"),
+    (("dead", "list", "--reason", "NOT_JASON"), "did you mean 'NOT_JSON'?"),
+    (("dead", "list", "--since", "yesterday-ish"), "'yesterday-ish' is no time"),
+    (("parked", "release"), "no document is named"),
+    (("parked", "release", "nobody"), "is not parked"),
+    (("parked", "skip", "nobody", "--why", "x"), "is not parked"),
+    (("parked", "show", "nobody"), "is not parked"),
+    (("show", "nobody\x1b[31m"), "no pipeline knows document 'nobody\\x1b[31m'"),
+    (("show", "x", "--pipeline", "contract"), "did you mean 'contracts'?"),
+    (("replay",), "nothing is chosen"),
+    (("replay", "--from", "@soon"), "no place in a log"),
+    (("history", "prune", "--older-than", "long"), "'long' is no time"),
+]
+
+
+def test_wrong_use_is_said_in_a_line_and_changes_nothing(place: Path) -> None:
+    instep(place, "init")
+    for arguments, words in WRONG_USE:
+        done = instep(place, *arguments)
+        assert (done.returncode, done.stdout) == (2, ""), arguments
+        assert words in done.stderr, (arguments, done.stderr)
+        assert "Traceback" not in done.stderr
+        assert "\x1b" not in done.stderr
+    for arguments in (("dead", "list"), ("parked", "list"), ("history", "prune", "--older-than", "90d"), ("settings",)):
+        assert instep(place, *arguments).returncode == 0, arguments
+    assert json.loads(instep(place, "dead", "list", "--json").stdout) == []
+    assert json.loads(instep(place, "parked", "list", "--json").stdout) == []
+
+
 def test_a_missing_topic_names_the_command_that_makes_it(place: Path) -> None:
     instep(place, "init")
     file = place / "instep.toml"

@@ -87,8 +87,12 @@ def when(text: str | None) -> datetime | None:
         return None
     from instep.kafka import places
 
-    place = places.parse_place(f"@{text.removeprefix('@')}")
-    return places.moment(place)
+    try:
+        return places.moment(places.parse_place(f"@{text.removeprefix('@')}"))
+    except errors.SettingsError:
+        raise errors.SettingsError(
+            f"{text!r} is no time", "write 2026-11-01T08:00 (UTC), 2026-11-01T08:00+01:00 or -1h"
+        ) from None
 
 
 def only_topic(declared: settings.Settings) -> str:
