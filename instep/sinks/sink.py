@@ -23,6 +23,7 @@ from instep import errors
 from instep.document import guard, kinds
 from instep.document.decoding import DeadLetter, Event, Record
 from instep.document.guard import Document, Parked, Stored, Verdict
+from instep.document.mapping import Column
 from instep.document.reasons import Reason
 from instep.sinks import target
 from instep.sinks.target import Decision, Position, Target
@@ -105,6 +106,7 @@ class Sink(abc.ABC):
         self.guard_kind = next((column.kind for column in to.mapping.columns if column.name == to.mapping.guard), None)
         self._id_is_uuid = isinstance(to.mapping.key.kind, kinds.Uuid)
         self.passes_over_is_refusal = False  # set when the same documents are outrun again and again
+        self.guards = True  # not while documents are mended whose rows were read, and are held, in the same transaction
         with self.translated():
             try:
                 self.connect()
@@ -150,6 +152,14 @@ class Sink(abc.ABC):
     def begin(self) -> None:
         self.execute("BEGIN")
 
+    @abc.abstractmethod
+    def begin_snapshot(self) -> None:
+        """Begin a transaction that reads one state of the whole database."""
+
+    def scanned(self, column: Column) -> str:
+        """A column in a SELECT, so that no value is lost or refused on its way through the driver."""
+        return self.quoted(column.name)
+
     def bind(self, value: Any) -> Any:
         """A column value as the driver wants it."""
         return value
@@ -181,6 +191,16 @@ class Sink(abc.ABC):
                 # no database rolls back reliably by itself: MariaDB undoes one statement, SQLite all on a full disk
                 self._give_up()
                 raise
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Reads that all see the database as it is at one moment, whatever others commit meanwhile. Changes nothing."""
+        with self.translated():
+            try:
+                self.begin_snapshot()
+                yield
+            finally:
+                self._give_up()
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -218,12 +238,12 @@ class Sink(abc.ABC):
 
     def positions(self, lock: bool = False) -> dict[int, Position]:
         """The pipeline's ledger rows by partition; locked until the transaction ends when asked for."""
-        rows = self.select(self.sql(SELECT_LEDGER) + (self._for_update if lock else ""), (self.to.pipeline, self.to.topic))
+        rows = self.select(self.sql(SELECT_LEDGER) + (self.for_update if lock else ""), (self.to.pipeline, self.to.topic))
         return {row[0]: _position(row) for row in rows}
 
     def lock(self, partition: int) -> Position | None:
         """This partition's ledger row, locked until the transaction ends."""
-        statement = self.sql(SELECT_LEDGER + " AND {partition} = ?") + self._for_update
+        statement = self.sql(SELECT_LEDGER + " AND {partition} = ?") + self.for_update
         rows = self.select(statement, (self.to.pipeline, self.to.topic, partition))
         return _position(rows[0]) if rows else None
 
@@ -400,7 +420,7 @@ class Sink(abc.ABC):
     @property
     def _guarded(self) -> str:
         """The guard in SQL, between rows `t` of the table and rows `s` that are to be written."""
-        if not self.guard:
+        if not self.guard or not self.guards:
             return ""
         later = "<=" if self.to.rules.order_is_time else "<"
         return f" AND (t.{self.guard} IS NULL OR t.{self.guard} {later} s.{self.guard})"
@@ -410,7 +430,7 @@ class Sink(abc.ABC):
         return self.to.guarantee == "at-least-once"
 
     @property
-    def _for_update(self) -> str:
+    def for_update(self) -> str:
         return " FOR UPDATE"
 
     def sql(self, statement: str) -> str:
