@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,11 +49,12 @@ def _of_file(file: str, key: str) -> Iterator[Record]:
 
 
 def _of_query(url: str, query: str, key: str) -> Iterator[Record]:
-    for number, row in enumerate(querying.rows(url, query), start=1):
-        if key not in row:
-            raise errors.SettingsError(
-                f"the query gives no column {key!r}{settings.nearest(key, row)}",
-                "name the columns like the event's fields, with AS; --key names the one that holds the document's id",
-            )
-        document = None if row[key] is None else str(row[key]).encode()
-        yield Record(number, NO_TIMESTAMP, document, querying.value(row))
+    with contextlib.closing(querying.rows(url, query)) as rows:
+        for number, row in enumerate(rows, start=1):
+            if key not in row:
+                raise errors.SettingsError(
+                    f"the query gives no column {key!r}{settings.nearest(key, row)}",
+                    "name the columns like the event's fields, with AS; --key names the one that holds the document's id",
+                )
+            document = None if row[key] is None else str(row[key]).encode()
+            yield Record(number, NO_TIMESTAMP, document, querying.value(row))

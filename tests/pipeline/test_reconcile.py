@@ -4,43 +4,37 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
+import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import TopicPartition
 
-from instep import settings
+from instep import errors
+from instep.document.decoding import Event
+from instep.document.guard import Rules
+from instep.kafka import offsets, places, topics
 from instep.kafka.connection import Cluster
-from instep.pipeline import mending, reconcile
-from instep.pipeline.reconcile import Report, Request
+from instep.pipeline import dead, mending, parked, rewind
+from instep.pipeline.reconcile import Report
 from instep.pipeline.runner import Runner
-from tests.pipeline.conftest import drained, following
+from instep.pipeline.turns import Desk
+from instep.sinks import preparation
+from instep.sinks.setaside import Choice
+from tests.document.test_guard import Model
+from tests.pipeline.conftest import Prove, drained, following
 from tests.pipeline.test_runner import event, rows, send
 from tests.sinks.conftest import run_sql
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.waiting import wait_until
 
 Run = Callable[..., Runner]
-Prove = Callable[..., tuple[Report, list[dict[str, Any]]]]
 
 FIX = mending.Fix(execute=True, who="tester")
-numbers = itertools.count()
-
-
-@pytest.fixture
-def prove(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Prove:
-    """Reconciles a pipeline; the report, and the rows of the file."""
-
-    def do(pipeline: settings.Pipeline, name: str = "contracts", **asked: Any) -> tuple[Report, list[dict[str, Any]]]:
-        out = tmp_path / f"rows-{next(numbers)}.jsonl"
-        request = Request(**{"wait_s": 0.0, "out": out, **asked})
-        folder = tmp_path / f"reconcile-{next(numbers)}"
-        report = reconcile.reconcile(spark, folder, cluster, name, pipeline, request, say=lambda _: None)
-        return report, [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-
-    return do
 
 
 def counted(report: Report) -> tuple[int, int, int]:
@@ -151,7 +145,8 @@ VALUES: list[dict[str, Any]] = [
      "a_choice": "good", "a_json": {"b": [1.0, 2.50, 1e100, None, True], "a": "é"},
      "a_uuid": "6f9619ff-8b86-d011-b42d-00c04fc964ff"},
     {"a_text": "", "a_char": "abcdef", "an_integer": 2**63 - 1, "a_real": 1e300, "a_single": 16777217,
-     "a_decimal": 1234567890123456, "a_truth": False, "a_time": "1999-12-31T23:59:59.999999Z", "a_coarse": "1999-12-31T23:59:59.949999Z", "a_date": "1000-01-01",
+     "a_decimal": 1234567890123456, "a_truth": False,
+     "a_time": "1999-12-31T23:59:59.999999Z", "a_coarse": "1999-12-31T23:59:59.949999Z", "a_date": "1000-01-01",
      "a_choice": "bad", "a_json": 12345678901234567890123, "a_uuid": "00000000-0000-0000-0000-000000000000"},
     {"a_text": "0", "a_char": "0", "an_integer": 0, "a_real": -0.0, "a_single": 123456.789, "a_decimal": 0.0001,
      "a_truth": False, "a_time": 1_790_000_000_123, "a_coarse": 1_790_000_000_999, "a_date": "9999-12-31",
@@ -190,3 +185,281 @@ def test_every_kind_of_column_compares_equal_after_its_round_trip(
     assert (report.in_step, counted(report)) == (True, (3, 0, 3))
     report, listed = prove(pipeline)
     assert (report.documents_in_step, listed) == (len(VALUES), [])
+
+
+PARTIAL = {"print_status": "status", "print_version": "version", "note": "note", "place": "place"}
+UNORDERED = {column: field for column, field in PARTIAL.items() if field != "version"}
+
+
+@pytest.mark.parametrize(("order", "columns"), [("version", PARTIAL), (None, UNORDERED)], ids=["ordered", "log"])
+def test_what_is_expected_is_what_the_model_says(
+    order: str | None,
+    columns: dict[str, str],
+    new_database: Callable[[str], str],
+    topic: str,
+    cluster: Cluster,
+    runner: Run,
+    prove: Prove,
+) -> None:
+    """Partial events, late ones and deletes at random; then the table is emptied, so that every expected row shows."""
+    chance = random.Random(7)
+    log: list[tuple[bytes, Any]] = []
+    for number in range(1500):
+        document = f"d{chance.randrange(60)}"
+        if chance.random() < 0.1:
+            log.append((document.encode(), None))
+            continue
+        body: dict[str, Any] = {"doc_id": document, "status": f"S{number}", "version": chance.randrange(number + 5)}
+        body |= {name: chance.choice([None, f"{name}{number}"]) for name in ("note", "place") if chance.random() < 0.6}
+        log.append((document.encode(), body))
+    url = new_database("sqlite")
+    event = {"document": "doc_id", "status": "status"} | ({"order": order} if order else {})
+    pipeline = following(url, topic, event=event, columns=columns)
+    send(cluster, topic, *log)
+    drained(runner(pipeline, once=True))
+    report, listed = prove(pipeline)
+    assert (report.in_step, listed) == (True, [])
+    model = Model(Rules(ordered=order is not None), {}, {})
+    for number, (key, body) in enumerate(log):
+        values = None if body is None else {column: body[field] for column, field in columns.items() if field in body}
+        model.apply(Event(number, key.decode(), body["version"] if order and body else None, None, None, values))
+    texts = {
+        name: {column: None if row[column] is None else str(row[column]) for column in columns if column in row}
+        for name, row in model.rows.items()
+    }
+    run_sql(url, "DELETE FROM contract_document")
+    report, listed = prove(pipeline, fix=FIX)
+    assert {row["document"]: row["expected"] for row in listed} == texts
+    report, listed = prove(pipeline)
+    assert (report.in_step, report.documents) == (True, len(texts))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb"])
+def test_lag_is_told_apart_while_the_pipeline_runs(
+    kind: str, new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
+) -> None:
+    url = new_database(kind)
+    pipeline = following(url, topic)
+    send(cluster, topic, *(event(f"d{n}", 1) for n in range(50)))
+    runner(pipeline)
+    wait_until(lambda: len(rows(url)) == 50, "the first records")
+    ended = threading.Event()
+
+    def publish() -> None:
+        for version in itertools.count(2):
+            if ended.is_set():
+                return
+            send(cluster, topic, *(event(f"d{n}", version, f"S{version}") for n in range(50)))
+
+    busy = threading.Thread(target=publish)
+    busy.start()
+    try:
+        for _ in range(2):
+            report, listed = prove(pipeline, wait_s=30.0)
+            assert (report.in_step, counted(report), listed) == (True, (0, 0, 0), [])
+        run_sql(url, "INSERT INTO contract_document (doc_no, print_status) VALUES ('unheard', 'X')")
+        report, listed = prove(pipeline, wait_s=30.0, fix=mending.Fix(execute=True, delete_extra=True))
+        assert found(listed) == [("unheard", "extra", None)]
+        assert report.in_step
+    finally:
+        ended.set()
+        busy.join()
+
+
+def test_what_waits_in_the_log_is_behind(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
+) -> None:
+    url = new_database("sqlite")
+    pipeline = following(url, topic)
+    preparation.prepare(pipeline)
+    with pytest.raises(errors.SettingsError, match="has never run"):
+        prove(pipeline)
+    send(cluster, topic, *(event(f"d{n}", 1) for n in range(10)))
+    drained(runner(pipeline, once=True))
+    send(cluster, topic, event("d0", 2), event("d0", 3), event("new", 1), (b"d1", b"?"))
+    run_sql(url, "UPDATE contract_document SET print_status = 'LOST' WHERE doc_no IN ('d0', 'd2')")
+    report, listed = prove(pipeline)
+    assert (report.in_step, report.behind.records, report.behind.documents) == (False, 4, 2)
+    assert found(listed) == [("d0", "different", "print_status"), ("d2", "different", "print_status")]
+    report, _ = prove(pipeline, fix=FIX)
+    assert report.mended is not None
+    assert (report.in_step, report.mended.written) == (False, 2)
+    drained(runner(pipeline, once=True))
+    report, _ = prove(pipeline)
+    assert (report.in_step, report.behind.records, report.places_left_out) == (True, 0, 1)
+
+
+def test_transactions_that_were_aborted_and_their_markers(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
+) -> None:
+    pipeline = following(new_database("sqlite"), topic)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": topic})
+    producer.init_transactions()
+
+    def publish(version: int, commit: bool) -> None:
+        producer.begin_transaction()
+        for number in range(9):
+            key, value = event(f"d{number}", version)
+            producer.produce(topic, key=key, value=json.dumps(value).encode())
+        producer.commit_transaction() if commit else producer.abort_transaction()
+
+    for version, commit in ((1, True), (2, False), (3, True), (4, False)):
+        publish(version, commit)
+    drained(runner(pipeline, once=True))
+    report, listed = prove(pipeline)
+    assert (report.in_step, report.documents, listed) == (True, 9, [])
+    publish(5, False)
+    assert prove(pipeline)[0].in_step
+    publish(6, True)
+    publish(7, False)
+    report, _ = prove(pipeline)
+    assert (report.in_step, report.behind.records, report.behind.documents) == (False, 9, 9)
+
+
+def test_what_was_set_aside_is_left_out(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
+) -> None:
+    url = new_database("postgres")
+    pipeline = following(url, topic, transitions={"CREATED": ["QUEUED"], "QUEUED": ["PRINTED"]})
+    send(cluster, topic, *(event(name, 1, "CREATED") for name in ("a", "b", "c", "d", "e")))
+    drained(runner(pipeline, once=True))
+    jump = event("b", 2, "PRINTED")
+    send(cluster, topic, event("a", 2, "PRINTED"), jump, (b"c", b"{"), event("d", 2, "QUEUED"), event("b", 3, "QUEUED"))
+    drained(runner(pipeline, once=True))
+    assert rows(url)[:3] == [("a", "CREATED", 1), ("b", "CREATED", 1), ("c", "CREATED", 1)]
+    report, listed = prove(pipeline)
+    assert (report.in_step, report.parked, counted(report), report.places_left_out) == (True, 2, (0, 0, 0), 1)
+    assert {(row["document"], row["kind"], row["seems"]) for row in listed} == {
+        ("a", "parked", "different"), ("b", "parked", "different"),
+    }  # fmt: skip
+    with Desk("contracts", pipeline, "tester") as desk:
+        parked.skip(desk, "b", "a slip")
+        parked.release(desk, "b", execute=True)
+        dead.drop(desk, Choice(reason="NOT_JSON"), "noise", execute=True)
+    report, listed = prove(pipeline)
+    assert (report.in_step, report.parked, report.places_left_out) == (True, 1, 2)
+    run_sql(url, "UPDATE contract_document SET print_status = 'LOST'")
+    report, listed = prove(pipeline, fix=FIX)
+    assert report.mended is not None
+    assert (report.parked, report.different, report.mended.written, report.in_step) == (1, 4, 4, True)
+    assert rows(url)[0] == ("a", "LOST", 1)
+
+
+def test_a_log_that_was_cut(new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove) -> None:
+    url = new_database("sqlite")
+    pipeline = following(url, topic)
+    send(cluster, topic, event("old", 1), event("later", 5), event("again", 3), event("gone", 4), (b"gone", None))
+    drained(runner(pipeline, once=True))
+    ends = offsets.latest(cluster, topic, range(3))
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    for answer in admin.delete_records([TopicPartition(topic, p, at) for p, at in ends.items() if at]).values():
+        answer.result(30)
+    send(cluster, topic, event("later", 4), event("again", 4), event("gone", 2), event("new", 1))
+    drained(runner(pipeline, once=True))
+    report, listed = prove(pipeline)
+    assert (report.in_step, report.not_in_log, listed) == (True, 3, [])
+    assert any("not judged" in note for note in report.notes)
+    run_sql(url, "DELETE FROM contract_document WHERE doc_no IN ('new', 'old')")
+    report, listed = prove(pipeline)
+    assert found(listed) == [("new", "missing", None)]
+
+
+def test_a_compacted_topic(new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove) -> None:
+    name = f"{topic}-compacted"
+    topics.create(cluster, name, 1, config={"cleanup.policy": "compact"})
+    url = new_database("sqlite")
+    pipeline = following(url, name)
+    send(cluster, name, event("a", 1))
+    drained(runner(pipeline, once=True))
+    run_sql(url, "INSERT INTO contract_document (doc_no, print_status) VALUES ('before', 'X')")
+    report, listed = prove(pipeline)
+    assert (report.in_step, report.not_in_log, listed) == (True, 1, [])
+    assert any("compacted" in note for note in report.notes)
+
+
+def test_where_the_pipeline_began(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
+) -> None:
+    url = new_database("sqlite")
+    send(cluster, topic, *(event(f"d{n}", 1) for n in range(9)))
+    begun = datetime.now(UTC)
+    ends = offsets.latest(cluster, topic, range(3))
+    pipeline = following(url, topic, start="latest")
+    drained(runner(pipeline, once=True))
+    send(cluster, topic, *(event(f"e{n}", 1) for n in range(9)))
+    drained(runner(pipeline, once=True))
+    with pytest.raises(errors.SettingsError, match="--from"):
+        prove(pipeline)
+    report, _ = prove(pipeline, begin=f"@{begun:%Y-%m-%dT%H:%M:%S.%fZ}")
+    assert (report.in_step, report.documents, [part.begin for part in report.partitions]) == (True, 9, list(ends.values()))
+    report, _ = prove(pipeline, begin="start")
+    assert (report.in_step, report.missing) == (False, 9)
+    with pytest.raises(errors.SettingsError, match="no place"):
+        prove(pipeline, begin="yesterday")
+
+
+def test_a_document_whose_events_lie_in_two_partitions(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
+) -> None:
+    pipeline = following(new_database("sqlite"), topic)
+    send(cluster, topic, *(event(f"d{n}", version) for version in (1, 2) for n in range(30)))
+    drained(runner(pipeline, once=True))
+    topics.grow(cluster, topic, 5)
+    moving = {"topic.metadata.refresh.interval.ms": 100}
+    send(cluster, topic, *(event(f"d{n}", 3, "MOVED") for n in range(30)), (b"d7", None), **moving)
+    drained(runner(pipeline, once=True))
+    report, listed = prove(pipeline)
+    assert (report.in_step, report.documents, listed) == (True, 29, [])
+
+
+def test_documents_that_the_table_need_not_have(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
+) -> None:
+    url = new_database("sqlite")
+    pipeline = following(url, topic, missing="ignore")
+    preparation.prepare(pipeline)
+    run_sql(url, "INSERT INTO contract_document (doc_no) VALUES ('a'), ('b'), ('idle')")
+    send(cluster, topic, event("a", 1), event("b", 1), event("other", 1))
+    drained(runner(pipeline, once=True))
+    report, listed = prove(pipeline)
+    assert (report.in_step, listed) == (True, [])
+    run_sql(url, "DELETE FROM contract_document WHERE doc_no = 'b'", "UPDATE contract_document SET print_status = NULL")
+    report, listed = prove(pipeline, fix=FIX)
+    assert (found(listed)[0], report.in_step) == (("a", "different", "print_status"), True)
+    assert rows(url) == [("a", "PRINTED", 1), ("idle", None, None)]
+
+
+def test_after_a_rewind_the_table_is_ahead(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
+) -> None:
+    url = new_database("sqlite")
+    pipeline = following(url, topic)
+    send(cluster, topic, *(event(f"d{n}", version) for version in (1, 2) for n in range(9)), (b"d0", b"{"))
+    drained(runner(pipeline, once=True))
+    with Desk("contracts", pipeline, "tester") as desk:
+        dead.drop(desk, Choice(reason="NOT_JSON"), "noise", execute=True)
+    prepared = rewind.prepare(cluster, "contracts", pipeline, places.FromStart())
+    rewind.execute("contracts", pipeline, prepared, who="tester", why=None)
+    report, listed = prove(pipeline)
+    assert (report.in_step, counted(report), report.behind.documents) == (False, (0, 0, 0), 9)
+    assert {row["kind"] for row in listed} == {"behind"}
+    drained(runner(pipeline, once=True))
+    report, listed = prove(pipeline)
+    assert (report.in_step, listed, report.places_left_out) == (True, [], 1)
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
+def test_the_weaker_guarantees(
+    guarantee: str, new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
+) -> None:
+    url = new_database("sqlite")
+    pipeline = following(url, topic, guarantee=guarantee)
+    send(cluster, topic, event("a", 1), event("b", 1))
+    drained(runner(pipeline, once=True))
+    assert prove(pipeline)[0].in_step
+    send(cluster, topic, event("a", 2, "AHEAD"))
+    run_sql(url, "UPDATE contract_document SET print_status = 'AHEAD', print_version = 2")
+    _, listed = prove(pipeline)
+    assert [(row["document"], row["kind"]) for row in listed] == [
+        ("a", "behind"), ("a", "behind"), ("b", "different"), ("b", "different"),
+    ]  # fmt: skip
