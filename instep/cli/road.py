@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from instep import settings
 from instep.cli import shared
-from instep.cli.shared import GIVEN, AsJson, Config, Debug, Pipelines
+from instep.cli.shared import GIVEN, AsJson, Config, Debug, Master, Pipelines
 
 STATUSES_MAX = 1_000
 
@@ -176,7 +173,7 @@ def emit(
 def run(
     pipelines: Pipelines = None,
     once: Annotated[bool, typer.Option("--once", help="Apply up to the end of the log, then end.")] = False,
-    master: Annotated[str | None, typer.Option(help="The Spark master, e.g. local[2] or spark://host:7077.")] = None,
+    master: Master = None,
     metrics: Annotated[
         int | None, typer.Option(min=1, max=65535, metavar="PORT", help="Serve Prometheus metrics on this port of localhost.")
     ] = None,
@@ -184,24 +181,13 @@ def run(
     _debug: Debug = False,
 ) -> None:
     """Apply status events to the target tables, until stopped."""
-    declared = settings.load(GIVEN.config)
+    declared = shared.on_master(settings.load(GIVEN.config), master)
     names = shared.chosen(declared, pipelines)
-    if master:
-        declared = msgspec.structs.replace(declared, spark=msgspec.structs.replace(declared.spark, master=master))
-    shared.need_spark()
-    from instep.local import artifacts, java, processes
+    with shared.spark_jars() as jars:
+        from instep.pipeline import supervisor
 
-    java.find()
-    jars = artifacts.jars("spark-kafka")
-    from instep.pipeline import supervisor
-
-    with shared.cluster(declared) as cluster:
-        try:
+        with shared.cluster(declared) as cluster:
             supervisor.run(declared, names, cluster, jars, once=once, metrics_port=metrics, verbose=GIVEN.debug)
-        except SystemExit:  # told to end while Spark was starting: a JVM in its first second would outlive us
-            for pid in processes.descendants(os.getpid()):
-                processes.send(pid, signal.SIGKILL)
-            raise
 
 
 def _judge_statuses(declared: settings.Settings, name: str, pipeline: settings.Pipeline) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import getpass
 import os
-from collections.abc import Iterable, Sequence
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +26,7 @@ SHOWN_MAX = 50
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Named = Annotated[str | None, typer.Option("--pipeline", metavar="NAME", help="Which pipeline; left out: the only one.")]
 Execute = Annotated[bool, typer.Option("--execute", help="Do it; left out: only show the plan.")]
+Master = Annotated[str | None, typer.Option(help="The Spark master, e.g. local[2] or spark://host:7077.")]
 Pipelines = Annotated[list[str] | None, typer.Argument(metavar="[PIPELINE]...", help="Which pipelines; left out: all.")]
 
 
@@ -124,6 +127,29 @@ def need_spark() -> None:
     for package in ("pyspark", "pyarrow"):
         if find_spec(package) is None:
             raise errors.MissingPart(f"{package} is not installed", "pip install 'instep[spark]'")
+
+
+@contextmanager
+def spark_jars() -> Iterator[Sequence[Path]]:
+    """What a command needs to start Spark; told to end meanwhile, it leaves no JVM behind."""
+    need_spark()
+    from instep.local import artifacts, java, processes
+
+    java.find()
+    jars = artifacts.jars("spark-kafka")
+    try:
+        yield jars
+    except SystemExit:  # told to end while Spark was starting: a JVM in its first second would outlive us
+        for pid in processes.descendants(os.getpid()):
+            processes.send(pid, signal.SIGKILL)
+        raise
+
+
+def on_master(declared: settings.Settings, master: str | None) -> settings.Settings:
+    """The settings, with another Spark master where one is named."""
+    if not master:
+        return declared
+    return msgspec.structs.replace(declared, spark=msgspec.structs.replace(declared.spark, master=master))
 
 
 def given_ports(texts: Iterable[str]) -> dict[str, int]:

@@ -268,8 +268,12 @@ def _uuid(value: Any) -> UUID:
         raise Unfit(Reason.WRONG_TYPE, f"{_shown(value)} is no UUID") from None
 
 
+# a number that was read with all its digits is a number again
+JSON_ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+
 def _json(value: Any) -> str:
-    text = msgspec.json.encode(value).decode()
+    text = JSON_ENCODER.encode(value).decode()
     if "\\u0000" in text:
         raise Unfit(Reason.NUL_IN_TEXT, "the value holds the character NUL")
     return text

@@ -50,9 +50,9 @@ class Mapping(msgspec.Struct, frozen=True):
         return tuple(field.column for field in self.fields)
 
     @property
-    def status_column(self) -> str | None:
+    def status_column(self) -> Column | None:
         """The column that keeps the document's status, if one does."""
-        return next((field.column.name for field in self.fields if field.path == self.status), None)
+        return next((field.column for field in self.fields if field.path == self.status), None)
 
 
 def compile_mapping(pipeline: settings.Pipeline, columns: dict[str, Column]) -> Mapping:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from instep import errors
@@ -41,6 +42,18 @@ def ask_id(cluster: connection.Cluster, topic: str) -> Callable[[], str]:
     answer = cluster.admin.describe_topics(TopicCollection([topic]), request_timeout=cluster.timeout_s)[topic]
     deed = cluster.deed(f"ask for the id of topic {topic!r}", topic=topic)
     return lambda: str(cluster.wait(answer, deed).topic_id)
+
+
+def is_compacted(cluster: connection.Cluster, topic: str) -> bool:
+    """Whether the log keeps only the last record of each key, sooner or later."""
+    asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
+
+    def ask() -> bool:
+        answer = cluster.admin.describe_configs([asked], request_timeout=cluster.timeout_s)[asked]
+        found = cluster.wait(answer, cluster.deed(f"read the settings of topic {topic!r}", topic=topic))
+        return "compact" in (found["cleanup.policy"].value or "")
+
+    return cluster.insist(ask)
 
 
 def create(

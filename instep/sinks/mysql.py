@@ -11,6 +11,8 @@ from typing import Any
 from uuid import UUID
 
 from instep import errors
+from instep.document import kinds
+from instep.document.mapping import Column
 from instep.sinks import sink, target
 
 try:
@@ -98,6 +100,15 @@ class MysqlSink(sink.Sink):
             f" {columns}, PRIMARY KEY ({self.key.replace('%%', '%')})) ENGINE = InnoDB"
         )
 
+    def begin_snapshot(self) -> None:
+        self.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        self.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+
+    def scanned(self, column: Column) -> str:
+        # a four-byte number is shown with six digits only, unless it is computed with
+        name = self.quoted(column.name)
+        return f"{name} + 0E0" if isinstance(column.kind, kinds.Real) else name
+
     def close(self) -> None:
         if self._connection.open:
             try:
@@ -118,7 +129,7 @@ class MysqlSink(sink.Sink):
     def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         for chunk in sink.chunks(documents, 2_000):
             marks = f"({self._marks(len(chunk))})"
-            yield from self.select(statement.format(documents=marks), (*parameters, *chunk))
+            yield from self.select(statement.replace("{documents}", marks), (*parameters, *chunk))
 
     def append(self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool) -> None:
         names = ", ".join(map(self.quoted, columns))

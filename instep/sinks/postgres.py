@@ -7,6 +7,7 @@ from typing import Any
 
 from instep import errors
 from instep.document import kinds
+from instep.document.mapping import Column
 from instep.sinks import sink, target
 
 try:
@@ -87,12 +88,20 @@ class PostgresSink(sink.Sink):
         # autocommit: transactions begin and end where the pipeline says
         self._connection = psycopg.connect(**arguments, autocommit=True)
         self._connection.execute("SET TIME ZONE 'UTC'")
+        self._connection.execute("SET datestyle = 'ISO'")
         self._connection.execute("SET lock_timeout = '30s'")
         types = [("stage_group", "int2"), *((column.name, STAGE_TYPES[type(column.kind)]) for column in self._stage_columns)]
         columns = ", ".join(f"{self._name(name)} {kind}" for name, kind in types)
         self._connection.execute(f"CREATE TEMPORARY TABLE instep_stage ({columns}) ON COMMIT DELETE ROWS")
         self._stage_types = [kind for _, kind in types]
         self._cursor = self._connection.cursor(binary=True)
+
+    def begin_snapshot(self) -> None:
+        self.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+
+    def scanned(self, column: Column) -> str:
+        # as text: a time beyond Python's years, or a type that the driver does not know, would be an error
+        return f"{self.quoted(column.name)}::text"
 
     def close(self) -> None:
         self._connection.close()

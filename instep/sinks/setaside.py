@@ -47,10 +47,14 @@ SELECT_HISTORY_AFTER = (
     "SELECT {offset}, committed_at FROM instep_history"
     " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} > ? ORDER BY {offset}"
 )
-SELECT_PASSED_OVER = (
-    f"SELECT {PLACE} FROM instep_dead_letters WHERE pipeline = ?"
-    f" UNION SELECT {PLACE} FROM instep_parked WHERE pipeline = ?"
-    f" UNION SELECT {PLACE} FROM instep_decisions WHERE pipeline = ? AND deed IN ('skipped', 'dropped')"
+# places that are not applied: open dead letters, what people passed over, and what was too late when it was replayed; a
+# decision is void where the ledger was rewound to before its place afterwards
+LEFT_OUT = (
+    "SELECT {partition}, {offset} FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
+    " UNION SELECT d.{partition}, d.{offset} FROM instep_decisions AS d WHERE d.pipeline = ? AND d.topic = ?"
+    " AND (d.deed IN ('skipped', 'dropped') OR (d.deed = 'replayed' AND d.outcome IN ('stale', 'repeated', 'ignored')))"
+    " AND NOT EXISTS (SELECT 1 FROM instep_decisions AS r WHERE r.pipeline = d.pipeline AND r.topic = d.topic"
+    " AND r.{partition} = d.{partition} AND r.deed = 'rewound' AND r.{at} > d.{at} AND r.{offset} <= d.{offset})"
 )
 
 
@@ -286,10 +290,19 @@ def remove_history(sink: Sink, places: Iterable[Place]) -> int:
     return _remove(sink, "instep_history", places)
 
 
+def left_out(sink: Sink) -> list[tuple[int, int]]:
+    """Partition and offset of the records that were not applied, and that nobody has had applied since."""
+    mine = (sink.to.pipeline, sink.to.topic)
+    return [(row[0], row[1]) for row in sink.select(sink.sql(LEFT_OUT), (*mine, *mine))]
+
+
 def passed_over(sink: Sink) -> set[Place]:
-    """Places whose events are not in the table on purpose: dead letters, parked events, and what was skipped or dropped."""
-    statement = sink.sql(SELECT_PASSED_OVER)
-    return {Place(*row) for row in sink.select(statement, (sink.to.pipeline,) * 3)}
+    """Places whose events are not in the table on purpose: those that are left out, and those that wait."""
+    topic = sink.to.topic
+    waiting = sink.select(
+        sink.sql("SELECT {partition}, {offset} FROM instep_parked WHERE pipeline = ? AND topic = ?"), (sink.to.pipeline, topic)
+    )
+    return {Place(topic, partition, offset) for partition, offset in [*left_out(sink), *waiting]}
 
 
 # --- parts --------------------------------------------------------------------------------------------

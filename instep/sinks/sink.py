@@ -23,6 +23,7 @@ from instep import errors
 from instep.document import guard, kinds
 from instep.document.decoding import DeadLetter, Event, Record
 from instep.document.guard import Document, Parked, Stored, Verdict
+from instep.document.mapping import Column
 from instep.document.reasons import Reason
 from instep.sinks import target
 from instep.sinks.target import Decision, Position, Target
@@ -100,7 +101,7 @@ class Sink(abc.ABC):
         self.key = self.quoted(to.mapping.key.name)
         self.guard = self.quoted(to.mapping.guard) if to.mapping.guard else None
         status = to.mapping.status_column if to.rules.transitions else None
-        self._status = self.quoted(status) if status else None
+        self._status = self.scanned(status) if status else None
         self.columns = tuple(column.name for column in to.mapping.columns)
         self.guard_kind = next((column.kind for column in to.mapping.columns if column.name == to.mapping.guard), None)
         self._id_is_uuid = isinstance(to.mapping.key.kind, kinds.Uuid)
@@ -151,6 +152,14 @@ class Sink(abc.ABC):
     def begin(self) -> None:
         self.execute("BEGIN")
 
+    @abc.abstractmethod
+    def begin_snapshot(self) -> None:
+        """Begin a transaction that reads one state of the whole database."""
+
+    def scanned(self, column: Column) -> str:
+        """A column in a SELECT, so that no value is lost or refused on its way through the driver."""
+        return self.quoted(column.name)
+
     def bind(self, value: Any) -> Any:
         """A column value as the driver wants it."""
         return value
@@ -182,6 +191,16 @@ class Sink(abc.ABC):
                 # no database rolls back reliably by itself: MariaDB undoes one statement, SQLite all on a full disk
                 self._give_up()
                 raise
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Reads that all see the database as it is at one moment, whatever others commit meanwhile. Changes nothing."""
+        with self.translated():
+            try:
+                self.begin_snapshot()
+                yield
+            finally:
+                self._give_up()
 
     @contextmanager
     def savepoint(self, *, keep: bool = True) -> Iterator[None]:
@@ -234,12 +253,12 @@ class Sink(abc.ABC):
 
     def positions(self, lock: bool = False) -> dict[int, Position]:
         """The pipeline's ledger rows by partition; locked until the transaction ends when asked for."""
-        rows = self.select(self.sql(SELECT_LEDGER) + (self._for_update if lock else ""), (self.to.pipeline, self.to.topic))
+        rows = self.select(self.sql(SELECT_LEDGER) + (self.for_update if lock else ""), (self.to.pipeline, self.to.topic))
         return {row[0]: _position(row) for row in rows}
 
     def lock(self, partition: int) -> Position | None:
         """This partition's ledger row, locked until the transaction ends."""
-        statement = self.sql(SELECT_LEDGER + " AND {partition} = ?") + self._for_update
+        statement = self.sql(SELECT_LEDGER + " AND {partition} = ?") + self.for_update
         rows = self.select(statement, (self.to.pipeline, self.to.topic, partition))
         return _position(rows[0]) if rows else None
 
@@ -334,7 +353,7 @@ class Sink(abc.ABC):
 
     def look_up(self, documents: Iterable[Document]) -> dict[Document, dict[str, Any]]:
         """The columns that the pipeline keeps, of those of these documents that the table has."""
-        names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *self.columns)))
+        names = ", ".join([self.key, *map(self.scanned, self.to.mapping.columns)])
         query = f"SELECT {names} FROM {self.table} WHERE {self.key} IN {{documents}}"
         bound = [self.bind(document) for document in sorted(set(documents))]
         return {self.unbind(row[0]): dict(zip(self.columns, row[1:], strict=True)) for row in self.select_many(query, (), bound)}
@@ -433,7 +452,7 @@ class Sink(abc.ABC):
         return self.to.guarantee == "at-least-once"
 
     @property
-    def _for_update(self) -> str:
+    def for_update(self) -> str:
         return " FOR UPDATE"
 
     def sql(self, statement: str) -> str:

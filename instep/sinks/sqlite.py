@@ -62,6 +62,14 @@ class SqliteSink(sink.Sink):
         self._connection.close()
 
     def begin(self) -> None:
+        self._refuse_other_file()
+        self.execute("BEGIN IMMEDIATE")
+
+    def begin_snapshot(self) -> None:
+        self._refuse_other_file()
+        self.execute("BEGIN")
+
+    def _refuse_other_file(self) -> None:
         # an open connection outlives its file, and would write to what nobody sees any more
         try:
             same = self._path.stat().st_ino == self._inode
@@ -72,7 +80,6 @@ class SqliteSink(sink.Sink):
         if not same:
             self._connection.close()
             self.connect()
-        self.execute("BEGIN IMMEDIATE")
 
     def rollback(self) -> None:
         if self._connection.in_transaction:  # a full disk has rolled back already
@@ -90,7 +97,7 @@ class SqliteSink(sink.Sink):
     def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         for chunk in sink.chunks(documents, 10_000):
             marks = ", ".join("?" * len(chunk))
-            yield from self._connection.execute(statement.format(documents=f"({marks})"), (*parameters, *chunk))
+            yield from self._connection.execute(statement.replace("{documents}", f"({marks})"), (*parameters, *chunk))
 
     def append(self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool) -> None:
         names = ", ".join(map(self.quoted, columns))
@@ -117,7 +124,7 @@ class SqliteSink(sink.Sink):
         return value.isoformat() if isinstance(value, date) else value
 
     @property
-    def _for_update(self) -> str:
+    def for_update(self) -> str:
         return ""
 
     def _bound_time(self, at: datetime | None) -> Any:

@@ -114,6 +114,12 @@ def test_a_byte_order_mark_and_blank_rows_in_csv_are_tolerated() -> None:
     assert [record.key for record in read(b"\xef\xbb\xbfdoc_id,x\n\na,1\n\n", "csv")] == [b"a"]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_of_csv_end_in_any_way(end: str) -> None:
+    text = end.join(["doc_id,x", 'a,"1', '2"', "b,2", ""])
+    assert [(record.key, value(record)["x"]) for record in read(text, "csv")] == [(b"a", f"1{end}2"), (b"b", 2)]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -68,3 +68,9 @@ def test_what_cannot_be_created_says_why(
 def test_an_existing_topic_is_not_created_again(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
     with pytest.raises(errors.SettingsError, match="TOPIC_ALREADY_EXISTS"):
         topics.create(cluster, new_topic(), 1)
+
+
+def test_whether_a_topic_is_compacted(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+    kept, compacted = new_topic(1), f"compacted-{uuid.uuid4().hex[:8]}"
+    topics.create(cluster, compacted, 1, config={"cleanup.policy": "compact,delete"})
+    assert (topics.is_compacted(cluster, kept), topics.is_compacted(cluster, compacted)) == (False, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ from instep import settings
 from instep.kafka import topics
 from instep.kafka.connection import Cluster
 from instep.local import artifacts, broker
-from instep.pipeline import session
+from instep.pipeline import reconcile, session
+from instep.pipeline.reconcile import Report
 from instep.pipeline.runner import Runner, State
 from instep.sinks import preparation
 from tests.sinks.conftest import declare
@@ -61,6 +63,23 @@ def runner(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Iterator[Ca
     yield make
     for one in started:
         one.stop(patience_s=10)
+
+
+Prove = Callable[..., tuple[Report, list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def prove(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Prove:
+    """Reconciles a pipeline; the report, and the rows of the file."""
+
+    def do(pipeline: settings.Pipeline, name: str = "contracts", **asked: Any) -> tuple[Report, list[dict[str, Any]]]:
+        folder = tmp_path / f"reconcile-{uuid.uuid4().hex[:8]}"
+        out = folder.with_suffix(".jsonl")
+        request = reconcile.Request(**{"wait_s": 0.0, "out": out, **asked})
+        report = reconcile.reconcile(spark, folder, cluster, name, pipeline, request, say=lambda _: None)
+        return report, [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+
+    return do
 
 
 def drained(run: Runner) -> Runner:

@@ -127,7 +127,7 @@ def test_dead_letters_are_understood_after_the_settings_were_mended(database_url
             (4, "dead", "NOT_JSON"),
             (5, "applied", None),
         ]
-        assert (plan[1].before, (plan[1].after or {})["print_version"]) == (None, 3)
+        assert (plan[1].before, str((plan[1].after or {})["print_version"])) == (None, "3")
         assert plan[0].before == plan[0].after
         assert table(database_url) == []
         dropped = dead.drop(at, Choice(places=(Place(TOPIC, 0, 5),)), "a test of the source", execute=True)
@@ -141,7 +141,7 @@ def test_dead_letters_are_understood_after_the_settings_were_mended(database_url
         assert [one.verdict for one in timeline.read(at, "c", no_cluster).events] == ["dead"]
         [kept] = setaside.decisions(at.sink, place=Place(TOPIC, 0, 5))
         assert (kept.deed, kept.outcome, kept.why) == ("dropped", "FIELD_MISSING", "a test of the source")
-        assert setaside.passed_over(at.sink) == {Place(TOPIC, 0, 4), Place(TOPIC, 0, 5)}
+        assert setaside.passed_over(at.sink) == {Place(TOPIC, 0, offset) for offset in (2, 4, 5)}
 
 
 def test_a_dead_letter_of_a_parked_document_waits_behind(database_url: str, open_sink: Open) -> None:

@@ -540,3 +540,19 @@ def test_a_table_with_triggers_takes_whole_batches(kind: str, new_database: Call
     assert steps.count(1) == 1, "the batch was refused at first, and written with care"
     apply(sink, [event(500 + n, f"d{n}", 2) for n in range(250)])
     assert run_sql(url, "SELECT writes, count(*) FROM contract_document GROUP BY writes ORDER BY writes") == [(0, 250), (1, 250)]
+
+
+def test_transitions_of_an_enumeration(new_database: Callable[[str], str], open_sink: Open) -> None:
+    url = new_database("postgres")
+    run_sql(
+        url,
+        "CREATE TYPE status AS ENUM ('CREATED', 'QUEUED', 'PRINTED')",
+        "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY, print_status status, print_version BIGINT)",
+    )
+    columns = {"print_status": "status", "print_version": "version"}
+    sink = begun(open_sink(declare(url, columns=columns, transitions={"CREATED": ["QUEUED"], "QUEUED": ["PRINTED"]})))
+    apply(sink, [event(0, "a", 1, "CREATED"), event(1, "b", 1, "CREATED")])
+    apply(sink, [event(2, "a", 2, "QUEUED"), event(3, "b", 2, "PRINTED"), event(4, "c", 1, "LOST")])
+    assert table(url) == [("a", "QUEUED", 2), ("b", "CREATED", 1)]
+    assert parked(url) == [(3, "b", "TRANSITION_NOT_ALLOWED"), (4, "c", "NOT_A_CHOICE")]
+    assert sink.statuses(10) == {"CREATED", "QUEUED"}

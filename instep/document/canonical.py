@@ -1,0 +1,212 @@
+"""One text for one value: what an event brought and what a table gave back, made comparable.
+
+Databases change values on the way in, each by its own rules: times are cut to the column's precision, CHAR is padded, a
+four-byte number loses digits, SQLite keeps a decimal as a binary number and a truth as 0 or 1. `former` gives, for a column
+of one database, the function that undoes those differences on both sides; `restorer` leads back from the text to the value.
+A found value that is none of its column's kind (SQLite keeps anything anywhere) is compared by its own text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import struct
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from instep.document import kinds
+from instep.document.mapping import Column
+from instep.document.reasons import Unfit
+
+Former = Callable[[Any], str]
+Restorer = Callable[[str], Any]
+
+PADDED = re.compile(r"(char|character|bpchar|nchar)(\(\d+\))?( .*)?$")
+NUMBER_SCALE = re.compile(r"(?:float|double|real)\(\d+,(\d+)\)")
+SINGLE = re.compile(r"(real|float4|float(?!8)(\(\d+,\d+\))?)( .*)?$")
+SQLITE_DIGITS = 15
+POSTGRES_EPOCH_US = 946_684_800_000_000  # 2000-01-01, from which PostgreSQL counts and rounds
+
+
+def former(column: Column, database: str) -> Former:
+    """The function from a value of this column, not null, to its text. `database` is SQLAlchemy's name of it."""
+    plain = _former(column, database)
+
+    def form(value: Any) -> str:
+        try:
+            return plain(value)
+        except (Unfit, ValueError, TypeError, ArithmeticError, KeyError, RecursionError, msgspec.MsgspecError):
+            return _shown(value)
+
+    return form
+
+
+def restorer(kind: kinds.Kind) -> Restorer:
+    """The function from a canonical text back to the value that a sink writes."""
+    match kind:
+        case kinds.Integer():
+            return int
+        case kinds.Real():
+            return float
+        case kinds.Exact():
+            return Decimal
+        case kinds.Truth():
+            return TRUTHS.__getitem__
+        case kinds.Time():
+            return kinds.instant
+        case kinds.Date():
+            return date.fromisoformat
+        case kinds.Uuid():
+            return UUID
+        case _:
+            return str
+
+
+def _former(column: Column, database: str) -> Former:
+    declared = column.declared.lower()
+    is_sqlite = database == "sqlite"
+    match column.kind:
+        case kinds.Text() if not is_sqlite and PADDED.fullmatch(declared) and "varying" not in declared:
+            return lambda value: _text(value).rstrip(" ")
+        case kinds.Text() if declared.startswith("set("):
+            return lambda value: ",".join(sorted(_text(value).split(",")))
+        case kinds.Integer():
+            return lambda value: str(value if type(value) is int else _integer(value))
+        case kinds.Real():
+            scale = NUMBER_SCALE.match(declared) if not is_sqlite else None
+            return _real(not is_sqlite and bool(SINGLE.fullmatch(declared)), int(scale[1]) if scale else None)
+        case kinds.Exact():
+            return _loose_exact if is_sqlite else _exact
+        case kinds.Truth():
+            return lambda value: "true" if TRUTHS[str(value).lower()] else "false"
+        case kinds.Time():
+            return _time(column.kind.precision, database)
+        case kinds.Date():
+            return lambda value: (value if type(value) is date else date.fromisoformat(value)).isoformat()
+        case kinds.Uuid():
+            return lambda value: str(value if isinstance(value, UUID) else UUID(_text(value)))
+        case kinds.Json():
+            return _json
+        case _:
+            return _text
+
+
+TRUTHS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+
+
+def _text(value: Any) -> str:
+    return value if type(value) is str else _shown(value)
+
+
+def _integer(value: Any) -> int:
+    number = int(value)
+    if number != (Decimal(value) if isinstance(value, str) else value):
+        raise ValueError(value)
+    return number
+
+
+def _real(single: bool, scale: int | None) -> Former:
+    def form(value: Any) -> str:
+        number = float(value)
+        if scale is not None:
+            number = round(number, scale)
+        if single:
+            with contextlib.suppress(OverflowError):
+                number = struct.unpack("f", struct.pack("f", number))[0]
+        return repr(number + 0.0)  # one zero, not two
+
+    return form
+
+
+def _exact(value: Any) -> str:
+    number = Decimal(repr(value) if type(value) is float else value)
+    if not number.is_finite():
+        return str(number)
+    text = format(number, "f")
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text == "-0" else text
+
+
+def _loose_exact(value: Any) -> str:
+    """SQLite keeps a whole number of 64 bits as it is, and any other as a binary number."""
+    try:
+        number = Decimal(repr(value) if type(value) is float else value)
+    except InvalidOperation:
+        raise ValueError(value) from None
+    if number == number.to_integral_value() and abs(number) < 2**63:
+        return str(int(number))
+    return format(Decimal(f"{float(number):.{SQLITE_DIGITS}g}"), "f")
+
+
+def _time(precision: int, database: str) -> Former:
+    step = 10 ** (6 - precision)
+
+    def form(value: Any) -> str:
+        if type(value) is datetime:
+            at = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        else:
+            at = kinds.instant(value)
+        if step > 1:
+            at = kinds.from_micros(_rounded(kinds.micros(at), step, database))
+        return at.isoformat()
+
+    return form
+
+
+def _rounded(micros: int, step: int, database: str) -> int:
+    """MariaDB cuts, MySQL rounds up from the middle, PostgreSQL rounds away from its epoch."""
+    if database == "postgresql":
+        since = micros - POSTGRES_EPOCH_US
+        away = (abs(since) + step // 2) // step * step
+        return POSTGRES_EPOCH_US + (away if since >= 0 else -away)
+    return (micros + (step // 2 if database == "mysql" else 0)) // step * step
+
+
+def _number(text: str) -> int | float:
+    number = float(text)
+    return int(number) if number.is_integer() and abs(number) < 2**63 else number
+
+
+JSON_DECODER = msgspec.json.Decoder(float_hook=_number)
+JSON_ENCODER = msgspec.json.Encoder(order="sorted", decimal_format="number")
+HUGE_INTEGER = re.compile(r"(?<![\d.eE+-])-?\d{19,}(?![\d.eE])")
+
+
+def _json(value: Any) -> str:
+    """By content: names in order, and a number by its value as every database keeps it."""
+    if isinstance(value, (str, bytes)):
+        content = JSON_DECODER.decode(value)
+        if HUGE_INTEGER.search(value if isinstance(value, str) else value.decode()):
+            content = _shrunk(content)
+    else:
+        content = _shrunk(_number(repr(value)) if type(value) is float else value)
+    return JSON_ENCODER.encode(content).decode()
+
+
+def _shrunk(content: Any) -> Any:
+    """Integers of more than 64 bits as the binary numbers that most databases make of them."""
+    match content:
+        case dict():
+            return {name: _shrunk(value) for name, value in content.items()}
+        case list():
+            return [_shrunk(value) for value in content]
+        case bool():
+            return content
+        case int() if abs(content) >= 2**63:
+            return float(content)
+        case _:
+            return content
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (bytes, bytearray)):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value.hex()
+    return value if isinstance(value, str) else str(value)

@@ -1,0 +1,123 @@
+"""A document as the log says it should be, against the row that the table holds: in step, or how not.
+
+A difference is real unless something explains it: the document is parked, or events of it still wait in the log. What a log
+that was cut (retention, compaction, a later start) cannot say is not judged.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from instep.document import folding, kinds
+from instep.document.folding import ABSENT, State, Values
+from instep.document.guard import Rules
+from instep.document.reasons import Unfit
+
+
+class Kind(StrEnum):
+    """How a document stands. The first three are real differences; the next two are explained ones."""
+
+    MISSING = "missing"
+    EXTRA = "extra"
+    DIFFERENT = "different"
+    PARKED = "parked"
+    BEHIND = "behind"
+    NOT_IN_LOG = "not_in_log"
+    IN_STEP = "in_step"
+
+
+REAL = (Kind.MISSING, Kind.EXTRA, Kind.DIFFERENT)
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What the judgement needs besides the two sides."""
+
+    rules: Rules
+    whole: bool  # the log still holds every event of the pipeline
+    guard: int | None = None  # which of the columns keeps the order value
+    guard_is_time: bool = False
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One document: how it stands, and in which way (`seems`) where something explains it."""
+
+    kind: Kind
+    seems: Kind
+    columns: tuple[int, ...] = ()
+
+
+IN_STEP = Finding(Kind.IN_STEP, Kind.IN_STEP)
+NOT_IN_LOG = Finding(Kind.NOT_IN_LOG, Kind.NOT_IN_LOG)
+
+
+def compare(
+    asked: Question,
+    expected: State | None,
+    found: bytes | None,
+    *,
+    forgotten: int | None = None,
+    parked: bool = False,
+    waiting: bool = False,
+) -> Finding | None:
+    """How a document stands; None when neither side has it. `forgotten` is the order value that instep_deleted keeps of it."""
+    finding = _compare(asked, expected, found, forgotten)
+    if finding is None or finding.kind not in REAL:
+        return finding
+    if parked:
+        return msgspec.structs.replace(finding, kind=Kind.PARKED)
+    if waiting:
+        return msgspec.structs.replace(finding, kind=Kind.BEHIND)
+    return finding
+
+
+def _compare(asked: Question, expected: State | None, found: bytes | None, forgotten: int | None) -> Finding | None:
+    if expected is None or not expected.present:
+        return None if found is None else _unexpected(asked, expected, folding.unpack(found))
+    if found is None:
+        return _absent(asked, expected, forgotten)
+    if found == expected.line:
+        return IN_STEP
+    row = folding.unpack(found)
+    columns = tuple(
+        number for number, (old, new) in enumerate(zip(row, expected.values, strict=True)) if new not in (ABSENT, old)
+    )
+    if not columns:
+        return IN_STEP
+    return NOT_IN_LOG if _beyond_the_log(asked, expected, row) else Finding(Kind.DIFFERENT, Kind.DIFFERENT, columns)
+
+
+def _absent(asked: Question, expected: State, forgotten: int | None) -> Finding:
+    if asked.rules.missing != "insert":
+        return IN_STEP
+    cut_away = not asked.whole and forgotten is not None and (expected.order is None or forgotten >= expected.order)
+    return NOT_IN_LOG if cut_away else Finding(Kind.MISSING, Kind.MISSING)
+
+
+def _unexpected(asked: Question, expected: State | None, row: Values) -> Finding:
+    untouched = all(value is None for value in row)
+    if expected is None or not expected.deleted:
+        if untouched:
+            return IN_STEP  # the target's own row, which the source has not reached
+        return Finding(Kind.EXTRA, Kind.EXTRA) if asked.whole else NOT_IN_LOG
+    if untouched and asked.rules.missing != "insert":
+        return IN_STEP  # made again by the target itself
+    return NOT_IN_LOG if _beyond_the_log(asked, expected, row) else Finding(Kind.EXTRA, Kind.EXTRA)
+
+
+def _beyond_the_log(asked: Question, expected: State, row: Values) -> bool:
+    """Whether the row is later than anything a cut log can still say."""
+    stored = order_of(asked, row)
+    return not asked.whole and stored is not None and expected.order is not None and stored > expected.order
+
+
+def order_of(asked: Question, row: Values) -> int | None:
+    """The order value that a row holds; None for none, or for what is no order value."""
+    text = row[asked.guard] if asked.guard is not None else None
+    if not isinstance(text, str):
+        return None
+    try:
+        return kinds.micros(kinds.instant(text)) if asked.guard_is_time else int(text)
+    except (ValueError, Unfit):
+        return None

@@ -1,0 +1,123 @@
+"""Lines of a file as events: JSON lines or CSV, read as a stream, refused at the first line that is wrong.
+
+JSON lines: one object a line, taken as it stands. The document's id is the field `doc_id`, or another that is named: text
+or an integer. `{"doc_id": "x", "$delete": true}`, with no further field, deletes the document. Blank lines are skipped.
+
+CSV: a header names the fields. A cell that is an integer as JSON writes it (12, -3; not 012 or +3) becomes an integer,
+an empty cell leaves its field out, all else is text; so is the id's column, always. CSV cannot delete.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from instep import errors, settings
+
+Format = Literal["jsonl", "csv"]
+
+FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv"}
+DELETE = "$delete"
+INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+LONE_RETURN = re.compile(r"(?<=\r)(?!\n)")
+
+
+class Line(msgspec.Struct, frozen=True, gc=False):
+    """One event of a file: whose, and its value in the wire format; None deletes."""
+
+    number: int
+    document: str
+    value: bytes | None
+
+
+def format_of(path: str) -> Format:
+    """By the file's suffix; `-`, the standard input, is JSON lines."""
+    if path == "-":
+        return "jsonl"
+    name = path.rpartition("/")[2]
+    suffix = f".{name.rpartition('.')[2]}".lower() if "." in name.lstrip(".") else ""
+    if suffix not in FORMATS:
+        raise errors.SettingsError(f"{path}: the format is not known by the suffix {suffix!r}", f"known: {', '.join(FORMATS)}")
+    return FORMATS[suffix]
+
+
+def read(stream: Iterable[bytes], file_format: Format, *, key: str = "doc_id", name: str = "-") -> Iterator[Line]:
+    """The stream's events one by one. A wrong line raises, naming file and line; what came before it was handed out."""
+    return _read_csv(stream, key, name) if file_format == "csv" else _read_json_lines(stream, key, name)
+
+
+def wrong(name: str, number: int, what: str, remedy: str = "") -> errors.SettingsError:
+    """The error for a line that cannot be taken."""
+    return errors.SettingsError(f"{name}, line {number}: {what}", remedy)
+
+
+def _read_json_lines(stream: Iterable[bytes], key: str, name: str) -> Iterator[Line]:
+    for number, line in enumerate(stream, start=1):
+        text = line.strip()
+        if number == 1:
+            text = text.removeprefix(codecs.BOM_UTF8)
+        if not text:
+            continue
+        try:
+            fields = msgspec.json.decode(text, type=dict[str, Any])
+        except msgspec.ValidationError as failure:
+            raise wrong(
+                name, number, "not a JSON object", "write one object a line; an array becomes that by jq -c '.[]'"
+            ) from failure
+        except (msgspec.DecodeError, UnicodeDecodeError) as failure:
+            raise wrong(name, number, f"not valid JSON: {failure}", "write one object a line") from failure
+        document = _document(fields, key, name, number)
+        if DELETE in fields and (fields[DELETE] is not True or fields.keys() != {key, DELETE}):
+            raise wrong(name, number, f"{DELETE} goes with the key alone", f'{{"{key}": …, "{DELETE}": true}} deletes a document')
+        yield Line(number, document, None if DELETE in fields else text)
+
+
+def _read_csv(stream: Iterable[bytes], key: str, name: str) -> Iterator[Line]:
+    rows = csv.reader(_texts(stream), strict=True)
+    try:
+        header = next(rows, [])
+        _check_header(header, key, name)
+        for row in rows:
+            if not row:
+                continue
+            if len(row) != len(header):
+                raise wrong(name, rows.line_num, f"{len(row)} cells under a header of {len(header)}")
+            fields = {column: _cell(cell, column == key) for column, cell in zip(header, row, strict=True) if cell}
+            document = _document(fields, key, name, rows.line_num)
+            yield Line(rows.line_num, document, msgspec.json.encode(fields))
+    except csv.Error as failure:
+        raise wrong(name, rows.line_num, f"not valid CSV: {failure}") from failure
+    except UnicodeDecodeError as failure:
+        raise wrong(name, rows.line_num + 1, f"not UTF-8: {failure.reason}", "save the file in UTF-8") from failure
+
+
+def _texts(stream: Iterable[bytes]) -> Iterator[str]:
+    """The lines as text, with their ends, whichever of the three kinds these are."""
+    for text in codecs.iterdecode(stream, "utf-8-sig"):
+        yield from LONE_RETURN.split(text) if "\r" in text else (text,)
+
+
+def _check_header(header: list[str], key: str, name: str) -> None:
+    repeated = sorted({column for column in header if header.count(column) > 1})
+    if repeated or "" in header:
+        raise wrong(name, 1, f"the header names {', '.join(map(repr, repeated))} twice" if repeated else "a column has no name")
+    if key not in header:
+        raise wrong(name, 1, f"no column {key!r}{settings.nearest(key, header)}", "name the key's column with --key")
+
+
+def _cell(text: str, is_key: bool) -> str | int:
+    return int(text) if INTEGER.fullmatch(text) and not is_key else text
+
+
+def _document(fields: dict[str, Any], key: str, name: str, number: int) -> str:
+    if key not in fields:
+        raise wrong(name, number, f"no field {key!r}{settings.nearest(key, fields)}", "name the key's field with --key")
+    value = fields[key]
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise wrong(name, number, f"{key!r} must be text or an integer, to be the record's key")
+    return str(value)

@@ -1,0 +1,126 @@
+"""What the driver hands to Spark: pages of rows as Parquet files in the run's folder, never all of them in memory.
+
+`take` reads the target in one snapshot, so that the table's rows and the ledger's position belong together, whatever the
+pipeline commits meanwhile.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from instep.document.decoding import Record
+from instep.pipeline import arrow, steps
+from instep.sinks import scanning, setaside
+from instep.sinks.scanning import PAGE_ROWS
+from instep.sinks.sink import Sink
+from instep.sinks.target import Position
+
+RECORD_SCHEMA = pa.schema(
+    [
+        ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp_ms", pa.int64()),
+        ("key", pa.binary()), ("value", pa.binary()),
+    ]
+)  # fmt: skip
+RECORD_SPARK = "partition int, offset long, timestamp_ms long, key binary, value binary"
+
+Say = Callable[[str], None]
+
+
+class Parts:
+    """Files of one schema in one folder."""
+
+    def __init__(self, folder: Path, schema: pa.Schema, spark_schema: str) -> None:
+        folder.mkdir(parents=True)
+        self._folder, self._schema, self._spark_schema = folder, schema, spark_schema
+        self._paths: list[Path] = []
+        self.rows = 0
+
+    def add(self, rows: list[tuple[Any, ...]]) -> None:
+        """One more file."""
+        path = self._folder / f"{len(self._paths):06}.parquet"
+        pq.write_table(pa.Table.from_batches([steps.batch_of(self._schema, rows)]), path)
+        self._paths.append(path)
+        self.rows += len(rows)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """The rows, a task a file."""
+        count = len(self._paths)
+        numbers = spark.range(0, count, 1, max(1, count))
+        names = _handed_out(spark, self._paths)
+        return arrow.map_batches(numbers, lambda batches: steps.from_files(names, batches), self._spark_schema)
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The target at one moment."""
+
+    ledger: dict[int, Position]
+    parts: Parts
+    left_out: dict[int, Any]
+    documents: int  # rows of the table
+    rewound_from: dict[int, int]
+    followed_another: bool
+
+
+def take(sink: Sink, folder: Path, say: Say) -> Snapshot:
+    """The table, what is parked and deleted, the places that were left out, and the ledger, all of one moment."""
+    line = steps.liner(sink.to.mapping, sink.url.get_backend_name())
+    parts = Parts(folder, steps.SCHEMA, steps.SPARK_SCHEMA)
+    with sink.snapshot():
+        ledger = sink.positions()
+        left_out: dict[int, Any] = {}
+        for partition, offset in sorted(setaside.left_out(sink)):
+            left_out.setdefault(partition, array("q")).append(offset)
+        documents = 0
+        for page in scanning.rows(sink):
+            parts.add([(str(row[0]), steps.FOUND, 0, -1, None, None, None, line(row[1:])) for row in page])
+            documents += len(page)
+            if len(page) == PAGE_ROWS:
+                say(f"{documents:,} rows of the table read")
+        for parked in scanning.parked_documents(sink):
+            parts.add([(document, steps.PARKED, 0, -1, None, None, None, None) for (document,) in parked])
+        for deleted in scanning.deleted_documents(sink):
+            parts.add([(document, steps.FORGOTTEN, 0, -1, order, None, None, None) for document, order in deleted])
+        rewound, another = scanning.rewound_from(sink), scanning.followed_another(sink)
+    return Snapshot(ledger, parts, left_out, documents, rewound, another)
+
+
+def keep_records(records: Iterable[Record], folder: Path, say: Say) -> Parts:
+    """Records that come from elsewhere than the log, as if they stood in partition 0."""
+    parts = Parts(folder, RECORD_SCHEMA, RECORD_SPARK)
+    for page in _pages(records):
+        parts.add([(0, record.offset, record.timestamp_ms, record.key, record.value) for record in page])
+        if len(page) == PAGE_ROWS:
+            say(f"{parts.rows:,} rows of the source read")
+    return parts
+
+
+def _pages(records: Iterable[Record]) -> Iterator[list[Record]]:
+    page: list[Record] = []
+    for record in records:
+        page.append(record)
+        if len(page) >= PAGE_ROWS:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
+def _handed_out(spark: SparkSession, paths: list[Path]) -> list[str]:
+    """The files by the names that a task opens them by; executors on other machines are sent a copy."""
+    if str(spark.sparkContext.master).startswith("local"):
+        return [str(path) for path in paths]
+    named = []
+    for path in paths:
+        sent = path.with_name(f"{path.parent.parent.name}-{path.parent.name}-{path.name}")
+        path.rename(sent)
+        spark.sparkContext.addFile(str(sent))
+        named.append(sent.name)
+    return named

@@ -1,0 +1,60 @@
+"""Another source than the topic: a file, or a query of the source's own table. Each row is decoded like an event's value."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from instep import errors, settings
+from instep.document import lines
+from instep.document.decoding import Record
+from instep.document.mapping import KEY, Mapping
+from instep.sinks import querying, target
+
+NO_TIMESTAMP = -1
+USUAL_KEY = "doc_id"
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where the rows are: in a file, or behind a database URL and a query."""
+
+    file: str | None = None
+    url: str | None = None
+    query: str | None = None
+    key: str | None = None  # the field that holds the document's id
+
+    @property
+    def named(self) -> str:
+        return f"file {self.file}" if self.file else f"a query of {target.shown(target.database_url(self.url or ''))}"
+
+
+def records(source: Source, mapping: Mapping) -> Iterator[Record]:
+    """The source's rows as records, numbered from 1."""
+    named = USUAL_KEY if mapping.document == (KEY,) else ".".join(mapping.document)
+    key = source.key or named
+    return _of_file(source.file, key) if source.file else _of_query(source.url or "", source.query or "", key)
+
+
+def _of_file(file: str, key: str) -> Iterator[Record]:
+    file_format = lines.format_of(file)
+    try:
+        with Path(file).open("rb") as stream:
+            for line in lines.read(stream, file_format, key=key, name=file):
+                yield Record(line.number, NO_TIMESTAMP, line.document.encode(errors="surrogatepass"), line.value)
+    except OSError as error:
+        raise errors.SettingsError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _of_query(url: str, query: str, key: str) -> Iterator[Record]:
+    with contextlib.closing(querying.rows(url, query)) as rows:
+        for number, row in enumerate(rows, start=1):
+            if key not in row:
+                raise errors.SettingsError(
+                    f"the query gives no column {key!r}{settings.nearest(key, row)}",
+                    "name the columns like the event's fields, with AS; --key names the one that holds the document's id",
+                )
+            document = None if row[key] is None else str(row[key]).encode()
+            yield Record(number, NO_TIMESTAMP, document, querying.value(row))

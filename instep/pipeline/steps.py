@@ -1,0 +1,301 @@
+"""What `instep reconcile` does inside Spark tasks: records and rows in, steps out; sorted steps in, findings out.
+
+Rows of the table and events of the log go through one sort by document. Marks, as partitions below 0, come first: a
+document is parked, was deleted, stands in the table, has events that wait. Nothing here holds more than one stretch of records,
+or more than one document.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import SparkFiles
+
+from instep.document import canonical, comparison, folding
+from instep.document.comparison import Finding, Kind, Question
+from instep.document.decoding import DeadLetter, Decoder, Event, Record
+from instep.document.folding import ABSENT, Run, Shape, State, Step
+from instep.document.mapping import Mapping
+from instep.document.reasons import Refusal
+
+STRETCH_RECORDS = 100_000
+STRETCH_BYTES = 32 * 1024 * 1024
+BATCH_ROWS = 10_000
+
+PARKED, FORGOTTEN, FOUND, WAITING = -4, -3, -2, -1
+UNREADABLE = 3  # the shape of a row of the source that cannot be decoded
+
+SCHEMA = pa.schema(
+    [
+        ("document", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp_ms", pa.int64()),
+        ("order_value", pa.int64()), ("floor", pa.int64()), ("shape", pa.int8()), ("line", pa.binary()),
+    ]
+)  # fmt: skip
+SPARK_SCHEMA = (
+    "document string, partition int, offset long, timestamp_ms long, order_value long, floor long, shape byte, line binary"
+)
+FINDINGS = pa.schema(
+    [
+        ("kind", pa.string()), ("seems", pa.string()), ("document", pa.string()), ("partition", pa.int32()),
+        ("offset", pa.int64()), ("order_value", pa.int64()), ("known", pa.bool_()), ("split", pa.bool_()),
+        ("columns", pa.list_(pa.int32())), ("expected", pa.binary()), ("found", pa.binary()),
+    ]
+)  # fmt: skip
+FINDINGS_SPARK = (
+    "kind string, seems string, document string, partition int, offset long, order_value long, known boolean, split boolean,"
+    " columns array<int>, expected binary, found binary"
+)
+COUNTS, UNREADABLE_KIND = "counts", "unreadable"
+
+Batches = Iterator[pa.RecordBatch]
+Row = tuple[Any, ...]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Everything the tasks need besides their rows."""
+
+    mapping: Mapping
+    database: str
+    asked: Question
+    left_out: dict[int, Any]  # per partition a sorted array of offsets
+    from_source: bool = False
+
+
+def liner(mapping: Mapping, database: str) -> Callable[[Row], bytes]:
+    """The function from the mapped columns of a row, as a table gave them, to a packed line."""
+    forms = [canonical.former(column, database) for column in mapping.columns]
+
+    def line(row: Row) -> bytes:
+        return folding.pack([None if value is None else form(value) for form, value in zip(forms, row, strict=True)])
+
+    return line
+
+
+def from_records(plan: Plan, batches: Batches) -> Batches:
+    """Decode records and thin them, stretch by stretch."""
+    decoder = Decoder(plan.mapping)
+    step_of = _stepper(plan)
+    for records in _stretches(batches):
+        runs: dict[tuple[int, str], Run] = {}
+        unreadable: list[Row] = []
+        for partition, some in records.items():
+            kept = _without(some, plan.left_out.get(partition))
+            events, dead = decoder.decode_all(kept)
+            times = {record.offset: record.timestamp_ms for record in kept}
+            for event in events:
+                name = str(event.document)
+                if event.refusal is not None:  # it parked its document, or was passed over since
+                    if plan.from_source:
+                        unreadable.append(_unreadable(name, partition, event.offset, event.refusal))
+                    continue
+                run = runs.get((partition, name))
+                if run is None:
+                    run = runs[partition, name] = Run()
+                run.add(step_of(partition, event, times[event.offset]), plan.asked.rules)
+            if plan.from_source:
+                for letter in dead:
+                    name = (letter.record.key or b"").decode(errors="replace")
+                    unreadable.append(_unreadable(name, partition, letter.record.offset, letter))
+        yield from _batches(SCHEMA, _step_rows(runs, unreadable))
+
+
+def waiting(plan: Plan, batches: Batches) -> Batches:
+    """A mark for each document that records name, with how many; those that name none count under no document."""
+    decoder = Decoder(plan.mapping)
+    for records in _stretches(batches):
+        counts: Counter[str | None] = Counter()
+        for some in records.values():
+            events, dead = decoder.decode_all(some)
+            counts.update(str(event.document) for event in events)
+            counts[None] += len(dead)
+        rows = ((name, WAITING, count, -1, None, None, None, None) for name, count in counts.items() if count)
+        yield from _batches(SCHEMA, rows)
+
+
+def from_files(paths: list[str], batches: Batches) -> Batches:
+    """The rows of files that the driver wrote; each task reads those whose numbers it is given."""
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            path = paths[number] if os.path.isabs(paths[number]) else SparkFiles.get(paths[number])  # noqa: PTH117
+            yield from pq.ParquetFile(path).iter_batches(BATCH_ROWS)
+
+
+def judge(plan: Plan, batches: Batches) -> Batches:
+    """Fold and compare, document by document; differences come out as they are found, counts at the end."""
+    judging = _Judging(plan)
+    for batch in batches:
+        findings = [found for row in zip(*(batch.column(name).to_pylist() for name in SCHEMA.names), strict=True)
+                    if (found := judging.take(row)) is not None]  # fmt: skip
+        yield from _batches(FINDINGS, iter(findings))
+    last = judging.finish()
+    rows = [*([last] if last else []), (COUNTS, *[None] * 8, msgspec.json.encode(judging.counts), None)]
+    yield from _batches(FINDINGS, iter(rows))
+
+
+class _Judging:
+    """The one document that is being gathered, and the counts of those before it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._asked = plan.asked
+        self._names = [column.name for column in plan.mapping.columns]
+        self.counts: dict[str, Any] = {"documents": 0, "columns": {}}
+        self._document: str | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._parked = self._waiting = False
+        self._forgotten: int | None = None
+        self._found: bytes | None = None
+        self._why: bytes | None = None
+        self._states: list[State] = []
+        self._partition = -1
+
+    def take(self, row: Row) -> Row | None:
+        """One more row; the finding on the document before it, when that ends here."""
+        document, partition, offset, timestamp_ms, order, floor, shape, line = row
+        done = None
+        if document != self._document:
+            done = self.finish()
+            self._document = document
+        if partition >= 0:
+            if shape == UNREADABLE:
+                self._why = line
+            else:
+                if partition != self._partition:
+                    self._partition = partition
+                    self._states.append(State())
+                step = Step(partition, offset, timestamp_ms, order, SHAPES[shape], line, floor)
+                self._states[-1].apply(step, self._asked.rules)
+        elif partition == FOUND:
+            self._found = line
+        elif partition == FORGOTTEN:
+            self._forgotten = order
+        elif partition == PARKED:
+            self._parked = True
+        else:
+            self._waiting = True
+        return done
+
+    def finish(self) -> Row | None:
+        """The finding on the document at hand, None when it is in step."""
+        if self._document is None:
+            return None
+        if self._why is not None:
+            self._count(UNREADABLE_KIND)
+            done: Row | None = (UNREADABLE_KIND, None, self._document, *[None] * 6, self._why, self._found)
+        else:
+            done = self._judged(self._document)
+        self._clear()
+        return done
+
+    def _judged(self, document: str) -> Row | None:
+        state = folding.joined(self._states, self._asked.rules) if self._states else None
+        finding = comparison.compare(
+            self._asked, state, self._found, forgotten=self._forgotten, parked=self._parked, waiting=self._waiting
+        )
+        if finding is None:
+            return None
+        self.counts["documents"] += 1
+        self._count(finding.kind.value)
+        if finding.kind is Kind.DIFFERENT:
+            columns = self.counts["columns"]
+            for number in finding.columns:
+                columns[self._names[number]] = columns.get(self._names[number], 0) + 1
+        return None if finding.kind in (Kind.IN_STEP, Kind.NOT_IN_LOG) else self._row(document, finding, state)
+
+    def _row(self, document: str, finding: Finding, state: State | None) -> Row:
+        last = state.last if state else None
+        return (
+            finding.kind.value, finding.seems.value, document, last.partition if last else None, last.offset if last else None,
+            state.order if state else None, state is not None, len(self._states) > 1, list(finding.columns),
+            state.line if state else None, self._found,
+        )  # fmt: skip
+
+    def _count(self, kind: str) -> None:
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+
+
+SHAPES = {shape.value: shape for shape in Shape}
+
+
+def _stepper(plan: Plan) -> Callable[[int, Event, int], Step]:
+    forms = [(column.name, canonical.former(column, plan.database)) for column in plan.mapping.columns]
+
+    def step_of(partition: int, event: Event, timestamp_ms: int) -> Step:
+        brought = event.values
+        if brought is None:
+            return Step(partition, event.offset, timestamp_ms, event.order, Shape.DELETE, None)
+        values: list[Any] = []
+        for name, form in forms:
+            value = brought.get(name)
+            values.append(form(value) if value is not None else None if name in brought else ABSENT)
+        shape = Shape.FULL if len(brought) == len(forms) else Shape.PARTIAL
+        return Step(partition, event.offset, timestamp_ms, event.order, shape, folding.pack(values))
+
+    return step_of
+
+
+def _unreadable(name: str, partition: int, offset: int, why: DeadLetter | Refusal) -> Row:
+    return name, partition, offset, -1, None, None, UNREADABLE, f"{why.reason}: {why.detail}".encode()
+
+
+def _stretches(batches: Batches) -> Iterator[dict[int, list[Record]]]:
+    """Records by partition, in log order, in stretches that fit into memory."""
+    records: dict[int, list[Record]] = {}
+    count = size = 0
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "timestamp_ms", "key", "value")]
+        for partition, offset, timestamp_ms, key, value in zip(*columns, strict=True):
+            records.setdefault(partition, []).append(Record(offset, timestamp_ms, key, value))
+            count += 1
+            size += len(value) if value is not None else 0
+            if count >= STRETCH_RECORDS or size > STRETCH_BYTES:
+                yield records
+                records, count, size = {}, 0, 0
+    if records:
+        yield records
+
+
+def _without(records: list[Record], left_out: array[int] | None) -> list[Record]:
+    if not left_out:
+        return records
+    return [record for record in records if not _holds(left_out, record.offset)]
+
+
+def _holds(ranked: array[int], offset: int) -> bool:
+    at = bisect_left(ranked, offset)
+    return at < len(ranked) and ranked[at] == offset
+
+
+def _step_rows(runs: dict[tuple[int, str], Run], further: list[Row]) -> Iterator[Row]:
+    for (partition, name), run in runs.items():
+        for step in run.steps:
+            yield name, partition, step.offset, step.timestamp_ms, step.order, step.floor, int(step.shape), step.values
+    yield from further
+
+
+def _batches(schema: pa.Schema, rows: Iterator[Row]) -> Batches:
+    some: list[Row] = []
+    for row in rows:
+        some.append(row)
+        if len(some) >= BATCH_ROWS:
+            yield batch_of(schema, some)
+            some = []
+    if some:
+        yield batch_of(schema, some)
+
+
+def batch_of(schema: pa.Schema, rows: list[Row]) -> pa.RecordBatch:
+    """Rows as one Arrow batch."""
+    columns = zip(*rows, strict=True)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )

@@ -1,0 +1,88 @@
+"""Reading a target whole, for `instep reconcile`: pages of the table, what is parked and deleted, where it was rewound.
+
+Everything here runs on a pipeline's sink, most of it inside one snapshot (`Sink.snapshot`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from instep.document.guard import Document
+from instep.sinks.sink import Sink
+
+PAGE_ROWS = 50_000
+
+PARKED_PAGE = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ?"
+DELETED_PAGE = "SELECT document, order_value FROM instep_deleted WHERE pipeline = ?"
+SELECT_REWOUND = "SELECT {partition}, outcome FROM instep_decisions WHERE pipeline = ? AND topic = ? AND deed = 'rewound'"
+# whether the pipeline has followed another topic: two looks at an index instead of a walk through the history
+OTHER_TOPIC = "SELECT 1 FROM {{table}} WHERE pipeline = ? AND topic {{side}} ? LIMIT 1"
+MOVED = re.compile(r"from (\d+) to")
+
+
+def rows(sink: Sink) -> Iterator[list[tuple[Any, ...]]]:
+    """The whole table, a page at a time: the document, then the mapped columns as the table holds them."""
+    last: tuple[Any, ...] = ()
+    while True:
+        beyond = f"> {sink.placeholder}" if last else "IS NOT NULL"
+        found = sink.select(f"{_select(sink)} WHERE {sink.key} {beyond} ORDER BY {sink.key} LIMIT {PAGE_ROWS}", last)
+        if found:
+            last = (found[-1][0],)
+            yield [(sink.unbind(row[0]), *row[1:]) for row in found]
+        if len(found) < PAGE_ROWS:
+            return
+
+
+def held_rows(sink: Sink, documents: Sequence[Document]) -> dict[Document, tuple[Any, ...]]:
+    """The mapped columns of these documents as the table holds them now, held until the transaction ends."""
+    query = f"{_select(sink)} WHERE {sink.key} IN {{documents}}{sink.for_update}"
+    asked = [sink.bind(document) for document in sorted(documents)]
+    return {sink.unbind(row[0]): row[1:] for row in sink.select_many(query, (), asked)}
+
+
+def parked_documents(sink: Sink) -> Iterator[list[tuple[str]]]:
+    """Every parked document, a page at a time."""
+    return _pages(sink, PARKED_PAGE)
+
+
+def deleted_documents(sink: Sink) -> Iterator[list[tuple[str, int]]]:
+    """Every deleted document and the order value known of it, a page at a time."""
+    return _pages(sink, DELETED_PAGE)
+
+
+def rewound_from(sink: Sink) -> dict[int, int]:
+    """The highest offset that each partition was rewound from: the table may hold what lies before it."""
+    highest: dict[int, int] = {}
+    for partition, outcome in sink.select(sink.sql(SELECT_REWOUND), (sink.to.pipeline, sink.to.topic)):
+        moved = MOVED.match(outcome)
+        highest[partition] = max(highest.get(partition, 0), int(moved[1]) if moved else 0)
+    return highest
+
+
+def followed_another(sink: Sink) -> bool:
+    """Whether the table may hold what another topic brought: the ledger, the history or a decision knows one."""
+    for table in ("instep_ledger", "instep_history", "instep_decisions"):
+        for side in ("<", ">"):
+            statement = sink.sql(OTHER_TOPIC).format(table=table, side=side)
+            if sink.select(statement, (sink.to.pipeline, sink.to.topic)):
+                return True
+    return False
+
+
+def _select(sink: Sink) -> str:
+    columns = ", ".join([sink.key, *(sink.scanned(column) for column in sink.to.mapping.columns)])
+    return f"SELECT {columns} FROM {sink.table}"
+
+
+def _pages(sink: Sink, statement: str) -> Iterator[list[Any]]:
+    last: tuple[Any, ...] = ()
+    while True:
+        beyond = " AND document > ?" if last else ""
+        found = sink.select(sink.sql(f"{statement}{beyond} ORDER BY document LIMIT {PAGE_ROWS}"), (sink.to.pipeline, *last))
+        if found:
+            last = (found[-1][0],)
+            yield found
+        if len(found) < PAGE_ROWS:
+            return

@@ -1,0 +1,104 @@
+"""The judgement, on every pair of sides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from instep.document import comparison, folding
+from instep.document.comparison import Finding, Kind, Question
+from instep.document.folding import ABSENT, Shape, State, Step
+from instep.document.guard import Rules
+
+RULES = Rules(ordered=True)
+WHOLE = Question(rules=RULES, whole=True, guard=1)
+CUT = Question(rules=RULES, whole=False, guard=1)
+KEEPING = Question(rules=Rules(ordered=True, missing="ignore"), whole=True, guard=1)
+
+
+def state(*values: Any, order: int = 2) -> State:
+    shape = Shape.PARTIAL if ABSENT in values else Shape.FULL
+    return folding.fold([Step(0, 0, 0, order, shape, folding.pack(values))], RULES)
+
+
+def deleted(order: int | None = None) -> State:
+    made = Step(0, 0, 0, order, Shape.FULL, folding.pack(["A", str(order)]))
+    gone = Step(0, 1, 0, None, Shape.DELETE, None)
+    return folding.fold([*([made] if order is not None else []), gone], RULES)
+
+
+def judged(asked: Question, expected: State | None, row: list[Any] | None, **further: Any) -> Finding | None:
+    return comparison.compare(asked, expected, None if row is None else folding.pack(row), **further)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected", "row", "kind", "columns"),
+    [
+        (WHOLE, state("A", "2"), ["A", "2"], Kind.IN_STEP, ()),
+        (WHOLE, state("A", "2"), ["B", "2"], Kind.DIFFERENT, (0,)),
+        (WHOLE, state("A", "2"), ["A", "3"], Kind.DIFFERENT, (1,)),
+        (WHOLE, state("A", "2"), [None, None], Kind.DIFFERENT, (0, 1)),
+        (WHOLE, state(None, "2"), ["A", "2"], Kind.DIFFERENT, (0,)),
+        (WHOLE, state(None, "2"), [None, "2"], Kind.IN_STEP, ()),
+        (WHOLE, state(ABSENT, "2"), ["anything", "2"], Kind.IN_STEP, ()),
+        (WHOLE, state("A", "2"), None, Kind.MISSING, ()),
+        (WHOLE, None, ["A", "2"], Kind.EXTRA, ()),
+        (WHOLE, None, [None, None], Kind.IN_STEP, ()),
+        (WHOLE, deleted(), ["A", "2"], Kind.EXTRA, ()),
+        (WHOLE, deleted(2), ["A", "2"], Kind.EXTRA, ()),
+        (WHOLE, deleted(2), [None, None], Kind.EXTRA, ()),
+        (KEEPING, deleted(2), [None, None], Kind.IN_STEP, ()),
+        (KEEPING, deleted(2), ["A", "2"], Kind.EXTRA, ()),
+        (KEEPING, state("A", "2"), None, Kind.IN_STEP, ()),
+        (KEEPING, state("A", "2"), ["B", "2"], Kind.DIFFERENT, (0,)),
+        (CUT, None, ["A", "2"], Kind.NOT_IN_LOG, ()),
+        (CUT, state("A", "2"), ["B", "9"], Kind.NOT_IN_LOG, ()),
+        (CUT, state("A", "2"), ["B", "2"], Kind.DIFFERENT, (0,)),
+        (CUT, deleted(2), ["B", "9"], Kind.NOT_IN_LOG, ()),
+        (CUT, deleted(2), ["B", "2"], Kind.EXTRA, ()),
+        (CUT, state("A", "2"), None, Kind.MISSING, ()),
+    ],
+)
+def test_how_a_document_stands(asked: Question, expected: State | None, row: Any, kind: Kind, columns: tuple[int, ...]) -> None:
+    finding = judged(asked, expected, row)
+    assert finding is not None
+    assert (finding.kind, finding.columns) == (kind, columns)
+
+
+@pytest.mark.parametrize("expected", [None, deleted(), deleted(3)])
+def test_what_neither_side_has_is_nothing(expected: State | None) -> None:
+    assert judged(WHOLE, expected, None) is None
+
+
+@pytest.mark.parametrize(("further", "kind"), [({"parked": True}, Kind.PARKED), ({"waiting": True}, Kind.BEHIND)])
+def test_what_explains_a_difference(further: dict[str, bool], kind: Kind) -> None:
+    for expected, row, seems in (
+        (state("A", "2"), None, Kind.MISSING),
+        (state("A", "2"), ["B", "2"], Kind.DIFFERENT),
+        (None, ["B", "2"], Kind.EXTRA),
+    ):
+        finding = judged(WHOLE, expected, row, **further)
+        assert finding is not None
+        assert (finding.kind, finding.seems) == (kind, seems)
+    assert judged(WHOLE, state("A", "2"), ["A", "2"], **further) == comparison.IN_STEP
+
+
+def test_a_document_deleted_before_the_log_begins() -> None:
+    for forgotten, kind in ((5, Kind.NOT_IN_LOG), (1, Kind.MISSING), (None, Kind.MISSING)):
+        finding = judged(CUT, state("A", "2"), None, forgotten=forgotten)
+        assert finding is not None
+        assert finding.kind is kind
+    finding = judged(WHOLE, state("A", "2"), None, forgotten=5)
+    assert finding is not None
+    assert finding.kind is Kind.MISSING
+
+
+def test_the_order_value_of_a_row() -> None:
+    timed = Question(rules=RULES, whole=True, guard=0, guard_is_time=True)
+    assert comparison.order_of(WHOLE, ["A", "7"]) == 7
+    assert comparison.order_of(WHOLE, ["A", None]) is None
+    assert comparison.order_of(WHOLE, ["A", "what"]) is None
+    assert comparison.order_of(timed, ["1970-01-01T00:00:01+00:00"]) == 1_000_000
+    assert comparison.order_of(timed, ["0000-00-00"]) is None
+    assert comparison.order_of(Question(rules=Rules(ordered=False), whole=True), ["A"]) is None

@@ -1,0 +1,133 @@
+"""Folding against the model of one event at a time that the guard is tested by, however the log is cut into stretches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from instep.document import folding
+from instep.document.decoding import Event
+from instep.document.folding import ABSENT, Run, Shape, State, Step
+from instep.document.guard import Rules
+from tests.document.test_guard import Model, Row
+
+COLUMNS = ("x", "y", "z")
+ORDERS = st.integers(0, 5)
+CELLS = st.sampled_from(["0", "1", "2", None])
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> tuple[Rules, list[Event], list[int]]:
+    """The events of one document in one partition, and where the log is cut into stretches."""
+    rules = Rules(ordered=draw(st.booleans()), order_is_time=draw(st.booleans()))
+    events = []
+    for offset in range(draw(st.integers(0, 14))):
+        delete = draw(st.integers(0, 3)) == 0
+        named = draw(st.booleans())
+        order = draw(ORDERS) if rules.ordered and (not delete or (rules.order_is_time and named)) else None
+        full = draw(st.booleans())
+        values = {name: draw(CELLS) for name in COLUMNS if full or draw(st.booleans())}
+        events.append(Event(offset, "d", order, None, None, None if delete else values))
+    cuts = sorted(draw(st.sets(st.integers(0, 14), max_size=4)))
+    return rules, events, cuts
+
+
+def step(event: Event, partition: int = 0) -> Step:
+    if event.values is None:
+        return Step(partition, event.offset, event.offset, event.order, Shape.DELETE, None)
+    values = [event.values.get(name, ABSENT) for name in COLUMNS]
+    return Step(
+        partition,
+        event.offset,
+        event.offset,
+        event.order,
+        Shape.PARTIAL if ABSENT in values else Shape.FULL,
+        folding.pack(values),
+    )
+
+
+def row(state: State) -> Row | None:
+    if not state.present:
+        return None
+    return {name: value for name, value in zip(COLUMNS, state.values, strict=True) if value != ABSENT}
+
+
+def modelled(rules: Rules, events: list[Event]) -> tuple[Row | None, int | None]:
+    model = Model(rules, {}, {})
+    for event in events:
+        model.apply(event)
+    kept = model.rows.get("d")
+    return {name: value for name, value in kept.items() if name in COLUMNS} if kept else kept, model.order_of("d")
+
+
+@given(logs())
+@settings(max_examples=1500)
+def test_folding_is_one_by_one(case: tuple[Rules, list[Event], list[int]]) -> None:
+    rules, events, _ = case
+    state = folding.fold(map(step, events), rules)
+    assert (row(state), state.order) == modelled(rules, events)
+
+
+@given(logs())
+@settings(max_examples=3000)
+def test_thinning_changes_nothing_wherever_the_log_is_cut(case: tuple[Rules, list[Event], list[int]]) -> None:
+    rules, events, cuts = case
+    thinned: list[Step] = []
+    for start, end in zip([0, *cuts], [*cuts, len(events)], strict=True):
+        run = Run()
+        for event in events[start:end]:
+            run.add(step(event), rules)
+        thinned += run.steps
+    state = folding.fold(thinned, rules)
+    assert (row(state), state.order) == modelled(rules, events)
+
+
+def test_thinning_thins() -> None:
+    run = Run()
+    for number in range(1000):
+        run.add(step(Event(number, "d", number % 7, None, None, dict.fromkeys(COLUMNS, str(number)))), Rules(ordered=True))
+    assert len(run.steps) == 1
+
+
+def test_a_line_is_the_same_for_the_same_values() -> None:
+    values: list[Any] = ["a", None, ABSENT]
+    assert folding.unpack(folding.pack(values)) == values
+    assert folding.pack(values) == folding.pack(list(values))
+
+
+ORDERED, UNORDERED = Rules(ordered=True), Rules(ordered=False)
+
+
+def in_partition(partition: int, *events: tuple[int, int | None, dict[str, Any] | None]) -> list[Step]:
+    """(time, order, values) of each event."""
+    return [
+        msgspec.structs.replace(step(Event(offset, "d", order, None, None, values), partition), timestamp_ms=at)
+        for offset, (at, order, values) in enumerate(events)
+    ]
+
+
+def test_a_document_in_two_partitions_ends_with_the_highest_order() -> None:
+    low = in_partition(4, (1, 1, {"x": "1", "y": "1"}), (2, 2, {"x": "2"}))
+    high = in_partition(1, (3, 3, {"x": "3"}), (4, 4, {"z": "4"}))
+    state = folding.fold([*high, *low], ORDERED)
+    assert (row(state), state.order) == ({"x": "3", "y": "1", "z": "4"}, 4)
+
+
+def test_a_delete_in_another_partition_stands_where_its_time_is() -> None:
+    made = in_partition(0, (1, 1, {"x": "1"}), (2, 2, {"x": "2"}))
+    gone = in_partition(3, (3, None, None))
+    for rules in (ORDERED, UNORDERED):
+        state = folding.fold([*made, *gone], rules)
+        assert (state.present, state.deleted) == (False, True)
+    back = folding.fold([*made, *in_partition(3, (3, None, None), (4, 3, {"y": "3"}))], ORDERED)
+    assert (row(back), back.order) == ({"y": "3"}, 3)
+    stays = folding.fold([*in_partition(0, (5, 2, {"x": "2"})), *in_partition(3, (3, None, None))], ORDERED)
+    assert row(stays) == {"x": "2"}
+
+
+def test_without_an_order_the_later_partition_wins() -> None:
+    early, late = in_partition(5, (1, None, {"x": "1", "y": "1"})), in_partition(2, (2, None, {"x": "2"}))
+    assert row(folding.fold([*late, *early], UNORDERED)) == {"x": "2", "y": "1"}
