@@ -255,3 +255,49 @@ def test_quick_commands_import_nothing_heavy(tmp_path: Path) -> None:
     code = "import sys, instep.cli; print(sorted({'pyspark', 'sqlalchemy', 'pyarrow', 'confluent_kafka'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout == "[]\n"
+
+
+def test_reconcile_says_what_differs_and_mends_it(place: Path) -> None:
+    odd = "odd\u001b[31m\nid"
+    events = f"{EVENTS}\n{json.dumps({'doc_id': odd, 'status': 'PRINTED', 'version': 1})}"
+    (place / "events.jsonl").write_text(events, encoding="utf-8")
+    assert instep(place, "init").returncode == 0
+    assert instep(place, "emit", "events.jsonl").returncode == 0
+    assert instep(place, "run", "--once").returncode == 0
+    url = f"sqlite:///{place}/contracts.db"
+    run_sql(url, "UPDATE contract_document SET print_status = 'LOST' WHERE doc_no LIKE 'odd%'")
+    run_sql(url, "DELETE FROM contract_document WHERE doc_no = 'd3'")
+    found = instep(place, "reconcile", "--fix")
+    assert found.returncode == 1, found.stderr
+    assert re.search(r"^contracts +21 +19 +1 +0 +1 ", found.stdout, re.MULTILINE), found.stdout
+    assert r"different  odd\x1b[31m\nid  print_status  PRINTED" in found.stdout
+    assert "\x1b" not in found.stdout + found.stderr
+    assert "--execute" in found.stderr
+    [file] = place.glob("reconcile-contracts-*.jsonl")
+    assert [json.loads(line)["document"] for line in file.read_text(encoding="utf-8").splitlines()] == ["d3", odd]
+    mended = instep(place, "reconcile", "--fix", "--execute", "--json", "--out", "rows.jsonl")
+    assert mended.returncode == 0, mended.stderr
+    [report] = json.loads(mended.stdout)["pipelines"]
+    assert (report["in_step"], report["missing"], report["different"]) == (True, 1, 1)
+    assert (report["mended"]["inserted"], report["mended"]["written"]) == (1, 1)
+    again = instep(place, "reconcile", "--source", "events.jsonl")
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.rstrip().endswith("contracts: in step")
+    assert len(list(place.glob("reconcile-*.jsonl"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--execute"], "--execute and --delete-extra go with --fix"),
+        (["--source", "a.csv", "--source-url", "sqlite:///x.db", "--query", "SELECT 1"], "two sources"),
+        (["--source-url", "sqlite:///x.db"], "--source-url and --query go together"),
+        (["--source", "a.csv", "--from", "start"], "--from is a place in the log"),
+        (["nobody"], "there is no pipeline 'nobody'"),
+        (["--out", "nowhere/rows.jsonl"], "cannot be written"),
+    ],
+)
+def test_reconcile_refuses_what_cannot_be(place: Path, arguments: list[str], says: str) -> None:
+    refused = instep(place, "reconcile", *arguments)
+    assert refused.returncode == 2
+    assert says in refused.stderr

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -121,3 +123,9 @@ def test_a_cluster_of_two_workers(
     assert run_sql(url, "SELECT count(*), min(print_version) FROM contract_document") == [(2_000, 2)]
     assert run_sql(url, "SELECT count(*) FROM instep_history") == [(4_000,)]
     assert all("Asked to launch executor" in spark_cluster.log(f"worker-{number}") for number in (1, 2))
+    run_sql(url, "DELETE FROM contract_document WHERE doc_no = 'd7'")
+    command = [sys.executable, "-m", "instep", "--config", str(config), "reconcile", "--json", "--master", spark_cluster.url]
+    proof = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
+    assert proof.returncode == 1, proof.stderr
+    [report] = json.loads(proof.stdout)["pipelines"]
+    assert (report["documents"], report["documents_in_step"], report["missing"]) == (2_000, 1_999, 1)
