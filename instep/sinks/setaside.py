@@ -52,6 +52,16 @@ SELECT_PASSED_OVER = (
     f" UNION SELECT {PLACE} FROM instep_parked WHERE pipeline = ?"
     f" UNION SELECT {PLACE} FROM instep_decisions WHERE pipeline = ? AND deed IN ('skipped', 'dropped')"
 )
+WITHIN = " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} >= ? AND {offset} < ?"
+SELECT_PASSED_OVER_WITHIN = (
+    f"SELECT {{offset}} FROM instep_dead_letters{WITHIN}"
+    f" UNION SELECT {{offset}} FROM instep_parked{WITHIN}"
+    f" UNION SELECT {{offset}} FROM instep_decisions{WITHIN} AND deed IN ('skipped', 'dropped')"
+)
+SELECT_REWOUND = (
+    "SELECT {partition}, max({offset}) FROM instep_decisions"
+    " WHERE pipeline = ? AND topic = ? AND deed = 'rewound' GROUP BY {partition}"
+)
 
 
 class Deed(StrEnum):
@@ -290,6 +300,17 @@ def passed_over(sink: Sink) -> set[Place]:
     """Places whose events are not in the table on purpose: dead letters, parked events, and what was skipped or dropped."""
     statement = sink.sql(SELECT_PASSED_OVER)
     return {Place(*row) for row in sink.select(statement, (sink.to.pipeline,) * 3)}
+
+
+def passed_over_within(sink: Sink, partition: int, start: int, end: int) -> set[int]:
+    """The same of one partition, from an offset up to another."""
+    stretch = (sink.to.pipeline, sink.to.topic, partition, start, end)
+    return {row[0] for row in sink.select(sink.sql(SELECT_PASSED_OVER_WITHIN), stretch * 3)}
+
+
+def rewound(sink: Sink) -> dict[int, int]:
+    """Partitions that somebody moved back, and the furthest place they had come to: records below it were applied before."""
+    return dict(sink.select(sink.sql(SELECT_REWOUND), (sink.to.pipeline, sink.to.topic)))
 
 
 # --- parts --------------------------------------------------------------------------------------------
