@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from instep import settings
+from instep import errors, settings
 from instep.kafka import topics
 from instep.kafka.connection import Cluster as Connection
 from instep.local.broker import Cluster
@@ -18,6 +18,7 @@ from tests import reference
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+STOP_SECTIONS = ("What happened", "What is safe", "How to look", "What to run", "How to avoid it")
 SECRETS = {"KAFKA_PASSWORD": "secret", "DB_PASSWORD": "secret"}
 
 
@@ -48,6 +49,18 @@ def test_the_reference_is_current(name: str) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link
+
+
+def test_every_stop_has_a_page_and_every_page_a_stop() -> None:
+    codes = {kind.code for kind in errors.NamedStop.__subclasses__()}
+    pages = {page.stem: page.read_text(encoding="utf-8") for page in ROOT.glob("docs/stops/*.md")}
+    assert pages.keys() == codes
+    index = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    for code, text in pages.items():
+        assert re.findall(r"^#+ .*", text, re.MULTILINE) == [f"# {code}", *(f"## {title}" for title in STOP_SECTIONS)]
+        assert "    instep " in text
+        assert not re.search(r"\b(UPDATE|DELETE FROM|INSERT INTO)\b .*instep_", text), "no statement by hand"
+        assert f"(stops/{code}.md)" in index
 
 
 @pytest.mark.parametrize(("name", "text"), blocks("toml"), ids=[name for name, _ in blocks("toml")])

@@ -8,41 +8,66 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from instep import errors
+import msgspec
+
+from instep import errors, settings
 from instep.document import guard
 from instep.document.decoding import Event
 from instep.document.guard import Changes, Document, Parked, Verdict
 from instep.document.reasons import Reason, Refusal
+from instep.document.transitions import Transitions
 from instep.sinks.sink import Sink
 
 AtStep = Callable[[int], None]
 
 
 def write(
-    sink: Sink, events: Sequence[Event], *, careful: bool, held: set[Document] | None = None, at_step: AtStep = lambda _: None
+    sink: Sink,
+    events: Sequence[Event],
+    *,
+    careful: bool,
+    held: set[Document] | None = None,
+    again: int = 0,
+    at_step: AtStep = lambda _: None,
 ) -> tuple[list[Verdict], list[Parked]]:
     """The verdict on each event, and those that have to wait. `careful` goes through what the table refuses by halving.
 
-    `held` are the documents that are parked already; left out, the sink is asked.
+    `held` are the documents that are parked already; left out, the sink is asked. Events below the offset `again` were let
+    through before, and the ledger was moved back since: no transition is judged again, and nothing but the table parks them.
     """
     if held is None:
         held = sink.held({event.document for event in events}) if events else set()
-    # events of one document become one write, unless the table may refuse one of them
-    rounds = guard.waves(events) if sink.to.refuses else [list(events)] if events else []
-    batch = _Batch(sink, held, at_step)
-    for wave in rounds:
-        if careful:
-            batch.write_carefully(wave)
-        else:
-            batch.write(wave)
-    return [batch.verdicts[event.offset] for event in events], sorted(batch.parked, key=lambda one: one.event.offset)
+    known = [event for event in events if event.offset < again]
+    batches = [
+        (known, _Batch(sink, set(), _relaxed(sink.to.rules), at_step)),
+        (events[len(known) :], _Batch(sink, held, sink.to.rules, at_step)),
+    ]
+    verdicts: dict[int, Verdict] = {}
+    parked: list[Parked] = []
+    for some, batch in batches:
+        batch.held.update(one.event.document for one in parked)
+        # events of one document become one write, unless the table may refuse one of them
+        for wave in guard.waves(some) if sink.to.refuses else [list(some)] if some else []:
+            if careful:
+                batch.write_carefully(wave)
+            else:
+                batch.write(wave)
+        verdicts |= batch.verdicts
+        parked += batch.parked
+    return [verdicts[event.offset] for event in events], sorted(parked, key=lambda one: one.event.offset)
+
+
+def _relaxed(rules: guard.Rules) -> guard.Rules:
+    """For events that were let through before."""
+    missing: settings.Missing = "insert" if rules.missing == "insert" else "ignore"
+    return msgspec.structs.replace(rules, missing=missing, transitions=Transitions())
 
 
 class _Batch:
     """What is known so far of a batch: verdicts by offset, and which documents are held."""
 
-    def __init__(self, sink: Sink, held: set[Document], at_step: AtStep) -> None:
-        self.sink, self.held, self.at_step = sink, set(held), at_step
+    def __init__(self, sink: Sink, held: set[Document], rules: guard.Rules, at_step: AtStep) -> None:
+        self.sink, self.held, self.rules, self.at_step = sink, set(held), rules, at_step
         self.verdicts: dict[int, Verdict] = {}
         self.parked: list[Parked] = []
 
@@ -80,7 +105,7 @@ class _Batch:
     def _settle(self, events: Sequence[Event]) -> Changes:
         stored = self.sink.stored(event.document for event in events)
         self.at_step(5)
-        return guard.settle(events, stored, self.sink.to.rules, self.held)
+        return guard.settle(events, stored, self.rules, self.held)
 
     def _take(self, events: Sequence[Event], changes: Changes) -> None:
         self.held.update(one.event.document for one in changes.parked)

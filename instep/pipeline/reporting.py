@@ -71,7 +71,7 @@ def describe(runner: Runner) -> str:
         case State.WAITING:
             return f"{runner.name}: waiting, will go on by itself: {runner.waiting_for}"
         case State.ENDED if runner.error:
-            return f"{runner.name}: ended: {runner.error.what}"
+            return f"{runner.name}: ended: {'; '.join(str(runner.error).splitlines())}"
         case _:
             return f"{runner.name}: {runner.state.value}"
 

@@ -20,10 +20,10 @@ from instep.kafka.connection import Cluster
 from instep.kafka.places import Place
 from instep.pipeline import continuity
 from instep.sinks import inspection
+from instep.sinks.setaside import Deed
 from instep.sinks.sink import Sink
 from instep.sinks.target import Decision, Position
 
-DEED = "rewound"
 TOPIC_CHARACTERS_MAX = 249
 
 
@@ -167,8 +167,11 @@ def _matters(move: Move) -> bool:
 
 
 def _decision(move: Move, who: str, why: str | None) -> Decision:
+    """Its place is where the partition stood: what lies below was applied before, if it is still the same log."""
     outcome = f"from {'nowhere' if move.current is None else move.current} to {'nowhere' if move.new is None else move.new}"
-    return Decision(move.partition, move.new or 0, DEED, outcome, who, why)
+    same_log = move.delta is not None and not move.diverged
+    place = (move.current if same_log else move.new) or 0
+    return Decision(move.partition, place, Deed.REWOUND.value, outcome, who, why)
 
 
 def _kept_as(topic: str, ledger: Mapping[int, Position], other: bool) -> str:
@@ -227,7 +230,7 @@ def _worded(plan: Plan, move: Move) -> Iterator[str]:
     if move.passed_over:
         start, last = move.passed_over
         gone = f" ({start} to {min(last, move.gone_before - 1)} are gone from the log)" if move.gone_before else ""
-        lost = f"{_records(last - start + 1)} lost to the table unless replayed"
+        lost = f"{_records(last - start + 1)} lost to the table unless applied later (instep replay)"
         yield f"partition {move.partition}: {start} to {last} will be passed over{gone}: {lost}"
 
 

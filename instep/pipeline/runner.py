@@ -22,7 +22,7 @@ from instep.kafka import groups, offsets
 from instep.kafka.connection import Cluster, java_config
 from instep.kafka.topics import Topic
 from instep.pipeline import continuity, failures, progress, query, task, transaction
-from instep.sinks import inspection
+from instep.sinks import inspection, setaside
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position, Target
 
@@ -69,6 +69,7 @@ class Runner(threading.Thread):
         self._sink: Sink | None = None
         self._epoch = 0
         self._ledger: dict[int, Position] = {}  # as it stood at the last check
+        self._applied: dict[int, int] = {}  # how far this query has come
         self._mirror_shows: dict[int, int] = {}
         self._report_seen = ""
         self._failures = 0
@@ -127,10 +128,12 @@ class Runner(threading.Thread):
         epoch, ledger = sink.take_epoch(self._begin(topic, known))
         continuity.refuse_expired(self.cluster, self.name, topic, ledger)
         self._believed(lambda: continuity.refuse_diverged(self.cluster, self.name, topic, ledger))
-        writer = transaction.Writer(epoch, topic.cluster_id, topic.id)
+        with sink.translated():
+            again = setaside.rewound(sink)
+        writer = transaction.Writer(epoch, topic.cluster_id, topic.id, again)
         self._topic, self._target, self._epoch, self._ledger = topic, target, epoch, ledger
         self._checked = time.monotonic()
-        self._report_seen = ""
+        self._report_seen, self._applied = "", {}
         self._query = query.start(
             self.spark,
             task.Plan(target, self.pipeline, writer, self.cluster.kafka, self.cluster.bootstrap),
@@ -179,6 +182,7 @@ class Runner(threading.Thread):
             self._report_seen = report.timestamp()
             batch = progress.read(report.json(), self.pipeline.topic)
             self.progress.add(batch)
+            self._applied |= batch.positions
             if batch.counts["records"]:
                 self._failures = self._hopeless = 0
 
@@ -212,12 +216,19 @@ class Runner(threading.Thread):
         newest = max((position.epoch for position in ledger.values()), default=0)
         if newest > self._epoch:
             raise transaction.fenced(self.name, newest, self._epoch)
-        for partition, before in self._ledger.items():
+        passed_over = self._passed_over(ledger)
+        for partition in self._ledger:
             now = ledger.get(partition)
-            if now is None or now.epoch < self._epoch or now.next_offset < before.next_offset:
+            if now is None or now.epoch < self._epoch or partition in passed_over:
                 where = "is gone" if now is None else f"was moved to {now.next_offset}"
                 raise errors.LedgerMoved(f"the ledger of {self.name!r}, partition {partition}, {where}")
         return ledger
+
+    def _passed_over(self, ledger: dict[int, Position]) -> list[int]:
+        """Partitions with records that the ledger has not, and that the query has behind it; transaction markers are none."""
+        doubtful = {p: ledger[p].next_offset for p, end in self._applied.items() if p in ledger and ledger[p].next_offset < end}
+        found = offsets.first_records(self.cluster, self.pipeline.topic, doubtful) if doubtful else {}
+        return [partition for partition, record in found.items() if record and record.offset < self._applied[partition]]
 
     def _check_log(self, ledger: dict[int, Position]) -> None:
         """The log may change under a query that reads on as if nothing had happened."""

@@ -33,6 +33,7 @@ from instep import errors
 from instep.document.decoding import Decoder, Event, Record
 from instep.document.guard import Verdict
 from instep.pipeline import documents
+from instep.sinks import setaside
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 
@@ -51,6 +52,7 @@ class Writer(msgspec.Struct, frozen=True):
     epoch: int
     cluster_id: str
     topic_id: str
+    again: dict[int, int] = {}  # partitions that were moved back: records below this offset were applied before
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -196,13 +198,19 @@ class Work:
         sink = self.sink
         self._at(2)
         fresh = [record for record in self.records if record.offset >= before.next_offset]
+        again = self.writer.again.get(self.partition, 0)
+        known = bool(fresh) and fresh[0].offset < again
+        if known:
+            # what was set aside of them stays so
+            kept = setaside.passed_over_within(sink, self.partition, fresh[0].offset, again)
+            fresh = [record for record in fresh if record.offset not in kept]
         self._at(3)
         events, dead = self.decoder.decode_all(fresh)
         self._at(4)
-        verdicts, parked = documents.write(sink, events, careful=careful, at_step=self._at)
+        verdicts, parked = documents.write(sink, events, careful=careful, again=again, at_step=self._at)
         now = datetime.now(UTC)
         if sink.to.history and events:
-            sink.keep_history(self.partition, events, verdicts, now, skip_known=careful)
+            sink.keep_history(self.partition, events, verdicts, now, skip_known=careful or known)
         if dead:
             sink.keep_dead(self.partition, dead, now, skip_known=careful)
         if parked:

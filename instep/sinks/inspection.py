@@ -66,7 +66,7 @@ def translate(url: sa.URL, error: Exception) -> errors.InstepError | None:
     where = target.shown(url)
     match url.get_backend_name():
         case "sqlite":
-            return sqlite.translate(error, where)
+            return sqlite.translate(error, url)
         case "postgresql":
             from instep.sinks import postgres
 
@@ -83,7 +83,7 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
     table = target.table_name(pipeline.table)
     with connection(url) as opened:
         view = sa.inspect(opened)
-        _judge_own(url, own_tables(view))
+        _judge_own(opened, url, own_tables(view))
         if not view.has_table(table.name, schema=table.schema):
             raise errors.TargetUnfit(f"{target.shown(url)} has no table {table}", "run: instep init")
         reader = Reader(opened, table)
@@ -109,7 +109,7 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
 
 def refuse_changed(known: Target, pipeline: settings.Pipeline) -> Target:
     """The target as it is now; TargetChanged when its table is no longer the one that a running pipeline was started on."""
-    again = f"put it back as it was, or see what it lacks: instep init --sql; then: instep run {shlex.quote(known.pipeline)}"
+    again = f"put it back as it was, or keep it so; then: instep run {shlex.quote(known.pipeline)}"
     try:
         found = inspect(known.pipeline, pipeline)
     except errors.TargetUnfit as unfit:
@@ -121,6 +121,8 @@ def refuse_changed(known: Target, pipeline: settings.Pipeline) -> Target:
             raise errors.TargetChanged(
                 f"table {known.table}: column {before.name!r} was {_worded(before)} and is {_worded(after)} now", again
             )
+    if found.refuses and not known.refuses:
+        raise errors.TargetChanged(f"table {known.table} has a constraint or a trigger now that was not there before", again)
     return found
 
 
@@ -134,9 +136,10 @@ def own_tables(view: sa.Inspector) -> dict[str, set[str]]:
     return {name: {column["name"] for column in columns} for (_, name), columns in found.items() if columns}
 
 
-def _judge_own(url: sa.URL, own: dict[str, set[str]]) -> None:
+def _judge_own(opened: sa.Connection, url: sa.URL, own: dict[str, set[str]]) -> None:
     for name, table in sorted(tables.metadata.tables.items()):
         if name not in own:
+            sa.inspect(opened).has_table(name)  # MariaDB and MySQL hide a table without rights, and refuse when asked by name
             raise errors.TargetUnfit(f"{target.shown(url)} has no table {name}", "run: instep init")
         for column in tables.lacking(table, own[name]):
             raise errors.TargetUnfit(f"{target.shown(url)}: table {name} has no column {column.name}", "run: instep init")

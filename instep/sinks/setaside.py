@@ -56,6 +56,16 @@ LEFT_OUT = (
     " AND NOT EXISTS (SELECT 1 FROM instep_decisions AS r WHERE r.pipeline = d.pipeline AND r.topic = d.topic"
     " AND r.{partition} = d.{partition} AND r.deed = 'rewound' AND r.{at} > d.{at} AND r.{offset} <= d.{offset})"
 )
+WITHIN = " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} >= ? AND {offset} < ?"
+SELECT_PASSED_OVER_WITHIN = (
+    f"SELECT {{offset}} FROM instep_dead_letters{WITHIN}"
+    f" UNION SELECT {{offset}} FROM instep_parked{WITHIN}"
+    f" UNION SELECT {{offset}} FROM instep_decisions{WITHIN} AND deed IN ('skipped', 'dropped')"
+)
+SELECT_REWOUND = (
+    "SELECT {partition}, max({offset}) FROM instep_decisions"
+    " WHERE pipeline = ? AND topic = ? AND deed = 'rewound' GROUP BY {partition}"
+)
 
 
 class Deed(StrEnum):
@@ -303,6 +313,17 @@ def passed_over(sink: Sink) -> set[Place]:
         sink.sql("SELECT {partition}, {offset} FROM instep_parked WHERE pipeline = ? AND topic = ?"), (sink.to.pipeline, topic)
     )
     return {Place(topic, partition, offset) for partition, offset in [*left_out(sink), *waiting]}
+
+
+def passed_over_within(sink: Sink, partition: int, start: int, end: int) -> set[int]:
+    """The same of one partition, from an offset up to another."""
+    stretch = (sink.to.pipeline, sink.to.topic, partition, start, end)
+    return {row[0] for row in sink.select(sink.sql(SELECT_PASSED_OVER_WITHIN), stretch * 3)}
+
+
+def rewound(sink: Sink) -> dict[int, int]:
+    """Partitions that somebody moved back, and the furthest place they had come to: records below it were applied before."""
+    return dict(sink.select(sink.sql(SELECT_REWOUND), (sink.to.pipeline, sink.to.topic)))
 
 
 # --- parts --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
@@ -11,10 +12,13 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 from uuid import UUID
 
+import sqlalchemy as sa
+
 from instep import errors
 from instep.document import kinds
 from instep.document.reasons import Unfit
 from instep.sinks import sink, target
+from instep.sinks.target import Position
 
 BUSY_TIMEOUT_S = 30.0
 
@@ -62,15 +66,20 @@ class SqliteSink(sink.Sink):
         self._connection.close()
 
     def begin(self) -> None:
-        self._refuse_other_file()
+        self._follow_file()
         self.execute("BEGIN IMMEDIATE")
 
     def begin_snapshot(self) -> None:
-        self._refuse_other_file()
+        self._follow_file()
         self.execute("BEGIN")
 
-    def _refuse_other_file(self) -> None:
-        # an open connection outlives its file, and would write to what nobody sees any more
+    def positions(self, lock: bool = False) -> dict[int, Position]:
+        if not self._connection.in_transaction:
+            self._follow_file()
+        return super().positions(lock)
+
+    def _follow_file(self) -> None:
+        """An open connection outlives its file, and would read and write what nobody sees any more."""
         try:
             same = self._path.stat().st_ino == self._inode
         except FileNotFoundError:
@@ -86,7 +95,7 @@ class SqliteSink(sink.Sink):
             self.execute("ROLLBACK")
 
     def translate(self, error: Exception) -> errors.InstepError | None:
-        return translate(error, target.shown(self.url))
+        return translate(error, self.url)
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> int:
         return self._connection.execute(statement, parameters).rowcount
@@ -139,14 +148,22 @@ class SqliteSink(sink.Sink):
             return None  # SQLite keeps anything in any column; what is no order value guards nothing
 
 
-def translate(error: Exception, where: str) -> errors.InstepError | None:
+def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:
     """SQLite's error as one of ours, by its result code."""
     if not isinstance(error, sqlite3.Error):
         return None
+    where = target.shown(url)
     if isinstance(error, sqlite3.ProgrammingError):  # raised by the module itself: the connection is closed
         return errors.DatabaseUnreachable(f"no connection to {where} any more: {error}")
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     ours = CODES.get(code, errors.TargetChanged)
+    if code == sqlite3.SQLITE_CANTOPEN and _is_read_only(Path(str(url.database).removeprefix("file:"))):
+        return errors.TargetReadOnly(f"{where}: the file or its folder is read-only for this user: {error}")
     if ours is errors.DatabaseUnreachable and code == sqlite3.SQLITE_CANTOPEN:
         return ours(f"{where} cannot be opened: {error}", "if the file was never made, run: instep init")
     return ours(f"{where}: {error}")
+
+
+def _is_read_only(file: Path) -> bool:
+    """SQLite writes a file beside the database first, and says no more than that it could not be opened."""
+    return file.is_file() and not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))

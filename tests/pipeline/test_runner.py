@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
-import confluent_kafka
-import pytest
 from confluent_kafka import Producer
 
 from instep import errors
@@ -177,47 +172,6 @@ def test_where_a_new_pipeline_starts(new_database: Callable[[str], str], topic: 
     assert [row[0] for row in rows(timed)] == ["new"]
 
 
-def test_a_topic_made_again_is_refused(new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run) -> None:
-    url = new_database("sqlite")
-    send(cluster, topic, event("a", 1))
-    drained(runner(following(url, topic), once=True))
-    topics.delete(cluster, topic)
-    with pytest.raises(errors.TopicGone, match="instep topics create"):
-        drained(runner(following(url, topic), once=True))
-    topics.create(cluster, topic, 3)
-    send(cluster, topic, *(event(f"b{n}", 1) for n in range(50)))
-    with pytest.raises(errors.TopicReplaced):
-        drained(runner(following(url, topic), once=True))
-    assert [row[0] for row in rows(url)] == ["a"]
-
-
-def test_a_topic_made_again_while_it_runs_is_noticed(
-    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
-) -> None:
-    url = new_database("sqlite")
-    send(cluster, topic, event("a", 1))
-    run = runner(following(url, topic))
-    wait_until(lambda: len(rows(url)) == 1, "the first record")
-    topics.delete(cluster, topic)
-    wait_until(lambda: run.state is State.ENDED, "the pipeline to notice")
-    assert isinstance(run.error, errors.TopicGone)
-
-
-def test_records_that_expired_before_they_were_applied(
-    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
-) -> None:
-    url = new_database("sqlite")
-    send(cluster, topic, event("a", 1))
-    drained(runner(following(url, topic), once=True))
-    send(cluster, topic, *(event("a", n) for n in range(2, 12)))
-    partition = next(p for p, offset in groups.positions(cluster, "contracts", topic).items() if offset == 1)
-    place = confluent_kafka.TopicPartition(topic, partition, 8)
-    next(iter(cluster.admin.delete_records([place]).values())).result(10)
-    with pytest.raises(errors.OffsetsExpired, match=f"partition {partition}: 1 to 7"):
-        drained(runner(following(url, topic), once=True))
-    assert rows(url) == [("a", "PRINTED", 1)]
-
-
 def test_an_empty_topic_ends_at_once(new_database: Callable[[str], str], topic: str, runner: Run) -> None:
     url = new_database("sqlite")
     drained(runner(following(url, topic), once=True))
@@ -234,44 +188,6 @@ def test_batches_keep_to_their_size(new_database: Callable[[str], str], topic: s
     assert commits >= 4
 
 
-def test_a_table_that_changes_under_it_ends_it(
-    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
-) -> None:
-    url = new_database("postgres")
-    send(cluster, topic, event("a", 1))
-    run = runner(following(url, topic))
-    wait_until(lambda: len(rows(url)) == 1, "the first record")
-    run_sql(url, "ALTER TABLE contract_document RENAME COLUMN print_status TO other")
-    send(cluster, topic, event("b", 1))
-    wait_until(lambda: run.state is State.ENDED, "the pipeline to end")
-    assert isinstance(run.error, (errors.TargetChanged, errors.TargetUnfit))
-    assert "print_status" in str(run.error)
-
-
-def test_a_database_put_back_from_a_backup_catches_up(
-    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, tmp_path: Path
-) -> None:
-    """While it runs: what was applied since the backup is applied again, and nothing is skipped."""
-    url = new_database("sqlite")
-    file = Path(url.removeprefix("sqlite:///"))
-    backup = tmp_path / "backup.db"
-    send(cluster, topic, *(event(f"a{n}", 1) for n in range(10)))
-    run = runner(following(url, topic))
-    wait_until(lambda: len(rows(url)) == 10, "the first records")
-    with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(backup)) as copy:
-        source.backup(copy)
-    send(cluster, topic, *(event(f"b{n}", 1) for n in range(10)))
-    wait_until(lambda: len(rows(url)) == 20, "the records after the backup")
-    for rest in file.parent.glob("target.db-*"):
-        rest.unlink()
-    backup.replace(file)
-    assert len(rows(url)) == 10
-    send(cluster, topic, *(event(f"c{n}", 1) for n in range(10)))
-    wait_until(lambda: len(rows(url)) == 30, "everything to be there again")
-    assert run.state is State.RUNNING
-    assert run.restarts >= 1
-
-
 def test_counts_are_kept_through_idle_times(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
 ) -> None:
@@ -283,21 +199,3 @@ def test_counts_are_kept_through_idle_times(
         send(cluster, topic, event(f"d{number}", 1))
         wait_until(lambda number=number: len(rows(url)) == number + 1, "the row")  # type: ignore[misc]
     wait_until(lambda: run.progress.totals["applied"] == 3, "the counts")
-
-
-def test_a_log_that_is_not_the_one_applied_is_refused(
-    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
-) -> None:
-    """As after an unclean election: the last applied record is another one now, or the log ends before it."""
-    url = new_database("sqlite")
-    send(cluster, topic, *(event(f"a{n}", 1) for n in range(10)))
-    drained(runner(following(url, topic), once=True))
-    known = run_sql(url, "SELECT DISTINCT last_digest FROM instep_ledger WHERE last_digest IS NOT NULL")
-    assert known
-    run_sql(url, "UPDATE instep_ledger SET last_digest = 'another' WHERE last_digest IS NOT NULL")
-    with pytest.raises(errors.LogDiverged, match="another record"):
-        drained(runner(following(url, topic), once=True))
-    run_sql(url, "UPDATE instep_ledger SET last_digest = NULL, next_offset = next_offset + 1000")
-    with pytest.raises(errors.LogDiverged, match="is next"):
-        drained(runner(following(url, topic), once=True))
-    assert len(rows(url)) == 10

@@ -1,0 +1,658 @@
+"""Named stops brought about on real servers: nothing wrong is written, the message says what to run, and that mends it.
+
+After each the table must be what one event at a time gives: per document, the event of the highest version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse, urlunparse
+
+import confluent_kafka
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+from instep import errors, settings
+from instep.document.decoding import Record
+from instep.kafka import offsets, topics
+from instep.kafka.connection import Cluster
+from instep.local import broker as local
+from instep.pipeline import runner as running
+from instep.pipeline import task, transaction
+from instep.pipeline.runner import Runner, State
+from instep.sinks import inspection, preparation
+from instep.sinks.target import Position
+from instep.trials.processes import PipelineProcess
+from tests.pipeline.conftest import drained
+from tests.pipeline.test_runner import event, rows, send
+from tests.sinks.conftest import declare, run_sql
+from tests.test_cli import instep
+from tests.waiting import wait_until
+
+SETTINGS = """
+[kafka]
+bootstrap = "{bootstrap}"
+
+[pipelines.contracts]
+topic = "{topic}"
+target = "{target}"
+table = "contract_document"
+key = "doc_no"
+
+[pipelines.contracts.event]
+document = "doc_id"
+status = "status"
+order = "version"
+at = "updated_at"
+
+[pipelines.contracts.columns]
+print_status = "status"
+print_version = "version"
+printed_at = "updated_at"
+"""
+
+
+class Road:
+    """One pipeline from a topic to a table, and what was published so far."""
+
+    def __init__(self, folder: Path, cluster: Cluster, spark: SparkSession, topic: str, url: str, owner: str) -> None:
+        self.folder, self.cluster, self.spark, self.topic, self.url, self.owner = folder, cluster, spark, topic, url, owner
+        self.events: list[tuple[bytes, dict[str, Any]]] = []
+        self.runners: list[Runner] = []
+        self.config = folder / "instep.toml"
+        self.config.write_text(SETTINGS.format(bootstrap=cluster.bootstrap, topic=topic, target=url), encoding="utf-8")
+        preparation.prepare(declare(owner, topic=topic))
+
+    def publish(self, *events: tuple[bytes, dict[str, Any]]) -> None:
+        send(self.cluster, self.topic, *events, partitioner="murmur2")
+        self.events += events
+
+    def run(self, *, once: bool = False, **changes: Any) -> Runner:
+        pipeline = declare(self.url, topic=self.topic, **changes)
+        one = Runner("contracts", pipeline, self.cluster, self.spark, self.folder / str(len(self.runners)), once=once)
+        self.runners.append(one)
+        one.start()
+        return one
+
+    def drain(self) -> None:
+        drained(self.run(once=True))
+
+    def refused(self, kind: type[errors.NamedStop]) -> errors.NamedStop:
+        """The stop that a run ends with."""
+        return ended(self.run(once=True), kind)
+
+    def instep(self, *arguments: str) -> str:
+        """A command as people give it; what it prints."""
+        done = instep(self.folder, *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def rewind(self, *arguments: str) -> dict[str, Any]:
+        """`instep rewind` as a message told it: once to look, and once to do it."""
+        looked = json.loads(self.instep("rewind", "contracts", *arguments, "--json"))
+        done = json.loads(self.instep("rewind", "contracts", *arguments, "--json", "--execute"))
+        assert (looked["executed"], done["executed"]) == (False, True)
+        plan: dict[str, Any] = done["plan"]
+        return plan
+
+    def next_offsets(self) -> dict[int, int]:
+        name = "`partition`" if self.url.startswith("m") else '"partition"'
+        return dict(run_sql(self.owner, f"SELECT {name}, next_offset FROM instep_ledger"))
+
+    def expected(self) -> list[tuple[str, str, int]]:
+        latest: dict[str, tuple[str, int]] = {}
+        for _, body in self.events:
+            if body["version"] > latest.get(body["doc_id"], ("", -1))[1]:
+                latest[body["doc_id"]] = (body["status"], body["version"])
+        return sorted((document, *row) for document, row in latest.items())
+
+    def in_step(self) -> bool:
+        return rows(self.owner) == self.expected()
+
+    def assert_in_step(self) -> None:
+        """And nothing was set aside on the way."""
+        assert rows(self.owner) == self.expected()
+        for table in ("instep_dead_letters", "instep_parked"):
+            assert run_sql(self.owner, f"SELECT count(*) FROM {table}") == [(0,)]
+
+    def partition_of(self, document: str) -> int:
+        """Where the only record of this document is, asked of the broker."""
+        found = {p: r for p, r in offsets.first_records(self.cluster, self.topic, dict.fromkeys(range(3), 0)).items() if r}
+        return next(partition for partition, record in found.items() if record.key == document.encode())
+
+    def cut(self, partition: int, offset: int) -> None:
+        """Records deleted from the log's start."""
+        place = confluent_kafka.TopicPartition(self.topic, partition, offset)
+        next(iter(self.cluster.admin.delete_records([place]).values())).result(10)
+
+    def make_topic_again(self, partitions: int = 3) -> None:
+        topics.delete(self.cluster, self.topic)
+        topics.create(self.cluster, self.topic, partitions)
+
+
+def ended(run: Runner, kind: type[errors.NamedStop]) -> errors.NamedStop:
+    """A run's end, by the stop that was expected; its message names a page and a command."""
+    wait_until(lambda: run.state is State.ENDED, f"the pipeline to end with {kind.code}")
+    assert isinstance(run.error, kind), run.error
+    assert str(run.error).startswith(f"{kind.code}: ")
+    assert str(run.error).endswith(f"(docs/stops/{kind.code}.md)")
+    assert "instep " in run.error.remedy
+    return run.error
+
+
+OWN = ("instep_ledger", "instep_history", "instep_dead_letters", "instep_parked", "instep_deleted", "instep_decisions")
+
+
+def granted(owner: str, topic: str) -> str:
+    """The same database for a user who owns nothing there, and may do what a pipeline needs."""
+    preparation.prepare(declare(owner, topic=topic))
+    name, parts = f"u_{uuid.uuid4().hex[:12]}", urlparse(owner)
+    if owner.startswith("postgresql"):
+        run_sql(owner, f"CREATE ROLE {name} LOGIN", f"GRANT {name} TO CURRENT_USER")
+    else:
+        run_sql(owner, f"CREATE USER {name}", f"GRANT CREATE TEMPORARY TABLES ON `{parts.path[1:]}`.* TO {name}")
+    run_sql(owner, *(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {name}" for table in ("contract_document", *OWN)))
+    return urlunparse(parts._replace(netloc=f"{name}@{parts.hostname}:{parts.port}"))
+
+
+class Desk:
+    """A task's part of a pipeline, without Spark: records go in as if they had just been read."""
+
+    def __init__(self, cluster: Cluster, topic: str, url: str, **changes: Any) -> None:
+        self.cluster, self.topic, self.url, self.next = cluster, topic, url, 0
+        pipeline = declare(url, topic=topic, **changes)
+        preparation.prepare(pipeline)
+        found = topics.describe(cluster, topic)
+        to = inspection.inspect("contracts", pipeline)
+        self.plan = task.Plan(to, pipeline, transaction.Writer(1, found.cluster_id, found.id), cluster.kafka, cluster.bootstrap)
+        task._sink(to)[0].take_epoch([Position(0, 0, 0, found.cluster_id, found.id)])
+
+    def apply(self, *events: tuple[bytes, dict[str, Any]]) -> None:
+        records = [Record(self.next + n, 1, key, json.dumps(body).encode()) for n, (key, body) in enumerate(events)]
+        task._apply(self.plan, 0, records, transaction.no_probe)
+        self.next += len(events)
+
+
+@pytest.fixture
+def desk(cluster: Cluster, topic: str, new_database: Callable[[str], str]) -> Iterator[Callable[..., Desk]]:
+    made: list[Desk] = []
+
+    def make(kind: str, **changes: Any) -> Desk:
+        made.append(Desk(cluster, topic, new_database(kind), **changes))
+        return made[-1]
+
+    yield make
+    for one in made:
+        task._forget(one.plan.target)
+
+
+@pytest.fixture
+def road(
+    tmp_path: Path, cluster: Cluster, spark: SparkSession, topic: str, new_database: Callable[[str], str]
+) -> Iterator[Callable[..., Road]]:
+    made: list[Road] = []
+
+    def make(kind: str = "sqlite", *, user: bool = False, on: Cluster | None = None) -> Road:
+        owner = new_database(kind)
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        made.append(Road(folder, on or cluster, spark, topic, granted(owner, topic) if user else owner, owner))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for runner in one.runners:
+            runner.stop(patience_s=10)
+
+
+# --- the topic -----------------------------------------------------------------------------------------
+
+
+def test_a_topic_that_is_gone(road: Callable[..., Road]) -> None:
+    way = road()
+    way.publish(*(event(f"a{n}", 2) for n in range(9)))
+    run = way.run()
+    wait_until(way.in_step, "the first records")
+    topics.delete(way.cluster, way.topic)
+    ended(run, errors.TopicGone)
+    stop = way.refused(errors.TopicGone)
+    assert f"instep topics create {way.topic} --partitions 3" in stop.remedy
+    assert instep(way.folder, "rewind", "contracts", "--to", "start").returncode == 3
+    way.instep("topics", "create", way.topic, "--partitions", "3")
+    stop = way.refused(errors.TopicReplaced)
+    assert "instep rewind contracts --to start --accept-new-topic" in stop.remedy
+    way.publish(*(event(f"b{n}", 1) for n in range(3)))
+    way.rewind("--to", "start", "--accept-new-topic")
+    way.drain()
+    way.assert_in_step()
+
+
+@pytest.mark.parametrize(("kind", "count", "partitions"), [("postgres", 2, 3), ("mariadb", 50, 3), ("sqlite", 50, 2)])
+def test_a_topic_made_again(road: Callable[..., Road], kind: str, count: int, partitions: int) -> None:
+    """Shorter than the ledger's place, already longer, and with fewer partitions."""
+    way = road(kind)
+    way.publish(*(event(f"a{n}", 5) for n in range(20)))
+    way.drain()
+    old = topics.describe(way.cluster, way.topic).id
+    way.make_topic_again(partitions)
+    way.publish(*(event(f"b{n}", 1) for n in range(count)), event("a1", 6), event("a2", 4))
+    before = way.next_offsets()
+    way.refused(errors.TopicReplaced)
+    done = instep(way.folder, "rewind", "contracts", "--to", "start", "--execute")
+    assert done.returncode == 3, "accepted without being told to"
+    assert way.next_offsets() == before
+    assert len(rows(way.owner)) == 20
+    plan = way.rewind("--to", "start", "--accept-new-topic")
+    assert plan["kept_as"] == f"{way.topic}~{old}"
+    assert any("will be stale" in words for words in plan["words"])
+    assert way.next_offsets() == dict.fromkeys(range(partitions), 0)
+    way.drain()
+    way.assert_in_step()
+    kept = run_sql(way.owner, "SELECT topic, count(*) FROM instep_history GROUP BY topic ORDER BY topic")
+    assert kept == [(way.topic, count + 2), (f"{way.topic}~{old}", 20)]
+    decided = run_sql(way.owner, "SELECT DISTINCT deed FROM instep_decisions")
+    assert decided == [("rewound",)]
+    way.drain()
+    way.assert_in_step()
+
+
+def test_a_topic_made_again_while_it_runs(road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Already longer, and without the runner's own look now and then: nothing of it may arrive."""
+    monkeypatch.setattr(running, "CHECK_INTERVAL_S", 3_600.0)
+    way = road()
+    way.publish(*(event(f"a{n}", 5) for n in range(20)))
+    run = way.run()
+    wait_until(way.in_step, "the first records")
+    expected = way.expected()
+    way.make_topic_again()
+    way.publish(*(event(f"b{n}", 1) for n in range(300)))
+    wait_until(lambda: run.state is State.ENDED, "the pipeline to notice")
+    assert isinstance(run.error, (errors.TopicReplaced, errors.TopicGone)), run.error
+    assert rows(way.owner) == expected
+    way.rewind("--to", "start", "--accept-new-topic")
+    way.drain()
+    way.assert_in_step()
+
+
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once", "at-most-once"])
+def test_records_of_another_topic_are_not_committed(
+    desk: Callable[..., Desk], guarantee: settings.Guarantee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task itself, with records that it has read after the topic was made again."""
+    monkeypatch.setattr(task, "TOPIC_DOUBT_S", 0.1)
+    one = desk("sqlite", guarantee=guarantee)
+    topics.delete(one.cluster, one.topic)
+    with pytest.raises(errors.TopicGone):
+        one.apply(event("a", 1))
+    topics.create(one.cluster, one.topic, 3)
+    with pytest.raises(errors.TopicReplaced):
+        one.apply(event("a", 1))
+    one.plan = msgspec.structs.replace(one.plan, writer=msgspec.structs.replace(one.plan.writer, topic_id="another"))
+    with pytest.raises(errors.LedgerMoved):
+        one.apply(event("a", 1))
+    assert rows(one.url) == []
+    assert run_sql(one.url, "SELECT next_offset FROM instep_ledger") == [(0,)]
+
+
+# --- the log -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def frail() -> Iterator[local.Cluster]:
+    """A broker of one's own, whose records expire quickly when told to, and whose disk can be put back to an older state."""
+    soon = {"log.retention.check.interval.ms": "200", "log.initial.task.delay.ms": "200"}
+    with tempfile.TemporaryDirectory() as folder, local.Cluster(root=Path(folder), properties=soon) as servers:
+        yield servers
+
+
+@pytest.fixture
+def frail_road(frail: local.Cluster, road: Callable[..., Road], topic: str) -> Iterator[Road]:
+    with Cluster(settings.Kafka(), frail.bootstrap) as cluster:
+        topics.create(cluster, topic, 3)
+        way = road(on=cluster)
+        yield way
+        for runner in way.runners:
+            runner.stop(patience_s=10)
+
+
+def test_a_log_that_lost_its_newest_records(frail: local.Cluster, frail_road: Road, tmp_path: Path) -> None:
+    """While it runs, when it is started, and when the log has grown past the ledger again."""
+    way, disk, copy = frail_road, frail.nodes[0].root / "data", tmp_path / "older"
+    way.publish(*(event(f"a{n}", 2) for n in range(9)))
+    way.drain()
+    frail.stop()
+    shutil.copytree(disk, copy)
+    frail.start()
+    run = way.run()
+    way.publish(*(event(f"b{n}", 2) for n in range(9)), event("a1", 3))
+    wait_until(way.in_step, "the records that will be lost")
+    frail.stop()
+    shutil.rmtree(disk)
+    shutil.copytree(copy, disk)
+    frail.start()
+    ended(run, errors.LogDiverged)
+    stop = way.refused(errors.LogDiverged)
+    assert "is next" in stop.what
+    assert "instep rewind contracts --to @TIME" in stop.remedy
+    way.publish(*(event(f"c{n}", 2) for n in range(60)), event("a2", 1))
+    stop = way.refused(errors.LogDiverged)
+    assert "another record" in stop.what
+    plan = way.rewind("--to", "start")
+    assert any("applied again" in words for words in plan["words"])
+    way.drain()
+    way.assert_in_step()
+    kept = run_sql(way.owner, "SELECT count(*) FROM instep_history WHERE topic LIKE '%~%'")
+    assert kept == [(19,)]
+    assert run_sql(way.owner, f"SELECT count(*) FROM instep_history WHERE topic = '{way.topic}'") == [(70,)]
+
+
+def test_retention_that_passed_the_ledger(frail_road: Road) -> None:
+    way = frail_road
+    way.publish(*(event(f"a{n}", 1) for n in range(9)))
+    way.drain()
+    before = way.next_offsets()
+    way.publish(*(event(f"a{n}", 2) for n in range(9)))
+    entry = confluent_kafka.admin.ConfigEntry(  # type: ignore[attr-defined]
+        "retention.ms",
+        "1",
+        incremental_operation=confluent_kafka.admin.AlterConfigOpType.SET,  # type: ignore[attr-defined]
+    )
+    resource = confluent_kafka.admin.ConfigResource("topic", way.topic, incremental_configs=[entry])  # type: ignore[attr-defined]
+    next(iter(way.cluster.admin.incremental_alter_configs([resource]).values())).result(10)
+    ends = offsets.latest(way.cluster, way.topic, range(3))
+    wait_until(lambda: offsets.earliest(way.cluster, way.topic, range(3)) == ends, "the records to expire")
+    stop = way.refused(errors.OffsetsExpired)
+    expired = {partition: (start, ends[partition] - 1) for partition, start in before.items() if ends[partition] > start}
+    for partition, (start, last) in expired.items():
+        assert f"partition {partition}: {start} to {last}" in stop.what
+    assert len(rows(way.owner)) == 9
+    chosen = [word for partition in expired for word in ("--partition", str(partition))]
+    assert f"instep rewind contracts --to start {' '.join(chosen)} --why TEXT" in stop.remedy
+    done = instep(way.folder, "rewind", "contracts", "--to", "start", *chosen, "--execute")
+    assert (done.returncode, "--why" in done.stderr) == (2, True)
+    assert way.next_offsets() == before
+    plan = way.rewind("--to", "start", *chosen, "--why", "expired")
+    assert sum(last - start + 1 for start, last in (move["passed_over"] for move in plan["moves"])) == 9
+    assert run_sql(way.owner, "SELECT DISTINCT why FROM instep_decisions") == [("expired",)]
+    way.events = way.events[:9]
+    way.drain()
+    way.assert_in_step()
+
+
+def test_records_deleted_under_a_pipeline_that_lags(road: Callable[..., Road]) -> None:
+    way = road()
+    padding = "x" * 5_000  # more than a reader fetches ahead
+    way.publish(*(event(f"d{n}", version, note=padding) for version in range(1, 101) for n in range(30)))
+    run = way.run(batch_rows_max=30)
+    wait_until(lambda: len(rows(way.owner)) > 0, "the first batch")
+    ends = offsets.latest(way.cluster, way.topic, range(3))
+    for partition, end in ends.items():
+        way.cut(partition, end - 60)
+    stop = ended(run, errors.OffsetsExpired)
+    for partition, start in way.next_offsets().items():
+        assert f"partition {partition}: {start} to {ends[partition] - 61}" in stop.what
+    way.rewind("--to", "start", "--why", "deleted by hand")
+    way.drain()
+    way.assert_in_step()
+
+
+# --- other runs ----------------------------------------------------------------------------------------
+
+
+def test_an_older_writer_that_wakes_up(road: Callable[..., Road]) -> None:
+    """Stopped in its tracks, taken over from, and resumed: it ends by itself and has written nothing since."""
+    way = road("postgres")
+    way.publish(event("a", 1))
+    with PipelineProcess(way.config, log=way.folder / "run.log") as process:
+        wait_until(way.in_step, "the first record")
+        everything = [process.pid, *process.children()]
+        for pid in everything:
+            os.kill(pid, signal.SIGSTOP)
+        second = way.run()
+        way.publish(*(event(f"b{n}", 1) for n in range(20)))
+        wait_until(way.in_step, "the second run to apply")
+        for pid in everything:
+            os.kill(pid, signal.SIGCONT)
+        way.publish(*(event(f"c{n}", 1) for n in range(20)))
+        assert process.wait(60) == 3, process.tail()
+        assert "FENCED: " in process.tail()
+        assert "docs/stops/FENCED.md" in process.tail()
+    wait_until(way.in_step, "the second run to go on")
+    assert second.state is State.RUNNING
+    way.assert_in_step()
+    assert run_sql(way.owner, "SELECT count(*) FROM instep_history") == [(41,)]
+
+
+# --- the target ----------------------------------------------------------------------------------------
+
+
+ALTERED = [
+    ("postgres", "ALTER COLUMN print_status TYPE varchar(3)", "ALTER COLUMN print_status TYPE varchar(255)"),
+    ("mariadb", "ADD COLUMN owner VARCHAR(9) NOT NULL", "DROP COLUMN owner"),
+    ("postgres", "ALTER COLUMN print_status TYPE integer USING 7", "ALTER COLUMN print_status TYPE varchar(255)"),
+    ("postgres", "RENAME COLUMN print_status TO other", "RENAME COLUMN other TO print_status"),
+    ("postgres", "ADD CHECK (print_status <> 'PRINTED') NOT VALID", "DROP CONSTRAINT contract_document_print_status_check"),
+    ("mariadb", "MODIFY print_status VARCHAR(3)", "MODIFY print_status VARCHAR(255)"),
+    ("mariadb", "DROP COLUMN print_status", "ADD COLUMN print_status VARCHAR(255)"),
+    ("mysql", "MODIFY print_status VARCHAR(3)", "MODIFY print_status VARCHAR(255)"),
+    ("sqlite", "RENAME TO other", ""),
+]
+
+
+@pytest.mark.parametrize(("kind", "change", "mend"), ALTERED[:2])
+def test_a_table_that_was_altered(road: Callable[..., Road], kind: str, change: str, mend: str) -> None:
+    """Not one document is set aside for it."""
+    way = road(kind)
+    way.publish(*(event(f"a{n}", 1, "OK") for n in range(9)))
+    run = way.run()
+    wait_until(way.in_step, "the first records")
+    before = way.next_offsets()
+    run_sql(way.owner, f"ALTER TABLE contract_document {change}")
+    way.publish(*(event(f"b{n}", 1) for n in range(9)), *(event(f"a{n}", 2) for n in range(9)))
+    stop = ended(run, errors.TargetChanged)
+    assert "contract_document" in stop.what
+    assert way.next_offsets() == before
+    run_sql(way.owner, f"ALTER TABLE contract_document {mend}")
+    way.drain()
+    way.assert_in_step()
+
+
+@pytest.mark.parametrize(("kind", "change", "mend"), ALTERED)
+def test_what_a_task_makes_of_an_altered_table(desk: Callable[..., Desk], kind: str, change: str, mend: str) -> None:
+    task_desk = desk(kind)
+    task_desk.apply(event("a", 1, "OK"))
+    run_sql(task_desk.url, f"ALTER TABLE contract_document {change}")
+    with pytest.raises(errors.TargetChanged, match=r"contract_document|print_status"):
+        task_desk.apply(event("a", 2), event("b", 1))
+    assert run_sql(task_desk.url, "SELECT count(*) FROM instep_parked") == [(0,)]
+    if mend:
+        run_sql(task_desk.url, f"ALTER TABLE contract_document {mend}")
+        task_desk.apply(event("a", 2), event("b", 1))
+        assert rows(task_desk.url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1)]
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_a_right_that_was_revoked(road: Callable[..., Road], kind: str) -> None:
+    way = road(kind, user=True)
+    name = urlparse(way.url).username
+    way.publish(*(event(f"a{n}", 1) for n in range(9)))
+    run = way.run()
+    wait_until(way.in_step, "the records so far")
+    before = way.next_offsets()
+    run_sql(way.owner, f"REVOKE INSERT ON contract_document FROM {name}")
+    way.publish(*(event(f"b{n}", 1) for n in range(9)))
+    stop = ended(run, errors.PermissionLost)
+    assert "contract_document" in stop.what
+    assert kind != "mariadb" or "INSERT command denied" in stop.what
+    assert way.next_offsets() == before
+    run_sql(way.owner, f"GRANT INSERT ON contract_document TO {name}")
+    run_sql(way.owner, f"REVOKE INSERT ON instep_history FROM {name}")
+    assert "instep_history" in way.refused(errors.PermissionLost).what
+    run_sql(way.owner, f"GRANT INSERT ON instep_history TO {name}")
+    for table in ("contract_document", "instep_ledger"):
+        run_sql(way.owner, f"REVOKE SELECT, INSERT, UPDATE, DELETE ON {table} FROM {name}")
+        stop = way.refused(errors.PermissionLost)
+        assert table in stop.what
+        run_sql(way.owner, f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {name}")
+    way.drain()
+    way.assert_in_step()
+
+
+def test_a_postgres_that_takes_no_writes(road: Callable[..., Road]) -> None:
+    way = road("postgres", user=True)
+    name = urlparse(way.url).username
+    way.publish(event("a", 1))
+    run = way.run()
+    wait_until(way.in_step, "the first record")
+    run_sql(way.owner, f"ALTER ROLE {name} SET default_transaction_read_only = on")
+    run_sql(way.owner, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{name}'")
+    way.publish(event("b", 1))
+    ended(run, errors.TargetReadOnly)
+    way.refused(errors.TargetReadOnly)
+    run_sql(way.owner, f"ALTER ROLE {name} RESET default_transaction_read_only")
+    way.drain()
+    way.assert_in_step()
+
+
+def test_a_mariadb_that_takes_no_writes(road: Callable[..., Road]) -> None:
+    way = road("mariadb", user=True)
+    way.publish(event("a", 1))
+    run = way.run()
+    wait_until(way.in_step, "the first record")
+    try:
+        run_sql(way.owner, "SET GLOBAL read_only = ON")
+        way.publish(event("b", 1))
+        ended(run, errors.TargetReadOnly)
+        way.refused(errors.TargetReadOnly)
+    finally:
+        run_sql(way.owner, "SET GLOBAL read_only = OFF")
+    way.drain()
+    way.assert_in_step()
+
+
+READ_ONLY = """
+import os, sys
+from instep import errors, sinks
+from instep.sinks import inspection
+from tests.sinks.conftest import declare
+import instep.sinks.sqlite
+file, mode = sys.argv[1:]
+os.chmod(file, 0o444 if mode == "file" else 0o666)
+os.chmod(os.path.dirname(file), 0o777 if mode == "file" else 0o555)
+if os.geteuid() == 0:
+    os.seteuid(65534)  # permissions do not bind root
+try:
+    sink = sinks.open_sink(inspection.inspect("contracts", declare(f"sqlite:///{file}")))
+    with sink.transaction():
+        sink.positions(lock=True)
+        sink.execute("UPDATE instep_ledger SET epoch = 0")
+except errors.TargetReadOnly as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("mode", ["file", "folder"])
+def test_a_sqlite_that_takes_no_writes(mode: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "target.db"
+        preparation.prepare(declare(f"sqlite:///{file}"))
+        with closing(sqlite3.connect(file)) as opened:
+            opened.execute("PRAGMA journal_mode = WAL")
+        done = subprocess.run([sys.executable, "-c", READ_ONLY, str(file), mode], capture_output=True, text=True, check=False)
+        Path(folder).chmod(0o777)
+    assert done.stdout.startswith("TARGET_READ_ONLY: "), done.stderr
+
+
+# --- a database from a backup --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb"])
+def test_a_database_put_back_from_a_backup_catches_up(road: Callable[..., Road], kind: str, tmp_path: Path) -> None:
+    """While it runs, with nothing new to apply: what was applied since the backup is applied again, and nothing is skipped."""
+    way = road(kind)
+    way.publish(*(event(f"a{n}", 1) for n in range(10)))
+    run = way.run()
+    wait_until(way.in_step, "the first records")
+    put_back = BACKUPS[kind](way, tmp_path)
+    way.publish(*(event(f"b{n}", 1) for n in range(10)), event("a1", 2))
+    wait_until(way.in_step, "the records after the backup")
+    put_back()
+    wait_until(way.in_step, "everything to be there again")
+    assert run.state is State.RUNNING
+    assert run.restarts >= 1
+    way.publish(*(event(f"c{n}", 1) for n in range(10)))
+    wait_until(way.in_step, "it to go on")
+    way.assert_in_step()
+    assert run_sql(way.owner, "SELECT count(*) FROM instep_history") == [(31,)]
+
+
+def _file_backup(way: Road, tmp_path: Path) -> Callable[[], None]:
+    file, backup = Path(way.owner.removeprefix("sqlite:///")), tmp_path / "backup.db"
+    with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(backup)) as copy:
+        source.backup(copy)
+
+    def put_back() -> None:
+        for rest in file.parent.glob("target.db-*"):
+            rest.unlink()
+        backup.replace(file)
+        assert not way.in_step()
+
+    return put_back
+
+
+def _table_backup(way: Road, _tmp_path: Path) -> Callable[[], None]:
+    """Every table copied in one transaction, and put back in another that waits for the pipeline's own."""
+    tables = ("instep_ledger", "contract_document", "instep_history")
+    lock = "SELECT count(*) FROM (SELECT 1 FROM instep_ledger FOR UPDATE) AS locked"
+    for table in tables:
+        run_sql(way.owner, f"CREATE TABLE backup_{table} AS SELECT * FROM {table}")
+
+    def put_back() -> None:
+        emptied = [f"DELETE FROM {table}" for table in reversed(tables)]
+        filled = [f"INSERT INTO {table} SELECT * FROM backup_{table}" for table in tables]
+        run_sql(way.owner, lock, *emptied, *filled)
+
+    return put_back
+
+
+BACKUPS: dict[str, Callable[[Road, Path], Callable[[], None]]] = {
+    "sqlite": _file_backup,
+    "postgres": _table_backup,
+    "mariadb": _table_backup,
+}
+
+
+# --- rewind, while it runs -----------------------------------------------------------------------------
+
+
+def test_a_running_pipeline_follows_a_rewind(road: Callable[..., Road]) -> None:
+    """Back: everything is applied again, and nothing set aside for it. To the end: what lies between is passed over."""
+    way = road("postgres")
+    way.publish(*(event(f"a{n % 10}", n) for n in range(60)))
+    run = way.run()
+    wait_until(way.in_step, "the records")
+    before = way.next_offsets()
+    shown = way.instep("rewind", "contracts", "--to", "start")
+    assert shown.splitlines()[0].split() == ["PIPELINE", "TOPIC", "PARTITION", "CURRENT", "NEW", "DELTA"]
+    assert way.next_offsets() == before
+    run_sql(way.owner, "DELETE FROM contract_document WHERE doc_no = 'a3'")
+    way.rewind("--to", "start")
+    wait_until(lambda: way.in_step() and way.next_offsets() == before, "everything to be applied again")
+    way.publish(event("b", 1))
+    wait_until(way.in_step, "it to go on")
+    assert (run.state, run.restarts) == (State.RUNNING, 1)
+    way.assert_in_step()
+    assert run_sql(way.owner, "SELECT count(*) FROM instep_history") == [(61,)]
