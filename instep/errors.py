@@ -13,7 +13,9 @@
     ├── Undelivered               a record was not taken by the broker            exit 1
     ├── Transient                 deadlock, lock time-out: the same again may work
     │   └── Outrun                another writer changed the same documents
-    ├── LedgerMoved               the ledger is not where this run left it; started again from there
+    ├── StartAgain                nothing is wrong, but the query must start again
+    │   ├── LedgerMoved           the ledger is not where this run left it
+    │   └── TableConstrained      the table has got a constraint or a trigger
     ├── RowRefused                the target table refuses a row
     └── NamedStop                 ends a pipeline; the database is untouched      exit 3
         ├── Fenced                FENCED
@@ -106,7 +108,15 @@ class Outrun(Transient):
     """Documents were not as they had just been read: another writer came between, or the table passes rows over."""
 
 
-class LedgerMoved(InstepError):
+class StartAgain(InstepError):
+    """What a query was started with holds no longer. It is started again, by itself."""
+
+
+class TableConstrained(StartAgain):
+    """The table has got a constraint or a trigger since the query was started, and must be let judge every event from now on."""
+
+
+class LedgerMoved(StartAgain):
     """The ledger is not where this run left it: it was rewound, or a backup was put back. The query starts from it again."""
 
 

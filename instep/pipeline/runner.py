@@ -262,7 +262,7 @@ class Runner(threading.Thread):
             self._wait_for(error)  # the query itself waits a while, and need not be started again if that is enough
             return
         self._stop_query()
-        waits = isinstance(error, (errors.Unreachable, errors.LedgerMoved))
+        waits = isinstance(error, (errors.Unreachable, errors.StartAgain))
         doubtful = type(error) is errors.InstepError or isinstance(error, (errors.Transient, errors.NotAuthorised))
         self._hopeless += doubtful
         if first_start or not (waits or doubtful) or self._hopeless >= DOUBTFUL_TRIES_MAX:

@@ -121,8 +121,6 @@ def refuse_changed(known: Target, pipeline: settings.Pipeline) -> Target:
             raise errors.TargetChanged(
                 f"table {known.table}: column {before.name!r} was {_worded(before)} and is {_worded(after)} now", again
             )
-    if found.refuses and not known.refuses:
-        raise errors.TargetChanged(f"table {known.table} has a constraint or a trigger now that was not there before", again)
     return found
 
 
