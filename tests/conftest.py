@@ -48,6 +48,16 @@ def database_url(request: pytest.FixtureRequest, new_database: Callable[[str], s
 @pytest.fixture
 def new_database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
     """Makes an empty database of the asked kind, and removes it afterwards."""
+    yield from _databases(request, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def shared_database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """The same, for what all tests of a module look at."""
+    yield from _databases(request, tmp_path_factory)
+
+
+def _databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
     made: list[tuple[str, str, str]] = []
 
     def make(kind: str) -> str:

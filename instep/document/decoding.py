@@ -18,6 +18,7 @@ from instep.document.reasons import COLUMN_REFUSES, Reason, Refusal, Unfit
 
 STATUS_CHARACTERS_MAX = 255
 EXPONENT_MAX = 1_000
+NESTING_MAX = 500
 MISSING: Any = object()
 
 
@@ -53,7 +54,9 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
 class Decoder:
     """Decodes records by one mapping. Made once per task, as its parts are compiled from the mapping."""
 
-    def __init__(self, mapping: Mapping) -> None:
+    def __init__(self, mapping: Mapping, record_bytes_max: int | None = None) -> None:
+        """`record_bytes_max` is the largest record that the target can keep, should it have to be set aside."""
+        self._bytes_max = record_bytes_max if record_bytes_max is not None else 2**62
         exact = any(isinstance(column.kind, kinds.Exact) for column in mapping.columns)
         self._parse = msgspec.json.Decoder(float_hook=_exact_number if exact else None).decode
         self._mapping = mapping
@@ -75,6 +78,8 @@ class Decoder:
 
     def decode(self, record: Record) -> Event:
         """The event that a record holds. Raises Unfit, and nothing else, for one that cannot be used."""
+        if len(record.key or b"") + len(record.value or b"") > self._bytes_max:
+            raise _too_large(record, self._bytes_max)
         if record.key is None:
             raise Unfit(Reason.KEY_MISSING, "the record has no key")
         try:
@@ -140,6 +145,8 @@ class Decoder:
             body = self._parse(value)
             if type(body) is not dict:
                 raise Unfit(Reason.NOT_AN_OBJECT, "the value is JSON, but not an object")
+            if len(value) > 2 * NESTING_MAX and kinds.is_deeper(value, NESTING_MAX):
+                raise RecursionError  # noqa: TRY301 - how deep the parser itself goes depends on the interpreter
             # a field can stand twice only if its name does, or is written with an escape
             if b"\\" in value or any(value.count(name) > 1 for name in self._names):
                 _refuse_repeated(value, self._paths)
@@ -217,6 +224,14 @@ def _find(body: dict[str, Any], path: Path, record: Record, key: str) -> Any:
         if found is MISSING:
             return MISSING
     return found
+
+
+def _too_large(record: Record, most: int) -> Unfit:
+    size = len(record.key or b"") + len(record.value or b"")
+    return Unfit(
+        Reason.RECORD_TOO_LARGE,
+        f"key and value have {size} bytes, the target takes {most}; the whole is in the log at this offset",
+    )
 
 
 def _not_json(value: bytes, problem: str) -> Unfit:

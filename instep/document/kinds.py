@@ -75,7 +75,9 @@ class Date(Kind, frozen=True):
 
 
 class Json(Kind, frozen=True):
-    """Any JSON value, kept as its text."""
+    """Any JSON value, kept as its text; nested at most `depth` deep."""
+
+    depth: int | None = None
 
 
 class Uuid(Kind, frozen=True):
@@ -106,8 +108,10 @@ def converter(kind: Kind) -> Converter:
             return _date
         case Uuid():
             return _uuid
+        case Json():
+            return _json(kind)
         case _:
-            return _json
+            raise TypeError(f"no converter for {kind}")
 
 
 def time_converter(kind: Kind) -> Converter:
@@ -268,15 +272,40 @@ def _uuid(value: Any) -> UUID:
         raise Unfit(Reason.WRONG_TYPE, f"{_shown(value)} is no UUID") from None
 
 
-# a number that was read with all its digits is a number again
-JSON_ENCODER = msgspec.json.Encoder(decimal_format="number")
+def _json(kind: Json) -> Converter:
+    encode = msgspec.json.Encoder(decimal_format="number").encode
+
+    def convert(value: Any) -> str:
+        try:
+            text = encode(value)
+        except RecursionError:
+            raise Unfit(Reason.NESTED_TOO_DEEP, "the value is nested too deep") from None
+        if kind.depth is not None and is_deeper(text, kind.depth):
+            raise Unfit(Reason.NESTED_TOO_DEEP, f"nested deeper than the column's {kind.depth}")
+        if NUL_ESCAPED.search(text):
+            raise Unfit(Reason.NUL_IN_TEXT, "the value holds the character NUL")
+        return text.decode()
+
+    return convert
 
 
-def _json(value: Any) -> str:
-    text = JSON_ENCODER.encode(value).decode()
-    if "\\u0000" in text:
-        raise Unfit(Reason.NUL_IN_TEXT, "the value holds the character NUL")
-    return text
+NUL_ESCAPED = re.compile(rb"(?<!\\)(?:\\\\)*+\\u0000")
+TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"|([\[{])|[\]}]')
+
+
+def is_deeper(text: bytes, depth: int) -> bool:
+    """Whether a JSON text has objects and lists within each other more than `depth` deep."""
+    if text.count(b"[") + text.count(b"{") <= depth:
+        return False
+    level = 0
+    for part in TEXT_OR_BRACKET.finditer(text):
+        if part[1]:
+            level += 1
+            if level > depth:
+                return True
+        elif not part[0].startswith(b'"'):
+            level -= 1
+    return False
 
 
 def _lenient(value: str) -> datetime:

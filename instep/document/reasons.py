@@ -12,6 +12,7 @@ class Reason(StrEnum):
 
     KEY_MISSING = "KEY_MISSING"
     KEY_NOT_UTF8 = "KEY_NOT_UTF8"
+    RECORD_TOO_LARGE = "RECORD_TOO_LARGE"
     ID_EMPTY = "ID_EMPTY"
     ID_TOO_LONG = "ID_TOO_LONG"
     NOT_UTF8 = "NOT_UTF8"
@@ -40,6 +41,7 @@ class Reason(StrEnum):
 EXPLANATIONS = {
     Reason.KEY_MISSING: "the record has no key, so nothing ties it to a document's partition and its order",
     Reason.KEY_NOT_UTF8: "the record's key is not UTF-8 text",
+    Reason.RECORD_TOO_LARGE: "the record is larger than the target database takes in one statement: only its beginning is kept",
     Reason.ID_EMPTY: "the document's id is empty",
     Reason.ID_TOO_LONG: "the document's id is longer than 255 characters or than the key column",
     Reason.NOT_UTF8: "the value is not UTF-8 text",

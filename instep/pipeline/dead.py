@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from instep.document.decoding import Event
+from instep.document.decoding import DeadLetter, Event
 from instep.document.guard import Document, Parked, Verdict
+from instep.document.reasons import Reason
 from instep.pipeline import documents, turns
 from instep.pipeline.turns import Desk, Line
 from instep.sinks import setaside
@@ -59,7 +60,9 @@ def _replay(desk: Desk, places: Sequence[Place], overtaken: Overtaken, execute: 
     sink, at, partition = desk.sink, turns.now(), places[0].partition
     with desk.turn(execute=execute) as ledger:
         letters = {letter.record.offset: letter for letter in setaside.dead_letters(sink, Choice(places=tuple(places)))}
-        events, dead = desk.decoder.decode_all([letter.record for letter in letters.values()])
+        cut = [letter for letter in letters.values() if letter.reason == Reason.RECORD_TOO_LARGE]
+        events, dead = desk.decoder.decode_all([letter.record for letter in letters.values() if letter not in cut])
+        dead += [DeadLetter(letter.record, Reason.RECORD_TOO_LARGE, letter.detail) for letter in cut]
         late = overtaken(ledger[partition], events) if events and partition in ledger else set()
         live = [event for event in events if event.offset not in late]
         before = sink.look_up(event.document for event in live)

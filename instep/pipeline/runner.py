@@ -21,7 +21,7 @@ from instep import errors, settings, sinks
 from instep.kafka import groups, offsets
 from instep.kafka.connection import Cluster, java_config
 from instep.kafka.topics import Topic
-from instep.pipeline import continuity, failures, progress, query, task, transaction
+from instep.pipeline import continuity, failures, progress, query, task, transaction, unreadable
 from instep.sinks import inspection, setaside
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position, Target
@@ -65,6 +65,7 @@ class Runner(threading.Thread):
         self._asked_to_stop = threading.Event()
         self._query: StreamingQuery | None = None
         self._topic: Topic | None = None
+        self._plan: task.Plan | None = None
         self._target: Target | None = None
         self._sink: Sink | None = None
         self._epoch = 0
@@ -134,9 +135,10 @@ class Runner(threading.Thread):
         self._topic, self._target, self._epoch, self._ledger = topic, target, epoch, ledger
         self._checked = time.monotonic()
         self._report_seen, self._applied = "", {}
+        self._plan = task.Plan(target, self.pipeline, writer, self.cluster.kafka, self.cluster.bootstrap)
         self._query = query.start(
             self.spark,
-            task.Plan(target, self.pipeline, writer, self.cluster.kafka, self.cluster.bootstrap),
+            self._plan,
             kafka=java_config(self.cluster.kafka, self.cluster.bootstrap),
             offsets={partition: position.next_offset for partition, position in ledger.items()},
             rows_max=self.pipeline.batch_rows_max,
@@ -194,7 +196,22 @@ class Runner(threading.Thread):
         if failure is None or self._asked_to_stop.is_set():
             self.state = State.ENDED
         else:
-            self._failed(failures.read(str(failure)) or unexplained(failure))
+            ours = failures.read(str(failure))
+            if ours is not None or not self._apply_unreadable():
+                self._failed(ours or unexplained(failure))
+
+    def _apply_unreadable(self) -> bool:
+        """Whether there was what Spark cannot read: it is applied now, and the query starts again behind it."""
+        assert self._plan is not None
+        sink = self._look_at(self._plan.target)
+        with sink.translated():
+            ledger = sink.positions()
+        found = False
+        for partition, end, outcome in unreadable.apply(self._plan, self.cluster, ledger):
+            found = True
+            self.progress.add(progress.Batch(task.counts(outcome), {partition: end}, self.progress.lag or 0))
+        self.restarts += found
+        return found
 
     def _look_at(self, target: Target) -> Sink:
         """The runner's own connection to the target; the tasks have theirs."""

@@ -50,6 +50,11 @@ def read(cluster: Cluster, name: str, pipeline: settings.Pipeline) -> PipelineSt
         return msgspec.structs.replace(blank, error=str(error))
 
 
+def _age_s(record: offsets.Record, now_ms: float) -> float | None:
+    """How old a record is; one without a timestamp does not say."""
+    return max(0.0, (now_ms - record.timestamp_ms) / 1000) if record.timestamp_ms >= 0 else None
+
+
 def _read(cluster: Cluster, blank: PipelineStatus, name: str, pipeline: settings.Pipeline) -> PipelineStatus:
     sink = sinks.open_sink(inspection.inspect(name, pipeline))
     try:
@@ -69,7 +74,7 @@ def _read(cluster: Cluster, blank: PipelineStatus, name: str, pipeline: settings
         position = ledger.get(partition)
         record = waiting.get(partition)
         lag = None if position is None else ends[partition] - position.next_offset if record else 0
-        seconds = None if position is None else max(0.0, (now_ms - record.timestamp_ms) / 1000) if record else 0.0
+        seconds = None if position is None else _age_s(record, now_ms) if record else 0.0
         partitions.append(
             PartitionStatus(
                 partition=partition,
@@ -82,10 +87,11 @@ def _read(cluster: Cluster, blank: PipelineStatus, name: str, pipeline: settings
             )
         )
     known = all(part.lag_records is not None for part in partitions)
+    timed = all(part.lag_seconds is not None for part in partitions)
     return msgspec.structs.replace(
         blank,
         lag_records=sum(part.lag_records or 0 for part in partitions) if known else None,
-        lag_seconds=max((part.lag_seconds or 0.0 for part in partitions), default=0.0) if known else None,
+        lag_seconds=max((part.lag_seconds or 0.0 for part in partitions), default=0.0) if timed else None,
         dead_letters=dead,
         parked_documents=parked,
         committed_at=max((part.committed_at for part in partitions if part.committed_at), default=None),

@@ -67,6 +67,14 @@ def run(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         raise failures.TaskFailed(error) from None  # the cause may quote a record, which must not be read as an error
 
 
+def apply_here(plan: Plan, partition: int, records: list[Record]) -> Outcome:
+    """The same without Spark, in the driver."""
+    try:
+        return _apply(plan, partition, records, _probe())
+    finally:
+        _forget(plan.target)
+
+
 def ping(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Keeps idle workers, and with them their connections, alive: Spark ends those that did nothing for a minute."""
     for batch in batches:
@@ -166,7 +174,8 @@ def _cluster(plan: Plan) -> Cluster:
 
 def _sink(target: Target) -> tuple[Sink, Decoder]:
     if target not in _opened:
-        _opened[target] = (sinks.open_sink(target), Decoder(target.mapping))
+        sink = sinks.open_sink(target)
+        _opened[target] = (sink, Decoder(target.mapping, sink.record_bytes_max))
     return _opened[target]
 
 
@@ -194,11 +203,16 @@ def _runs(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[Record]
 
 
 def _counted(outcome: Outcome) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([count], pa.int64()) for count in counts(outcome).values()], schema=SCHEMA)
+
+
+def counts(outcome: Outcome) -> dict[str, int]:
+    """What a transaction did, in numbers, by the names of SCHEMA."""
     buckets = [0] * len(BUCKETS)
     for freshness_us in outcome.freshness_us:
         buckets[_bucket(freshness_us / 1_000_000)] += 1
-    counts = [outcome.records, *(outcome.verdicts[verdict] for verdict in Verdict), outcome.dead, sum(outcome.freshness_us)]
-    return pa.RecordBatch.from_arrays([pa.array([count], pa.int64()) for count in (*counts, *buckets)], schema=SCHEMA)
+    done = [outcome.records, *(outcome.verdicts[verdict] for verdict in Verdict), outcome.dead, sum(outcome.freshness_us)]
+    return dict(zip(SCHEMA.names, (*done, *buckets), strict=True))
 
 
 def _bucket(seconds: float) -> int:

@@ -16,6 +16,7 @@ from instep.document import guard, kinds
 from instep.document.decoding import Event, Record
 from instep.document.guard import Document, Stored, Verdict
 from instep.document.mapping import KEY
+from instep.document.reasons import Unfit
 from instep.kafka import offsets, reading, topics
 from instep.kafka.connection import Cluster
 from instep.pipeline import dead
@@ -87,7 +88,10 @@ def _from_history(desk: Desk, document: str, waiting: list[SetAside]) -> list[Mo
 
 
 def _dead(letter: SetAside) -> Moment:
-    happened = kinds.instant(letter.record.timestamp_ms) if letter.record.timestamp_ms >= 0 else None
+    try:
+        happened = kinds.instant(letter.record.timestamp_ms) if letter.record.timestamp_ms >= 0 else None
+    except Unfit:  # beyond the year 9999: the letter may be one for just that
+        happened = None
     return Moment(letter.place, None, None, happened, letter.at, dead.DEAD, letter.reason, letter.detail)
 
 

@@ -49,7 +49,7 @@ class Desk:
     def __init__(self, name: str, pipeline: settings.Pipeline, who: str) -> None:
         self.name, self.who = name, who
         self.sink: Sink = sinks.open_sink(inspection.inspect(name, pipeline))
-        self.decoder = Decoder(self.sink.to.mapping)
+        self.decoder = Decoder(self.sink.to.mapping, self.sink.record_bytes_max)
 
     def __enter__(self) -> Desk:
         return self

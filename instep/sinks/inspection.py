@@ -24,6 +24,7 @@ from instep.sinks.target import TableName, Target
 
 INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "MEDIUMINT": 24, "INTEGER": 32, "INT": 32, "BIGINT": 64}
 TEXT_BYTES = {"TINYTEXT": 2**8 - 1, "TEXT": 2**16 - 1, "MEDIUMTEXT": 2**24 - 1, "LONGTEXT": 2**32 - 1}
+JSON_DEPTH = {"mysql": 100, "mariadb": 31}  # what their parsers take; PostgreSQL takes more than an event may have
 JSON_CHECK = re.compile(r"json_valid\(.*\)")  # MariaDB's own, which every value that we write keeps
 # pairs of ids that a collation may confuse: case, trailing space, one letter in two Unicode forms
 CONFUSABLE = {
@@ -357,12 +358,12 @@ class Reader:
         if self.is_mysql and isinstance(kind, types.String) and not isinstance(kind, types.Enum):
             self._judge_charset(name, kind)
         if self.dialect.name == "mariadb" and self._is_json(name):
-            return kinds.Json()
+            return kinds.Json(depth=JSON_DEPTH["mariadb"])
         match kind:
             case types.Enum():
                 return kinds.Choice(labels=tuple(kind.enums))
             case types.JSON():
-                return kinds.Json()
+                return kinds.Json(depth=JSON_DEPTH.get(self.dialect.name))
             case types.Uuid():
                 return kinds.Uuid()
             case types.Boolean():

@@ -24,6 +24,7 @@ except ImportError:  # the extra is not installed
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 120
 DUPLICATE_KEY = 1062
+STATEMENT_BYTES = 16 * 1024  # what a statement has beside one record
 
 # server error numbers: what each means for a pipeline
 CODES: dict[int, type[errors.InstepError]] = {
@@ -41,8 +42,12 @@ CODES: dict[int, type[errors.InstepError]] = {
     1406: errors.RowRefused,  # too long
     1451: errors.RowRefused,  # a foreign key points here
     1452: errors.RowRefused,  # a foreign key points nowhere
+    1118: errors.RowRefused,  # row too large
+    1526: errors.RowRefused,  # no partition for the value
     1644: errors.RowRefused,  # signalled by a trigger
+    1690: errors.RowRefused,  # out of range in an expression
     3140: errors.RowRefused,  # not JSON
+    3157: errors.RowRefused,  # JSON nested too deep
     3819: errors.RowRefused,  # check constraint, MySQL
     4025: errors.RowRefused,  # check constraint, MariaDB
     1040: errors.DatabaseUnreachable,  # too many connections
@@ -94,6 +99,9 @@ class MysqlSink(sink.Sink):
         self._cursor.execute("SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00'")
         self._cursor.execute("SET SESSION innodb_lock_wait_timeout = 30")
         self._cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        self._cursor.execute("SELECT @@max_allowed_packet")
+        # a byte may become two in a statement
+        self.record_bytes_max = int(self._cursor.fetchone()[0]) // 2 - STATEMENT_BYTES
         columns = ", ".join(f"{self.quoted(c.name)} {c.declared} NULL".replace("%%", "%") for c in self.to.mapping.columns)
         self._cursor.execute(
             f"CREATE TEMPORARY TABLE instep_stage ({self.key.replace('%%', '%')} {self.to.mapping.key.declared} NOT NULL,"

@@ -62,6 +62,7 @@ DEAD_COLUMNS = ("pipeline", "topic", "partition", "offset", "timestamp_ms", "key
 PARKED_COLUMNS = ("document", *DEAD_COLUMNS)
 
 DETAIL_CHARACTERS_MAX = 1_000
+BEGINNING_BYTES = 64 * 1024  # what is kept of a record that is too large to be kept whole
 
 Rows = Sequence[tuple[Any, ...]]
 
@@ -106,6 +107,7 @@ class Sink(abc.ABC):
         self.guard_kind = next((column.kind for column in to.mapping.columns if column.name == to.mapping.guard), None)
         self._id_is_uuid = isinstance(to.mapping.key.kind, kinds.Uuid)
         self._guards = True
+        self.record_bytes_max: int | None = None  # the largest record that can be set aside, where the database has a limit
         self.passes_over_is_refusal = False  # set when the same documents are outrun again and again
         with self.translated():
             try:
@@ -434,8 +436,11 @@ class Sink(abc.ABC):
         return quoted.replace("%", "%%") if self.placeholder == "%s" else quoted
 
     def _set_aside(self, partition: int, record: Record, reason: Reason, detail: str, at: datetime) -> tuple[Any, ...]:
+        key, value = record.key, record.value
+        if reason is Reason.RECORD_TOO_LARGE:
+            key, value = (part if part is None else part[:BEGINNING_BYTES] for part in (key, value))
         return (
-            self.to.pipeline, self.to.topic, partition, record.offset, record.timestamp_ms, record.key, record.value,
+            self.to.pipeline, self.to.topic, partition, record.offset, record.timestamp_ms, key, value,
             reason.value, kept_text(detail), self._bound_time(at),
         )  # fmt: skip
 

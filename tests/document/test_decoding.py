@@ -303,6 +303,11 @@ def test_order_by_the_records_own_timestamp_covers_deletes() -> None:
         (kinds.Date(), "soon", Reason.NOT_A_TIME),
         (kinds.Json(), {"a": [1, None]}, '{"a":[1,null]}'),
         (kinds.Json(), {"a": "\0"}, Reason.NUL_IN_TEXT),
+        (kinds.Json(), {"a": "\\\0"}, Reason.NUL_IN_TEXT),
+        (kinds.Json(), {"a": "\\u0000"}, '{"a":"\\\\u0000"}'),
+        (kinds.Json(), [Decimal("0.10"), 2**90], "[0.10,1237940039285380274899124224]"),
+        (kinds.Json(depth=2), [{"a": "[[["}], '[{"a":"[[["}]'),
+        (kinds.Json(depth=2), [[1], [[2]]], Reason.NESTED_TOO_DEEP),
         (kinds.Text(size=4), "ßß", "ßß"),
         (kinds.Text(size=4), "ßßa", Reason.TEXT_TOO_LONG),
         (kinds.Time(high=datetime(2038, 1, 1, tzinfo=UTC)), "2038-01-02T00:00:00Z", Reason.TIME_OUT_OF_RANGE),
@@ -340,6 +345,21 @@ def test_a_number_that_would_be_endless_written_out(number: str) -> None:
     value = f'{{"doc_id":"d","status":"X","version":1,"note":{number}}}'.encode()
     assert reason(record(value), decoder(columns)) is Reason.NUMBER_OUT_OF_RANGE
     assert reason(record(value.replace(b"note", b"unmapped")), decoder(columns)) is Reason.NUMBER_OUT_OF_RANGE
+
+
+@pytest.mark.parametrize(("depth", "expected"), [(498, None), (499, None), (500, Reason.NESTED_TOO_DEEP)])
+def test_how_deep_a_value_may_be_nested_is_the_same_everywhere(depth: int, expected: Reason | None) -> None:
+    """The parser's own limit depends on the interpreter, and on how deep in it the task runs."""
+    good = b'{"doc_id":"d","status":"X","version":1,"note":"' + b"[" * 1_000 + b'\\"","x":'
+    assert reason(record(good + b"[" * depth + b"]" * depth + b"}")) is expected
+
+
+def test_a_record_larger_than_the_target_takes() -> None:
+    using = Decoder(mapping.compile_mapping(pipeline(), COLUMNS), record_bytes_max=1_000)
+    assert reason(record(note="x" * 500), using) is None
+    assert reason(record(note="x" * 1_000), using) is Reason.RECORD_TOO_LARGE
+    assert reason(record(key=None, note="x" * 1_000), using) is Reason.RECORD_TOO_LARGE
+    assert reason(record(None, b"x" * 1_001), using) is Reason.RECORD_TOO_LARGE
 
 
 def test_an_order_value_beyond_64_bits() -> None:
