@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from instep import errors, settings
@@ -39,6 +39,10 @@ READING: dict[str, Any] = {
     # A fetch that finds the queue full waits this long, by default a second.
     "fetch.queue.backoff.ms": 5,
 }
+
+# no member, so no session; but closing waits as long for a commit that is still on its way
+COMMITTING = {"session.timeout.ms": 1_000, "heartbeat.interval.ms": 500}
+Answers = list[KafkaError | None]  # None is a commit that went well
 
 Result = TypeVar("Result")
 
@@ -101,6 +105,7 @@ class Cluster:
         self._lock = threading.Lock()
         self._admin: AdminClient | None = None
         self._reader: Consumer | None = None
+        self._committers: dict[str, tuple[Consumer, Answers]] = {}
 
     @property
     def admin(self) -> AdminClient:
@@ -117,6 +122,16 @@ class Cluster:
             if self._reader is None:
                 self._reader = self._make(Consumer, {**READING, "queued.min.messages": 1})
             return self._reader
+
+    def committer(self, group: str) -> tuple[Consumer, Answers]:
+        """A client that commits to a group without being a member of it, and what the brokers answered to it."""
+        with self._lock:
+            if group not in self._committers:
+                answers: Answers = []
+                heard = {"on_commit": lambda error, places: answers.append(error or _first_error(places))}
+                made = self._make(Consumer, {"group.id": group, "enable.auto.commit": False, **COMMITTING, **heard})
+                self._committers[group] = (made, answers)
+            return self._committers[group]
 
     def scanner(self) -> Consumer:
         """Like the reader, and the caller's own: it reads ahead, for many records. Close it."""
@@ -159,6 +174,9 @@ class Cluster:
         with self._lock:
             admin, self._admin = self._admin, None
             reader, self._reader = self._reader, None
+            committers, self._committers = self._committers, {}
+        for committer, _ in committers.values():
+            committer.close()
         if reader is not None:
             reader.close()
         if admin is not None:
@@ -175,6 +193,10 @@ class Cluster:
             return client({**self._config, **further, "error_cb": self.ear.hear}, logger=faults.log)
         except KafkaException as failure:
             raise self.translate(failure.args[0], self.deed("make a Kafka client"), time.monotonic()) from failure
+
+
+def _first_error(places: list[TopicPartition]) -> KafkaError | None:
+    return next((place.error for place in places if place.error), None)
 
 
 def _jaas_quoted(text: str) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 
+from instep import errors
 from instep.kafka import connection, faults
 
 
@@ -25,15 +26,24 @@ def positions(cluster: connection.Cluster, group: str, topic: str) -> dict[int, 
 
 
 def _commit(cluster: connection.Cluster, group: str, topic: str, positions: Mapping[int, int]) -> None:
-    places = [TopicPartition(topic, partition, offset) for partition, offset in positions.items()]
-    answer = cluster.admin.alter_consumer_group_offsets(
-        [ConsumerGroupTopicPartitions(group, places)], request_timeout=cluster.timeout_s
-    )[group]
+    """Through a consumer: the admin client's request for this aborts the process when a broker comes back in its middle."""
     deed = cluster.deed(f"commit offsets to group {group!r}", topic=topic, group=group)
     since = time.monotonic()
-    for place in cluster.wait(answer, deed).topic_partitions:
-        if place.error:
-            raise faults.translate(place.error, deed, cluster.ear, since) from KafkaException(place.error)
+    committer, answers = cluster.committer(group)
+    answers.clear()
+    try:
+        committer.commit(offsets=[TopicPartition(topic, part, offset) for part, offset in positions.items()], asynchronous=True)
+        while not answers:
+            heard = committer.poll(connection.SLICE_S)
+            error = heard.error() if heard is not None else None
+            if error is not None and faults.MEANING.get(error.code()) is errors.NotAuthorised:
+                raise cluster.translate(error, deed, since)
+            if cluster.ear.refused_by_all(since) or time.monotonic() > since + cluster.timeout_s:
+                raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), deed, since)
+    except KafkaException as failure:
+        raise cluster.translate(failure.args[0], deed, since) from failure
+    if answers[-1] is not None:
+        raise cluster.translate(answers[-1], deed, since) from KafkaException(answers[-1])
 
 
 def _positions(cluster: connection.Cluster, group: str, topic: str) -> dict[int, int]:

@@ -33,7 +33,7 @@ def describe(cluster: connection.Cluster, topic: str) -> Topic:
         description = cluster.insist(lambda: _description(cluster, topic))
     except errors.TopicMissing as failure:
         raise missing(cluster, topic) from failure.__cause__
-    cluster_id = cluster.insist(lambda: _cluster_id(cluster))
+    cluster_id = cluster.insist(lambda: _cluster_id(cluster, topic))
     return Topic(topic, str(description.topic_id), cluster_id, tuple(sorted(part.id for part in description.partitions)))
 
 
@@ -107,9 +107,14 @@ def _description(cluster: connection.Cluster, topic: str) -> Any:
     return cluster.wait(answer, cluster.deed(f"describe topic {topic!r}", topic=topic))
 
 
-def _cluster_id(cluster: connection.Cluster) -> str:
-    answer = cluster.admin.describe_cluster(request_timeout=cluster.timeout_s)
-    return cluster.wait(answer, cluster.deed("ask for the cluster's id")).cluster_id or ""
+def _cluster_id(cluster: connection.Cluster, topic: str) -> str:
+    """From the metadata of a topic that is there: librdkafka may abort the process over an answer that comes too late to
+    `describe_cluster`."""
+    since = time.monotonic()
+    try:
+        return cluster.admin.list_topics(topic, timeout=cluster.timeout_s).cluster_id or ""
+    except KafkaException as failure:
+        raise cluster.translate(failure.args[0], cluster.deed("ask for the cluster's id"), since) from failure
 
 
 def _await(cluster: connection.Cluster, topic: str, reached: Callable[[Any], bool]) -> None:
