@@ -6,7 +6,7 @@ the transaction and the ledger's lock; the events are of one partition, in log o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -27,27 +27,26 @@ def write(
     *,
     careful: bool,
     held: set[Document] | None = None,
-    again: int = 0,
+    known: Collection[int] = (),
     at_step: AtStep = lambda _: None,
 ) -> tuple[list[Verdict], list[Parked]]:
     """The verdict on each event, and those that have to wait. `careful` goes through what the table refuses by halving.
 
-    `held` are the documents that are parked already; left out, the sink is asked. Events below the offset `again` were let
-    through before, and the ledger was moved back since: no transition is judged again, and nothing but the table parks them.
+    `held` are the documents that are parked already; left out, the sink is asked. `known` are the offsets of events that were
+    let through before: the ledger was moved back since, so no transition is judged again, and nothing but the table parks them.
     """
     if held is None:
         held = sink.held({event.document for event in events}) if events else set()
-    known = [event for event in events if event.offset < again]
     batches = [
-        (known, _Batch(sink, set(), _relaxed(sink.to.rules), at_step)),
-        (events[len(known) :], _Batch(sink, held, sink.to.rules, at_step)),
+        ([event for event in events if event.offset in known], _Batch(sink, set(), _relaxed(sink.to.rules), at_step)),
+        ([event for event in events if event.offset not in known], _Batch(sink, held, sink.to.rules, at_step)),
     ]
     verdicts: dict[int, Verdict] = {}
     parked: list[Parked] = []
     for some, batch in batches:
         batch.held.update(one.event.document for one in parked)
         # events of one document become one write, unless the table may refuse one of them
-        for wave in guard.waves(some) if sink.to.refuses else [list(some)] if some else []:
+        for wave in guard.waves(some) if sink.to.refuses else [some] if some else []:
             if careful:
                 batch.write_carefully(wave)
             else:

@@ -200,18 +200,19 @@ class Work:
         self._at(2)
         fresh = [record for record in self.records if record.offset >= before.next_offset]
         again = self.writer.again.get(self.partition, 0)
-        known = bool(fresh) and fresh[0].offset < again
-        if known:
+        repeats = bool(fresh) and fresh[0].offset < again
+        if repeats:
             # what was set aside of them stays so
             kept = setaside.passed_over_within(sink, self.partition, fresh[0].offset, again)
             fresh = [record for record in fresh if record.offset not in kept]
         self._at(3)
         events, dead = self.decoder.decode_all(fresh)
         self._at(4)
-        verdicts, parked = documents.write(sink, events, careful=careful, again=again, at_step=self._at)
+        known = self._known([event for event in events if event.offset < again]) if repeats else set()
+        verdicts, parked = documents.write(sink, events, careful=careful, known=known, at_step=self._at)
         now = datetime.now(UTC)
         if sink.to.history and events:
-            sink.keep_history(self.partition, events, verdicts, now, skip_known=careful or known)
+            sink.keep_history(self.partition, events, verdicts, now, skip_known=careful or repeats)
         if dead:
             sink.keep_dead(self.partition, dead, now, skip_known=careful)
         if parked:
@@ -219,6 +220,11 @@ class Work:
             waiting = [(one, records[one.event.offset]) for one in parked]
             sink.keep_parked(self.partition, waiting, now, skip_known=careful)
         return self._outcome(len(fresh), events, verdicts, dead, now)
+
+    def _known(self, events: Sequence[Event]) -> set[int]:
+        """Of events that come again, the offsets of those that were let through: all but what lies behind a parked event."""
+        since = setaside.parked_since(self.sink, self.partition, {event.document for event in events})
+        return {event.offset for event in events if event.document not in since or event.offset < since[event.document]}
 
     def _advance(self, before: Position) -> None:
         """Step 7."""

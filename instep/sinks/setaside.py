@@ -62,6 +62,10 @@ SELECT_PASSED_OVER_WITHIN = (
     f" UNION SELECT {{offset}} FROM instep_parked{WITHIN}"
     f" UNION SELECT {{offset}} FROM instep_decisions{WITHIN} AND deed IN ('skipped', 'dropped')"
 )
+SELECT_PARKED_SINCE = (
+    "SELECT document, min(CASE WHEN topic = ? AND {partition} = ? THEN {offset} ELSE 0 END) FROM instep_parked"
+    " WHERE pipeline = ? AND document IN {{documents}} GROUP BY document"
+)
 SELECT_REWOUND = (
     "SELECT {partition}, max({offset}) FROM instep_decisions"
     " WHERE pipeline = ? AND topic = ? AND deed = 'rewound' GROUP BY {partition}"
@@ -319,6 +323,13 @@ def passed_over_within(sink: Sink, partition: int, start: int, end: int) -> set[
     """The same of one partition, from an offset up to another."""
     stretch = (sink.to.pipeline, sink.to.topic, partition, start, end)
     return {row[0] for row in sink.select(sink.sql(SELECT_PASSED_OVER_WITHIN), stretch * 3)}
+
+
+def parked_since(sink: Sink, partition: int, documents: Iterable[Document]) -> dict[Document, int]:
+    """The place in a partition of the first event that holds each document; 0 where it lies in another partition or topic."""
+    by_name = {str(document): document for document in documents}
+    found = sink.select_many(sink.sql(SELECT_PARKED_SINCE), (sink.to.topic, partition, sink.to.pipeline), sorted(by_name))
+    return {by_name[name]: offset for name, offset in found}
 
 
 def rewound(sink: Sink) -> dict[int, int]:

@@ -33,6 +33,8 @@ from tests.sinks.conftest import run_sql
 PARTITIONS = 2
 SINGLES = 150
 TRAVELLERS = 10
+PARKED = 5
+TOO_LONG = "S" * 256
 PATIENCE_S = 120.0
 STEPS = range(1, 10)
 EXACT = ("exact-sqlite", "exact-postgres", "exact-mariadb")
@@ -84,7 +86,7 @@ class Road:
             run_sql(self.urls[name], *COUNTERS[self.urls[name].partition(":")[0]])
 
     def publish(self) -> None:
-        """New documents with one event each, and one more event for those that travel."""
+        """New documents with one event each, and one more event for those that travel and those that are parked."""
         self.versions += 1
         with Publisher(self.brokers.bootstrap, "status") as publisher:
             for _ in range(SINGLES):
@@ -92,7 +94,9 @@ class Road:
                 self.singles += 1
             for number in range(TRAVELLERS):
                 publisher.send(StatusEvent(document=f"traveller-{number}", status=f"S{self.versions}"))
-        self.events += SINGLES + TRAVELLERS
+            for number in range(PARKED):
+                publisher.send(StatusEvent(document=f"parked-{number}", status=TOO_LONG))
+        self.events += SINGLES + TRAVELLERS + PARKED
 
     def process(self, **environment: str) -> PipelineProcess:
         return PipelineProcess(self.config, "--master", "local[10]", log=self.folder / "run.log", environment=environment)
@@ -214,6 +218,8 @@ def test_kills_at_every_step_lose_and_repeat_nothing(road: Road) -> None:
         assert sum(row[1] for document, row in found.items() if document.startswith("single")) == 0, f"{name} repeated events"
         assert history(road, name) == {(partition, offset) for partition, end in ends.items() for offset in range(end)}
         assert ledger(road, name) == ends
+        waiting = run_sql(road.urls[name], "SELECT document, count(*) FROM instep_parked GROUP BY document ORDER BY document")
+        assert waiting == [(f"parked-{number}", road.versions) for number in range(PARKED)], name
     least, most = road.rows("least"), road.rows("most")
     assert least.keys() == expected.keys(), "at-least-once lost events"
     assert sum(row[1] for document, row in least.items() if document.startswith("single")) > 0, "no repetition was provoked"
