@@ -72,7 +72,7 @@ class Model:
         refusal = refusal or (verdict if verdict.isupper() else None)
         if refusal is None:
             return verdict
-        self.parked.setdefault(fact.document, []).append((fact.place, refusal))
+        self.parked[fact.document] = sorted([*self.parked.get(fact.document, []), (fact.place, refusal)])  # as the log has them
         return "parked"
 
     def _settle(self, fact: Fact) -> str:
