@@ -55,6 +55,11 @@ def main() -> NoReturn:
             raise
         say(f"instep: {error}")
         sys.exit(error.exit_status)
+    except UnicodeEncodeError as error:
+        if GIVEN.debug or not any(error.object in argument for argument in sys.argv):
+            raise
+        say(f"instep: {error.object!r} is not UTF-8\nids and texts are; check how the terminal passes them on")
+        sys.exit(errors.SettingsError.exit_status)
     sys.exit(0)
 
 

@@ -9,6 +9,7 @@ import typer
 from instep import errors, settings
 from instep.cli import shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Named, Pipelines
+from instep.document import showing
 
 app = typer.Typer()
 history_app = typer.Typer(name="history", no_args_is_help=True, rich_markup_mode=None, help="The history of every event.")
@@ -85,15 +86,15 @@ def show_settings(pipeline: Named = None, as_json: AsJson = False, _config: Conf
     for name, machine in machines.items():
         if machine:
             typer.echo(f"\nstatuses of {name}:\n")
-            typer.echo("\n".join(map(shared.plain, transitions.picture(machine).split("\n"))))
+            typer.echo("\n".join(map(showing.plain, transitions.picture(machine).split("\n"))))
             for finding in said[name]:
                 shared.say(f"{name}: {finding}")
 
 
 def _print_timeline(one: Any) -> None:
-    typer.echo(f"document {shared.plain(one.document)} of pipeline {one.pipeline}, from the {one.source}")
+    typer.echo(f"document {showing.plain(one.document)} of pipeline {one.pipeline}, from the {one.source}")
     if one.waiting:
-        typer.echo(f"parked: {one.waiting} events wait (instep parked show {shared.plain(one.document)})")
+        typer.echo(f"parked: {one.waiting} events wait (instep parked show {showing.plain(one.document)})")
     head = ("PLACE", "EVENT-TIME", "COMMITTED", "FRESHNESS", "STATUS", "ORDER", "VERDICT", "WHY")
     rows = [
         (

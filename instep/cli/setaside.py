@@ -11,6 +11,7 @@ import typer
 from instep import errors, settings
 from instep.cli import shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute, Named, Pipelines
+from instep.document import showing
 
 if TYPE_CHECKING:
     from instep.pipeline.turns import Desk, Line
@@ -293,8 +294,9 @@ def skip(
     if as_json:
         shared.print_json({"skipped": _json_letter(desk.name, passed), "waiting": left})
     else:
-        typer.echo(f"skipped {passed.place} of {shared.plain(document)}: {passed.reason}")
-    shared.say(f"{left} still wait: instep parked release {shlex.quote(document)}" if left else "the document is free")
+        typer.echo(f"skipped {passed.place} of {showing.plain(document)}: {passed.reason}")
+    shown = showing.plain(shlex.quote(document))
+    shared.say(f"{left} still wait: instep parked release {shown}" if left else "the document is free")
 
 
 # --- parts --------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import msgspec
 import typer
 
 from instep import errors, settings
+from instep.document.showing import plain, plain_json
 
 if TYPE_CHECKING:
     from instep.kafka.connection import Cluster
@@ -178,7 +179,7 @@ def print_servers(servers: Sequence[Any], as_json: bool) -> None:
 
 
 def print_json(value: Any) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    typer.echo(plain_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -235,13 +236,6 @@ def cell(value: Any) -> str:
             return f"{value:.1f}"
         case _:
             return plain(str(value))
-
-
-def plain(text: str) -> str:
-    """A text that cannot do anything to a terminal: what does not print, line breaks included, is shown as its escape."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def shortened(text: str | None, characters: int) -> str:

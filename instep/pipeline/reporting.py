@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TextIO
 
+from instep.document.showing import plain
 from instep.pipeline.runner import Runner, State
 
 LIVE_INTERVAL_S = 0.5
@@ -41,7 +42,8 @@ class Reporter:
     def say(self, text: str) -> None:
         """One dated line."""
         self._rewrite("")
-        self._stream.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {text}\n")
+        # an error may quote a row
+        self._stream.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {plain(text)}\n")
         self._stream.flush()
 
     def end(self) -> None:

@@ -28,9 +28,10 @@ SELECT_PARKED = f"SELECT {RECORD}, document FROM instep_parked WHERE pipeline = 
 # the event that holds each document, and how many wait in all
 SELECT_HEADS = (
     "SELECT document, waiting, reason, detail, {at}, topic, {partition}, {offset} FROM ("
+    " SELECT firsts.*, row_number() OVER (PARTITION BY document ORDER BY {at}, {partition}) AS place FROM ("
     " SELECT document, reason, detail, {at}, topic, {partition}, {offset}, count(*) OVER (PARTITION BY document) AS waiting,"
-    " row_number() OVER (PARTITION BY document ORDER BY {at}, {partition}, {offset}) AS place"
-    " FROM instep_parked WHERE pipeline = ?) AS heads WHERE place = 1"
+    " row_number() OVER (PARTITION BY document, topic, {partition} ORDER BY {offset}) AS turn"
+    " FROM instep_parked WHERE pipeline = ?) AS firsts WHERE turn = 1) AS heads WHERE place = 1"
 )
 AT_PLACE = " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} = ?"
 SELECT_HISTORY = (

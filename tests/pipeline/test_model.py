@@ -1,0 +1,240 @@
+"""The whole road against a model of one event at a time: thousands of mixed events, many small batches, every database.
+
+Then what was set aside is replayed, skipped and released, in both, and the road goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from confluent_kafka import Producer
+
+from instep import settings
+from instep.kafka import topics
+from instep.kafka.connection import Cluster
+from instep.pipeline import dead, parked, replay
+from instep.pipeline.runner import Runner
+from instep.pipeline.turns import Desk
+from instep.sinks import inspection, setaside, tables, target
+from instep.sinks.setaside import Choice
+from tests.pipeline import model
+from tests.pipeline.conftest import drained, following
+from tests.pipeline.model import Fact, Model, Place
+from tests.sinks.conftest import run_sql
+
+DOCUMENTS = 60
+PARTITIONS = 3
+EVENTS = 1_600
+EVENTS_AFTER = 300
+BATCH_ROWS = 200
+
+
+@dataclass(frozen=True)
+class Road:
+    """A pipeline of one kind. A table with constraints is written event by event, one without in whole batches."""
+
+    kind: str
+    ordered: bool
+    missing: str
+    constrained: bool
+
+    def settings(self, url: str, topic: str, columns: dict[str, str]) -> settings.Pipeline:
+        event = {"document": "doc_id", "status": "status", **({"order": "version"} if self.ordered else {})}
+        more: dict[str, Any] = {"missing": self.missing, "event": event, "columns": columns}
+        return following(url, topic, **more, transitions=model.TRANSITIONS, batch_rows_max=BATCH_ROWS)
+
+
+MENDED = {column: name for column, name in model.COLUMNS.items() if column != "note"}
+
+# each database with and without an order, with and without constraints; between them every way to treat a missing document
+ROADS = [
+    Road("sqlite", ordered=True, missing="insert", constrained=True),
+    Road("sqlite", ordered=False, missing="park", constrained=False),
+    Road("postgres", ordered=True, missing="park", constrained=True),
+    Road("postgres", ordered=False, missing="insert", constrained=False),
+    Road("mariadb", ordered=True, missing="ignore", constrained=False),
+    Road("mariadb", ordered=False, missing="insert", constrained=True),
+    Road("mysql", ordered=True, missing="insert", constrained=False),
+    Road("mysql", ordered=False, missing="ignore", constrained=True),
+]
+
+
+@dataclass
+class Log:
+    """A log that is written to the topic and told to the model."""
+
+    topic: str
+    dice: random.Random
+
+    def __post_init__(self) -> None:
+        self.ends = [0] * PARTITIONS
+        self._versions: dict[str, int] = {}
+        self._statuses: dict[str, str] = {}
+
+    def write(self, cluster: Cluster, count: int) -> list[Fact]:
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "linger.ms": 20})
+        facts = [self._fact() for _ in range(count)]
+        for fact in facts:
+            producer.produce(self.topic, key=fact.document, value=_value(fact), partition=fact.place[0])
+        assert producer.flush(30) == 0
+        return facts
+
+    def _fact(self) -> Fact:
+        number = self.dice.randrange(DOCUMENTS)
+        document, partition = f"d{number:02}", number % PARTITIONS
+        place = (partition, self.ends[partition])
+        self.ends[partition] += 1
+        match self.dice.choices(("good", "late", "delete", "refused", "unreadable", "odd note"), (80, 8, 4, 2, 2, 4))[0]:
+            case "delete":
+                return Fact(place, document)
+            case "unreadable":
+                return Fact(place, document, unreadable="NOT_JSON")
+            case "late":
+                return Fact(place, document, self._body(document, later_by=self.dice.choice((0, 0, -1, -3))))
+            case "odd note":
+                return Fact(place, document, self._body(document, note=["x"]))
+            case "refused":
+                odd: dict[str, Any] = self.dice.choice(
+                    [
+                        {"status": "LOST"},
+                        {"status": "CREATED"},
+                        {"place": "x" * 21},
+                        {"pages": model.UNLUCKY_PAGES},
+                        {"pages": 99},
+                    ]
+                )
+                return Fact(place, document, self._body(document, **odd))
+            case _:
+                return Fact(place, document, self._body(document))
+
+    def _body(self, document: str, later_by: int = 1, **odd: Any) -> dict[str, Any]:
+        """An event as the source would publish it, mostly: some fields are there only now and then."""
+        version = self._versions.get(document, 0) + later_by
+        self._versions[document] = max(version, self._versions.get(document, 0))
+        before = self._statuses.get(document)
+        status = self.dice.choice([*model.TRANSITIONS.get(before or "", ["CREATED", "QUEUED"]), before or "CREATED"])
+        self._statuses[document] = status
+        found: dict[str, Any] = {"doc_id": document, "status": status, "version": version}
+        for name, values in {"pages": (1, 2, 40, None), "place": ("Rome", "Oslo", None), "note": ("n", "", None)}.items():
+            if self.dice.random() < 0.3:
+                found[name] = self.dice.choice(values)
+        return {**found, **odd}
+
+
+def _value(fact: Fact) -> bytes | None:
+    if fact.unreadable:
+        return b'{"doc_id": "'
+    return None if fact.body is None else json.dumps(fact.body).encode()
+
+
+def make_table(url: str, documents: list[str], constrained: bool) -> None:
+    """The target's own table, with some documents in it."""
+    checks = (
+        sa.CheckConstraint(f"pages <> {model.UNLUCKY_PAGES}", name="lucky"),
+        sa.CheckConstraint(f"print_status <> 'QUEUED' OR pages <= {model.QUEUED_PAGES_MAX}", name="short_enough"),
+    )
+    table = sa.Table(
+        "contract_document",
+        sa.MetaData(),
+        sa.Column("doc_no", tables.name_type(40), primary_key=True),
+        sa.Column("owner", sa.String(20)),
+        sa.Column("print_status", tables.name_type(40)),
+        sa.Column("print_version", sa.BigInteger),
+        sa.Column("pages", sa.Integer),
+        sa.Column("place", tables.name_type(model.PLACE_CHARACTERS)),
+        sa.Column("note", tables.long_text()),
+        *(checks if constrained else ()),
+        mysql_engine="InnoDB",
+        mariadb_engine="InnoDB",
+    )
+    with inspection.connection(target.database_url(url), create=True) as opened:
+        table.create(opened)
+        opened.execute(table.insert(), [{"doc_no": document, "owner": "Ann"} for document in documents])
+        opened.commit()
+
+
+@pytest.mark.parametrize("road", ROADS, ids=str)
+def test_the_whole_is_what_the_model_is(
+    road: Road, new_database: Callable[[str], str], cluster: Cluster, runner: Callable[..., Runner]
+) -> None:
+    url = new_database(road.kind)
+    log = Log(f"model-{uuid.uuid4().hex[:8]}", random.Random(str(road)))
+    topics.create(cluster, log.topic, PARTITIONS)
+    there = [f"d{number:02}" for number in range(DOCUMENTS) if number % 4]
+    make_table(url, there, road.constrained)
+    expected = Model(road.ordered, road.missing, road.constrained, {document: dict.fromkeys(model.COLUMNS) for document in there})
+
+    for fact in log.write(cluster, EVENTS):
+        expected.apply(fact)
+    run = drained(runner(road.settings(url, log.topic, model.COLUMNS), once=True))
+    assert run._target is not None
+    assert run._target.refuses is road.constrained
+    _compare(url, expected)
+    assert {"applied", "parked"} <= {*expected.history.values()}
+    assert len(expected.parked) > 5
+
+    mended = road.settings(url, log.topic, MENDED)
+    expected.columns = MENDED
+    with Desk("contracts", mended, "ann") as desk:
+        _decide(desk, expected, lambda: Cluster(cluster.kafka, cluster.bootstrap))
+    _compare(url, expected)
+
+    for fact in log.write(cluster, EVENTS_AFTER):
+        expected.apply(fact)
+    drained(runner(mended, once=True))
+    _compare(url, expected)
+
+
+def _decide(desk: Desk, expected: Model, open_cluster: Callable[[], Cluster]) -> None:
+    """The same decisions in both: dead letters again, then of each three parked documents one is left as it is."""
+    list(dead.replay(desk, Choice(), replay.Overtaken(desk, open_cluster), execute=True))
+    expected.replay()
+    heads = {
+        one.document: ((one.place.partition, one.place.offset), one.reason) for one in setaside.parked_heads(desk.sink, Choice())
+    }
+    assert heads == {document: waiting[0] for document, waiting in expected.parked.items()}
+    for number, document in enumerate(sorted(expected.parked)):
+        tries = (0, 1, 99)[number % 3]
+        for _ in range(tries):
+            parked.release(desk, document, execute=True)
+            expected.release(document)
+            if document not in expected.parked:
+                break
+            parked.skip(desk, document, "as the model does")
+            expected.skip(document)
+            if document not in expected.parked:
+                break
+
+
+def _compare(url: str, expected: Model) -> None:
+    quote = "`" if url.startswith("m") else '"'
+    place = f"{quote}partition{quote}, {quote}offset{quote}"
+    columns = ", ".join(model.COLUMNS)
+    rows = run_sql(url, f"SELECT doc_no, {columns} FROM contract_document")
+    assert {row[0]: dict(zip(model.COLUMNS, row[1:], strict=True)) for row in rows} == expected.rows
+    assert _by_place(run_sql(url, f"SELECT {place}, verdict FROM instep_history")) == expected.history
+    assert _by_place(run_sql(url, f"SELECT {place}, reason FROM instep_dead_letters")) == expected.dead
+    waiting: dict[str, list[tuple[Place, str]]] = {}
+    for document, partition, offset, reason in run_sql(
+        url, f"SELECT document, {place}, reason FROM instep_parked ORDER BY {place}"
+    ):
+        waiting.setdefault(document, []).append(((partition, offset), reason))
+    assert waiting == expected.parked
+    # a document that was deleted and made again within a batch need not be remembered as deleted
+    deleted = dict(run_sql(url, "SELECT document, order_value FROM instep_deleted"))
+    assert {document: deleted[document] for document in deleted if document not in expected.rows} == expected.gone()
+    decided = run_sql(url, f"SELECT {place}, deed, outcome FROM instep_decisions")
+    assert sorted(((row[0], row[1]), row[2], row[3]) for row in decided) == sorted(expected.decisions)
+    ends = run_sql(url, f"SELECT {quote}partition{quote}, next_offset FROM instep_ledger")
+    assert dict(ends) == {p: 1 + max(o for part, o in expected.facts if part == p) for p in range(PARTITIONS)}
+
+
+def _by_place(rows: list[Any]) -> dict[Place, str]:
+    return {(row[0], row[1]): row[2] for row in rows}
