@@ -38,7 +38,7 @@ def write(
     if held is None:
         held = sink.held({event.document for event in events}) if events else set()
     batches = [
-        ([event for event in events if event.offset in known], _Batch(sink, set(), _relaxed(sink.to.rules), at_step)),
+        ([event for event in events if event.offset in known], _Batch(sink, set(), relaxed(sink.to.rules), at_step)),
         ([event for event in events if event.offset not in known], _Batch(sink, held, sink.to.rules, at_step)),
     ]
     verdicts: dict[int, Verdict] = {}
@@ -56,8 +56,8 @@ def write(
     return [verdicts[event.offset] for event in events], sorted(parked, key=lambda one: one.event.offset)
 
 
-def _relaxed(rules: guard.Rules) -> guard.Rules:
-    """For events that were let through before."""
+def relaxed(rules: guard.Rules) -> guard.Rules:
+    """For events that were let through before: no transition is judged, and no document waits for its row."""
     missing: settings.Missing = "insert" if rules.missing == "insert" else "ignore"
     return msgspec.structs.replace(rules, missing=missing, transitions=Transitions())
 

@@ -21,16 +21,15 @@ from typing import Any
 
 import msgspec
 
-from instep import errors, settings
+from instep import errors
 from instep.document import guard
 from instep.document.decoding import Event, Record
 from instep.document.guard import Document, Stored, Verdict
 from instep.document.mapping import KEY
 from instep.document.reasons import Reason
-from instep.document.transitions import Transitions
 from instep.kafka import offsets, places, reading
 from instep.kafka.connection import Cluster
-from instep.pipeline import continuity, turns
+from instep.pipeline import continuity, documents, turns
 from instep.pipeline.turns import Desk, Line
 from instep.sinks import setaside
 from instep.sinks.setaside import Deed, Place
@@ -272,8 +271,7 @@ def _try(
     desk: Desk, events: Sequence[Event], stored: Mapping[Document, Stored], place: Callable[[Event], Place], execute: bool
 ) -> list[Line]:
     sink = desk.sink
-    missing: settings.Missing = "insert" if sink.to.rules.missing == "insert" else "ignore"
-    rules = msgspec.structs.replace(sink.to.rules, missing=missing, transitions=Transitions())
+    rules = documents.relaxed(sink.to.rules)
     verdicts = guard.settle(events, stored, rules).verdicts
     applied = [event for event, verdict in zip(events, verdicts, strict=True) if verdict is Verdict.APPLIED]
     before = sink.look_up(event.document for event in applied)
