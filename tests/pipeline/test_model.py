@@ -93,6 +93,7 @@ class Log:
         self.ends[partition] += 1
         match self.dice.choices(("good", "late", "delete", "refused", "unreadable", "odd note"), (80, 8, 4, 2, 2, 4))[0]:
             case "delete":
+                self._statuses.pop(document, None)
                 return Fact(place, document)
             case "unreadable":
                 return Fact(place, document, unreadable="NOT_JSON")
@@ -120,7 +121,8 @@ class Log:
         self._versions[document] = max(version, self._versions.get(document, 0))
         before = self._statuses.get(document)
         status = self.dice.choice([*model.TRANSITIONS.get(before or "", ["CREATED", "QUEUED"]), before or "CREATED"])
-        self._statuses[document] = status
+        if later_by > 0 and not odd:
+            self._statuses[document] = status
         found: dict[str, Any] = {"doc_id": document, "status": status, "version": version}
         for name, values in {"pages": (1, 2, 40, None), "place": ("Rome", "Oslo", None), "note": ("n", "", None)}.items():
             if self.dice.random() < 0.3:
