@@ -26,6 +26,7 @@ from instep.document import canonical, comparison, folding, guard
 from instep.document.comparison import Kind, Question
 from instep.document.guard import Document, Stored
 from instep.pipeline import steps
+from instep.pipeline.findings import Difference
 from instep.sinks import scanning
 from instep.sinks.setaside import Deed
 from instep.sinks.sink import Sink
@@ -48,22 +49,6 @@ class Fix(msgspec.Struct, frozen=True):
     execute: bool = False
     delete_extra: bool = False
     who: str = ""
-
-
-class Difference(msgspec.Struct, frozen=True):
-    """One document as the comparison found it."""
-
-    kind: str
-    seems: str | None
-    document: str
-    partition: int | None
-    offset: int | None
-    order: int | None
-    known: bool  # the log, or the source, knows the document
-    split: bool  # its events lie in several partitions
-    columns: tuple[int, ...]
-    expected: bytes | None
-    found: bytes | None
 
 
 class Mended(msgspec.Struct, frozen=True):
@@ -110,6 +95,11 @@ class Fixer:
         if stored is not None and one.order is not None and stored > one.order:
             return LEAVE, f"the table holds the higher order value {stored}"
         return (DELETE if one.kind == Kind.EXTRA else WRITE), ""
+
+    def words(self, one: Difference) -> str:
+        """The plan for a difference in words."""
+        deed, why = self.plan(one)
+        return f"{deed}: {why}" if why else deed
 
     def mend(self, differences: Iterable[Difference], left_alone: Callable[[str, str], None], say: Say) -> Mended:
         """Carry the plan out; `left_alone` is told every document that was not mended, and why."""

@@ -6,8 +6,9 @@ pipeline commits meanwhile.
 
 from __future__ import annotations
 
+import itertools
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from instep.document.decoding import Record
-from instep.pipeline import arrow, steps
+from instep.pipeline import arrow, query, steps
 from instep.sinks import scanning, setaside
 from instep.sinks.scanning import PAGE_ROWS
 from instep.sinks.sink import Sink
@@ -29,9 +29,9 @@ RECORD_SCHEMA = pa.schema(
         ("key", pa.binary()), ("value", pa.binary()),
     ]
 )  # fmt: skip
-RECORD_SPARK = "partition int, offset long, timestamp_ms long, key binary, value binary"
 
 Say = Callable[[str], None]
+Row = tuple[Any, ...]
 
 
 class Parts:
@@ -43,7 +43,7 @@ class Parts:
         self._paths: list[Path] = []
         self.rows = 0
 
-    def add(self, rows: list[tuple[Any, ...]]) -> None:
+    def add(self, rows: list[Row]) -> None:
         """One more file."""
         path = self._folder / f"{len(self._paths):06}.parquet"
         pq.write_table(pa.Table.from_batches([steps.batch_of(self._schema, rows)]), path)
@@ -92,25 +92,15 @@ def take(sink: Sink, folder: Path, say: Say) -> Snapshot:
     return Snapshot(ledger, parts, left_out, documents, rewound, another)
 
 
-def keep_records(records: Iterable[Record], folder: Path, say: Say) -> Parts:
-    """Records that come from elsewhere than the log, as if they stood in partition 0."""
-    parts = Parts(folder, RECORD_SCHEMA, RECORD_SPARK)
-    for page in _pages(records):
-        parts.add([(0, record.offset, record.timestamp_ms, record.key, record.value) for record in page])
+def keep_records(records: Iterable[Row], folder: Path, say: Say) -> Parts:
+    """Records that Spark does not read itself: partition, offset, timestamp, key and value of each."""
+    parts = Parts(folder, RECORD_SCHEMA, query.RECORD_SCHEMA)
+    source = iter(records)
+    while page := list(itertools.islice(source, PAGE_ROWS)):
+        parts.add(page)
         if len(page) == PAGE_ROWS:
-            say(f"{parts.rows:,} rows of the source read")
+            say(f"{parts.rows:,} rows read")
     return parts
-
-
-def _pages(records: Iterable[Record]) -> Iterator[list[Record]]:
-    page: list[Record] = []
-    for record in records:
-        page.append(record)
-        if len(page) >= PAGE_ROWS:
-            yield page
-            page = []
-    if page:
-        yield page
 
 
 def _handed_out(spark: SparkSession, paths: list[Path]) -> list[str]:

@@ -15,6 +15,7 @@ from instep.pipeline import arrow, task
 
 OBSERVED = "instep"
 TRIGGER = "100 milliseconds"
+RECORD_SCHEMA = "partition int, offset long, timestamp_ms long, key binary, value binary"
 
 
 def start(
@@ -52,6 +53,30 @@ def _records(spark: SparkSession, topic: str, kafka: Mapping[str, str], offsets:
         .option("maxOffsetsPerTrigger", rows_max)
         .option("kafka.isolation.level", "read_committed")
         # Spark polls only inside a task: a broker that waits for more data holds the whole batch up
+        .option("kafka.fetch.max.wait.ms", "1")
+        .load()
+        .select("partition", "offset", F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value")
+    )
+
+
+def read(
+    spark: SparkSession, topic: str, kafka: Mapping[str, str], start: Mapping[int, int], end: Mapping[int, int]
+) -> DataFrame:
+    """The committed records of a topic between offsets, as a batch."""
+    asked = sorted(partition for partition in end if start[partition] < end[partition])
+    if not asked:
+        return spark.createDataFrame([], RECORD_SCHEMA)
+    reader = spark.read.format("kafka")
+    for name, value in kafka.items():
+        reader = reader.option(f"kafka.{name}", value)
+    return (
+        # assigned, not subscribed: partitions with nothing to read, or that came to be just now, are not asked for
+        reader.option("assign", json.dumps({topic: asked}))
+        .option("startingOffsets", json.dumps({topic: {str(partition): start[partition] for partition in asked}}))
+        .option("endingOffsets", json.dumps({topic: {str(partition): end[partition] for partition in asked}}))
+        .option("failOnDataLoss", "true")
+        .option("minPartitions", spark.sparkContext.defaultParallelism)
+        .option("kafka.isolation.level", "read_committed")
         .option("kafka.fetch.max.wait.ms", "1")
         .load()
         .select("partition", "offset", F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value")

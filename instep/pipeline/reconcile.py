@@ -17,30 +17,29 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import re
+import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 
 from instep import errors, settings, sinks
-from instep.document import comparison, folding, kinds
+from instep.document import comparison, kinds
 from instep.document.comparison import Kind, Question
 from instep.document.mapping import TIMESTAMP
-from instep.kafka import offsets, places, topics
+from instep.kafka import offsets, places, reading, topics
 from instep.kafka.connection import Cluster, java_config
 from instep.kafka.topics import Topic
-from instep.pipeline import arrow, continuity, failures, mending, parts, runner, session, source, steps
-from instep.pipeline.mending import Difference, Mended
+from instep.pipeline import arrow, continuity, failures, findings, mending, parts, query, runner, session, source, steps
+from instep.pipeline.findings import Difference
+from instep.pipeline.mending import Mended
 from instep.sinks import inspection, target
 from instep.sinks.sink import Sink
 
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOOK_INTERVAL_S = 0.2
-STANDSTILL_S = 3.0
+STANDSTILL_S = 5.0
 ROWS_PER_TASK = 250_000
 FEW_ROWS = 10_000
 SHOWN_MAX = 20
@@ -153,8 +152,16 @@ def reconcile(
     """Reconcile one pipeline; `folder` is for its own files."""
     refuse_unclear_start(name, pipeline, request)
     sink = sinks.open_sink(inspection.inspect(name, pipeline))
+    work = _Work(spark, folder, cluster, pipeline, request, sink, lambda text: say(f"{name}: {text}"))
     try:
-        return _Work(spark, folder, cluster, pipeline, request, sink, lambda text: say(f"{name}: {text}")).done()
+        try:
+            return work.done()
+        except (PySparkException, Py4JJavaError) as error:
+            # a record that Spark cannot read, such as one of the year 300,000, fails whatever it is read with
+            if request.source is not None or failures.read(str(error)) is not None:
+                raise
+            work.say("Spark could not read the topic: once more, without its source")
+            return work.done(through_spark=False)
     except (PySparkException, Py4JError) as error:
         raise failures.read(str(error)) or runner.unexplained(error) from error
     finally:
@@ -177,39 +184,38 @@ class _Work:
         self.spark, self.folder, self.cluster, self.pipeline = spark, folder, cluster, pipeline
         self.request, self.sink, self.say = request, sink, say
         self.notes: list[str] = []
+        self._folders = itertools.count()
 
-    def done(self) -> Report:
+    def done(self, *, through_spark: bool = True) -> Report:
+        """The report; the topic is read through Spark's own source, or by our client in the driver."""
         request, sink = self.request, self.sink
+        self.through_spark, self.notes = through_spark, []
         self.topic, self.begin = self._log()
         end = self._wait()  # 1
-        snapshot = parts.take(sink, self.folder / "table", self.say)  # 2
-        applied = self._applied(snapshot)
-        self.say(f"{snapshot.documents:,} rows in the table")
+        self.snapshot = parts.take(sink, self._folder("table"), self.say)  # 2
+        self.say(f"{self.snapshot.documents:,} rows in the table")
+        self.applied = self._applied()
         rows = source.records(request.source, sink.to.mapping) if request.source else None
-        kept = parts.keep_records(rows, self.folder / "source", self.say) if rows is not None else None
-        apart = kept is not None or self._moves_apart(snapshot, applied)
-        if apart:
-            end = self._ends()
-        end = {partition: max(end.get(partition, 0), applied[partition]) for partition in applied}
-        asked = self._question(kept is not None, snapshot)
-        plan = steps.Plan(
-            sink.to.mapping, sink.url.get_backend_name(), asked, {} if kept else snapshot.left_out, kept is not None
-        )
-        self.plan = plan
-        records = kept.frame(self.spark) if kept else self._records(self.begin, applied)  # 3
-        sides = [arrow.map_batches(records, functools.partial(steps.from_records, plan), steps.SPARK_SCHEMA)]
-        sides.append(snapshot.parts.frame(self.spark))
-        behind, marks = self._behind(applied, end)
-        if marks is not None and apart:
+        kept = parts.keep_records(rows, self._folder("source"), self.say) if rows is not None else None
+        self.from_source = kept is not None
+        self.apart = self.from_source or self._moves_apart()
+        end = self._ends() if self.apart else end
+        self.end = {partition: max(end.get(partition, 0), at) for partition, at in self.applied.items()}
+        left_out = {} if self.from_source else self.snapshot.left_out
+        self.plan = steps.Plan(sink.to.mapping, sink.url.get_backend_name(), self._question(), left_out, self.from_source)
+        self.behind, marks = self._behind()
+        count = kept.rows if kept is not None else sum(at - self.begin[p] for p, at in self.applied.items())
+        self.say(f"comparing with {count:,} {'rows of the source' if self.from_source else 'offsets of the log'}")
+        records = kept.frame(self.spark) if kept is not None else self._records(self.begin, self.applied)  # 3
+        sides = [arrow.map_batches(records, functools.partial(steps.from_records, self.plan), steps.SPARK_SCHEMA)]
+        sides.append(self.snapshot.parts.frame(self.spark))
+        if marks is not None and self.apart:
             sides.append(marks)
-        weight = snapshot.parts.rows + (kept.rows if kept else sum(applied[p] - self.begin[p] for p in applied))
-        self.say(f"comparing with {kept.rows if kept else sum(applied[p] - self.begin[p] for p in applied):,} "
-                 + ("rows of the source" if kept else "offsets of the log"))  # fmt: skip
-        findings = self._findings(sides, weight)  # 4
+        judged = self._judged(sides, count + self.snapshot.parts.rows)  # 4
         try:
-            return self._report(findings, asked, snapshot, applied, end, behind, kept is not None, apart)
+            return self._report(judged)
         finally:
-            findings.unpersist()
+            judged.unpersist()
 
     # --- the log ---------------------------------------------------------------------------------------
 
@@ -239,11 +245,11 @@ class _Work:
             with self.sink.translated():
                 positions = {p: row.next_offset for p, row in self.sink.positions().items()}
             if positions != seen:
-                moved_at, seen = time.monotonic(), positions
                 if not self._open(positions, ends):
                     return ends
-                if self.request.wait_s > 0:
+                if seen is None and self.request.wait_s > 0:
                     self.say("waiting for the pipeline to reach the end of the log")
+                moved_at, seen = time.monotonic(), positions
             if time.monotonic() >= min(deadline, moved_at + STANDSTILL_S):
                 return ends
             time.sleep(LOOK_INTERVAL_S)
@@ -255,43 +261,51 @@ class _Work:
         found = offsets.first_records(self.cluster, self.topic.name, asked) if asked else {}
         return {p: asked[p] for p, record in found.items() if record is not None and record.offset < ends[p]}
 
-    def _applied(self, snapshot: parts.Snapshot) -> Offsets:
+    def _applied(self) -> Offsets:
         """L: up to where each partition is applied, by the ledger as the snapshot saw it."""
         applied = {p: self.begin[p] for p in self.topic.partitions}
-        applied |= {p: row.next_offset for p, row in snapshot.ledger.items()}
+        applied |= {p: row.next_offset for p, row in self.snapshot.ledger.items()}
         for partition, at in applied.items():
             self.begin[partition] = min(self.begin.get(partition, 0), at)
         return applied
 
-    def _moves_apart(self, snapshot: parts.Snapshot, applied: Offsets) -> bool:
+    def _moves_apart(self) -> bool:
         """Whether the table may be ahead of the ledger: a weaker guarantee's two transactions, or a rewind not made up for."""
-        ahead = any(applied.get(partition, at) < at for partition, at in snapshot.rewound_from.items())
+        ahead = any(self.applied.get(partition, at) < at for partition, at in self.snapshot.rewound_from.items())
         return ahead or self.sink.to.guarantee != "exactly-once"
 
     def _records(self, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
         """The committed records of the topic between offsets."""
-        return read_topic(self.spark, self.cluster, self.topic.name, start, end)
+        if self.through_spark:
+            kafka = java_config(self.cluster.kafka, self.cluster.bootstrap)
+            return query.read(self.spark, self.topic.name, kafka, start, end)
+        found = reading.read(self.cluster, self.topic.name, {partition: (start[partition], end[partition]) for partition in end})
+        rows = ((one.partition, one.offset, one.timestamp_ms, one.key, one.value) for one in found)
+        return parts.keep_records(rows, self._folder("log"), self.say).frame(self.spark)
 
-    def _behind(self, applied: Offsets, end: Offsets) -> tuple[Behind, DataFrame | None]:
+    def _folder(self, name: str) -> Path:
+        return self.folder / f"{name}-{next(self._folders)}"
+
+    def _behind(self) -> tuple[Behind, DataFrame | None]:
         """Records and documents that wait between L and the end, and a mark for each of the documents."""
-        waiting = self._open(applied, end)
+        waiting = self._open(self.applied, self.end)
         if not waiting:
             return Behind(), None
-        records = self._records(waiting, {p: end[p] for p in waiting})
+        records = self._records(waiting, {p: self.end[p] for p in waiting})
         marks = arrow.map_batches(records, functools.partial(steps.waiting, self.plan), steps.SPARK_SCHEMA)
         totals = marks.agg(F.sum("offset"), F.count_distinct("document")).collect()[0]
         return Behind(int(totals[0] or 0), int(totals[1])), marks.where(F.col("document").isNotNull())
 
     # --- the comparison --------------------------------------------------------------------------------
 
-    def _question(self, from_source: bool, snapshot: parts.Snapshot) -> Question:
+    def _question(self) -> Question:
         mapping, rules = self.sink.to.mapping, self.sink.to.rules
         names = [column.name for column in mapping.columns]
         guard = names.index(mapping.guard) if mapping.guard and rules.ordered else None
         is_time = guard is not None and isinstance(mapping.columns[guard].kind, kinds.Time)
-        return Question(rules=rules, whole=from_source or self._whole(snapshot), guard=guard, guard_is_time=is_time)
+        return Question(rules=rules, whole=self.from_source or self._whole(), guard=guard, guard_is_time=is_time)
 
-    def _whole(self, snapshot: parts.Snapshot) -> bool:
+    def _whole(self) -> bool:
         """Whether the log still says everything: nothing was cut from it, and it is read from its first record."""
         late = {p: at for p, at in self.begin.items() if at > 0}
         if late:
@@ -304,13 +318,13 @@ class _Work:
             self.notes.append("whether the topic is compacted could not be asked: no right to read its settings")
         if compacted:
             self.notes.append("the topic is compacted: it keeps only the last event of each document")
-        if snapshot.followed_another:
+        if self.snapshot.followed_another:
             self.notes.append("the pipeline has followed another topic before, whose rows may still be in the table")
-        if late or compacted or snapshot.followed_another:
+        if late or compacted or self.snapshot.followed_another:
             self.notes.append("rows that such a log does not mention are not judged: they count as not in the log")
-        return not late and not compacted and not snapshot.followed_another
+        return not late and not compacted and not self.snapshot.followed_another
 
-    def _findings(self, sides: list[DataFrame], weight: int) -> DataFrame:
+    def _judged(self, sides: list[DataFrame], weight: int) -> DataFrame:
         """Both sides through one sort. What is found is kept on disk, as it is counted first and then gone through."""
         together = functools.reduce(lambda one, other: one.union(other), sides)
         cores = self.spark.sparkContext.defaultParallelism
@@ -319,86 +333,68 @@ class _Work:
         judged = arrow.map_batches(ranked, functools.partial(steps.judge, self.plan), steps.FINDINGS_SPARK)
         return judged.persist(StorageLevel.DISK_ONLY)
 
-    def _report(
-        self,
-        findings: DataFrame,
-        asked: Question,
-        snapshot: parts.Snapshot,
-        applied: Offsets,
-        end: Offsets,
-        behind: Behind,
-        from_source: bool,
-        apart: bool,
-    ) -> Report:
-        request, to = self.request, self.sink.to
-        counts = _counted(findings)
-        listed = sum(counts.get(kind, 0) for kind in (*LISTED, steps.UNREADABLE_KIND))
-        if apart:
-            behind = Behind(behind.records, counts.get(Kind.BEHIND, 0))
-        columns = [column.name for column in to.mapping.columns]
-        ledger = mending.Ledger(applied, self._touched)
-        fixer = mending.Fixer(self.sink, ledger, asked, request.fix, from_source=from_source) if request.fix else None
-        differences = functools.partial(_differences, findings, listed)
-        out = None
-        first: list[dict[str, Any]] = []
-        if listed or request.out:
-            out = request.out or default_file(to.pipeline)
-            first = self._write(out, differences(), columns, fixer, from_source)
-            self.say(f"{listed:,} documents that differ are in {out}")
-        mended = None
-        if fixer is not None and request.fix is not None and request.fix.execute:
-            real = (one for one in differences() if one.kind in comparison.REAL)
-            with (out or default_file(to.pipeline)).open("ab") if out else contextlib.nullcontext() as rows:
-                mended = fixer.mend(real, functools.partial(_append, rows, to.pipeline), self.say)
-        real_count = sum(counts.get(kind, 0) for kind in comparison.REAL)
-        left = real_count - (mended.done if mended else 0)
-        in_step = not left and not behind.documents and not counts.get(steps.UNREADABLE_KIND, 0)
-        if not from_source:
-            in_step = in_step and not behind.records
+    def _report(self, judged: DataFrame) -> Report:
+        request, to, counts = self.request, self.sink.to, findings.counted(judged)
+        count = sum(counts.get(kind, 0) for kind in LISTED)
+        if self.apart:
+            self.behind = Behind(self.behind.records, counts.get(Kind.BEHIND, 0))
+        fixer = None
+        if request.fix is not None:
+            ledger = mending.Ledger(self.applied, self._touched)
+            fixer = mending.Fixer(self.sink, ledger, self.plan.asked, request.fix, from_source=self.from_source)
+        out, first, mended = None, list[dict[str, Any]](), None
+        if count or request.out:
+            out = request.out or findings.default_file(to.pipeline)
+            first = self._write(out, findings.listed(judged, count), fixer)
+            self.say(f"{count:,} documents that differ are in {out}")
+            if fixer is not None and request.fix is not None and request.fix.execute:
+                real = (one for one in findings.listed(judged, count) if one.kind in comparison.REAL)
+                with out.open("ab") as rows:
+                    mended = fixer.mend(real, functools.partial(self._left_alone, rows), self.say)
+        left = sum(counts.get(kind, 0) for kind in comparison.REAL) - (mended.done if mended else 0)
+        waits = self.behind.documents or (self.behind.records and not self.from_source)
         return Report(
             pipeline=to.pipeline,
             topic=to.topic,
             target=target.shown(self.sink.url),
             compared_with=request.source.named if request.source else f"topic {to.topic}",
-            in_step=in_step,
+            in_step=not left and not waits and not counts.get(steps.UNREADABLE_KIND, 0),
             documents=counts["documents"],
             documents_in_step=counts.get(Kind.IN_STEP, 0),
             missing=counts.get(Kind.MISSING, 0),
             extra=counts.get(Kind.EXTRA, 0),
             different=counts.get(Kind.DIFFERENT, 0),
-            columns={name: counts["columns"][name] for name in columns if name in counts["columns"]},
+            columns={name: counts["columns"][name] for name in self.sink.columns if name in counts["columns"]},
             parked=counts.get(Kind.PARKED, 0),
-            behind=behind,
+            behind=self.behind,
             not_in_log=counts.get(Kind.NOT_IN_LOG, 0),
             unreadable=counts.get(steps.UNREADABLE_KIND, 0),
-            places_left_out=sum(map(len, snapshot.left_out.values())),
-            partitions=[Range(p, self.begin[p], applied[p], end[p]) for p in sorted(applied)],
+            places_left_out=sum(map(len, self.snapshot.left_out.values())),
+            partitions=[Range(p, self.begin[p], self.applied[p], self.end[p]) for p in sorted(self.applied)],
             notes=self.notes,
             rows_file=str(out) if out else None,
             first_rows=first,
             mended=mended,
         )
 
-    def _write(
-        self,
-        out: Path,
-        differences: Iterator[Difference],
-        columns: list[str],
-        fixer: mending.Fixer | None,
-        from_source: bool,
-    ) -> list[dict[str, Any]]:
+    def _write(self, out: Path, differences: Iterator[Difference], fixer: mending.Fixer | None) -> list[dict[str, Any]]:
         """The rows to the file, and the first of them."""
         first: list[dict[str, Any]] = []
         try:
             with out.open("ab") as file:
                 for one in differences:
-                    for row in shown(one, columns, fixer, from_source):
+                    deed = fixer.words(one) if fixer is not None and one.kind in comparison.REAL else None
+                    for row in findings.shown(one, list(self.sink.columns), mend=deed, from_source=self.from_source):
                         file.write(msgspec.json.encode({"pipeline": self.sink.to.pipeline, **row}) + b"\n")
                         if len(first) < SHOWN_MAX:
                             first.append(row)
         except OSError as error:
             raise errors.SettingsError(f"{out} cannot be written: {error.strerror}", "name another file with --out") from error
         return first
+
+    def _left_alone(self, file: BinaryIO, document: str, why: str) -> None:
+        row = {"pipeline": self.sink.to.pipeline, "document": document, "kind": "left_alone", "why": why}
+        file.write(msgspec.json.encode(row) + b"\n")
 
     def _touched(self, since: Mapping[int, int], until: Mapping[int, int], documents: Sequence[str]) -> set[str]:
         """Which of these documents have events between offsets."""
@@ -410,7 +406,7 @@ class _Work:
         return {row[0] for row in marks.where(F.col("document").isin(list(documents))).select("document").distinct().collect()}
 
 
-LISTED = (*comparison.REAL, Kind.PARKED, Kind.BEHIND)
+LISTED = (*comparison.REAL, Kind.PARKED, Kind.BEHIND, steps.UNREADABLE_KIND)
 
 
 def refuse_unclear_start(name: str, pipeline: settings.Pipeline, request: Request) -> None:
@@ -432,95 +428,3 @@ def beginning(cluster: Cluster, topic: Topic, pipeline: settings.Pipeline, asked
     moment = settings.start_time(pipeline.start)
     place = places.parse_place(asked) if asked is not None else places.FromStart() if moment is None else places.Time(moment)
     return dict(places.resolve(cluster, topic.name, topic.partitions, place))
-
-
-def read_topic(spark: SparkSession, cluster: Cluster, topic: str, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
-    """The committed records of a topic between offsets, as a batch."""
-    asked = sorted(partition for partition in end if start[partition] < end[partition])
-    if not asked:
-        return spark.createDataFrame([], parts.RECORD_SPARK)
-    reader = spark.read.format("kafka")
-    for name, value in java_config(cluster.kafka, cluster.bootstrap).items():
-        reader = reader.option(f"kafka.{name}", value)
-    return (
-        # assigned, not subscribed: partitions with nothing to read, or that came to be just now, are not asked for
-        reader.option("assign", json.dumps({topic: asked}))
-        .option("startingOffsets", json.dumps({topic: {str(partition): start[partition] for partition in asked}}))
-        .option("endingOffsets", json.dumps({topic: {str(partition): end[partition] for partition in asked}}))
-        .option("failOnDataLoss", "true")
-        .option("minPartitions", spark.sparkContext.defaultParallelism)
-        .option("kafka.isolation.level", "read_committed")
-        .option("kafka.fetch.max.wait.ms", "1")
-        .load()
-        .select("partition", "offset", F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value")
-    )
-
-
-def default_file(pipeline: str) -> Path:
-    """In the working directory, named after the pipeline and the moment."""
-    name = re.sub(r"[^\w.-]", "_", pipeline)
-    return Path(f"reconcile-{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl")
-
-
-def shown(one: Difference, columns: list[str], fixer: mending.Fixer | None, from_source: bool) -> Iterator[dict[str, Any]]:
-    """A difference as rows of the file: one a column where columns differ, else one."""
-    place = None
-    if one.offset is not None:
-        place = {"row": one.offset} if from_source else {"partition": one.partition, "offset": one.offset}
-    row: dict[str, Any] = {"document": one.document, "kind": one.kind, "column": None, "expected": None, "found": None}
-    row["place"] = place
-    if one.kind != one.seems and one.seems:
-        row["seems"] = one.seems
-    if fixer is not None and one.kind in comparison.REAL:
-        deed, why = fixer.plan(one)
-        row["mend"] = f"{deed}: {why}" if why else deed
-    if one.kind == steps.UNREADABLE_KIND:
-        yield row | {"expected": (one.expected or b"").decode()}
-        return
-    expected, found = _by_name(columns, one.expected), _by_name(columns, one.found)
-    if one.seems != Kind.DIFFERENT:
-        yield row | {"expected": expected, "found": found}
-        return
-    for number in one.columns:
-        name = columns[number]
-        yield row | {"column": name, "expected": (expected or {}).get(name), "found": (found or {}).get(name)}
-
-
-def _by_name(columns: list[str], line: bytes | None) -> dict[str, Any] | None:
-    if line is None:
-        return None
-    return {name: value for name, value in zip(columns, folding.unpack(line), strict=True) if value != folding.ABSENT}
-
-
-def _append(file: Any, pipeline: str, document: str, why: str) -> None:
-    file.write(msgspec.json.encode({"pipeline": pipeline, "document": document, "kind": "left_alone", "why": why}) + b"\n")
-
-
-def _counted(findings: DataFrame) -> dict[str, Any]:
-    totals: dict[str, Any] = {"documents": 0, "columns": {}}
-    for row in findings.where(F.col("kind") == steps.COUNTS).select("expected").collect():
-        for kind, count in msgspec.json.decode(bytes(row[0])).items():
-            if kind == "columns":
-                for name, many in count.items():
-                    totals["columns"][name] = totals["columns"].get(name, 0) + many
-            else:
-                totals[kind] = totals.get(kind, 0) + count
-    return totals
-
-
-def _differences(findings: DataFrame, listed: int) -> Iterator[Difference]:
-    """What was found, by document, a piece at a time."""
-    if not listed:
-        return
-    rows = findings.where(F.col("kind") != steps.COUNTS)
-    pieces = listed // FEW_ROWS + 1
-    ranked = rows.repartition(1) if pieces == 1 else rows.repartitionByRange(pieces, "document")
-    for row in ranked.sortWithinPartitions("document").toLocalIterator():
-        yield Difference(
-            row.kind, row.seems, row.document, row.partition, row.offset, row.order_value, bool(row.known), bool(row.split),
-            tuple(row.columns or ()), _bytes(row.expected), _bytes(row.found),
-        )  # fmt: skip
-
-
-def _bytes(value: bytearray | None) -> bytes | None:
-    return None if value is None else bytes(value)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from instep import errors, settings
 from instep.document import lines
-from instep.document.decoding import Record
 from instep.document.mapping import KEY, Mapping
 from instep.sinks import querying, target
 
 NO_TIMESTAMP = -1
+PARTITION = 0  # where the rows stand as if they came from a log
 USUAL_KEY = "doc_id"
+
+Row = tuple[Any, ...]
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -31,24 +34,24 @@ class Source(msgspec.Struct, frozen=True):
         return f"file {self.file}" if self.file else f"a query of {target.shown(target.database_url(self.url or ''))}"
 
 
-def records(source: Source, mapping: Mapping) -> Iterator[Record]:
+def records(source: Source, mapping: Mapping) -> Iterator[Row]:
     """The source's rows as records, numbered from 1."""
     named = USUAL_KEY if mapping.document == (KEY,) else ".".join(mapping.document)
     key = source.key or named
     return _of_file(source.file, key) if source.file else _of_query(source.url or "", source.query or "", key)
 
 
-def _of_file(file: str, key: str) -> Iterator[Record]:
+def _of_file(file: str, key: str) -> Iterator[Row]:
     file_format = lines.format_of(file)
     try:
         with Path(file).open("rb") as stream:
             for line in lines.read(stream, file_format, key=key, name=file):
-                yield Record(line.number, NO_TIMESTAMP, line.document.encode(errors="surrogatepass"), line.value)
+                yield (PARTITION, line.number, NO_TIMESTAMP, line.document.encode(errors="surrogatepass"), line.value)
     except OSError as error:
         raise errors.SettingsError(f"{file} cannot be read: {error.strerror}") from error
 
 
-def _of_query(url: str, query: str, key: str) -> Iterator[Record]:
+def _of_query(url: str, query: str, key: str) -> Iterator[Row]:
     with contextlib.closing(querying.rows(url, query)) as rows:
         for number, row in enumerate(rows, start=1):
             if key not in row:
@@ -57,4 +60,4 @@ def _of_query(url: str, query: str, key: str) -> Iterator[Record]:
                     "name the columns like the event's fields, with AS; --key names the one that holds the document's id",
                 )
             document = None if row[key] is None else str(row[key]).encode()
-            yield Record(number, NO_TIMESTAMP, document, querying.value(row))
+            yield (PARTITION, number, NO_TIMESTAMP, document, querying.value(row))

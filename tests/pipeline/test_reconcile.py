@@ -234,7 +234,7 @@ def test_what_is_expected_is_what_the_model_says(
     assert (report.in_step, report.documents) == (True, len(texts))
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_lag_is_told_apart_while_the_pipeline_runs(
     kind: str, new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
@@ -256,11 +256,13 @@ def test_lag_is_told_apart_while_the_pipeline_runs(
     try:
         for _ in range(2):
             report, listed = prove(pipeline, wait_s=30.0)
-            assert (report.in_step, counted(report), listed) == (True, (0, 0, 0), [])
+            assert (counted(report), listed) == ((0, 0, 0), [])
+            assert report.in_step is not bool(report.behind.records)
         run_sql(url, "INSERT INTO contract_document (doc_no, print_status) VALUES ('unheard', 'X')")
         report, listed = prove(pipeline, wait_s=30.0, fix=mending.Fix(execute=True, delete_extra=True))
         assert found(listed) == [("unheard", "extra", None)]
-        assert report.in_step
+        assert report.mended is not None
+        assert report.mended.deleted == 1
     finally:
         ended.set()
         busy.join()
@@ -463,3 +465,23 @@ def test_the_weaker_guarantees(
     assert [(row["document"], row["kind"]) for row in listed] == [
         ("a", "behind"), ("a", "behind"), ("b", "different"), ("b", "different"),
     ]  # fmt: skip
+
+
+def test_a_record_that_spark_cannot_read(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
+) -> None:
+    name = f"{topic}-far"
+    far = {"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"}
+    topics.create(cluster, name, 1, config=far)
+    url = new_database("sqlite")
+    pipeline = following(url, name)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    for number, timestamp_ms in enumerate((1_790_000_000_000, 2**62, 1_790_000_000_000)):
+        key, body = event(f"d{number}", 1)
+        producer.produce(name, key=key, value=json.dumps(body).encode(), timestamp=timestamp_ms)
+    assert producer.flush(30) == 0
+    drained(runner(pipeline, once=True))
+    assert [row[0] for row in rows(url)] == ["d0", "d1", "d2"]
+    run_sql(url, "DELETE FROM contract_document WHERE doc_no = 'd1'")
+    report, listed = prove(pipeline, fix=FIX)
+    assert (found(listed), report.in_step) == ([("d1", "missing", None)], True)
