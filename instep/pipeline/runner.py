@@ -280,7 +280,9 @@ class Runner(threading.Thread):
             return
         self._stop_query()
         waits = isinstance(error, (errors.Unreachable, errors.StartAgain))
-        doubtful = type(error) is errors.InstepError or isinstance(error, (errors.Transient, errors.NotAuthorised))
+        # a topic that went in the middle of a look is looked for again by the start, which tells a stop from a doubt
+        passing = (errors.Transient, errors.NotAuthorised, errors.TopicMissing)
+        doubtful = type(error) is errors.InstepError or isinstance(error, passing)
         self._hopeless += doubtful
         if first_start or not (waits or doubtful) or self._hopeless >= DOUBTFUL_TRIES_MAX:
             lost = isinstance(error, errors.NotAuthorised) and not first_start
