@@ -84,6 +84,7 @@ class Changes(msgspec.Struct, frozen=True):
     deleted_orders: dict[Document, int]
     verdicts: list[Verdict]
     parked: list[Parked] = []
+    after: dict[Document, Stored] = {}  # what is stored once all this is written
 
 
 class _State:
@@ -121,18 +122,22 @@ def settle(
             parked.append(Parked(event, verdict))
             verdict = Verdict.PARKED
         verdicts.append(verdict)
-    changes = Changes([], {}, {}, {}, verdicts, parked)
+    after = {document: Stored(state.present, state.order, state.status) for document, state in states.items()}
+    changes = Changes([], {}, {}, {}, verdicts, parked, after)
     for document in sorted(states):
         _collect(changes, document, states[document], rules)
     return changes
 
 
-def waves(events: Sequence[Event]) -> list[list[Event]]:
-    """The events in rounds, each in log order, none with two events of one document: so every one of them is written."""
+def waves(events: Sequence[Event], held: Collection[Document] = frozenset()) -> list[list[Event]]:
+    """The events in rounds, each in log order, none with two events of one document: so every one of them is written.
+
+    Those of documents that are held only wait, and need no round of their own.
+    """
     rounds: list[list[Event]] = []
     seen: dict[Document, int] = {}
     for event in events:
-        number = seen.get(event.document, 0)
+        number = seen.get(event.document, 0) if event.document not in held else 0
         seen[event.document] = number + 1
         if number == len(rounds):
             rounds.append([])

@@ -13,7 +13,7 @@ import msgspec
 from instep import errors, settings
 from instep.document import guard
 from instep.document.decoding import Event
-from instep.document.guard import Changes, Document, Parked, Verdict
+from instep.document.guard import Changes, Document, Parked, Stored, Verdict
 from instep.document.reasons import Reason, Refusal
 from instep.document.transitions import Transitions
 from instep.sinks.sink import Sink
@@ -45,8 +45,9 @@ def write(
     parked: list[Parked] = []
     for some, batch in batches:
         batch.held.update(one.event.document for one in parked)
+        batch.look(some)
         # events of one document become one write, unless the table may refuse one of them
-        for wave in guard.waves(some) if sink.to.refuses else [some] if some else []:
+        for wave in guard.waves(some, batch.held) if sink.to.refuses else [some] if some else []:
             if careful:
                 batch.write_carefully(wave)
             else:
@@ -67,8 +68,13 @@ class _Batch:
 
     def __init__(self, sink: Sink, held: set[Document], rules: guard.Rules, at_step: AtStep) -> None:
         self.sink, self.held, self.rules, self.at_step = sink, set(held), rules, at_step
+        self.stored: dict[Document, Stored] = {}
         self.verdicts: dict[int, Verdict] = {}
         self.parked: list[Parked] = []
+
+    def look(self, events: Sequence[Event]) -> None:
+        """Read what is stored of all documents at once; what is written since is known without asking."""
+        self.stored = self.sink.stored(event.document for event in events) if events else {}
 
     def write(self, events: Sequence[Event]) -> None:
         """All at once."""
@@ -102,11 +108,11 @@ class _Batch:
                 self._take(together, changes)
 
     def _settle(self, events: Sequence[Event]) -> Changes:
-        stored = self.sink.stored(event.document for event in events)
         self.at_step(5)
-        return guard.settle(events, stored, self.rules, self.held)
+        return guard.settle(events, self.stored, self.rules, self.held)
 
     def _take(self, events: Sequence[Event], changes: Changes) -> None:
+        self.stored.update(changes.after)
         self.held.update(one.event.document for one in changes.parked)
         self.parked += changes.parked
         self.verdicts.update(zip((event.offset for event in events), changes.verdicts, strict=True))

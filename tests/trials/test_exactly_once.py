@@ -36,6 +36,7 @@ TRAVELLERS = 10
 PARKED = 5
 TOO_LONG = "S" * 256
 PATIENCE_S = 120.0
+PAUSE_S = 0.05  # between two rounds of publishing, so that the five pipelines can follow
 STEPS = (1, 4, 6, 7, 8, 9)  # 2, 3 and 5 only compute: the database does not know them
 EXACT = ("exact-sqlite", "exact-postgres", "exact-mariadb")
 WEAK = ("least", "most")
@@ -155,11 +156,11 @@ def kill_at(road: Road, step: int) -> None:
 
 @contextmanager
 def flow(road: Road) -> Iterator[None]:
-    """Publishes without a pause until the block is left."""
+    """Publishes again and again until the block is left."""
     over = threading.Event()
 
     def publish() -> None:
-        while not over.is_set():
+        while not over.wait(PAUSE_S):
             road.publish()
 
     thread = threading.Thread(target=publish)
