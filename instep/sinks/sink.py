@@ -54,6 +54,7 @@ PLACED = ("instep_history", "instep_dead_letters", "instep_parked", "instep_deci
 SELECT_DELETED = "SELECT document, order_value FROM instep_deleted WHERE pipeline = ? AND document IN {{documents}}"
 ANY_DELETED = "SELECT 1 FROM instep_deleted WHERE pipeline = ? LIMIT 1"
 SELECT_HELD = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ? AND document IN {{documents}}"
+ALL_HELD = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ?"
 ANY_PARKED = "SELECT 1 FROM instep_parked WHERE pipeline = ? LIMIT 1"
 COUNT_DEAD = "SELECT count(*) FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
 COUNT_PARKED = "SELECT count(DISTINCT document) FROM instep_parked WHERE pipeline = ?"
@@ -62,6 +63,7 @@ DEAD_COLUMNS = ("pipeline", "topic", "partition", "offset", "timestamp_ms", "key
 PARKED_COLUMNS = ("document", *DEAD_COLUMNS)
 
 DETAIL_CHARACTERS_MAX = 1_000
+HELD_ASKED_MAX = 1_000
 BEGINNING_BYTES = 64 * 1024  # what is kept of a record that is too large to be kept whole
 
 Rows = Sequence[tuple[Any, ...]]
@@ -372,6 +374,10 @@ class Sink(abc.ABC):
         if not self.select(self.sql(ANY_PARKED), (self.to.pipeline,)):
             return set()
         by_name = {str(document): document for document in documents}
+        if len(by_name) > HELD_ASKED_MAX:  # a walk through the few that are parked beats a question for each of the many
+            rows = self.select(self.sql(ALL_HELD) + f" LIMIT {len(by_name)}", (self.to.pipeline,))
+            if len(rows) < len(by_name):
+                return {by_name[row[0]] for row in rows if row[0] in by_name}
         return {by_name[row[0]] for row in self.select_many(self.sql(SELECT_HELD), (self.to.pipeline,), sorted(by_name))}
 
     def write(self, changes: guard.Changes) -> None:

@@ -14,6 +14,7 @@ from instep import errors
 from instep.pipeline import dead, history, parked, timeline
 from instep.pipeline.turns import Desk, Line
 from instep.sinks import setaside
+from instep.sinks import sink as sinks_sink
 from instep.sinks.setaside import Choice, Place
 from tests.pipeline.test_transaction import KNOWN_DOCUMENTS, Open, _is_blocked, apply, begun, event, open_sink, record, table
 from tests.pipeline.test_transaction import parked as parked_rows
@@ -194,3 +195,12 @@ def test_a_pipeline_that_runs_meanwhile_takes_its_turn(kind: str, new_database: 
         task.join()
         assert said(parked.release(at, "a", execute=True)) == [(1, "applied", None), (2, "applied", None)]
     assert parked_rows(database_url) == []
+
+
+def test_large_batches_find_the_parked_too(database_url: str, open_sink: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = begun(open_sink(declare(database_url)))
+    apply(sink, [event(n, f"p{n}", 1, "x" * 300) for n in range(5)])
+    for limit in (1_000, 3):
+        monkeypatch.setattr(sinks_sink, "HELD_ASKED_MAX", limit)
+        assert sink.held([f"p{n}" for n in range(3, 10)]) == {"p3", "p4"}
+        assert sink.held([f"p{n}" for n in range(4)]) == {"p0", "p1", "p2", "p3"}
