@@ -22,6 +22,7 @@ from instep.kafka import faults
 TIMEOUT_S = 10.0
 SLICE_S = 0.05
 READER_GROUP = "instep-reader"
+RETIRED_MAX = 4
 LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -106,6 +107,7 @@ class Cluster:
         self._admin: AdminClient | None = None
         self._reader: Consumer | None = None
         self._committers: dict[str, tuple[Consumer, Answers]] = {}
+        self._retired: list[object] = []
 
     @property
     def admin(self) -> AdminClient:
@@ -170,8 +172,16 @@ class Cluster:
     def deed(self, doing: str, topic: str | None = None, group: str | None = None) -> faults.Deed:
         return faults.Deed(doing, self.bootstrap, self.user, topic, group, self.timeout_s)
 
+    def renew(self) -> None:
+        """Use new clients from now on. One that remembers a newer epoch of a partition than the cluster does gets no answers."""
+        with self._lock:
+            # another thread may be waiting for an answer to the last one
+            self._retired = [*self._retired, self._admin, self._reader][-RETIRED_MAX:]
+            self._admin, self._reader = None, None
+
     def close(self) -> None:
         with self._lock:
+            self._retired = []
             admin, self._admin = self._admin, None
             reader, self._reader = self._reader, None
             committers, self._committers = self._committers, {}

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from instep import errors
@@ -67,17 +67,21 @@ def first_records(
     if not asked:
         return found
     with cluster.reader_lock:
-        cluster.reader.assign([TopicPartition(topic, partition, position) for partition, position in asked.items()])
+        reader = cluster.reader
+        reader.assign([TopicPartition(topic, partition, position) for partition, position in asked.items()])
         try:
             while asked:
-                message = _next(cluster, topic, timeout_s, deadline)
+                message = _next(cluster, reader, topic, timeout_s, deadline)
                 partition = message.partition()
                 assert partition is not None
                 if asked.pop(partition, None) is not None:
                     found[partition] = None if message.error() else record(message, partition)
-                    cluster.reader.incremental_unassign([TopicPartition(topic, partition)])
+                    reader.incremental_unassign([TopicPartition(topic, partition)])
+        except errors.BrokerUnreachable:
+            cluster.renew()
+            raise
         finally:
-            cluster.reader.unassign()
+            reader.unassign()
     return found
 
 
@@ -95,6 +99,9 @@ def _ask(
 
     try:
         return cluster.insist(ask)
+    except errors.BrokerUnreachable:
+        cluster.renew()
+        raise
     except errors.TopicMissing as failure:
         raise _unled(cluster, topic, partitions) from failure.__cause__
     except errors.InstepError as failure:
@@ -114,19 +121,19 @@ def _unled(cluster: connection.Cluster, topic: str, partitions: Collection[int])
     return errors.BrokerUnreachable(f"a partition of topic {topic!r} has no leader", "start the broker that holds it")
 
 
-def _next(cluster: connection.Cluster, topic: str, timeout_s: float, deadline: float) -> Message:
+def _next(cluster: connection.Cluster, reader: Consumer, topic: str, timeout_s: float, deadline: float) -> Message:
     """The next record or, as a message with an error, the end of a partition."""
     since = deadline - timeout_s
     deed = dataclasses.replace(cluster.deed(f"read topic {topic!r}", topic=topic), tried_s=timeout_s)
     while True:
-        message = cluster.reader.poll(connection.SLICE_S)
+        message = reader.poll(connection.SLICE_S)
         error = message.error() if message is not None else None
         if message and (not error or error.code() == KafkaError._PARTITION_EOF):
             return message
         if message and error and error.code() in LOG_WAS_CUT:
             partition = message.partition()
             assert partition is not None
-            cluster.reader.seek(TopicPartition(topic, partition, earliest(cluster, topic, [partition])[partition]))
+            reader.seek(TopicPartition(topic, partition, earliest(cluster, topic, [partition])[partition]))
         elif error and faults.MEANING.get(error.code()) in (errors.NotAuthorised, errors.TopicMissing):
             raise cluster.translate(error, deed, since) from KafkaException(error)
         if cluster.ear.refused_by_all(since) or time.monotonic() > deadline:

@@ -125,7 +125,7 @@ def settled(
 
 
 @given(batches())
-@settings(max_examples=1500)
+@settings(max_examples=700)
 def test_many_at_once_is_one_by_one(case: tuple[Rules, dict[Document, Row], dict[Document, int], list[list[Event]]]) -> None:
     rules, rows, deleted, log = case
     model = Model(rules, rows, deleted)
