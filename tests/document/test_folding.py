@@ -64,7 +64,7 @@ def modelled(rules: Rules, events: list[Event]) -> tuple[Row | None, int | None]
 
 
 @given(logs())
-@settings(max_examples=1500)
+@settings(max_examples=600)
 def test_folding_is_one_by_one(case: tuple[Rules, list[Event], list[int]]) -> None:
     rules, events, _ = case
     state = folding.fold(map(step, events), rules)
@@ -72,7 +72,7 @@ def test_folding_is_one_by_one(case: tuple[Rules, list[Event], list[int]]) -> No
 
 
 @given(logs())
-@settings(max_examples=3000)
+@settings(max_examples=1000)
 def test_thinning_changes_nothing_wherever_the_log_is_cut(case: tuple[Rules, list[Event], list[int]]) -> None:
     rules, events, cuts = case
     thinned: list[Step] = []
