@@ -310,11 +310,13 @@ def test_servers_and_their_temporary_data_go_with_their_owner(end: str) -> None:
 def test_ctrl_c_does_not_reach_the_server_before_its_owner_is_done() -> None:
     code = OWNER.replace("broker.Broker(), mariadb.MariaDB(), ", "").replace(
         "time.sleep(600)",
-        "\ntry:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    print(one.alive and one.answers(), flush=True)",
+        "\ntry:\n    print('waiting', flush=True)\n    time.sleep(600)\n"
+        "except KeyboardInterrupt:\n    print(one.alive and one.answers(), flush=True)",
     )
     with owning(code) as owner:
         assert owner.stdout
         owner.stdout.readline()
+        assert owner.stdout.readline() == "waiting\n"
         os.killpg(owner.pid, signal.SIGINT)
         assert owner.stdout.readline() == "True\n"
 
