@@ -11,6 +11,8 @@ from instep.cli import shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Named, Pipelines
 from instep.document import showing
 
+PRUNED_SAID_EVERY = 100_000
+
 app = typer.Typer()
 history_app = typer.Typer(name="history", no_args_is_help=True, rich_markup_mode=None, help="The history of every event.")
 app.add_typer(history_app)
@@ -64,7 +66,7 @@ def prune(
     assert before is not None
     for name in shared.chosen(declared, pipelines):
         with shared.desk(declared, name) as desk:
-            gone = history.prune(desk, before, execute=not dry_run)
+            gone = history.prune(desk, before, execute=not dry_run, progress=_Steps(name))
         verb = "would go" if dry_run else "removed"
         typer.echo(f"{name}: {gone} rows {verb}, committed before {shared.cell(before)}")
 
@@ -89,6 +91,18 @@ def show_settings(pipeline: Named = None, as_json: AsJson = False, _config: Conf
             typer.echo("\n".join(map(showing.plain, transitions.picture(machine).split("\n"))))
             for finding in said[name]:
                 shared.say(f"{name}: {finding}")
+
+
+class _Steps:
+    """Says how far a long work is, now and then."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._next = name, PRUNED_SAID_EVERY
+
+    def __call__(self, gone: int) -> None:
+        if gone >= self._next:
+            self._next = gone + PRUNED_SAID_EVERY
+            shared.say(f"{self._name}: {gone:,} rows so far")
 
 
 def _print_timeline(one: Any) -> None:

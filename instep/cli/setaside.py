@@ -274,7 +274,9 @@ def release(
                 names = [one.document for one in setaside.parked_heads(sink, setaside.Choice(reason=reason))]
         for name in names:
             lines += parked.release(desk, name, execute=not dry_run)
-    shared.print_lines(lines, not dry_run, as_json, nothing="no document is parked for that reason")
+    shared.print_lines(
+        lines, not dry_run, as_json, nothing="no document is parked for that reason", how="without --dry-run it is"
+    )
     if any(line.verdict == Verdict.PARKED.value for line in lines):
         shared.say("what is refused again goes on waiting: mend its reason, or pass the first over: instep parked skip")
         raise typer.Exit(1)

@@ -188,8 +188,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts)
 
 
-def print_lines(lines: Sequence[Line], executed: bool, as_json: bool, *, nothing: str) -> None:
-    """Outcomes: counted, then row by row, with what changes in the table."""
+def print_lines(lines: Sequence[Line], executed: bool, as_json: bool, *, nothing: str, how: str = "with --execute it is") -> None:
+    """Outcomes row by row, with what changes in the table, and counted; `how` says what a plan still needs."""
     if as_json:
         print_json({"executed": executed, "events": lines})
     elif lines:
@@ -209,7 +209,7 @@ def print_lines(lines: Sequence[Line], executed: bool, as_json: bool, *, nothing
     counts = {verdict: sum(line.verdict == verdict for line in lines) for verdict in sorted({line.verdict for line in lines})}
     say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or nothing)
     if lines and not executed:
-        say("nothing was changed; this is the plan")
+        say(f"nothing was changed; {how}")
 
 
 def _change(line: Line) -> str:
@@ -219,11 +219,16 @@ def _change(line: Line) -> str:
         return "row deleted"
     before = line.before or {}
     changed = [
-        f"{name}: {cell(before[name]) if line.before else 'none'} → {cell(value)}"
+        f"{name}: {_held(before[name])} → {_held(value)}" if line.before is not None else f"{name}: {_held(value)}"
         for name, value in line.after.items()
         if line.before is None or before[name] != value
     ]
-    return ("" if line.before else "new row: ") + ", ".join(changed)
+    return ("" if line.before is not None else "new row: ") + ", ".join(changed)
+
+
+def _held(value: Any) -> str:
+    """A column's value; null is one too, and known."""
+    return "null" if value is None else cell(value)
 
 
 def cell(value: Any) -> str:

@@ -88,7 +88,7 @@ def take(sink: Sink, folder: Path, say: Say) -> Snapshot:
             parts.add([(document, steps.PARKED, 0, -1, None, None, None, None) for (document,) in parked])
         for deleted in scanning.deleted_documents(sink):
             parts.add([(document, steps.FORGOTTEN, 0, -1, order, None, None, None) for document, order in deleted])
-        rewound, another = scanning.rewound_from(sink), scanning.followed_another(sink)
+        rewound, another = setaside.rewound(sink), scanning.followed_another(sink)
     return Snapshot(ledger, parts, left_out, documents, rewound, another)
 
 

@@ -152,35 +152,42 @@ def _mend(
         stored = sink.stored(asked)
         wrote = setaside.wrote(sink, asked) if sink.to.history else None
         due: list[Event] = []
+        met: dict[Document, int] = {}
         for event in events:
             if event.offset >= next_offset or event.document in held:
                 continue
             before = stored.get(event.document, guard.ABSENT)
             tie = before.present and event.order is not None and event.order == before.order
-            if (tie or event.values is None) and not _is_last_word(desk, part, partition, event, wrote, seen):
+            highest = met.get(event.document, seen.get(event.document))
+            if (tie or event.values is None) and not _is_last_word(desk, part, partition, event, wrote, highest):
                 continue
             if tie and not sink.to.rules.order_is_time:
                 stored[event.document] = msgspec.structs.replace(before, order=event.order - 1)  # type: ignore[operator]
             due.append(event)
             if event.order is not None:
-                seen[event.document] = max(event.order, seen.get(event.document, event.order))
+                met[event.document] = event.order if highest is None else max(event.order, highest)
         lines = _write(desk, due, stored, lambda event: Place(sink.to.topic, partition, event.offset), execute)
         desk.record(Deed.REPLAYED, lines, at)
+    seen |= met  # not before: a turn that the database gave up is taken again
     return lines
 
 
 def _is_last_word(
-    desk: Desk, part: Stretch, partition: int, event: Event, wrote: setaside.Wrote | None, seen: Mapping[Document, int]
+    desk: Desk, part: Stretch, partition: int, event: Event, wrote: setaside.Wrote | None, highest: int | None
 ) -> bool:
-    """Whether a document's row is known to have been written, or removed, by this event."""
+    """Whether a document's row is known to have been written, or removed, by this event.
+
+    The history may have been pruned: what it does not know is told as if there were none.
+    """
     if wrote is not None:
-        place = Place(desk.sink.to.topic, partition, event.offset)
-        return place == (wrote.last(event.document) if event.order is None else wrote.by_order(event.document, event.order))
+        known = wrote.last(event.document) if event.order is None else wrote.by_order(event.document, event.order)
+        if known is not None:
+            return known == Place(desk.sink.to.topic, partition, event.offset)
     if event.values is None:
         return False
     if desk.sink.to.rules.order_is_time:
         return part.to_ledger
-    return part.from_start and (event.document not in seen or seen[event.document] < (event.order or 0))
+    return part.from_start and (highest is None or highest < (event.order or 0))
 
 
 # --- without one: folded first ------------------------------------------------------------------------

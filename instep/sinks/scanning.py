@@ -1,11 +1,10 @@
-"""Reading a target whole, for `instep reconcile`: pages of the table, what is parked and deleted, where it was rewound.
+"""Reading a target whole, for `instep reconcile`: pages of the table, what is parked and deleted.
 
 Everything here runs on a pipeline's sink, most of it inside one snapshot (`Sink.snapshot`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,10 +15,8 @@ PAGE_ROWS = 50_000
 
 PARKED_PAGE = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ?"
 DELETED_PAGE = "SELECT document, order_value FROM instep_deleted WHERE pipeline = ?"
-SELECT_REWOUND = "SELECT {partition}, outcome FROM instep_decisions WHERE pipeline = ? AND topic = ? AND deed = 'rewound'"
 # whether the pipeline has followed another topic: two looks at an index instead of a walk through the history
 OTHER_TOPIC = "SELECT 1 FROM {{table}} WHERE pipeline = ? AND topic {{side}} ? LIMIT 1"
-MOVED = re.compile(r"from (\d+) to")
 
 
 def rows(sink: Sink) -> Iterator[list[tuple[Any, ...]]]:
@@ -50,15 +47,6 @@ def parked_documents(sink: Sink) -> Iterator[list[tuple[str]]]:
 def deleted_documents(sink: Sink) -> Iterator[list[tuple[str, int]]]:
     """Every deleted document and the order value known of it, a page at a time."""
     return _pages(sink, DELETED_PAGE)
-
-
-def rewound_from(sink: Sink) -> dict[int, int]:
-    """The highest offset that each partition was rewound from: the table may hold what lies before it."""
-    highest: dict[int, int] = {}
-    for partition, outcome in sink.select(sink.sql(SELECT_REWOUND), (sink.to.pipeline, sink.to.topic)):
-        moved = MOVED.match(outcome)
-        highest[partition] = max(highest.get(partition, 0), int(moved[1]) if moved else 0)
-    return highest
 
 
 def followed_another(sink: Sink) -> bool:

@@ -48,14 +48,11 @@ SELECT_HISTORY_AFTER = (
     "SELECT {offset}, committed_at FROM instep_history"
     " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} > ? ORDER BY {offset}"
 )
-# places that are not applied: open dead letters, what people passed over, and what was too late when it was replayed; a
-# decision is void where the ledger was rewound to before its place afterwards
+# places that are not applied: open dead letters, what people passed over, and what was too late when it was replayed
 LEFT_OUT = (
     "SELECT {partition}, {offset} FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
-    " UNION SELECT d.{partition}, d.{offset} FROM instep_decisions AS d WHERE d.pipeline = ? AND d.topic = ?"
-    " AND (d.deed IN ('skipped', 'dropped') OR (d.deed = 'replayed' AND d.outcome IN ('stale', 'repeated', 'ignored')))"
-    " AND NOT EXISTS (SELECT 1 FROM instep_decisions AS r WHERE r.pipeline = d.pipeline AND r.topic = d.topic"
-    " AND r.{partition} = d.{partition} AND r.deed = 'rewound' AND r.{at} > d.{at} AND r.{offset} <= d.{offset})"
+    " UNION SELECT {partition}, {offset} FROM instep_decisions WHERE pipeline = ? AND topic = ?"
+    " AND (deed IN ('skipped', 'dropped') OR (deed = 'replayed' AND outcome IN ('stale', 'repeated', 'ignored')))"
 )
 WITHIN = " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} >= ? AND {offset} < ?"
 SELECT_PASSED_OVER_WITHIN = (

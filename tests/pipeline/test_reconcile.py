@@ -450,6 +450,24 @@ def test_after_a_rewind_the_table_is_ahead(
     assert (report.in_step, listed, report.places_left_out) == (True, [], 1)
 
 
+def test_a_topic_that_was_made_again_is_proved_by_its_own_places(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
+) -> None:
+    """How far the old topic had come says nothing of the new one, which is shorter."""
+    url = new_database("sqlite")
+    pipeline = following(url, topic)
+    send(cluster, topic, *(event(f"d{n}", version) for version in range(1, 9) for n in range(9)))
+    drained(runner(pipeline, once=True))
+    topics.delete(cluster, topic)
+    topics.create(cluster, topic, 3)
+    send(cluster, topic, *(event(f"d{n}", 20) for n in range(9)))
+    prepared = rewind.prepare(cluster, "contracts", pipeline, places.FromStart(), accept_new_topic=True)
+    rewind.execute("contracts", pipeline, prepared, who="tester", why=None)
+    drained(runner(pipeline, once=True))
+    report, listed = prove(pipeline)
+    assert (report.in_step, listed, report.behind.documents) == (True, [], 0)
+
+
 @pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
 def test_the_weaker_guarantees(
     guarantee: str, new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove

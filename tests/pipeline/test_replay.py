@@ -109,6 +109,31 @@ def test_a_damaged_table_is_mended(
     assert table(database_url)[0][0] == "ahead"
 
 
+def test_a_pruned_history_does_not_keep_a_row_damaged(
+    new_database: Callable[[str], str], open_sink: Open, cluster: Cluster, topic: str, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the database gives the first turn up: what was met in it is met again."""
+    url = new_database("sqlite")
+    pipeline = declare(url, topic=topic)
+    put(event("a", 1, "ONE"), event("a", 2, "TWO"), event("a", 2, "ANOTHER BODY"))
+    flow(cluster, topic, open_sink(pipeline))
+    run_sql(url, "UPDATE contract_document SET print_status = 'DAMAGED'", "DELETE FROM instep_history")
+    with Desk("contracts", pipeline, "ann") as desk:
+        commit = desk.sink.commit
+        given_up: list[bool] = []
+
+        def give_up_once() -> None:
+            if not given_up:
+                given_up.append(True)
+                raise errors.Transient("a deadlock")
+            commit()
+
+        monkeypatch.setattr(desk.sink, "commit", give_up_once)
+        assert [line.document for line in mended(desk, cluster)] == ["a"]
+    assert given_up
+    assert table(url) == [("a", "TWO", 2)]
+
+
 def test_without_an_order_the_stretch_reaches_the_ledger(
     new_database: Callable[[str], str], open_sink: Open, cluster: Cluster, topic: str, put: Put
 ) -> None:
