@@ -1,0 +1,133 @@
+"""What librdkafka has no request for, asked with the Python client: sizes on disk, the controllers' quorum, the features.
+
+Its import takes a while, so only commands that need these facts pay for it. They are all extras: a broker that
+does not tell (an old one, a cloud's, or one where we lack the right) leaves a fact unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from instep import settings
+from instep.kafka import connection
+
+log = logging.getLogger("kafka")
+log.addHandler(logging.NullHandler())
+log.propagate = False
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class LogDir:
+    """A folder in which a broker keeps logs: bytes in all and still free, and the size of each replica there."""
+
+    broker: int
+    path: str
+    total_bytes: int | None
+    free_bytes: int | None
+    replicas: Mapping[tuple[str, int], int]
+    error: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """The controllers that vote, and which of them leads."""
+
+    leader: int
+    voters: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What this version of the cluster has switched on, by name and level."""
+
+    levels: Mapping[str, int]
+
+
+class Inquiry:
+    """Questions to one cluster; each answers None when the cluster does not tell."""
+
+    def __init__(self, admin: Any) -> None:
+        self._admin = admin
+
+    def log_dirs(self) -> list[LogDir] | None:
+        return _told(
+            lambda: [_log_dir(one["broker"], found) for one in self._admin.describe_log_dirs() for found in one["log_dirs"]]
+        )
+
+    def quorum(self) -> Quorum | None:
+        def ask() -> Quorum:
+            found = self._admin.describe_metadata_quorum()["topics"][0]["partitions"][0]
+            return Quorum(found["leader_id"], tuple(sorted(voter["replica_id"] for voter in found["current_voters"])))
+
+        return _told(ask)
+
+    def features(self) -> Features | None:
+        def ask() -> Features:
+            found = self._admin.describe_features()
+            return Features({name: levels["finalized"][1] for name, levels in found.items() if "finalized" in levels})
+
+        return _told(ask)
+
+
+@contextmanager
+def opened(cluster: connection.Cluster) -> Iterator[Inquiry | None]:
+    """An inquiry into the cluster, or None when it takes no second client."""
+    from kafka import errors as client_errors
+    from kafka.admin import KafkaAdminClient
+
+    try:
+        admin = KafkaAdminClient(**client_config(cluster.kafka, cluster.bootstrap, cluster.timeout_s))
+    except (client_errors.KafkaError, OSError):
+        yield None
+        return
+    try:
+        yield Inquiry(admin)
+    finally:
+        admin.close()
+
+
+def client_config(kafka: settings.Kafka, bootstrap: str, timeout_s: float) -> dict[str, Any]:
+    """What the Python client needs to reach the cluster."""
+    security = kafka.security
+    config: dict[str, Any] = {
+        "bootstrap_servers": [address.strip() for address in bootstrap.split(",") if address.strip()],
+        "client_id": "instep",
+        "request_timeout_ms": int(timeout_s * 1000),
+        "security_protocol": security.protocol,
+        "sasl_mechanism": security.mechanism,
+        "sasl_plain_username": security.username,
+        "sasl_plain_password": security.password,
+        "ssl_cafile": security.ca,
+        "ssl_certfile": security.certificate,
+        "ssl_keyfile": security.key,
+        "ssl_password": security.key_password,
+    }
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def _log_dir(broker: int, found: Mapping[str, Any]) -> LogDir:
+    replicas = {
+        (topic["name"], part["partition_index"]): part["partition_size"]
+        for topic in found["topics"]
+        for part in topic["partitions"]
+        if not part.get("is_future_key")
+    }
+    # before Kafka 3.3 a folder's room is not told
+    total, free = (size if size >= 0 else None for size in (found.get("total_bytes", -1), found.get("usable_bytes", -1)))
+    return LogDir(broker, found["log_dir"], total, free, replicas, found["error_code"])
+
+
+def _told(ask: Callable[[], Result]) -> Result | None:
+    from kafka import errors as client_errors
+
+    try:
+        return ask()
+    except (client_errors.KafkaError, OSError, KeyError, IndexError) as failure:
+        log.debug("the cluster does not tell: %r", failure)
+        return None

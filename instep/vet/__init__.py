@@ -1,0 +1,1 @@
+"""JUDGED: settings of cluster, topic, publisher, pipeline and database against the declared guarantee."""
