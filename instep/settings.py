@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -31,6 +31,7 @@ Guarantee = Literal["exactly-once", "at-least-once", "at-most-once"]
 Missing = Literal["insert", "park", "ignore"]
 Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+Client = Literal["instep", "java", "librdkafka", "kafka-python", "aiokafka"]
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,10 +90,27 @@ class Pipeline(Table, frozen=True, kw_only=True):
     ] = {}
 
 
+class Publisher(Table, frozen=True, kw_only=True):
+    topic: Annotated[str, Meta(description="the topic it publishes to")]
+    client: Annotated[Client, Meta(description="what it publishes with: its defaults are known")] = "instep"
+    config: Annotated[
+        dict[str, str | int | float | bool], Meta(description="the client's settings that it changes, by the client's own names")
+    ] = {}
+
+
+class Vet(Table, frozen=True, kw_only=True):
+    outage_hours_max: Annotated[
+        int, Meta(description="the longest time that a pipeline may stand still and lose nothing", ge=1)
+    ] = 72
+    accept: Annotated[dict[str, str], Meta(description="rules whose findings are accepted: RULE = reason")] = {}
+
+
 class Settings(Table, frozen=True, kw_only=True):
     kafka: Annotated[Kafka, Meta(description="the cluster")] = Kafka()
     spark: Annotated[Spark, Meta(description="where the pipelines run")] = Spark()
     pipelines: Annotated[dict[str, Pipeline], Meta(description="the roads, by name")] = {}
+    publishers: Annotated[dict[str, Publisher], Meta(description="who publishes, by name; read by `instep vet` only")] = {}
+    vet: Annotated[Vet, Meta(description="what `instep vet` is to know")] = Vet()
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -126,6 +144,7 @@ def parse(text: str, environ: Mapping[str, str] = os.environ) -> Settings:
     for name, value in environ.items():
         if name.startswith(ENVIRONMENT_PREFIX):
             _override(tree, Settings, name.removeprefix(ENVIRONMENT_PREFIX).split("__"), value, name)
+    _join_dotted(tree)
     _refuse_unknown(tree, Settings, "")
     expanded = _expand(tree, "", environ)
     named = expanded.get("pipelines", {})
@@ -196,6 +215,24 @@ def _from_text(kind: Any, text: str, name: str) -> Any:
         return msgspec.to_builtins(msgspec.convert(text, kind, strict=False))
     except msgspec.ValidationError as error:
         raise errors.SettingsError(f"environment variable {name}: {_readable(str(error))}") from error
+
+
+def _join_dotted(tree: dict[str, Any]) -> None:
+    """Names of other tools' settings hold dots, which TOML takes for tables within tables unless they are quoted."""
+    publishers = tree.get("publishers")
+    holders = [(tree.get("spark"), "conf")]
+    holders += [(publisher, "config") for publisher in publishers.values()] if isinstance(publishers, dict) else []
+    for holder, key in holders:
+        if isinstance(holder, dict) and isinstance(holder.get(key), dict):
+            holder[key] = dict(_leaves(holder[key], ""))
+
+
+def _leaves(tree: dict[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
 
 
 def _refuse_unknown(tree: Any, table: Any, where: str) -> None:

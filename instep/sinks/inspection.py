@@ -188,30 +188,30 @@ class Reader:
         written = set(pipeline.columns)
         checks = [check["sqltext"] for check in self.view.get_check_constraints(**where)]
         pointing = [set(key["constrained_columns"]) for key in self.view.get_foreign_keys(**where)]
-        unique = [set(key) for key in self._unique_keys()]
+        unique = [set(key) for key in self.unique_keys()]
         unique += [written for index in self.view.get_indexes(**where) if index["unique"] and None in index["column_names"]]
         return (
             any(name in check for name in written for check in checks if not JSON_CHECK.fullmatch(check))
             or any(written & columns for columns in (*pointing, *unique))
             or any(isinstance(self.columns[name]["type"], postgresql.DOMAIN) for name in written)
-            or self._has_triggers()
+            or bool(self.triggers())
         )
 
-    def _has_triggers(self) -> bool:
+    def triggers(self) -> list[str]:
         match self.dialect.name:
             case "sqlite":
-                query = "SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND tbl_name = :table COLLATE NOCASE"
+                query = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = :table COLLATE NOCASE"
                 found = self.connection.execute(sa.text(query), {"table": self.table.name})
             case "postgresql":
-                query = "SELECT 1 FROM pg_trigger WHERE tgrelid = CAST(:table AS regclass) AND NOT tgisinternal"
+                query = "SELECT tgname FROM pg_trigger WHERE tgrelid = CAST(:table AS regclass) AND NOT tgisinternal"
                 found = self.connection.execute(sa.text(query), {"table": self.quoted})
             case _:
                 query = (
-                    "SELECT 1 FROM information_schema.triggers WHERE event_object_table = :table"
+                    "SELECT trigger_name FROM information_schema.triggers WHERE event_object_table = :table"
                     " AND event_object_schema = COALESCE(:schema, DATABASE())"
                 )
                 found = self.connection.execute(sa.text(query), {"table": self.table.name, "schema": self.table.schema})
-        return found.first() is not None
+        return sorted(str(row[0]) for row in found)
 
     # --- the key ---------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Reader:
             raise self._unfit(name, f"is {column.declared}, and a document's id is text, an integer or a UUID")
         if column.nullable and name not in self._primary_key():
             raise self._unfit(name, "is the key and may be null", self._set_not_null(name, column))
-        uniques = self._unique_keys()
+        uniques = self.unique_keys()
         if (name,) not in uniques:
             raise self._unfit(name, "is the key and is not unique", f"ALTER TABLE {self.quoted} ADD UNIQUE ({self.quote(name)})")
         others = [key for key in uniques if key != (name,)]
@@ -278,7 +278,7 @@ class Reader:
     def _primary_key(self) -> tuple[str, ...]:
         return tuple(self.view.get_pk_constraint(self.table.name, schema=self.table.schema)["constrained_columns"])
 
-    def _unique_keys(self) -> set[tuple[str, ...]]:
+    def unique_keys(self) -> set[tuple[str, ...]]:
         """Columns that are unique together; an index over part of the rows or over expressions does not count."""
         where: dict[str, Any] = {"table_name": self.table.name, "schema": self.table.schema}
         keys = {tuple(unique["column_names"]) for unique in self.view.get_unique_constraints(**where)}

@@ -1,0 +1,186 @@
+"""What a publisher's client does with the settings it was given: each client's defaults, and what they imply.
+
+client         acks   idempotence   in flight    keys by     told apart because
+java           all    on            5            murmur2     a conflict turns idempotence off without a word
+librdkafka     all    off           1,000,000    CRC32       confluent-kafka and most clients outside Java
+kafka-python   all    on            5            murmur2     as Java
+aiokafka       1      off           1            murmur2
+instep         all    on            5            murmur2     librdkafka with emit's own defaults
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+import msgspec
+
+from instep import errors, settings
+from instep.emit import guarantees
+
+MURMUR2, CRC32, NO_KEYS = "murmur2", "CRC32", "none: keys are ignored"
+UNLIMITED = 2**31 - 1
+WHOLE = ("all", "-1")
+ON = ("true", "t", "1", "on", "yes")
+
+JAVA: Mapping[str, str] = {
+    "acks": "all",
+    "enable.idempotence": "true",
+    "max.in.flight.requests.per.connection": "5",
+    "partitioner": MURMUR2,
+    "retries": str(UNLIMITED),
+    "delivery.timeout.ms": "120000",
+    "linger.ms": "5",
+    "max.request.size": "1048576",
+    "transaction.timeout.ms": "60000",
+}
+DEFAULTS: Mapping[settings.Client, Mapping[str, str]] = {
+    "java": JAVA,
+    "librdkafka": {
+        **JAVA,
+        "enable.idempotence": "false",
+        "max.in.flight.requests.per.connection": "1000000",
+        "partitioner": "consistent_random",
+        "delivery.timeout.ms": "300000",
+        "max.request.size": "1000000",
+    },
+    "kafka-python": {**JAVA, "linger.ms": "0"},
+    "aiokafka": {
+        **JAVA,
+        "acks": "1",
+        "enable.idempotence": "false",
+        # it has one batch of a partition on its way at a time
+        "max.in.flight.requests.per.connection": "1",
+        "linger.ms": "0",
+        "delivery.timeout.ms": "40000",
+    },
+    "instep": {**JAVA, "delivery.timeout.ms": "300000", "max.request.size": "1048588"},
+}
+# other spellings of the names above
+NAMES: Mapping[str, str] = {
+    **{old: new for old, new in guarantees.ALIASES.items() if new in JAVA},
+    "message.timeout.ms": "delivery.timeout.ms",
+    "message.max.bytes": "max.request.size",
+    "request.timeout.ms": "request.timeout.ms",
+    "partitioner.class": "partitioner",
+}
+LIBRDKAFKA_HASHES: Mapping[str, str] = {
+    "consistent": CRC32,
+    "consistent_random": CRC32,
+    "murmur2": MURMUR2,
+    "murmur2_random": MURMUR2,
+    "fnv1a": "FNV-1a",
+    "fnv1a_random": "FNV-1a",
+    "random": NO_KEYS,
+}
+IGNORE_KEYS = ("roundrobinpartitioner", "uniformstickypartitioner")
+
+
+class Effective(msgspec.Struct, frozen=True, kw_only=True):
+    """How a publisher sends. `said` has, by name, where a value comes from."""
+
+    acks: str
+    idempotent: bool
+    in_flight: int
+    hashing: str
+    retries: int
+    delivery_timeout_ms: int
+    linger_ms: int
+    record_bytes_max: int
+    transactional: bool
+    transaction_timeout_ms: int
+    said: dict[str, str]
+    refused: str | None = None
+    misspelt: list[tuple[str, str]] = []
+
+
+def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
+    """What the client makes of its settings."""
+    given = _canonical(config)
+    defaults = DEFAULTS[client]
+    values = {**defaults, **given}
+    said = {name: "set" if name in given else f"default of {client}" for name in values}
+    transactional = bool(given.get("transactional.id"))
+    idempotent = transactional or values["enable.idempotence"].lower() in ON
+    explicit = transactional or "enable.idempotence" in given
+    conflicts = _conflicts(given) if idempotent else []
+    refused = None
+    if conflicts and (explicit or client not in ("java", "kafka-python")):
+        refused = f"idempotence does not go with {' and '.join(conflicts)}"
+    elif conflicts:
+        idempotent, said["enable.idempotence"] = False, f"turned off by {' and '.join(conflicts)}"
+    if idempotent and client in ("librdkafka", "aiokafka") and not refused:
+        values |= {
+            "acks": "all",
+            "max.in.flight.requests.per.connection": given.get("max.in.flight.requests.per.connection", "5"),
+        }
+    if client == "instep":
+        refused = refused or _refused_by_emit(config)
+    return Effective(
+        acks="all" if values["acks"].lower() in WHOLE else values["acks"],
+        idempotent=idempotent,
+        in_flight=_number(values["max.in.flight.requests.per.connection"]),
+        hashing=_hashing(client, values, given),
+        retries=_number(values["retries"]),
+        delivery_timeout_ms=_number(values["delivery.timeout.ms"]),
+        linger_ms=_number(values["linger.ms"]),
+        record_bytes_max=_number(values["max.request.size"]),
+        transactional=transactional,
+        transaction_timeout_ms=_number(values["transaction.timeout.ms"]),
+        said=said,
+        refused=refused,
+        misspelt=_misspelt(config),
+    )
+
+
+def _canonical(config: Mapping[str, str]) -> dict[str, str]:
+    dotted = {name.strip().replace("_", "."): value.strip() for name, value in config.items()}
+    return {NAMES.get(name, name): value for name, value in dotted.items()}
+
+
+def _conflicts(given: Mapping[str, str]) -> list[str]:
+    """What was set that an idempotent producer cannot have."""
+    found = []
+    if given.get("acks", "all").lower() not in WHOLE:
+        found.append(f"acks={given['acks']}")
+    if _number(given.get("retries", "1")) < 1:
+        found.append(f"retries={given['retries']}")
+    if _number(given.get("max.in.flight.requests.per.connection", "1")) > 5:
+        found.append(f"max.in.flight.requests.per.connection={given['max.in.flight.requests.per.connection']}")
+    return found
+
+
+def _hashing(client: settings.Client, values: Mapping[str, str], given: Mapping[str, str]) -> str:
+    named = values["partitioner"]
+    if client in ("librdkafka", "instep"):
+        return LIBRDKAFKA_HASHES.get(named, named)
+    if given.get("partitioner.ignore.keys", "").lower() in ON or named.rpartition(".")[2].lower() in IGNORE_KEYS:
+        return NO_KEYS
+    return named if "partitioner" in given and named.lower() not in ("murmur2", "defaultpartitioner", "") else MURMUR2
+
+
+def _refused_by_emit(config: Mapping[str, str]) -> str | None:
+    try:
+        guarantees.producer_config("at-most-once", config)
+    except errors.SettingsError as error:
+        return error.what
+    return None
+
+
+def _misspelt(config: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Names that no client has, with the one that is probably meant: a client ignores them, or refuses to start."""
+    known = {*JAVA, *NAMES, "transactional.id", "partitioner.ignore.keys", "compression.type", "batch.size", "client.id"}
+    known |= {"buffer.memory", "queue.buffering.max.messages", "queue.buffering.max.ms", "bootstrap.servers", "max.block.ms"}
+    found = []
+    for name in config:
+        dotted = name.replace("_", ".")
+        close = difflib.get_close_matches(dotted, known, n=1, cutoff=0.85) if dotted not in known else []
+        found += [(name, meant) for meant in close]
+    return found
+
+
+def _number(text: str) -> int:
+    try:
+        return int(float(text))
+    except (ValueError, OverflowError):
+        return UNLIMITED if text.lower() in ("inf", "infinity") else 0

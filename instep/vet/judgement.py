@@ -1,0 +1,214 @@
+"""Judging a snapshot: every rule on every pipeline, and what can happen to data with these settings. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+import msgspec
+
+from instep import errors
+from instep.vet import rules
+from instep.vet.rule import Broken, Case, NotKnown, Rule, Severity, Threat
+from instep.vet.snapshot import Snapshot
+
+PARTS = ("publisher", "cluster", "topic", "records", "pipeline", "database")
+SEVERITIES = tuple(Severity)
+HAPPENS = {Threat.LOSS: "lost", Threat.REPETITION: "repeated", Threat.DISORDER: "reordered"}
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One broken rule: what was found, what it threatens, and what to do about it."""
+
+    rule: str
+    severity: str
+    threat: str
+    subject: str
+    pipelines: list[str]
+    evidence: list[str]
+    what: str
+    consequence: str
+    when: str
+    fix: str
+    page: str
+    accepted: str | None = None  # the reason
+
+
+class Unjudged(msgspec.Struct, frozen=True, kw_only=True):
+    """Rules that could not be judged, for want of a fact."""
+
+    why: str
+    rules: list[str]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What can happen to one pipeline's data, in a sentence."""
+
+    pipeline: str
+    guarantee: str
+    kept: bool
+    sentence: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    findings: list[Finding]
+    unjudged: list[Unjudged]
+    outcomes: list[Outcome]
+    rules: int
+
+    @property
+    def errors(self) -> list[Finding]:
+        return [one for one in self.findings if one.severity == Severity.ERROR and one.accepted is None]
+
+
+def judge(snapshot: Snapshot) -> Verdict:
+    """Every rule on every pipeline; what several pipelines share is told once."""
+    _check_accepted(snapshot.accepted)
+    cases = [Case(snapshot, name) for name in snapshot.pipelines]
+    unknown: dict[str, list[str]] = {}
+    found: dict[tuple[str, str, tuple[str, ...]], Finding] = {}
+    for case in cases:
+        for rule in rules.ALL.values():
+            try:
+                broken = list(rule.check(case))
+            except NotKnown as failure:
+                named = unknown.setdefault(str(failure), [])
+                named += [rule.id] if rule.id not in named else []
+                continue
+            for one in broken:
+                key = (rule.id, one.subject, one.evidence)
+                found[key] = _merged(found.get(key), _finding(case, rule, one))
+    findings = sorted(found.values(), key=_rank)
+    return Verdict(
+        findings=findings,
+        unjudged=[Unjudged(why=why, rules=ids) for why, ids in sorted(unknown.items())],
+        outcomes=[_outcome(case, [one for one in findings if case.name in one.pipelines], bool(unknown)) for case in cases],
+        rules=len(rules.ALL),
+    )
+
+
+def explained(id_: str) -> Rule:
+    """The rule of that name, or an error that names the nearest."""
+    name = id_.upper().replace("-", "_")
+    if name not in rules.ALL:
+        raise _no_rule(id_)
+    return rules.ALL[name]
+
+
+def page(rule: Rule) -> str:
+    """The rule's page, as it stands in docs/rules."""
+    accepting = f' Then accept it, with the reason:\n\n```toml\n[vet.accept]\n{rule.id} = "why this is fine here"\n```'
+    return (
+        f"# {rule.id}\n\n{rule.what}\n\nIt threatens **{rule.threat}**, when {rule.when}.\n\n"
+        f"## Why it matters\n\n{rule.why}\n\n## How to fix it\n\n{rule.mend}\n\n"
+        f"## When this is fine\n\n{rule.fine}{'' if rule.fine.startswith('Never') else accepting}\n"
+    )
+
+
+def _check_accepted(accepted: dict[str, str]) -> None:
+    for name, reason in accepted.items():
+        if name not in rules.ALL:
+            raise _no_rule(name, " in [vet.accept]")
+        if not reason.strip():
+            raise errors.SettingsError(f"vet.accept.{name} has no reason", "say why it is fine: who reads it later will ask")
+
+
+def _no_rule(name: str, where: str = "") -> errors.SettingsError:
+    close = difflib.get_close_matches(name.upper(), rules.ALL, n=3, cutoff=0.5)
+    near = f"; did you mean {' or '.join(close)}?" if close else ""
+    return errors.SettingsError(f"there is no rule {name!r}{where}{near}", "all of them: instep vet explain")
+
+
+def _finding(case: Case, rule: Rule, one: Broken) -> Finding:
+    return Finding(
+        rule=rule.id,
+        severity=one.severity,
+        threat=rule.threat,
+        subject=one.subject,
+        pipelines=[case.name],
+        evidence=list(one.evidence),
+        what=rule.what,
+        consequence=rule.why,
+        when=one.when or rule.when,
+        fix=one.fix,
+        page=f"docs/rules/{rule.id}.md",
+        accepted=case.snapshot.accepted.get(rule.id),
+    )
+
+
+def _merged(before: Finding | None, now: Finding) -> Finding:
+    if before is None:
+        return now
+    worse = min(before, now, key=_rank)
+    return msgspec.structs.replace(worse, pipelines=[*before.pipelines, *now.pipelines])
+
+
+def _rank(one: Finding) -> tuple[bool, int, int, str]:
+    part = rules.ALL[one.rule].part
+    return (one.accepted is not None, SEVERITIES.index(Severity(one.severity)), PARTS.index(part), one.rule)
+
+
+# --- what can happen ----------------------------------------------------------------------------------
+
+
+def _outcome(case: Case, findings: list[Finding], something_unknown: bool) -> Outcome:
+    real = [one for one in findings if one.severity != Severity.NOTE]
+    parts = list(_happenings(case, real))
+    stops = _whens(real, Threat.STANDSTILL)
+    if stops:
+        parts.append(f"the flow stops {stops}")
+    parts += _tolerance(case)
+    if something_unknown:
+        parts.append("what could not be judged may add to this")
+    return Outcome(
+        pipeline=case.name,
+        guarantee=case.pipeline.guarantee,
+        kept=not any(one.severity == Severity.ERROR for one in findings),
+        sentence=f"With these settings, {'; '.join(parts)}.",
+    )
+
+
+def _happenings(case: Case, findings: list[Finding]) -> Iterator[str]:
+    """Lost, repeated, reordered: each with when, or that it does not happen."""
+    never = []
+    for threat, word in HAPPENS.items():
+        whens = _whens(findings, threat, _by_guarantee(case, threat))
+        if whens:
+            yield f"status events can be {word} {whens}"
+        else:
+            never.append(word)
+    if never:
+        yield f"nothing is {' or '.join(never)} when a publisher, a broker, the pipeline or the database dies"
+
+
+def _by_guarantee(case: Case, threat: Threat) -> list[str]:
+    """What the declared guarantee itself lets happen."""
+    match case.pipeline.guarantee, threat:
+        case ("at-least-once", Threat.REPETITION):
+            return ["when the pipeline dies between the rows' commit and the position's"]
+        case ("at-most-once", Threat.LOSS):
+            return ["when the pipeline dies between the position's commit and the rows'"]
+    return []
+
+
+def _whens(findings: list[Finding], threat: Threat, more: list[str] | None = None) -> str:
+    said = dict.fromkeys(more or [])
+    for one in findings:
+        if one.threat == threat:
+            word = "" if one.when.startswith(("now", "always")) else "when "
+            said[f"{word}{one.when} ({one.rule})"] = None
+    return ", or ".join(said)
+
+
+def _tolerance(case: Case) -> list[str]:
+    """How many deaths the topic bears, where replicas and in-sync replicas are known."""
+    try:
+        replicas, needed = case.replicas, case.number("min.insync.replicas")
+    except NotKnown:
+        return []
+    spare, safe = max(0, replicas - needed), max(0, min(needed, replicas) - 1)
+    return [f"publishing goes on with {_brokers(spare)} down, and what was acknowledged outlives {_brokers(safe)}"]
+
+
+def _brokers(count: int) -> str:
+    return {0: "no broker", 1: "1 broker"}.get(count, f"{count} brokers")

@@ -1,0 +1,190 @@
+"""A rule: what must hold for a guarantee to be kept, with the words that explain it. Rules are pure; each has a page.
+
+A rule looks at one `Case`, a pipeline with everything it depends on, and yields what is broken there. Asking a case for
+something that could not be found out raises NotKnown, and the rule is then reported as not judged.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from instep.sinks.facts import Facts
+from instep.vet import clients
+from instep.vet.snapshot import Broker, Cluster, Found, Ledger, Pipeline, Snapshot, Topic, Values
+
+
+class Severity(enum.StrEnum):
+    """An error breaks the declared guarantee; a warning waits for a second mishap or stops the flow; a note is good to know."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+class Threat(enum.StrEnum):
+    """What happens to data."""
+
+    LOSS = "loss"
+    REPETITION = "repetition"
+    DISORDER = "disorder"
+    STANDSTILL = "standstill"
+    EXPOSURE = "exposure"
+
+
+class NotKnown(Exception):
+    """A fact that the rule needs is not in the snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """One thing found that breaks a rule. `when` says what must happen for the threat to come true, if not as the rule says."""
+
+    severity: Severity
+    subject: str
+    evidence: tuple[str, ...]
+    fix: str
+    when: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`when` completes the sentence "status events can be lost, repeated … when"."""
+
+    id: str
+    part: str
+    threat: Threat
+    when: str
+    what: str
+    why: str
+    mend: str
+    fine: str
+    check: Callable[[Case], Iterator[Broken]]
+
+
+Fact = TypeVar("Fact")
+
+RULES: dict[str, Rule] = {}
+Check = Callable[["Case"], Iterator[Broken]]
+
+
+def rule(id_: str, threat: Threat, *, when: str, what: str, why: str, mend: str, fine: str) -> Callable[[Check], Check]:
+    """Declare a rule; its part of the road is the first word of its id."""
+
+    def declare(check: Check) -> Check:
+        RULES[id_] = Rule(id_, id_.partition("_")[0].lower(), threat, when, what, why, mend, fine, check)
+        return check
+
+    return declare
+
+
+class Case:
+    """One pipeline with its topic, publishers and database, as the rules ask about it."""
+
+    def __init__(self, snapshot: Snapshot, name: str) -> None:
+        self.snapshot = snapshot
+        self.name = name
+        self.pipeline: Pipeline = snapshot.pipelines[name]
+        self.cluster: Cluster = snapshot.cluster
+
+    # --- the declared guarantee -----------------------------------------------------------------------
+
+    @property
+    def must_not_lose(self) -> bool:
+        return self.pipeline.guarantee != "at-most-once"
+
+    @property
+    def must_not_repeat(self) -> bool:
+        return self.pipeline.guarantee == "exactly-once"
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a version or time of the event decides, not the place in the log."""
+        return self.pipeline.order is not None
+
+    # --- the topic ------------------------------------------------------------------------------------
+
+    @property
+    def is_there(self) -> bool:
+        return self.snapshot.topics.get(self.pipeline.topic) is not None
+
+    @property
+    def topic(self) -> Topic:
+        found = self.snapshot.topics.get(self.pipeline.topic)
+        if found is None:
+            raise NotKnown(f"topic {self.pipeline.topic} does not exist")
+        return found
+
+    @property
+    def topic_settings(self) -> Values:
+        return self.known(self.topic.settings, f"settings of topic {self.topic.name}")
+
+    def setting(self, name: str) -> Found:
+        """A topic's setting in force, wherever it was set."""
+        return self.known(self.topic_settings.get(name), f"{name} of topic {self.topic.name}")
+
+    def number(self, name: str) -> int:
+        value = self.setting(name).value
+        return int(self.known(value, f"{name} of topic {self.topic.name}"))
+
+    def found(self, name: str) -> str:
+        """A topic's setting as evidence."""
+        setting = self.setting(name)
+        return f"{name}={setting.value} ({setting.source})"
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the partition that has fewest."""
+        if not self.topic.partitions:
+            raise NotKnown(f"partitions of topic {self.topic.name}")
+        return min(len(part.replicas) for part in self.topic.partitions)
+
+    @property
+    def compacted(self) -> bool:
+        return "compact" in (self.setting("cleanup.policy").value or "")
+
+    @property
+    def outage_ms(self) -> int:
+        return self.snapshot.outage_hours_max * 3_600_000
+
+    # --- the cluster ----------------------------------------------------------------------------------
+
+    def broker_value(self, broker: Broker, name: str) -> Found:
+        values = self.known(broker.settings, f"settings of broker {broker.node}")
+        return self.known(values.get(name), f"{name} of broker {broker.node}")
+
+    # --- who publishes --------------------------------------------------------------------------------
+
+    @cached_property
+    def publishers(self) -> Mapping[str, clients.Effective]:
+        return {
+            name: clients.effective(one.client, one.config)
+            for name, one in self.snapshot.publishers.items()
+            if one.topic == self.pipeline.topic
+        }
+
+    # --- the pipeline and its database ----------------------------------------------------------------
+
+    @property
+    def ledger(self) -> list[Ledger]:
+        return self.known(self.pipeline.ledger, f"ledger of {self.name}")
+
+    @property
+    def database(self) -> Facts:
+        found = self.known(self.snapshot.databases.get(self.name), f"database of {self.name}")
+        if found.unreachable:
+            raise NotKnown(f"database of {self.name}")
+        return found
+
+    def database_setting(self, name: str) -> str:
+        values = self.known(self.database.settings, f"settings of the database of {self.name}")
+        return self.known(values.get(name), f"{name} of the database of {self.name}")
+
+    def known(self, value: Fact | None, what: str) -> Fact:
+        if value is None:
+            why = self.snapshot.unknown.get(what)
+            raise NotKnown(f"{what}: {why}" if why else what)
+        return value

@@ -1,0 +1,8 @@
+"""The rules, by the part of the road that they look at."""
+
+from instep.vet.rule import RULES
+from instep.vet.rules import cluster, database, pipeline, publisher, records, topic
+
+ALL = RULES
+
+__all__ = ["ALL", "cluster", "database", "pipeline", "publisher", "records", "topic"]

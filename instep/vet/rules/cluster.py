@@ -1,0 +1,317 @@
+"""Rules about the cluster: its brokers, controllers, disks, and how it is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from instep.vet.rule import Broken, Case, Severity, Threat, rule
+
+LOOPBACK = ("localhost", "::1")
+FREE_SHARE_LOW, FREE_SHARE_FULL = 0.15, 0.05
+QUORUM_MIN = 3
+REPLICA_LAG_MS_MAX = 60_000
+# settings on which brokers must agree, else what a topic gets depends on who leads its partition
+ALIKE = (
+    "unclean.leader.election.enable", "min.insync.replicas", "auto.create.topics.enable", "message.max.bytes",
+    "log.retention.ms", "log.retention.hours", "log.retention.minutes", "log.retention.bytes", "log.cleanup.policy",
+    "log.message.timestamp.type", "default.replication.factor", "transaction.max.timeout.ms", "delete.topic.enable",
+)  # fmt: skip
+
+
+@rule(
+    "CLUSTER_SINGLE_BROKER",
+    Threat.STANDSTILL,
+    when="the only broker stops",
+    what="The cluster has one broker.",
+    why="While it is down nothing can be published or applied, and its disk is the only copy of every record.",
+    mend="Run at least three brokers, and give topics three replicas.",
+    fine="On a laptop, in tests, and wherever the source can publish everything again.",
+)
+def single_broker(case: Case) -> Iterator[Broken]:
+    if len(case.cluster.brokers) == 1:
+        yield Broken(Severity.WARNING, "the cluster", ("1 broker",), "add brokers; locally: instep up --brokers 3")
+
+
+@rule(
+    "CLUSTER_BROKER_MISSING",
+    Threat.STANDSTILL,
+    when="one more broker stops",
+    what="A broker that holds replicas of the topic does not live.",
+    why="What it holds is a copy less: the next death may stop publishing, or lose records where one copy is enough.",
+    mend="Start the broker, or move its replicas to others.",
+    fine="During a rolling restart, for minutes.",
+)
+def broker_missing(case: Case) -> Iterator[Broken]:
+    living = {broker.node for broker in case.cluster.brokers}
+    holders = {node for part in case.topic.partitions for node in part.replicas}
+    gone = sorted(holders - living)
+    if gone:
+        named = ", ".join(map(str, gone))
+        yield Broken(
+            Severity.WARNING,
+            "the cluster",
+            (f"topic {case.topic.name} has replicas on brokers {named}", f"living: {', '.join(map(str, sorted(living)))}"),
+            f"start broker {named}",
+        )
+
+
+@rule(
+    "CLUSTER_AUTO_CREATES_TOPICS",
+    Threat.LOSS,
+    when="a publisher misspells the topic or the topic is deleted",
+    what="The brokers make a topic for whoever names one that does not exist.",
+    why="A misspelt name becomes a topic that nobody follows, with one replica by default, and the publisher sees no error. "
+    "A deleted topic comes back empty under the same name.",
+    mend="Set auto.create.topics.enable=false on every broker, and make topics on purpose.",
+    fine="In development.",
+)
+def auto_creates_topics(case: Case) -> Iterator[Broken]:
+    guilty = [b.node for b in case.cluster.brokers if case.broker_value(b, "auto.create.topics.enable").value == "true"]
+    if guilty:
+        yield Broken(
+            Severity.WARNING,
+            "the cluster",
+            (f"auto.create.topics.enable=true on broker {', '.join(map(str, guilty))}",),
+            "set auto.create.topics.enable=false in every broker's server.properties, and restart them one by one",
+        )
+
+
+@rule(
+    "CLUSTER_BROKERS_DISAGREE",
+    Threat.LOSS,
+    when="the leader of a partition moves to a broker with other settings",
+    what="Brokers have different values of a setting that topics inherit.",
+    why="Which value counts then depends on which broker leads a partition, and changes when the leader moves.",
+    mend="Set the same value on all brokers, best as the cluster's default.",
+    fine="While a change is being rolled out.",
+)
+def brokers_disagree(case: Case) -> Iterator[Broken]:
+    for name in ALIKE:
+        values: dict[str | None, list[int]] = {}
+        for broker in case.cluster.brokers:
+            settings = case.known(broker.settings, f"settings of broker {broker.node}")
+            if name in settings:
+                values.setdefault(settings[name].value, []).append(broker.node)
+        if len(values) > 1:
+            yield Broken(
+                Severity.WARNING,
+                "the cluster",
+                tuple(f"{name}={value} on broker {', '.join(map(str, nodes))}" for value, nodes in values.items()),
+                f"give {name} one value on all brokers",
+            )
+
+
+@rule(
+    "CLUSTER_FEW_CONTROLLERS",
+    Threat.STANDSTILL,
+    when="one controller stops",
+    what="Fewer than three controllers vote, or an even number of them.",
+    why="Without a majority of controllers no leader can be chosen: a broker's death then stops its partitions. An even "
+    "number survives no more deaths than the odd number below it.",
+    mend="Run three or five controllers.",
+    fine="On a laptop and in tests.",
+)
+def few_controllers(case: Case) -> Iterator[Broken]:
+    voters = case.known(case.cluster.voters, "the controllers")
+    if len(voters) < QUORUM_MIN or len(voters) % 2 == 0:
+        word = "controller" if len(voters) == 1 else "controllers"
+        yield Broken(
+            Severity.WARNING,
+            "the cluster",
+            (f"{len(voters)} {word} vote: {', '.join(map(str, voters))}",),
+            "kafka-metadata-quorum.sh add-controller, until three or five vote",
+        )
+
+
+@rule(
+    "CLUSTER_DISK_NEARLY_FULL",
+    Threat.STANDSTILL,
+    when="a broker's disk is full",
+    what="A folder in which a broker keeps its logs has little room left.",
+    why="A broker whose log folder is full shuts down, and with it the partitions it leads.",
+    mend="Add disk space, or shorten retention where it is longer than needed.",
+    fine="When the logs have stopped growing, because retention by size bounds them.",
+)
+def disk_nearly_full(case: Case) -> Iterator[Broken]:
+    for broker in case.cluster.brokers:
+        for disk in case.known(broker.disks, f"disks of broker {broker.node}"):
+            if not disk.total_bytes or disk.free_bytes is None or disk.free_bytes >= FREE_SHARE_LOW * disk.total_bytes:
+                continue
+            share = disk.free_bytes / disk.total_bytes
+            yield Broken(
+                Severity.ERROR if share < FREE_SHARE_FULL else Severity.WARNING,
+                f"broker {broker.node}",
+                (f"{disk.path}: {share:.0%} free, {disk.free_bytes / 2**30:.1f} of {disk.total_bytes / 2**30:.1f} GiB",),
+                f"free or add space below {disk.path} on broker {broker.node}",
+            )
+
+
+@rule(
+    "CLUSTER_DISK_OFFLINE",
+    Threat.LOSS,
+    when="another copy is lost before the disk is back",
+    what="A broker has given up a folder in which it keeps its logs.",
+    why="The replicas in it are not kept any more: each of their partitions has a copy less.",
+    mend="Repair or replace the disk, and restart the broker.",
+    fine="Never for long.",
+)
+def disk_offline(case: Case) -> Iterator[Broken]:
+    for broker in case.cluster.brokers:
+        for disk in case.known(broker.disks, f"disks of broker {broker.node}"):
+            if disk.error:
+                yield Broken(
+                    Severity.ERROR,
+                    f"broker {broker.node}",
+                    (f"{disk.path}: error {disk.error}",),
+                    f"repair the disk of {disk.path}, and restart broker {broker.node}",
+                )
+
+
+@rule(
+    "CLUSTER_OFFSETS_TOPIC_FRAGILE",
+    Threat.STANDSTILL,
+    when="a broker stops",
+    what="The topic of the groups' offsets has fewer replicas than the cluster could give it.",
+    why="Groups whose coordinator is gone can neither commit nor be looked at. A pipeline goes on, as the ledger is the truth; "
+    "its mirror group stands still, and other consumers with it.",
+    mend="Raise the replicas of __consumer_offsets to three.",
+    fine="When only instep reads from this cluster.",
+)
+def offsets_topic_fragile(case: Case) -> Iterator[Broken]:
+    yield from _fragile(case, "__consumer_offsets", Severity.NOTE)
+
+
+@rule(
+    "CLUSTER_TRANSACTION_LOG_FRAGILE",
+    Threat.LOSS,
+    when="a broker stops while transactions are being committed",
+    what="A publisher uses transactions, and their log has too few replicas, or one in-sync replica is enough for it.",
+    why="The outcome of a transaction can be forgotten with one disk: records that were committed may be aborted, or the "
+    "publisher stands still.",
+    mend="Give __transaction_state three replicas and min.insync.replicas=2.",
+    fine="When no publisher uses transactions.",
+)
+def transaction_log_fragile(case: Case) -> Iterator[Broken]:
+    if any(one.transactional for one in case.publishers.values()):
+        yield from _fragile(case, "__transaction_state", Severity.ERROR if case.must_not_lose else Severity.NOTE, in_sync_min=2)
+
+
+def _fragile(case: Case, topic: str, severity: Severity, in_sync_min: int = 1) -> Iterator[Broken]:
+    if topic not in case.cluster.internal:
+        return
+    replicas, in_sync = case.cluster.internal[topic]
+    wanted = min(3, max(2, len(case.cluster.brokers)))
+    weak_in_sync = in_sync is not None and in_sync < in_sync_min
+    if replicas < wanted or weak_in_sync:
+        yield Broken(
+            severity,
+            f"topic {topic}",
+            (f"{replicas} replicas", f"min.insync.replicas={in_sync}"),
+            f"kafka-reassign-partitions.sh, to {wanted} replicas of {topic}",
+        )
+
+
+@rule(
+    "CLUSTER_ONE_ADDRESS",
+    Threat.STANDSTILL,
+    when="that broker is down while a pipeline starts",
+    what="The settings name one broker of several.",
+    why="A client learns the others from the first that answers. When that one is down, nothing can start.",
+    mend="Name two or three brokers in kafka.bootstrap.",
+    fine="When the address is a load balancer or a name that leads to several brokers.",
+)
+def one_address(case: Case) -> Iterator[Broken]:
+    if len(case.cluster.bootstrap) == 1 and len(case.cluster.brokers) > 1:
+        all_of_them = ",".join(f"{broker.host}:{broker.port}" for broker in case.cluster.brokers)
+        yield Broken(
+            Severity.WARNING,
+            "kafka.bootstrap",
+            (f'kafka.bootstrap="{case.cluster.bootstrap[0]}"', f"{len(case.cluster.brokers)} brokers"),
+            f'bootstrap = "{all_of_them}"',
+        )
+
+
+@rule(
+    "CLUSTER_IN_CLEAR",
+    Threat.EXPOSURE,
+    when="somebody listens on the network",
+    what="Brokers on other machines are spoken to without encryption.",
+    why="Records, and with SASL_PLAINTEXT and the mechanism PLAIN also the password, can be read and changed on the way.",
+    mend="Use SSL or SASL_SSL.",
+    fine="Within a network that is encrypted itself, such as a service mesh.",
+)
+def in_clear(case: Case) -> Iterator[Broken]:
+    far = [f"{broker.host}:{broker.port}" for broker in case.cluster.brokers if not is_loopback(broker.host)]
+    if far and case.cluster.protocol in ("PLAINTEXT", "SASL_PLAINTEXT"):
+        yield Broken(
+            Severity.WARNING,
+            "kafka.security",
+            (f'protocol="{case.cluster.protocol}" to {", ".join(far)}',),
+            f'protocol = "{"SASL_SSL" if case.cluster.protocol.startswith("SASL") else "SSL"}", and ca = "ca.pem"',
+        )
+
+
+@rule(
+    "CLUSTER_NO_AUTHORIZER",
+    Threat.LOSS,
+    when="anybody deletes the topic or publishes to it by mistake",
+    what="The cluster asks nobody for rights.",
+    why="Whoever reaches a broker can delete the topic, change its settings, or publish to it.",
+    mend="Set authorizer.class.name, and grant each user what it needs.",
+    fine="Where only trusted programs reach the brokers.",
+)
+def no_authorizer(case: Case) -> Iterator[Broken]:
+    open_to_all = [b.node for b in case.cluster.brokers if not case.broker_value(b, "authorizer.class.name").value]
+    if open_to_all:
+        yield Broken(
+            Severity.NOTE,
+            "the cluster",
+            (f"authorizer.class.name is empty on broker {', '.join(map(str, open_to_all))}",),
+            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer in server.properties",
+        )
+
+
+@rule(
+    "CLUSTER_SLOW_TO_DROP_REPLICAS",
+    Threat.STANDSTILL,
+    when="a broker hangs without dying",
+    what="A replica that lags counts as in sync for long.",
+    why="A record is acknowledged when every in-sync replica has it: one that hangs holds all publishers up for that time.",
+    mend="Leave replica.lag.time.max.ms at its default, 30 s.",
+    fine="Across slow links between brokers.",
+)
+def slow_to_drop_replicas(case: Case) -> Iterator[Broken]:
+    for broker in case.cluster.brokers:
+        lag = case.broker_value(broker, "replica.lag.time.max.ms")
+        if len(case.cluster.brokers) > 1 and int(lag.value or 0) > REPLICA_LAG_MS_MAX:
+            yield Broken(
+                Severity.WARNING,
+                f"broker {broker.node}",
+                (f"replica.lag.time.max.ms={lag.value} ({lag.source})",),
+                "replica.lag.time.max.ms=30000 in server.properties",
+            )
+
+
+@rule(
+    "CLUSTER_GROUPS_FORGOTTEN",
+    Threat.REPETITION,
+    when="a group has no members for that long",
+    what="Offsets of idle groups are forgotten before the longest planned outage is over.",
+    why="Consumers start over or skip. Pipelines do not mind, as the ledger is the truth; their mirror groups vanish.",
+    mend="Leave offsets.retention.minutes at its default, 7 days.",
+    fine="When only instep reads from this cluster.",
+)
+def groups_forgotten(case: Case) -> Iterator[Broken]:
+    for broker in case.cluster.brokers:
+        kept = case.broker_value(broker, "offsets.retention.minutes")
+        if int(kept.value or 0) * 60_000 < case.outage_ms:
+            yield Broken(
+                Severity.NOTE,
+                f"broker {broker.node}",
+                (f"offsets.retention.minutes={kept.value} ({kept.source})",),
+                "offsets.retention.minutes=10080 in server.properties",
+            )
+
+
+def is_loopback(host: str | None) -> bool:
+    return host is None or host in LOOPBACK or host.startswith("127.")

@@ -1,0 +1,300 @@
+"""Rules about the pipeline: its guard, its ledger against the log, and what it shares with others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from instep.vet.rule import Broken, Case, Severity, Threat, rule
+
+NEAR_EXPIRY_SHARE = 0.5
+BATCH_ROWS_FEW = 1_000
+
+
+@rule(
+    "PIPELINE_WITHOUT_GUARD",
+    Threat.DISORDER,
+    when="a publisher repeats or overtakes, or the topic gets more partitions",
+    what="No order is declared, so the place in the log decides which event is newer.",
+    why="Whatever disturbs the log's order disturbs the table: a repetition that arrives late, a second publisher, more "
+    "partitions, a replay by the source.",
+    mend="Name a version or time of the event as event.order, and a column that keeps it.",
+    fine="When each document has one idempotent publisher and the number of partitions never changes.",
+)
+def without_guard(case: Case) -> Iterator[Broken]:
+    if not case.guarded:
+        yield Broken(
+            Severity.WARNING,
+            f"pipeline {case.name}",
+            (f"pipelines.{case.name}.event.order is not set",),
+            f'[pipelines.{case.name}.event] order = "version", and a column for it in [pipelines.{case.name}.columns]',
+        )
+
+
+@rule(
+    "PIPELINE_ORDERED_BY_CLOCKS",
+    Threat.DISORDER,
+    when="the clocks of two publishers differ, or two events have the same time",
+    what="The guard compares times that several publishers take from their own clocks.",
+    why="An event from the clock that is behind looks old and is skipped.",
+    mend="Order by a version that the source counts.",
+    fine="When each document is published by one machine, or the time comes from the source's database.",
+)
+def ordered_by_clocks(case: Case) -> Iterator[Broken]:
+    if case.guarded and case.pipeline.order_is_time and len(case.publishers) > 1:
+        yield Broken(
+            Severity.WARNING,
+            f"pipeline {case.name}",
+            (f'event.order="{case.pipeline.order}" is a time', f"publishers: {', '.join(case.publishers)}"),
+            f'[pipelines.{case.name}.event] order = "version"',
+        )
+
+
+@rule(
+    "PIPELINE_STARTS_LATE",
+    Threat.LOSS,
+    when="the pipeline is started for the first time",
+    what="The pipeline has no ledger yet, and will not begin at the log's start.",
+    why="What was published before is not applied; those documents stay as they are until their next event.",
+    mend='Set start = "earliest".',
+    fine="When the table was filled from the source up to that moment.",
+)
+def starts_late(case: Case) -> Iterator[Broken]:
+    if case.pipeline.start != "earliest" and not case.ledger:
+        yield Broken(
+            Severity.WARNING if case.must_not_lose else Severity.NOTE,
+            f"pipeline {case.name}",
+            (f'pipelines.{case.name}.start="{case.pipeline.start}"', "the ledger is empty"),
+            f'[pipelines.{case.name}] start = "earliest"',
+        )
+
+
+@rule(
+    "PIPELINE_SHARES_COLUMNS",
+    Threat.DISORDER,
+    when="both pipelines follow the same document",
+    what="Two pipelines write the same column of the same table.",
+    why="Each has its own ledger and its own order: they overwrite each other.",
+    mend="Give each pipeline columns of its own, or one pipeline the whole road.",
+    fine="When their documents are never the same.",
+)
+def shares_columns(case: Case) -> Iterator[Broken]:
+    mine = case.pipeline
+    for name, other in case.snapshot.pipelines.items():
+        both = sorted(set(mine.columns) & set(other.columns))
+        if name != case.name and (other.target, other.table) == (mine.target, mine.table) and both:
+            yield Broken(
+                Severity.ERROR,
+                f"table {mine.table}",
+                (f"{case.name} and {name} both write {', '.join(both)}",),
+                f"take {', '.join(both)} out of [pipelines.{case.name}.columns] or of [pipelines.{name}.columns]",
+            )
+
+
+@rule(
+    "PIPELINE_TOPIC_REPLACED",
+    Threat.STANDSTILL,
+    when="the pipeline is started",
+    what="The ledger belongs to another topic of the same name, or to another cluster.",
+    why="Its offsets mean nothing there: the pipeline stops with TOPIC_REPLACED.",
+    mend="Decide where to go on: instep rewind --accept-new-topic.",
+    fine="Never.",
+)
+def topic_replaced(case: Case) -> Iterator[Broken]:
+    strange = [row for row in case.ledger if (row.topic_id, row.cluster_id) != (case.topic.id, case.cluster.cluster_id)]
+    if strange:
+        yield Broken(
+            Severity.ERROR,
+            f"pipeline {case.name}",
+            (
+                f"the ledger knows topic id {strange[0].topic_id} of cluster {strange[0].cluster_id}",
+                f"now: {case.topic.id} of {case.cluster.cluster_id}",
+            ),
+            f"instep rewind {case.name} --to start --accept-new-topic",
+        )
+
+
+@rule(
+    "PIPELINE_RECORDS_EXPIRED",
+    Threat.LOSS,
+    when="now: they are gone",
+    what="Records that were not applied yet are no longer in the log.",
+    why="The pipeline stops with OFFSETS_EXPIRED, as going on would hide the loss.",
+    mend="Publish the lost events again or mend the table from the source, then rewind.",
+    fine="Never.",
+)
+def records_expired(case: Case) -> Iterator[Broken]:
+    first = {part.partition: part.first for part in case.topic.partitions}
+    gone = [(row, first.get(row.partition)) for row in case.ledger if row.topic_id == case.topic.id]
+    lost = [(row, start) for row, start in gone if start is not None and row.next_offset < start]
+    if lost:
+        yield Broken(
+            Severity.ERROR,
+            f"pipeline {case.name}",
+            tuple(f"partition {row.partition}: next {row.next_offset}, the log begins at {start}" for row, start in lost),
+            f"instep rewind {case.name} --to start; then instep reconcile {case.name} with the source",
+        )
+
+
+@rule(
+    "PIPELINE_AHEAD_OF_LOG",
+    Threat.LOSS,
+    when="now: the log lost its end",
+    what="The ledger is beyond the end of the log.",
+    why="Applied records are no longer in the log: it was cut, as by an unclean election or a restored disk. New records at "
+    "those offsets would be taken for applied; the pipeline stops with LOG_DIVERGED.",
+    mend="Find out what was lost, and rewind.",
+    fine="Never.",
+)
+def ahead_of_log(case: Case) -> Iterator[Broken]:
+    ends = {part.partition: part.end for part in case.topic.partitions}
+    ahead = [(row, ends.get(row.partition)) for row in case.ledger if row.topic_id == case.topic.id]
+    beyond = [(row, end) for row, end in ahead if end is not None and row.next_offset > end]
+    if beyond:
+        yield Broken(
+            Severity.ERROR,
+            f"pipeline {case.name}",
+            tuple(f"partition {row.partition}: next {row.next_offset}, the log ends at {end}" for row, end in beyond),
+            f"instep rewind {case.name} --to end",
+        )
+
+
+@rule(
+    "PIPELINE_NEAR_EXPIRY",
+    Threat.LOSS,
+    when="the pipeline does not catch up in time",
+    what="The oldest record that was not applied yet is about to be deleted.",
+    why="Retention does not wait for readers.",
+    mend="Start the pipeline, or raise the topic's retention now.",
+    fine="While a pipeline that was started is catching up fast.",
+)
+def near_expiry(case: Case) -> Iterator[Broken]:
+    kept_ms = case.number("retention.ms")
+    if kept_ms < 0 or "delete" not in (case.setting("cleanup.policy").value or ""):
+        return
+    old = [row for row in case.ledger if (row.waiting_age_s or 0) * 1000 > NEAR_EXPIRY_SHARE * kept_ms]
+    if old:
+        yield Broken(
+            Severity.WARNING,
+            f"pipeline {case.name}",
+            (
+                *(f"partition {row.partition}: a record waits for {(row.waiting_age_s or 0) / 3600:.1f} h" for row in old),
+                case.found("retention.ms"),
+            ),
+            f"instep run {case.name}; or instep topics alter {case.topic.name} -c retention.ms={2 * kept_ms}",
+        )
+
+
+@rule(
+    "PIPELINE_SET_ASIDE",
+    Threat.STANDSTILL,
+    when="now: those documents wait",
+    what="Events were set aside: dead letters, or parked documents.",
+    why="They are safe and not in the table. Later events of a parked document wait behind the first.",
+    mend="Look at the reasons, mend them, and replay or release.",
+    fine="When somebody has looked and decided to leave them.",
+)
+def set_aside(case: Case) -> Iterator[Broken]:
+    dead = case.known(case.pipeline.dead_letters, f"dead letters of {case.name}")
+    parked = case.known(case.pipeline.parked_documents, f"parked documents of {case.name}")
+    if dead or parked:
+        yield Broken(
+            Severity.WARNING if parked else Severity.NOTE,
+            f"pipeline {case.name}",
+            (f"{dead} dead letters", f"{parked} parked documents"),
+            "instep parked list; instep dead list",
+        )
+
+
+@rule(
+    "PIPELINE_GROUP_IN_USE",
+    Threat.REPETITION,
+    when="the other program or the pipeline commits",
+    what="A consumer of another program is a member of the group that is named after the pipeline.",
+    why="instep writes its position there for the tools people have. Both overwrite each other: the other program will skip "
+    "or repeat records, and the lag that tools show is wrong.",
+    mend="Rename the pipeline, or the other program's group.",
+    fine="Never.",
+)
+def group_in_use(case: Case) -> Iterator[Broken]:
+    members = case.known(case.pipeline.group_members, f"members of group {case.name}")
+    if members:
+        yield Broken(
+            Severity.ERROR,
+            f"group {case.name}",
+            tuple(f"member {member}" for member in members),
+            "give the other program another group.id",
+        )
+
+
+@rule(
+    "PIPELINE_SQLITE_ON_CLUSTER",
+    Threat.LOSS,
+    when="a task runs on another machine",
+    what="The target is a SQLite file, and Spark's tasks run on a cluster.",
+    why="Each worker would open a file of that name on its own machine.",
+    mend='Use a database server, or master = "local[*]".',
+    fine="When all workers run on this machine.",
+)
+def sqlite_on_cluster(case: Case) -> Iterator[Broken]:
+    if case.pipeline.target.startswith("sqlite") and not case.snapshot.spark.master.startswith("local"):
+        yield Broken(
+            Severity.ERROR,
+            f"pipeline {case.name}",
+            (f'spark.master="{case.snapshot.spark.master}"', f"target {case.pipeline.target}"),
+            '[spark] master = "local[*]"; or a target such as postgresql://…',
+        )
+
+
+@rule(
+    "PIPELINE_SPECULATION",
+    Threat.STANDSTILL,
+    when="a task takes longer than its neighbours",
+    what="Spark may run a second copy of a slow task.",
+    why="Both write the same range. The ledger lets only one commit, so nothing is repeated; the other waits for its lock and "
+    "fails, and the batch takes longer.",
+    mend="Set spark.speculation=false.",
+    fine="Never for a pipeline.",
+)
+def speculation(case: Case) -> Iterator[Broken]:
+    if case.snapshot.spark.conf.get("spark.speculation", "false").lower() == "true":
+        yield Broken(
+            Severity.WARNING, "[spark] conf", ("spark.speculation=true",), 'take "spark.speculation" out of [spark] conf'
+        )
+
+
+@rule(
+    "PIPELINE_SMALL_BATCHES",
+    Threat.STANDSTILL,
+    when="events come faster than small batches can be written",
+    what="A micro-batch takes few records.",
+    why="Each batch costs some tens of milliseconds whatever its size, so few records a batch bound the records a second.",
+    mend="Leave batch_rows_max at its default.",
+    fine="When rows are very wide, or few events are ever published.",
+)
+def small_batches(case: Case) -> Iterator[Broken]:
+    if case.pipeline.batch_rows_max < BATCH_ROWS_FEW:
+        yield Broken(
+            Severity.WARNING,
+            f"pipeline {case.name}",
+            (f"batch_rows_max={case.pipeline.batch_rows_max}",),
+            f"[pipelines.{case.name}] batch_rows_max = 100000",
+        )
+
+
+@rule(
+    "PIPELINE_IGNORES_UNKNOWN",
+    Threat.LOSS,
+    when="an event names a document that the table does not have yet",
+    what="Events of documents that the table does not have are passed over.",
+    why="A document that is inserted a moment after its first event stays without that status until the next one.",
+    mend='Set missing = "park" or "insert".',
+    fine="When the table holds every document before the source knows it.",
+)
+def ignores_unknown(case: Case) -> Iterator[Broken]:
+    if case.pipeline.missing == "ignore":
+        yield Broken(
+            Severity.NOTE,
+            f"pipeline {case.name}",
+            (f'pipelines.{case.name}.missing="ignore"',),
+            f'[pipelines.{case.name}] missing = "park"',
+        )

@@ -1,0 +1,311 @@
+"""Rules about the publishers that the settings declare, each judged by what its client makes of its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from instep.vet import clients
+from instep.vet.clients import Effective
+from instep.vet.rule import Broken, Case, Severity, Threat, rule
+
+DELIVERY_MS_MIN = 30_000
+LINGER_MS_MAX = 500
+TRANSACTION_MS_MAX = 60_000
+IN_FLIGHT_ORDERED_MAX = 5
+# what a batch adds to its records
+BATCH_BYTES = 100
+
+
+def _found(one: Effective, name: str, value: object) -> str:
+    return f"{name}={value} ({one.said.get(name, 'set')})"
+
+
+def _fix(name: str, change: str) -> str:
+    return f"{change} in the publisher, and in [publishers.{name}] config"
+
+
+@rule(
+    "PUBLISHER_UNDECLARED",
+    Threat.LOSS,
+    when="a publisher gives up a record, repeats it or overtakes itself",
+    what="No publisher of the topic is declared, so how it sends cannot be judged.",
+    why="A promise that begins at the broker says nothing of what is lost, repeated or reordered before it.",
+    mend="Declare each publisher: [publishers.NAME] with topic, client and the settings it changes.",
+    fine="When the publisher belongs to another team who vouch for it.",
+)
+def undeclared(case: Case) -> Iterator[Broken]:
+    if not case.publishers:
+        yield Broken(
+            Severity.NOTE,
+            f"topic {case.pipeline.topic}",
+            ("no [publishers.NAME] table names this topic",),
+            f'[publishers.NAME] topic = "{case.pipeline.topic}", client = "java"',
+        )
+
+
+@rule(
+    "PUBLISHER_ACKS",
+    Threat.LOSS,
+    when="the leader of a partition dies",
+    what="The publisher does not wait for all in-sync replicas.",
+    why="With acks=1 a record is confirmed when one broker has it, with acks=0 before any has. If the leader dies then, "
+    "confirmed records are gone and the publisher does not know.",
+    mend="Set acks=all.",
+    fine="With the guarantee at-most-once.",
+)
+def acks(case: Case) -> Iterator[Broken]:
+    for name, one in case.publishers.items():
+        if one.acks != "all":
+            yield Broken(
+                Severity.ERROR if case.must_not_lose else Severity.NOTE,
+                f"publisher {name}",
+                (_found(one, "acks", one.acks),),
+                _fix(name, "acks=all"),
+            )
+
+
+@rule(
+    "PUBLISHER_NOT_IDEMPOTENT",
+    Threat.REPETITION,
+    when="the publisher's request is answered late and sent again",
+    what="The publisher is not idempotent.",
+    why="A request whose answer was lost is sent again, and the broker keeps both. The guard skips repetitions where it "
+    "compares a version; without it, an old status that is repeated late overwrites a new one.",
+    mend="Set enable.idempotence=true.",
+    fine="With the guarantee at-least-once, or with a guard that compares a version and a history where repetitions may show.",
+)
+def not_idempotent(case: Case) -> Iterator[Broken]:
+    for name, one in case.publishers.items():
+        if not one.idempotent and one.retries > 0 and not one.refused:
+            yield Broken(
+                Severity.ERROR if case.must_not_repeat else Severity.NOTE,
+                f"publisher {name}",
+                (_found(one, "enable.idempotence", "false"),),
+                _fix(name, "enable.idempotence=true"),
+            )
+
+
+@rule(
+    "PUBLISHER_OVERTAKES",
+    Threat.DISORDER,
+    when="one of the publisher's requests fails and is sent again behind later ones",
+    what="The publisher has several requests on their way at once and is not idempotent.",
+    why="A request that is retried lands behind later ones: a document's events change places in the log.",
+    mend="Set enable.idempotence=true; or max.in.flight.requests.per.connection=1.",
+    fine="With a guard that compares a version: it puts the order right again.",
+)
+def overtakes(case: Case) -> Iterator[Broken]:
+    for name, one in case.publishers.items():
+        if not one.idempotent and one.in_flight > 1 and one.retries > 0 and not one.refused:
+            yield Broken(
+                Severity.WARNING if case.guarded else Severity.ERROR,
+                f"publisher {name}",
+                (
+                    _found(one, "max.in.flight.requests.per.connection", one.in_flight),
+                    _found(one, "enable.idempotence", "false"),
+                ),
+                _fix(name, "enable.idempotence=true"),
+            )
+
+
+@rule(
+    "PUBLISHER_PARTITIONER",
+    Threat.DISORDER,
+    when="another client publishes the same document",
+    what="The publisher does not put keys where Java's hash, murmur2, puts them.",
+    why="Java, kafka-python, aiokafka and instep agree on murmur2; librdkafka's default is CRC32. The first publisher of the "
+    "other kind splits documents over two partitions. One that ignores keys splits them all.",
+    mend="Set partitioner=murmur2.",
+    fine="When every publisher of the topic, and every tool that looks up a key's partition, uses the same hash.",
+)
+def partitioner(case: Case) -> Iterator[Broken]:
+    for name, one in case.publishers.items():
+        if one.hashing != clients.MURMUR2:
+            scatters = one.hashing == clients.NO_KEYS
+            yield Broken(
+                Severity.ERROR if scatters and not case.guarded else Severity.WARNING,
+                f"publisher {name}",
+                (f"keys are hashed by {one.hashing} ({one.said['partitioner']})",),
+                _fix(name, "partitioner=murmur2" if case.snapshot.publishers[name].client == "librdkafka" else "no partitioner"),
+                when="any document has a second event" if scatters else None,
+            )
+
+
+@rule(
+    "PUBLISHER_HASHES_DIFFER",
+    Threat.DISORDER,
+    when="two publishers send events of the same document",
+    what="Publishers of the topic put the same key into different partitions.",
+    why="With 3, 6 or 12 partitions, 67, 83 or 92 % of keys land elsewhere. A document's events then lie in two partitions, "
+    "which are applied side by side.",
+    mend="Let all publishers use murmur2.",
+    fine="When they never publish the same document.",
+)
+def hashes_differ(case: Case) -> Iterator[Broken]:
+    hashes = {name: one.hashing for name, one in case.publishers.items()}
+    if len(set(hashes.values())) > 1:
+        odd = [name for name, hashing in hashes.items() if hashing != clients.MURMUR2]
+        yield Broken(
+            Severity.WARNING if case.guarded else Severity.ERROR,
+            f"topic {case.pipeline.topic}",
+            tuple(f"{name}: {hashing}" for name, hashing in hashes.items()),
+            f"partitioner=murmur2 in {', '.join(odd)}",
+        )
+
+
+@rule(
+    "PUBLISHER_DOES_NOT_RETRY",
+    Threat.LOSS,
+    when="a broker is not there for a moment",
+    what="The publisher does not send again what failed.",
+    why="Leaders move at every restart of a broker; requests fail for a moment, and their records are dropped.",
+    mend="Leave retries at its default, and bound the whole by delivery.timeout.ms.",
+    fine="With the guarantee at-most-once, or when the publisher itself publishes again what was not confirmed.",
+)
+def does_not_retry(case: Case) -> Iterator[Broken]:
+    for name, one in case.publishers.items():
+        if one.retries < 1:
+            yield Broken(
+                Severity.ERROR if case.must_not_lose else Severity.NOTE,
+                f"publisher {name}",
+                (_found(one, "retries", one.retries),),
+                _fix(name, "no retries"),
+            )
+
+
+@rule(
+    "PUBLISHER_GIVES_UP_EARLY",
+    Threat.LOSS,
+    when="brokers are away for longer than the publisher waits",
+    what="The publisher drops a record that is not confirmed within a short time.",
+    why="An election after a broker's death takes seconds, a restart up to minutes.",
+    mend="Set delivery.timeout.ms (message.timeout.ms in librdkafka) to two minutes or more.",
+    fine="When the publisher keeps what failed, such as in an outbox table, and publishes it again.",
+)
+def gives_up_early(case: Case) -> Iterator[Broken]:
+    for name, one in case.publishers.items():
+        if one.delivery_timeout_ms < DELIVERY_MS_MIN and one.retries >= 1:
+            yield Broken(
+                Severity.WARNING if case.must_not_lose else Severity.NOTE,
+                f"publisher {name}",
+                (_found(one, "delivery.timeout.ms", one.delivery_timeout_ms),),
+                _fix(name, "delivery.timeout.ms=120000"),
+            )
+
+
+@rule(
+    "PUBLISHER_REFUSED_SETTINGS",
+    Threat.STANDSTILL,
+    when="the publisher is started",
+    what="The client does not take these settings together.",
+    why="It refuses to start, or the send fails.",
+    mend="Take one of the contradicting settings out.",
+    fine="Never.",
+)
+def refused_settings(case: Case) -> Iterator[Broken]:
+    for name, one in case.publishers.items():
+        if one.refused:
+            yield Broken(
+                Severity.ERROR, f"publisher {name}", (one.refused,), f"take one of them out of [publishers.{name}] config"
+            )
+
+
+@rule(
+    "PUBLISHER_SETTING_MISSPELT",
+    Threat.LOSS,
+    when="the publisher's default does not do what the setting was meant to",
+    what="A setting of the publisher has a name that no client knows.",
+    why="Java clients ignore it with a warning in the log, so the default stays in force; others refuse to start.",
+    mend="Correct the name.",
+    fine="When it is a setting of the application, not of the client.",
+)
+def setting_misspelt(case: Case) -> Iterator[Broken]:
+    for name, one in case.publishers.items():
+        for wrong, meant in one.misspelt:
+            yield Broken(Severity.WARNING, f"publisher {name}", (f"{wrong}; {meant} is meant?",), _fix(name, f"{meant}=…"))
+
+
+@rule(
+    "PUBLISHER_RECORDS_TOO_LARGE",
+    Threat.LOSS,
+    when="a large record is published",
+    what="The publisher accepts larger records than the topic takes.",
+    why="They pass the client and are refused by the broker: an error that the sender sees late, or not at all.",
+    mend="Set max.message.bytes of the topic at least as high as the publisher's limit.",
+    fine="When no record comes near either limit, or compression makes them small.",
+)
+def records_too_large(case: Case) -> Iterator[Broken]:
+    limit = case.number("max.message.bytes")
+    for name, one in case.publishers.items():
+        if one.record_bytes_max > limit + BATCH_BYTES:
+            yield Broken(
+                Severity.WARNING,
+                f"publisher {name}",
+                (_found(one, "max.request.size", one.record_bytes_max), case.found("max.message.bytes")),
+                f"instep topics alter {case.topic.name} -c max.message.bytes={one.record_bytes_max + BATCH_BYTES}",
+            )
+
+
+@rule(
+    "PUBLISHER_LINGERS",
+    Threat.STANDSTILL,
+    when="always: every event waits",
+    what="The publisher holds records back for long, to send more of them at once.",
+    why="The table is about a second behind at best, and this comes on top.",
+    mend="Set linger.ms to 5 or so.",
+    fine="When being seconds behind does not matter.",
+)
+def lingers(case: Case) -> Iterator[Broken]:
+    for name, one in case.publishers.items():
+        if one.linger_ms > LINGER_MS_MAX:
+            yield Broken(
+                Severity.WARNING, f"publisher {name}", (_found(one, "linger.ms", one.linger_ms),), _fix(name, "linger.ms=5")
+            )
+
+
+@rule(
+    "PUBLISHER_TRANSACTIONS_LONG",
+    Threat.STANDSTILL,
+    when="a publisher dies in the middle of a transaction",
+    what="A transaction may stay open for long.",
+    why="Pipelines read what is committed: an open transaction hides everything behind it in its partitions, of all "
+    "publishers, until it is ended or timed out.",
+    mend="Set transaction.timeout.ms to a minute or less.",
+    fine="When transactions are long by nature, and waiting for them is right.",
+)
+def transactions_long(case: Case) -> Iterator[Broken]:
+    for name, one in case.publishers.items():
+        if one.transactional and one.transaction_timeout_ms > TRANSACTION_MS_MAX:
+            yield Broken(
+                Severity.WARNING,
+                f"publisher {name}",
+                (_found(one, "transaction.timeout.ms", one.transaction_timeout_ms),),
+                _fix(name, f"transaction.timeout.ms={TRANSACTION_MS_MAX}"),
+            )
+
+
+@rule(
+    "PUBLISHER_TRANSACTIONS_REFUSED",
+    Threat.STANDSTILL,
+    when="the publisher begins its first transaction",
+    what="The publisher asks for a longer transaction time-out than the brokers allow.",
+    why="The broker answers INVALID_TRANSACTION_TIMEOUT, and nothing is published.",
+    mend="Lower transaction.timeout.ms below transaction.max.timeout.ms of the brokers.",
+    fine="Never.",
+)
+def transactions_refused(case: Case) -> Iterator[Broken]:
+    sending = {name: one for name, one in case.publishers.items() if one.transactional}
+    if not sending:
+        return
+    allowed = min(int(case.broker_value(b, "transaction.max.timeout.ms").value or 0) for b in case.cluster.brokers)
+    for name, one in sending.items():
+        if one.transaction_timeout_ms > allowed:
+            yield Broken(
+                Severity.ERROR,
+                f"publisher {name}",
+                (
+                    _found(one, "transaction.timeout.ms", one.transaction_timeout_ms),
+                    f"transaction.max.timeout.ms={allowed} of the brokers",
+                ),
+                _fix(name, f"transaction.timeout.ms={min(allowed, TRANSACTION_MS_MAX)}"),
+            )

@@ -1,0 +1,482 @@
+"""Rules about the topic: its copies, what it keeps and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+from instep.vet.rule import Broken, Case, Severity, Threat, rule
+
+REPLICAS_WANTED = 3
+TIMES_UNBOUNDED_MS = 24 * 3_600_000
+RECORD_BYTES_LOW = 64 * 1024
+# a partition's log is deleted by whole segments, so a little more than the limit is kept
+SPAN_SLACK = 1.5
+
+
+@rule(
+    "TOPIC_MISSING",
+    Threat.STANDSTILL,
+    when="the pipeline is started",
+    what="The topic does not exist, or we may not see it.",
+    why="There is nothing to follow.",
+    mend="Make the topic, or correct its name.",
+    fine="Before the first deployment.",
+)
+def missing(case: Case) -> Iterator[Broken]:
+    if not case.is_there:
+        topic = case.pipeline.topic
+        yield Broken(
+            Severity.ERROR,
+            f"topic {topic}",
+            ("the cluster has no such topic",),
+            f"instep topics create {topic} -p 6 -r 3 -c min.insync.replicas=2",
+        )
+
+
+@rule(
+    "TOPIC_SINGLE_REPLICA",
+    Threat.LOSS,
+    when="the disk of the broker that holds a partition is lost",
+    what="A partition has one copy.",
+    why="acks=all then means one broker: what it acknowledged is gone with its disk, and while it is down nobody can publish "
+    "to the partition or read from it.",
+    mend="Give the topic three replicas and min.insync.replicas=2.",
+    fine="On a laptop, in tests, and where the source can publish everything again.",
+)
+def single_replica(case: Case) -> Iterator[Broken]:
+    if case.replicas == 1:
+        alone = sum(len(part.replicas) == 1 for part in case.topic.partitions)
+        yield Broken(
+            Severity.ERROR if case.must_not_lose else Severity.NOTE,
+            f"topic {case.topic.name}",
+            (f"{alone} of {len(case.topic.partitions)} partitions have 1 replica",),
+            _more_replicas(case),
+        )
+
+
+@rule(
+    "TOPIC_TWO_REPLICAS",
+    Threat.STANDSTILL,
+    when="a broker stops",
+    what="A partition has two copies.",
+    why="With two there is no good min.insync.replicas: 2 stops publishing as soon as one broker is down, 1 acknowledges what "
+    "only one disk has.",
+    mend="Give the topic three replicas and min.insync.replicas=2.",
+    fine="Where a standstill during a broker's restart is acceptable, with min.insync.replicas=2.",
+)
+def two_replicas(case: Case) -> Iterator[Broken]:
+    if case.replicas == REPLICAS_WANTED - 1:
+        yield Broken(Severity.WARNING, f"topic {case.topic.name}", ("2 replicas",), _more_replicas(case))
+
+
+@rule(
+    "TOPIC_MIN_IN_SYNC_ONE",
+    Threat.LOSS,
+    when="the leader of a partition dies after the others fell behind",
+    what="One in-sync replica is enough to acknowledge a record.",
+    why="When the other replicas lag or are down, acks=all is answered by the leader alone. If it dies then, acknowledged "
+    "records are lost.",
+    mend="Set min.insync.replicas=2 on the topic.",
+    fine="With the guarantee at-most-once, or when the source can publish everything again.",
+)
+def min_in_sync_one(case: Case) -> Iterator[Broken]:
+    if case.replicas > 1 and case.number("min.insync.replicas") < 2:
+        yield Broken(
+            Severity.ERROR if case.must_not_lose else Severity.NOTE,
+            f"topic {case.topic.name}",
+            (case.found("min.insync.replicas"), f"{case.replicas} replicas"),
+            f"instep topics alter {case.topic.name} -c min.insync.replicas=2",
+        )
+
+
+@rule(
+    "TOPIC_MIN_IN_SYNC_ALL",
+    Threat.STANDSTILL,
+    when="any broker that holds a replica stops",
+    what="Every replica must be in sync for a record to be acknowledged.",
+    why="A single broker that is down, even for a planned restart, stops publishing with acks=all.",
+    mend="Set min.insync.replicas to one less than the replicas.",
+    fine="Where no loss of two disks at once is acceptable, and a standstill is.",
+)
+def min_in_sync_all(case: Case) -> Iterator[Broken]:
+    if case.replicas > 1 and case.number("min.insync.replicas") == case.replicas:
+        yield Broken(
+            Severity.WARNING,
+            f"topic {case.topic.name}",
+            (case.found("min.insync.replicas"), f"{case.replicas} replicas"),
+            f"instep topics alter {case.topic.name} -c min.insync.replicas={case.replicas - 1}"
+            if case.replicas > 2
+            else _more_replicas(case),
+        )
+
+
+@rule(
+    "TOPIC_MIN_IN_SYNC_TOO_MANY",
+    Threat.STANDSTILL,
+    when="anybody publishes with acks=all",
+    what="More in-sync replicas are asked for than the topic has.",
+    why="Every record that is sent with acks=all is refused.",
+    mend="Lower min.insync.replicas below the number of replicas, or add replicas.",
+    fine="Never.",
+)
+def min_in_sync_too_many(case: Case) -> Iterator[Broken]:
+    if case.number("min.insync.replicas") > case.replicas:
+        yield Broken(
+            Severity.ERROR,
+            f"topic {case.topic.name}",
+            (case.found("min.insync.replicas"), f"{case.replicas} replicas"),
+            f"instep topics alter {case.topic.name} -c min.insync.replicas={max(1, case.replicas - 1)}",
+        )
+
+
+@rule(
+    "TOPIC_UNCLEAN_ELECTION",
+    Threat.LOSS,
+    when="all in-sync replicas of a partition are down and another becomes its leader",
+    what="A replica that is not in sync may become leader.",
+    why="It lacks records that were acknowledged; they are cut off everywhere. A pipeline that had applied them stops with "
+    "LOG_DIVERGED; one that had not never sees them.",
+    mend="Set unclean.leader.election.enable=false on the topic.",
+    fine="Where going on is worth more than records.",
+)
+def unclean_election(case: Case) -> Iterator[Broken]:
+    if case.setting("unclean.leader.election.enable").value == "true":
+        yield Broken(
+            Severity.ERROR if case.must_not_lose else Severity.WARNING,
+            f"topic {case.topic.name}",
+            (case.found("unclean.leader.election.enable"),),
+            f"instep topics alter {case.topic.name} -c unclean.leader.election.enable=false",
+        )
+
+
+@rule(
+    "TOPIC_WITHOUT_LEADER",
+    Threat.STANDSTILL,
+    when="now",
+    what="A partition has no leader.",
+    why="Nobody can publish to it or read from it.",
+    mend="Start the brokers that hold its in-sync replicas.",
+    fine="For the seconds that an election takes.",
+)
+def without_leader(case: Case) -> Iterator[Broken]:
+    bare = [part for part in case.topic.partitions if part.leader is None]
+    if bare:
+        yield Broken(
+            Severity.ERROR,
+            f"topic {case.topic.name}",
+            tuple(f"partition {part.partition}: no leader, replicas {_nodes(part.replicas)}" for part in bare),
+            f"start broker {_nodes(sorted({node for part in bare for node in part.replicas}))}",
+        )
+
+
+@rule(
+    "TOPIC_UNDER_MIN_IN_SYNC",
+    Threat.STANDSTILL,
+    when="now",
+    what="A partition has fewer in-sync replicas than acknowledging needs.",
+    why="Publishing to it with acks=all is refused until more replicas have caught up.",
+    mend="Start or repair the brokers whose replicas are not in sync.",
+    fine="For the minutes of a restart.",
+)
+def under_min_in_sync(case: Case) -> Iterator[Broken]:
+    needed = case.number("min.insync.replicas")
+    short = [part for part in case.topic.partitions if len(part.in_sync) < needed <= len(part.replicas)]
+    if short:
+        out = sorted({node for part in short for node in part.replicas if node not in part.in_sync})
+        yield Broken(
+            Severity.ERROR,
+            f"topic {case.topic.name}",
+            (
+                case.found("min.insync.replicas"),
+                *(f"partition {p.partition}: in sync {_nodes(p.in_sync)} of {_nodes(p.replicas)}" for p in short),
+            ),
+            f"start broker {_nodes(out)}, or see why it lags",
+        )
+
+
+@rule(
+    "TOPIC_UNDER_REPLICATED",
+    Threat.LOSS,
+    when="the brokers that are still in sync die before the others catch up",
+    what="A partition has replicas that are not in sync.",
+    why="There is a copy less than planned.",
+    mend="Start or repair the brokers whose replicas are not in sync.",
+    fine="During a restart, and while a new replica is being filled.",
+)
+def under_replicated(case: Case) -> Iterator[Broken]:
+    behind = [part for part in case.topic.partitions if len(part.in_sync) < len(part.replicas)]
+    if behind:
+        out = sorted({node for part in behind for node in part.replicas if node not in part.in_sync})
+        yield Broken(
+            Severity.WARNING,
+            f"topic {case.topic.name}",
+            tuple(f"partition {p.partition}: in sync {_nodes(p.in_sync)} of {_nodes(p.replicas)}" for p in behind),
+            f"start broker {_nodes(out)}, or see why it lags",
+        )
+
+
+@rule(
+    "TOPIC_REPLICAS_IN_ONE_RACK",
+    Threat.LOSS,
+    when="a rack or zone is lost",
+    what="All replicas of a partition are in one rack, though the cluster has several.",
+    why="A rack or zone fails as a whole, and takes all copies with it.",
+    mend="Spread the replicas: make the topic anew, or reassign its partitions.",
+    fine="Where racks are only names.",
+)
+def replicas_in_one_rack(case: Case) -> Iterator[Broken]:
+    racks = {broker.node: broker.rack for broker in case.cluster.brokers if broker.rack is not None}
+    if len(set(racks.values())) < 2:
+        return
+    huddled = [
+        part
+        for part in case.topic.partitions
+        if len(part.replicas) > 1
+        and all(node in racks for node in part.replicas)
+        and len({racks[node] for node in part.replicas}) == 1
+    ]
+    if huddled:
+        yield Broken(
+            Severity.WARNING,
+            f"topic {case.topic.name}",
+            tuple(f"partition {part.partition}: all replicas in rack {racks[part.replicas[0]]}" for part in huddled),
+            "kafka-reassign-partitions.sh --generate, which spreads replicas over racks",
+        )
+
+
+@rule(
+    "TOPIC_RETENTION_SHORT",
+    Threat.LOSS,
+    when="the pipeline stands still for longer than the log keeps its records",
+    what="Records are deleted before the longest planned outage is over.",
+    why="What was deleted before it was applied never reaches the table. The pipeline stops with OFFSETS_EXPIRED.",
+    mend="Raise retention.ms above vet.outage_hours_max, or lower that to what you really plan for.",
+    fine="When the source can publish everything again after an outage.",
+)
+def retention_short(case: Case) -> Iterator[Broken]:
+    if "delete" not in (case.setting("cleanup.policy").value or ""):
+        return
+    kept_ms = case.number("retention.ms")
+    if 0 <= kept_ms < case.outage_ms:
+        yield Broken(
+            Severity.ERROR if case.must_not_lose else Severity.NOTE,
+            f"topic {case.topic.name}",
+            (
+                f"{case.found('retention.ms')}: {_age(kept_ms)}",
+                f"vet.outage_hours_max={case.snapshot.outage_hours_max}: {_age(case.outage_ms)}",
+            ),
+            f"instep topics alter {case.topic.name} -c retention.ms={max(7 * 86_400_000, 2 * case.outage_ms)}",
+        )
+
+
+@rule(
+    "TOPIC_RETENTION_BY_SIZE",
+    Threat.LOSS,
+    when="more is published during an outage than retention.bytes holds",
+    what="Records are deleted when a partition's log gets too large, however young they are.",
+    why="A burst deletes records that a waiting pipeline has not applied yet.",
+    mend="Set retention.bytes=-1 and bound the log by time, with room on the disks for it.",
+    fine="When the size holds many times what is published during the longest outage.",
+)
+def retention_by_size(case: Case) -> Iterator[Broken]:
+    if "delete" not in (case.setting("cleanup.policy").value or "") or case.number("retention.bytes") < 0:
+        return
+    limit, span_s = case.number("retention.bytes"), case.topic.span_s
+    # a log that was cut shows how long its limit lasts; one that never was says nothing yet
+    was_cut = any((part.first or 0) > 0 for part in case.topic.partitions)
+    short = was_cut and span_s is not None and span_s * 1000 < case.outage_ms / SPAN_SLACK
+    seen = (f"the oldest record is {_age(int(span_s * 1000))} old, and older ones were deleted",) if short and span_s else ()
+    yield Broken(
+        Severity.ERROR if short and case.must_not_lose else Severity.WARNING,
+        f"topic {case.topic.name}",
+        (f"{case.found('retention.bytes')}: {limit / 2**20:.1f} MiB a partition", *seen),
+        f"instep topics alter {case.topic.name} -c retention.bytes=-1",
+    )
+
+
+@rule(
+    "TOPIC_COMPACTED",
+    Threat.LOSS,
+    when="the pipeline is behind the log's cleaner",
+    what="The log keeps only the last record of each key, sooner or later.",
+    why="Statuses in between are removed before a pipeline that is behind sees them: the history has gaps, and with declared "
+    "transitions a document that seems to have jumped is parked.",
+    mend="Set cleanup.policy=delete, or min.compaction.lag.ms above vet.outage_hours_max.",
+    fine="When only the last status counts: history = false and no transitions.",
+)
+def compacted(case: Case) -> Iterator[Broken]:
+    if case.compacted:
+        spared = case.number("min.compaction.lag.ms") >= case.outage_ms
+        needs = [name for name, on in (("history", case.pipeline.history), ("transitions", case.pipeline.transitions)) if on]
+        severity = Severity.ERROR if case.pipeline.transitions else Severity.WARNING
+        yield Broken(
+            Severity.NOTE if spared or not needs else severity,
+            f"topic {case.topic.name}",
+            (
+                case.found("cleanup.policy"),
+                case.found("min.compaction.lag.ms"),
+                f"the pipeline has {' and '.join(needs)}" if needs else "only the last status counts",
+            ),
+            f"instep topics alter {case.topic.name} -c cleanup.policy=delete",
+        )
+
+
+@rule(
+    "TOPIC_TOMBSTONES_SHORT",
+    Threat.LOSS,
+    when="the pipeline stands still for longer than deletions are kept",
+    what="A compacted log forgets deletions before the longest planned outage is over.",
+    why="A document's deletion that is gone from the log is never applied: its row stays for ever.",
+    mend="Raise delete.retention.ms above vet.outage_hours_max.",
+    fine="When the source never deletes documents.",
+)
+def tombstones_short(case: Case) -> Iterator[Broken]:
+    if case.compacted and case.number("delete.retention.ms") < case.outage_ms:
+        yield Broken(
+            Severity.WARNING,
+            f"topic {case.topic.name}",
+            (
+                f"{case.found('delete.retention.ms')}: {_age(case.number('delete.retention.ms'))}",
+                f"vet.outage_hours_max={case.snapshot.outage_hours_max}",
+            ),
+            f"instep topics alter {case.topic.name} -c delete.retention.ms={2 * case.outage_ms}",
+        )
+
+
+@rule(
+    "TOPIC_TIME_OF_ARRIVAL",
+    Threat.DISORDER,
+    when="a publisher sends a document's events in another order than they happened",
+    what="The broker stamps records with the time of their arrival, and the pipeline takes that for the event's own.",
+    why="A later arrival always looks newer: the guard lets an old status that was sent late overwrite a new one. Freshness "
+    "is then counted from the arrival.",
+    mend="Name a field of the event as order and at, or set message.timestamp.type=CreateTime.",
+    fine="When the publisher sends each document's events in order, and only once.",
+)
+def time_of_arrival(case: Case) -> Iterator[Broken]:
+    if case.setting("message.timestamp.type").value == "LogAppendTime":
+        ordered_by_it = case.pipeline.order == "@timestamp"
+        if ordered_by_it or case.pipeline.at in (None, "@timestamp"):
+            yield Broken(
+                Severity.WARNING if ordered_by_it else Severity.NOTE,
+                f"topic {case.topic.name}",
+                (case.found("message.timestamp.type"), f'event.order="{case.pipeline.order}", event.at="{case.pipeline.at}"'),
+                f"instep topics alter {case.topic.name} -c message.timestamp.type=CreateTime",
+            )
+
+
+@rule(
+    "TOPIC_TIMES_UNBOUNDED",
+    Threat.DISORDER,
+    when="a publisher's clock is wrong",
+    what="The guard compares record timestamps, and the brokers take any.",
+    why="One event from a clock that runs a year ahead makes every later event of its document look old: it is skipped.",
+    mend="Set message.timestamp.after.max.ms to an hour, or let the guard compare a version.",
+    fine="When the publishers' clocks are kept in step.",
+)
+def times_unbounded(case: Case) -> Iterator[Broken]:
+    name = "message.timestamp.after.max.ms"
+    if case.pipeline.order == "@timestamp" and case.number(name) > TIMES_UNBOUNDED_MS:
+        yield Broken(
+            Severity.WARNING,
+            f"topic {case.topic.name}",
+            (case.found(name), 'event.order="@timestamp"'),
+            f"instep topics alter {case.topic.name} -c {name}=3600000",
+        )
+
+
+@rule(
+    "TOPIC_OLD_TIMES_REFUSED",
+    Threat.LOSS,
+    when="a publisher sends an event that is older than the broker takes",
+    what="The brokers refuse records whose timestamp is a little old.",
+    why="A publisher that was down, or sends old events again, is refused: those events never arrive.",
+    mend="Leave message.timestamp.before.max.ms at its default.",
+    fine="When records carry the time of sending and never that of the event.",
+)
+def old_times_refused(case: Case) -> Iterator[Broken]:
+    name = "message.timestamp.before.max.ms"
+    if case.setting("message.timestamp.type").value == "CreateTime" and case.number(name) < case.outage_ms:
+        yield Broken(
+            Severity.WARNING,
+            f"topic {case.topic.name}",
+            (f"{case.found(name)}: {_age(case.number(name))}",),
+            f"instep topics alter {case.topic.name} --unset {name}",
+        )
+
+
+@rule(
+    "TOPIC_RECORDS_BOUNDED_LOW",
+    Threat.LOSS,
+    when="an event grows beyond the limit",
+    what="The topic takes very small records only.",
+    why="A larger one is refused: its publisher gets an error, and that document's news never arrives.",
+    mend="Leave max.message.bytes at its default, 1 MiB.",
+    fine="When the largest event is known to fit.",
+)
+def records_bounded_low(case: Case) -> Iterator[Broken]:
+    if case.number("max.message.bytes") < RECORD_BYTES_LOW:
+        yield Broken(
+            Severity.WARNING,
+            f"topic {case.topic.name}",
+            (case.found("max.message.bytes"),),
+            f"instep topics alter {case.topic.name} --unset max.message.bytes",
+        )
+
+
+@rule(
+    "TOPIC_THROTTLED",
+    Threat.LOSS,
+    when="the leader dies before the throttled replicas have caught up",
+    what="Copying between replicas of the topic is throttled.",
+    why="A throttle that was left behind by a move keeps replicas from catching up, and in-sync sets small.",
+    mend="Unset both throttles when the move is over.",
+    fine="While partitions are being moved.",
+)
+def throttled(case: Case) -> Iterator[Broken]:
+    names = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
+    on = [name for name in names if name in case.topic_settings and case.setting(name).value]
+    if on:
+        yield Broken(
+            Severity.WARNING,
+            f"topic {case.topic.name}",
+            tuple(map(case.found, on)),
+            f"instep topics alter {case.topic.name} {' '.join(f'--unset {name}' for name in on)}",
+        )
+
+
+@rule(
+    "TOPIC_LED_BY_ONE",
+    Threat.STANDSTILL,
+    when="that broker stops",
+    what="One broker leads every partition of the topic, though others hold replicas.",
+    why="Its death moves all partitions at once, and until then it does all the work.",
+    mend="Let the preferred replicas lead again.",
+    fine="Right after a broker was away: leaders move back by themselves within minutes.",
+)
+def led_by_one(case: Case) -> Iterator[Broken]:
+    leaders = {part.leader for part in case.topic.partitions}
+    holders = {node for part in case.topic.partitions for node in part.replicas}
+    if len(case.topic.partitions) > 1 and len(leaders) == 1 and None not in leaders and len(holders) > 1:
+        yield Broken(
+            Severity.NOTE,
+            f"topic {case.topic.name}",
+            (f"broker {leaders.pop()} leads all {len(case.topic.partitions)} partitions",),
+            f"kafka-leader-election.sh --election-type preferred --topic {case.topic.name}",
+        )
+
+
+def _more_replicas(case: Case) -> str:
+    return (
+        f"kafka-reassign-partitions.sh, to {REPLICAS_WANTED} replicas; then"
+        f" instep topics alter {case.topic.name} -c min.insync.replicas=2"
+    )
+
+
+def _nodes(nodes: list[int]) -> str:
+    return ", ".join(map(str, nodes)) or "none"
+
+
+def _age(ms: int) -> str:
+    return f"{timedelta(milliseconds=ms).total_seconds() / 3600:.1f} h"

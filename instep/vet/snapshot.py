@@ -1,0 +1,165 @@
+"""What was found of cluster, topics, publishers, pipelines and databases at one time: plain values, saved as JSON.
+
+Rules judge a snapshot and nothing else, so a saved one is judged offline as the live one would be. It holds no secret.
+What could not be found out is None, and `unknown` says why: unknown is never taken for good.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from instep import errors
+from instep.settings import Client, Guarantee, Missing
+from instep.sinks.facts import Facts
+
+FORMAT = 1
+
+
+class Found(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A value in force, and where it was set."""
+
+    value: str | None
+    source: str = "default"
+
+
+Values = dict[str, Found]
+
+
+class Disk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A broker's folder for logs."""
+
+    path: str
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    error: int = 0
+
+
+class Broker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    node: int
+    host: str
+    port: int
+    rack: str | None = None
+    settings: Values | None = None
+    disks: list[Disk] | None = None
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    cluster_id: str
+    bootstrap: list[str]
+    protocol: str
+    brokers: list[Broker]
+    voters: list[int] | None = None
+    features: dict[str, int] | None = None
+    # replicas and min.insync.replicas of the internal topics that are there, by name
+    internal: dict[str, tuple[int, int | None]] = {}
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    partition: int
+    leader: int | None
+    replicas: list[int]
+    in_sync: list[int]
+    first: int | None = None
+    end: int | None = None
+    size_bytes: int | None = None
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the newest records of a topic show."""
+
+    records: int
+    keyless: int = 0
+    in_murmur2_place: int = 0  # of those with a key
+    in_crc32_place: int = 0
+    largest_bytes: int = 0
+    ahead_s_max: float = 0.0  # how far the newest timestamp lies in the future
+    newest_age_s: float | None = None
+    unreadable: dict[str, int] = {}  # by pipeline and reason, "pipeline: reason"
+    codecs: list[str] = []
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    name: str
+    id: str = ""
+    settings: Values | None = None
+    partitions: list[Partition] = []
+    sample: Sample | None = None
+    idempotent_producers: int | None = None  # whose records the log holds still
+    span_s: float | None = None  # from the oldest record to now
+
+
+class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topic: str
+    client: Client
+    config: dict[str, str] = {}
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far a partition was applied, and how old the first record behind it is."""
+
+    partition: int
+    next_offset: int
+    topic_id: str
+    cluster_id: str
+    waiting_age_s: float | None = None
+
+
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topic: str
+    guarantee: Guarantee
+    start: str
+    target: str
+    table: str
+    columns: list[str]
+    missing: Missing
+    history: bool
+    batch_rows_max: int
+    order: str | None
+    at: str | None
+    order_is_time: bool | None = None
+    transitions: bool = False
+    ledger: list[Ledger] | None = None
+    dead_letters: int | None = None
+    parked_documents: int | None = None
+    group_members: list[str] | None = None  # of the mirror group: there should be none
+
+
+class Spark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    master: str
+    conf: dict[str, str] = {}
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    format: int = FORMAT
+    taken_at: datetime
+    instep: str
+    outage_hours_max: int
+    cluster: Cluster
+    topics: dict[str, Topic | None]  # None: the cluster has no such topic
+    publishers: dict[str, Publisher] = {}
+    pipelines: dict[str, Pipeline] = {}
+    databases: dict[str, Facts] = {}
+    spark: Spark
+    accepted: dict[str, str] = {}
+    unknown: dict[str, str] = {}  # what could not be found out, and why
+
+
+def save(snapshot: Snapshot, file: Path) -> None:
+    try:
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(snapshot), indent=1) + b"\n")
+    except OSError as error:
+        raise errors.SettingsError(f"the snapshot cannot be written to {file}: {error.strerror}") from error
+
+
+def load(file: Path) -> Snapshot:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Snapshot)
+    except OSError as error:
+        raise errors.SettingsError(f"the snapshot {file} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise errors.SettingsError(
+            f"{file} is no snapshot: {error}", "make one where the cluster can be reached: instep vet --save FILE"
+        ) from error

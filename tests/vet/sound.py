@@ -1,0 +1,231 @@
+"""A snapshot in which nothing is wrong, and small changes to it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from instep.sinks.facts import Facts
+from instep.vet.snapshot import (
+    Broker,
+    Cluster,
+    Disk,
+    Found,
+    Ledger,
+    Partition,
+    Pipeline,
+    Publisher,
+    Sample,
+    Snapshot,
+    Spark,
+    Topic,
+)
+
+NOW = datetime(2026, 11, 15, 8, 0, tzinfo=UTC)
+GIB = 2**30
+DAY_MS = 86_400_000
+
+BROKER_SETTINGS = {
+    "auto.create.topics.enable": "false",
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "min.insync.replicas": "2",
+    "unclean.leader.election.enable": "false",
+    "message.max.bytes": "1048588",
+    "log.retention.ms": None,
+    "replica.lag.time.max.ms": "30000",
+    "offsets.retention.minutes": "10080",
+    "transaction.max.timeout.ms": "900000",
+}
+TOPIC_SETTINGS = {
+    "cleanup.policy": "delete",
+    "min.insync.replicas": "2",
+    "unclean.leader.election.enable": "false",
+    "retention.ms": str(7 * DAY_MS),
+    "retention.bytes": "-1",
+    "delete.retention.ms": str(DAY_MS),
+    "min.compaction.lag.ms": "0",
+    "max.message.bytes": "1048588",
+    "message.timestamp.type": "CreateTime",
+    "message.timestamp.after.max.ms": "3600000",
+    "message.timestamp.before.max.ms": str(2**63 - 1),
+    "leader.replication.throttled.replicas": "",
+    "follower.replication.throttled.replicas": "",
+}
+POSTGRES = {
+    "fsync": "on",
+    "full_page_writes": "on",
+    "synchronous_commit": "on",
+    "transaction_read_only": "off",
+    "in_recovery": "off",
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "max_connections": "100",
+}
+MYSQL = {
+    "innodb_flush_log_at_trx_commit": "1",
+    "innodb_doublewrite": "ON",
+    "read_only": "OFF",
+    "log_bin": "ON",
+    "binlog_format": "ROW",
+    "max_allowed_packet": str(64 * 2**20),
+    "max_connections": "151",
+    "max_user_connections": "0",
+    "max_statement_time": "0.000000",
+}
+
+
+def broker(node: int, **changed: Any) -> Broker:
+    base = Broker(
+        node=node,
+        host="127.0.0.1",
+        port=9091 + node,
+        settings={name: Found(value) for name, value in BROKER_SETTINGS.items()},
+        disks=[Disk(path="/data", total_bytes=100 * GIB, free_bytes=60 * GIB)],
+    )
+    return msgspec.structs.replace(base, **changed)
+
+
+def partition(number: int, **changed: Any) -> Partition:
+    nodes = [1 + (number + step) % 3 for step in range(3)]
+    base = Partition(partition=number, leader=nodes[0], replicas=nodes, in_sync=nodes, first=0, end=100, size_bytes=9_000)
+    return msgspec.structs.replace(base, **changed)
+
+
+def snapshot() -> Snapshot:
+    """Three brokers, three replicas, an idempotent Java publisher, a guard, PostgreSQL."""
+    return Snapshot(
+        taken_at=NOW,
+        instep="0",
+        outage_hours_max=72,
+        cluster=Cluster(
+            cluster_id="c1",
+            bootstrap=["127.0.0.1:9092", "127.0.0.1:9093"],
+            protocol="PLAINTEXT",
+            brokers=[broker(1), broker(2), broker(3)],
+            voters=[1, 2, 3],
+            features={"transaction.version": 2},
+            internal={"__consumer_offsets": (3, 2), "__transaction_state": (3, 2)},
+        ),
+        topics={
+            "print-status": Topic(
+                name="print-status",
+                id="t1",
+                settings={name: Found(value) for name, value in TOPIC_SETTINGS.items()},
+                partitions=[partition(number) for number in range(3)],
+                sample=Sample(records=30, in_murmur2_place=30, in_crc32_place=10, largest_bytes=300, newest_age_s=5.0),
+                idempotent_producers=1,
+                span_s=3600.0,
+            )
+        },
+        publishers={"print-system": Publisher(topic="print-status", client="java")},
+        pipelines={
+            "contracts": Pipeline(
+                topic="print-status",
+                guarantee="exactly-once",
+                start="earliest",
+                target="postgresql+psycopg://app:***@127.0.0.1/contracts",
+                table="contract_document",
+                columns=["print_status", "print_version"],
+                missing="insert",
+                history=True,
+                batch_rows_max=100_000,
+                order="version",
+                at="updated_at",
+                order_is_time=False,
+                ledger=[Ledger(partition=n, next_offset=100, topic_id="t1", cluster_id="c1") for n in range(3)],
+                dead_letters=0,
+                parked_documents=0,
+                group_members=[],
+            )
+        },
+        databases={
+            "contracts": Facts(
+                kind="postgresql",
+                host="127.0.0.1",
+                version=(17, 1),
+                encrypted=False,
+                settings=POSTGRES,
+                engines={"contract_document": "logged", "instep_ledger": "logged"},
+                key="doc_no",
+                unique_keys=[["doc_no"]],
+                superuser=False,
+                lacking_rights=[],
+            )
+        },
+        spark=Spark(master="local[*]"),
+    )
+
+
+# --- small changes ------------------------------------------------------------------------------------
+
+
+def changed(base: Snapshot, **fields: Any) -> Snapshot:
+    return msgspec.structs.replace(base, **fields)
+
+
+def with_cluster(base: Snapshot, **fields: Any) -> Snapshot:
+    return changed(base, cluster=msgspec.structs.replace(base.cluster, **fields))
+
+
+def with_brokers(base: Snapshot, **settings: str) -> Snapshot:
+    """Every broker with these settings; dots are written as underscores."""
+    given = {name.replace("_", "."): Found(value) for name, value in settings.items()}
+    brokers = [msgspec.structs.replace(one, settings={**(one.settings or {}), **given}) for one in base.cluster.brokers]
+    return with_cluster(base, brokers=brokers)
+
+
+def with_topic(base: Snapshot, **fields: Any) -> Snapshot:
+    found = base.topics["print-status"]
+    assert found is not None
+    return changed(base, topics={"print-status": msgspec.structs.replace(found, **fields)})
+
+
+def with_settings(base: Snapshot, **settings: str) -> Snapshot:
+    found = base.topics["print-status"]
+    assert found is not None
+    given = {name.replace("_", "."): Found(value, "topic") for name, value in settings.items()}
+    return with_topic(base, settings={**(found.settings or {}), **given})
+
+
+def with_replicas(base: Snapshot, *nodes: int, in_sync: list[int] | None = None) -> Snapshot:
+    held = [*nodes]
+    parts = [partition(n, leader=held[n % len(held)], replicas=held, in_sync=in_sync or held) for n in range(3)]
+    return with_topic(base, partitions=parts)
+
+
+def with_sample(base: Snapshot, **fields: Any) -> Snapshot:
+    found = base.topics["print-status"]
+    assert found is not None
+    assert found.sample is not None
+    return with_topic(base, sample=msgspec.structs.replace(found.sample, **fields))
+
+
+def with_publisher(base: Snapshot, client: str = "java", **config: str) -> Snapshot:
+    given = {name.replace("_", "."): value for name, value in config.items()}
+    one = Publisher(topic="print-status", client=client, config=given)  # type: ignore[arg-type]
+    return changed(base, publishers={"print-system": one})
+
+
+def with_pipeline(base: Snapshot, **fields: Any) -> Snapshot:
+    return changed(base, pipelines={"contracts": msgspec.structs.replace(base.pipelines["contracts"], **fields)})
+
+
+def with_ledger(base: Snapshot, **fields: Any) -> Snapshot:
+    rows = base.pipelines["contracts"].ledger or []
+    return with_pipeline(base, ledger=[msgspec.structs.replace(row, **fields) for row in rows])
+
+
+def with_database(base: Snapshot, **fields: Any) -> Snapshot:
+    return changed(base, databases={"contracts": msgspec.structs.replace(base.databases["contracts"], **fields)})
+
+
+def with_database_settings(base: Snapshot, **settings: str) -> Snapshot:
+    return with_database(base, settings={**(base.databases["contracts"].settings or {}), **settings})
+
+
+def on_mysql(base: Snapshot, kind: str = "mariadb", **fields: Any) -> Snapshot:
+    version = (11, 4) if kind == "mariadb" else (9, 7)
+    given = {"settings": MYSQL, "engines": {"contract_document": "InnoDB"}, "version": version, **fields}
+    return with_database(base, kind=kind, **given)

@@ -1,0 +1,293 @@
+"""Every rule on a snapshot that breaks it, and on one that keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from instep.vet import judgement, rules
+from instep.vet.rule import Severity
+from instep.vet.snapshot import Disk, Found, Publisher, Snapshot, Spark
+from tests.vet import sound
+from tests.vet.sound import (
+    GIB,
+    broker,
+    changed,
+    on_mysql,
+    partition,
+    with_brokers,
+    with_cluster,
+    with_database,
+    with_database_settings,
+    with_ledger,
+    with_pipeline,
+    with_publisher,
+    with_replicas,
+    with_sample,
+    with_settings,
+    with_topic,
+)
+
+ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+Change = Callable[[Snapshot], Snapshot]
+
+
+def _disk(free: int, error: int = 0) -> Change:
+    found = [Disk(path="/data", total_bytes=100 * GIB, free_bytes=free, error=error)]
+    return lambda base: with_cluster(base, brokers=[broker(1, disks=found), broker(2), broker(3)])
+
+
+def _two_pipelines(base: Snapshot) -> Snapshot:
+    mine = base.pipelines["contracts"]
+    return changed(
+        base,
+        pipelines={"contracts": mine, "other": msgspec.structs.replace(mine, columns=["print_status"])},
+        databases=dict.fromkeys(("contracts", "other"), base.databases["contracts"]),
+    )
+
+
+def _publishers(base: Snapshot, **given: Publisher) -> Snapshot:
+    return changed(base, publishers={**base.publishers, **given})
+
+
+def _odd_broker(base: Snapshot) -> Snapshot:
+    odd = {**(base.cluster.brokers[2].settings or {}), "unclean.leader.election.enable": Found("true")}
+    return with_cluster(base, brokers=[broker(1), broker(2), broker(3, settings=odd)])
+
+
+# rule, how bad it is then, what breaks it
+BREAKS: list[tuple[str, Severity, Change]] = [
+    ("CLUSTER_SINGLE_BROKER", WARNING, lambda s: with_cluster(s, brokers=[broker(1)])),
+    ("CLUSTER_BROKER_MISSING", WARNING, lambda s: with_cluster(s, brokers=[broker(1), broker(2)])),
+    ("CLUSTER_AUTO_CREATES_TOPICS", WARNING, lambda s: with_brokers(s, auto_create_topics_enable="true")),
+    ("CLUSTER_BROKERS_DISAGREE", WARNING, _odd_broker),
+    ("CLUSTER_FEW_CONTROLLERS", WARNING, lambda s: with_cluster(s, voters=[1])),
+    ("CLUSTER_FEW_CONTROLLERS", WARNING, lambda s: with_cluster(s, voters=[1, 2, 3, 4])),
+    ("CLUSTER_DISK_NEARLY_FULL", WARNING, _disk(10 * GIB)),
+    ("CLUSTER_DISK_NEARLY_FULL", ERROR, _disk(GIB)),
+    ("CLUSTER_DISK_OFFLINE", ERROR, _disk(60 * GIB, error=56)),
+    ("CLUSTER_OFFSETS_TOPIC_FRAGILE", NOTE, lambda s: with_cluster(s, internal={"__consumer_offsets": (1, 1)})),
+    (
+        "CLUSTER_TRANSACTION_LOG_FRAGILE",
+        ERROR,
+        lambda s: with_publisher(with_cluster(s, internal={"__transaction_state": (3, 1)}), transactional_id="x"),
+    ),
+    ("CLUSTER_ONE_ADDRESS", WARNING, lambda s: with_cluster(s, bootstrap=["127.0.0.1:9092"])),
+    ("CLUSTER_IN_CLEAR", WARNING, lambda s: with_cluster(s, brokers=[broker(n, host="kafka.example") for n in (1, 2, 3)])),
+    ("CLUSTER_NO_AUTHORIZER", NOTE, lambda s: with_brokers(s, authorizer_class_name="")),
+    ("CLUSTER_SLOW_TO_DROP_REPLICAS", WARNING, lambda s: with_brokers(s, replica_lag_time_max_ms="600000")),
+    ("CLUSTER_GROUPS_FORGOTTEN", NOTE, lambda s: with_brokers(s, offsets_retention_minutes="60")),
+    ("TOPIC_MISSING", ERROR, lambda s: changed(s, topics={"print-status": None})),
+    ("TOPIC_SINGLE_REPLICA", ERROR, lambda s: with_replicas(s, 1)),
+    ("TOPIC_SINGLE_REPLICA", NOTE, lambda s: with_pipeline(with_replicas(s, 1), guarantee="at-most-once")),
+    ("TOPIC_TWO_REPLICAS", WARNING, lambda s: with_replicas(s, 1, 2)),
+    ("TOPIC_MIN_IN_SYNC_ONE", ERROR, lambda s: with_settings(s, min_insync_replicas="1")),
+    ("TOPIC_MIN_IN_SYNC_ALL", WARNING, lambda s: with_settings(s, min_insync_replicas="3")),
+    ("TOPIC_MIN_IN_SYNC_TOO_MANY", ERROR, lambda s: with_settings(s, min_insync_replicas="4")),
+    ("TOPIC_UNCLEAN_ELECTION", ERROR, lambda s: with_settings(s, unclean_leader_election_enable="true")),
+    (
+        "TOPIC_WITHOUT_LEADER",
+        ERROR,
+        lambda s: with_topic(s, partitions=[partition(0), partition(1, leader=None, in_sync=[])]),
+    ),
+    ("TOPIC_UNDER_MIN_IN_SYNC", ERROR, lambda s: with_replicas(s, 1, 2, 3, in_sync=[1])),
+    ("TOPIC_UNDER_REPLICATED", WARNING, lambda s: with_replicas(s, 1, 2, 3, in_sync=[1, 2])),
+    (
+        "TOPIC_REPLICAS_IN_ONE_RACK",
+        WARNING,
+        lambda s: with_cluster(s, brokers=[*(broker(n, rack="a") for n in (1, 2, 3)), broker(4, rack="b")]),
+    ),
+    ("TOPIC_RETENTION_SHORT", ERROR, lambda s: with_settings(s, retention_ms="3600000")),
+    ("TOPIC_RETENTION_BY_SIZE", WARNING, lambda s: with_settings(s, retention_bytes="1000000")),
+    (
+        "TOPIC_RETENTION_BY_SIZE",
+        ERROR,
+        lambda s: with_topic(with_settings(s, retention_bytes="1000"), partitions=[partition(0, first=50)], span_s=600.0),
+    ),
+    ("TOPIC_COMPACTED", WARNING, lambda s: with_settings(s, cleanup_policy="compact")),
+    ("TOPIC_COMPACTED", ERROR, lambda s: with_pipeline(with_settings(s, cleanup_policy="compact"), transitions=True)),
+    ("TOPIC_COMPACTED", NOTE, lambda s: with_pipeline(with_settings(s, cleanup_policy="compact"), history=False)),
+    (
+        "TOPIC_COMPACTED",
+        NOTE,
+        lambda s: with_settings(s, cleanup_policy="compact,delete", min_compaction_lag_ms=str(4 * sound.DAY_MS)),
+    ),
+    ("TOPIC_TOMBSTONES_SHORT", WARNING, lambda s: with_settings(s, cleanup_policy="compact")),
+    (
+        "TOPIC_TIME_OF_ARRIVAL",
+        WARNING,
+        lambda s: with_pipeline(with_settings(s, message_timestamp_type="LogAppendTime"), order="@timestamp"),
+    ),
+    ("TOPIC_TIME_OF_ARRIVAL", NOTE, lambda s: with_pipeline(with_settings(s, message_timestamp_type="LogAppendTime"), at=None)),
+    (
+        "TOPIC_TIMES_UNBOUNDED",
+        WARNING,
+        lambda s: with_pipeline(with_settings(s, message_timestamp_after_max_ms=str(2**63 - 1)), order="@timestamp"),
+    ),
+    ("TOPIC_OLD_TIMES_REFUSED", WARNING, lambda s: with_settings(s, message_timestamp_before_max_ms="60000")),
+    ("TOPIC_RECORDS_BOUNDED_LOW", WARNING, lambda s: with_settings(s, max_message_bytes="2000")),
+    ("TOPIC_THROTTLED", WARNING, lambda s: with_settings(s, leader_replication_throttled_replicas="0:1")),
+    ("TOPIC_LED_BY_ONE", NOTE, lambda s: with_topic(s, partitions=[partition(n, leader=1) for n in range(3)])),
+    ("RECORDS_WITHOUT_KEY", ERROR, lambda s: with_sample(s, keyless=3, in_murmur2_place=27)),
+    ("RECORDS_IN_WRONG_PARTITION", WARNING, lambda s: with_sample(s, in_murmur2_place=12, in_crc32_place=22)),
+    (
+        "RECORDS_IN_WRONG_PARTITION",
+        ERROR,
+        lambda s: with_pipeline(with_sample(s, in_murmur2_place=12, in_crc32_place=22), order=None),
+    ),
+    ("RECORDS_NOT_IDEMPOTENT", WARNING, lambda s: with_topic(s, idempotent_producers=0)),
+    ("RECORDS_NOT_IDEMPOTENT", ERROR, lambda s: with_pipeline(with_topic(s, idempotent_producers=0), order=None)),
+    ("RECORDS_UNREADABLE", WARNING, lambda s: with_sample(s, unreadable={"contracts: VALUE_NOT_JSON": 2})),
+    ("RECORDS_NEAR_LIMIT", WARNING, lambda s: with_sample(s, largest_bytes=1_000_000)),
+    ("RECORDS_FROM_THE_FUTURE", WARNING, lambda s: with_sample(s, ahead_s_max=3_600.0)),
+    ("RECORDS_FROM_THE_FUTURE", ERROR, lambda s: with_pipeline(with_sample(s, ahead_s_max=3_600.0), order="@timestamp")),
+    ("PUBLISHER_UNDECLARED", NOTE, lambda s: changed(s, publishers={})),
+    ("PUBLISHER_ACKS", ERROR, lambda s: with_publisher(s, acks="1")),
+    ("PUBLISHER_ACKS", ERROR, lambda s: with_publisher(s, "aiokafka")),
+    ("PUBLISHER_ACKS", NOTE, lambda s: with_pipeline(with_publisher(s, acks="0"), guarantee="at-most-once")),
+    ("PUBLISHER_NOT_IDEMPOTENT", ERROR, lambda s: with_publisher(s, "librdkafka", partitioner="murmur2")),
+    ("PUBLISHER_NOT_IDEMPOTENT", ERROR, lambda s: with_publisher(s, acks="1")),
+    (
+        "PUBLISHER_NOT_IDEMPOTENT",
+        NOTE,
+        lambda s: with_pipeline(with_publisher(s, enable_idempotence="false"), guarantee="at-least-once"),
+    ),
+    ("PUBLISHER_OVERTAKES", WARNING, lambda s: with_publisher(s, enable_idempotence="false")),
+    ("PUBLISHER_OVERTAKES", ERROR, lambda s: with_pipeline(with_publisher(s, enable_idempotence="false"), order=None)),
+    ("PUBLISHER_PARTITIONER", WARNING, lambda s: with_publisher(s, "librdkafka", enable_idempotence="true")),
+    (
+        "PUBLISHER_PARTITIONER",
+        ERROR,
+        lambda s: with_pipeline(with_publisher(s, partitioner_ignore_keys="true"), order=None),
+    ),
+    (
+        "PUBLISHER_HASHES_DIFFER",
+        WARNING,
+        lambda s: _publishers(s, second=Publisher(topic="print-status", client="librdkafka")),
+    ),
+    ("PUBLISHER_DOES_NOT_RETRY", ERROR, lambda s: with_publisher(s, retries="0")),
+    ("PUBLISHER_GIVES_UP_EARLY", WARNING, lambda s: with_publisher(s, delivery_timeout_ms="5000")),
+    ("PUBLISHER_REFUSED_SETTINGS", ERROR, lambda s: with_publisher(s, enable_idempotence="true", acks="1")),
+    ("PUBLISHER_SETTING_MISSPELT", WARNING, lambda s: with_publisher(s, enable_idempotency="true")),
+    ("PUBLISHER_RECORDS_TOO_LARGE", WARNING, lambda s: with_publisher(s, max_request_size="5000000")),
+    ("PUBLISHER_LINGERS", WARNING, lambda s: with_publisher(s, linger_ms="5000")),
+    (
+        "PUBLISHER_TRANSACTIONS_LONG",
+        WARNING,
+        lambda s: with_publisher(s, transactional_id="x", transaction_timeout_ms="600000"),
+    ),
+    (
+        "PUBLISHER_TRANSACTIONS_REFUSED",
+        ERROR,
+        lambda s: with_publisher(s, transactional_id="x", transaction_timeout_ms="9000000"),
+    ),
+    ("PIPELINE_WITHOUT_GUARD", WARNING, lambda s: with_pipeline(s, order=None)),
+    (
+        "PIPELINE_ORDERED_BY_CLOCKS",
+        WARNING,
+        lambda s: _publishers(with_pipeline(s, order_is_time=True), second=Publisher(topic="print-status", client="java")),
+    ),
+    ("PIPELINE_STARTS_LATE", WARNING, lambda s: with_pipeline(s, start="latest", ledger=[])),
+    ("PIPELINE_SHARES_COLUMNS", ERROR, _two_pipelines),
+    ("PIPELINE_TOPIC_REPLACED", ERROR, lambda s: with_ledger(s, topic_id="t0")),
+    ("PIPELINE_RECORDS_EXPIRED", ERROR, lambda s: with_topic(s, partitions=[partition(0, first=150, end=200)])),
+    ("PIPELINE_AHEAD_OF_LOG", ERROR, lambda s: with_topic(s, partitions=[partition(0, end=90)])),
+    ("PIPELINE_NEAR_EXPIRY", WARNING, lambda s: with_ledger(s, waiting_age_s=5 * 86_400.0)),
+    ("PIPELINE_SET_ASIDE", WARNING, lambda s: with_pipeline(s, parked_documents=2)),
+    ("PIPELINE_SET_ASIDE", NOTE, lambda s: with_pipeline(s, dead_letters=2)),
+    ("PIPELINE_GROUP_IN_USE", ERROR, lambda s: with_pipeline(s, group_members=["app-1 at /10.0.0.7"])),
+    (
+        "PIPELINE_SQLITE_ON_CLUSTER",
+        ERROR,
+        lambda s: changed(with_pipeline(s, target="sqlite:////data/t.db"), spark=Spark(master="spark://host:7077")),
+    ),
+    ("PIPELINE_SPECULATION", WARNING, lambda s: changed(s, spark=Spark(master="yarn", conf={"spark.speculation": "true"}))),
+    ("PIPELINE_SMALL_BATCHES", WARNING, lambda s: with_pipeline(s, batch_rows_max=10)),
+    ("PIPELINE_IGNORES_UNKNOWN", NOTE, lambda s: with_pipeline(s, missing="ignore")),
+    ("DATABASE_UNREACHABLE", ERROR, lambda s: with_database(s, unreachable="no connection to db\nstart it")),
+    ("DATABASE_TABLE_UNFIT", ERROR, lambda s: with_database(s, unfit=("no table contract_document", "run: instep init"))),
+    ("DATABASE_READ_ONLY", ERROR, lambda s: with_database_settings(s, in_recovery="on")),
+    ("DATABASE_READ_ONLY", ERROR, lambda s: with_database_settings(on_mysql(s), read_only="ON")),
+    ("DATABASE_MAY_CORRUPT", ERROR, lambda s: with_database_settings(s, fsync="off")),
+    ("DATABASE_MAY_CORRUPT", ERROR, lambda s: with_database_settings(on_mysql(s), innodb_doublewrite="OFF")),
+    ("DATABASE_COMMITS_LATER", NOTE, lambda s: with_database_settings(s, synchronous_commit="off")),
+    (
+        "DATABASE_COMMITS_LATER",
+        WARNING,
+        lambda s: with_pipeline(
+            with_database_settings(on_mysql(s), innodb_flush_log_at_trx_commit="2"), guarantee="at-least-once"
+        ),
+    ),
+    ("DATABASE_NO_TRANSACTIONS", ERROR, lambda s: on_mysql(s, engines={"contract_document": "MyISAM"})),
+    ("DATABASE_TABLE_UNLOGGED", ERROR, lambda s: with_database(s, engines={"instep_ledger": "unlogged"})),
+    ("DATABASE_SECOND_UNIQUE_KEY", ERROR, lambda s: on_mysql(s, unique_keys=[["contract_no"], ["doc_no"]])),
+    ("DATABASE_SECOND_UNIQUE_KEY", WARNING, lambda s: with_database(s, unique_keys=[["doc_no"], ["print_version"]])),
+    ("DATABASE_TRIGGERS", NOTE, lambda s: with_database(s, triggers=["audit"])),
+    ("DATABASE_TIMEOUT_SHORT", WARNING, lambda s: with_database_settings(s, statement_timeout="2000")),
+    ("DATABASE_TIMEOUT_SHORT", WARNING, lambda s: with_database_settings(on_mysql(s), max_statement_time="2.000000")),
+    ("DATABASE_FEW_CONNECTIONS", WARNING, lambda s: with_database_settings(s, max_connections="5")),
+    ("DATABASE_FEW_CONNECTIONS", WARNING, lambda s: with_database_settings(on_mysql(s), max_user_connections="4")),
+    ("DATABASE_PACKET_SMALL", WARNING, lambda s: with_database_settings(on_mysql(s), max_allowed_packet="1048576")),
+    ("DATABASE_BINLOG_BY_STATEMENT", ERROR, lambda s: with_database_settings(on_mysql(s), binlog_format="STATEMENT")),
+    ("DATABASE_RIGHTS_MISSING", ERROR, lambda s: with_database(s, lacking_rights=["INSERT on contract_document"])),
+    ("DATABASE_RIGHTS_MISSING", WARNING, lambda s: with_database(s, lacking_rights=["DELETE on contract_document"])),
+    ("DATABASE_ROWS_HIDDEN", WARNING, lambda s: with_database(s, row_security=True)),
+    ("DATABASE_SUPERUSER", NOTE, lambda s: with_database(s, superuser=True)),
+    ("DATABASE_IN_CLEAR", WARNING, lambda s: with_database(s, host="db.example")),
+    ("DATABASE_OLD", WARNING, lambda s: with_database(s, version=(12, 9))),
+    ("DATABASE_OLD", WARNING, lambda s: on_mysql(s, "mysql", version=(5, 7, 44))),
+    ("DATABASE_ON_NETWORK_DISK", ERROR, lambda s: with_database(s, kind="sqlite", version=(3, 45), filesystem="nfs4")),
+]
+
+
+def test_every_rule_is_tried() -> None:
+    assert {name for name, _, _ in BREAKS} == rules.ALL.keys()
+    assert len(rules.ALL) >= 40
+
+
+@pytest.mark.parametrize(
+    "keeps",
+    [
+        sound.snapshot(),
+        on_mysql(sound.snapshot()),
+        on_mysql(sound.snapshot(), "mysql"),
+        with_database(sound.snapshot(), kind="sqlite", version=(3, 45), settings=None, engines={}, filesystem="ext4"),
+        with_publisher(sound.snapshot(), "instep"),
+        with_publisher(sound.snapshot(), "kafka-python"),
+        with_publisher(sound.snapshot(), "librdkafka", enable_idempotence="true", partitioner="murmur2"),
+        with_publisher(sound.snapshot(), "aiokafka", enable_idempotence="true"),
+        with_publisher(sound.snapshot(), transactional_id="print-1"),
+    ],
+    ids=["postgres", "mariadb", "mysql", "sqlite", "instep", "kafka-python", "librdkafka", "aiokafka", "transactions"],
+)
+def test_a_sound_snapshot_keeps_every_rule(keeps: Snapshot) -> None:
+    verdict = judgement.judge(keeps)
+    assert [one.rule for one in verdict.findings] == []
+    assert verdict.unjudged == []
+    assert verdict.outcomes[0].kept
+
+
+@pytest.mark.parametrize(("name", "severity", "change"), BREAKS, ids=[f"{name} {severity}" for name, severity, _ in BREAKS])
+def test_a_rule_is_broken(name: str, severity: Severity, change: Change) -> None:
+    verdict = judgement.judge(change(sound.snapshot()))
+    found = [one for one in verdict.findings if one.rule == name]
+    assert found, [one.rule for one in verdict.findings]
+    assert {one.severity for one in found} == {severity}
+    for one in found:
+        assert one.evidence
+        assert one.fix
+        assert one.subject
+        assert one.page == f"docs/rules/{name}.md"
+    assert (name in {one.rule for one in verdict.errors}) == (severity is ERROR)
+
+
+@pytest.mark.parametrize("name", rules.ALL)
+def test_a_rule_explains_itself(name: str) -> None:
+    rule = rules.ALL[name]
+    assert rule.part in judgement.PARTS
+    for text in (rule.what, rule.why, rule.mend, rule.fine):
+        assert text.endswith(".")
+    assert rule.when[0].islower()
+    assert not rule.when.endswith(".")
