@@ -14,8 +14,6 @@ from instep.cli.shared import GIVEN, AsJson, Config, Debug, Master, Pipelines
 STATUSES_MAX = 1_000
 
 app = typer.Typer()
-topics_app = typer.Typer(name="topics", no_args_is_help=True, rich_markup_mode=None, help="Topics of the cluster.")
-app.add_typer(topics_app)
 
 
 @app.command()
@@ -198,21 +196,3 @@ def _judge_statuses(declared: settings.Settings, name: str, pipeline: settings.P
         found = sink.statuses(STATUSES_MAX)
     for finding in transitions.findings(transitions.declare(pipeline.transitions), found):
         shared.say(f"{name}: {finding}")
-
-
-@topics_app.command("create")
-def create_topic(
-    name: str,
-    partitions: Annotated[int, typer.Option("-p", "--partitions", min=1, help="How many partitions.")] = 6,
-    replicas: Annotated[
-        int | None, typer.Option("-r", "--replicas", min=1, help="Copies of each; left out: the cluster's default.")
-    ] = None,
-    _config: Config = None,
-    _debug: Debug = False,
-) -> None:
-    """Make a topic."""
-    from instep.kafka import topics
-
-    with shared.cluster(settings.load(GIVEN.config)) as cluster:
-        topics.create(cluster, name, partitions, replicas)
-    shared.say(f"topic {name} has {partitions} partitions")

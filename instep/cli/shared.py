@@ -20,9 +20,11 @@ from instep.document.showing import plain, plain_json
 
 if TYPE_CHECKING:
     from instep.kafka.connection import Cluster
+    from instep.kafka.outcomes import Outcome
     from instep.pipeline.turns import Desk, Line
 
 SHOWN_MAX = 50
+SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Named = Annotated[str | None, typer.Option("--pipeline", metavar="NAME", help="Which pipeline; left out: the only one.")]
@@ -178,6 +180,20 @@ def print_servers(servers: Sequence[Any], as_json: bool) -> None:
         typer.echo(table(("SERVER", "ADDRESS", "LOG"), [(one.name, one.address, one.log) for one in servers]))
 
 
+def report(outcomes: Sequence[Outcome], kind: str, as_json: bool) -> None:
+    """What became of each; ends with the status of the first that failed."""
+    failed = [one.error for one in outcomes if one.error is not None]
+    if as_json:
+        print_json([{"name": one.name, "done": one.done, "error": str(one.error) if one.error else None} for one in outcomes])
+    elif len(outcomes) == 1 and failed:
+        raise failed[0]
+    else:
+        for one in outcomes:
+            say(f"{kind} {one.name}: {one.done}" if one.error is None else f"instep: {kind} {one.name}: {one.error}")
+    if failed:
+        raise typer.Exit(failed[0].exit_status)
+
+
 def print_json(value: Any) -> None:
     typer.echo(plain_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()))
 
@@ -241,6 +257,16 @@ def cell(value: Any) -> str:
             return f"{value:.1f}"
         case _:
             return plain(str(value))
+
+
+def size(count: int | None) -> str | None:
+    """Bytes, for people."""
+    if count is None:
+        return None
+    amount, unit = float(count), 0
+    while amount >= 1000 and unit < len(SIZES) - 1:
+        amount, unit = amount / 1000, unit + 1
+    return f"{amount:.1f} {SIZES[unit]}" if unit else f"{count} B"
 
 
 def shortened(text: str | None, characters: int) -> str:

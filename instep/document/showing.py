@@ -12,6 +12,8 @@ def plain(text: str) -> str:
 
 def plain_json(text: str) -> str:
     """The same for JSON, which stays what it is: only what does not print is written in JSON's own escapes."""
+    if text.replace("\n", "").isprintable():
+        return text
     return "".join(one if one.isprintable() or one == "\n" else _escaped(one) for one in text)
 
 

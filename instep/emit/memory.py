@@ -11,8 +11,8 @@ from typing import Any, Self
 import msgspec
 
 from instep import errors, settings
-from instep.document import event
-from instep.emit import deliveries, guarantees, outgoing, partition
+from instep.document import event, partition
+from instep.emit import deliveries, guarantees, outgoing
 from instep.kafka import connection
 
 

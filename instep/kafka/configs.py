@@ -15,13 +15,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from instep.kafka import connection
 
+DEFAULT = "default"
+OF_TOPIC = "topic"
 SOURCES: Mapping[int, str] = {
-    ConfigSource.DYNAMIC_TOPIC_CONFIG.value: "topic",
+    ConfigSource.DYNAMIC_TOPIC_CONFIG.value: OF_TOPIC,
     ConfigSource.DYNAMIC_BROKER_CONFIG.value: "broker",
     ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG.value: "cluster",
     ConfigSource.STATIC_BROKER_CONFIG.value: "broker's file",
-    ConfigSource.DEFAULT_CONFIG.value: "default",
+    ConfigSource.DEFAULT_CONFIG.value: DEFAULT,
 }
+AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,34 +41,57 @@ Settings = Mapping[str, Setting]
 
 def of_topics(cluster: connection.Cluster, names: Collection[str]) -> dict[str, Settings]:
     """Every setting in force of each topic."""
-    return {name: _read(cluster, ConfigResource.Type.TOPIC, name) for name in names}
+    listed = list(names)
+    found: dict[str, Settings] = {}
+    for start in range(0, len(listed), AT_ONCE):
+        found |= _read_topics(cluster, listed[start : start + AT_ONCE])
+    return found
 
 
 def of_brokers(cluster: connection.Cluster, nodes: Collection[int]) -> dict[int, Settings]:
     """Every setting in force of each broker."""
-    return {node: _read(cluster, ConfigResource.Type.BROKER, str(node)) for node in nodes}
+    return {node: _read_broker(cluster, node) for node in nodes}
 
 
-def alter_topic(cluster: connection.Cluster, topic: str, given: Mapping[str, str], unset: Collection[str] = ()) -> None:
+def alter_topic(
+    cluster: connection.Cluster, topic: str, given: Mapping[str, str], unset: Collection[str] = (), *, validate_only: bool = False
+) -> None:
     """Set and unset some settings of a topic; all others stay as they are."""
     changes = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in given.items()]
     changes += [ConfigEntry(name, None, incremental_operation=AlterConfigOpType.DELETE) for name in unset]
     asked = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=changes)
-    answer = cluster.admin.incremental_alter_configs([asked], request_timeout=cluster.timeout_s)[asked]
-    cluster.wait(answer, cluster.deed(f"change the settings of topic {topic!r}", topic=topic))
+    answer = cluster.admin.incremental_alter_configs([asked], validate_only=validate_only, request_timeout=cluster.timeout_s)[
+        asked
+    ]
+    cluster.wait(answer, cluster.deed(f"change the settings of topic {topic!r}", topic=topic, right="ALTER_CONFIGS"))
 
 
-def _read(cluster: connection.Cluster, kind: Any, name: str) -> Settings:
-    asked = ConfigResource(kind, name)
-    what, topic = (f"topic {name!r}", name) if kind is ConfigResource.Type.TOPIC else (f"broker {name}", None)
-    deed = cluster.deed(f"read the settings of {what}", topic=topic)
+def _read_topics(cluster: connection.Cluster, names: Collection[str]) -> dict[str, Settings]:
+    asked = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
+
+    def ask() -> dict[str, Settings]:
+        answers = cluster.admin.describe_configs(asked, request_timeout=cluster.timeout_s)
+        deeds = {
+            name: cluster.deed(f"read the settings of topic {name!r}", topic=name, right="DESCRIBE_CONFIGS") for name in names
+        }
+        return {one.name: _settings(cluster.wait(answer, deeds[one.name])) for one, answer in answers.items()}
+
+    return cluster.insist(ask)
+
+
+def _read_broker(cluster: connection.Cluster, node: int) -> Settings:
+    asked = ConfigResource(ConfigResource.Type.BROKER, str(node))
+    deed = cluster.deed(f"read the settings of broker {node}", right="DESCRIBE_CONFIGS")
 
     def ask() -> Settings:
         answer = cluster.admin.describe_configs([asked], request_timeout=cluster.timeout_s)[asked]
-        found = cluster.wait(answer, deed)
-        return {
-            entry.name: Setting(entry.name, None if entry.is_sensitive else entry.value, SOURCES.get(entry.source, "unknown"))
-            for entry in found.values()
-        }
+        return _settings(cluster.wait(answer, deed))
 
     return cluster.insist(ask)
+
+
+def _settings(found: Mapping[str, Any]) -> Settings:
+    return {
+        entry.name: Setting(entry.name, None if entry.is_sensitive else entry.value, SOURCES.get(entry.source, "unknown"))
+        for entry in found.values()
+    }

@@ -169,8 +169,9 @@ class Cluster:
     def translate(self, error: KafkaError, deed: faults.Deed, since: float) -> errors.InstepError:
         return faults.translate(error, deed, self.ear, since)
 
-    def deed(self, doing: str, topic: str | None = None, group: str | None = None) -> faults.Deed:
-        return faults.Deed(doing, self.bootstrap, self.user, topic, group, self.timeout_s)
+    def deed(self, doing: str, topic: str | None = None, group: str | None = None, right: str | None = None) -> faults.Deed:
+        """`right` is what the cluster's administrator would have to grant."""
+        return faults.Deed(doing, self.bootstrap, self.user, topic, group, self.timeout_s, right)
 
     def renew(self) -> None:
         """Use new clients from now on. One that remembers a newer epoch of a partition than the cluster does gets no answers."""

@@ -87,11 +87,11 @@ MEANING: Mapping[int, type[errors.InstepError]] = {
 }
 
 RIGHTS: Mapping[int, str] = {
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the right to do this on the cluster",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the right {right} on the cluster",
     KafkaError.DELEGATION_TOKEN_AUTHORIZATION_FAILED: "the right to use this delegation token",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "the right READ on group {group!r}",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "the right {right} on group {group!r}",
     KafkaError.SECURITY_DISABLED: "a cluster that has an authorizer",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the right to do this on topic {topic!r}",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the right {right} on topic {topic!r}",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the right to use this transactional id",
 }
 
@@ -106,6 +106,7 @@ class Deed:
     topic: str | None = None
     group: str | None = None
     tried_s: float | None = None
+    right: str | None = None
 
 
 class Ear:
@@ -182,7 +183,8 @@ def not_accepted(error: KafkaError, deed: Deed) -> errors.NotAuthorised:
 
 
 def not_allowed(error: KafkaError, deed: Deed) -> errors.NotAuthorised:
-    right = RIGHTS[error.code()].format(topic=deed.topic, group=deed.group)
+    operation = deed.right or ("READ" if deed.group else "to do this")
+    right = RIGHTS[error.code()].format(right=operation, topic=deed.topic, group=deed.group)
     return errors.NotAuthorised(
         f"cannot {deed.doing}: user {deed.user or 'ANONYMOUS'!r} lacks {right} ({error.name()})",
         "have the cluster's administrator grant it with kafka-acls.sh --add --allow-principal",

@@ -7,7 +7,7 @@ does not tell (an old one, a cloud's, or one where we lack the right) leaves a f
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -55,10 +55,24 @@ class Inquiry:
     def __init__(self, admin: Any) -> None:
         self._admin = admin
 
-    def log_dirs(self) -> list[LogDir] | None:
-        return _told(
-            lambda: [_log_dir(one["broker"], found) for one in self._admin.describe_log_dirs() for found in one["log_dirs"]]
-        )
+    def log_dirs(self, topics: Collection[str] | None = None) -> list[LogDir] | None:
+        """Every folder, with the replicas of these topics in it, or of all."""
+
+        def ask() -> list[LogDir]:
+            told = self._admin.describe_log_dirs(None if topics is None else list(topics))
+            return [_log_dir(one["broker"], found) for one in told for found in one["log_dirs"]]
+
+        return _told(ask)
+
+    def eligible(self, topics: Collection[str]) -> dict[tuple[str, int], tuple[int, ...]] | None:
+        """Replicas that are not in sync and may still be elected without loss (ELR), where there are any."""
+
+        def ask() -> dict[tuple[str, int], tuple[int, ...]]:
+            told = self._admin.describe_topic_partitions(list(topics))["topics"]
+            parts = [(topic["name"], part) for topic in told for part in topic["partitions"]]
+            return {(name, p["partition_index"]): tuple(p["eligible_leader_replicas"] or ()) for name, p in parts}
+
+        return _told(ask)
 
     def quorum(self) -> Quorum | None:
         def ask() -> Quorum:

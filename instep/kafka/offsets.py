@@ -6,6 +6,7 @@ for and the offset of the first record found there differ without anything being
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import time
 from collections.abc import Collection, Mapping
@@ -13,13 +14,15 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]
 
 from instep import errors
 from instep.document import event
 from instep.kafka import connection, faults, topics
 
 NONE_SO_LATE = -1
+Spot = tuple[str, int]  # a topic and a partition of it
+Answers = dict[Spot, "concurrent.futures.Future[ListOffsetsResultInfo]"]
 LOG_WAS_CUT = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 
 
@@ -32,6 +35,22 @@ class Record:
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a partition holds: from its first offset up to its end; up to where no open transaction holds readers back;
+    and the newest timestamp in it. What is not known is None."""
+
+    first: int
+    end: int
+    committed_end: int
+    newest_ms: int | None
+
+    @property
+    def offsets(self) -> int:
+        """At most so many records: markers, and what compaction or an abort took out, count as well."""
+        return self.end - self.first
 
 
 def earliest(cluster: connection.Cluster, topic: str, partitions: Collection[int]) -> dict[int, int]:
@@ -52,6 +71,32 @@ def at_time(cluster: connection.Cluster, topic: str, partitions: Collection[int]
     spec = OffsetSpec.for_timestamp(max(0, int(event.utc(when).timestamp() * 1000)))
     found = _ask(cluster, topic, partitions, spec, IsolationLevel.READ_UNCOMMITTED)
     return {partition: ends[partition] if offset == NONE_SO_LATE else offset for partition, offset in found.items()}
+
+
+def spans(cluster: connection.Cluster, spots: Collection[Spot], *, newest: bool = False) -> dict[Spot, Span]:
+    """What these partitions of any topics hold, by a few requests for all; one that cannot be asked now is left out."""
+    if not spots:
+        return {}
+    clear, committed = IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED
+    # all are asked before the first answer is waited for; the committed end comes first, so that it never lies after the end
+    asked = [
+        _futures(cluster, spots, OffsetSpec.earliest(), clear),  # type: ignore[no-untyped-call]
+        _futures(cluster, spots, OffsetSpec.latest(), committed),  # type: ignore[no-untyped-call]
+        _futures(cluster, spots, OffsetSpec.latest(), clear),  # type: ignore[no-untyped-call]
+    ]
+    newest_asked = _futures(cluster, spots, OffsetSpec.max_timestamp(), clear) if newest else {}  # type: ignore[no-untyped-call]
+    firsts, committed_ends, ends = (_told(cluster, answers) for answers in asked)
+    times = _told(cluster, newest_asked, errors.SettingsError) if newest else {}
+    return {
+        spot: Span(
+            firsts[spot].offset,
+            max(ends[spot].offset, committed_ends[spot].offset),
+            committed_ends[spot].offset,
+            times[spot].timestamp if spot in times and times[spot].timestamp >= 0 else None,
+        )
+        for spot in spots
+        if spot in firsts and spot in committed_ends and spot in ends
+    }
 
 
 def first_records(
@@ -85,13 +130,34 @@ def first_records(
     return found
 
 
+def _futures(cluster: connection.Cluster, spots: Collection[Spot], spec: OffsetSpec, level: IsolationLevel) -> Answers:
+    wanted = {TopicPartition(*spot): spec for spot in spots}
+    answers = cluster.admin.list_offsets(wanted, isolation_level=level, request_timeout=cluster.timeout_s)
+    return {(place.topic, place.partition): answer for place, answer in answers.items()}
+
+
+def _told(cluster: connection.Cluster, answers: Answers, *untold: type[errors.InstepError]) -> dict[Spot, ListOffsetsResultInfo]:
+    """The answers that came; a partition whose leader is gone gives none, nor does a broker too old for the question."""
+    found = {}
+    for spot, answer in answers.items():
+        try:
+            found[spot] = cluster.wait(
+                answer, cluster.deed(f"ask for offsets of topic {spot[0]!r}", topic=spot[0], right="DESCRIBE")
+            )
+        except errors.InstepError as failure:
+            lost = isinstance(failure, (errors.TopicMissing, errors.BrokerUnreachable, *untold))
+            if not lost and faults.code(failure) != KafkaError._NOENT:
+                raise
+    return found
+
+
 def _ask(
     cluster: connection.Cluster, topic: str, partitions: Collection[int], spec: OffsetSpec, level: IsolationLevel
 ) -> dict[int, int]:
     if not partitions:
         return {}
     wanted = {TopicPartition(topic, partition): spec for partition in partitions}
-    deed = cluster.deed(f"ask for offsets of topic {topic!r}", topic=topic)
+    deed = cluster.deed(f"ask for offsets of topic {topic!r}", topic=topic, right="DESCRIBE")
 
     def ask() -> dict[int, int]:
         answers = cluster.admin.list_offsets(wanted, isolation_level=level, request_timeout=cluster.timeout_s)
@@ -124,7 +190,7 @@ def _unled(cluster: connection.Cluster, topic: str, partitions: Collection[int])
 def _next(cluster: connection.Cluster, reader: Consumer, topic: str, timeout_s: float, deadline: float) -> Message:
     """The next record or, as a message with an error, the end of a partition."""
     since = deadline - timeout_s
-    deed = dataclasses.replace(cluster.deed(f"read topic {topic!r}", topic=topic), tried_s=timeout_s)
+    deed = dataclasses.replace(cluster.deed(f"read topic {topic!r}", topic=topic, right="READ"), tried_s=timeout_s)
     while True:
         message = reader.poll(connection.SLICE_S)
         error = message.error() if message is not None else None

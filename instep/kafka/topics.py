@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from instep import errors
-from instep.kafka import connection, faults
+from instep.kafka import connection, faults, layout
 
 AS_BROKER_SAYS = -1
 
@@ -44,13 +44,24 @@ def ask_id(cluster: connection.Cluster, topic: str) -> Callable[[], str]:
     return lambda: str(cluster.wait(answer, deed).topic_id)
 
 
+def ids(cluster: connection.Cluster, names: Collection[str]) -> dict[str, str]:
+    """The id of each topic, by one request."""
+
+    def ask() -> dict[str, str]:
+        answers = cluster.admin.describe_topics(TopicCollection(list(names)), request_timeout=cluster.timeout_s)
+        deeds = {name: cluster.deed(f"describe topic {name!r}", topic=name, right="DESCRIBE") for name in names}
+        return {name: str(cluster.wait(answer, deeds[name]).topic_id) for name, answer in answers.items()}
+
+    return cluster.insist(ask)
+
+
 def is_compacted(cluster: connection.Cluster, topic: str) -> bool:
     """Whether the log keeps only the last record of each key, sooner or later."""
     asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
 
     def ask() -> bool:
         answer = cluster.admin.describe_configs([asked], request_timeout=cluster.timeout_s)[asked]
-        found = cluster.wait(answer, cluster.deed(f"read the settings of topic {topic!r}", topic=topic))
+        found = cluster.wait(answer, cluster.deed(f"read the settings of topic {topic!r}", topic=topic, right="DESCRIBE_CONFIGS"))
         return "compact" in (found["cleanup.policy"].value or "")
 
     return cluster.insist(ask)
@@ -59,38 +70,38 @@ def is_compacted(cluster: connection.Cluster, topic: str) -> bool:
 def create(
     cluster: connection.Cluster,
     name: str,
-    partitions: int,
+    partitions: int | None,
     replicas: int | None = None,
     config: Mapping[str, str] | None = None,
+    *,
+    validate_only: bool = False,
 ) -> None:
-    """Make the topic and wait until every partition has a leader."""
-    new = NewTopic(name, partitions, AS_BROKER_SAYS if replicas is None else replicas, config=dict(config or {}))
-    answer = cluster.admin.create_topics([new], request_timeout=cluster.timeout_s)[name]
-    cluster.wait(answer, cluster.deed(f"create topic {name!r}", topic=name))
-    _await(cluster, name, lambda found: _led_partitions(found) == partitions)
+    """Make the topic and wait until every partition has a leader. What is None is the cluster's default."""
+    parts, copies = (AS_BROKER_SAYS if count is None else count for count in (partitions, replicas))
+    new = NewTopic(name, parts, copies, config=dict(config or {}))
+    answer = cluster.admin.create_topics([new], validate_only=validate_only, request_timeout=cluster.timeout_s)[name]
+    cluster.wait(answer, cluster.deed(f"create topic {name!r}", topic=name, right="CREATE"))
+    if not validate_only:
+        _await(cluster, name, lambda found: found is not None and _led_partitions(found) == (partitions or len(found.partitions)))
 
 
 def grow(cluster: connection.Cluster, name: str, partitions: int) -> None:
     """Raise the number of partitions. Keys move: a document's later events may land elsewhere than its earlier ones."""
     answer = cluster.admin.create_partitions([NewPartitions(name, partitions)], request_timeout=cluster.timeout_s)[name]
-    cluster.wait(answer, cluster.deed(f"raise topic {name!r} to {partitions} partitions", topic=name))
+    cluster.wait(answer, cluster.deed(f"raise topic {name!r} to {partitions} partitions", topic=name, right="ALTER"))
     _await(cluster, name, lambda found: _led_partitions(found) == partitions)
 
 
 def delete(cluster: connection.Cluster, name: str) -> None:
     """Delete the topic and wait until it is gone from the cluster's metadata."""
     answer = cluster.admin.delete_topics([name], request_timeout=cluster.timeout_s)[name]
-    cluster.wait(answer, cluster.deed(f"delete topic {name!r}", topic=name))
+    cluster.wait(answer, cluster.deed(f"delete topic {name!r}", topic=name, right="DELETE"))
     _await(cluster, name, lambda found: found is None)
 
 
 def names(cluster: connection.Cluster) -> list[str]:
     """Every topic we may see."""
-    since = time.monotonic()
-    try:
-        return sorted(cluster.admin.list_topics(timeout=cluster.timeout_s).topics)
-    except KafkaException as failure:
-        raise cluster.translate(failure.args[0], cluster.deed("list the topics"), since) from failure
+    return list(layout.read(cluster).topics)
 
 
 def missing(cluster: connection.Cluster, topic: str) -> errors.TopicMissing:
@@ -104,7 +115,7 @@ def missing(cluster: connection.Cluster, topic: str) -> errors.TopicMissing:
 
 def _description(cluster: connection.Cluster, topic: str) -> Any:
     answer = cluster.admin.describe_topics(TopicCollection([topic]), request_timeout=cluster.timeout_s)[topic]
-    return cluster.wait(answer, cluster.deed(f"describe topic {topic!r}", topic=topic))
+    return cluster.wait(answer, cluster.deed(f"describe topic {topic!r}", topic=topic, right="DESCRIBE"))
 
 
 def _cluster_id(cluster: connection.Cluster, topic: str) -> str:

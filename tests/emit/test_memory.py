@@ -10,7 +10,8 @@ import pytest
 
 import instep.emit
 from instep import errors
-from instep.emit import Delivery, MemoryPublisher, Publisher, StatusEvent, partition
+from instep.document import partition
+from instep.emit import Delivery, MemoryPublisher, Publisher, StatusEvent
 
 EVENT = StatusEvent(document="d-1", status="PRINTED", version=4, at=datetime(2026, 11, 1, 8, tzinfo=UTC))
 

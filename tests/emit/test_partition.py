@@ -6,11 +6,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from instep.emit import Publisher, partition
+from instep.document import partition
+from instep.emit import Publisher
 from instep.local.broker import Cluster
 
 
@@ -45,3 +47,11 @@ def test_the_publisher_sends_where_java_would(kafka_classes: Any, broker: Cluste
     assert chosen == {key: java_partition(kafka_classes, key, 12) for key in keys}
     assert chosen == {key: partition.partition_of(key, 12) for key in keys}
     assert len(set(chosen.values())) == 12
+
+
+@hypothesis_settings(max_examples=100)
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_the_share_of_keys_that_move_is_counted_right(old: int, more: int) -> None:
+    new, hashes = old + more, range(old * (old + more))
+    moved = sum(number % old != number % new for number in hashes)
+    assert partition.moved_share(old, new) == pytest.approx(moved / len(hashes))

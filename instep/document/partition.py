@@ -5,6 +5,8 @@ All publishers of a topic must agree on this, else one document's events lie in 
 
 from __future__ import annotations
 
+import math
+
 SEED = 0x9747B28C
 MIX = 0x5BD1E995
 WORD = 0xFFFFFFFF
@@ -27,3 +29,11 @@ def murmur2(key: bytes) -> int:
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition of a record with this key, in a topic of so many partitions."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def moved_share(old: int, new: int) -> float:
+    """The share of keys that belong to another partition once the topic has `new` partitions.
+
+    Of every lcm(old, new) hashes in a row, a key stays put on exactly as many as the smaller number of partitions.
+    """
+    return 1 - min(old, new) / math.lcm(old, new)

@@ -1,0 +1,91 @@
+"""One topic in detail: its partitions, what each holds, how large it is, and the settings that are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from instep.kafka import configs, connection, inquiry, layout, offsets, topics
+
+CLEANUP = "cleanup.policy"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDetail:
+    """A partition and what it holds. What the cluster does not tell is None, which is not 0."""
+
+    partition: int
+    leader: int | None
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+    offline: tuple[int, ...]
+    eligible: tuple[int, ...] | None
+    first: int | None
+    end: int | None
+    records_estimated: int | None
+    size_bytes: int | None
+    last_record_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDetail:
+    """A topic; its records are an estimate, exact only where nothing was compacted, aborted or written in transactions."""
+
+    topic: str
+    id: str
+    is_compacted: bool
+    settings: tuple[configs.Setting, ...]
+    partitions: tuple[PartitionDetail, ...]
+
+
+def describe(cluster: connection.Cluster, names: Collection[str]) -> list[TopicDetail]:
+    """Each topic in detail; TopicMissing, with the names that come near, for the first that is not there."""
+    known = layout.read(cluster)
+    for name in names:
+        if name not in known.topics:
+            raise topics.missing(cluster, name)
+    ids = topics.ids(cluster, names)
+    settings = configs.of_topics(cluster, names)
+    spots = [(name, partition) for name in names for partition in known.topics[name].led]
+    spans = offsets.spans(cluster, spots, newest=True)
+    with inquiry.opened(cluster) as asked:
+        folders = asked.log_dirs(names) if asked else None
+        eligible = asked.eligible(names) if asked else None
+    sizes: dict[tuple[int | None, str, int], int]
+    sizes = {(folder.broker, *spot): size for folder in folders or () for spot, size in folder.replicas.items()}
+    return [
+        TopicDetail(
+            name,
+            ids[name],
+            "compact" in (settings[name][CLEANUP].value or ""),
+            tuple(setting for _, setting in sorted(settings[name].items()) if setting.source != configs.DEFAULT),
+            tuple(
+                _detail(part, known.brokers, spans.get((name, part.partition)), sizes.get((part.leader, name, part.partition)),
+                        None if eligible is None else eligible.get((name, part.partition), ()))
+                for part in known.topics[name].partitions
+            ),
+        )
+        for name in names
+    ]  # fmt: skip
+
+
+def _detail(
+    part: layout.Partition,
+    brokers: Collection[int],
+    span: offsets.Span | None,
+    size: int | None,
+    eligible: tuple[int, ...] | None,
+) -> PartitionDetail:
+    return PartitionDetail(
+        part.partition,
+        part.leader,
+        part.replicas,
+        part.in_sync,
+        tuple(node for node in part.replicas if node not in brokers),
+        eligible,
+        span.first if span else None,
+        span.end if span else None,
+        span.offsets if span else None,
+        size,
+        span.newest_ms if span else None,
+    )

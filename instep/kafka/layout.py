@@ -1,0 +1,98 @@
+"""How topics lie on the brokers: leaders, replicas and who is in sync, of all topics by one request."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException
+
+from instep import errors
+from instep.kafka import configs, connection
+
+INTERNAL = "__"
+MIN_IN_SYNC = "min.insync.replicas"
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition: its leader if it has one, its replicas, and those of them that have everything."""
+
+    partition: int
+    leader: int | None
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+    @property
+    def is_under_replicated(self) -> bool:
+        return len(self.in_sync) < len(self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One topic's partitions, by number."""
+
+    topic: str
+    partitions: tuple[Partition, ...]
+
+    @property
+    def replicas(self) -> int:
+        return max((len(part.replicas) for part in self.partitions), default=0)
+
+    @property
+    def is_internal(self) -> bool:
+        """Kept by Kafka itself, as its name says."""
+        return self.topic.startswith(INTERNAL)
+
+    @property
+    def led(self) -> tuple[int, ...]:
+        """Those that can be asked."""
+        return tuple(part.partition for part in self.partitions if part.leader is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """The brokers that are up, and every topic that we may see."""
+
+    brokers: tuple[int, ...]
+    topics: Mapping[str, Layout]
+
+
+def read(cluster: connection.Cluster) -> Layouts:
+    """One request, whatever the number of topics."""
+    since = time.monotonic()
+    try:
+        found = cluster.admin.list_topics(timeout=cluster.timeout_s)
+    except KafkaException as failure:
+        raise cluster.translate(failure.args[0], cluster.deed("list the topics"), since) from failure
+    topics = {
+        name: Layout(
+            name,
+            tuple(
+                Partition(number, part.leader if part.leader >= 0 else None, tuple(part.replicas), tuple(part.isrs))
+                for number, part in sorted(topic.partitions.items())
+            ),
+        )
+        for name, topic in sorted(found.topics.items())
+    }
+    return Layouts(tuple(sorted(found.brokers)), topics)
+
+
+def matching(names: Iterable[str], pattern: str | None, *, is_regex: bool = False) -> list[str]:
+    """Those of the names that a glob, or a regular expression found anywhere in them, lets through."""
+    if pattern is None:
+        return list(names)
+    try:
+        wanted = re.compile(pattern if is_regex else fnmatch.translate(pattern))
+    except re.error as failure:
+        raise errors.SettingsError(f"{pattern!r} is no regular expression: {failure}", "write e.g. '^orders-[0-9]+$'") from None
+    return [name for name in names if wanted.search(name)]
+
+
+def min_in_sync(cluster: connection.Cluster, topics: Collection[str]) -> dict[str, int]:
+    """How many replicas of each topic must be in sync for a write with acks=all; a topic that does not say is left out."""
+    found = {name: settings[MIN_IN_SYNC].value for name, settings in configs.of_topics(cluster, topics).items()}
+    return {name: int(value) for name, value in found.items() if value is not None}
