@@ -74,6 +74,21 @@ class Inquiry:
 
         return _told(ask)
 
+    def racks(self) -> dict[int, str | None] | None:
+        """The rack of each broker."""
+        return _told(lambda: {broker["broker_id"]: broker["rack"] for broker in self._admin.describe_cluster()["brokers"]})
+
+    def producers(self, topic: str, partitions: Collection[int]) -> int | None:
+        """How many idempotent producers the leaders of these partitions remember. They forget one after a day, by default."""
+
+        def ask() -> int:
+            from kafka import TopicPartition
+
+            states = self._admin.describe_producers([TopicPartition(topic, partition) for partition in partitions])
+            return len({one.producer_id for state in states.values() for one in state.active_producers})
+
+        return _told(ask)
+
     def quorum(self) -> Quorum | None:
         def ask() -> Quorum:
             found = self._admin.describe_metadata_quorum()["topics"][0]["partitions"][0]

@@ -55,10 +55,11 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """The brokers that are up, and every topic that we may see."""
+    """The brokers that are up with their addresses, and every topic that we may see."""
 
-    brokers: tuple[int, ...]
+    brokers: Mapping[int, tuple[str, int]]
     topics: Mapping[str, Layout]
+    cluster_id: str
 
 
 def read(cluster: connection.Cluster) -> Layouts:
@@ -78,7 +79,8 @@ def read(cluster: connection.Cluster) -> Layouts:
         )
         for name, topic in sorted(found.topics.items())
     }
-    return Layouts(tuple(sorted(found.brokers)), topics)
+    brokers = {node: (broker.host or "", broker.port) for node, broker in sorted(found.brokers.items())}
+    return Layouts(brokers, topics, found.cluster_id or "")
 
 
 def matching(names: Iterable[str], pattern: str | None, *, is_regex: bool = False) -> list[str]:

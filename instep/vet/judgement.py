@@ -201,14 +201,16 @@ def _whens(findings: list[Finding], threat: Threat, more: list[str] | None = Non
 
 
 def _tolerance(case: Case) -> list[str]:
-    """How many deaths the topic bears, where replicas and in-sync replicas are known."""
+    """How many deaths the topic bears, where its replicas are known."""
     try:
         replicas, needed = case.replicas, case.number("min.insync.replicas")
     except NotKnown:
         return []
     spare, safe = max(0, replicas - needed), max(0, min(needed, replicas) - 1)
-    return [f"publishing goes on with {_brokers(spare)} down, and what was acknowledged outlives {_brokers(safe)}"]
+    going = f"publishing goes on with {_brokers(spare)} down" if spare else "publishing stops when one broker is down"
+    kept = f"what was acknowledged outlives {_brokers(safe)}" if safe else "one lost disk takes what was acknowledged with it"
+    return [f"{going}, and {kept}"]
 
 
 def _brokers(count: int) -> str:
-    return {0: "no broker", 1: "1 broker"}.get(count, f"{count} brokers")
+    return "1 broker" if count == 1 else f"{count} brokers"

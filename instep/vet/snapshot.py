@@ -161,5 +161,17 @@ def load(file: Path) -> Snapshot:
         raise errors.SettingsError(f"the snapshot {file} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.SettingsError(
-            f"{file} is no snapshot: {error}", "make one where the cluster can be reached: instep vet --save FILE"
+            f"{file} is no snapshot: {error}", "make one where the cluster can be reached: instep vet --snapshot FILE"
         ) from error
+
+
+def only(snapshot: Snapshot, names: list[str]) -> Snapshot:
+    """The snapshot with these of its pipelines, or with all."""
+    for name in names:
+        if name not in snapshot.pipelines:
+            raise errors.SettingsError(
+                f"the snapshot has no pipeline {name!r}", f"it has: {', '.join(map(repr, snapshot.pipelines)) or 'none'}"
+            )
+    if not names:
+        return snapshot
+    return msgspec.structs.replace(snapshot, pipelines={name: snapshot.pipelines[name] for name in names})

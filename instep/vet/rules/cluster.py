@@ -114,11 +114,11 @@ def brokers_disagree(case: Case) -> Iterator[Broken]:
 def few_controllers(case: Case) -> Iterator[Broken]:
     voters = case.known(case.cluster.voters, "the controllers")
     if len(voters) < QUORUM_MIN or len(voters) % 2 == 0:
-        word = "controller" if len(voters) == 1 else "controllers"
+        word = "controller votes" if len(voters) == 1 else "controllers vote"
         yield Broken(
             Severity.WARNING,
             "the cluster",
-            (f"{len(voters)} {word} vote: {', '.join(map(str, voters))}",),
+            (f"{len(voters)} {word}: {', '.join(map(str, voters))}",),
             "kafka-metadata-quorum.sh add-controller, until three or five vote",
         )
 

@@ -1,0 +1,136 @@
+"""Commands that judge: settings end to end against the declared guarantee."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from instep import settings
+from instep.cli import shared
+from instep.cli.shared import GIVEN, AsJson, Config, Debug
+
+if TYPE_CHECKING:
+    from instep.vet.judgement import Finding, Verdict
+    from instep.vet.snapshot import Snapshot
+
+EVIDENCE_SHOWN_MAX = 4
+
+app = typer.Typer()
+vet_app = typer.Typer(
+    name="vet",
+    rich_markup_mode=None,
+    help="Judge cluster, topic, publishers, pipeline and database together against each pipeline's declared guarantee.",
+)
+app.add_typer(vet_app)
+
+
+@vet_app.callback(invoke_without_command=True)
+def vet(
+    context: typer.Context,
+    pipeline: Annotated[
+        list[str] | None, typer.Option("--pipeline", metavar="NAME", help="Only this pipeline; may be given again.")
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Judge what this file holds, asking nobody; if it is not there, write what is found to it."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Judge cluster, topic, publishers, pipeline and database together against each pipeline's declared guarantee."""
+    if context.invoked_subcommand is not None:
+        return
+    from instep.vet import judgement
+
+    verdict = judgement.judge(_snapshot(snapshot, pipeline))
+    if as_json:
+        shared.print_json(verdict)
+    else:
+        _print(verdict)
+    if verdict.errors:
+        raise typer.Exit(1)
+
+
+@vet_app.command("explain")
+def explain(
+    rule: Annotated[str | None, typer.Argument(help="A rule's name; left out: all of them, a line each.")] = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """What a rule looks for, why it matters, how to fix it, and when this is fine."""
+    from instep.vet import judgement, rules
+
+    chosen = [judgement.explained(rule)] if rule else list(rules.ALL.values())
+    if as_json:
+        keys = ("id", "part", "threat", "when", "what", "why", "mend", "fine")
+        shared.print_json([{key: getattr(one, key) for key in keys} for one in chosen])
+    elif rule:
+        typer.echo(judgement.page(chosen[0]))
+    else:
+        typer.echo(shared.table(("RULE", "THREAT", "WHAT"), [(one.id, one.threat, one.what) for one in chosen]))
+
+
+def _snapshot(file: Path | None, names: list[str] | None) -> Snapshot:
+    from instep.vet import gathering, snapshot
+
+    if file is not None and file.exists():
+        held = snapshot.only(snapshot.load(file), names or [])
+        shared.say(f"judged as of {shared.cell(held.taken_at)}, from {file}: nobody was asked")
+        return held
+    declared = settings.load(GIVEN.config)
+    chosen = shared.chosen(declared, names)
+    with shared.cluster(declared) as cluster:
+        taken = gathering.gather(cluster, declared, chosen)
+    if file is not None:
+        snapshot.save(taken, file)
+        shared.say(f"what was found is in {file}")
+    return taken
+
+
+def _print(verdict: Verdict) -> None:
+    for one in verdict.findings:
+        if one.accepted is None:
+            _print_finding(one)
+    for one in verdict.findings:
+        if one.accepted is not None:
+            typer.echo(f"accepted  {one.rule}  {shared.cell(one.subject)}: {shared.cell(one.accepted)}")
+    for unknown in verdict.unjudged:
+        typer.echo(f"not judged, as it is not known: {shared.cell(unknown.why)}\n          {', '.join(unknown.rules)}")
+    if verdict.findings or verdict.unjudged:
+        typer.echo("")
+    for outcome in verdict.outcomes:
+        state = "keeps" if outcome.kept else "falls short of"
+        typer.echo(f"{shared.cell(outcome.pipeline)} {state} {outcome.guarantee}. {shared.cell(outcome.sentence)}")
+    shared.say(_counted(verdict))
+
+
+def _print_finding(one: Finding) -> None:
+    evidence = one.evidence[:EVIDENCE_SHOWN_MAX]
+    if len(one.evidence) > EVIDENCE_SHOWN_MAX:
+        evidence.append(f"and {len(one.evidence) - EVIDENCE_SHOWN_MAX} more")
+    when = one.when if one.when.startswith(("now", "always")) else f"when {one.when}"
+    lines = (
+        f"{one.severity.upper():8}  {one.rule}  {shared.cell(one.subject)}",
+        f"{'':10}{one.what}",
+        f"{'':10}found:   {shared.cell('; '.join(evidence))}",
+        f"{'':10}threat:  {one.threat}, {when}",
+        f"{'':10}fix:     {shared.cell(one.fix)}",
+        "",
+    )
+    typer.echo("\n".join(lines))
+
+
+def _counted(verdict: Verdict) -> str:
+    open_ones = [one for one in verdict.findings if one.accepted is None]
+    counts = {word: sum(one.severity == word for one in open_ones) for word in ("error", "warning", "note")}
+    parts = [f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts.items()]
+    accepted = len(verdict.findings) - len(open_ones)
+    parts += [f"{accepted} accepted"] if accepted else []
+    unjudged = len({rule for one in verdict.unjudged for rule in one.rules})
+    parts += [f"{unjudged} not judged"] if unjudged else []
+    return f"{verdict.rules} rules: {', '.join(parts)}; a rule's page: instep vet explain RULE"

@@ -1,0 +1,275 @@
+"""Gathering a snapshot from a live cluster and the pipelines' databases: questions only, nothing is changed.
+
+What cannot be found out is left unknown, with the reason; only a cluster that does not answer at all is an error.
+"""
+
+from __future__ import annotations
+
+import binascii
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import msgspec
+
+from instep import __version__, errors, settings, sinks
+from instep.document import partition as hashing
+from instep.document.decoding import Decoder, Record
+from instep.document.reasons import Unfit
+from instep.kafka import configs, inquiry, layout, membership, offsets, reading, topics
+from instep.kafka.connection import Cluster
+from instep.sinks import facts, inspection, target
+from instep.sinks.target import Target
+from instep.vet import snapshot as found
+
+SAMPLED_PER_PARTITION = 20
+INTERNAL = ("__consumer_offsets", "__transaction_state")
+
+Fact = TypeVar("Fact")
+
+
+def gather(cluster: Cluster, declared: settings.Settings, names: list[str]) -> found.Snapshot:
+    """Everything that the rules ask about these pipelines."""
+    return Gathering(cluster, declared).of(names)
+
+
+class Gathering:
+    """One look at everything; `unknown` collects what could not be found out."""
+
+    def __init__(self, cluster: Cluster, declared: settings.Settings) -> None:
+        self.cluster = cluster
+        self.declared = declared
+        self.unknown: dict[str, str] = {}
+        self.now_s = time.time()
+
+    def of(self, names: list[str]) -> found.Snapshot:
+        pipelines = {name: settings.pipeline(self.declared, name) for name in names}
+        self.layouts = layout.read(self.cluster)
+        databases = {name: facts.read(name, pipeline) for name, pipeline in pipelines.items()}
+        self.targets = {name: self._target(name, pipelines[name], databases[name]) for name in names}
+        wanted = dict.fromkeys(pipeline.topic for pipeline in pipelines.values())
+        with inquiry.opened(self.cluster) as asked:
+            folders = asked.log_dirs([*wanted]) if asked else None
+            known_topics = {name: self._topic(name, asked, folders) for name in wanted}
+            known_cluster = self._cluster(asked, folders)
+        return found.Snapshot(
+            taken_at=datetime.now(UTC),
+            instep=__version__,
+            outage_hours_max=self.declared.vet.outage_hours_max,
+            cluster=known_cluster,
+            topics=known_topics,
+            publishers={name: _publisher(one) for name, one in self.declared.publishers.items()},
+            pipelines={
+                name: self._pipeline(name, pipeline, known_topics[pipeline.topic]) for name, pipeline in pipelines.items()
+            },
+            databases=databases,
+            spark=found.Spark(master=self.declared.spark.master, conf=_without_secrets(self.declared.spark.conf)),
+            accepted=dict(self.declared.vet.accept),
+            unknown=self.unknown,
+        )
+
+    # --- the cluster ----------------------------------------------------------------------------------
+
+    def _cluster(self, asked: inquiry.Inquiry | None, folders: list[inquiry.LogDir] | None) -> found.Cluster:
+        racks = (asked.racks() if asked else None) or {}
+        quorum = asked.quorum() if asked else None
+        features = asked.features() if asked else None
+        return found.Cluster(
+            cluster_id=self.layouts.cluster_id,
+            bootstrap=[address.strip() for address in self.cluster.bootstrap.split(",") if address.strip()],
+            protocol=self.cluster.kafka.security.protocol,
+            brokers=[self._broker(node, racks.get(node), folders) for node in self.layouts.brokers],
+            voters=list(quorum.voters) if quorum else None,
+            features=dict(features.levels) if features else None,
+            internal={name: self._internal(name) for name in INTERNAL if name in self.layouts.topics},
+        )
+
+    def _broker(self, node: int, rack: str | None, folders: list[inquiry.LogDir] | None) -> found.Broker:
+        host, port = self.layouts.brokers[node]
+        values = self._try(f"settings of broker {node}", lambda: configs.of_brokers(self.cluster, [node])[node])
+        disks = [
+            found.Disk(path=one.path, total_bytes=one.total_bytes, free_bytes=one.free_bytes, error=one.error)
+            for one in folders or ()
+            if one.broker == node
+        ]
+        return found.Broker(
+            node=node,
+            host=host,
+            port=port,
+            rack=rack,
+            settings=_values(values) if values else None,
+            disks=disks if folders is not None else None,
+        )
+
+    def _internal(self, name: str) -> tuple[int, int | None]:
+        replicas = min(len(part.replicas) for part in self.layouts.topics[name].partitions)
+        in_sync = self._try(f"settings of topic {name}", lambda: layout.min_in_sync(self.cluster, [name]).get(name))
+        return replicas, in_sync
+
+    # --- topics ---------------------------------------------------------------------------------------
+
+    def _topic(self, name: str, asked: inquiry.Inquiry | None, folders: list[inquiry.LogDir] | None) -> found.Topic | None:
+        if name not in self.layouts.topics:
+            return None
+        parts = self.layouts.topics[name]
+        values = self._try(f"settings of topic {name}", lambda: configs.of_topics(self.cluster, [name])[name])
+        spans = (
+            self._try(f"offsets of topic {name}", lambda: offsets.spans(self.cluster, [(name, number) for number in parts.led]))
+            or {}
+        )
+        sizes = {
+            (one.broker, number): size for one in folders or () for (topic, number), size in one.replicas.items() if topic == name
+        }
+        return found.Topic(
+            name=name,
+            id=(self._try(f"id of topic {name}", lambda: topics.ids(self.cluster, [name])[name]) or ""),
+            settings=_values(values) if values else None,
+            partitions=[_partition(part, spans.get((name, part.partition)), sizes) for part in parts.partitions],
+            sample=self._try(f"newest records of topic {name}", lambda: self._sample(name, spans)),
+            idempotent_producers=asked.producers(name, parts.led) if asked else None,
+            span_s=self._try(f"oldest record of topic {name}", lambda: self._span_s(name, spans)),
+        )
+
+    def _sample(self, topic: str, spans: Mapping[offsets.Spot, offsets.Span]) -> found.Sample:
+        """What the newest records show."""
+        ranges = {
+            number: (max(span.first, span.committed_end - SAMPLED_PER_PARTITION), span.committed_end)
+            for (_, number), span in spans.items()
+        }
+        records = list(reading.read(self.cluster, topic, ranges))
+        count = len(self.layouts.topics[topic].partitions)
+        keyed = [record for record in records if record.key is not None]
+        times = [record.timestamp_ms / 1000 for record in records if record.timestamp_ms >= 0]
+        return found.Sample(
+            records=len(records),
+            keyless=len(records) - len(keyed),
+            in_murmur2_place=sum(hashing.partition_of(record.key or b"", count) == record.partition for record in keyed),
+            in_crc32_place=sum(binascii.crc32(record.key or b"") % count == record.partition for record in keyed),
+            largest_bytes=max((len(record.key or b"") + len(record.value or b"") for record in records), default=0),
+            ahead_s_max=max(0.0, max(times) - self.now_s) if times else 0.0,
+            newest_age_s=max(0.0, self.now_s - max(times)) if times else None,
+            unreadable=self._unreadable(topic, records),
+        )
+
+    def _unreadable(self, topic: str, records: list[offsets.Record]) -> dict[str, int]:
+        """How many of the records each pipeline of the topic could not apply, by reason."""
+        counts: dict[str, int] = {}
+        for name, to in self.targets.items():
+            if to is None or to.topic != topic:
+                continue
+            decoder = Decoder(to.mapping)
+            for record in records:
+                reason = _refused(decoder, record)
+                if reason:
+                    counts[f"{name}: {reason}"] = counts.get(f"{name}: {reason}", 0) + 1
+        return counts
+
+    def _span_s(self, topic: str, spans: Mapping[offsets.Spot, offsets.Span]) -> float | None:
+        firsts = {number: span.first for (_, number), span in spans.items() if span.first < span.committed_end}
+        records = offsets.first_records(self.cluster, topic, firsts).values()
+        times = [record.timestamp_ms / 1000 for record in records if record is not None and record.timestamp_ms >= 0]
+        return max(0.0, self.now_s - min(times)) if times else None
+
+    # --- pipelines ------------------------------------------------------------------------------------
+
+    def _target(self, name: str, pipeline: settings.Pipeline, database: facts.Facts) -> Target | None:
+        if database.unreachable or database.unfit:
+            return None
+        return self._try(f"target of {name}", lambda: inspection.inspect(name, pipeline))
+
+    def _pipeline(self, name: str, pipeline: settings.Pipeline, topic: found.Topic | None) -> found.Pipeline:
+        to = self.targets[name]
+        kept = self._try(f"ledger of {name}", lambda: self._kept(to, topic)) if to else None
+        ledger, dead, parked = kept or (None, None, None)
+        members = self._try(f"members of group {name}", lambda: membership.members(self.cluster, name))
+        return found.Pipeline(
+            topic=pipeline.topic,
+            guarantee=pipeline.guarantee,
+            start=pipeline.start,
+            target=target.shown(target.database_url(pipeline.target)),
+            table=pipeline.table,
+            columns=list(pipeline.columns),
+            missing=pipeline.missing,
+            history=pipeline.history,
+            batch_rows_max=pipeline.batch_rows_max,
+            order=pipeline.event.order,
+            at=pipeline.event.at,
+            order_is_time=to.mapping.order_is_time if to else None,
+            transitions=bool(pipeline.transitions),
+            ledger=ledger,
+            dead_letters=dead,
+            parked_documents=parked,
+            group_members=[str(member) for member in members] if members is not None else None,
+        )
+
+    def _kept(self, to: Target, topic: found.Topic | None) -> tuple[list[found.Ledger], int, int]:
+        """The ledger, and how much was set aside."""
+        sink = sinks.open_sink(to)
+        try:
+            with sink.translated():
+                positions, dead, parked = sink.positions(), sink.dead_count(), sink.parked_count()
+        finally:
+            sink.close()
+        ends = {part.partition: (part.first, part.end) for part in topic.partitions} if topic else {}
+        behind = {
+            number: row.next_offset
+            for number, row in positions.items()
+            if topic and row.topic_id == topic.id and (ends.get(number, (None, None))[1] or 0) > row.next_offset
+        }
+        waiting = offsets.first_records(self.cluster, to.topic, behind) if behind else {}
+        ages = {number: self.now_s - one.timestamp_ms / 1000 for number, one in waiting.items() if one and one.timestamp_ms >= 0}
+        rows = [
+            found.Ledger(
+                partition=number,
+                next_offset=row.next_offset,
+                topic_id=row.topic_id,
+                cluster_id=row.cluster_id,
+                waiting_age_s=ages.get(number),
+            )
+            for number, row in sorted(positions.items())
+        ]
+        return rows, dead, parked
+
+    def _try(self, what: str, ask: Callable[[], Fact]) -> Fact | None:
+        try:
+            return ask()
+        except errors.InstepError as error:
+            self.unknown[what] = error.what
+            return None
+
+
+def _refused(decoder: Decoder, record: offsets.Record) -> str | None:
+    try:
+        event = decoder.decode(Record(record.offset, record.timestamp_ms, record.key, record.value))
+    except Unfit as unfit:
+        return unfit.reason.value
+    return event.refusal.reason.value if event.refusal else None
+
+
+def _partition(part: layout.Partition, span: offsets.Span | None, sizes: Mapping[tuple[int, int], int]) -> found.Partition:
+    return found.Partition(
+        partition=part.partition,
+        leader=part.leader,
+        replicas=list(part.replicas),
+        in_sync=list(part.in_sync),
+        first=span.first if span else None,
+        end=span.end if span else None,
+        size_bytes=sizes.get((part.leader, part.partition)) if part.leader is not None else None,
+    )
+
+
+def _values(given: configs.Settings) -> found.Values:
+    """Settings without those whose names say that they are secret."""
+    return {name: found.Found(one.value, one.source) for name, one in given.items() if not settings.SECRET.search(name)}
+
+
+def _publisher(one: settings.Publisher) -> found.Publisher:
+    texts = {
+        name: msgspec.json.encode(value).decode() if isinstance(value, bool) else str(value) for name, value in one.config.items()
+    }
+    return found.Publisher(topic=one.topic, client=one.client, config=_without_secrets(texts))
+
+
+def _without_secrets(config: Mapping[str, str]) -> dict[str, str]:
+    return {name: "***" if settings.SECRET.search(name) else value for name, value in config.items()}
