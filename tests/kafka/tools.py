@@ -1,0 +1,21 @@
+"""Kafka's own command line, run as people run it: what it says of a cluster is what ours must say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from instep.local import artifacts, java
+
+TOPICS = "org.apache.kafka.tools.TopicCommand"
+GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
+
+
+def run(tool: str, bootstrap: str, *arguments: str) -> str:
+    """What the tool prints."""
+    jars = os.pathsep.join(str(jar) for bundle in ("kafka", "kafka-tools") for jar in artifacts.jars(bundle))
+    command = [str(java.find()), "-XX:TieredStopAtLevel=1", "-cp", jars, tool, "--bootstrap-server", bootstrap, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
