@@ -156,7 +156,7 @@ def _outcome(case: Case, findings: list[Finding], something_unknown: bool) -> Ou
     parts = list(_happenings(case, real))
     stops = _whens(real, Threat.STANDSTILL)
     if stops:
-        parts.append(f"the flow stops {stops}")
+        parts.append(f"the flow is held up {stops}")
     parts += _tolerance(case)
     if something_unknown:
         parts.append("what could not be judged may add to this")

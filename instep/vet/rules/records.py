@@ -19,8 +19,8 @@ def _sample(case: Case) -> Sample:
 
 @rule(
     "RECORDS_WITHOUT_KEY",
-    Threat.LOSS,
-    when="such a record arrives",
+    Threat.STANDSTILL,
+    when="a record without a key arrives, which waits as a dead letter",
     what="Records have no key.",
     why="The key is the document's id, and puts all events of a document into one partition. A record without one becomes a "
     "dead letter.",
@@ -89,8 +89,8 @@ def not_idempotent(case: Case) -> Iterator[Broken]:
 
 @rule(
     "RECORDS_UNREADABLE",
-    Threat.LOSS,
-    when="such a record arrives",
+    Threat.STANDSTILL,
+    when="a record that the pipeline does not understand arrives, which waits as a dead letter",
     what="Some of the newest records cannot be understood by the pipeline.",
     why="They become dead letters, or park their documents: kept with a reason, and not in the table.",
     mend="Correct the mapping in [pipelines.NAME.event] and columns, or the publisher.",
