@@ -175,6 +175,9 @@ class Gathering:
 
     def _target(self, name: str, pipeline: settings.Pipeline, database: facts.Facts) -> Target | None:
         if database.unreachable or database.unfit:
+            why = database.unreachable or (database.unfit or ("",))[0]
+            for what in (f"database of {name}", f"ledger of {name}", f"dead letters of {name}", f"parked documents of {name}"):
+                self.unknown[what] = why.partition("\n")[0]
             return None
         return self._try(f"target of {name}", lambda: inspection.inspect(name, pipeline))
 

@@ -175,9 +175,7 @@ class Case:
     @property
     def database(self) -> Facts:
         found = self.known(self.snapshot.databases.get(self.name), f"database of {self.name}")
-        if found.unreachable:
-            raise NotKnown(f"database of {self.name}")
-        return found
+        return self.known(found if found.unreachable is None else None, f"database of {self.name}")
 
     def database_setting(self, name: str) -> str:
         values = self.known(self.database.settings, f"settings of the database of {self.name}")

@@ -1,0 +1,318 @@
+"""Rules on real servers that were set up wrong: what is gathered is what is there."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
+
+from instep import settings
+from instep.kafka import topics
+from instep.kafka.connection import Cluster
+from instep.local import broker as kafka
+from instep.sinks import preparation
+from instep.vet import gathering, judgement, snapshot
+from tests.sinks.conftest import declare, run_sql
+from tests.waiting import wait_until
+
+Vet = Callable[..., set[str]]
+WRONG_BROKERS = {
+    "auto.create.topics.enable": "true",
+    "offsets.retention.minutes": "60",
+    "replica.lag.time.max.ms": "120000",
+    "min.insync.replicas": "1",
+}
+EVENT = {"doc_id": "C-1", "status": "PRINTED", "version": 1, "updated_at": "2026-11-01T08:00:00Z"}
+
+
+def look(cluster: Cluster, pipeline: settings.Pipeline, **declared: Any) -> snapshot.Snapshot:
+    whole = settings.Settings(pipelines={"contracts": pipeline}, **declared)
+    return gathering.gather(cluster, whole, ["contracts"])
+
+
+def broken(cluster: Cluster, pipeline: settings.Pipeline) -> set[str]:
+    """The rules that are broken, when everything could be judged."""
+    verdict = judgement.judge(look(cluster, pipeline))
+    assert verdict.unjudged == []
+    return {one.rule for one in verdict.findings}
+
+
+def broken_at_least(cluster: Cluster, pipeline: settings.Pipeline) -> set[str]:
+    """Those that are broken, though others may not be known."""
+    return {one.rule for one in judgement.judge(look(cluster, pipeline)).findings}
+
+
+def send(cluster: Cluster, topic: str, *records: tuple[bytes | None, Any], times: int | None = None, **config: Any) -> None:
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, **config})
+    for key, value in records:
+        body = value if isinstance(value, bytes) else json.dumps(value).encode()
+        producer.produce(topic, body, key, timestamp=times or 0)
+    assert producer.flush(30) == 0
+
+
+@pytest.fixture
+def cluster(broker: kafka.Cluster) -> Iterator[Cluster]:
+    with Cluster(settings.Kafka(), broker.bootstrap) as opened:
+        yield opened
+
+
+@pytest.fixture
+def vet(cluster: Cluster, tmp_path: Path) -> Vet:
+    """Makes a topic with these settings, and judges a pipeline into SQLite that follows it."""
+
+    def judge(partitions: int = 2, fill: Callable[[str], None] | None = None, config: Any = None, **pipeline: Any) -> set[str]:
+        topic = f"vet-{uuid.uuid4().hex[:8]}"
+        topics.create(cluster, topic, partitions, config=config)
+        if fill:
+            fill(topic)
+        declared = declare(f"sqlite:///{tmp_path}/{topic}.db", topic=topic, **pipeline)
+        preparation.prepare(declared)
+        return broken(cluster, declared)
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("config", "pipeline", "rule"),
+    [
+        ({"min.insync.replicas": "2"}, {}, "TOPIC_MIN_IN_SYNC_TOO_MANY"),
+        ({"unclean.leader.election.enable": "true"}, {}, "TOPIC_UNCLEAN_ELECTION"),
+        ({"retention.ms": "3600000"}, {}, "TOPIC_RETENTION_SHORT"),
+        ({"retention.bytes": "100000"}, {}, "TOPIC_RETENTION_BY_SIZE"),
+        ({"cleanup.policy": "compact"}, {}, "TOPIC_COMPACTED"),
+        ({"cleanup.policy": "compact,delete"}, {}, "TOPIC_TOMBSTONES_SHORT"),
+        ({"message.timestamp.type": "LogAppendTime"}, {"event": {"status": "status"}}, "TOPIC_TIME_OF_ARRIVAL"),
+        ({"message.timestamp.before.max.ms": "60000"}, {}, "TOPIC_OLD_TIMES_REFUSED"),
+        ({"max.message.bytes": "2000"}, {}, "TOPIC_RECORDS_BOUNDED_LOW"),
+        ({"leader.replication.throttled.replicas": "*"}, {}, "TOPIC_THROTTLED"),
+        ({}, {"event": {"status": "status"}}, "PIPELINE_WITHOUT_GUARD"),
+        ({}, {"start": "latest"}, "PIPELINE_STARTS_LATE"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_topic_set_up_wrong(vet: Vet, config: dict[str, str], pipeline: dict[str, Any], rule: str) -> None:
+    found = vet(config=config, **pipeline)
+    assert rule in found
+    assert "TOPIC_SINGLE_REPLICA" in found
+    assert "CLUSTER_SINGLE_BROKER" in found
+
+
+def test_what_records_show(vet: Vet, cluster: Cluster) -> None:
+    idempotent: dict[str, Any] = {"enable.idempotence": True, "partitioner": "murmur2"}
+
+    def wrongly(topic: str) -> None:
+        # librdkafka's defaults: CRC32, not idempotent
+        send(cluster, topic, *((f"C-{n}".encode(), {**EVENT, "doc_id": f"C-{n}"}) for n in range(20)))
+        send(cluster, topic, (None, EVENT), (b"C-1", b"no JSON"))
+        send(cluster, topic, (b"C-2", EVENT), times=int(time.time() * 1000) + 1_800_000)
+        send(cluster, topic, (b"C-3", {**EVENT, "note": "x" * 1700}))
+
+    found = vet(partitions=4, fill=wrongly, config={"max.message.bytes": "2000"})
+    assert found >= {
+        "RECORDS_WITHOUT_KEY",
+        "RECORDS_IN_WRONG_PARTITION",
+        "RECORDS_NOT_IDEMPOTENT",
+        "RECORDS_UNREADABLE",
+        "RECORDS_NEAR_LIMIT",
+        "RECORDS_FROM_THE_FUTURE",
+    }
+
+    def rightly(topic: str) -> None:
+        events = ((f"C-{n}".encode(), {**EVENT, "doc_id": f"C-{n}"}) for n in range(20))
+        send(cluster, topic, *events, **idempotent)
+
+    assert not {rule for rule in vet(partitions=4, fill=rightly) if rule.startswith("RECORDS")}
+
+
+def test_what_the_ledger_shows(cluster: Cluster, tmp_path: Path) -> None:
+    topic = f"vet-{uuid.uuid4().hex[:8]}"
+    topics.create(cluster, topic, 1)
+    send(cluster, topic, *((b"C-1", {**EVENT, "version": n}) for n in range(10)))
+    pipeline = declare(f"sqlite:///{tmp_path}/t.db", topic=topic)
+    preparation.prepare(pipeline)
+    now = topics.describe(cluster, topic)
+
+    def ledger(next_offset: int, topic_id: str = now.id) -> set[str]:
+        run_sql(
+            pipeline.target,
+            "DELETE FROM instep_ledger",
+            "INSERT INTO instep_ledger (pipeline, topic, partition, next_offset, epoch, cluster_id, topic_id)"
+            f" VALUES ('contracts', '{topic}', 0, {next_offset}, 1, '{now.cluster_id}', '{topic_id}')",
+        )
+        return {rule for rule in broken(cluster, pipeline) if rule.startswith("PIPELINE")}
+
+    assert ledger(10) == set()
+    assert ledger(10, "another") == {"PIPELINE_TOPIC_REPLACED"}
+    assert ledger(50) == {"PIPELINE_AHEAD_OF_LOG"}
+    kafka_admin = cluster.admin
+    from confluent_kafka import TopicPartition
+
+    kafka_admin.delete_records([TopicPartition(topic, 0, 5)])[TopicPartition(topic, 0, 5)].result(30)
+    assert ledger(2) == {"PIPELINE_RECORDS_EXPIRED"}
+
+
+def test_a_stranger_in_the_mirror_group(vet: Vet, cluster: Cluster) -> None:
+    name = f"vet-{uuid.uuid4().hex[:8]}"
+    topics.create(cluster, name, 1)
+    stranger = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "contracts", "client.id": "billing"})
+    try:
+        stranger.subscribe([name])
+        wait_until(lambda: stranger.poll(0.1) is None and bool(stranger.assignment()), "the stranger's assignment")
+        assert "PIPELINE_GROUP_IN_USE" in vet()
+    finally:
+        stranger.close()
+
+
+# the Python client leaves the socket of a broker that refused it to the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_three_brokers_set_up_wrong(tmp_path: Path) -> None:
+    with ExitStack() as opened:
+        servers = opened.enter_context(kafka.Cluster(3, properties=WRONG_BROKERS))
+        cluster = opened.enter_context(Cluster(settings.Kafka(), servers.nodes[0].bootstrap))
+        topics.create(cluster, "two", 2, 2)
+        topics.create(cluster, "all", 2, 3, {"min.insync.replicas": "3"})
+        topics.create(cluster, "alone", 3, 1)
+        _alter_broker(cluster, 2, "message.max.bytes", "2000000")
+        pipeline = declare(f"sqlite:///{tmp_path}/t.db", topic="two")
+        preparation.prepare(pipeline)
+        wait_until(lambda: "CLUSTER_BROKERS_DISAGREE" in broken(cluster, pipeline), "the broker's own setting")
+        assert broken(cluster, pipeline) == {
+            "CLUSTER_AUTO_CREATES_TOPICS",
+            "CLUSTER_BROKERS_DISAGREE",
+            "CLUSTER_GROUPS_FORGOTTEN",
+            "CLUSTER_NO_AUTHORIZER",
+            "CLUSTER_ONE_ADDRESS",
+            "CLUSTER_SLOW_TO_DROP_REPLICAS",
+            "PUBLISHER_UNDECLARED",
+            "TOPIC_MIN_IN_SYNC_ONE",
+            "TOPIC_TWO_REPLICAS",
+        }
+        whole = msgspec.structs.replace(pipeline, topic="all")
+        assert "TOPIC_MIN_IN_SYNC_ALL" in broken(cluster, whole)
+        dying = servers.nodes[2]
+        dying.kill()
+        wait_until(lambda: "CLUSTER_BROKER_MISSING" in broken_at_least(cluster, whole), "the broker's death")
+        wait_until(
+            lambda: broken_at_least(cluster, whole) >= {"TOPIC_UNDER_MIN_IN_SYNC", "TOPIC_UNDER_REPLICATED"},
+            "replicas out of sync",
+        )
+        alone = msgspec.structs.replace(pipeline, topic="alone")
+        assert "TOPIC_WITHOUT_LEADER" in broken_at_least(cluster, alone)
+    gc.collect()
+
+
+def _alter_broker(cluster: Cluster, node: int, name: str, value: str) -> None:
+    change = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    asked = ConfigResource(ConfigResource.Type.BROKER, str(node), incremental_configs=[change])
+    cluster.admin.incremental_alter_configs([asked])[asked].result(30)
+
+
+def test_postgres_set_up_wrong(cluster: Cluster, new_database: Callable[[str], str]) -> None:
+    url = new_database("postgres")
+    topic = f"vet-{uuid.uuid4().hex[:8]}"
+    topics.create(cluster, topic, 1)
+    pipeline = declare(url, topic=topic)
+
+    def database_rules() -> set[str]:
+        return {rule.removeprefix("DATABASE_") for rule in broken_at_least(cluster, pipeline) if rule.startswith("DATABASE")}
+
+    assert database_rules() == {"TABLE_UNFIT", "SUPERUSER"}
+    preparation.prepare(pipeline)
+    assert database_rules() == {"SUPERUSER"}
+    name = url.rpartition("/")[2]
+    role = f"vet_{uuid.uuid4().hex[:8]}"
+    run_sql(
+        url,
+        f"ALTER DATABASE {name} SET synchronous_commit = off",
+        f"ALTER DATABASE {name} SET statement_timeout = '5s'",
+        "ALTER TABLE instep_ledger SET UNLOGGED",
+        "ALTER TABLE contract_document ADD UNIQUE (print_version)",
+        "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
+        "CREATE TRIGGER audit AFTER INSERT ON contract_document FOR EACH ROW EXECUTE FUNCTION nothing()",
+        "ALTER TABLE contract_document ENABLE ROW LEVEL SECURITY",
+        f"CREATE ROLE {role} LOGIN PASSWORD 'x'",
+        f"GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO {role}",
+    )
+    try:
+        login, _, place = url.partition("://")[2].rpartition("@")
+        assert login
+        pipeline = msgspec.structs.replace(pipeline, target=f"postgresql://{role}:x@{place}")
+        assert database_rules() == {
+            "COMMITS_LATER",
+            "TIMEOUT_SHORT",
+            "TABLE_UNLOGGED",
+            "SECOND_UNIQUE_KEY",
+            "TRIGGERS",
+            "ROWS_HIDDEN",
+            "RIGHTS_MISSING",
+        }
+        run_sql(url, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        assert "READ_ONLY" in database_rules()
+    finally:
+        run_sql(url, "SET default_transaction_read_only = off", f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_mariadb_set_up_wrong(cluster: Cluster, new_database: Callable[[str], str]) -> None:
+    url = new_database("mariadb")
+    topic = f"vet-{uuid.uuid4().hex[:8]}"
+    topics.create(cluster, topic, 1)
+    pipeline = declare(url, topic=topic)
+    preparation.prepare(pipeline)
+
+    def database_rules() -> set[str]:
+        return {rule.removeprefix("DATABASE_") for rule in broken_at_least(cluster, pipeline) if rule.startswith("DATABASE")}
+
+    assert database_rules() == set()
+    role = f"vet_{uuid.uuid4().hex[:8]}"
+    name = url.rpartition("/")[2]
+    run_sql(
+        url,
+        "ALTER TABLE contract_document ADD UNIQUE (print_version)",
+        "ALTER TABLE instep_history ENGINE = Aria",
+        f"CREATE USER '{role}'@'127.0.0.1' IDENTIFIED BY 'x' WITH MAX_USER_CONNECTIONS 5",
+        f"GRANT SELECT, INSERT ON {name}.* TO '{role}'@'127.0.0.1'",
+        "SET GLOBAL innodb_flush_log_at_trx_commit = 2",
+    )
+    try:
+        place = url.partition("://")[2].rpartition("@")[2]
+        pipeline = msgspec.structs.replace(pipeline, target=f"mariadb://{role}:x@{place}")
+        assert database_rules() == {"TABLE_UNFIT", "SECOND_UNIQUE_KEY", "NO_TRANSACTIONS", "RIGHTS_MISSING", "COMMITS_LATER"}
+    finally:
+        run_sql(url, f"DROP USER '{role}'@'127.0.0.1'", "SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+
+
+def test_a_database_that_does_not_answer(cluster: Cluster) -> None:
+    topic = f"vet-{uuid.uuid4().hex[:8]}"
+    topics.create(cluster, topic, 1)
+    verdict = judgement.judge(look(cluster, declare("postgresql://a:s3cret@127.0.0.1:1/b", topic=topic)))
+    assert "DATABASE_UNREACHABLE" in {one.rule for one in verdict.errors}
+    assert any(one.why.startswith("database of contracts: ") for one in verdict.unjudged)
+    assert b"s3cret" not in msgspec.json.encode(verdict)
+
+
+def test_a_topic_that_is_not_there(cluster: Cluster, tmp_path: Path) -> None:
+    pipeline = declare(f"sqlite:///{tmp_path}/t.db", topic="no-such-topic")
+    preparation.prepare(pipeline)
+    verdict = judgement.judge(look(cluster, pipeline))
+    assert "TOPIC_MISSING" in {one.rule for one in verdict.errors}
+
+
+def test_a_saved_snapshot_is_judged_like_the_live_one(cluster: Cluster, tmp_path: Path) -> None:
+    topic = f"vet-{uuid.uuid4().hex[:8]}"
+    topics.create(cluster, topic, 2)
+    pipeline = declare(f"sqlite:///{tmp_path}/t.db", topic=topic)
+    secret = {"print": settings.Publisher(topic=topic, client="java", config={"sasl.jaas.config": "s3cret", "acks": 1})}
+    taken = look(cluster, pipeline, publishers=secret)
+    snapshot.save(taken, tmp_path / "snapshot.json")
+    assert "s3cret" not in (tmp_path / "snapshot.json").read_text(encoding="utf-8")
+    assert judgement.judge(snapshot.load(tmp_path / "snapshot.json")) == judgement.judge(taken)
