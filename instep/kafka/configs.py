@@ -52,13 +52,13 @@ def alter_topic(cluster: connection.Cluster, topic: str, given: Mapping[str, str
     changes += [ConfigEntry(name, None, incremental_operation=AlterConfigOpType.DELETE) for name in unset]
     asked = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=changes)
     answer = cluster.admin.incremental_alter_configs([asked], request_timeout=cluster.timeout_s)[asked]
-    cluster.wait(answer, cluster.deed(f"change the settings of topic {topic!r}", topic=topic))
+    cluster.wait(answer, cluster.deed(f"change the settings of topic {topic!r}", topic=topic, right="ALTER_CONFIGS"))
 
 
 def _read(cluster: connection.Cluster, kind: Any, name: str) -> Settings:
     asked = ConfigResource(kind, name)
     what, topic = (f"topic {name!r}", name) if kind is ConfigResource.Type.TOPIC else (f"broker {name}", None)
-    deed = cluster.deed(f"read the settings of {what}", topic=topic)
+    deed = cluster.deed(f"read the settings of {what}", topic=topic, right="DESCRIBE_CONFIGS")
 
     def ask() -> Settings:
         answer = cluster.admin.describe_configs([asked], request_timeout=cluster.timeout_s)[asked]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException
 
-from instep import errors
+from instep import errors, settings
 
 # Without a handler of its own, Python would print the client's log lines to stderr.
 log = logging.getLogger("instep.kafka")
@@ -87,13 +87,31 @@ MEANING: Mapping[int, type[errors.InstepError]] = {
 }
 
 RIGHTS: Mapping[int, str] = {
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the right to do this on the cluster",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the right {right} on the cluster",
     KafkaError.DELEGATION_TOKEN_AUTHORIZATION_FAILED: "the right to use this delegation token",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "the right READ on group {group!r}",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "the right {right} on group {group!r}",
     KafkaError.SECURITY_DISABLED: "a cluster that has an authorizer",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the right to do this on topic {topic!r}",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the right {right} on topic {topic!r}",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the right to use this transactional id",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Whom the brokers take us for: a user, or what our certificate says."""
+
+    user: str | None = None
+    certificate: str | None = None
+
+    def __str__(self) -> str:
+        if self.user:
+            return f"user {self.user!r}"
+        return f"the certificate {self.certificate}" if self.certificate else "user 'ANONYMOUS'"
+
+    @property
+    def principal(self) -> str:
+        """As kafka-acls takes it; a certificate's name is the broker's to tell."""
+        return f"User:{self.user or ('NAME' if self.certificate else 'ANONYMOUS')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +120,11 @@ class Deed:
 
     doing: str
     bootstrap: str
-    user: str | None = None
+    who: Who = Who()
     topic: str | None = None
     group: str | None = None
     tried_s: float | None = None
+    right: str | None = None
 
 
 class Ear:
@@ -137,6 +156,10 @@ class Ear:
     def refusal(self, since: float) -> KafkaError | None:
         """That who we are was not accepted, after this moment."""
         return self._refusal if self._refused_at >= since else None
+
+    def all_down(self, since: float) -> bool:
+        """No broker was to be had, after this moment."""
+        return self._all_down_at >= since
 
     def refused_by_all(self, since: float) -> bool:
         """No broker is left that might accept us, so waiting longer changes nothing."""
@@ -172,20 +195,25 @@ def unreachable(deed: Deed, last: KafkaError | None) -> errors.BrokerUnreachable
 
 
 def not_accepted(error: KafkaError, deed: Deed) -> errors.NotAuthorised:
-    who = f" user {deed.user!r}" if deed.user else " us"
     return errors.NotAuthorised(
-        f"the broker at {', '.join(addresses(deed.bootstrap))} does not accept{who}: {readable(error)}",
-        "check kafka.security: mechanism, username and password"
-        if deed.user
+        f"the broker at {', '.join(addresses(deed.bootstrap))} does not accept {deed.who}: {readable(error)}",
+        "check kafka.security: username, password and mechanism"
+        if deed.who.user
         else "check kafka.security: ca, certificate and key",
     )
 
 
 def not_allowed(error: KafkaError, deed: Deed) -> errors.NotAuthorised:
-    right = RIGHTS[error.code()].format(topic=deed.topic, group=deed.group)
+    lacking = RIGHTS[error.code()].format(topic=deed.topic, group=deed.group, right=deed.right or "to do this")
+    resource = {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED: f"--topic {shlex.quote(deed.topic or 'NAME')}",
+        KafkaError.GROUP_AUTHORIZATION_FAILED: f"--group {shlex.quote(deed.group or 'NAME')}",
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED: "--cluster",
+    }.get(error.code(), "…")
     return errors.NotAuthorised(
-        f"cannot {deed.doing}: user {deed.user or 'ANONYMOUS'!r} lacks {right} ({error.name()})",
-        "have the cluster's administrator grant it with kafka-acls.sh --add --allow-principal",
+        f"cannot {deed.doing}: {deed.who} lacks {lacking} ({error.name()})",
+        "have the cluster's administrator grant it: kafka-acls --add"
+        f" --allow-principal {shlex.quote(deed.who.principal)} --operation {deed.right or 'OPERATION'} {resource}",
     )
 
 
@@ -196,6 +224,10 @@ def topic_missing(topic: str, bootstrap: str, known: Iterable[str]) -> errors.To
         f"topic {topic!r} does not exist at {', '.join(addresses(bootstrap))}{near}",
         f"instep topics create {shlex.quote(topic)} --partitions 6",
     )
+
+
+def who(security: settings.Security) -> Who:
+    return Who(security.username, security.certificate)
 
 
 def addresses(bootstrap: str) -> list[str]:

@@ -27,7 +27,7 @@ def positions(cluster: connection.Cluster, group: str, topic: str) -> dict[int, 
 
 def _commit(cluster: connection.Cluster, group: str, topic: str, positions: Mapping[int, int]) -> None:
     """Through a consumer: the admin client's request for this aborts the process when a broker comes back in its middle."""
-    deed = cluster.deed(f"commit offsets to group {group!r}", topic=topic, group=group)
+    deed = cluster.deed(f"commit offsets to group {group!r}", topic=topic, group=group, right="READ")
     since = time.monotonic()
     committer, answers = cluster.committer(group)
     answers.clear()
@@ -50,6 +50,6 @@ def _positions(cluster: connection.Cluster, group: str, topic: str) -> dict[int,
     answer = cluster.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=cluster.timeout_s)[
         group
     ]
-    deed = cluster.deed(f"read the offsets of group {group!r}", topic=topic, group=group)
+    deed = cluster.deed(f"read the offsets of group {group!r}", topic=topic, group=group, right="DESCRIBE")
     places = cluster.wait(answer, deed).topic_partitions
     return {place.partition: place.offset for place in places if place.topic == topic and place.offset >= 0}

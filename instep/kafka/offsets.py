@@ -91,7 +91,7 @@ def _ask(
     if not partitions:
         return {}
     wanted = {TopicPartition(topic, partition): spec for partition in partitions}
-    deed = cluster.deed(f"ask for offsets of topic {topic!r}", topic=topic)
+    deed = cluster.deed(f"ask for offsets of topic {topic!r}", topic=topic, right="DESCRIBE")
 
     def ask() -> dict[int, int]:
         answers = cluster.admin.list_offsets(wanted, isolation_level=level, request_timeout=cluster.timeout_s)
@@ -124,7 +124,7 @@ def _unled(cluster: connection.Cluster, topic: str, partitions: Collection[int])
 def _next(cluster: connection.Cluster, reader: Consumer, topic: str, timeout_s: float, deadline: float) -> Message:
     """The next record or, as a message with an error, the end of a partition."""
     since = deadline - timeout_s
-    deed = dataclasses.replace(cluster.deed(f"read topic {topic!r}", topic=topic), tried_s=timeout_s)
+    deed = dataclasses.replace(cluster.deed(f"read topic {topic!r}", topic=topic, right="READ"), tried_s=timeout_s)
     while True:
         message = reader.poll(connection.SLICE_S)
         error = message.error() if message is not None else None

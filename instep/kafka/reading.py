@@ -27,7 +27,7 @@ def read(cluster: connection.Cluster, topic: str, ranges: Mapping[int, tuple[int
         return
     first = offsets.earliest(cluster, topic, left)
     places = [TopicPartition(topic, part, max(ranges[part][0], first[part])) for part in left]
-    deed = dataclasses.replace(cluster.deed(f"read topic {topic!r}", topic=topic), tried_s=SILENCE_S)
+    deed = dataclasses.replace(cluster.deed(f"read topic {topic!r}", topic=topic, right="READ"), tried_s=SILENCE_S)
     scanner = cluster.scanner()
     try:
         scanner.assign(places)

@@ -40,7 +40,7 @@ def describe(cluster: connection.Cluster, topic: str) -> Topic:
 def ask_id(cluster: connection.Cluster, topic: str) -> Callable[[], str]:
     """Ask for the topic's id now, and wait for the answer later: calling what is returned gives it, or raises TopicMissing."""
     answer = cluster.admin.describe_topics(TopicCollection([topic]), request_timeout=cluster.timeout_s)[topic]
-    deed = cluster.deed(f"ask for the id of topic {topic!r}", topic=topic)
+    deed = cluster.deed(f"ask for the id of topic {topic!r}", topic=topic, right="DESCRIBE")
     return lambda: str(cluster.wait(answer, deed).topic_id)
 
 
@@ -50,7 +50,7 @@ def is_compacted(cluster: connection.Cluster, topic: str) -> bool:
 
     def ask() -> bool:
         answer = cluster.admin.describe_configs([asked], request_timeout=cluster.timeout_s)[asked]
-        found = cluster.wait(answer, cluster.deed(f"read the settings of topic {topic!r}", topic=topic))
+        found = cluster.wait(answer, cluster.deed(f"read the settings of topic {topic!r}", topic=topic, right="DESCRIBE_CONFIGS"))
         return "compact" in (found["cleanup.policy"].value or "")
 
     return cluster.insist(ask)
@@ -66,21 +66,21 @@ def create(
     """Make the topic and wait until every partition has a leader."""
     new = NewTopic(name, partitions, AS_BROKER_SAYS if replicas is None else replicas, config=dict(config or {}))
     answer = cluster.admin.create_topics([new], request_timeout=cluster.timeout_s)[name]
-    cluster.wait(answer, cluster.deed(f"create topic {name!r}", topic=name))
+    cluster.wait(answer, cluster.deed(f"create topic {name!r}", topic=name, right="CREATE"))
     _await(cluster, name, lambda found: _led_partitions(found) == partitions)
 
 
 def grow(cluster: connection.Cluster, name: str, partitions: int) -> None:
     """Raise the number of partitions. Keys move: a document's later events may land elsewhere than its earlier ones."""
     answer = cluster.admin.create_partitions([NewPartitions(name, partitions)], request_timeout=cluster.timeout_s)[name]
-    cluster.wait(answer, cluster.deed(f"raise topic {name!r} to {partitions} partitions", topic=name))
+    cluster.wait(answer, cluster.deed(f"raise topic {name!r} to {partitions} partitions", topic=name, right="ALTER"))
     _await(cluster, name, lambda found: _led_partitions(found) == partitions)
 
 
 def delete(cluster: connection.Cluster, name: str) -> None:
     """Delete the topic and wait until it is gone from the cluster's metadata."""
     answer = cluster.admin.delete_topics([name], request_timeout=cluster.timeout_s)[name]
-    cluster.wait(answer, cluster.deed(f"delete topic {name!r}", topic=name))
+    cluster.wait(answer, cluster.deed(f"delete topic {name!r}", topic=name, right="DELETE"))
     _await(cluster, name, lambda found: found is None)
 
 
@@ -90,6 +90,7 @@ def names(cluster: connection.Cluster) -> list[str]:
     try:
         return sorted(cluster.admin.list_topics(timeout=cluster.timeout_s).topics)
     except KafkaException as failure:
+        cluster.admin.poll(0)  # what the client has to say on the side
         raise cluster.translate(failure.args[0], cluster.deed("list the topics"), since) from failure
 
 
@@ -104,7 +105,7 @@ def missing(cluster: connection.Cluster, topic: str) -> errors.TopicMissing:
 
 def _description(cluster: connection.Cluster, topic: str) -> Any:
     answer = cluster.admin.describe_topics(TopicCollection([topic]), request_timeout=cluster.timeout_s)[topic]
-    return cluster.wait(answer, cluster.deed(f"describe topic {topic!r}", topic=topic))
+    return cluster.wait(answer, cluster.deed(f"describe topic {topic!r}", topic=topic, right="DESCRIBE"))
 
 
 def _cluster_id(cluster: connection.Cluster, topic: str) -> str:
