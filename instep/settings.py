@@ -154,7 +154,7 @@ def parse(text: str, environ: Mapping[str, str] = os.environ) -> Settings:
     for pipeline_name, pipeline in settings.pipelines.items():
         _check(pipeline_name, pipeline)
     _check_security(settings.kafka.security)
-    return settings
+    return _with_whole_paths(settings)
 
 
 def pipeline(settings: Settings, name: str) -> Pipeline:
@@ -345,6 +345,15 @@ def _check_transitions(place: str, pipeline: Pipeline) -> None:
     for status, following in pipeline.transitions.items():
         if "" in (status, *following):
             raise errors.SettingsError(f"{place}.transitions holds an empty status", "name every status")
+
+
+def _with_whole_paths(settings: Settings) -> Settings:
+    """Files are named from here, and may be read by a process that works elsewhere."""
+    security = settings.kafka.security
+    files = {name: getattr(security, name) for name in ("ca", "certificate", "key")}
+    whole = {name: str(Path(file).absolute()) for name, file in files.items() if file}
+    kafka = msgspec.structs.replace(settings.kafka, security=msgspec.structs.replace(security, **whole))
+    return msgspec.structs.replace(settings, kafka=kafka)
 
 
 def _check_security(security: Security) -> None:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from instep.local.broker import Cluster
 from instep.local.mariadb import MariaDB
 from instep.local.postgres import Postgres
+from tests.kafka.secured import SecuredBroker
 
 # the same examples in every run, and no judgement by the clock: the machine may be busy
 settings.register_profile("instep", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -25,6 +26,13 @@ MYSQL_URL = os.environ.get("INSTEP_TEST_MYSQL_URL")
 def broker() -> Iterator[Cluster]:
     with Cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def secured_broker() -> Iterator[SecuredBroker]:
+    """Users, certificates and rights: a listener for each way in."""
+    with SecuredBroker() as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

@@ -56,7 +56,7 @@ class Publisher:
         self.source = source
         self.flush_timeout_s = flush_timeout_s
         self.block_timeout_s = block_timeout_s
-        self._deed = faults.Deed(f"publish to topic {topic!r}", bootstrap, kafka.security.username, topic)
+        self._deed = faults.Deed(f"publish to topic {topic!r}", bootstrap, faults.who(kafka.security), topic, right="WRITE")
         self._ear = faults.Ear()
         self._tally = deliveries.Tally()
         self._closing = threading.Lock()

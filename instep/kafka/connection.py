@@ -1,6 +1,6 @@
 """How a cluster is spoken to: the settings as each client spells them, and one `Cluster` that holds the clients.
 
-Two spellings, because two clients read the same topic: librdkafka's (ours) and Java's (Spark's).
+Two spellings, because two clients read the same topic: librdkafka's (ours) and Java's (Spark's). A third is in `inquiry.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -49,8 +48,12 @@ Result = TypeVar("Result")
 
 
 def client_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, Any]:
-    """What librdkafka needs to reach the cluster."""
+    """What librdkafka needs to reach the cluster; SettingsError when a file of the settings is wrong."""
     security = kafka.security
+    if security.protocol.endswith("SSL"):
+        from instep.kafka import certificates
+
+        certificates.context(security)
     config: dict[str, Any] = {
         "bootstrap.servers": bootstrap,
         "client.id": "instep",
@@ -68,6 +71,8 @@ def client_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, Any]:
 
 def java_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, str]:
     """What a Java client, such as Spark's Kafka source, needs to reach the cluster."""
+    from instep.kafka import certificates
+
     security = kafka.security
     config = {"bootstrap.servers": bootstrap, "security.protocol": security.protocol}
     if security.mechanism is not None:
@@ -81,9 +86,9 @@ def java_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, str]:
         config["ssl.truststore.location"] = security.ca
     if security.certificate is not None:
         config["ssl.keystore.type"] = "PEM"
-        config["ssl.keystore.certificate.chain"] = _pem(security.certificate, "kafka.security.certificate")
+        config["ssl.keystore.certificate.chain"] = certificates.read("certificate", security.certificate)
     if security.key is not None:
-        config["ssl.keystore.key"] = _java_key(security.key)
+        config["ssl.keystore.key"] = _java_key(security.key, certificates.read("key", security.key))
     if security.key_password is not None:
         config["ssl.key.password"] = security.key_password
     return config
@@ -98,11 +103,15 @@ class Cluster:
         """`further` are librdkafka settings that our settings file has no words for."""
         self.kafka = kafka
         self.bootstrap = bootstrap
-        self.user = kafka.security.username
+        self.who = faults.who(kafka.security)
         self.timeout_s = timeout_s
         self.reader_lock = threading.Lock()
         self.ear = faults.Ear()
-        self._config = {**client_config(kafka, bootstrap), **(further or {})}
+        own = client_config(kafka, bootstrap)
+        self._config = {**own, **(further or {})}
+        self._as_settings_say = all(
+            own.get(name) == value for name, value in self._config.items() if name.startswith(("security.", "sasl.", "ssl."))
+        )
         self._lock = threading.Lock()
         self._admin: AdminClient | None = None
         self._reader: Consumer | None = None
@@ -144,6 +153,7 @@ class Cluster:
         """The future's result; an error of the client becomes ours. Ends early when every broker refused our credentials."""
         since = time.monotonic()
         deadline = since + self.timeout_s
+        looked = False
         while True:
             try:
                 return future.result(timeout=SLICE_S)
@@ -154,6 +164,10 @@ class Cluster:
                 self.admin.poll(0)
                 if self.ear.refused_by_all(since) or time.monotonic() > deadline:
                     raise self.translate(KafkaError(KafkaError._TIMED_OUT), deed, since) from None
+                if not looked and self.ear.all_down(since):
+                    looked = True
+                    if fault := self._fault():
+                        raise fault from None
 
     def insist(self, attempt: Callable[[], Result]) -> Result:
         """Try again for as long as we may: a leader or coordinator that is moving answers with an error, not with silence."""
@@ -167,11 +181,21 @@ class Cluster:
                 time.sleep(SLICE_S)
 
     def translate(self, error: KafkaError, deed: faults.Deed, since: float) -> errors.InstepError:
-        return faults.translate(error, deed, self.ear, since)
+        ours = faults.translate(error, deed, self.ear, since)
+        doubtful = isinstance(ours, (errors.BrokerUnreachable, errors.NotAuthorised)) and error.code() not in faults.RIGHTS
+        return (self._fault() if doubtful else None) or ours
+
+    def _fault(self) -> errors.InstepError | None:
+        """What keeps us from the brokers, where a look at them tells it; the client says the same of many causes."""
+        if not self._as_settings_say:
+            return None
+        from instep.kafka import handshake
+
+        return handshake.fault_of_any(self.kafka.security, faults.addresses(self.bootstrap))
 
     def deed(self, doing: str, topic: str | None = None, group: str | None = None, right: str | None = None) -> faults.Deed:
-        """`right` is what the cluster's administrator would have to grant."""
-        return faults.Deed(doing, self.bootstrap, self.user, topic, group, self.timeout_s, right)
+        """`right` is Kafka's name of the operation that the deed needs."""
+        return faults.Deed(doing, self.bootstrap, self.who, topic, group, self.timeout_s, right)
 
     def renew(self) -> None:
         """Use new clients from now on. One that remembers a newer epoch of a partition than the cluster does gets no answers."""
@@ -213,15 +237,7 @@ def _jaas_quoted(text: str) -> str:
     return f'"{text}"'
 
 
-def _pem(path: str, setting: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as failure:
-        raise errors.SettingsError(f"{setting} cannot be read: {failure}") from failure
-
-
-def _java_key(path: str) -> str:
-    text = _pem(path, "kafka.security.key")
+def _java_key(path: str, text: str) -> str:
     if "BEGIN PRIVATE KEY" not in text and "BEGIN ENCRYPTED PRIVATE KEY" not in text:
         raise errors.SettingsError(
             f"kafka.security.key {path} is not in PKCS #8, the only form that Java reads",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException
 
-from instep import errors
+from instep import errors, settings
 
 # Without a handler of its own, Python would print the client's log lines to stderr.
 log = logging.getLogger("instep.kafka")
@@ -98,12 +98,30 @@ RIGHTS: Mapping[int, str] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Who:
+    """Whom the brokers take us for: a user, or what our certificate says."""
+
+    user: str | None = None
+    certificate: str | None = None
+
+    def __str__(self) -> str:
+        if self.user:
+            return f"user {self.user!r}"
+        return f"the certificate {self.certificate}" if self.certificate else "user 'ANONYMOUS'"
+
+    @property
+    def principal(self) -> str:
+        """As kafka-acls takes it; a certificate's name is the broker's to tell."""
+        return f"User:{self.user or ('NAME' if self.certificate else 'ANONYMOUS')}"
+
+
+@dataclass(frozen=True, slots=True)
 class Deed:
     """What was being done, to what and as whom: what an error message needs."""
 
     doing: str
     bootstrap: str
-    user: str | None = None
+    who: Who = Who()
     topic: str | None = None
     group: str | None = None
     tried_s: float | None = None
@@ -140,6 +158,10 @@ class Ear:
         """That who we are was not accepted, after this moment."""
         return self._refusal if self._refused_at >= since else None
 
+    def all_down(self, since: float) -> bool:
+        """No broker was to be had, after this moment."""
+        return self._all_down_at >= since
+
     def refused_by_all(self, since: float) -> bool:
         """No broker is left that might accept us, so waiting longer changes nothing."""
         return self._refused_at >= since and self._all_down_at >= self._refused_at
@@ -174,21 +196,25 @@ def unreachable(deed: Deed, last: KafkaError | None) -> errors.BrokerUnreachable
 
 
 def not_accepted(error: KafkaError, deed: Deed) -> errors.NotAuthorised:
-    who = f" user {deed.user!r}" if deed.user else " us"
     return errors.NotAuthorised(
-        f"the broker at {', '.join(addresses(deed.bootstrap))} does not accept{who}: {readable(error)}",
-        "check kafka.security: mechanism, username and password"
-        if deed.user
+        f"the broker at {', '.join(addresses(deed.bootstrap))} does not accept {deed.who}: {readable(error)}",
+        "check kafka.security: username, password and mechanism"
+        if deed.who.user
         else "check kafka.security: ca, certificate and key",
     )
 
 
 def not_allowed(error: KafkaError, deed: Deed) -> errors.NotAuthorised:
-    operation = deed.right or ("READ" if deed.group else "to do this")
-    right = RIGHTS[error.code()].format(right=operation, topic=deed.topic, group=deed.group)
+    lacking = RIGHTS[error.code()].format(topic=deed.topic, group=deed.group, right=deed.right or "to do this")
+    resource = {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED: f"--topic {shlex.quote(deed.topic or 'NAME')}",
+        KafkaError.GROUP_AUTHORIZATION_FAILED: f"--group {shlex.quote(deed.group or 'NAME')}",
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED: "--cluster",
+    }.get(error.code(), "…")
     return errors.NotAuthorised(
-        f"cannot {deed.doing}: user {deed.user or 'ANONYMOUS'!r} lacks {right} ({error.name()})",
-        "have the cluster's administrator grant it with kafka-acls.sh --add --allow-principal",
+        f"cannot {deed.doing}: {deed.who} lacks {lacking} ({error.name()})",
+        "have the cluster's administrator grant it: kafka-acls --add"
+        f" --allow-principal {shlex.quote(deed.who.principal)} --operation {deed.right or 'OPERATION'} {resource}",
     )
 
 
@@ -203,6 +229,10 @@ def near(name: str, known: Iterable[str]) -> str:
     """The names that come near, as the end of a sentence."""
     close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def who(security: settings.Security) -> Who:
+    return Who(security.username, security.certificate)
 
 
 def addresses(bootstrap: str) -> list[str]:

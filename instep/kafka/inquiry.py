@@ -128,6 +128,7 @@ def client_config(kafka: settings.Kafka, bootstrap: str, timeout_s: float) -> di
         "bootstrap_servers": [address.strip() for address in bootstrap.split(",") if address.strip()],
         "client_id": "instep",
         "request_timeout_ms": int(timeout_s * 1000),
+        "bootstrap_timeout_ms": int(timeout_s * 1000),
         "security_protocol": security.protocol,
         "sasl_mechanism": security.mechanism,
         "sasl_plain_username": security.username,

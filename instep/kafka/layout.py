@@ -68,6 +68,7 @@ def read(cluster: connection.Cluster) -> Layouts:
     try:
         found = cluster.admin.list_topics(timeout=cluster.timeout_s)
     except KafkaException as failure:
+        cluster.admin.poll(0)  # what the client has to say on the side
         raise cluster.translate(failure.args[0], cluster.deed("list the topics"), since) from failure
     topics = {
         name: Layout(

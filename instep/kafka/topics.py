@@ -40,7 +40,7 @@ def describe(cluster: connection.Cluster, topic: str) -> Topic:
 def ask_id(cluster: connection.Cluster, topic: str) -> Callable[[], str]:
     """Ask for the topic's id now, and wait for the answer later: calling what is returned gives it, or raises TopicMissing."""
     answer = cluster.admin.describe_topics(TopicCollection([topic]), request_timeout=cluster.timeout_s)[topic]
-    deed = cluster.deed(f"ask for the id of topic {topic!r}", topic=topic)
+    deed = cluster.deed(f"ask for the id of topic {topic!r}", topic=topic, right="DESCRIBE")
     return lambda: str(cluster.wait(answer, deed).topic_id)
 
 

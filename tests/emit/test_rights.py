@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from confluent_kafka import admin
 
 from instep import errors, settings
 from instep.emit import Publisher, StatusEvent
@@ -19,24 +16,12 @@ BOB = secured.login("bob", "bob")
 
 
 @pytest.fixture(scope="module")
-def bootstrap() -> Iterator[str]:
+def bootstrap(secured_broker: secured.SecuredBroker) -> str:
     """The address where users log in; `bob` may read the topic "theirs", and no more."""
-    kafka: Any = admin
-    may_read = kafka.AclBinding(
-        kafka.ResourceType.TOPIC,
-        "theirs",
-        kafka.ResourcePatternType.LITERAL,
-        "User:bob",
-        "*",
-        kafka.AclOperation.READ,
-        kafka.AclPermissionType.ALLOW,
-    )
-    with secured.SecuredBroker() as broker:
-        with connection.Cluster(settings.Kafka(), broker.bootstrap) as cluster:
-            topics.create(cluster, "theirs", 1)
-            for answer in cluster.admin.create_acls([may_read]).values():
-                answer.result(20)
-        yield broker.sasl_bootstrap
+    with connection.Cluster(settings.Kafka(), secured_broker.bootstrap) as cluster:
+        topics.create(cluster, "theirs", 1)
+        secured.grant(cluster, "User:bob", "READ", topic="theirs")
+    return secured_broker.bootstrap_of("login")
 
 
 def test_a_wrong_password_is_told_at_the_start(bootstrap: str) -> None:

@@ -1,4 +1,4 @@
-"""A cluster to ask, topics of one's own, a broker that knows users, and Java's word."""
+"""A cluster to ask, topics of one's own, and Java's word."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from instep import settings
 from instep.kafka import connection, topics
-from instep.local.broker import Broker, Cluster
-from tests.kafka import jvm, secured
+from instep.local.broker import Cluster
+from tests.kafka import jvm
 
 
 @pytest.fixture
@@ -34,9 +34,3 @@ def new_topic(cluster: connection.Cluster) -> Callable[..., str]:
 def kafka_classes() -> Iterator[Any]:
     with jvm.started() as classes:
         yield classes
-
-
-@pytest.fixture(scope="session")
-def secured_broker() -> Iterator[Broker]:
-    with secured.SecuredBroker() as broker:
-        yield broker

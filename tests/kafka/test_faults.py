@@ -10,7 +10,9 @@ from confluent_kafka import KafkaError
 from instep import errors
 from instep.kafka import faults
 
-DEED = faults.Deed("read topic 'print-status'", "a:1,b:2", user="ann", topic="print-status", group="contracts", tried_s=10)
+DEED = faults.Deed(
+    "read topic 'print-status'", "a:1,b:2", who=faults.Who("ann"), topic="print-status", group="contracts", tried_s=10
+)
 
 # Codes that none of our calls can meet, or that are handled where they occur; told by name if one comes all the same.
 UNMAPPED = """

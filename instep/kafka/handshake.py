@@ -1,0 +1,162 @@
+"""Why a broker's listener and our settings do not come together: one connection by hand, told in plain words.
+
+The Kafka client reports a certificate that has expired, one for another host and one of a stranger alike, and a wrong
+protocol as silence. Python's TLS has a number for each, and one Kafka request (SaslHandshake) tells whether and how a
+listener asks for users. Only what was seen for certain is told: whatever stays unclear is None.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from instep import errors, settings
+from instep.kafka import certificates
+
+TIMEOUT_S = 2.0
+SASL_HANDSHAKE, VERSION, CORRELATION = 17, 1, 1
+UNSUPPORTED_MECHANISM, ILLEGAL_STATE = 33, 34
+ANSWER_BYTES_MAX = 64 * 1024
+
+# OpenSSL's X509_V_ERR numbers
+VERIFY = {
+    certificates.NOT_YET_VALID: ("is not valid yet", "check this machine's clock, or have the broker's certificate mended"),
+    certificates.EXPIRED: ("has expired", "have the broker's certificate renewed"),
+    **dict.fromkeys(
+        (62, 64),
+        ("is for another host", "use the broker's name that the certificate has in kafka.bootstrap and advertised.listeners"),
+    ),
+    **dict.fromkeys(
+        (2, 18, 19, 20, 21),
+        ("is signed by an authority that is not trusted here", "set kafka.security.ca to the PEM file of the brokers' authority"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What a listener says of users: those mechanisms, or that it takes none."""
+
+    takes_users: bool
+    mechanisms: tuple[str, ...]
+
+
+def fault_of_any(security: settings.Security, addresses: Sequence[str]) -> errors.InstepError | None:
+    """What keeps us from the first address that tells; looked at for a short while only."""
+    deadline = time.monotonic() + TIMEOUT_S
+    for address in addresses:
+        if time.monotonic() < deadline and (found := fault(security, address)):
+            return found
+    return None
+
+
+def fault(security: settings.Security, address: str) -> errors.InstepError | None:
+    """What keeps us from this address, when that can be told for certain."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        return None
+    place = (host.strip("[]"), int(port))
+    wants_tls = security.protocol.endswith("SSL")
+    try:
+        found = _ask(place, security, certificates.context(security) if wants_tls else None)
+    except ssl.SSLCertVerificationError as failure:
+        says, remedy = VERIFY.get(failure.verify_code, (f"is refused: {failure.verify_message}", "check kafka.security.ca"))
+        return errors.NotAuthorised(f"the certificate of the broker at {address} {says} ({failure.verify_message})", remedy)
+    except ssl.SSLError as failure:
+        if "ALERT" in (failure.reason or "") and "CERTIFICATE" in (failure.reason or ""):
+            return _own_certificate(security, address, failure.reason or "")
+        found = None
+    except (TimeoutError, ConnectionRefusedError, socket.gaierror):
+        return None
+    except OSError:
+        found = None
+    if found is not None:
+        return _users(security, address, found)
+    if wants_tls and _tries(place, security, None):
+        plain = "SASL_PLAINTEXT" if security.protocol == "SASL_SSL" else "PLAINTEXT"
+        return _other_protocol(security, address, "speaks no TLS", plain)
+    if not wants_tls and _tries(place, security, _unverified()):
+        return _other_protocol(security, address, "speaks TLS", "SASL_SSL" if security.mechanism else "SSL")
+    return None
+
+
+def _users(security: settings.Security, address: str, found: Listener) -> errors.InstepError | None:
+    named = ", ".join(found.mechanisms)
+    if security.mechanism is None and found.takes_users:
+        protocol = "SASL_SSL" if security.protocol == "SSL" else "SASL_PLAINTEXT"
+        return _other_protocol(security, address, f"asks for a user (mechanisms: {named})", protocol)
+    if security.mechanism is not None and not found.takes_users:
+        return _other_protocol(security, address, "takes no users", security.protocol.removeprefix("SASL_"))
+    if security.mechanism is not None and security.mechanism not in found.mechanisms:
+        return errors.NotAuthorised(
+            f"the listener at {address} does not take the mechanism {security.mechanism}; it takes {named}",
+            f"set kafka.security.mechanism to {' or '.join(found.mechanisms)}",
+        )
+    return None
+
+
+def _other_protocol(security: settings.Security, address: str, says: str, protocol: str) -> errors.InstepError:
+    return errors.NotAuthorised(
+        f"the listener at {address} {says}, and kafka.security.protocol is {security.protocol}",
+        f"set kafka.security.protocol to {protocol}, or use the address of another listener",
+    )
+
+
+def _own_certificate(security: settings.Security, address: str, reason: str) -> errors.InstepError:
+    if security.certificate is None:
+        return errors.NotAuthorised(
+            f"the broker at {address} asks for a client certificate, and none is set",
+            "set kafka.security.certificate and kafka.security.key",
+        )
+    why = certificates.own_fault(security) or f"the broker says {reason.partition('ALERT_')[2].replace('_', ' ').lower()}"
+    return errors.NotAuthorised(
+        f"the broker at {address} does not accept the client certificate {security.certificate}: {why}",
+        "use a certificate that is valid and signed by an authority which the brokers trust",
+    )
+
+
+def _tries(place: tuple[str, int], security: settings.Security, tls: ssl.SSLContext | None) -> bool:
+    """Whether the listener answers in this other way. Asking for a certificate is an answer too."""
+    try:
+        _ask(place, security, tls)
+    except ssl.SSLError as failure:
+        return tls is not None and "ALERT" in (failure.reason or "")
+    except OSError:
+        return False
+    return True
+
+
+def _ask(place: tuple[str, int], security: settings.Security, tls: ssl.SSLContext | None) -> Listener:
+    """Ask with a SaslHandshake request, over TLS when there is a context; OSError when there is no answer to it."""
+    mechanism = (security.mechanism or "PLAIN").encode()
+    head = struct.pack(">hhih6s", SASL_HANDSHAKE, VERSION, CORRELATION, 6, b"instep")
+    body = head + struct.pack(">h", len(mechanism)) + mechanism
+    with socket.create_connection(place, timeout=TIMEOUT_S) as opened:
+        spoken = tls.wrap_socket(opened, server_hostname=place[0]) if tls else opened
+        with spoken, spoken.makefile("rb") as stream:
+            spoken.sendall(struct.pack(">i", len(body)) + body)
+            size, correlation, code, count = struct.unpack(">iihi", _exactly(stream.read(14), 14))
+            if correlation != CORRELATION or not 10 <= size <= ANSWER_BYTES_MAX:
+                raise ConnectionError("this is no Kafka broker")
+            names = []
+            for _ in range(count):
+                length = struct.unpack(">h", _exactly(stream.read(2), 2))[0]
+                names.append(_exactly(stream.read(length), length).decode(errors="replace"))
+    return Listener(code != ILLEGAL_STATE, tuple(sorted(names)))
+
+
+def _exactly(read: bytes, size: int) -> bytes:
+    if len(read) != size:
+        raise ConnectionError("the answer broke off")
+    return read
+
+
+def _unverified() -> ssl.SSLContext:
+    """For the question whether TLS is spoken at all; nothing secret is sent."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    return made

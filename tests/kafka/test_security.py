@@ -1,0 +1,234 @@
+"""Every way into a secured cluster, for every client; and every way to be refused, each with its own words."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instep import errors, settings
+from instep.emit import Publisher, StatusEvent
+from instep.kafka import certificates, connection, groups, handshake, inquiry, offsets, reading, topics
+from instep.local import ports
+from tests.authority import PKCS1, Pair
+from tests.kafka import secured
+from tests.kafka.secured import PASSWORD, SecuredBroker
+from tests.waiting import wait_until
+
+
+def files(pair: Pair, **further: Any) -> dict[str, Any]:
+    return {"certificate": str(pair.certificate), "key": str(pair.key), **further}
+
+
+def user(mechanism: str, name: str = "ann", password: str = PASSWORD, protocol: str = "SASL_SSL") -> dict[str, Any]:
+    return {"protocol": protocol, "mechanism": mechanism, "username": name, "password": password}
+
+
+def kafka(broker: SecuredBroker, **said: Any) -> settings.Kafka:
+    """Settings that trust the tests' authority unless they say otherwise."""
+    return settings.Kafka(security=settings.Security(**{"protocol": "SSL", "ca": broker.ca, **said}))
+
+
+def refused(broker: SecuredBroker, listener: str, **said: Any) -> errors.InstepError:
+    """The error of asking for a topic, and of a publisher at its start."""
+    asked = kafka(broker, **said)
+    found = []
+    with pytest.raises(errors.InstepError) as caught, connection.Cluster(asked, broker.bootstrap_of(listener)) as cluster:
+        topics.describe(cluster, "any")
+    found.append(caught.value)
+    with pytest.raises(errors.InstepError) as caught:
+        Publisher(broker.bootstrap_of(listener), "any", security=asked.security)
+    found.append(caught.value)
+    assert len({str(error) for error in found}) == 1
+    assert found[0].exit_status == 2
+    assert PASSWORD not in str(found[0])
+    return found[0]
+
+
+WAYS: dict[str, tuple[str, Callable[[SecuredBroker], dict[str, Any]]]] = {
+    "PLAIN": ("login", lambda broker: {**user("PLAIN", protocol="SASL_PLAINTEXT"), "ca": None}),
+    "PLAIN over TLS": ("scram", lambda broker: user("PLAIN")),
+    "SCRAM-SHA-256": ("scram", lambda broker: user("SCRAM-SHA-256")),
+    "SCRAM-SHA-512": ("scram", lambda broker: user("SCRAM-SHA-512")),
+    "certificate": ("mutual", lambda broker: files(broker.ann)),
+    "certificate with a locked key": ("mutual", lambda broker: files(broker.ann_locked, key_password=secured.KEY_PASSWORD)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_client_comes_in(secured_broker: SecuredBroker, way: str) -> None:
+    listener, said = WAYS[way]
+    asked, bootstrap = kafka(secured_broker, **said(secured_broker)), secured_broker.bootstrap_of(listener)
+    name = f"in-{uuid.uuid4().hex[:8]}"
+    with connection.Cluster(asked, bootstrap) as cluster:
+        topics.create(cluster, name, 1)
+        with Publisher(bootstrap, name, security=asked.security) as publisher:
+            publisher.send(StatusEvent(document="d-1", status="PRINTED")).result(20)
+        assert offsets.latest(cluster, name, [0]) == {0: 1}
+        (record,) = reading.read(cluster, name, {0: (0, 1)})
+        assert record.key == b"d-1"
+        groups.mirror(cluster, name, name, {0: 1})
+        assert groups.positions(cluster, name, name) == {0: 1}
+        with inquiry.opened(cluster) as second:
+            assert second is not None
+            assert second.quorum() is not None
+
+
+@pytest.mark.parametrize(
+    ("listener", "words"),
+    [
+        ("expired", r"the certificate of the broker at \S+ has expired"),
+        ("elsewhere", r"the certificate of the broker at \S+ is for another host"),
+        ("stranger", r"the certificate of the broker at \S+ is signed by an authority that is not trusted here"),
+    ],
+)
+def test_a_brokers_certificate_that_is_wrong(secured_broker: SecuredBroker, listener: str, words: str) -> None:
+    error = refused(secured_broker, listener)
+    assert isinstance(error, errors.NotAuthorised)
+    assert re.search(words, error.what)
+
+
+REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "wrong password": ("scram", user("PLAIN", password="wrong"), "does not accept user 'ann': .*Invalid username or password"),
+    "wrong password, SCRAM": (
+        "scram",
+        user("SCRAM-SHA-512", password="wrong"),
+        "does not accept user 'ann': .*invalid credentials",
+    ),
+    "unknown user": ("scram", user("SCRAM-SHA-256", "eve"), "does not accept user 'eve'"),
+    "a mechanism that is not on": (
+        "login",
+        user("SCRAM-SHA-256", protocol="SASL_PLAINTEXT"),
+        "does not take the mechanism SCRAM-SHA-256; it takes PLAIN",
+    ),
+    "plain to TLS": ("mutual", {"protocol": "PLAINTEXT"}, "speaks TLS, and kafka.security.protocol is PLAINTEXT"),
+    "a user, plain to TLS": ("scram", user("PLAIN", protocol="SASL_PLAINTEXT"), "speaks TLS, and .* is SASL_PLAINTEXT"),
+    "TLS to plain": ("login", {}, "speaks no TLS, and kafka.security.protocol is SSL"),
+    "a user, TLS to plain": ("login", user("PLAIN"), "speaks no TLS, and kafka.security.protocol is SASL_SSL"),
+    "nobody where a user is asked for": ("login", {"protocol": "PLAINTEXT"}, r"asks for a user \(mechanisms: PLAIN\)"),
+    "no authority": ("scram", {**user("PLAIN"), "ca": None}, "signed by an authority that is not trusted here"),
+    "no certificate": ("mutual", {}, "asks for a client certificate, and none is set"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_a_refusal_is_told_in_its_own_words(secured_broker: SecuredBroker, case: str) -> None:
+    listener, said, words = REFUSALS[case]
+    error = refused(secured_broker, listener, **said)
+    assert isinstance(error, errors.NotAuthorised)
+    assert re.search(words, error.what), error.what
+    assert error.remedy
+
+
+def test_a_client_certificate_that_is_refused(secured_broker: SecuredBroker) -> None:
+    old = secured_broker.authority.issue("ann-old", days=(-9, -1))
+    assert "ann-old.pem: it has expired" in refused(secured_broker, "mutual", **files(old)).what
+    eve = secured_broker.stranger.issue("eve")
+    assert re.search(
+        r"does not accept the client certificate \S+eve.pem: the broker says",
+        refused(secured_broker, "mutual", **files(eve)).what,
+    )
+
+
+def test_a_call_that_cannot_be_interrupted_tells_the_refusal_too(secured_broker: SecuredBroker) -> None:
+    asked = kafka(secured_broker, **user("SCRAM-SHA-512", password="wrong"))
+    with (
+        connection.Cluster(asked, secured_broker.bootstrap_of("scram"), timeout_s=1) as cluster,
+        pytest.raises(errors.NotAuthorised, match="does not accept user 'ann'"),
+    ):
+        topics.names(cluster)
+
+
+def test_files_that_are_wrong_are_named(secured_broker: SecuredBroker, tmp_path: Path) -> None:
+    ann, locked = secured_broker.ann, secured_broker.ann_locked
+    text, noise = tmp_path / "text.pem", tmp_path / "noise.pem"
+    text.write_text("no certificate", encoding="utf-8")
+    noise.write_bytes(b"\xff\xfe")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"ca": str(tmp_path / "none.pem")}, r"kafka.security.ca \S+none.pem cannot be read: No such file"),
+        ({"ca": str(tmp_path)}, "kafka.security.ca .* cannot be read: Is a directory"),
+        ({"ca": str(text)}, "kafka.security.ca .*text.pem holds no certificate in PEM"),
+        ({"ca": str(noise)}, "kafka.security.ca .*noise.pem holds no certificate in PEM"),
+        (files(ann, certificate=str(text)), "kafka.security.certificate .*text.pem holds no certificate in PEM"),
+        (files(ann, key=str(tmp_path / "none.key")), r"kafka.security.key \S+none.key cannot be read"),
+        (files(ann, key=str(text)), "kafka.security.key .*text.pem holds no key in PEM"),
+        (files(ann, key=str(noise)), "kafka.security.key .*noise.pem holds no key in PEM"),
+        (files(ann, key=str(secured_broker.bob.key)), "bob.key is not the key of kafka.security.certificate .*ann.pem"),
+        (files(locked, key_password="wrong"), "kafka.security.key_password does not open .*locked.key"),
+        (files(locked), "kafka.security.key .*locked.key has a password"),
+        ({"key": str(ann.key)}, "kafka.security.key is of no use without"),
+    ]
+    for said, words in cases:
+        error = refused(secured_broker, "mutual", **said)
+        assert isinstance(error, errors.SettingsError)
+        assert re.search(words, error.what), error.what
+
+
+def test_a_key_in_a_form_that_java_does_not_read(secured_broker: SecuredBroker) -> None:
+    old = secured_broker.authority.issue("pkcs1", form=PKCS1)
+    asked = kafka(secured_broker, **files(old))
+    with pytest.raises(errors.SettingsError, match="is not in PKCS #8, the only form that Java reads") as caught:
+        connection.java_config(asked, "a:1")
+    assert caught.value.remedy.startswith("openssl pkcs8 -topk8 -in")
+
+
+def test_what_a_look_cannot_tell_is_left_open() -> None:
+    for address in (f"{ports.HOST}:{ports.free()[0]}", "no-such-host.invalid:9092", "nonsense"):
+        assert handshake.fault(settings.Security(protocol="SSL"), address) is None
+
+
+def test_a_certificate_that_is_valid_has_no_fault(secured_broker: SecuredBroker) -> None:
+    assert certificates.own_fault(kafka(secured_broker, **files(secured_broker.ann)).security) == ""
+    assert certificates.own_fault(settings.Security()) == ""
+
+
+def test_each_missing_right_is_named_with_the_command_that_grants_it(secured_broker: SecuredBroker) -> None:
+    name = f"theirs-{uuid.uuid4().hex[:8]}"
+    lacks = "user 'bob' lacks the right"
+    with connection.Cluster(settings.Kafka(), secured_broker.bootstrap) as plain:
+        topics.create(plain, name, 1)
+        with connection.Cluster(secured.login("bob", "bob"), secured_broker.bootstrap_of("login")) as cluster:
+            with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE on topic '{name}'") as caught:
+                topics.describe(cluster, name)
+            granting = f"kafka-acls --add --allow-principal User:bob --operation DESCRIBE --topic {name}"
+            assert caught.value.remedy.endswith(granting)
+            with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE on topic"):
+                offsets.latest(cluster, name, [0])
+            with pytest.raises(errors.NotAuthorised, match=f"{lacks} CREATE on topic 'bobs'"):
+                topics.create(cluster, "bobs", 1)
+            with pytest.raises(errors.NotAuthorised, match=f"{lacks} READ on group 'contracts'"):
+                groups.mirror(cluster, "contracts", name, {0: 1})
+            with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE on group 'contracts'"):
+                groups.positions(cluster, "contracts", name)
+            secured.grant(plain, "User:bob", "DESCRIBE", topic=name)
+            wait_until(lambda: _may_describe(cluster, name))
+            with Publisher(plain.bootstrap, name) as publisher:
+                publisher.send(StatusEvent(document="d-1", status="PRINTED")).result(20)
+            with pytest.raises(errors.NotAuthorised, match=f"{lacks} READ on topic '{name}'"):
+                offsets.first_records(cluster, name, {0: 0})
+            with pytest.raises(errors.NotAuthorised, match=f"{lacks} READ on topic '{name}'"):
+                list(reading.read(cluster, name, {0: (0, 1)}))
+            with pytest.raises(errors.NotAuthorised, match=f"{lacks} DELETE on topic '{name}'"):
+                topics.delete(cluster, name)
+            with pytest.raises(errors.NotAuthorised, match=f"{lacks} ALTER on topic '{name}'"):
+                topics.grow(cluster, name, 2)
+            with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE_CONFIGS on topic '{name}'"):
+                topics.is_compacted(cluster, name)
+        asked = kafka(secured_broker, **files(secured_broker.bob))
+        with (
+            connection.Cluster(asked, secured_broker.bootstrap_of("mutual")) as cluster,
+            pytest.raises(errors.NotAuthorised, match=r"the certificate \S+bob.pem lacks the right DESCRIBE"),
+        ):
+            topics.describe(cluster, name)
+
+
+def _may_describe(cluster: connection.Cluster, name: str) -> bool:
+    try:
+        topics.describe(cluster, name)
+    except errors.NotAuthorised:
+        return False
+    return True
