@@ -6,6 +6,7 @@ Two spellings, because two clients read the same topic: librdkafka's (ours) and 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ from instep.kafka import faults
 
 TIMEOUT_S = 10.0
 SLICE_S = 0.05
+SILENCE_S = 3.0
+LOOK_AROUND_S = 1.0
 READER_GROUP = "instep-reader"
 RETIRED_MAX = 4
 LOGIN_MODULES = {
@@ -94,6 +97,13 @@ def java_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, str]:
     return config
 
 
+class _Patience(threading.local):
+    """How long this thread waits for an answer."""
+
+    def __init__(self, s: float) -> None:
+        self.s = s
+
+
 class Cluster:
     """One cluster as we see it: an admin client and a reader, made when first needed. Waits are bounded, errors are typed."""
 
@@ -107,6 +117,7 @@ class Cluster:
         self.timeout_s = timeout_s
         self.reader_lock = threading.Lock()
         self.ear = faults.Ear()
+        self._patience = _Patience(timeout_s)
         own = client_config(kafka, bootstrap)
         self._config = {**own, **(further or {})}
         self._as_settings_say = all(
@@ -151,8 +162,8 @@ class Cluster:
 
     def wait(self, future: concurrent.futures.Future[Result], deed: faults.Deed) -> Result:
         """The future's result; an error of the client becomes ours. Ends early when every broker refused our credentials."""
-        since = time.monotonic()
-        deadline = since + self.timeout_s
+        since = around = time.monotonic()
+        deadline = since + self._patience.s
         looked = False
         while True:
             try:
@@ -168,17 +179,40 @@ class Cluster:
                     looked = True
                     if fault := self._fault():
                         raise fault from None
+                if time.monotonic() - around > LOOK_AROUND_S:
+                    self._look_around()
+                    around = time.monotonic()
 
     def insist(self, attempt: Callable[[], Result]) -> Result:
-        """Try again for as long as we may: a leader or coordinator that is moving answers with an error, not with silence."""
-        deadline = time.monotonic() + self.timeout_s
+        """Try again for as long as we may: a leader or coordinator that is moving answers with an error, or not at all.
+
+        A client can go on waiting for a broker that died, so the first silence is answered by asking anew, with another client.
+        """
+        since, asked_anew = time.monotonic(), False
         while True:
             try:
-                return attempt()
+                return attempt() if asked_anew else self.briefly(attempt)
             except errors.BrokerUnreachable:
-                if time.monotonic() > deadline:
+                waited_s = time.monotonic() - since
+                if waited_s > self.timeout_s:
                     raise
+                if waited_s >= SILENCE_S and not asked_anew:
+                    self.renew()
+                    asked_anew = True
                 time.sleep(SLICE_S)
+
+    def briefly(self, attempt: Callable[[], Result]) -> Result:
+        """Try once, and take a short silence for an answer."""
+        self._patience.s = min(SILENCE_S, self.timeout_s)
+        try:
+            return attempt()
+        finally:
+            self._patience.s = self.timeout_s
+
+    def _look_around(self) -> None:
+        """Let the client see who leads now: a request to a leader or controller that died waits, and looks for no other."""
+        with contextlib.suppress(KafkaException):
+            self.admin.list_topics(timeout=LOOK_AROUND_S)
 
     def translate(self, error: KafkaError, deed: faults.Deed, since: float) -> errors.InstepError:
         ours = faults.translate(error, deed, self.ear, since)

@@ -180,6 +180,13 @@ def translate(error: KafkaError, deed: Deed, ear: Ear | None = None, since: floa
     return kind(f"cannot {deed.doing}: {readable(error)} ({error.name()})")
 
 
+def ends_reading(error: KafkaError) -> bool:
+    """Whether an error that a reader hears is for good. It reads by assignment, so rights on its group do not matter."""
+    if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        return False
+    return MEANING.get(error.code()) in (errors.NotAuthorised, errors.TopicMissing)
+
+
 def code(failure: errors.InstepError) -> int | None:
     """The client's code behind a translated error."""
     cause = failure.__cause__

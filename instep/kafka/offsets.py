@@ -95,7 +95,7 @@ def spans(cluster: connection.Cluster, spots: Collection[Spot], *, newest: bool 
             times[spot].timestamp if spot in times and times[spot].timestamp >= 0 else None,
         )
         for spot in spots
-        if spot in firsts and spot in committed_ends and spot in ends
+        if all(spot in told and told[spot].offset >= 0 for told in (firsts, committed_ends, ends))
     }
 
 
@@ -132,7 +132,7 @@ def first_records(
 
 def _futures(cluster: connection.Cluster, spots: Collection[Spot], spec: OffsetSpec, level: IsolationLevel) -> Answers:
     wanted = {TopicPartition(*spot): spec for spot in spots}
-    answers = cluster.admin.list_offsets(wanted, isolation_level=level, request_timeout=cluster.timeout_s)
+    answers = cluster.admin.list_offsets(wanted, isolation_level=level, request_timeout=cluster.timeout_s / 2)
     return {(place.topic, place.partition): answer for place, answer in answers.items()}
 
 
@@ -200,7 +200,7 @@ def _next(cluster: connection.Cluster, reader: Consumer, topic: str, timeout_s: 
             partition = message.partition()
             assert partition is not None
             reader.seek(TopicPartition(topic, partition, earliest(cluster, topic, [partition])[partition]))
-        elif error and faults.MEANING.get(error.code()) in (errors.NotAuthorised, errors.TopicMissing):
+        elif error and faults.ends_reading(error):
             raise cluster.translate(error, deed, since) from KafkaException(error)
         if cluster.ear.refused_by_all(since) or time.monotonic() > deadline:
             raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), deed, since)

@@ -50,7 +50,7 @@ def read(cluster: connection.Cluster, topic: str, ranges: Mapping[int, tuple[int
                     raise errors.OffsetsExpired(
                         f"records of topic {topic!r}, partition {partition}, were deleted while they were read", "run it again"
                     )
-                elif faults.MEANING.get(error.code()) in (errors.NotAuthorised, errors.TopicMissing):
+                elif faults.ends_reading(error):
                     raise cluster.translate(error, deed, heard)
             if cluster.ear.refused_by_all(heard) or time.monotonic() - heard > SILENCE_S:
                 raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), deed, heard)
