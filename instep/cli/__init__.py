@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from instep import __version__, errors
-from instep.cli import groups, looking, mending, proving, road, setaside, topics
+from instep.cli import groups, log, looking, mending, proving, road, setaside, topics
 from instep.cli.shared import GIVEN, Config, Debug, say
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (road.app, looking.app, setaside.app, mending.app, proving.app, topics.app, groups.app):
+for part in (road.app, looking.app, setaside.app, mending.app, proving.app, topics.app, groups.app, log.app):
     app.add_typer(part)
 
 
