@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from instep import __version__, errors
-from instep.cli import groups, judging, looking, mending, proving, road, setaside, topics
+from instep.cli import groups, judging, log, looking, mending, proving, road, setaside, topics
 from instep.cli.shared import GIVEN, Config, Debug, say
 
 app = typer.Typer(
@@ -23,8 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (road.app, looking.app, setaside.app, mending.app, proving.app, judging.app, topics.app, groups.app):
-    app.add_typer(part)
+for part in (road, looking, setaside, mending, proving, judging, topics, groups, log):
+    app.add_typer(part.app)
 
 
 def _show_version(asked: bool) -> None:

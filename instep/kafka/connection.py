@@ -155,9 +155,10 @@ class Cluster:
                 self._committers[group] = (made, answers)
             return self._committers[group]
 
-    def scanner(self) -> Consumer:
+    def scanner(self, committed: bool = True) -> Consumer:
         """Like the reader, and the caller's own: it reads ahead, for many records. Close it."""
-        scanner: Consumer = self._make(Consumer, READING)
+        level = "read_committed" if committed else "read_uncommitted"
+        scanner: Consumer = self._make(Consumer, {**READING, "isolation.level": level})
         return scanner
 
     def wait(self, future: concurrent.futures.Future[Result], deed: faults.Deed) -> Result:

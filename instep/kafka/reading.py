@@ -1,12 +1,12 @@
-"""A stretch of a log, read from one offset to another: committed records only, in order per partition."""
+"""A stretch of a log, read from one offset to another, or on and on: in order per partition, as a member of no group."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from instep import errors
 from instep.kafka import connection, faults, offsets
@@ -17,45 +17,90 @@ SILENCE_S = 30.0
 
 
 def read(cluster: connection.Cluster, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Record]:
-    """The records of each partition from its first offset up to, without, its last; partitions are mixed.
+    """The committed records of each partition from its first offset up to, without, its last; partitions are mixed.
 
     Raises OffsetsExpired when the log no longer holds where a range begins.
     """
-    ends = offsets.latest(cluster, topic, ranges)
+    for partition, message in messages(cluster, topic, ranges):
+        yield offsets.record(message, partition)
+
+
+def messages(
+    cluster: connection.Cluster,
+    topic: str,
+    ranges: Mapping[int, tuple[int, int]],
+    *,
+    committed: bool = True,
+    enough: Collection[int] = (),
+) -> Iterator[tuple[int, Message]]:
+    """The same as the client gives them; of a partition that the caller has put into `enough`, nothing more is read."""
+    ends = offsets.latest(cluster, topic, ranges, committed)
     left = {part: min(end, ends[part]) for part, (start, end) in ranges.items() if start < min(end, ends[part])}
     if not left:
         return
     first = offsets.earliest(cluster, topic, left)
     places = [TopicPartition(topic, part, max(ranges[part][0], first[part])) for part in left]
     deed = dataclasses.replace(cluster.deed(f"read topic {topic!r}", topic=topic, right="READ"), tried_s=SILENCE_S)
-    scanner = cluster.scanner()
+    scanner = cluster.scanner(committed)
     try:
         scanner.assign(places)
         heard = time.monotonic()
         while left:
             for message in scanner.consume(AT_ONCE, connection.SLICE_S):
                 heard = time.monotonic()
-                error, partition = message.error(), message.partition()
+                error, partition, offset = message.error(), message.partition(), message.offset()
                 if partition not in left:
                     continue
                 if error is None:
-                    record = offsets.record(message, partition)
-                    if record.offset < left[partition]:
-                        yield record
-                    if record.offset >= left[partition] - 1:
+                    assert offset is not None
+                    if offset < left[partition]:
+                        yield partition, message
+                    if offset >= left[partition] - 1 or partition in enough:
                         _done(scanner, topic, partition, left)
                 elif error.code() == KafkaError._PARTITION_EOF:
                     _done(scanner, topic, partition, left)
-                elif error.code() in offsets.LOG_WAS_CUT:
-                    raise errors.OffsetsExpired(
-                        f"records of topic {topic!r}, partition {partition}, were deleted while they were read", "run it again"
-                    )
-                elif faults.ends_reading(error):
-                    raise cluster.translate(error, deed, heard)
+                else:
+                    _refuse(cluster, topic, partition, error, deed, heard)
             if cluster.ear.refused_by_all(heard) or time.monotonic() - heard > SILENCE_S:
                 raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), deed, heard)
     finally:
         scanner.close()
+
+
+def follow(
+    cluster: connection.Cluster, topic: str, starts: Mapping[int, int], *, committed: bool = True
+) -> Iterator[list[tuple[int, Message]]]:
+    """Records from there on, as they come, until the caller has enough: a cluster that is away is waited for."""
+    deed = cluster.deed(f"read topic {topic!r}", topic=topic, right="READ")
+    scanner = cluster.scanner(committed)
+    try:
+        scanner.assign([TopicPartition(topic, part, offset) for part, offset in starts.items()])
+        while True:
+            since = time.monotonic()
+            heard: list[tuple[int, Message]] = []
+            for message in scanner.consume(AT_ONCE, connection.SLICE_S):
+                error, partition = message.error(), message.partition()
+                if error is None and partition is not None:
+                    heard.append((partition, message))
+                elif error is not None:
+                    _refuse(cluster, topic, partition, error, deed, since)
+            yield heard
+            if cluster.ear.refused_by_all(since):
+                raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), deed, since)
+    finally:
+        scanner.close()
+
+
+def _refuse(
+    cluster: connection.Cluster, topic: str, partition: int | None, error: KafkaError, deed: faults.Deed, since: float
+) -> None:
+    """Raise what waiting cannot mend."""
+    if error.code() in offsets.LOG_WAS_CUT:
+        raise errors.OffsetsExpired(
+            f"records of topic {topic!r}, partition {partition}, were deleted while they were read", "run it again"
+        )
+    if faults.ends_reading(error):
+        raise cluster.translate(error, deed, since)
 
 
 def _done(scanner: Consumer, topic: str, partition: int, left: dict[int, int]) -> None:

@@ -45,12 +45,13 @@ def ask_id(cluster: connection.Cluster, topic: str) -> Callable[[], str]:
 
 
 def ids(cluster: connection.Cluster, names: Collection[str]) -> dict[str, str]:
-    """The id of each topic, by one request."""
+    """The id of each topic, by one request, in Kafka's spelling: the client's has + and / in place of - and _."""
 
     def ask() -> dict[str, str]:
         answers = cluster.admin.describe_topics(TopicCollection(list(names)), request_timeout=cluster.timeout_s)
         deeds = {name: cluster.deed(f"describe topic {name!r}", topic=name, right="DESCRIBE") for name in names}
-        return {name: str(cluster.wait(answer, deeds[name]).topic_id) for name, answer in answers.items()}
+        found = {name: str(cluster.wait(answer, deeds[name]).topic_id) for name, answer in answers.items()}
+        return {name: id_.replace("+", "-").replace("/", "_") for name, id_ in found.items()}
 
     return cluster.insist(ask)
 

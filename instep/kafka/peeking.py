@@ -1,0 +1,140 @@
+"""Records looked at where they lie: no group is joined, nothing is committed.
+
+A place is one of each partition: -10 is the last ten of each. What is read is shown in the order of its timestamps, with
+each partition's own order kept, as long as it is little enough to be held; a long stretch comes as it is read. A limit takes the
+first records of that order, or, where the place is counted from the end, the last.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message
+
+from instep import errors
+from instep.document import partition as hashing
+from instep.kafka import connection, layout, places, reading, topics
+
+HELD_MAX = 100_000
+NEWEST = 10
+KINDS = {TIMESTAMP_CREATE_TIME: "create", TIMESTAMP_LOG_APPEND_TIME: "logappend"}
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One record whole. A record without a timestamp has -1."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    timestamp_kind: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+Wanted = Callable[[Seen], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What to read of a topic: from and up to which offset of each partition; whether a limit takes the last records."""
+
+    topic: str
+    ranges: Mapping[int, tuple[int, int]]
+    newest_first: bool
+    committed: bool
+
+    @property
+    def offsets(self) -> int:
+        return sum(max(0, end - start) for start, end in self.ranges.values())
+
+
+def stretch(
+    cluster: connection.Cluster,
+    topic: str,
+    where: places.Range,
+    partitions: Collection[int] = (),
+    key: bytes | None = None,
+    *,
+    committed: bool = True,
+) -> Stretch:
+    """The part of the log that a range names, in these partitions, in that of the key, or in all."""
+    known = layout.read(cluster).topics.get(topic)
+    if known is None:
+        raise topics.missing(cluster, topic)
+    asked = _asked(known, partitions, key)
+    first = places.resolve(cluster, topic, asked, where.first, committed=committed)
+    last = places.resolve(cluster, topic, asked, where.last, committed=committed)
+    ranges = {part: (first[part], last[part]) for part in asked}
+    return Stretch(topic, ranges, isinstance(where.first, places.FromEnd), committed)
+
+
+def records(cluster: connection.Cluster, part: Stretch, wanted: Wanted | None, limit: int | None) -> Iterator[Seen]:
+    """The wanted records of the stretch, or all; so many at most."""
+    enough: set[int] = set()
+    read = reading.messages(cluster, part.topic, part.ranges, committed=part.committed, enough=enough)
+    found = (one for one in (seen(part.topic, *told) for told in read) if wanted is None or wanted(one))
+    # with a condition, the first of every partition may be far; without one, they are at hand
+    first_few = wanted is None and limit is not None and not part.newest_first and limit * len(part.ranges) <= HELD_MAX
+    if part.offsets > HELD_MAX and not first_few:
+        return _limited(found, limit)
+    held: dict[int, list[Seen]] = {}
+    for one in found:
+        held.setdefault(one.partition, []).append(one)
+        if first_few and len(held[one.partition]) == limit:
+            enough.add(one.partition)
+    ordered = list(heapq.merge(*held.values(), key=lambda one: one.timestamp_ms))
+    if limit is None:
+        return iter(ordered)
+    return iter(ordered[-limit:] if part.newest_first else ordered[:limit])
+
+
+def follow(cluster: connection.Cluster, part: Stretch, wanted: Wanted | None, limit: int | None) -> Iterator[list[Seen]]:
+    """The wanted records from the stretch's beginning on, as they come; ends only with the limit."""
+    left = limit
+    starts = {number: start for number, (start, _) in part.ranges.items()}
+    for heard in reading.follow(cluster, part.topic, starts, committed=part.committed):
+        found = [one for one in (seen(part.topic, *told) for told in heard) if wanted is None or wanted(one)][:left]
+        yield found
+        if left is not None:
+            left -= len(found)
+            if not left:
+                return
+
+
+def seen(topic: str, partition: int, message: Message) -> Seen:
+    kind, at_ms = message.timestamp()
+    offset = message.offset()
+    assert offset is not None
+    headers: Any = message.headers() or ()
+    return Seen(topic, partition, offset, at_ms, KINDS.get(kind, "unknown"), message.key(), message.value(), headers)
+
+
+def _limited(found: Iterator[Seen], limit: int | None) -> Iterator[Seen]:
+    for number, one in enumerate(found, start=1):
+        yield one
+        if number == limit:
+            return
+
+
+def _asked(known: layout.Layout, partitions: Collection[int], key: bytes | None) -> list[int]:
+    """The partitions to read; one without a leader cannot be, and hides from nobody unless it is asked for."""
+    count = len(known.partitions)
+    if strange := sorted(number for number in partitions if number >= count):
+        raise errors.SettingsError(
+            f"topic {known.topic!r} has no partition {', '.join(map(str, strange))}", f"it has 0 to {count - 1}"
+        )
+    asked = sorted(set(partitions)) or ([hashing.partition_of(key, count)] if key is not None else list(range(count)))
+    if unled := sorted(set(asked) - set(known.led)):
+        raise errors.BrokerUnreachable(
+            f"partition {', '.join(map(str, unled))} of topic {known.topic!r} has no leader",
+            "start the broker that holds it, or name others with -p",
+        )
+    return asked
