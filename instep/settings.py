@@ -27,6 +27,8 @@ ENVIRONMENT_PREFIX = "INSTEP__"
 
 SECRET = re.compile(r"(?i)secret|password|token|access[.]?key|jaas")  # Spark settings whose names say that they are
 
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")  # what a string may hold from the environment
+
 Guarantee = Literal["exactly-once", "at-least-once", "at-most-once"]
 Missing = Literal["insert", "park", "ignore"]
 Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
@@ -113,8 +115,25 @@ class Settings(Table, frozen=True, kw_only=True):
     vet: Annotated[Vet, Meta(description="what `instep vet` is to know")] = Vet()
 
 
+class Loaded(msgspec.Struct, frozen=True):
+    """Settings, and for every key that was set, in the words of a person, where."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+    def origin(self, key: str) -> str:
+        """Where a setting comes from; of a table, all the places that its keys come from."""
+        below = [where for name, where in self.origins.items() if name == key or name.startswith(f"{key}.")]
+        return ", ".join(dict.fromkeys(below)) or "default"
+
+
 def load(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the file named by `path`, else by INSTEP_CONFIG, else `instep.toml` here; none at all means defaults."""
+    return load_with_origins(path, environ).settings
+
+
+def load_with_origins(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Loaded:
+    """The same, with where every value comes from."""
     named = path or (Path(environ["INSTEP_CONFIG"]) if environ.get("INSTEP_CONFIG") else None)
     found = named or Path(FILE_NAME)
     try:
@@ -128,7 +147,7 @@ def load(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> S
     except (OSError, UnicodeDecodeError) as error:
         raise errors.SettingsError(f"settings file {found} cannot be read: {error}") from error
     try:
-        return parse(text, environ)
+        return _read(text, environ, str(found))
     except errors.SettingsError as error:
         if named or text:
             raise errors.SettingsError(f"{found}: {error.what}", error.remedy) from error
@@ -137,13 +156,21 @@ def load(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> S
 
 def parse(text: str, environ: Mapping[str, str] = os.environ) -> Settings:
     """Settings from the file's text and the environment."""
+    return _read(text, environ, FILE_NAME).settings
+
+
+def _read(text: str, environ: Mapping[str, str], file: str) -> Loaded:
     try:
         tree: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise errors.SettingsError(f"not valid TOML: {error}") from error
+    _join_dotted(tree)
+    origins = {key: _origin(file, value) for key, value in _leaves(tree, "")}
     for name, value in environ.items():
         if name.startswith(ENVIRONMENT_PREFIX):
-            _override(tree, Settings, name.removeprefix(ENVIRONMENT_PREFIX).split("__"), value, name)
+            key, given = _override(tree, Settings, name.removeprefix(ENVIRONMENT_PREFIX).split("__"), value, name)
+            origins = {known: where for known, where in origins.items() if not known.startswith(f"{key}.")}
+            origins |= {leaf: name for leaf, _ in _leaves({key: given}, "")}
     _join_dotted(tree)
     _refuse_unknown(tree, Settings, "")
     expanded = _expand(tree, "", environ)
@@ -154,7 +181,13 @@ def parse(text: str, environ: Mapping[str, str] = os.environ) -> Settings:
     for pipeline_name, pipeline in settings.pipelines.items():
         _check(pipeline_name, pipeline)
     _check_security(settings.kafka.security)
-    return _with_whole_paths(settings)
+    return Loaded(settings, origins)
+
+
+def _origin(file: str, value: Any) -> str:
+    """The file, and the variables that the value names."""
+    names = [f"${{{name}}}" for name in VARIABLE.findall(value)] if isinstance(value, str) else []
+    return " with ".join([file, *names])
 
 
 def pipeline(settings: Settings, name: str) -> Pipeline:
@@ -182,8 +215,8 @@ def start_time(start: str) -> datetime | None:
 # --- reading the tree ---------------------------------------------------------------------------------
 
 
-def _override(tree: dict[str, Any], table: Any, path: list[str], text: str, name: str) -> None:
-    """Put one environment variable's value where its name points, converted to that setting's type."""
+def _override(tree: dict[str, Any], table: Any, path: list[str], text: str, name: str) -> tuple[str, Any]:
+    """Put one environment variable's value where its name points, converted to that setting's type; that key, and the value."""
     kind = _plain(table)
     step, rest = path[0], path[1:]
     if _is_table(kind):
@@ -200,9 +233,10 @@ def _override(tree: dict[str, Any], table: Any, path: list[str], text: str, name
         branch = tree.setdefault(key, {})
         if not isinstance(branch, dict):
             raise errors.SettingsError(f"environment variable {name} names no setting: {key} is a value, not a table")
-        _override(branch, child, rest, text, name)
-    else:
-        tree[key] = _from_text(_plain(child), text, name)
+        below, value = _override(branch, child, rest, text, name)
+        return f"{key}.{below}", value
+    tree[key] = _from_text(_plain(child), text, name)
+    return str(key), tree[key]
 
 
 def _from_text(kind: Any, text: str, name: str) -> Any:
@@ -269,7 +303,7 @@ def _expand(tree: Any, where: str, environ: Mapping[str, str]) -> Any:
             raise errors.SettingsError(f"{where} needs ${{{name}}}, which is not in the environment", f"export {name}=…")
         return quote(environ[name], safe="") if match.start() < login_ends else environ[name]
 
-    return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", value_of, tree)
+    return VARIABLE.sub(value_of, tree)
 
 
 def _convert(tree: Any, table: type[Any], where: str) -> Any:

@@ -180,3 +180,51 @@ def test_what_is_in_force_is_shown_without_its_secrets() -> None:
 )
 def test_masked(secret: str | None, shown: str | None) -> None:
     assert settings.masked(secret) == shown
+
+
+def test_every_value_says_where_it_comes_from(tmp_path: Path) -> None:
+    file = tmp_path / "instep.toml"
+    file.write_text(
+        """
+        [kafka]
+        bootstrap = "${HOST}:9092"
+        [pipelines.contracts]
+        topic = "t"
+        target = "sqlite:///t.db"
+        table = "t"
+        key = "k"
+        event = { status = "s" }
+        columns = { a = "s", b = "s" }
+        """,
+        encoding="utf-8",
+    )
+    environ = {
+        "HOST": "h",
+        "INSTEP__SPARK__MASTER": "local[2]",
+        "INSTEP__PIPELINES__CONTRACTS__COLUMNS__A": "x",
+        "INSTEP__KAFKA__SECURITY": '{"protocol": "SSL", "ca": "c.pem"}',
+    }
+    loaded = settings.load_with_origins(file, environ)
+    origins = {key: loaded.origin(key) for key, _ in settings.effective(loaded.settings)}
+    assert origins["kafka.bootstrap"] == f"{file} with ${{HOST}}"
+    assert origins["kafka.security.ca"] == origins["kafka.security.protocol"] == "INSTEP__KAFKA__SECURITY"
+    assert origins["kafka.security.key"] == origins["spark.memory"] == "default"
+    assert origins["spark.master"] == "INSTEP__SPARK__MASTER"
+    assert origins["pipelines.contracts.topic"] == str(file)
+    assert set(origins["pipelines.contracts.columns"].split(", ")) == {"INSTEP__PIPELINES__CONTRACTS__COLUMNS__A", str(file)}
+
+
+def test_names_with_dots_need_no_quotes() -> None:
+    declared = settings.parse(
+        """
+        [spark.conf]
+        spark.speculation = "true"
+        [publishers.print]
+        topic = "t"
+        config.acks = 1
+        config.enable.idempotence = false
+        """,
+        {},
+    )
+    assert declared.spark.conf == {"spark.speculation": "true"}
+    assert declared.publishers["print"].config == {"acks": 1, "enable.idempotence": False}

@@ -73,18 +73,21 @@ def prune(
 
 @app.command("settings")
 def show_settings(pipeline: Named = None, as_json: AsJson = False, _config: Config = None, _debug: Debug = False) -> None:
-    """The settings in force, secrets masked, and each pipeline's state machine with what looks wrong in it."""
+    """The settings in force and where each comes from, secrets masked; and each pipeline's state machine."""
     from instep.document import transitions
 
-    declared = settings.load(GIVEN.config)
+    loaded = settings.load_with_origins(GIVEN.config)
+    declared = loaded.settings
     names = shared.chosen(declared, [pipeline] if pipeline else None) if pipeline or declared.pipelines else []
     values = settings.effective(declared)
     machines = {name: transitions.declare(settings.pipeline(declared, name).transitions) for name in names}
     said = {name: transitions.findings(machine) for name, machine in machines.items() if machine}
     if as_json:
-        shared.print_json({"settings": dict(values), "findings": said})
+        origins = {key: loaded.origin(key) for key, _ in values}
+        shared.print_json({"settings": dict(values), "origins": origins, "findings": said})
         return
-    typer.echo(shared.table(("SETTING", "VALUE"), [(key, "" if value is None else _text(value)) for key, value in values]))
+    rows = [(key, "" if value is None else _text(value), loaded.origin(key)) for key, value in values]
+    typer.echo(shared.table(("SETTING", "VALUE", "ORIGIN"), rows))
     for name, machine in machines.items():
         if machine:
             typer.echo(f"\nstatuses of {name}:\n")
