@@ -7,13 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from instep import settings
+from instep import errors, settings
 from instep.cli import shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Master, Pipelines
 
 STATUSES_MAX = 1_000
 
 app = typer.Typer()
+up_app = typer.Typer(name="up", rich_markup_mode=None)
+app.add_typer(up_app)
+
+Server = Annotated[str, typer.Argument(metavar="NAME", help="A broker by its number (1, 2, 3), or postgres, mariadb.")]
 
 
 @app.command()
@@ -60,8 +64,9 @@ def init(
         shared.say(f"{name}: ready")
 
 
-@app.command()
+@up_app.callback(invoke_without_command=True)
 def up(
+    context: typer.Context,
     brokers: Annotated[int | None, typer.Option(help="Kafka brokers: 1 or 3.")] = None,
     with_: Annotated[str, typer.Option("--with", metavar="NAMES", help="Databases to start as well: postgres,mariadb.")] = "",
     port: Annotated[list[str] | None, typer.Option(metavar="NAME=PORT", help="A port for kafka, postgres or mariadb.")] = None,
@@ -71,9 +76,58 @@ def up(
     """Start real servers on this machine; they stay until `instep down`."""
     from instep.local import lent
 
+    if context.invoked_subcommand:
+        if brokers or with_ or port or as_json:
+            raise errors.SettingsError(
+                f"options of `instep up` do not go with `up {context.invoked_subcommand}`", "leave them out"
+            )
+        return
     names = [name for name in with_.replace(" ", "").split(",") if name]
     started = lent.up(brokers=brokers, databases=names, given_ports=shared.given_ports(port or []), say=shared.say)
     shared.print_servers(started, as_json)
+
+
+@up_app.command("status")
+def up_status(as_json: AsJson = False, _debug: Debug = False) -> None:
+    """The state of each local server: running, paused or dead. Starts nothing."""
+    from instep.local import lent
+
+    found = lent.known()
+    if not found:
+        shared.say("no local server was started")
+    shared.print_servers(found, as_json)
+
+
+@up_app.command("kill")
+def up_kill(server: Server, _debug: Debug = False) -> None:
+    """Kill a server with SIGKILL; it stays dead until it is started."""
+    from instep.local import lent
+
+    shared.say(f"{lent.kill(server).name} is dead")
+
+
+@up_app.command("start")
+def up_start(server: Server, _debug: Debug = False) -> None:
+    """Start a dead server again, on its port and its data."""
+    from instep.local import lent
+
+    shared.say(f"{lent.start(server).name} runs")
+
+
+@up_app.command("pause")
+def up_pause(server: Server, _debug: Debug = False) -> None:
+    """Freeze a server: its connections stay open and nothing answers."""
+    from instep.local import lent
+
+    shared.say(f"{lent.pause(server).name} is paused")
+
+
+@up_app.command("resume")
+def up_resume(server: Server, _debug: Debug = False) -> None:
+    """Let a paused server go on."""
+    from instep.local import lent
+
+    shared.say(f"{lent.resume(server).name} runs")
 
 
 @app.command()

@@ -175,9 +175,11 @@ def who() -> str:
 
 def print_servers(servers: Sequence[Any], as_json: bool) -> None:
     if as_json:
-        print_json([{"name": one.name, "address": one.address, "log": one.log, "pid": one.pid} for one in servers])
+        keys = ("name", "state", "address", "log", "pid")
+        print_json([{key: getattr(one, key) for key in keys} for one in servers])
     elif servers:
-        typer.echo(table(("SERVER", "ADDRESS", "LOG"), [(one.name, one.address, one.log) for one in servers]))
+        rows = [(one.name, one.state, one.address, one.log) for one in servers]
+        typer.echo(table(("SERVER", "STATE", "ADDRESS", "LOG"), rows))
 
 
 def report(outcomes: Sequence[Outcome], kind: str, as_json: bool) -> None:

@@ -3,6 +3,9 @@
 They live on without the process that started them, and keep their data between down and up. Which ones run is
 written in the state folder, with each process's start mark, so that a stranger who got the pid of a server
 that is gone (the machine was started anew, say) is never taken for it. One up or down works at a time.
+
+For experiments a single server can be killed, started, paused and resumed. What was killed on purpose stays so
+until it is started or `up` is asked for: commands that need a broker do not start it again.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from instep import errors
 from instep.local import broker, mariadb, places, ports, postgres, processes, server
@@ -21,6 +25,8 @@ from instep.local import broker, mariadb, places, ports, postgres, processes, se
 DATABASES: Mapping[str, type[server.Server]] = {"postgres": postgres.Postgres, "mariadb": mariadb.MariaDB}
 DEFAULT_PORTS: Mapping[str, int] = {"kafka": 9092, "postgres": 5432, "mariadb": 3306}
 STOP_TIMEOUT_S = 30.0
+
+State = Literal["running", "paused", "dead"]
 
 
 @dataclass(frozen=True)
@@ -36,10 +42,17 @@ class Lent:
     stop_signal: int
     node: int = 0
     controller_port: int = 0
+    killed: bool = False  # on purpose
 
     @property
     def alive(self) -> bool:
         return processes.alive(self.pid, self.mark)
+
+    @property
+    def state(self) -> State:
+        if not self.alive:
+            return "dead"
+        return "paused" if processes.paused(self.pid) else "running"
 
 
 def up(
@@ -89,9 +102,80 @@ def running() -> list[Lent]:
     return [one for one in _read() if one.alive]
 
 
+def known() -> list[Lent]:
+    """What up has started and down has not stopped, also when it is dead."""
+    return _read()
+
+
 def broker_on_demand(say: Callable[[str], None]) -> str:
-    """The bootstrap of the local Kafka, started as up would when it does not run."""
-    return ",".join(one.address for one in up(say=say) if one.node)
+    """The bootstrap of the local Kafka, started as up would when none of it runs; nodes that were killed are left alone."""
+    nodes = [one for one in _read() if one.node]
+    if not any(one.alive or one.killed for one in nodes):
+        nodes = [one for one in up(say=say) if one.node]
+    return ",".join(one.address for one in nodes)
+
+
+# --- experiments --------------------------------------------------------------------------------------
+
+
+def kill(name: str) -> Lent:
+    """SIGKILL one server with all its processes; its data stays."""
+    with places.locked(places.state() / "up.lock"):
+        one = _named(name)
+        _expect(one, ("running", "paused"), "is dead already")
+        processes.kill_tree(one.pid)
+        return _note(replace(one, killed=True))
+
+
+def start(name: str) -> Lent:
+    """Start one dead server again, on its port and its data."""
+    with places.locked(places.state() / "up.lock"):
+        one = _named(name)
+        _expect(one, ("dead",), f"is {one.state}")
+        if one.node:
+            _lend_missing_brokers(only=one.node)
+        else:
+            _lend_database(one.name, one.port)
+        return _named(name)
+
+
+def pause(name: str) -> Lent:
+    """Freeze one server: its connections stay open and nothing answers."""
+    with places.locked(places.state() / "up.lock"):
+        one = _named(name)
+        _expect(one, ("running",), f"is {one.state}")
+        processes.freeze_tree(one.pid)
+        return one
+
+
+def resume(name: str) -> Lent:
+    """Let a paused server go on."""
+    with places.locked(places.state() / "up.lock"):
+        one = _named(name)
+        _expect(one, ("paused",), f"is {one.state}, not paused")
+        processes.thaw_tree(one.pid)
+        return one
+
+
+def _named(name: str) -> Lent:
+    """The server of this name; a broker also by the number of its node."""
+    found = [one for one in _read() if name in (one.name, str(one.node or one.name))]
+    if found:
+        return found[0]
+    if not _read():
+        raise errors.SettingsError(f"there is no local server {name!r}: none was started", "instep up --brokers 3")
+    names = [f"{one.node} ({one.name})" if one.node else one.name for one in _read()]
+    raise errors.SettingsError(f"there is no local server {name!r}", f"there are: {', '.join(names)}")
+
+
+def _expect(one: Lent, states: Sequence[State], instead: str) -> None:
+    if one.state not in states:
+        raise errors.SettingsError(f"{one.name} {instead}", "instep up status shows the state of each server")
+
+
+def _note(changed: Lent) -> Lent:
+    _write([changed if one.name == changed.name else one for one in _read()])
+    return changed
 
 
 # --- starting -----------------------------------------------------------------------------------------
@@ -134,10 +218,10 @@ def _brokers(count: int) -> str:
 
 
 def _lend_brokers(count: int, given_port: int | None) -> None:
-    root = places.state() / f"kafka-of-{count}"
     if _nodes():
-        _lend_missing_brokers(root)
+        _lend_missing_brokers()
         return
+    root = places.state() / f"kafka-of-{count}"
     wanted = [(given_port or DEFAULT_PORTS["kafka"]) + index for index in range(count)]
     usual_are_free = not any(ports.taken(port) for port in wanted)
     cluster = broker.Cluster(count, given_ports=wanted if given_port or usual_are_free else None, root=root, tied=False)
@@ -145,20 +229,25 @@ def _lend_brokers(count: int, given_port: int | None) -> None:
         _hand_over(cluster.nodes)
 
 
-def _lend_missing_brokers(root: Path) -> None:
-    """Start the nodes that died, on the ports by which the others know them."""
-    known = [one for one in _read() if one.node]
-    peers = tuple(broker.Peer(one.node, one.controller_port) for one in known)
+def _lend_missing_brokers(only: int | None = None) -> None:
+    """Start the nodes that died, or one of them, on the ports by which the others know them.
+
+    Too few of them for a quorum cannot answer yet, and are not waited for.
+    """
+    nodes = [one for one in _read() if one.node]
+    root = places.state() / f"kafka-of-{len(nodes)}"
+    peers = tuple(broker.Peer(one.node, one.controller_port) for one in nodes)
     with ExitStack() as started:
         missing = []
-        for one in known:
-            if not one.alive:
+        for one in nodes:
+            if not one.alive and only in (None, one.node):
                 node = broker.Broker(port=one.port, root=root / f"kafka-{one.node}", node=one.node, tied=False)
                 node.join(one.port, peers, node.cluster_id)
                 started.callback(node.close)
                 node.launch()
                 missing.append(node)
-        for node in missing:
+        at_work = sum(one.state == "running" for one in nodes) + len(missing)
+        for node in missing if at_work > len(nodes) // 2 else ():
             node.wait_ready()
         _hand_over(missing)
 

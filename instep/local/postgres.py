@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from instep.local import artifacts, keeping, libraries, places, ports, server
+from instep.local import artifacts, keeping, libraries, places, ports, processes, server
 
 SETTINGS = {
     "listen_addresses": ports.HOST,
@@ -76,12 +76,12 @@ class Postgres(server.Server):
         made.rename(self.root / "data")
 
     def _drop_strange_lock(self) -> None:
-        """Remove the lock file of a server that is gone and whose pid a stranger has: PostgreSQL would refuse to start."""
+        """Remove the lock file of a server that is gone and whose pid a stranger or a zombie has: PostgreSQL would not start."""
         data = (self.root / "data").resolve()
         try:
             pid = (data / "postmaster.pid").read_text(encoding="utf-8").split()[0]
-            strange = Path("/proc", pid, "cwd").readlink() != data
-        except (OSError, IndexError):
+            strange = not processes.alive(int(pid)) or Path("/proc", pid, "cwd").readlink() != data
+        except (OSError, IndexError, ValueError):
             return
         if strange:
             (data / "postmaster.pid").unlink()

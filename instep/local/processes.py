@@ -32,6 +32,14 @@ def alive(pid: int, mark: str | None = None) -> bool:
     return found is not None and (mark is None or found == mark)
 
 
+def paused(pid: int) -> bool:
+    """Whether the process is stopped, as by SIGSTOP."""
+    if not PROC.joinpath("self/stat").exists():
+        return any(line.startswith("T") for line in _ps("-p", str(pid), "-o", "state="))
+    stat = _stat(pid)
+    return stat is not None and stat[0] in "Tt"
+
+
 def descendants(pid: int) -> list[int]:
     """The living processes below a pid, nearest first."""
     children: dict[int, list[int]] = {}
@@ -52,6 +60,21 @@ def send(pid: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def freeze_tree(pid: int) -> None:
+    """SIGSTOP a process and all below it, until no further child has come meanwhile."""
+    frozen: list[int] = []
+    while fresh := [one for one in (pid, *descendants(pid)) if one not in frozen]:
+        for one in fresh:
+            send(one, signal.SIGSTOP)
+        frozen += fresh
+
+
+def thaw_tree(pid: int) -> None:
+    """SIGCONT a process and all below it; the first one last, so that it finds its children at work."""
+    for one in (*reversed(descendants(pid)), pid):
+        send(one, signal.SIGCONT)
 
 
 def kill_tree(pid: int, timeout_s: float = 10.0) -> None:

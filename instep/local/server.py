@@ -296,7 +296,7 @@ def end(pid: int, mark: str, number: int, timeout_s: float) -> None:
     """End a released server: by its signal, and by SIGKILL when it does not go in time."""
     if not processes.alive(pid, mark):
         return
-    processes.send(pid, signal.SIGCONT)
+    processes.thaw_tree(pid)
     processes.send(pid, number)
     if not processes.wait_gone(pid, mark, timeout_s):
         processes.kill_tree(pid)

@@ -1,0 +1,126 @@
+"""Servers of a local cluster killed, started, paused and resumed, and what its topics show meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException
+
+from instep import errors, settings
+from instep.kafka import connection, topics
+from instep.local import lent
+from tests.waiting import wait_until
+
+Cli = Callable[..., str]
+
+
+@pytest.fixture
+def cli(home: Path) -> Cli:
+    """The command line on a home of its own; what it said on both channels, after it ended as expected."""
+
+    def run(*arguments: str, status: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "instep", *arguments], capture_output=True, text=True, check=False, timeout=120, env=os.environ
+        )
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr
+
+    return run
+
+
+def partition(cluster: connection.Cluster, topic: str) -> tuple[int, set[int]]:
+    """Who leads the topic's only partition, and who is in sync; nobody while the cluster does not answer."""
+    try:
+        found = cluster.admin.list_topics(topic, timeout=5).topics[topic].partitions[0]
+    except KafkaException:
+        return -1, set()
+    return found.leader, set(found.isrs)
+
+
+def refused(deed: Callable[[str], lent.Lent], name: str) -> str:
+    with pytest.raises(errors.SettingsError) as caught:
+        deed(name)
+    return str(caught.value)
+
+
+def test_three_brokers_and_a_database(cli: Cli) -> None:
+    assert "none was started" in refused(lent.kill, "1")
+    assert "no local server was started" in cli("up", "status")
+    try:
+        lent.up(brokers=3, databases=["postgres"])
+        with connection.Cluster(settings.Kafka(), lent.broker_on_demand(print)) as cluster:
+            topics.create(cluster, "moved", 1)
+            wait_until(lambda: partition(cluster, "moved")[1] == {1, 2, 3}, "all three in sync")
+            _kill_and_start(cli, cluster, partition(cluster, "moved")[0])
+            _pause_and_resume(cli, partition(cluster, "moved")[0])
+        _database()
+        for name in ("4", "0", "mariadb", "kafka-9", ""):
+            assert "there are: 1 (kafka-1), 2 (kafka-2), 3 (kafka-3), postgres" in refused(lent.resume, name)
+        assert "there is no local server '7'" in cli("up", "kill", "7", status=2)
+        assert "do not go with `up kill`" in cli("up", "--brokers", "3", "kill", "1", status=2)
+        # a paused server is ended like any other
+        lent.pause("postgres")
+        lent.pause("3")
+        assert "4 stopped" in cli("down", "--purge")
+    finally:
+        lent.down(purge=True)
+
+
+def _kill_and_start(cli: Cli, cluster: connection.Cluster, leader: int) -> None:
+    assert f"kafka-{leader} is dead" in cli("up", "kill", str(leader))
+    wait_until(lambda: _led_by_another(cluster, leader), "another leader")
+    lent.broker_on_demand(print)  # what needs the cluster leaves the dead node dead
+    listed = {one["name"]: one["state"] for one in json.loads(cli("up", "status", "--json"))}
+    assert listed[f"kafka-{leader}"] == "dead"
+    assert list(listed.values()).count("running") == 3
+    assert f"kafka-{leader} is dead already" in refused(lent.kill, str(leader))
+    assert f"kafka-{leader} is dead" in refused(lent.pause, str(leader))
+    before = next(one for one in lent.known() if one.node == leader)
+    assert f"kafka-{leader} runs" in cli("up", "start", str(leader))
+    after = next(one for one in lent.known() if one.node == leader)
+    assert (after.address, after.state, after.killed) == (before.address, "running", False)
+    wait_until(lambda: leader in partition(cluster, "moved")[1], "the node to be in sync again")
+
+
+def _led_by_another(cluster: connection.Cluster, leader: int) -> bool:
+    return partition(cluster, "moved")[0] not in (-1, leader)
+
+
+def _pause_and_resume(cli: Cli, leader: int) -> None:
+    assert f"kafka-{leader} is paused" in cli("up", "pause", str(leader))
+    assert [row.split()[0] for row in cli("up", "status").splitlines() if "paused" in row] == [f"kafka-{leader}"]
+    assert f"kafka-{leader} is paused" in refused(lent.pause, str(leader))
+    assert f"kafka-{leader} is paused" in refused(lent.start, str(leader))
+    others = ",".join(one.address for one in lent.known() if one.node and one.node != leader)
+    with connection.Cluster(settings.Kafka(), others) as cluster:
+        wait_until(lambda: _led_by_another(cluster, leader), "another leader")
+        assert f"kafka-{leader} runs" in cli("up", "resume", str(leader))
+        wait_until(lambda: leader in partition(cluster, "moved")[1], "the node to be in sync again")
+    assert f"kafka-{leader} is running, not paused" in refused(lent.resume, str(leader))
+
+
+def _database() -> None:
+    (before,) = [one for one in lent.known() if one.name == "postgres"]
+    lent.kill("postgres")
+    after = lent.start("postgres")
+    assert (after.port, after.state) == (before.port, "running")
+    assert "postgres is running" in refused(lent.start, "postgres")
+    assert lent.pause("postgres").state == "paused"
+    assert lent.resume("postgres").state == "running"
+
+
+def test_a_broker_alone_that_was_killed_is_not_started_by_chance(home: Path) -> None:
+    try:
+        address = lent.broker_on_demand(print)
+        lent.kill("1")
+        assert lent.broker_on_demand(print) == address
+        assert [one.state for one in lent.known()] == ["dead"]
+        assert [one.state for one in lent.up()] == ["running"]
+    finally:
+        lent.down(purge=True)
