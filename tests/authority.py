@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -66,6 +67,14 @@ class Authority:
         guarded = serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
         pair.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, guarded))
         return pair
+
+
+def relocked(pair: Pair, password: str) -> Pair:
+    """The pair with its key encrypted in the old way, the only one that Java's Kafka client reads."""
+    key = pair.key.with_suffix(".java.key")
+    how = ["-topk8", "-v1", "PBE-SHA1-3DES", "-in", str(pair.key), "-passin", f"pass:{password}", "-passout", f"pass:{password}"]
+    subprocess.run(["openssl", "pkcs8", *how, "-out", str(key)], check=True, capture_output=True)
+    return Pair(pair.certificate, key)
 
 
 def _certificate(name: x509.Name, issuer: x509.Name, key: rsa.RSAPrivateKey, days: tuple[int, int]) -> x509.CertificateBuilder:

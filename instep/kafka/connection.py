@@ -5,6 +5,7 @@ Two spellings, because two clients read the same topic: librdkafka's (ours) and 
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
 import contextlib
 import threading
@@ -16,7 +17,7 @@ from typing import Any, Self, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from instep import errors, settings
+from instep import certificates, errors, settings
 from instep.kafka import faults
 
 TIMEOUT_S = 10.0
@@ -42,6 +43,7 @@ READING: dict[str, Any] = {
     # A fetch that finds the queue full waits this long, by default a second.
     "fetch.queue.backoff.ms": 5,
 }
+PBES2 = bytes.fromhex("06092a864886f70d01050d")  # its object identifier, in DER
 
 # no member, so no session; but closing waits as long for a commit that is still on its way
 COMMITTING = {"session.timeout.ms": 1_000, "heartbeat.interval.ms": 500}
@@ -54,9 +56,7 @@ def client_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, Any]:
     """What librdkafka needs to reach the cluster; SettingsError when a file of the settings is wrong."""
     security = kafka.security
     if security.protocol.endswith("SSL"):
-        from instep.kafka import certificates
-
-        certificates.context(security)
+        files(security).context()
     config: dict[str, Any] = {
         "bootstrap.servers": bootstrap,
         "client.id": "instep",
@@ -74,8 +74,6 @@ def client_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, Any]:
 
 def java_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, str]:
     """What a Java client, such as Spark's Kafka source, needs to reach the cluster."""
-    from instep.kafka import certificates
-
     security = kafka.security
     config = {"bootstrap.servers": bootstrap, "security.protocol": security.protocol}
     if security.mechanism is not None:
@@ -89,9 +87,9 @@ def java_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, str]:
         config["ssl.truststore.location"] = security.ca
     if security.certificate is not None:
         config["ssl.keystore.type"] = "PEM"
-        config["ssl.keystore.certificate.chain"] = certificates.read("certificate", security.certificate)
+        config["ssl.keystore.certificate.chain"] = certificates.read("kafka.security.certificate", security.certificate)
     if security.key is not None:
-        config["ssl.keystore.key"] = _java_key(security.key, certificates.read("key", security.key))
+        config["ssl.keystore.key"] = _java_key(security.key)
     if security.key_password is not None:
         config["ssl.key.password"] = security.key_password
     return config
@@ -102,6 +100,10 @@ class _Patience(threading.local):
 
     def __init__(self, s: float) -> None:
         self.s = s
+
+
+def files(security: settings.Security) -> certificates.Files:
+    return certificates.Files(security.ca, security.certificate, security.key, security.key_password)
 
 
 class Cluster:
@@ -272,10 +274,16 @@ def _jaas_quoted(text: str) -> str:
     return f'"{text}"'
 
 
-def _java_key(path: str, text: str) -> str:
+def _java_key(path: str) -> str:
+    text = certificates.read("kafka.security.key", path, "key")
     if "BEGIN PRIVATE KEY" not in text and "BEGIN ENCRYPTED PRIVATE KEY" not in text:
         raise errors.SettingsError(
             f"kafka.security.key {path} is not in PKCS #8, the only form that Java reads",
-            f"openssl pkcs8 -topk8 -in {path} -out key-pkcs8.pem",
+            f"openssl pkcs8 -topk8 -nocrypt -in {path} -out key-pkcs8.pem; chmod 600 key-pkcs8.pem",
+        )
+    if "BEGIN ENCRYPTED" in text and PBES2 in base64.b64decode("".join(text.splitlines()[1:-1]), validate=False):
+        raise errors.SettingsError(
+            f"kafka.security.key {path} is encrypted by PBES2, which Java's Kafka client does not read",
+            f"openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES -in {path} -out key-java.pem",
         )
     return text

@@ -15,26 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from instep import errors, settings
-from instep.kafka import certificates
+from instep.kafka import connection
 
 TIMEOUT_S = 2.0
 SASL_HANDSHAKE, VERSION, CORRELATION = 17, 1, 1
 UNSUPPORTED_MECHANISM, ILLEGAL_STATE = 33, 34
 ANSWER_BYTES_MAX = 64 * 1024
-
-# OpenSSL's X509_V_ERR numbers
-VERIFY = {
-    certificates.NOT_YET_VALID: ("is not valid yet", "check this machine's clock, or have the broker's certificate mended"),
-    certificates.EXPIRED: ("has expired", "have the broker's certificate renewed"),
-    **dict.fromkeys(
-        (62, 64),
-        ("is for another host", "use the broker's name that the certificate has in kafka.bootstrap and advertised.listeners"),
-    ),
-    **dict.fromkeys(
-        (2, 18, 19, 20, 21),
-        ("is signed by an authority that is not trusted here", "set kafka.security.ca to the PEM file of the brokers' authority"),
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +47,14 @@ def fault(security: settings.Security, address: str) -> errors.InstepError | Non
         return None
     place = (host.strip("[]"), int(port))
     wants_tls = security.protocol.endswith("SSL")
+    files = connection.files(security)
     try:
-        found = _ask(place, security, certificates.context(security) if wants_tls else None)
+        found = _ask(place, security, files.context() if wants_tls else None)
     except ssl.SSLCertVerificationError as failure:
-        says, remedy = VERIFY.get(failure.verify_code, (f"is refused: {failure.verify_message}", "check kafka.security.ca"))
-        return errors.NotAuthorised(f"the certificate of the broker at {address} {says} ({failure.verify_message})", remedy)
+        return files.distrusted(f"the broker at {address}", failure)
     except ssl.SSLError as failure:
-        if "ALERT" in (failure.reason or "") and "CERTIFICATE" in (failure.reason or ""):
-            return _own_certificate(security, address, failure.reason or "")
+        if refused := files.refused(f"the broker at {address}", failure.reason or ""):
+            return refused
         found = None
     except (TimeoutError, ConnectionRefusedError, socket.gaierror):
         return None
@@ -103,19 +89,6 @@ def _other_protocol(security: settings.Security, address: str, says: str, protoc
     return errors.NotAuthorised(
         f"the listener at {address} {says}, and kafka.security.protocol is {security.protocol}",
         f"set kafka.security.protocol to {protocol}, or use the address of another listener",
-    )
-
-
-def _own_certificate(security: settings.Security, address: str, reason: str) -> errors.InstepError:
-    if security.certificate is None:
-        return errors.NotAuthorised(
-            f"the broker at {address} asks for a client certificate, and none is set",
-            "set kafka.security.certificate and kafka.security.key",
-        )
-    why = certificates.own_fault(security) or f"the broker says {reason.partition('ALERT_')[2].replace('_', ' ').lower()}"
-    return errors.NotAuthorised(
-        f"the broker at {address} does not accept the client certificate {security.certificate}: {why}",
-        "use a certificate that is valid and signed by an authority which the brokers trust",
     )
 
 

@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError
 
 from instep import errors, settings
 from instep.kafka import topics
-from instep.kafka.connection import Cluster
+from instep.kafka.connection import Cluster, java_config
 from instep.pipeline import arrow, session, task
 from instep.pipeline.metrics import Server
 from instep.pipeline.reporting import Reporter
@@ -72,6 +72,7 @@ def run(
 
 def _check(chosen: dict[str, settings.Pipeline], cluster: Cluster) -> None:
     """Before Spark starts: wrong settings end it at once. A server that does not answer ends it if no pipeline could run."""
+    java_config(cluster.kafka, cluster.bootstrap)
     away: list[errors.Unreachable] = []
     for name, pipeline in chosen.items():
         try:

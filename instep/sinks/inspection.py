@@ -19,7 +19,7 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from instep import errors, settings
 from instep.document import guard, kinds, mapping, transitions
-from instep.sinks import sqlite, tables, target
+from instep.sinks import sqlite, tables, target, tls
 from instep.sinks.target import TableName, Target
 
 INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "MEDIUMINT": 24, "INTEGER": 32, "INT": 32, "BIGINT": 64}
@@ -40,9 +40,8 @@ def connection(url: sa.URL, *, create: bool = False) -> Iterator[sa.Connection]:
     asked, since = url, time.monotonic()
     if url.get_backend_name() == "sqlite" and not create:
         url = url.set(database=f"file:{url.database}", query={**url.query, "mode": "rw", "uri": "true"})
-    timeout = {} if url.get_backend_name() == "sqlite" else {"connect_timeout": 5}
     try:
-        engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args=timeout)
+        engine = sa.create_engine(tls.without_mysql(url), poolclass=sa.pool.NullPool, connect_args=_arguments(url))
     except ModuleNotFoundError:
         name = url.get_backend_name()
         raise errors.MissingPart(
@@ -62,20 +61,31 @@ def connection(url: sa.URL, *, create: bool = False) -> Iterator[sa.Connection]:
         engine.dispose()
 
 
+def _arguments(url: sa.URL) -> dict[str, Any]:
+    """What the driver takes beside the URL."""
+    match url.get_backend_name():
+        case "sqlite":
+            return {}
+        case "postgresql":
+            tls.check(url)
+            return {"connect_timeout": 5}
+        case _:
+            return {"connect_timeout": 5, **tls.mysql_arguments(url)}
+
+
 def translate(url: sa.URL, error: Exception) -> errors.InstepError | None:
     """A driver's error as ours, by the table of its own module."""
-    where = target.shown(url)
     match url.get_backend_name():
         case "sqlite":
             return sqlite.translate(error, url)
         case "postgresql":
             from instep.sinks import postgres
 
-            return postgres.translate(error, where)
+            return postgres.translate(error, url)
         case _:
             from instep.sinks import mysql as mysql_sink
 
-            return mysql_sink.translate(error, where)
+            return mysql_sink.translate(error, url)
 
 
 def inspect(name: str, pipeline: settings.Pipeline) -> Target:

@@ -10,10 +10,12 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+import sqlalchemy as sa
+
 from instep import errors
 from instep.document import kinds
 from instep.document.mapping import Column
-from instep.sinks import sink, target
+from instep.sinks import sink, target, tls
 
 try:
     import pymysql
@@ -24,6 +26,7 @@ except ImportError:  # the extra is not installed
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 120
 DUPLICATE_KEY = 1062
+NO_TLS_THERE = 2026
 STATEMENT_BYTES = 16 * 1024  # what a statement has beside one record
 
 # server error numbers: what each means for a pipeline
@@ -83,12 +86,13 @@ class MysqlSink(sink.Sink):
     """The target in a MariaDB or MySQL database."""
 
     def connect(self) -> None:
-        _, arguments = self.dialect.create_connect_args(self.url)
+        _, arguments = self.dialect.create_connect_args(tls.without_mysql(self.url))
         arguments.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
         arguments["client_flag"] = arguments.get("client_flag", 0) | CLIENT.FOUND_ROWS  # an update counts what it matched
         self._connection = pymysql.connect(
             **{
                 **arguments,
+                **tls.mysql_arguments(self.url),
                 "charset": "utf8mb4",
                 "autocommit": True,
                 "read_timeout": READ_TIMEOUT_S,
@@ -125,7 +129,7 @@ class MysqlSink(sink.Sink):
                 self._connection._force_close()
 
     def translate(self, error: Exception) -> errors.InstepError | None:
-        return translate(error, target.shown(self.url))
+        return translate(error, self.url)
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> int:
         return int(self._cursor.execute(statement, parameters))
@@ -180,14 +184,19 @@ class MysqlSink(sink.Sink):
         return self.bind(at)
 
 
-def translate(error: Exception, where: str) -> errors.InstepError | None:
+def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:
     """PyMySQL's error as one of ours, by its number; one without a number is a connection that broke."""
     if not isinstance(error, pymysql.Error):
         return None
+    where = target.shown(url)
+    if fault := tls.explain(url, getattr(error, "original_exception", None)):
+        return fault
     code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
     text = " ".join(str(error.args[1] if len(error.args) > 1 else error).split())
     if code == 0 and isinstance(error, (pymysql.err.InterfaceError, pymysql.err.OperationalError)):
         return errors.DatabaseUnreachable(f"no connection to {where} any more")
+    if code == NO_TLS_THERE:
+        return tls.no_tls_there(url)
     ours = CODES.get(code)
     if ours is None:
         ours = (

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import sqlalchemy as sa
+
 from instep import errors
 from instep.document import kinds
 from instep.document.mapping import Column
-from instep.sinks import sink, target
+from instep.sinks import sink, target, tls
 
 try:
     import psycopg
@@ -83,6 +85,7 @@ class PostgresSink(sink.Sink):
     """The target in a PostgreSQL database."""
 
     def connect(self) -> None:
+        tls.check(self.url)
         _, arguments = self.dialect.create_connect_args(self.url)
         arguments = {**CONNECTION, "application_name": f"instep {self.to.pipeline}"[:63], **arguments}
         # autocommit: transactions begin and end where the pipeline says
@@ -107,7 +110,7 @@ class PostgresSink(sink.Sink):
         self._connection.close()
 
     def translate(self, error: Exception) -> errors.InstepError | None:
-        return translate(error, target.shown(self.url))
+        return translate(error, self.url)
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> int:
         self._cursor.execute(statement, parameters)
@@ -179,14 +182,17 @@ class PostgresSink(sink.Sink):
         return self.quoted(name).replace("%%", "%")
 
 
-def translate(error: Exception, where: str) -> errors.InstepError | None:
+def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:
     """psycopg's error as one of ours, by its SQLSTATE; one without a state is a connection that failed or broke."""
     if not isinstance(error, psycopg.Error):
         return None
+    where = target.shown(url)
     state = error.sqlstate or ""
     text = " ".join(str(error).split())
     if not state:
         lost = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+        if lost and (fault := tls.postgres_fault(url)):
+            return fault
         if lost and _refused_login(error):
             return errors.NotAuthorised(f"{where}: {text}", "check the user, the password and the name of the database")
         return errors.DatabaseUnreachable(f"no connection to {where}: {text}") if lost else errors.RowRefused(f"{where}: {text}")

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from instep import errors, settings
 from instep.document import guard
 from instep.document.mapping import Mapping
+from instep.sinks import tls
 
 DRIVERS = {
     "sqlite": "sqlite",
@@ -90,7 +91,7 @@ def database_url(text: str) -> sa.URL:
         raise errors.SettingsError(
             f"the target's database {scheme!r} is not one instep writes to", f"known: {', '.join(DRIVERS)}"
         )
-    url = url.set(drivername=DRIVERS[scheme])
+    url = tls.with_whole_paths(url.set(drivername=DRIVERS[scheme]))
     if scheme != "sqlite":
         return url
     if not url.database or url.database == ":memory:":

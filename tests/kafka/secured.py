@@ -13,7 +13,7 @@ from instep import settings
 from instep.kafka import connection
 from instep.local import ports
 from instep.local.broker import Broker
-from tests.authority import Authority
+from tests.authority import Authority, relocked
 
 KAFKA: Any = admin
 KEY_PASSWORD = "the key's own"
@@ -44,7 +44,8 @@ class SecuredBroker(Broker):
         folder = Path(self._files.name)
         self.authority, self.stranger = Authority(folder), Authority(folder, "stranger")
         self.ann = self.authority.issue("ann")
-        self.ann_locked = self.authority.issue("ann-locked", password=KEY_PASSWORD)
+        self.ann_pbes2 = self.authority.issue("ann-locked", password=KEY_PASSWORD)
+        self.ann_locked = relocked(self.ann_pbes2, KEY_PASSWORD)
         self.bob = self.authority.issue("bob")
         self._certificates = {
             "scram": self.authority.issue("broker"),

@@ -1,0 +1,203 @@
+"""TLS to databases: the same words for each, and each fault with its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instep import errors
+from instep.local import places
+from instep.local.mariadb import MariaDB
+from instep.local.postgres import ACCESS, Postgres
+from instep.local.server import Server
+from instep.sinks import inspection, preparation, target
+from tests.authority import Authority, Pair
+from tests.sinks.conftest import declare, run_sql
+
+PASSWORD = "p@ss:w/ord%"
+IN_URL = "p%40ss%3Aw%2Ford%25"
+
+
+class TlsPostgres(Postgres):
+    """Speaks TLS, and asks `app` for a password."""
+
+    pair: Pair
+    ca: Path
+
+    def command(self) -> list[str]:
+        (self.root / "access.conf").write_text(f"host all app 127.0.0.1/32 scram-sha-256\n{ACCESS}", encoding="utf-8")
+        files = {"ssl_cert_file": self.pair.certificate, "ssl_key_file": self.pair.key, "ssl_ca_file": self.ca}
+        named = [part for name, path in files.items() for part in ("-c", f"{name}={path}")]
+        return [*super().command(), "-c", "ssl=on", *named]
+
+
+class TlsMariaDB(MariaDB):
+    """Speaks TLS."""
+
+    pair: Pair
+    ca: Path
+
+    def command(self) -> list[str]:
+        files = [f"--ssl-cert={self.pair.certificate}", f"--ssl-key={self.pair.key}", f"--ssl-ca={self.ca}"]
+        return [*(part for part in super().command() if part != "--skip-ssl"), *files]
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A server that speaks TLS, the authority that it trusts, and another."""
+
+    server: Server
+    authority: Authority
+    stranger: Authority
+
+    def url(self, **options: Any) -> str:
+        address = self.server.address.replace("root@", "app@").replace("instep@", "app@")
+        address = address.replace("app@", f"app:{IN_URL}@")
+        return f"{address}?{'&'.join(f'{name}={value}' for name, value in options.items())}"
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """For certificates that a database's user can read."""
+    made = Path(tempfile.mkdtemp(prefix="instep-tls-", dir=places.open_temporary(Path(tempfile.gettempdir()))))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(scope="module", params=["postgres", "mariadb"])
+def secured(request: pytest.FixtureRequest, folder: Path) -> Iterator[Secured]:
+    authority, stranger = Authority(folder, f"ours-{request.param}"), Authority(folder, f"stranger-{request.param}")
+    server: Any = TlsPostgres() if request.param == "postgres" else TlsMariaDB()
+    server.pair, server.ca = owned(authority.issue(f"{request.param}-right")), authority.ca
+    with server:
+        made = Secured(server, authority, stranger)
+        if request.param == "postgres":
+            run_sql(server.url, f"CREATE ROLE app LOGIN PASSWORD '{PASSWORD}'", "GRANT ALL ON DATABASE instep TO app")
+            run_sql(server.url, "GRANT ALL ON SCHEMA public TO app")
+        else:
+            run_sql(server.url, f"CREATE USER app@'%' IDENTIFIED BY '{PASSWORD}'", "GRANT ALL ON instep.* TO app@'%'")
+        yield made
+
+
+def owned(pair: Pair) -> Pair:
+    """The key as servers want it: the server user's own, and nobody else's to read."""
+    user = places.database_user()
+    if user:
+        os.chown(pair.key, user.uid, user.gid)
+    pair.key.chmod(0o600)
+    return pair
+
+
+@pytest.fixture
+def shown(secured: Secured) -> Iterator[Callable[[Pair], None]]:
+    """Lets the server show another certificate, and the right one again afterwards."""
+    server: Any = secured.server
+    right = server.pair
+
+    def show(pair: Pair) -> None:
+        server.stop()
+        server.pair = pair
+        server.start()
+
+    yield show
+    show(right)
+
+
+def encrypted(url: str) -> bool:
+    if url.startswith("postgresql"):
+        return bool(run_sql(url, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")[0][0])
+    return bool(run_sql(url, "SHOW STATUS LIKE 'Ssl_cipher'")[0][1])
+
+
+def refused(url: str) -> errors.InstepError:
+    """The error of `init`, which shows no password."""
+    with pytest.raises(errors.InstepError) as caught:
+        preparation.prepare(declare(url))
+    assert caught.value.exit_status == 2
+    assert PASSWORD not in str(caught.value)
+    assert IN_URL not in str(caught.value)
+    return caught.value
+
+
+def test_every_mode(secured: Secured, open_sink: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    ca = secured.authority.ca
+    assert not encrypted(secured.url(sslmode="disable"))
+    for options in (
+        {"sslmode": "require"},
+        {"sslmode": "verify-ca", "sslrootcert": ca},
+        {"sslmode": "verify-full", "sslrootcert": ca},
+        {"sslmode": "require", "sslrootcert": ca},
+    ):
+        assert encrypted(secured.url(**options))
+    # a relative file is named from here, and found from elsewhere
+    monkeypatch.chdir(ca.parent)
+    pipeline = declare(secured.url(sslmode="verify-full", sslrootcert=ca.name))
+    preparation.prepare(pipeline)
+    to = inspection.inspect("contracts", pipeline)
+    monkeypatch.chdir("/")
+    assert str(ca) in target.database_url(to.url).query["sslrootcert"]
+    monkeypatch.chdir(ca.parent)
+    assert open_sink(pipeline).positions() == {}
+
+
+def test_a_servers_certificate_that_is_wrong(secured: Secured, shown: Callable[[Pair], None]) -> None:
+    name, ca = secured.server.name, secured.authority.ca
+    full = secured.url(sslmode="verify-full", sslrootcert=ca)
+    shown(owned(secured.authority.issue(f"{name}-old", days=(-9, -1))))
+    assert re.search(r"the certificate of the database server at \S+ has expired", refused(full).what)
+    shown(owned(secured.authority.issue(f"{name}-elsewhere", host="db.example.org")))
+    assert re.search(r"the certificate of the database server at \S+ is for another host", refused(full).what)
+    assert encrypted(secured.url(sslmode="verify-ca", sslrootcert=ca))
+    strangers = secured.url(sslmode="verify-ca", sslrootcert=secured.stranger.ca)
+    error = refused(strangers)
+    assert "is signed by an authority that is not trusted here" in error.what
+    assert "sslrootcert" in error.remedy
+
+
+def test_a_wrong_password_is_no_fault_of_tls(secured: Secured) -> None:
+    url = secured.url(sslmode="verify-full", sslrootcert=secured.authority.ca).replace(IN_URL, "wrong")
+    error = refused(url)
+    assert isinstance(error, errors.NotAuthorised)
+    assert "certificate" not in error.what
+
+
+def test_files_and_options_that_are_wrong(secured: Secured, tmp_path: Path) -> None:
+    text = tmp_path / "text.pem"
+    text.write_text("no certificate", encoding="utf-8")
+    client = secured.authority.issue(f"client-{secured.server.name}")
+    client.key.chmod(0o600)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"sslmode": "verify-full", "sslrootcert": tmp_path / "none.pem"}, "the target's sslrootcert .*none.pem cannot be read"),
+        ({"sslmode": "verify-full", "sslrootcert": text}, "the target's sslrootcert .*text.pem holds no certificate in PEM"),
+        ({"sslmode": "require", "sslcert": client.certificate, "sslkey": text}, "the target's sslkey .*text.pem holds no key"),
+        ({"sslmode": "verify-fully"}, "the target's sslmode is 'verify-fully'; did you mean 'verify-full'?"),
+        ({"sslmod": "require"}, r"an option 'sslmod', which \w+ does not take; did you mean 'sslmode'"),
+    ]
+    for options, words in cases:
+        error = refused(secured.url(**options))
+        assert isinstance(error, errors.SettingsError)
+        assert re.search(words, error.what), error.what
+    assert encrypted(secured.url(sslmode="require", sslcert=client.certificate, sslkey=client.key))
+    if secured.server.name == "postgres":
+        client.key.chmod(0o644)
+        assert (
+            "can be read by others" in refused(secured.url(sslmode="require", sslcert=client.certificate, sslkey=client.key)).what
+        )
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_a_server_without_tls(request: pytest.FixtureRequest, kind: str) -> None:
+    url = request.getfixturevalue(kind).url
+    error = refused(f"{url}?sslmode=require")
+    assert isinstance(error, errors.NotAuthorised)
+    assert re.search(r"the database server at \S+ speaks no TLS, and the target's sslmode is require", error.what)
+    preparation.statements(declare(f"{url}?sslmode=disable"))
