@@ -75,6 +75,26 @@ def explain(
         typer.echo(shared.table(("RULE", "THREAT", "WHAT"), [(one.id, one.threat, one.what) for one in chosen]))
 
 
+@app.command()
+def doctor(as_json: AsJson = False, _config: Config = None, _debug: Debug = False) -> None:
+    """Whether everything instep needs is there and lets it work: what is wrong, and what to run."""
+    from instep.vet import doctor as examining
+
+    found = []
+    for check in examining.examine(GIVEN.config):
+        found.append(check)
+        if not as_json:
+            typer.echo(f"{check.state:6}{shared.cell(check.part)}: {shared.cell(check.found)}")
+            if check.fix:
+                typer.echo(f"{'':6}{shared.cell(check.fix)}")
+    if as_json:
+        shared.print_json(found)
+    wrong = sum(check.state == examining.State.WRONG for check in found)
+    shared.say(f"{wrong} of {len(found)} checks found something wrong" if wrong else f"all {len(found)} checks are well")
+    if wrong:
+        raise typer.Exit(1)
+
+
 def _snapshot(file: Path | None, names: list[str] | None) -> Snapshot:
     from instep.vet import gathering, snapshot
 

@@ -36,10 +36,11 @@ class LogDir:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """The controllers that vote, and which of them leads."""
+    """The controllers that vote, which of them leads, and what time it is there."""
 
     leader: int
     voters: tuple[int, ...]
+    leader_clock_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,10 @@ class Inquiry:
     def quorum(self) -> Quorum | None:
         def ask() -> Quorum:
             found = self._admin.describe_metadata_quorum()["topics"][0]["partitions"][0]
-            return Quorum(found["leader_id"], tuple(sorted(voter["replica_id"] for voter in found["current_voters"])))
+            voters = {voter["replica_id"]: voter["last_caught_up_timestamp"] for voter in found["current_voters"]}
+            # a leader has caught up with itself just now
+            clock_ms = voters.get(found["leader_id"], -1)
+            return Quorum(found["leader_id"], tuple(sorted(voters)), clock_ms / 1000 if clock_ms > 0 else None)
 
         return _told(ask)
 

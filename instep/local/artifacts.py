@@ -70,6 +70,11 @@ def jars(bundle: str) -> list[Path]:
     return sorted(folder.glob("*.jar"))
 
 
+def is_kept(bundle: str) -> bool:
+    """Whether the bundle's jars are in the cache, whole: nothing has to be fetched."""
+    return _intact(_folder(bundle, read_lock()[bundle], places.cache()))
+
+
 def unpacked(bundle: str) -> Path:
     """The folder of an unpacked database (with bin/ in it), fetched first when it is not in the cache."""
     machine = (platform.system(), platform.machine())
@@ -125,9 +130,13 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _kept(bundle: str, locked: Locked, cache: Path) -> Path:
+def _folder(bundle: str, locked: Locked, cache: Path) -> Path:
     lock_digest = hashlib.sha256(json.dumps(locked, sort_keys=True).encode()).hexdigest()[:12]
-    folder = cache / f"{bundle}-{lock_digest}"
+    return cache / f"{bundle}-{lock_digest}"
+
+
+def _kept(bundle: str, locked: Locked, cache: Path) -> Path:
+    folder = _folder(bundle, locked, cache)
     if _intact(folder):
         return folder
     with places.locked(cache / f"{bundle}.lock"), places.explained(cache):

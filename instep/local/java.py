@@ -20,6 +20,11 @@ REMEDY = (
 
 def find() -> Path:
     """The java program, checked once per process and place to look in."""
+    return find_version()[0]
+
+
+def find_version() -> tuple[Path, int]:
+    """The java program and its feature version."""
     return _find(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
 
 
@@ -30,7 +35,7 @@ def parse_version(text: str) -> int | None:
 
 
 @functools.cache
-def _find(java_home: str, path: str) -> Path:
+def _find(java_home: str, path: str) -> tuple[Path, int]:
     program = Path(java_home, "bin", "java") if java_home else None
     if program and not os.access(program, os.X_OK):
         raise errors.MissingPart(f"Java is missing: JAVA_HOME is {java_home}, and there is no bin/java in it", REMEDY)
@@ -50,4 +55,4 @@ def _find(java_home: str, path: str) -> Path:
         raise errors.MissingPart(f"Java is missing: {program} -version answered {first_line!r}", REMEDY)
     if version < OLDEST_VERSION:
         raise errors.MissingPart(f"Java {OLDEST_VERSION} or newer is needed; {program} is Java {version}", REMEDY)
-    return program
+    return program, version

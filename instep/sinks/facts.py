@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -44,6 +45,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     superuser: bool | None = None
     lacking_rights: list[str] | None = None  # "INSERT on contract_document"
     filesystem: str | None = None
+    clock_ahead_s: float | None = None  # of ours
 
 
 def read(name: str, pipeline: settings.Pipeline) -> Facts:
@@ -115,6 +117,7 @@ def _read_postgres(opened: sa.Connection, found: Facts, known: Iterable[TableNam
         engines=engines,
         row_security=hidden,
         lacking_rights=lacking,
+        clock_ahead_s=_clock_ahead_s(opened, "SELECT extract(epoch FROM clock_timestamp())"),
         superuser=bool(opened.execute(sa.text("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")).scalar()),
         encrypted=bool(opened.execute(sa.text("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")).scalar()),
     )
@@ -140,8 +143,16 @@ def _read_mysql(opened: sa.Connection, found: Facts, known: list[TableName], key
         settings=values,
         engines={name: engine for name, engine in engines.items() if engine},
         encrypted=bool(cipher and cipher[1]),
+        clock_ahead_s=_clock_ahead_s(opened, "SELECT UNIX_TIMESTAMP(NOW(6))"),
         lacking_rights=[f"{right} on {table}" for table in known for right in _refused(opened, table, key)],
     )
+
+
+def _clock_ahead_s(opened: sa.Connection, question: str) -> float:
+    """How far the server's clock is ahead of ours, give or take the time of the answer."""
+    before = time.time()
+    told = float(opened.execute(sa.text(question)).scalar_one())
+    return told - (before + time.time()) / 2
 
 
 def _engine(opened: sa.Connection, table: TableName) -> str | None:
