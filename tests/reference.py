@@ -1,7 +1,8 @@
-"""Writes docs/reference from the code; `make docs` runs it, and a test keeps the pages current."""
+"""Writes docs/reference and docs/rules from the code; `make docs` runs it, and a test keeps the pages current."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from pathlib import Path
 
@@ -12,18 +13,22 @@ from instep import errors, settings
 from instep.cli import app
 from instep.document.reasons import EXPLANATIONS, PARKS
 from instep.pipeline.metrics import Pipelines
+from instep.vet import judgement, rules
 
-FOLDER = Path(__file__).parent.parent / "docs" / "reference"
+FOLDER = Path(__file__).parent.parent / "docs"
 
 
+@functools.cache
 def pages() -> dict[str, str]:
-    """The text of every page, by its file name."""
+    """The text of every page, by its path below docs."""
     return {
-        "settings.md": _settings(),
-        "commands.md": _commands(),
-        "reasons.md": _reasons(),
-        "errors.md": _errors(),
-        "metrics.md": _metrics(),
+        "reference/settings.md": _settings(),
+        "reference/commands.md": _commands(),
+        "reference/reasons.md": _reasons(),
+        "reference/errors.md": _errors(),
+        "reference/metrics.md": _metrics(),
+        "reference/rules.md": _rules(),
+        **{f"rules/{one.id}.md": judgement.page(one) for one in rules.ALL.values()},
     }
 
 
@@ -85,7 +90,21 @@ def _metrics() -> str:
     return head + "\n".join(["| metric | type | what it counts |", "|---|---|---|", *rows]) + "\n"
 
 
+def _rules() -> str:
+    head = (
+        "# Rules of `instep vet`\n\nEach is judged against the guarantee that a pipeline declares; how bad a finding is depends"
+        " on it. `instep vet explain RULE` prints a rule's page.\n"
+    )
+    parts = [head]
+    for part in judgement.PARTS:
+        rows = [
+            f"| [{one.id}](../rules/{one.id}.md) | {one.threat} | {one.what} |" for one in rules.ALL.values() if one.part == part
+        ]
+        parts.append("\n".join([f"## {part.capitalize()}\n", "| rule | threat | what it finds |", "|---|---|---|", *rows, ""]))
+    return "\n".join(parts)
+
+
 if __name__ == "__main__":
-    FOLDER.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
+        (FOLDER / name).parent.mkdir(parents=True, exist_ok=True)
         (FOLDER / name).write_text(text, encoding="utf-8")

@@ -45,6 +45,10 @@ def test_the_reference_is_current(name: str) -> None:
     assert (reference.FOLDER / name).read_text(encoding="utf-8") == reference.pages()[name], "run: make docs"
 
 
+def test_no_page_is_left_of_a_rule_that_is_gone() -> None:
+    assert {f"rules/{page.name}" for page in ROOT.glob("docs/rules/*")} <= reference.pages().keys()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
