@@ -1,0 +1,102 @@
+"""What is said of each client is what the client itself says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+
+from instep.emit import guarantees
+from instep.vet import clients
+from tests.kafka.conftest import kafka_classes
+
+__all__ = ["kafka_classes"]
+
+
+def test_java_by_its_own_word(kafka_classes: Any) -> None:
+    said = kafka_classes.org.apache.kafka.clients.producer.ProducerConfig.configDef().defaultValues()
+    for name, value in clients.JAVA.items():
+        if name != "partitioner":
+            assert str(said[name]).lower() == value, name
+
+
+def test_kafka_python_by_its_own_word() -> None:
+    from kafka import KafkaProducer
+
+    said = KafkaProducer.DEFAULT_CONFIG
+    ours = clients.effective("kafka-python", {})
+    assert said["acks"] in (-1, "all")
+    assert ours.acks == "all"
+    assert said["enable_idempotence"] is ours.idempotent is True
+    assert said["max_in_flight_requests_per_connection"] == ours.in_flight
+    assert said["delivery_timeout_ms"] == ours.delivery_timeout_ms
+    assert said["linger_ms"] == ours.linger_ms
+    assert said["max_request_size"] == ours.record_bytes_max
+    assert said["transaction_timeout_ms"] == ours.transaction_timeout_ms
+    assert type(said["partitioner"]).__name__ == "DefaultPartitioner"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"enable.idempotence": "true", "acks": "1"},
+        {"enable.idempotence": "true", "retries": "0"},
+        {"enable.idempotence": "true", "max.in.flight.requests.per.connection": "6"},
+        {"enable.idempotence": "true"},
+        {"acks": "1"},
+        {"retries": "0"},
+    ],
+)
+def test_librdkafka_refuses_what_we_say_it_refuses(config: dict[str, str]) -> None:
+    expected = clients.effective("librdkafka", config).refused is not None
+    try:
+        Producer({"bootstrap.servers": "127.0.0.1:1", **config})
+        refused = False
+    except KafkaException:
+        refused = True
+    assert refused == expected
+
+
+def test_our_own_publisher_is_what_emit_makes() -> None:
+    made = guarantees.producer_config("exactly-once", {})
+    ours = clients.effective("instep", {})
+    assert (ours.acks, ours.idempotent, ours.hashing) == (made["acks"], made["enable.idempotence"], made["partitioner"])
+    assert ours.record_bytes_max == made["message.max.bytes"]
+    assert ours.linger_ms == made["linger.ms"]
+
+
+@pytest.mark.parametrize(
+    ("client", "config", "expected"),
+    [
+        ("java", {"acks": "1"}, ("1", False, None)),
+        ("java", {"acks": "1", "enable.idempotence": "true"}, ("1", True, "idempotence does not go with acks=1")),
+        ("java", {"transactional.id": "x", "acks": "0"}, ("0", True, "idempotence does not go with acks=0")),
+        ("kafka-python", {"retries": "0"}, ("all", False, None)),
+        ("librdkafka", {}, ("all", False, None)),
+        ("librdkafka", {"request.required.acks": "-1"}, ("all", False, None)),
+        ("aiokafka", {}, ("1", False, None)),
+        ("aiokafka", {"enable_idempotence": "True"}, ("all", True, None)),
+    ],
+)
+def test_settings_that_work_on_each_other(client: Any, config: dict[str, str], expected: tuple[str, bool, str | None]) -> None:
+    found = clients.effective(client, config)
+    assert (found.acks, found.idempotent, found.refused) == expected
+
+
+@pytest.mark.parametrize(
+    ("client", "config", "hashing"),
+    [
+        ("java", {}, clients.MURMUR2),
+        ("java", {"partitioner.class": "org.apache.kafka.clients.producer.RoundRobinPartitioner"}, clients.NO_KEYS),
+        ("java", {"partitioner.ignore.keys": "true"}, clients.NO_KEYS),
+        ("java", {"partitioner.class": "com.example.Mine"}, "com.example.Mine"),
+        ("librdkafka", {}, clients.CRC32),
+        ("librdkafka", {"partitioner": "murmur2_random"}, clients.MURMUR2),
+        ("librdkafka", {"partitioner": "fnv1a"}, "FNV-1a"),
+        ("librdkafka", {"partitioner": "random"}, clients.NO_KEYS),
+        ("aiokafka", {}, clients.MURMUR2),
+    ],
+)
+def test_where_keys_go(client: Any, config: dict[str, str], hashing: str) -> None:
+    assert clients.effective(client, config).hashing == hashing

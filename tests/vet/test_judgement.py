@@ -1,0 +1,112 @@
+"""The verdict as a whole: one sentence on what can happen, what is accepted, and what is not known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from instep import errors
+from instep.vet import judgement, snapshot
+from tests.vet import sound
+from tests.vet.sound import changed, with_cluster, with_pipeline, with_publisher, with_replicas, with_settings, with_topic
+
+
+def sentence(base: snapshot.Snapshot) -> str:
+    (outcome,) = judgement.judge(base).outcomes
+    return outcome.sentence
+
+
+def test_nothing_happens_to_data_on_a_sound_road() -> None:
+    assert sentence(sound.snapshot()) == (
+        "With these settings, nothing is lost or repeated or reordered when a publisher, a broker, the pipeline or the database"
+        " dies; publishing goes on with 1 broker down, and what was acknowledged outlives 1 broker."
+    )
+
+
+def test_the_sentence_names_what_is_lost_repeated_and_reordered() -> None:
+    base = with_settings(sound.snapshot(), min_insync_replicas="1")
+    base = with_publisher(base, "librdkafka", partitioner="murmur2")
+    said = sentence(base)
+    assert "can be lost when the leader of a partition dies after the others fell behind (TOPIC_MIN_IN_SYNC_ONE)" in said
+    assert "can be repeated when the publisher's request is answered late and sent again (PUBLISHER_NOT_IDEMPOTENT)" in said
+    assert "can be reordered when one of the publisher's requests fails" in said
+    assert "publishing goes on with 2 brokers down, and one lost disk takes what was acknowledged with it" in said
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "words"),
+    [
+        ("at-least-once", "can be repeated when the pipeline dies between the rows' commit and the position's"),
+        ("at-most-once", "can be lost when the pipeline dies between the position's commit and the rows'"),
+    ],
+)
+def test_a_weaker_guarantee_says_what_it_lets_happen(guarantee: str, words: str) -> None:
+    verdict = judgement.judge(with_pipeline(sound.snapshot(), guarantee=guarantee))
+    assert words in verdict.outcomes[0].sentence
+    assert verdict.errors == []
+
+
+def test_what_is_accepted_is_no_error_and_stays_in_the_sentence() -> None:
+    base = changed(with_replicas(sound.snapshot(), 1), accepted={"TOPIC_SINGLE_REPLICA": "a laptop"})
+    base = with_settings(base, min_insync_replicas="1")
+    verdict = judgement.judge(base)
+    (found,) = [one for one in verdict.findings if one.rule == "TOPIC_SINGLE_REPLICA"]
+    assert found.accepted == "a laptop"
+    assert found not in verdict.errors
+    assert "TOPIC_SINGLE_REPLICA" in verdict.outcomes[0].sentence
+    assert not verdict.outcomes[0].kept
+
+
+@pytest.mark.parametrize(
+    ("accepted", "words"),
+    [
+        (
+            {"TOPIC_SINGLE_REPLICAS": "x"},
+            "there is no rule 'TOPIC_SINGLE_REPLICAS' in [vet.accept]; did you mean TOPIC_SINGLE_REPLICA",
+        ),
+        ({"TOPIC_SINGLE_REPLICA": " "}, "vet.accept.TOPIC_SINGLE_REPLICA has no reason"),
+    ],
+)
+def test_accepting_needs_a_rule_and_a_reason(accepted: dict[str, str], words: str) -> None:
+    with pytest.raises(errors.SettingsError) as raised:
+        judgement.judge(changed(sound.snapshot(), accepted=accepted))
+    assert words in str(raised.value)
+
+
+def test_unknown_is_never_taken_for_good() -> None:
+    base = with_topic(sound.snapshot(), settings=None)
+    base = changed(base, unknown={"settings of topic print-status": "user 'bob' lacks DESCRIBE_CONFIGS"})
+    verdict = judgement.judge(base)
+    (unjudged,) = verdict.unjudged
+    assert unjudged.why == "settings of topic print-status: user 'bob' lacks DESCRIBE_CONFIGS"
+    assert {"TOPIC_MIN_IN_SYNC_ONE", "TOPIC_UNCLEAN_ELECTION", "TOPIC_RETENTION_SHORT"} <= set(unjudged.rules)
+    assert "what could not be judged may add to this" in verdict.outcomes[0].sentence
+
+
+def test_what_two_pipelines_share_is_told_once() -> None:
+    base = with_cluster(sound.snapshot(), voters=[1])
+    mine = base.pipelines["contracts"]
+    other = msgspec.structs.replace(mine, table="other", guarantee="at-most-once")
+    base = changed(
+        base,
+        pipelines={"contracts": mine, "other": other},
+        databases=dict.fromkeys(("contracts", "other"), base.databases["contracts"]),
+    )
+    (found,) = judgement.judge(base).findings
+    assert found.pipelines == ["contracts", "other"]
+
+
+def test_a_snapshot_goes_to_a_file_and_back(tmp_path: Path) -> None:
+    file = tmp_path / "snapshot.json"
+    snapshot.save(sound.snapshot(), file)
+    assert snapshot.load(file) == sound.snapshot()
+    for text in ("", "[]", '{"format": 1}', "\xff"):
+        file.write_text(text, encoding="latin-1")
+        with pytest.raises(errors.SettingsError, match="is no snapshot"):
+            snapshot.load(file)
+    with pytest.raises(errors.SettingsError, match="cannot be read"):
+        snapshot.load(file.with_name("none"))
+    with pytest.raises(errors.SettingsError, match="has no pipeline 'x'"):
+        snapshot.only(sound.snapshot(), ["x"])
