@@ -114,6 +114,8 @@ def peek(
     with shared.cluster(settings.load(GIVEN.config)) as cluster:
         part = peeking.stretch(cluster, topic, chosen, numbers, wanted_key, committed=not uncommitted)
         takes = wanted if narrowed else None
+        if part.unled:
+            shared.say(f"partition {', '.join(map(str, part.unled))} is left out: it has no leader now")
         if narrowed and not follow:
             shared.say(f"reading {part.offsets:,} offsets of {topic}, partition {', '.join(map(str, part.ranges))}")
         try:

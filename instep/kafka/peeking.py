@@ -44,12 +44,16 @@ Wanted = Callable[[Seen], bool]
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What to read of a topic: from and up to which offset of each partition; whether a limit takes the last records."""
+    """What to read of a topic: from and up to which offset of each partition; whether a limit takes the last records.
+
+    Partitions without a leader cannot be read now; they are left out, unless one was asked for.
+    """
 
     topic: str
     ranges: Mapping[int, tuple[int, int]]
     newest_first: bool
     committed: bool
+    unled: tuple[int, ...] = ()
 
     @property
     def offsets(self) -> int:
@@ -66,14 +70,19 @@ def stretch(
     committed: bool = True,
 ) -> Stretch:
     """The part of the log that a range names, in these partitions, in that of the key, or in all."""
-    known = layout.read(cluster).topics.get(topic)
-    if known is None:
-        raise topics.missing(cluster, topic)
+    known = topics.placed(cluster, [topic]).topics[topic]
     asked = _asked(known, partitions, key)
+    unled = tuple(number for number in asked if number not in known.led)
+    if unled and (partitions or key is not None or len(unled) == len(asked)):
+        raise errors.BrokerUnreachable(
+            f"topic {topic!r} has no leader for partition {', '.join(map(str, unled))}",
+            "start the broker that holds it, or name others with -p",
+        )
+    asked = [number for number in asked if number in known.led]
     first = places.resolve(cluster, topic, asked, where.first, committed=committed)
     last = places.resolve(cluster, topic, asked, where.last, committed=committed)
     ranges = {part: (first[part], last[part]) for part in asked}
-    return Stretch(topic, ranges, isinstance(where.first, places.FromEnd), committed)
+    return Stretch(topic, ranges, isinstance(where.first, places.FromEnd), committed, unled)
 
 
 def records(cluster: connection.Cluster, part: Stretch, wanted: Wanted | None, limit: int | None) -> Iterator[Seen]:
@@ -125,16 +134,10 @@ def _limited(found: Iterator[Seen], limit: int | None) -> Iterator[Seen]:
 
 
 def _asked(known: layout.Layout, partitions: Collection[int], key: bytes | None) -> list[int]:
-    """The partitions to read; one without a leader cannot be, and hides from nobody unless it is asked for."""
+    """The partitions that are named, that of the key, or all."""
     count = len(known.partitions)
     if strange := sorted(number for number in partitions if number >= count):
         raise errors.SettingsError(
             f"topic {known.topic!r} has no partition {', '.join(map(str, strange))}", f"it has 0 to {count - 1}"
         )
-    asked = sorted(set(partitions)) or ([hashing.partition_of(key, count)] if key is not None else list(range(count)))
-    if unled := sorted(set(asked) - set(known.led)):
-        raise errors.BrokerUnreachable(
-            f"partition {', '.join(map(str, unled))} of topic {known.topic!r} has no leader",
-            "start the broker that holds it, or name others with -p",
-        )
-    return asked
+    return sorted(set(partitions)) or ([hashing.partition_of(key, count)] if key is not None else list(range(count)))
