@@ -97,7 +97,7 @@ def spans(cluster: connection.Cluster, spots: Collection[Spot], *, newest: bool 
             times[spot].timestamp if spot in times and times[spot].timestamp >= 0 else None,
         )
         for spot in spots
-        if all(spot in told and told[spot].offset >= 0 for told in (firsts, committed_ends, ends))
+        if spot in firsts and spot in committed_ends and spot in ends
     }
 
 
