@@ -8,7 +8,7 @@ first records of that order, or, where the place is counted from the end, the la
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,7 @@ class Stretch:
     ranges: Mapping[int, tuple[int, int]]
     newest_first: bool
     committed: bool
+    key: bytes | None = None
     unled: tuple[int, ...] = ()
 
     @property
@@ -82,16 +83,17 @@ def stretch(
     first = places.resolve(cluster, topic, asked, where.first, committed=committed)
     last = places.resolve(cluster, topic, asked, where.last, committed=committed)
     ranges = {part: (first[part], last[part]) for part in asked}
-    return Stretch(topic, ranges, isinstance(where.first, places.FromEnd), committed, unled)
+    return Stretch(topic, ranges, isinstance(where.first, places.FromEnd), committed, key, unled)
 
 
 def records(cluster: connection.Cluster, part: Stretch, wanted: Wanted | None, limit: int | None) -> Iterator[Seen]:
     """The wanted records of the stretch, or all; so many at most."""
     enough: set[int] = set()
     read = reading.messages(cluster, part.topic, part.ranges, committed=part.committed, enough=enough)
-    found = (one for one in (seen(part.topic, *told) for told in read) if wanted is None or wanted(one))
+    found = _wanted(part, read, wanted)
     # with a condition, the first of every partition may be far; without one, they are at hand
-    first_few = wanted is None and limit is not None and not part.newest_first and limit * len(part.ranges) <= HELD_MAX
+    narrowed = wanted is not None or part.key is not None
+    first_few = not narrowed and limit is not None and not part.newest_first and limit * len(part.ranges) <= HELD_MAX
     if part.offsets > HELD_MAX and not first_few:
         return _limited(found, limit)
     held: dict[int, list[Seen]] = {}
@@ -110,7 +112,7 @@ def follow(cluster: connection.Cluster, part: Stretch, wanted: Wanted | None, li
     left = limit
     starts = {number: start for number, (start, _) in part.ranges.items()}
     for heard in reading.follow(cluster, part.topic, starts, committed=part.committed):
-        found = [one for one in (seen(part.topic, *told) for told in heard) if wanted is None or wanted(one)][:left]
+        found = list(_wanted(part, heard, wanted))[:left]
         yield found
         if left is not None:
             left -= len(found)
@@ -124,6 +126,14 @@ def seen(topic: str, partition: int, message: Message) -> Seen:
     assert offset is not None
     headers: Any = message.headers() or ()
     return Seen(topic, partition, offset, at_ms, KINDS.get(kind, "unknown"), message.key(), message.value(), headers)
+
+
+def _wanted(part: Stretch, told: Iterable[tuple[int, Message]], wanted: Wanted | None) -> Iterator[Seen]:
+    for number, message in told:
+        if part.key is None or message.key() == part.key:
+            one = seen(part.topic, number, message)
+            if wanted is None or wanted(one):
+                yield one
 
 
 def _limited(found: Iterator[Seen], limit: int | None) -> Iterator[Seen]:
