@@ -13,6 +13,7 @@ import typer
 from instep import errors, settings
 from instep.cli import shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute
+from instep.document.showing import counted
 
 if TYPE_CHECKING:
     from instep.kafka.membership import Group, Standing
@@ -60,7 +61,7 @@ def list_groups(
         if shown:
             rows = [(one.group, one.state, one.protocol, _mirror(declared, one.group)) for one in shown]
             typer.echo(shared.table(("GROUP", "STATE", "PROTOCOL", "NOTE"), rows))
-        shared.say(f"{len(shown)} groups")
+        shared.say(f"{counted(len(shown), 'group')}{shared.hidden(declared, found)}")
     for failure in silent:
         shared.say(f"instep: groups may be missing: {failure}")
     if silent:
@@ -188,7 +189,7 @@ def _mirror(declared: settings.Settings, group: str) -> str:
 def _print_group(declared: settings.Settings, one: Group) -> None:
     mirror = _mirror(declared, one.group)
     how = ", ".join(filter(None, (one.state, f"{one.protocol} protocol", one.assignor and f"assignor {one.assignor}")))
-    about = f"group {one.group}: {how}, coordinator {one.coordinator}, {len(one.members)} members"
+    about = f"group {one.group}: {how}, coordinator {one.coordinator}, {counted(len(one.members), 'member')}"
     shared.say(about + (f"\n{mirror}: instep status tells where that stands" if mirror else ""))
     head = (
         "GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "LAG-SECONDS",

@@ -101,33 +101,24 @@ def peek(
     if where is None:
         where = "end" if follow else "start" if narrowed else f"-{limit or peeking.NEWEST}"
         limit = limit if narrowed or follow else limit or peeking.NEWEST
-    chosen = places.parse_range(where)
-    meets = filters.parse(condition or ())
-    render = (
-        rendering.parse(format_, safe=sys.stdout.isatty()) if format_ is not None else rendering.envelope if as_json else None
-    )
-    numbers = _numbers(partition)
-
-    def wanted(record: Seen) -> bool:
-        return (wanted_key is None or record.key == wanted_key) and meets(record)
-
+    chosen, numbers = places.parse_range(where), _numbers(partition)
+    wanted = filters.parse(condition) if condition else None
+    render: Callable[[Seen], bytes] = rendering.envelope if as_json else _line
+    if format_ is not None:
+        render = rendering.parse(format_, safe=sys.stdout.isatty())
     with shared.cluster(settings.load(GIVEN.config)) as cluster:
         part = peeking.stretch(cluster, topic, chosen, numbers, wanted_key, committed=not uncommitted)
-        takes = wanted if narrowed else None
+        if part.unled:
+            shared.say(f"partition {', '.join(map(str, part.unled))} is left out: it has no leader now")
         if narrowed and not follow:
             shared.say(f"reading {part.offsets:,} offsets of {topic}, partition {', '.join(map(str, part.ranges))}")
         try:
             if follow:
-                shown = 0
-                for found in peeking.follow(cluster, part, takes, limit):
-                    shown += _print(found, render)
+                shown = sum(_print(found, render) for found in peeking.follow(cluster, part, wanted, limit))
+            elif render is _line and part.offsets <= peeking.HELD_MAX:
+                shown = _print_table(list(peeking.records(cluster, part, wanted, limit)))
             else:
-                found_all = peeking.records(cluster, part, takes, limit)
-                shown = (
-                    _print_table(list(found_all))
-                    if render is None and part.offsets <= peeking.HELD_MAX
-                    else _print(found_all, render)
-                )
+                shown = _print(peeking.records(cluster, part, wanted, limit), render)
         except BrokenPipeError:
             # the reader of our output has seen enough; what is still buffered has nowhere to go
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -145,12 +136,14 @@ def _nothing(topic: str, key: bytes | None, numbers: Sequence[int]) -> str:
     )
 
 
-def _print(records: Iterable[Seen], render: Callable[[Seen], bytes] | None) -> int:
-    """Print each at once; returns how many."""
-    count = 0
+def _print(records: Iterable[Seen], render: Callable[[Seen], bytes]) -> int:
+    """Print each, on a terminal at once; returns how many."""
+    count, watched = 0, sys.stdout.isatty()
     for record in records:
         count += 1
-        sys.stdout.buffer.write(_line(record) if render is None else render(record))
+        sys.stdout.buffer.write(render(record))
+        if watched:
+            sys.stdout.buffer.flush()
     sys.stdout.buffer.flush()
     return count
 

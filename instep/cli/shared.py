@@ -182,6 +182,12 @@ def print_servers(servers: Sequence[Any], as_json: bool) -> None:
         typer.echo(table(("SERVER", "STATE", "ADDRESS", "LOG"), rows))
 
 
+def hidden(declared: settings.Settings, found: Sequence[Any]) -> str:
+    """Why a list is empty: a cluster shows nobody what they may not see."""
+    user = declared.kafka.security.username
+    return f" that user {user!r} may see (the right DESCRIBE)" if user and not found else ""
+
+
 def report(outcomes: Sequence[Outcome], kind: str, as_json: bool) -> None:
     """What became of each; ends with the status of the first that failed."""
     failed = [one.error for one in outcomes if one.error is not None]

@@ -13,6 +13,7 @@ import typer
 from instep import errors, settings
 from instep.cli import shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute
+from instep.document.showing import counted
 
 if TYPE_CHECKING:
     from instep.kafka.details import PartitionDetail, TopicDetail
@@ -39,7 +40,7 @@ def list_topics(
         bool, typer.Option("--under-replicated", help="Only partitions with a replica out of sync.")
     ] = False,
     under_min_isr: Annotated[
-        bool, typer.Option("--under-min-isr", help="Only partitions that take no write with acks=all: too few in sync.")
+        bool, typer.Option("--under-min-isr", help="Only partitions with fewer in sync than min.insync.replicas.")
     ] = False,
     unavailable: Annotated[bool, typer.Option("--unavailable", help="Only partitions without a leader.")] = False,
     as_json: AsJson = False,
@@ -49,7 +50,8 @@ def list_topics(
     """Topics, with partitions and replicas; or the partitions that are in trouble. One request, however many there are."""
     from instep.kafka import layout
 
-    with shared.cluster(settings.load(GIVEN.config)) as cluster:
+    declared = settings.load(GIVEN.config)
+    with shared.cluster(declared) as cluster:
         found = layout.read(cluster)
         names = layout.matching(found.topics, pattern, is_regex=regex)
         shown = [found.topics[name] for name in names if internal or not found.topics[name].is_internal]
@@ -60,7 +62,7 @@ def list_topics(
                 for one in shown
                 for part in one.partitions
                 if (under_replicated and part.is_under_replicated)
-                or (unavailable and part.leader is None)
+                or ((unavailable or under_min_isr) and part.leader is None)
                 or len(part.in_sync) < least.get(one.topic, 0)
             ]
             _print_troubled(troubled, found, as_json)
@@ -73,7 +75,8 @@ def list_topics(
         head = ("NAME", "PARTITIONS", "REPLICAS", "IN-SYNC")
         typer.echo(shared.table(head, [(one.topic, len(one.partitions), one.replicas, _state(one)) for one in shown]))
     left = f"; {hidden} of Kafka's own are hidden (--internal shows them)" if hidden else ""
-    shared.say(f"{len(shown)} topics, {sum(len(one.partitions) for one in shown)} partitions{left}")
+    counts = f"{counted(len(shown), 'topic')}, {counted(sum(len(one.partitions) for one in shown), 'partition')}"
+    shared.say(f"{counts}{left}{shared.hidden(declared, names)}")
 
 
 @topics_app.command("describe")
@@ -95,6 +98,8 @@ def describe(
         if number:
             typer.echo("")
         _print_detail(one)
+    compacted = "what compaction took out, " if any(one.is_compacted for one in found) else ""
+    shared.say(f"RECORDS are estimated, as END - FIRST: {compacted}transaction markers and aborted records count too")
 
 
 @topics_app.command("create")
@@ -194,21 +199,21 @@ def delete(
     _debug: Debug = False,
 ) -> None:
     """Delete a topic and every record in it, for good."""
-    from instep.kafka import layout, shaping, topics
+    from instep.kafka import shaping, topics
 
     declared = settings.load(GIVEN.config)
     followers = shaping.followers(declared, name)
     with shared.cluster(declared) as cluster:
-        known = layout.read(cluster).topics
-        if name not in known:
-            raise topics.missing(cluster, name)
+        known = topics.placed(cluster, [name]).topics
         if followers and not force:
             raise errors.SettingsError(
                 f"pipeline {', '.join(map(repr, followers))} follows topic {name!r}, and stops when it is gone (TOPIC_GONE)",
                 "take it out of the settings first, or accept that with --force",
             )
         if confirm is None and sys.stdin.isatty():
-            shared.say(f"topic {name} has {len(known[name].partitions)} partitions; what is deleted does not come back")
+            shared.say(
+                f"topic {name} has {counted(len(known[name].partitions), 'partition')}; what is deleted does not come back"
+            )
             confirm = typer.prompt("its name again", err=True)
         if confirm != name:
             why = "the name was not confirmed" if confirm is None else f"{confirm!r} is not its name"
@@ -260,7 +265,7 @@ def _print_troubled(troubled: Sequence[tuple[str, Any, int | None]], found: Layo
     ]  # fmt: skip
     if rows:
         typer.echo(shared.table(head, rows))
-    shared.say(f"{len(rows)} partitions")
+    shared.say(counted(len(rows), "partition"))
 
 
 def _down(part: Any, found: Layouts) -> list[int]:
@@ -269,8 +274,10 @@ def _down(part: Any, found: Layouts) -> list[int]:
 
 def _print_detail(one: TopicDetail) -> None:
     replicas = max((len(part.replicas) for part in one.partitions), default=0)
-    typer.echo(f"topic {one.topic}, id {one.id}, {len(one.partitions)} partitions, {replicas} replicas\n")
-    if one.settings:
+    typer.echo(f"topic {one.topic}, id {one.id}, {counted(len(one.partitions), 'partition')}, {counted(replicas, 'replica')}\n")
+    if one.settings is None:
+        shared.say(f"the settings of {one.topic} are not told: that needs the right DESCRIBE_CONFIGS, and a cluster in order")
+    elif one.settings:
         rows = [(s.name, "(secret)" if s.value is None else s.value, s.source) for s in one.settings]
         typer.echo(shared.table(("SETTING", "VALUE", "FROM"), rows) + "\n")
     head = ("PARTITION", "LEADER", "REPLICAS", "IN-SYNC", "FIRST", "END", "RECORDS", "SIZE", "LAST-RECORD")
@@ -281,9 +288,7 @@ def _print_detail(one: TopicDetail) -> None:
     typer.echo(shared.table(head, body))
     unled = sum(part.leader is None for part in one.partitions)
     if unled:
-        shared.say(f"{unled} partitions have no leader: nothing can be read or written there until one of their replicas is back")
-    why = "compaction has taken records out, and " if one.is_compacted else ""
-    shared.say(f"RECORDS are estimated, as END - FIRST: {why}transaction markers and aborted records count too")
+        shared.say(f"{unled} without a leader: nothing can be read or written there until one of its replicas is back")
 
 
 def _detail_row(part: PartitionDetail) -> Sequence[Any]:

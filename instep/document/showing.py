@@ -10,6 +10,11 @@ def plain(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
+def counted(count: int, noun: str) -> str:
+    """So many of them."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def plain_json(text: str) -> str:
     """The same for JSON, which stays what it is: only what does not print is written in JSON's own escapes."""
     if text.replace("\n", "").isprintable():

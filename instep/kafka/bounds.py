@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from instep import errors
-from instep.kafka import connection, layout, offsets, places, topics
+from instep.kafka import connection, offsets, places, topics
 
 NO_LEADER = "no leader"
 HELD_BACK = "an open transaction: readers of what is committed stop at {end}"
@@ -31,11 +31,9 @@ def read(
     cluster: connection.Cluster, names: Collection[str], partitions: Collection[int], place: places.Place | None
 ) -> list[Bounds]:
     """The bounds of these partitions, or of all, of each topic."""
-    known = layout.read(cluster).topics
+    known = topics.placed(cluster, names).topics
     wanted: dict[str, list[int]] = {}
     for name in names:
-        if name not in known:
-            raise topics.missing(cluster, name)
         count = len(known[name].partitions)
         if strange := sorted(number for number in partitions if number >= count):
             raise errors.SettingsError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from instep import errors
 from instep.kafka import configs, connection, inquiry, layout, offsets, topics
 
 CLEANUP = "cleanup.policy"
@@ -29,23 +30,23 @@ class PartitionDetail:
 
 @dataclass(frozen=True, slots=True)
 class TopicDetail:
-    """A topic; its records are an estimate, exact only where nothing was compacted, aborted or written in transactions."""
+    """A topic; its records are an estimate, exact only where nothing was compacted, aborted or written in transactions.
+
+    Its settings, those that are not Kafka's defaults, are None where the cluster does not tell us.
+    """
 
     topic: str
     id: str
-    is_compacted: bool
-    settings: tuple[configs.Setting, ...]
+    is_compacted: bool | None
+    settings: tuple[configs.Setting, ...] | None
     partitions: tuple[PartitionDetail, ...]
 
 
 def describe(cluster: connection.Cluster, names: Collection[str]) -> list[TopicDetail]:
     """Each topic in detail; TopicMissing, with the names that come near, for the first that is not there."""
-    known = layout.read(cluster)
-    for name in names:
-        if name not in known.topics:
-            raise topics.missing(cluster, name)
+    known = topics.placed(cluster, names)
     ids = topics.ids(cluster, names)
-    settings = configs.of_topics(cluster, names)
+    settings = {name: _settings(cluster, name) for name in names}
     spots = [(name, partition) for name in names for partition in known.topics[name].led]
     spans = offsets.spans(cluster, spots, newest=True)
     with inquiry.opened(cluster) as asked:
@@ -57,8 +58,8 @@ def describe(cluster: connection.Cluster, names: Collection[str]) -> list[TopicD
         TopicDetail(
             name,
             ids[name],
-            "compact" in (settings[name][CLEANUP].value or ""),
-            tuple(setting for _, setting in sorted(settings[name].items()) if setting.source != configs.DEFAULT),
+            _is_compacted(settings[name]),
+            _changed(settings[name]),
             tuple(
                 _detail(part, known.brokers, spans.get((name, part.partition)), sizes.get((part.leader, name, part.partition)),
                         None if eligible is None else eligible.get((name, part.partition), ()))
@@ -67,6 +68,23 @@ def describe(cluster: connection.Cluster, names: Collection[str]) -> list[TopicD
         )
         for name in names
     ]  # fmt: skip
+
+
+def _settings(cluster: connection.Cluster, topic: str) -> configs.Settings | None:
+    try:
+        return configs.of_topics(cluster, [topic])[topic]
+    except (errors.NotAuthorised, errors.BrokerUnreachable):
+        return None
+
+
+def _is_compacted(settings: configs.Settings | None) -> bool | None:
+    return None if settings is None else "compact" in (settings[CLEANUP].value or "")
+
+
+def _changed(settings: configs.Settings | None) -> tuple[configs.Setting, ...] | None:
+    if settings is None:
+        return None
+    return tuple(setting for _, setting in sorted(settings.items()) if setting.source != configs.DEFAULT)
 
 
 def _detail(

@@ -19,13 +19,8 @@ from instep.kafka.offsets import Spot
 def mirror(cluster: connection.Cluster, group: str, topic: str, positions: Mapping[int, int]) -> None:
     """Commit the next offsets to the group. A new cluster's first commit waits for its offsets topic to be made."""
     spots = {(topic, part): offset for part, offset in positions.items()}
-
-    def attempt() -> None:
-        for failure in commit(cluster, group, spots).values():
-            raise failure
-
-    if positions:
-        cluster.insist(attempt)
+    for failure in commit(cluster, group, spots).values():
+        raise failure
 
 
 def positions(cluster: connection.Cluster, group: str, topic: str) -> dict[int, int]:
@@ -47,10 +42,12 @@ def all_positions(cluster: connection.Cluster, group: str) -> dict[Spot, int]:
 
 
 def commit(cluster: connection.Cluster, group: str, positions: Mapping[Spot, int]) -> dict[Spot, errors.InstepError]:
-    """Commit next offsets to a group without members, and return the partitions that were refused, with why.
+    """Commit next offsets to a group without members, and return the partitions that were refused, with why."""
+    return cluster.insist(lambda: _commit(cluster, group, positions)) if positions else {}
 
-    Through a consumer: the admin client's request for this aborts the process when a broker comes back in its middle.
-    """
+
+def _commit(cluster: connection.Cluster, group: str, positions: Mapping[Spot, int]) -> dict[Spot, errors.InstepError]:
+    """Through a consumer: the admin client's request for this aborts the process when a broker comes back in its middle."""
     deed = cluster.deed(f"commit offsets to group {group!r}", topic=next(iter(positions))[0], group=group, right="READ")
     since = time.monotonic()
     committer, answers = cluster.committer(group)
@@ -69,7 +66,7 @@ def commit(cluster: connection.Cluster, group: str, positions: Mapping[Spot, int
         raise cluster.translate(failure.args[0], deed, since) from failure
     whole, each = answers[-1]
     refused = {(place.topic, place.partition): place.error for place in each if place.error}
-    if whole is not None and not refused:
+    if whole is not None and (not refused or faults.MEANING.get(whole.code()) is errors.BrokerUnreachable):
         raise cluster.translate(whole, deed, since) from KafkaException(whole)
     return {spot: _refusal(cluster, group, spot, error, since) for spot, error in refused.items()}
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from confluent_kafka import KafkaException
+
 from instep import settings
 from instep.kafka import connection
 
@@ -115,8 +117,11 @@ def opened(cluster: connection.Cluster) -> Iterator[Inquiry | None]:
     from kafka.admin import KafkaAdminClient
 
     try:
-        admin = KafkaAdminClient(**client_config(cluster.kafka, cluster.bootstrap, cluster.timeout_s))
-    except (client_errors.KafkaError, OSError):
+        # brokers that are up: at an address where nobody answers, this client waits
+        brokers = cluster.admin.list_topics(timeout=cluster.timeout_s).brokers.values()
+        bootstrap = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
+        admin = KafkaAdminClient(**client_config(cluster.kafka, bootstrap, cluster.timeout_s))
+    except (client_errors.KafkaError, KafkaException, OSError):
         yield None
         return
     try:

@@ -74,7 +74,7 @@ def read(cluster: connection.Cluster) -> Layouts:
         name: Layout(
             name,
             tuple(
-                Partition(number, part.leader if part.leader >= 0 else None, tuple(part.replicas), tuple(part.isrs))
+                Partition(number, part.leader if part.leader in found.brokers else None, tuple(part.replicas), tuple(part.isrs))
                 for number, part in sorted(topic.partitions.items())
             ),
         )

@@ -14,6 +14,7 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from instep import errors
+from instep.document.showing import counted
 from instep.kafka import connection, faults, groups, layout, offsets
 from instep.kafka.offsets import Spot
 
@@ -85,7 +86,7 @@ def listings(cluster: connection.Cluster) -> tuple[list[Listing], list[errors.In
         return cluster.wait(cluster.admin.list_consumer_groups(request_timeout=cluster.timeout_s), deed)
 
     found = cluster.insist(ask)
-    failures = [faults.translate(failure.args[0], deed) for failure in found.errors or ()]
+    failures = [faults.translate(failure, deed) for failure in found.errors or ()]
     if failures and not found.valid:
         raise failures[0]
     listed = [Listing(one.group_id, _words(one.state), _words(one.type).lower()) for one in found.valid]
@@ -142,8 +143,9 @@ def delete(cluster: connection.Cluster, group: str) -> str:
 def occupied(group: str, there: Collection[Member]) -> errors.SettingsError:
     """The refusal to change a group under its members' feet."""
     named = "; ".join(f"{member} ({member.id})" for member in there) or "they have just come"
-    count = "1 member" if len(there) == 1 else f"{len(there)} members"
-    return errors.SettingsError(f"group {group!r} has {count}: {named}", "stop them first; nothing was changed")
+    return errors.SettingsError(
+        f"group {group!r} has {counted(len(there), 'member')}: {named}", "stop them first; nothing was changed"
+    )
 
 
 def _described(cluster: connection.Cluster, group: str) -> Group:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]
 
 from instep import errors
@@ -85,7 +85,9 @@ def spans(cluster: connection.Cluster, spots: Collection[Spot], *, newest: bool 
         _futures(cluster, spots, OffsetSpec.latest(), clear),  # type: ignore[no-untyped-call]
     ]
     newest_asked = _futures(cluster, spots, OffsetSpec.max_timestamp(), clear) if newest else {}  # type: ignore[no-untyped-call]
-    firsts, committed_ends, ends = (_told(cluster, answers) for answers in asked)
+    told = [_told(cluster, answers) for answers in asked]
+    # an offset below 0 is the client's way to say that it got none
+    firsts, committed_ends, ends = ({spot: one for spot, one in found.items() if one.offset >= 0} for found in told)
     times = _told(cluster, newest_asked, errors.SettingsError) if newest else {}
     return {
         spot: Span(
@@ -95,7 +97,7 @@ def spans(cluster: connection.Cluster, spots: Collection[Spot], *, newest: bool 
             times[spot].timestamp if spot in times and times[spot].timestamp >= 0 else None,
         )
         for spot in spots
-        if all(spot in told and told[spot].offset >= 0 for told in (firsts, committed_ends, ends))
+        if spot in firsts and spot in committed_ends and spot in ends
     }
 
 
@@ -161,7 +163,10 @@ def _ask(
 
     def ask() -> dict[int, int]:
         answers = cluster.admin.list_offsets(wanted, isolation_level=level, request_timeout=cluster.timeout_s)
-        return {place.partition: cluster.wait(answer, deed).offset for place, answer in answers.items()}
+        found = {place.partition: cluster.wait(answer, deed).offset for place, answer in answers.items()}
+        if OFFSET_INVALID in found.values():  # the client's way to say that it got none
+            raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), deed, time.monotonic())
+        return found
 
     try:
         return cluster.insist(ask)

@@ -8,7 +8,7 @@ first records of that order, or, where the place is counted from the end, the la
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,12 +44,17 @@ Wanted = Callable[[Seen], bool]
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What to read of a topic: from and up to which offset of each partition; whether a limit takes the last records."""
+    """What to read of a topic: from and up to which offset of each partition; whether a limit takes the last records.
+
+    Partitions without a leader cannot be read now; they are left out, unless one was asked for.
+    """
 
     topic: str
     ranges: Mapping[int, tuple[int, int]]
     newest_first: bool
     committed: bool
+    key: bytes | None = None
+    unled: tuple[int, ...] = ()
 
     @property
     def offsets(self) -> int:
@@ -66,23 +71,29 @@ def stretch(
     committed: bool = True,
 ) -> Stretch:
     """The part of the log that a range names, in these partitions, in that of the key, or in all."""
-    known = layout.read(cluster).topics.get(topic)
-    if known is None:
-        raise topics.missing(cluster, topic)
+    known = topics.placed(cluster, [topic]).topics[topic]
     asked = _asked(known, partitions, key)
+    unled = tuple(number for number in asked if number not in known.led)
+    if unled and (partitions or key is not None or len(unled) == len(asked)):
+        raise errors.BrokerUnreachable(
+            f"topic {topic!r} has no leader for partition {', '.join(map(str, unled))}",
+            "start the broker that holds it, or name others with -p",
+        )
+    asked = [number for number in asked if number in known.led]
     first = places.resolve(cluster, topic, asked, where.first, committed=committed)
     last = places.resolve(cluster, topic, asked, where.last, committed=committed)
     ranges = {part: (first[part], last[part]) for part in asked}
-    return Stretch(topic, ranges, isinstance(where.first, places.FromEnd), committed)
+    return Stretch(topic, ranges, isinstance(where.first, places.FromEnd), committed, key, unled)
 
 
 def records(cluster: connection.Cluster, part: Stretch, wanted: Wanted | None, limit: int | None) -> Iterator[Seen]:
     """The wanted records of the stretch, or all; so many at most."""
     enough: set[int] = set()
     read = reading.messages(cluster, part.topic, part.ranges, committed=part.committed, enough=enough)
-    found = (one for one in (seen(part.topic, *told) for told in read) if wanted is None or wanted(one))
+    found = _wanted(part, read, wanted)
     # with a condition, the first of every partition may be far; without one, they are at hand
-    first_few = wanted is None and limit is not None and not part.newest_first and limit * len(part.ranges) <= HELD_MAX
+    narrowed = wanted is not None or part.key is not None
+    first_few = not narrowed and limit is not None and not part.newest_first and limit * len(part.ranges) <= HELD_MAX
     if part.offsets > HELD_MAX and not first_few:
         return _limited(found, limit)
     held: dict[int, list[Seen]] = {}
@@ -101,7 +112,7 @@ def follow(cluster: connection.Cluster, part: Stretch, wanted: Wanted | None, li
     left = limit
     starts = {number: start for number, (start, _) in part.ranges.items()}
     for heard in reading.follow(cluster, part.topic, starts, committed=part.committed):
-        found = [one for one in (seen(part.topic, *told) for told in heard) if wanted is None or wanted(one)][:left]
+        found = list(_wanted(part, heard, wanted))[:left]
         yield found
         if left is not None:
             left -= len(found)
@@ -117,6 +128,14 @@ def seen(topic: str, partition: int, message: Message) -> Seen:
     return Seen(topic, partition, offset, at_ms, KINDS.get(kind, "unknown"), message.key(), message.value(), headers)
 
 
+def _wanted(part: Stretch, told: Iterable[tuple[int, Message]], wanted: Wanted | None) -> Iterator[Seen]:
+    for number, message in told:
+        if part.key is None or message.key() == part.key:
+            one = seen(part.topic, number, message)
+            if wanted is None or wanted(one):
+                yield one
+
+
 def _limited(found: Iterator[Seen], limit: int | None) -> Iterator[Seen]:
     for number, one in enumerate(found, start=1):
         yield one
@@ -125,16 +144,10 @@ def _limited(found: Iterator[Seen], limit: int | None) -> Iterator[Seen]:
 
 
 def _asked(known: layout.Layout, partitions: Collection[int], key: bytes | None) -> list[int]:
-    """The partitions to read; one without a leader cannot be, and hides from nobody unless it is asked for."""
+    """The partitions that are named, that of the key, or all."""
     count = len(known.partitions)
     if strange := sorted(number for number in partitions if number >= count):
         raise errors.SettingsError(
             f"topic {known.topic!r} has no partition {', '.join(map(str, strange))}", f"it has 0 to {count - 1}"
         )
-    asked = sorted(set(partitions)) or ([hashing.partition_of(key, count)] if key is not None else list(range(count)))
-    if unled := sorted(set(asked) - set(known.led)):
-        raise errors.BrokerUnreachable(
-            f"partition {', '.join(map(str, unled))} of topic {known.topic!r} has no leader",
-            "start the broker that holds it, or name others with -p",
-        )
-    return asked
+    return sorted(set(partitions)) or ([hashing.partition_of(key, count)] if key is not None else list(range(count)))

@@ -10,8 +10,10 @@ import io
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from confluent_kafka import KafkaError
+
 from instep import errors
-from instep.kafka import connection, groups, layout, membership, offsets, places, topics
+from instep.kafka import connection, faults, groups, membership, offsets, places, topics
 from instep.kafka.offsets import Spot
 
 COLUMNS = "topic,partition,offset or group,topic,partition,offset"
@@ -75,13 +77,16 @@ def plan(cluster: connection.Cluster, group: str, spots: Collection[Spot], how: 
     if not new_group and not membership.exists(cluster, group):
         raise membership.missing(cluster, group)
     there = groups.all_positions(cluster, group)
-    known = layout.read(cluster).topics
+    known = topics.placed(cluster, {topic for topic, _ in spots}).topics
     for topic, partition in spots:
-        if topic not in known:
-            raise topics.missing(cluster, topic)
         if partition >= len(known[topic].partitions):
             raise errors.SettingsError(
                 f"topic {topic!r} has no partition {partition}", f"it has 0 to {len(known[topic].partitions) - 1}"
+            )
+        if partition not in known[topic].led:
+            raise errors.BrokerUnreachable(
+                f"topic {topic!r} has no leader for partition {partition}",
+                "start the broker that holds it, or leave it out: --topic T:0,1",
             )
     by_topic: dict[str, list[int]] = {}
     for topic, partition in sorted(set(spots)):
@@ -96,6 +101,8 @@ def execute(cluster: connection.Cluster, group: str, moves: Collection[Move]) ->
     if not moves:
         return []
     refused = groups.commit(cluster, group, {(move.topic, move.partition): move.new for move in moves})
+    if any(faults.code(failure) == KafkaError.UNKNOWN_MEMBER_ID for failure in refused.values()):
+        raise membership.occupied(group, membership.members(cluster, group))
     now = groups.all_positions(cluster, group)
     found = [(move, now.get((move.topic, move.partition)), refused.get((move.topic, move.partition))) for move in moves]
     # when one partition is refused the client says so of all: where the group stands tells which it was
@@ -111,12 +118,10 @@ def chosen(cluster: connection.Cluster, group: str, named: Iterable[str], *, all
         if not found:
             raise membership.missing(cluster, group)
         return found
-    known = layout.read(cluster).topics
+    parts = [(text, *text.partition(":")) for text in named]
+    known = topics.placed(cluster, [topic for _, topic, _, _ in parts]).topics
     spots: list[Spot] = []
-    for text in named:
-        topic, colon, listed = text.partition(":")
-        if topic not in known:
-            raise topics.missing(cluster, topic)
+    for text, topic, colon, listed in parts:
         partitions = _numbers(text, listed) if colon else [part.partition for part in known[topic].partitions]
         spots += [(topic, partition) for partition in partitions]
     return spots

@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError
 
 from instep import errors, settings
 from instep.document import partition
+from instep.document.showing import counted
 from instep.kafka import configs, connection, faults, layout, offsets, outcomes, reading, topics
 from instep.kafka.configs import Setting
 
@@ -54,7 +55,7 @@ def create(
             topics.create(cluster, name, partitions, replicas, config, validate_only=validate_only)
         except errors.SettingsError as failure:
             return _explained(cluster, name, partitions, replicas, config, failure, if_not_exists)
-        return f"{'would have' if validate_only else 'has'} {partitions} partitions"
+        return f"{'would have' if validate_only else 'has'} {counted(partitions, 'partition')}"
 
     return outcomes.of_each(names, make)
 
@@ -82,13 +83,11 @@ def alter(
 
 def plan_growth(cluster: connection.Cluster, topic: str, new: int) -> Growth:
     """What more partitions would mean for the topic's keys."""
-    known = layout.read(cluster).topics.get(topic)
-    if known is None:
-        raise topics.missing(cluster, topic)
+    known = topics.placed(cluster, [topic]).topics[topic]
     now = len(known.partitions)
     if new <= now:
         raise errors.SettingsError(
-            f"topic {topic!r} has {now} partitions, and a topic cannot shrink" if new < now else f"{topic!r} has {now} already",
+            f"topic {topic!r} has {counted(now, 'partition')}" + (", and a topic cannot shrink" if new < now else " already"),
             f"say more than {now}; for fewer, make another topic and publish there",
         )
     keys = _sampled_keys(cluster, topic, known.led)
@@ -132,11 +131,12 @@ def _explained(
     code = faults.code(failure)
     if code == KafkaError.TOPIC_ALREADY_EXISTS and if_not_exists and name in known.topics:
         there = len(known.topics[name].partitions)
-        return f"is there already, with {there} partitions" + (f" (asked: {partitions})" if there != partitions else "")
+        return f"is there already, with {counted(there, 'partition')}" + (
+            f" (asked: {partitions})" if there != partitions else ""
+        )
     if code == KafkaError.INVALID_REPLICATION_FACTOR and replicas and replicas > len(known.brokers):
-        brokers = "1 broker" if len(known.brokers) == 1 else f"{len(known.brokers)} brokers"
         raise errors.SettingsError(
-            f"topic {name!r} cannot have {replicas} replicas: the cluster has {brokers}",
+            f"topic {name!r} cannot have {replicas} replicas: the cluster has {counted(len(known.brokers), 'broker')}",
             f"say -r {len(known.brokers)} or less, or start more brokers",
         ) from failure.__cause__
     if code == KafkaError.INVALID_CONFIG and known.topics:

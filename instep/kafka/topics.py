@@ -105,6 +105,17 @@ def names(cluster: connection.Cluster) -> list[str]:
     return list(layout.read(cluster).topics)
 
 
+def placed(cluster: connection.Cluster, names: Collection[str]) -> layout.Layouts:
+    """How these topics lie, and the brokers; an error for the first that is not there, or that we may not see."""
+    known = layout.read(cluster)
+    for name in names:
+        if name not in known.topics:
+            # a list leaves out what we may not see; asked by its name, the cluster says which it is
+            describe(cluster, name)
+            raise missing(cluster, name)
+    return known
+
+
 def missing(cluster: connection.Cluster, topic: str) -> errors.TopicMissing:
     """The error for a topic that is not there, with the names that come near."""
     try:

@@ -1,0 +1,91 @@
+"""A cluster that refuses, and one that has lost a broker: what can be told is told, and what cannot be says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Producer
+
+from instep import errors, settings
+from instep.kafka import (
+    bounds,
+    configs,
+    connection,
+    details,
+    groups,
+    layout,
+    membership,
+    peeking,
+    places,
+    resets,
+    shaping,
+    topics,
+)
+from instep.local.broker import Cluster
+from tests.kafka import secured
+from tests.waiting import wait_until
+
+Deed = Callable[[connection.Cluster], object]
+
+
+@pytest.mark.parametrize(
+    ("deed", "right"),
+    [
+        (lambda cluster: details.describe(cluster, ["closed"]), "DESCRIBE on topic 'closed'"),
+        (lambda cluster: bounds.read(cluster, ["closed"], (), None), "DESCRIBE on topic 'closed'"),
+        (lambda cluster: peeking.stretch(cluster, "closed", places.parse_range("-1")), "DESCRIBE on topic 'closed'"),
+        (lambda cluster: shaping.alter(cluster, "closed", {"retention.ms": "1"}, ()), "DESCRIBE_CONFIGS on topic 'closed'"),
+        (lambda cluster: configs.alter_topic(cluster, "closed", {"retention.ms": "1"}), "ALTER_CONFIGS on topic 'closed'"),
+        (lambda cluster: topics.create(cluster, "mine", 1), "CREATE on topic 'mine'"),
+        (lambda cluster: topics.grow(cluster, "closed", 9), "ALTER on topic 'closed'"),
+        (lambda cluster: topics.delete(cluster, "closed"), "DELETE on topic 'closed'"),
+        (lambda cluster: membership.describe(cluster, "theirs"), "DESCRIBE on group 'theirs'"),
+        (lambda cluster: membership.delete(cluster, "theirs"), "DELETE on group 'theirs'"),
+        (lambda cluster: groups.commit(cluster, "theirs", {("closed", 0): 0}), "READ on group 'theirs'"),
+    ],
+)
+def test_a_missing_right_is_named(secured_broker: secured.SecuredBroker, deed: Deed, right: str) -> None:
+    with connection.Cluster(settings.Kafka(), secured_broker.bootstrap) as administrator:
+        if "closed" not in topics.names(administrator):
+            topics.create(administrator, "closed", 1)
+    with (
+        connection.Cluster(secured.login("bob", "bob"), secured_broker.bootstrap_of("login")) as bob,
+        pytest.raises(errors.NotAuthorised, match=f"user 'bob' lacks the right {right}"),
+    ):
+        deed(bob)
+
+
+def test_a_lost_broker_hides_only_what_it_held() -> None:
+    with Cluster(3) as brokers, connection.Cluster(settings.Kafka(), brokers.bootstrap) as cluster:
+        topics.create(cluster, "single", 6, 1)
+        topics.create(cluster, "triple", 1, 3, {"min.insync.replicas": "3"})
+        producer = Producer({"bootstrap.servers": brokers.bootstrap})
+        for number in range(12):
+            producer.produce("single", b"%d" % number, partition=number % 6)
+        producer.produce("triple", b"x")
+        assert producer.flush(30) == 0
+        groups.mirror(cluster, "readers", "single", dict.fromkeys(range(6), 1))
+        brokers.nodes[2].kill()
+
+        def lost() -> list[int]:
+            found = layout.read(cluster)
+            short = found.topics["triple"].partitions[0].is_under_replicated
+            return [part.partition for part in found.topics["single"].partitions if part.leader is None and short]
+
+        wait_until(lambda: bool(lost()), "the cluster to notice")
+        gone = lost()
+        single, triple = details.describe(cluster, ["single", "triple"])
+        assert [part.partition for part in single.partitions if part.end is None] == gone
+        assert {part.end for part in single.partitions if part.partition not in gone} == {2}
+        assert {part.offline for part in single.partitions if part.partition in gone} == {(3,)}
+        assert (triple.partitions[0].offline, triple.partitions[0].end) == ((3,), 1)
+        noted = {one.partition: one.note for one in bounds.read(cluster, ["single"], (), places.FromEnd())}
+        assert noted == {number: bounds.NO_LEADER if number in gone else "" for number in range(6)}
+        lags = {one.partition: one.lag_records for one in membership.describe(cluster, "readers").standings}
+        assert lags == {number: None if number in gone else 1 for number in range(6)}
+        part = peeking.stretch(cluster, "single", places.parse_range("-1"))
+        assert part.unled == tuple(gone)
+        assert len(list(peeking.records(cluster, part, None, None))) == 6 - len(gone)
+        with pytest.raises(errors.BrokerUnreachable, match=f"no leader for partition {gone[0]}"):
+            resets.plan(cluster, "readers", [("single", number) for number in range(6)], resets.To(places.FromStart()))
