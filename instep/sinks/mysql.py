@@ -69,6 +69,7 @@ CODES: dict[int, type[errors.InstepError]] = {
     1044: errors.NotAuthorised,
     1045: errors.NotAuthorised,
     1698: errors.NotAuthorised,
+    3159: errors.NotAuthorised,  # only TLS is let in
     1049: errors.SettingsError,  # no such database
     1142: errors.PermissionLost,
     1143: errors.PermissionLost,

@@ -102,5 +102,5 @@ def database_url(text: str) -> sa.URL:
 
 
 def shown(url: sa.URL) -> str:
-    """The URL without its password."""
-    return url.render_as_string(hide_password=True)
+    """The URL without its password, and without its options, among which may be another."""
+    return url.set(query={}).render_as_string(hide_password=True)

@@ -20,6 +20,8 @@ from instep import certificates, errors, settings
 
 TIMEOUT_S = 2.0
 PG_PORT = 5432
+PG_PROTOCOL = 196608
+ANSWER_BYTES_MAX = 64 * 1024
 PG_TLS_REQUEST = struct.pack(">ii", 8, 80877103)
 MODES = ("disable", "require", "verify-ca", "verify-full")
 PG_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
@@ -109,25 +111,39 @@ def no_tls_there(url: sa.URL) -> errors.NotAuthorised:
 
 
 def postgres_fault(url: sa.URL) -> errors.InstepError | None:
-    """What keeps TLS from coming about, looked at by hand: libpq has texts for it, and no numbers."""
-    if not url.host or url.host.startswith("/") or _option(url, "sslmode") in (None, "allow", "prefer"):
+    """Why the server does not let us in, looked at by hand up to the password: libpq has texts for it, and no numbers."""
+    mode = _option(url, "sslmode")
+    if not url.host or url.host.startswith("/") or mode in (None, "allow", "prefer"):
         return None
     made = context(url)
-    if made is None:
-        return None
     try:
         with socket.create_connection((url.host, url.port or PG_PORT), timeout=TIMEOUT_S) as opened:
+            if made is None:
+                return _refusal(url, opened)
             opened.sendall(PG_TLS_REQUEST)
             answer = opened.recv(1)
             if answer == b"N":
                 return no_tls_there(url)
-            if answer == b"S":
-                with made.wrap_socket(opened, server_hostname=url.host) as spoken:
-                    spoken.sendall(PG_TLS_REQUEST)
-                    spoken.recv(1)
+            with made.wrap_socket(opened, server_hostname=url.host) as spoken:
+                return _refusal(url, spoken)
     except OSError as failure:
         return explain(url, failure)
-    return None
+
+
+def _refusal(url: sa.URL, opened: socket.socket) -> errors.NotAuthorised | None:
+    """What the server answers to our name when it does not even ask for a password; by its SQLSTATE."""
+    names = f"user\0{url.username or ''}\0database\0{url.database or url.username or ''}\0\0".encode()
+    opened.sendall(struct.pack(">ii", 8 + len(names), PG_PROTOCOL) + names)
+    with opened.makefile("rb") as stream:
+        kind, size = struct.unpack(">ci", stream.read(5).ljust(5, b"\0"))
+        told = stream.read(min(size, ANSWER_BYTES_MAX) - 4) if kind == b"E" else b""
+    fields = {field[:1]: field[1:].decode(errors="replace") for field in told.split(b"\0") if field}
+    if not fields.get(b"C", "").startswith("28"):
+        return None
+    return errors.NotAuthorised(
+        f"{_server(url)} refuses user {url.username!r}: {fields.get(b'M', '')} (SQLSTATE {fields[b'C']})",
+        "check the user, sslmode and sslcert against the server's pg_hba.conf",
+    )
 
 
 def _files(url: sa.URL) -> certificates.Files:

@@ -33,7 +33,10 @@ class TlsPostgres(Postgres):
     ca: Path
 
     def command(self) -> list[str]:
-        (self.root / "access.conf").write_text(f"host all app 127.0.0.1/32 scram-sha-256\n{ACCESS}", encoding="utf-8")
+        rules = "hostssl all only_tls 127.0.0.1/32 trust\nhostssl all certified 127.0.0.1/32 cert\n"
+        refused = "host all only_tls,certified 127.0.0.1/32 reject\n"
+        asked = "host all app 127.0.0.1/32 scram-sha-256\n"
+        (self.root / "access.conf").write_text(f"{rules}{refused}{asked}{ACCESS}", encoding="utf-8")
         files = {"ssl_cert_file": self.pair.certificate, "ssl_key_file": self.pair.key, "ssl_ca_file": self.ca}
         named = [part for name, path in files.items() for part in ("-c", f"{name}={path}")]
         return [*super().command(), "-c", "ssl=on", *named]
@@ -125,6 +128,7 @@ def refused(url: str) -> errors.InstepError:
     assert caught.value.exit_status == 2
     assert PASSWORD not in str(caught.value)
     assert IN_URL not in str(caught.value)
+    assert "not-it" not in str(caught.value)
     return caught.value
 
 
@@ -170,15 +174,57 @@ def test_a_wrong_password_is_no_fault_of_tls(secured: Secured) -> None:
     assert "certificate" not in error.what
 
 
+def test_a_user_who_may_come_by_tls_only(secured: Secured) -> None:
+    server: Any = secured.server
+    postgres = server.name == "postgres"
+    made = (
+        ["CREATE ROLE only_tls LOGIN"]
+        if postgres
+        else ["CREATE USER only_tls@'%' REQUIRE SSL", "GRANT ALL ON instep.* TO only_tls@'%'"]
+    )
+    run_sql(server.url, *made)
+    plain = re.sub("//.+@", "//only_tls@", server.url)
+    assert encrypted(f"{plain}?sslmode=require")
+    error = refused(f"{plain}?sslmode=disable")
+    assert isinstance(error, errors.NotAuthorised)
+    assert "only_tls" in error.what
+    if not postgres:
+        run_sql(server.url, "SET GLOBAL require_secure_transport = ON")
+        try:
+            assert isinstance(refused(secured.url(sslmode="disable")), errors.NotAuthorised)
+        finally:
+            run_sql(f"{server.url}?sslmode=require", "SET GLOBAL require_secure_transport = OFF")
+
+
+def test_a_user_who_is_known_by_a_certificate(secured: Secured) -> None:
+    server: Any = secured.server
+    if server.name == "postgres":
+        run_sql(server.url, "CREATE ROLE certified LOGIN")
+    else:
+        run_sql(server.url, "CREATE USER certified@'%' REQUIRE X509", "GRANT ALL ON instep.* TO certified@'%'")
+    pair = secured.authority.issue("certified")
+    pair.key.chmod(0o600)
+    asked = f"{re.sub('//.+@', '//certified@', server.url)}?sslmode=verify-full&sslrootcert={secured.authority.ca}"
+    assert encrypted(f"{asked}&sslcert={pair.certificate}&sslkey={pair.key}")
+    error = refused(asked)
+    assert isinstance(error, errors.NotAuthorised)
+    assert "certified" in error.what
+
+
 def test_files_and_options_that_are_wrong(secured: Secured, tmp_path: Path) -> None:
     text = tmp_path / "text.pem"
     text.write_text("no certificate", encoding="utf-8")
     client = secured.authority.issue(f"client-{secured.server.name}")
     client.key.chmod(0o600)
+    locked = secured.authority.issue(f"locked-{secured.server.name}", password=PASSWORD)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"sslmode": "verify-full", "sslrootcert": tmp_path / "none.pem"}, "the target's sslrootcert .*none.pem cannot be read"),
         ({"sslmode": "verify-full", "sslrootcert": text}, "the target's sslrootcert .*text.pem holds no certificate in PEM"),
         ({"sslmode": "require", "sslcert": client.certificate, "sslkey": text}, "the target's sslkey .*text.pem holds no key"),
+        (
+            {"sslmode": "require", "sslcert": locked.certificate, "sslkey": locked.key, "sslpassword": "not-it"},
+            "the target's sslpassword does not open .*locked",
+        ),
         ({"sslmode": "verify-fully"}, "the target's sslmode is 'verify-fully'; did you mean 'verify-full'?"),
         ({"sslmod": "require"}, r"an option 'sslmod', which \w+ does not take; did you mean 'sslmode'"),
     ]
