@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from instep import errors, settings
-from instep.cli import shared
+from instep.cli import completing, shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute
 from instep.document.showing import counted
 
@@ -70,7 +70,7 @@ def list_groups(
 
 @groups_app.command("describe")
 def describe(
-    names: Annotated[list[str], typer.Argument(metavar="GROUP...", help="Which groups.")],
+    names: Annotated[list[str], typer.Argument(metavar="GROUP...", help="Which groups.", autocompletion=completing.groups)],
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
@@ -92,9 +92,14 @@ def describe(
 
 @groups_app.command("reset")
 def reset(
-    group: Annotated[str, typer.Argument(help="Which group.")],
+    group: Annotated[str, typer.Argument(help="Which group.", autocompletion=completing.groups)],
     topic: Annotated[
-        list[str] | None, typer.Option(metavar="TOPIC[:0,1]", help="A topic, or some of its partitions; may be given again.")
+        list[str] | None,
+        typer.Option(
+            metavar="TOPIC[:0,1]",
+            help="A topic, or some of its partitions; may be given again.",
+            autocompletion=completing.topics,
+        ),
     ] = None,
     all_topics: Annotated[bool, typer.Option("--all-topics", help="All topics in which the group has offsets.")] = False,
     to: Annotated[
@@ -153,7 +158,7 @@ def reset(
 
 @groups_app.command("delete")
 def delete(
-    names: Annotated[list[str], typer.Argument(metavar="GROUP...", help="Which groups.")],
+    names: Annotated[list[str], typer.Argument(metavar="GROUP...", help="Which groups.", autocompletion=completing.groups)],
     confirm: Annotated[
         list[str] | None, typer.Option(metavar="GROUP", help="The name again, of each; left out: asked for.")
     ] = None,

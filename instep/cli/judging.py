@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from instep import settings
-from instep.cli import shared
+from instep.cli import completing, shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ app.add_typer(vet_app)
 def vet(
     context: typer.Context,
     pipeline: Annotated[
-        list[str] | None, typer.Option("--pipeline", metavar="NAME", help="Only this pipeline; may be given again.")
+        list[str] | None,
+        typer.Option(
+            "--pipeline", metavar="NAME", help="Only this pipeline; may be given again.", autocompletion=completing.pipelines
+        ),
     ] = None,
     snapshot: Annotated[
         Path | None,
@@ -58,7 +61,9 @@ def vet(
 
 @vet_app.command("explain")
 def explain(
-    rule: Annotated[str | None, typer.Argument(help="A rule's name; left out: all of them, a line each.")] = None,
+    rule: Annotated[
+        str | None, typer.Argument(help="A rule's name; left out: all of them, a line each.", autocompletion=completing.rules)
+    ] = None,
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:

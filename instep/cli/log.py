@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from instep import errors, settings
-from instep.cli import shared
+from instep.cli import completing, shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @app.command("offsets")
 def show_offsets(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Which topics.")],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Which topics.", autocompletion=completing.topics)],
     partition: Partitions = None,
     at: Annotated[
         str | None, typer.Option(metavar="PLACE", help="This place too: start, end, 1234, +5, -10, @2026-11-01T08:00 or @-1h.")
@@ -63,7 +63,7 @@ def show_offsets(
 
 @app.command()
 def peek(
-    topic: Annotated[str, typer.Argument(help="Which topic.")],
+    topic: Annotated[str, typer.Argument(help="Which topic.", autocompletion=completing.topics)],
     limit: Annotated[int | None, typer.Option("-n", "--limit", min=1, metavar="COUNT", help="So many records at most.")] = None,
     where: Annotated[
         str | None,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from instep import errors, settings
-from instep.cli import shared
+from instep.cli import completing, shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute, Named
 
 app = typer.Typer()
@@ -18,7 +18,7 @@ Why = Annotated[str | None, typer.Option(metavar="TEXT", help="Why; kept in inst
 
 @app.command()
 def rewind(
-    pipeline: Annotated[str, typer.Argument(help="The pipeline to move.")],
+    pipeline: Annotated[str, typer.Argument(help="The pipeline to move.", autocompletion=completing.pipelines)],
     to: Annotated[str, typer.Option(metavar="PLACE", help="start, end, 1234, +5, -10, @2026-11-01T08:00 (UTC) or @-1h.")],
     partition: Annotated[list[int] | None, typer.Option(min=0, help="Only this partition; may be given again.")] = None,
     accept_new_topic: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from instep import errors, settings
-from instep.cli import shared
+from instep.cli import completing, shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Master, Pipelines
 
 STATUSES_MAX = 1_000
@@ -206,7 +206,9 @@ def status(
 @app.command()
 def emit(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="JSON lines or CSV; - reads JSON lines from stdin.")],
-    topic: Annotated[str | None, typer.Option(help="The topic; left out: that of the only pipeline.")] = None,
+    topic: Annotated[
+        str | None, typer.Option(help="The topic; left out: that of the only pipeline.", autocompletion=completing.topics)
+    ] = None,
     key: Annotated[str, typer.Option(help="The field that holds the document's id, and becomes the record's key.")] = "doc_id",
     _config: Config = None,
     _debug: Debug = False,

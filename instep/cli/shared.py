@@ -16,6 +16,7 @@ import msgspec
 import typer
 
 from instep import errors, settings
+from instep.cli import completing
 from instep.document.showing import plain, plain_json
 
 if TYPE_CHECKING:
@@ -27,10 +28,18 @@ SHOWN_MAX = 50
 SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Named = Annotated[str | None, typer.Option("--pipeline", metavar="NAME", help="Which pipeline; left out: the only one.")]
+Named = Annotated[
+    str | None,
+    typer.Option(
+        "--pipeline", metavar="NAME", help="Which pipeline; left out: the only one.", autocompletion=completing.pipelines
+    ),
+]
 Execute = Annotated[bool, typer.Option("--execute", help="Do it; left out: only show the plan.")]
 Master = Annotated[str | None, typer.Option(help="The Spark master, e.g. local[2] or spark://host:7077.")]
-Pipelines = Annotated[list[str] | None, typer.Argument(metavar="[PIPELINE]...", help="Which pipelines; left out: all.")]
+Pipelines = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[PIPELINE]...", help="Which pipelines; left out: all.", autocompletion=completing.pipelines),
+]
 
 
 class Given(msgspec.Struct):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from instep import errors, settings
-from instep.cli import shared
+from instep.cli import completing, shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute
 from instep.document.showing import counted
 
@@ -81,7 +81,7 @@ def list_topics(
 
 @topics_app.command("describe")
 def describe(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Which topics.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Which topics.", autocompletion=completing.topics)],
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
@@ -127,7 +127,7 @@ def create(
 
 @topics_app.command("alter")
 def alter(
-    name: Annotated[str, typer.Argument(help="Which topic.")],
+    name: Annotated[str, typer.Argument(help="Which topic.", autocompletion=completing.topics)],
     given: Settings = None,
     unset: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Back to the cluster's default; may be given again.")
@@ -154,7 +154,7 @@ def alter(
 
 @topics_app.command("grow")
 def grow(
-    name: Annotated[str, typer.Argument(help="Which topic.")],
+    name: Annotated[str, typer.Argument(help="Which topic.", autocompletion=completing.topics)],
     partitions: Annotated[int, typer.Option("-p", "--partitions", min=1, help="How many partitions it shall have.")],
     without_guard: Annotated[
         bool, typer.Option("--without-guard", help="Also when a pipeline that follows it has no `event.order`.")
@@ -192,7 +192,7 @@ def grow(
 
 @topics_app.command("delete")
 def delete(
-    name: Annotated[str, typer.Argument(help="Which topic.")],
+    name: Annotated[str, typer.Argument(help="Which topic.", autocompletion=completing.topics)],
     confirm: Annotated[str | None, typer.Option(metavar="NAME", help="The name again; left out: asked for.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Also when a declared pipeline follows it.")] = False,
     _config: Config = None,
