@@ -1,0 +1,84 @@
+"""vet, doctor and the shell's completion as users meet them: in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import test_cli
+from tests.test_cli import instep
+
+place = test_cli.place
+
+ACCEPTED = """
+[vet.accept]
+TOPIC_SINGLE_REPLICA = "a test"
+"""
+
+
+def complete(folder: Path, line: str, **environment: str) -> list[str]:
+    """What the shell offers for the last word of a line; it calls the program by its name."""
+    position = str(line.count(" "))
+    asked = {"COMP_WORDS": line, "COMP_CWORD": position, "_INSTEP_COMPLETE": "complete_bash", **environment}
+    program = Path(sys.executable).with_name("instep")
+    done = subprocess.run(
+        [program], cwd=folder, env={**os.environ, **asked}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_a_verdict_for_people_for_programs_and_offline(place: Path) -> None:
+    assert instep(place, "init").returncode == 0
+    first = instep(place, "vet", "--snapshot", "found.json")
+    assert first.returncode == 1
+    assert "ERROR     TOPIC_SINGLE_REPLICA" in first.stdout
+    assert "contracts falls short of exactly-once. With these settings, status events can be lost when" in first.stdout
+    again = instep(place, "vet", "--snapshot", "found.json", INSTEP__KAFKA__BOOTSTRAP="127.0.0.1:1")
+    assert again.stdout == first.stdout
+    assert "nobody was asked" in again.stderr
+    with (place / "instep.toml").open("a", encoding="utf-8") as file:
+        file.write(ACCEPTED)
+    accepted = instep(place, "vet", "--json")
+    assert accepted.returncode == 0, accepted.stdout
+    verdict = json.loads(accepted.stdout)
+    assert "a test" in {one["accepted"] for one in verdict["findings"]}
+    assert verdict["outcomes"][0]["pipeline"] == "contracts"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("vet", "explain", "TOPIC_SINGEL_REPLICA"), "did you mean TOPIC_SINGLE_REPLICA"),
+        (("vet", "--pipeline", "contract"), "did you mean 'contracts'"),
+        (("vet", "--snapshot", "instep.toml"), "instep.toml is no snapshot"),
+    ],
+)
+def test_bad_input_is_one_clear_error(place: Path, arguments: tuple[str, ...], words: str) -> None:
+    done = instep(place, *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_shell_completes_live_names(place: Path) -> None:
+    topic = next(line.split('"')[1] for line in (place / "instep.toml").read_text().splitlines() if line.startswith("topic"))
+    assert complete(place, f"instep topics describe {topic[:6]}") == [topic]
+    assert complete(place, "instep run ") == ["contracts"]
+    assert complete(place, "instep vet explain TOPIC_SINGLE") == ["TOPIC_SINGLE_REPLICA"]
+    assert complete(place, "instep peek x", INSTEP__KAFKA__BOOTSTRAP="127.0.0.1:1") == []
+    (place / "instep.toml").write_text("nonsense", encoding="utf-8")
+    assert complete(place, "instep run ") == []
+
+
+def test_the_doctor_says_what_is_wrong(place: Path) -> None:
+    done = instep(place, "doctor", "--json")
+    assert done.returncode == 1
+    wrong = [one for one in json.loads(done.stdout) if one["state"] == "wrong"]
+    assert [one["part"] for one in wrong] == ["database of contracts"]
+    assert wrong[0]["fix"]
