@@ -56,10 +56,10 @@ def _declared(context: typer.Context) -> settings.Settings:
 def _asked(context: typer.Context, ask: Callable[..., Iterable[str]]) -> Iterable[str]:
     """What a cluster that runs already says."""
     from instep.kafka.connection import Cluster
-    from instep.local import lent
+    from instep.local import register
 
     declared = _declared(context)
-    bootstrap = declared.kafka.bootstrap or ",".join(one.address for one in lent.running() if one.node)
+    bootstrap = declared.kafka.bootstrap or register.bootstrap()
     if not bootstrap:
         return []
     with Cluster(declared.kafka, bootstrap, timeout_s=PATIENCE_S) as cluster:

@@ -90,9 +90,9 @@ def up(
 @up_app.command("status")
 def up_status(as_json: AsJson = False, _debug: Debug = False) -> None:
     """The state of each local server: running, paused or dead. Starts nothing."""
-    from instep.local import lent
+    from instep.local import register
 
-    found = lent.known()
+    found = register.known()
     if not found:
         shared.say("no local server was started")
     shared.print_servers(found, as_json)

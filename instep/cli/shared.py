@@ -122,6 +122,11 @@ def only_topic(declared: settings.Settings) -> str:
 def bootstrap(declared: settings.Settings) -> str:
     if declared.kafka.bootstrap is not None:
         return declared.kafka.bootstrap
+    from instep.local import register
+
+    running = register.bootstrap()
+    if running is not None:
+        return running
     from instep.local import lent
 
     return lent.broker_on_demand(say)

@@ -1,8 +1,6 @@
 """Servers lent until they are given back: `instep up` starts them, `instep down` stops them.
 
-They live on without the process that started them, and keep their data between down and up. Which ones run is
-written in the state folder, with each process's start mark, so that a stranger who got the pid of a server
-that is gone (the machine was started anew, say) is never taken for it. One up or down works at a time.
+They live on without the process that started them, and keep their data between down and up. One up or down works at a time.
 
 For experiments a single server can be killed, started, paused and resumed. What was killed on purpose stays so
 until it is started or `up` is asked for: commands that need a broker do not start it again.
@@ -10,49 +8,20 @@ until it is started or `up` is asked for: commands that need a broker do not sta
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from instep import errors
-from instep.local import broker, mariadb, places, ports, postgres, processes, server
+from instep.local import broker, mariadb, places, ports, postgres, processes, register, server
+from instep.local.register import Lent, State
 
 DATABASES: Mapping[str, type[server.Server]] = {"postgres": postgres.Postgres, "mariadb": mariadb.MariaDB}
 DEFAULT_PORTS: Mapping[str, int] = {"kafka": 9092, "postgres": 5432, "mariadb": 3306}
 STOP_TIMEOUT_S = 30.0
-
-State = Literal["running", "paused", "dead"]
-
-
-@dataclass(frozen=True)
-class Lent:
-    """A server that was started by up: where it answers, and which process it is."""
-
-    name: str
-    address: str
-    log: str
-    pid: int
-    mark: str
-    port: int
-    stop_signal: int
-    node: int = 0
-    controller_port: int = 0
-    killed: bool = False  # on purpose
-
-    @property
-    def alive(self) -> bool:
-        return processes.alive(self.pid, self.mark)
-
-    @property
-    def state(self) -> State:
-        if not self.alive:
-            return "dead"
-        return "paused" if processes.paused(self.pid) else "running"
 
 
 def up(
@@ -77,42 +46,29 @@ def up(
             say(f"starting kafka with {_brokers(count)}")
             _lend_brokers(count, given_ports.get("kafka"))
         for name in databases:
-            if name not in {one.name for one in running()}:
+            if name not in {one.name for one in register.running()}:
                 say(f"starting {name}")
                 _lend_database(name, given_ports.get(name))
-        return running()
+        return register.running()
 
 
 def down(*, purge: bool = False) -> list[Lent]:
     """Stop what runs and return it; with purge also remove the data."""
     with places.locked(places.state() / "up.lock"):
-        stopped = running()
+        stopped = register.running()
         if stopped:
             with futures.ThreadPoolExecutor(len(stopped)) as pool:
                 list(pool.map(_end, stopped))
-        _write([])
+        register.write([])
         if purge:
             for kept in (*_kept_clusters(), *(places.open_state() / name for name in DATABASES)):
                 shutil.rmtree(kept, ignore_errors=True)
         return stopped
 
 
-def running() -> list[Lent]:
-    """What up has started and still runs."""
-    return [one for one in _read() if one.alive]
-
-
-def known() -> list[Lent]:
-    """What up has started and down has not stopped, also when it is dead."""
-    return _read()
-
-
 def broker_on_demand(say: Callable[[str], None]) -> str:
     """The bootstrap of the local Kafka, started as up would when none of it runs; nodes that were killed are left alone."""
-    nodes = [one for one in _read() if one.node]
-    if not any(one.alive or one.killed for one in nodes):
-        nodes = [one for one in up(say=say) if one.node]
-    return ",".join(one.address for one in nodes)
+    return register.bootstrap() or ",".join(one.address for one in up(say=say) if one.node)
 
 
 # --- experiments --------------------------------------------------------------------------------------
@@ -159,12 +115,12 @@ def resume(name: str) -> Lent:
 
 def _named(name: str) -> Lent:
     """The server of this name; a broker also by the number of its node."""
-    found = [one for one in _read() if name in (one.name, str(one.node or one.name))]
+    found = [one for one in register.known() if name in (one.name, str(one.node or one.name))]
     if found:
         return found[0]
-    if not _read():
+    if not register.known():
         raise errors.SettingsError(f"there is no local server {name!r}: none was started", "instep up --brokers 3")
-    names = [f"{one.node} ({one.name})" if one.node else one.name for one in _read()]
+    names = [f"{one.node} ({one.name})" if one.node else one.name for one in register.known()]
     raise errors.SettingsError(f"there is no local server {name!r}", f"there are: {', '.join(names)}")
 
 
@@ -174,7 +130,7 @@ def _expect(one: Lent, states: Sequence[State], instead: str) -> None:
 
 
 def _note(changed: Lent) -> Lent:
-    _write([changed if one.name == changed.name else one for one in _read()])
+    register.write([changed if one.name == changed.name else one for one in register.known()])
     return changed
 
 
@@ -189,7 +145,7 @@ def _check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
 
 def _check_ports(given_ports: Mapping[str, int]) -> None:
     for name, port in given_ports.items():
-        for one in running():
+        for one in register.running():
             if one.name in (name, f"{name}-1") and one.port != port:
                 raise errors.SettingsError(
                     f"{one.name} is up on port {one.port}, and port {port} was asked for",
@@ -234,7 +190,7 @@ def _lend_missing_brokers(only: int | None = None) -> None:
 
     Too few of them for a quorum cannot answer yet, and are not waited for.
     """
-    nodes = [one for one in _read() if one.node]
+    nodes = [one for one in register.known() if one.node]
     root = places.state() / f"kafka-of-{len(nodes)}"
     peers = tuple(broker.Peer(one.node, one.controller_port) for one in nodes)
     with ExitStack() as started:
@@ -261,11 +217,11 @@ def _lend_database(name: str, given_port: int | None) -> None:
 
 def _hand_over(servers: Sequence[server.Server]) -> None:
     """Write the servers down, then let them run on: killed in between, they end with this process."""
-    recorded = {one.name: one for one in _read()}
+    recorded = {one.name: one for one in register.known()}
     for one in servers:
         lent = _describe(one)
         recorded[lent.name] = lent
-    _write(list(recorded.values()))
+    register.write(list(recorded.values()))
     for one in servers:
         one.release()
 
@@ -285,7 +241,7 @@ def _describe(one: server.Server) -> Lent:
 
 
 def _nodes() -> list[Lent]:
-    return [one for one in running() if one.node]
+    return [one for one in register.running() if one.node]
 
 
 def _kept_clusters() -> list[Path]:
@@ -294,23 +250,3 @@ def _kept_clusters() -> list[Path]:
 
 def _end(one: Lent) -> None:
     server.end(one.pid, one.mark, one.stop_signal, STOP_TIMEOUT_S)
-
-
-def _read() -> list[Lent]:
-    try:
-        return [Lent(**fields) for fields in json.loads((places.state() / "up.json").read_text(encoding="utf-8"))]
-    except FileNotFoundError:
-        return []
-    except (ValueError, TypeError) as error:
-        raise errors.InstepError(
-            f"{places.state() / 'up.json'}, which lists the local servers, cannot be understood: {error}",
-            "end the local servers yourself if any run (`ps`), and remove the file",
-        ) from error
-
-
-def _write(lent: Sequence[Lent]) -> None:
-    file = places.state() / "up.json"
-    with places.explained(file.parent):
-        aside = file.with_suffix(".new")
-        aside.write_text(json.dumps([asdict(one) for one in lent], indent=1), encoding="utf-8")
-        aside.replace(file)

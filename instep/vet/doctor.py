@@ -19,7 +19,7 @@ import msgspec
 from instep import errors, settings
 from instep.kafka import faults, inquiry, layout, membership, offsets
 from instep.kafka.connection import Cluster
-from instep.local import artifacts, java, lent, places, ports
+from instep.local import artifacts, java, lent, places, ports, register
 from instep.sinks import facts, target
 
 FREE_BYTES_LOW, FREE_BYTES_FULL = 2 * 2**30, 200 * 2**20
@@ -151,7 +151,7 @@ def _scheme(pipeline: settings.Pipeline) -> str:
 
 def _local(declared: settings.Settings) -> Iterator[Check]:
     """Servers of this machine, and the ports they would take."""
-    running = lent.running()
+    running = register.running()
     for one in running:
         yield Check("local server", State.GOOD, f"{one.name} runs at {one.address}")
     if declared.kafka.bootstrap is None and not any(one.node for one in running):
@@ -164,7 +164,7 @@ def _local(declared: settings.Settings) -> Iterator[Check]:
 
 
 def _cluster(declared: settings.Settings) -> Iterator[Check]:
-    bootstrap = declared.kafka.bootstrap or ",".join(one.address for one in lent.running() if one.node)
+    bootstrap = declared.kafka.bootstrap or register.bootstrap()
     if not bootstrap:
         return
     for address in faults.addresses(bootstrap):

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaException
 
 from instep import errors, settings
 from instep.kafka import connection, topics
-from instep.local import lent
+from instep.local import lent, register
 from tests.waiting import wait_until
 
 Cli = Callable[..., str]
@@ -43,7 +43,7 @@ def partition(cluster: connection.Cluster, topic: str) -> tuple[int, set[int]]:
     return found.leader, set(found.isrs)
 
 
-def refused(deed: Callable[[str], lent.Lent], name: str) -> str:
+def refused(deed: Callable[[str], register.Lent], name: str) -> str:
     with pytest.raises(errors.SettingsError) as caught:
         deed(name)
     return str(caught.value)
@@ -81,9 +81,9 @@ def _kill_and_start(cli: Cli, cluster: connection.Cluster, leader: int) -> None:
     assert list(listed.values()).count("running") == 3
     assert f"kafka-{leader} is dead already" in refused(lent.kill, str(leader))
     assert f"kafka-{leader} is dead" in refused(lent.pause, str(leader))
-    before = next(one for one in lent.known() if one.node == leader)
+    before = next(one for one in register.known() if one.node == leader)
     assert f"kafka-{leader} runs" in cli("up", "start", str(leader))
-    after = next(one for one in lent.known() if one.node == leader)
+    after = next(one for one in register.known() if one.node == leader)
     assert (after.address, after.state, after.killed) == (before.address, "running", False)
     wait_until(lambda: leader in partition(cluster, "moved")[1], "the node to be in sync again")
 
@@ -97,7 +97,7 @@ def _pause_and_resume(cli: Cli, leader: int) -> None:
     assert [row.split()[0] for row in cli("up", "status").splitlines() if "paused" in row] == [f"kafka-{leader}"]
     assert f"kafka-{leader} is paused" in refused(lent.pause, str(leader))
     assert f"kafka-{leader} is paused" in refused(lent.start, str(leader))
-    others = ",".join(one.address for one in lent.known() if one.node and one.node != leader)
+    others = ",".join(one.address for one in register.known() if one.node and one.node != leader)
     with connection.Cluster(settings.Kafka(), others) as cluster:
         wait_until(lambda: _led_by_another(cluster, leader), "another leader")
         assert f"kafka-{leader} runs" in cli("up", "resume", str(leader))
@@ -106,7 +106,7 @@ def _pause_and_resume(cli: Cli, leader: int) -> None:
 
 
 def _database() -> None:
-    (before,) = [one for one in lent.known() if one.name == "postgres"]
+    (before,) = [one for one in register.known() if one.name == "postgres"]
     lent.kill("postgres")
     after = lent.start("postgres")
     assert (after.port, after.state) == (before.port, "running")
@@ -120,7 +120,7 @@ def test_a_broker_alone_that_was_killed_is_not_started_by_chance(home: Path) -> 
         address = lent.broker_on_demand(print)
         lent.kill("1")
         assert lent.broker_on_demand(print) == address
-        assert [one.state for one in lent.known()] == ["dead"]
+        assert [one.state for one in register.known()] == ["dead"]
         assert [one.state for one in lent.up()] == ["running"]
     finally:
         lent.down(purge=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from instep import errors
-from instep.local import broker, lent, places, ports, processes
+from instep.local import broker, lent, places, ports, processes, register
 from tests.waiting import wait_until
 
 
@@ -45,7 +45,7 @@ def test_up_and_down_and_up_again(state: Path) -> None:
     assert more[2].name == "mariadb"
 
     assert lent.down() == more
-    assert lent.running() == []
+    assert register.running() == []
     assert not any(processes.alive(one.pid) for one in more)
     with pytest.raises(errors.SettingsError, match="kept data is that of 1 broker"):
         lent.up(brokers=3)
@@ -77,7 +77,7 @@ def test_a_strangers_pid_is_never_killed(state: Path) -> None:
             record = {"name": "postgres", "address": "", "log": "", "pid": stranger.pid, "port": 1, "stop_signal": 15}
             for stale in (f"{mark}0", mark.replace(mark[:8], "00000000")):
                 (state / "up.json").write_text(json.dumps([record | {"mark": stale}]))
-                assert lent.running() == []
+                assert register.running() == []
                 assert lent.down() == []
                 assert stranger.poll() is None
         finally:
@@ -87,7 +87,7 @@ def test_a_strangers_pid_is_never_killed(state: Path) -> None:
 def test_a_state_that_cannot_be_read_is_told(state: Path) -> None:
     (state / "up.json").write_text("{")
     with pytest.raises(errors.InstepError, match=r"up.json, which lists the local servers, cannot be understood"):
-        lent.running()
+        register.running()
     (state / "up.json").unlink()
 
 
@@ -106,7 +106,7 @@ def test_two_ups_at_once_start_one_broker(state: Path) -> None:
     told = [process.communicate()[0].splitlines() for process in both]
     assert told[0][-1] == told[1][-1]
     assert sorted(len(lines) for lines in told) == [1, 2]
-    assert len(lent.running()) == 1
+    assert len(register.running()) == 1
 
 
 def test_an_up_killed_half_way_leaves_no_server(state: Path) -> None:
@@ -116,7 +116,7 @@ def test_an_up_killed_half_way_leaves_no_server(state: Path) -> None:
         below = java_below(killed.pid)
         killed.send_signal(signal.SIGKILL)
     wait_until(lambda: not any(processes.alive(pid) for pid in below))
-    assert lent.running() == []
+    assert register.running() == []
 
 
 def java_below(pid: int) -> list[int]:
