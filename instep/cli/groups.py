@@ -70,7 +70,10 @@ def list_groups(
 
 @groups_app.command("describe")
 def describe(
-    names: Annotated[list[str], typer.Argument(metavar="GROUP...", help="Which groups.", autocompletion=completing.groups)],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[GROUP]...", help="Which groups.", autocompletion=completing.groups)
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
@@ -78,9 +81,12 @@ def describe(
     """Groups with members, assignment, and lag in records and in seconds. What is not known is not 0."""
     from instep.kafka import membership
 
+    if bool(names) == every:
+        raise errors.SettingsError("which groups are meant is not clear", "name them, or say --all")
     declared = settings.load(GIVEN.config)
     with shared.cluster(declared) as cluster:
-        found = [membership.describe(cluster, name) for name in dict.fromkeys(names)]
+        asked = names or [one.group for one in membership.listings(cluster)[0]]
+        found = membership.describe_each(cluster, list(dict.fromkeys(asked)))
     if as_json:
         shared.print_json({"groups": [_json(declared, one) for one in found]})
         return

@@ -6,14 +6,17 @@ progress; nothing that is read here decides anything about a pipeline.
 
 from __future__ import annotations
 
+import concurrent.futures
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 
 from instep import errors
 from instep.kafka import connection, faults
 from instep.kafka.offsets import Spot
+
+AT_ONCE = 100
 
 
 def mirror(cluster: connection.Cluster, group: str, topic: str, positions: Mapping[int, int]) -> None:
@@ -30,13 +33,29 @@ def positions(cluster: connection.Cluster, group: str, topic: str) -> dict[int, 
 
 def all_positions(cluster: connection.Cluster, group: str) -> dict[Spot, int]:
     """The group's next offsets in every topic; a partition without one is left out."""
-    deed = cluster.deed(f"read the offsets of group {group!r}", group=group, right="DESCRIBE")
-    asked = ConsumerGroupTopicPartitions(group)
+    return positions_of_each(cluster, [group])[group]
 
-    def ask() -> dict[Spot, int]:
-        answer = cluster.admin.list_consumer_group_offsets([asked], request_timeout=cluster.timeout_s)[group]
+
+def positions_of_each(cluster: connection.Cluster, names: Sequence[str]) -> dict[str, dict[Spot, int]]:
+    """The same of several groups; some are asked before the first answer is waited for."""
+    found: dict[str, dict[Spot, int]] = {}
+    for start in range(0, len(names), AT_ONCE):
+        found |= _positions(cluster, names[start : start + AT_ONCE])
+    return found
+
+
+def _positions(cluster: connection.Cluster, names: Sequence[str]) -> dict[str, dict[Spot, int]]:
+    def ask() -> dict[str, dict[Spot, int]]:
+        answers = {}
+        for name in names:
+            asked = [ConsumerGroupTopicPartitions(name)]
+            answers |= cluster.admin.list_consumer_group_offsets(asked, request_timeout=cluster.timeout_s)
+        return {name: told(name, answer) for name, answer in answers.items()}
+
+    def told(name: str, answer: concurrent.futures.Future[ConsumerGroupTopicPartitions]) -> dict[Spot, int]:
+        deed = cluster.deed(f"read the offsets of group {name!r}", group=name, right="DESCRIBE")
         places = cluster.wait(answer, deed).topic_partitions
-        return {(place.topic, place.partition): place.offset for place in places if place.offset >= 0}
+        return {(place.topic, place.partition): place.offset for place in places or () if place.offset >= 0}
 
     return cluster.insist(ask)
 

@@ -6,8 +6,10 @@ offsets ahead that hold no record (transaction markers, or what a transaction to
 
 from __future__ import annotations
 
+import concurrent.futures
+import dataclasses
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,13 +82,13 @@ class Group:
 
 def listings(cluster: connection.Cluster) -> tuple[list[Listing], list[errors.InstepError]]:
     """Every group we may see, by one request to each broker; and what brokers said who could not answer."""
-    deed = cluster.deed("list the groups", right="DESCRIBE")
+    deed, since = cluster.deed("list the groups", right="DESCRIBE"), time.monotonic()
 
     def ask() -> Any:
         return cluster.wait(cluster.admin.list_consumer_groups(request_timeout=cluster.timeout_s), deed)
 
     found = cluster.insist(ask)
-    failures = [faults.translate(failure, deed) for failure in found.errors or ()]
+    failures = [cluster.translate(failure, deed, since) for failure in found.errors or ()]
     if failures and not found.valid:
         raise failures[0]
     listed = [Listing(one.group_id, _words(one.state), _words(one.type).lower()) for one in found.valid]
@@ -95,23 +97,30 @@ def listings(cluster: connection.Cluster) -> tuple[list[Listing], list[errors.In
 
 def members(cluster: connection.Cluster, group: str) -> tuple[Member, ...]:
     """The group's members; none also when there is no such group."""
-    found: tuple[Member, ...] = _described(cluster, group).members
-    return found
+    return _described(cluster, [group])[group].members
 
 
 def describe(cluster: connection.Cluster, group: str) -> Group:
     """The group with its lag, or an error that names the groups that come near."""
-    found = _described(cluster, group)
-    committed = groups.all_positions(cluster, group)
-    if found.state == DEAD and not committed:
-        raise missing(cluster, group)
-    assigned = {spot: member for member in found.members for spot in member.assigned}
-    standings = _standings(cluster, committed, assigned)
-    return Group(group, found.state, found.protocol, found.assignor, found.coordinator, found.members, tuple(standings))
+    return describe_each(cluster, [group])[0]
+
+
+def describe_each(cluster: connection.Cluster, names: Sequence[str]) -> list[Group]:
+    """The same of several: what they have in common is asked once."""
+    described, committed = _described(cluster, names), groups.positions_of_each(cluster, names)
+    for name in names:
+        if described[name].state == DEAD and not committed[name]:
+            raise missing(cluster, name)
+    assigned = {name: {spot: one for one in described[name].members for spot in one.assigned} for name in names}
+    ground = _survey(cluster, {spot for name in names for spot in (*committed[name], *assigned[name])})
+    return [
+        dataclasses.replace(described[name], standings=tuple(_standings(cluster, ground, committed[name], assigned[name])))
+        for name in names
+    ]
 
 
 def exists(cluster: connection.Cluster, group: str) -> bool:
-    return _described(cluster, group).state != DEAD
+    return _described(cluster, [group])[group].state != DEAD
 
 
 def missing(cluster: connection.Cluster, group: str) -> errors.SettingsError:
@@ -148,14 +157,19 @@ def occupied(group: str, there: Collection[Member]) -> errors.SettingsError:
     )
 
 
-def _described(cluster: connection.Cluster, group: str) -> Group:
-    deed = cluster.deed(f"describe group {group!r}", group=group, right="DESCRIBE")
+def _described(cluster: connection.Cluster, names: Sequence[str]) -> dict[str, Group]:
+    """Each group without its standings; one that is not there is dead."""
 
-    def ask() -> Any:
-        return cluster.wait(cluster.admin.describe_consumer_groups([group], request_timeout=cluster.timeout_s)[group], deed)
+    def ask() -> dict[str, Group]:
+        answers = cluster.admin.describe_consumer_groups(list(names), request_timeout=cluster.timeout_s)
+        return {name: _description(cluster, name, answer) for name, answer in answers.items()}
 
+    return cluster.insist(ask)
+
+
+def _description(cluster: connection.Cluster, group: str, answer: concurrent.futures.Future[Any]) -> Group:
     try:
-        found = cluster.insist(ask)
+        found = cluster.wait(answer, cluster.deed(f"describe group {group!r}", group=group, right="DESCRIBE"))
     except errors.InstepError as failure:
         if faults.code(failure) == KafkaError.GROUP_ID_NOT_FOUND:
             return Group(group, DEAD, "", "", "", (), ())
@@ -177,12 +191,24 @@ def _words(value: Any) -> str:
     return named.replace("Rebalancing", "Rebalance")
 
 
-def _standings(cluster: connection.Cluster, committed: Mapping[Spot, int], assigned: Mapping[Spot, Member]) -> list[Standing]:
-    spots = sorted({*committed, *assigned})
+@dataclass(frozen=True, slots=True)
+class _Ground:
+    """Partitions that are there, and what those hold that can be asked."""
+
+    there: Collection[Spot]
+    spans: Mapping[Spot, offsets.Span]
+
+
+def _survey(cluster: connection.Cluster, spots: Collection[Spot]) -> _Ground:
     known = layout.read(cluster).topics if spots else {}
     there = {spot for spot in spots if spot[0] in known and spot[1] < len(known[spot[0]].partitions)}
-    led = [spot for spot in spots if spot in there and spot[1] in known[spot[0]].led]
-    spans = offsets.spans(cluster, led)
+    return _Ground(there, offsets.spans(cluster, [spot for spot in sorted(there) if spot[1] in known[spot[0]].led]))
+
+
+def _standings(
+    cluster: connection.Cluster, ground: _Ground, committed: Mapping[Spot, int], assigned: Mapping[Spot, Member]
+) -> list[Standing]:
+    spots, spans, there = sorted({*committed, *assigned}), ground.spans, ground.there
     waiting = _next_records(cluster, {s: o for s, o in committed.items() if s in spans and o < spans[s].committed_end})
     now_ms = time.time() * 1000
     found = []

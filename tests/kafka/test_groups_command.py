@@ -17,7 +17,7 @@ from instep import errors
 from instep.kafka import connection, groups, membership, offsets, places, resets
 from instep.local.broker import Cluster
 from tests.kafka import tools
-from tests.kafka.test_topics_command import refused, told
+from tests.kafka.test_topics_command import refused, refused_here, told
 from tests.test_cli import SETTINGS, instep
 from tests.waiting import wait_until
 
@@ -148,6 +148,11 @@ def test_the_list_names_mirrors(place: Path, cluster: connection.Cluster, new_to
     assert f"did you mean '{group}'" in refused(place, "groups", "describe", group[:-1])
 
 
+def test_which_groups_are_described_must_be_said(place: Path, monkeypatch: pytest.MonkeyPatch, group: str) -> None:
+    for arguments in ([], [group, "--all"]):
+        assert "which groups are meant" in refused_here(place, monkeypatch, "groups", "describe", *arguments)
+
+
 def test_a_reset_plans_does_and_reads_back(
     place: Path, cluster: connection.Cluster, new_topic: Callable[..., str], group: str
 ) -> None:
@@ -229,8 +234,10 @@ def test_a_broken_file_is_refused_by_its_line(text: str, says: str) -> None:
         (["--all-topics", "--to-earliest", "--dry-run", "--execute"], "cannot both be said"),
     ],
 )
-def test_a_reset_that_makes_no_sense_is_refused(place: Path, group: str, arguments: list[str], says: str) -> None:
-    assert says in refused(place, "groups", "reset", group, *arguments)
+def test_a_reset_that_makes_no_sense_is_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch, group: str, arguments: list[str], says: str
+) -> None:
+    assert says in refused_here(place, monkeypatch, "groups", "reset", group, *arguments)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from instep.kafka import connection, filters, groups, membership, peeking, rende
 from instep.local.broker import Cluster
 from tests.kafka import tools
 from tests.kafka.test_groups_command import fill
-from tests.kafka.test_topics_command import refused, told
+from tests.kafka.test_topics_command import refused, refused_here, told
 from tests.test_cli import instep
 from tests.waiting import wait_until
 
@@ -216,8 +216,10 @@ def test_a_pipe_that_closes_ends_it_quietly(place: Path, cluster: connection.Clu
         (["--filter", "key~("], "is no regular expression"),
     ],
 )
-def test_what_cannot_be_peeked_at_says_why(place: Path, new_topic: Callable[..., str], arguments: list[str], says: str) -> None:
-    assert says in refused(place, "peek", new_topic(1), *arguments)
+def test_what_cannot_be_peeked_at_says_why(
+    place: Path, monkeypatch: pytest.MonkeyPatch, new_topic: Callable[..., str], arguments: list[str], says: str
+) -> None:
+    assert says in refused_here(place, monkeypatch, "peek", new_topic(1), *arguments)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from typer.testing import CliRunner
 
-from instep import settings
+from instep import cli, errors, settings
 from instep.kafka import configs, connection, details, layout, shaping, topics
 from instep.local.broker import Cluster
 from tests.test_cli import SETTINGS, instep
@@ -41,6 +42,14 @@ def refused(place: Path, *arguments: str) -> str:
     done = instep(place, *arguments)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
     return done.stderr
+
+
+def refused_here(place: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
+    """The same without a process of its own: for many small mistakes."""
+    monkeypatch.chdir(place)
+    done = CliRunner().invoke(cli.app, arguments)
+    assert isinstance(done.exception, errors.SettingsError), done
+    return str(done.exception)
 
 
 def test_the_list_hides_kafkas_own(place: Path, cluster: connection.Cluster) -> None:
@@ -121,8 +130,10 @@ def test_each_topic_that_is_created_is_reported(place: Path, cluster: connection
         (["-c", "retention.ms=long"], "Not a number of type LONG"),
     ],
 )
-def test_what_cannot_be_created_says_what_to_do(place: Path, arguments: list[str], says: str) -> None:
-    assert says in refused(place, "topics", "create", f"never-{uuid.uuid4().hex[:8]}", *arguments)
+def test_what_cannot_be_created_says_what_to_do(
+    place: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+) -> None:
+    assert says in refused_here(place, monkeypatch, "topics", "create", f"never-{uuid.uuid4().hex[:8]}", *arguments)
 
 
 def test_a_dry_run_makes_nothing(place: Path, cluster: connection.Cluster) -> None:
