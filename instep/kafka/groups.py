@@ -46,7 +46,7 @@ def positions_of_each(cluster: connection.Cluster, names: Sequence[str]) -> dict
 
 def _positions(cluster: connection.Cluster, names: Sequence[str]) -> dict[str, dict[Spot, int]]:
     def ask() -> dict[str, dict[Spot, int]]:
-        answers = {}
+        answers: dict[str, concurrent.futures.Future[ConsumerGroupTopicPartitions]] = {}
         for name in names:
             asked = [ConsumerGroupTopicPartitions(name)]
             answers |= cluster.admin.list_consumer_group_offsets(asked, request_timeout=cluster.timeout_s)
