@@ -67,6 +67,18 @@ class Inquiry:
 
         return _told(ask)
 
+    def setting(self, topics: Collection[str], name: str) -> dict[str, str] | None:
+        """One setting of many topics: librdkafka would bring all of each, which takes ten times as long."""
+
+        def ask() -> dict[str, str]:
+            from kafka.admin import ConfigResource, ConfigResourceType
+
+            asked = [ConfigResource(ConfigResourceType.TOPIC, topic, {name: None}) for topic in topics]
+            told = self._admin.describe_configs(asked, config_filter="all")["topic"]
+            return {topic: held[name]["value"] for topic, held in told.items()}
+
+        return _told(ask)
+
     def eligible(self, topics: Collection[str]) -> dict[tuple[str, int], tuple[int, ...]] | None:
         """Replicas that are not in sync and may still be elected without loss (ELR), where there are any."""
 

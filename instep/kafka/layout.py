@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaException
 
 from instep import errors
-from instep.kafka import configs, connection
+from instep.kafka import configs, connection, inquiry
 
 INTERNAL = "__"
 MIN_IN_SYNC = "min.insync.replicas"
+FEW = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,5 +98,10 @@ def matching(names: Iterable[str], pattern: str | None, *, is_regex: bool = Fals
 
 def min_in_sync(cluster: connection.Cluster, topics: Collection[str]) -> dict[str, int]:
     """How many replicas of each topic must be in sync for a write with acks=all; a topic that does not say is left out."""
-    found = {name: settings[MIN_IN_SYNC].value for name, settings in configs.of_topics(cluster, topics).items()}
+    found: Mapping[str, str | None] | None = None
+    if len(topics) > FEW:
+        with inquiry.opened(cluster) as asked:
+            found = asked.setting(topics, MIN_IN_SYNC) if asked else None
+    if found is None:
+        found = {name: settings[MIN_IN_SYNC].value for name, settings in configs.of_topics(cluster, topics).items()}
     return {name: int(value) for name, value in found.items() if value is not None}
