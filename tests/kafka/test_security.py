@@ -180,8 +180,20 @@ def test_a_key_in_a_form_that_java_does_not_read(secured_broker: SecuredBroker) 
 
 
 def test_what_a_look_cannot_tell_is_left_open() -> None:
-    for address in (f"{ports.HOST}:{ports.free()[0]}", "no-such-host.invalid:9092", "nonsense"):
+    nonsense = ("nonsense", ":", "a:99999", f"{'x' * 70}.org:1", "a:²")
+    for address in (f"{ports.HOST}:{ports.free()[0]}", "no-such-host.invalid:9092", *nonsense):
         assert handshake.fault(settings.Security(protocol="SSL"), address) is None
+
+
+def test_a_mechanism_that_instep_does_not_have_is_not_recommended() -> None:
+    asked = settings.Security(**user("PLAIN"))
+    error = handshake.judge(asked, "a:1", handshake.Listener(takes_users=True, mechanisms=("GSSAPI",)))
+    assert error is not None
+    assert "it takes GSSAPI" in error.what
+    assert error.remedy == "use the address of a listener that takes PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"
+    error = handshake.judge(settings.Security(**user("PLAIN")), "a:1", handshake.Listener(takes_users=False, mechanisms=()))
+    assert error is not None
+    assert error.remedy.startswith("set kafka.security.protocol to SSL")
 
 
 def test_each_missing_right_is_named_with_the_command_that_grants_it(secured_broker: SecuredBroker) -> None:
