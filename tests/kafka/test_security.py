@@ -134,6 +134,15 @@ def test_a_client_certificate_that_is_refused(secured_broker: SecuredBroker) -> 
     )
 
 
+def test_the_second_client_verifies_too(secured_broker: SecuredBroker) -> None:
+    for listener in ("elsewhere", "expired", "stranger"):
+        with (
+            connection.Cluster(kafka(secured_broker), secured_broker.bootstrap_of(listener), timeout_s=0.5) as cluster,
+            inquiry.opened(cluster) as second,
+        ):
+            assert second is None
+
+
 def test_a_call_that_cannot_be_interrupted_tells_the_refusal_too(secured_broker: SecuredBroker) -> None:
     asked = kafka(secured_broker, **user("SCRAM-SHA-512", password="wrong"))
     with (
@@ -204,7 +213,7 @@ def test_each_missing_right_is_named_with_the_command_that_grants_it(secured_bro
         with connection.Cluster(secured.login("bob", "bob"), secured_broker.bootstrap_of("login")) as cluster:
             with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE on topic '{name}'") as caught:
                 topics.describe(cluster, name)
-            granting = f"kafka-acls --add --allow-principal User:bob --operation DESCRIBE --topic {name}"
+            granting = f"kafka-acls --add --allow-principal User:bob --operation Describe --topic {name}"
             assert caught.value.remedy.endswith(granting)
             with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE on topic"):
                 offsets.latest(cluster, name, [0])
@@ -226,8 +235,9 @@ def test_each_missing_right_is_named_with_the_command_that_grants_it(secured_bro
                 topics.delete(cluster, name)
             with pytest.raises(errors.NotAuthorised, match=f"{lacks} ALTER on topic '{name}'"):
                 topics.grow(cluster, name, 2)
-            with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE_CONFIGS on topic '{name}'"):
+            with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE_CONFIGS on topic '{name}'") as caught:
                 topics.is_compacted(cluster, name)
+            assert "--operation DescribeConfigs" in caught.value.remedy
         asked = kafka(secured_broker, **files(secured_broker.bob))
         with (
             connection.Cluster(asked, secured_broker.bootstrap_of("mutual")) as cluster,
