@@ -14,8 +14,15 @@ from instep import errors
 
 # X509_V_ERR numbers: they are OpenSSL's interface, its texts are not
 NOT_YET_VALID, EXPIRED = 9, 10
-OTHER_HOST = (62, 64)
-STRANGERS = (2, 18, 19, 20, 21)
+FAULTS = {
+    NOT_YET_VALID: ("is not valid yet", "check this machine's clock, or have the server's certificate mended"),
+    EXPIRED: ("has expired", "have the server's certificate renewed"),
+    **dict.fromkeys((62, 64), ("is for another host", "reach the server by a name that its certificate has")),
+    **dict.fromkeys(
+        (2, 18, 19, 20, 21),
+        ("is signed by an authority that is not trusted here", "set {ca} to the PEM file of the authority that signed it"),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +71,10 @@ class Files:
 
     def distrusted(self, server: str, failure: ssl.SSLCertVerificationError) -> errors.NotAuthorised:
         """The error for a server's certificate that we do not accept."""
-        match failure.verify_code:
-            case code if code == EXPIRED:
-                says, remedy = "has expired", "have the server's certificate renewed"
-            case code if code == NOT_YET_VALID:
-                says, remedy = "is not valid yet", "check this machine's clock, or have the server's certificate mended"
-            case code if code in OTHER_HOST:
-                says, remedy = "is for another host", "reach the server by a name that its certificate has"
-            case code if code in STRANGERS:
-                says = "is signed by an authority that is not trusted here"
-                remedy = f"set {self.ca_setting} to the PEM file of the authority that signed it"
-            case _:
-                says, remedy = "is refused", f"check {self.ca_setting}"
-        return errors.NotAuthorised(f"the certificate of {server} {says} ({failure.verify_message})", remedy)
+        says, remedy = FAULTS.get(failure.verify_code, ("is refused", "check {ca}"))
+        return errors.NotAuthorised(
+            f"the certificate of {server} {says} ({failure.verify_message})", remedy.format(ca=self.ca_setting)
+        )
 
     def _own_fault(self) -> str:
         """How our own certificate is out of date, or nothing: shown, in memory, to a client that trusts just it."""

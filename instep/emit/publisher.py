@@ -51,6 +51,7 @@ class Publisher:
     ) -> None:
         """Raises SettingsError, BrokerUnreachable, NotAuthorised or TopicMissing, at the latest after `start_timeout_s`."""
         kafka = settings.Kafka(bootstrap=bootstrap, security=security or settings.Security())
+        connection.check_files(kafka.security)
         config = {**connection.client_config(kafka, bootstrap), **guarantees.producer_config(guarantee, librdkafka)}
         self.topic = topic
         self.source = source

@@ -53,10 +53,8 @@ Result = TypeVar("Result")
 
 
 def client_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, Any]:
-    """What librdkafka needs to reach the cluster; SettingsError when a file of the settings is wrong."""
+    """What librdkafka needs to reach the cluster."""
     security = kafka.security
-    if security.protocol.endswith("SSL"):
-        files(security).context()
     config: dict[str, Any] = {
         "bootstrap.servers": bootstrap,
         "client.id": "instep",
@@ -106,6 +104,12 @@ def files(security: settings.Security) -> certificates.Files:
     return certificates.Files(security.ca, security.certificate, security.key, security.key_password)
 
 
+def check_files(security: settings.Security) -> None:
+    """SettingsError when a file of the settings is wrong; clients have one text for all of that."""
+    if security.protocol.endswith("SSL"):
+        files(security).context()
+
+
 class Cluster:
     """One cluster as we see it: an admin client and a reader, made when first needed. Waits are bounded, errors are typed."""
 
@@ -120,6 +124,7 @@ class Cluster:
         self.reader_lock = threading.Lock()
         self.ear = faults.Ear()
         self._patience = _Patience(timeout_s)
+        check_files(kafka.security)
         own = client_config(kafka, bootstrap)
         self._config = {**own, **(further or {})}
         self._as_settings_say = all(
@@ -219,7 +224,8 @@ class Cluster:
 
     def translate(self, error: KafkaError, deed: faults.Deed, since: float) -> errors.InstepError:
         ours = faults.translate(error, deed, self.ear, since)
-        doubtful = isinstance(ours, (errors.BrokerUnreachable, errors.NotAuthorised)) and error.code() not in faults.RIGHTS
+        silent = isinstance(ours, errors.BrokerUnreachable) and error.code() < 0  # the client's own codes: no broker said it
+        doubtful = silent or (isinstance(ours, errors.NotAuthorised) and error.code() not in faults.RIGHTS)
         return (self._fault() if doubtful else None) or ours
 
     def _fault(self) -> errors.InstepError | None:

@@ -221,8 +221,13 @@ def not_allowed(error: KafkaError, deed: Deed) -> errors.NotAuthorised:
     return errors.NotAuthorised(
         f"cannot {deed.doing}: {deed.who} lacks {lacking} ({error.name()})",
         "have the cluster's administrator grant it: kafka-acls --add"
-        f" --allow-principal {shlex.quote(deed.who.principal)} --operation {deed.right or 'OPERATION'} {resource}",
+        f" --allow-principal {shlex.quote(deed.who.principal)} --operation {_operation(deed.right)} {resource}",
     )
+
+
+def _operation(right: str | None) -> str:
+    """A right as kafka-acls spells it: DescribeConfigs."""
+    return "".join(word.capitalize() for word in right.split("_")) if right else "OPERATION"
 
 
 def topic_missing(topic: str, bootstrap: str, known: Iterable[str]) -> errors.TopicMissing:

@@ -13,13 +13,15 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from instep import errors, settings
 from instep.kafka import connection
 
 TIMEOUT_S = 2.0
 SASL_HANDSHAKE, VERSION, CORRELATION = 17, 1, 1
-UNSUPPORTED_MECHANISM, ILLEGAL_STATE = 33, 34
+ILLEGAL_STATE = 34
+PORT_MAX = 65535
 ANSWER_BYTES_MAX = 64 * 1024
 
 
@@ -43,7 +45,7 @@ def fault_of_any(security: settings.Security, addresses: Sequence[str]) -> error
 def fault(security: settings.Security, address: str) -> errors.InstepError | None:
     """What keeps us from this address, when that can be told for certain."""
     host, _, port = address.rpartition(":")
-    if not port.isdigit():
+    if not port.isdecimal() or int(port) > PORT_MAX:
         return None
     place = (host.strip("[]"), int(port))
     wants_tls = security.protocol.endswith("SSL")
@@ -56,12 +58,12 @@ def fault(security: settings.Security, address: str) -> errors.InstepError | Non
         if refused := files.refused(f"the broker at {address}", failure.reason or ""):
             return refused
         found = None
-    except (TimeoutError, ConnectionRefusedError, socket.gaierror):
+    except (TimeoutError, ConnectionRefusedError, socket.gaierror, UnicodeError):
         return None
     except OSError:
         found = None
     if found is not None:
-        return _users(security, address, found)
+        return judge(security, address, found)
     if wants_tls and _tries(place, security, None):
         plain = "SASL_PLAINTEXT" if security.protocol == "SASL_SSL" else "PLAINTEXT"
         return _other_protocol(security, address, "speaks no TLS", plain)
@@ -70,7 +72,8 @@ def fault(security: settings.Security, address: str) -> errors.InstepError | Non
     return None
 
 
-def _users(security: settings.Security, address: str, found: Listener) -> errors.InstepError | None:
+def judge(security: settings.Security, address: str, found: Listener) -> errors.InstepError | None:
+    """Whether what a listener says of users goes with the settings."""
     named = ", ".join(found.mechanisms)
     if security.mechanism is None and found.takes_users:
         protocol = "SASL_SSL" if security.protocol == "SSL" else "SASL_PLAINTEXT"
@@ -78,9 +81,12 @@ def _users(security: settings.Security, address: str, found: Listener) -> errors
     if security.mechanism is not None and not found.takes_users:
         return _other_protocol(security, address, "takes no users", security.protocol.removeprefix("SASL_"))
     if security.mechanism is not None and security.mechanism not in found.mechanisms:
+        ours = [mechanism for mechanism in get_args(settings.Mechanism) if mechanism in found.mechanisms]
         return errors.NotAuthorised(
             f"the listener at {address} does not take the mechanism {security.mechanism}; it takes {named}",
-            f"set kafka.security.mechanism to {' or '.join(found.mechanisms)}",
+            f"set kafka.security.mechanism to {' or '.join(ours)}"
+            if ours
+            else f"use the address of a listener that takes {', '.join(get_args(settings.Mechanism))}",
         )
     return None
 

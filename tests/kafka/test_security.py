@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from instep.emit import Publisher, StatusEvent
 from instep.kafka import connection, groups, handshake, inquiry, offsets, reading, topics
 from instep.local import ports
 from tests.authority import PKCS1, Pair
-from tests.kafka import secured
+from tests.kafka import secured, tools
 from tests.kafka.secured import PASSWORD, SecuredBroker
 from tests.waiting import wait_until
 
@@ -134,6 +135,15 @@ def test_a_client_certificate_that_is_refused(secured_broker: SecuredBroker) -> 
     )
 
 
+def test_the_second_client_verifies_too(secured_broker: SecuredBroker) -> None:
+    for listener in ("elsewhere", "expired", "stranger"):
+        with (
+            connection.Cluster(kafka(secured_broker), secured_broker.bootstrap_of(listener), timeout_s=0.5) as cluster,
+            inquiry.opened(cluster) as second,
+        ):
+            assert second is None
+
+
 def test_a_call_that_cannot_be_interrupted_tells_the_refusal_too(secured_broker: SecuredBroker) -> None:
     asked = kafka(secured_broker, **user("SCRAM-SHA-512", password="wrong"))
     with (
@@ -180,8 +190,20 @@ def test_a_key_in_a_form_that_java_does_not_read(secured_broker: SecuredBroker) 
 
 
 def test_what_a_look_cannot_tell_is_left_open() -> None:
-    for address in (f"{ports.HOST}:{ports.free()[0]}", "no-such-host.invalid:9092", "nonsense"):
+    nonsense = ("nonsense", ":", "a:99999", f"{'x' * 70}.org:1", "a:²")
+    for address in (f"{ports.HOST}:{ports.free()[0]}", "no-such-host.invalid:9092", *nonsense):
         assert handshake.fault(settings.Security(protocol="SSL"), address) is None
+
+
+def test_a_mechanism_that_instep_does_not_have_is_not_recommended() -> None:
+    asked = settings.Security(**user("PLAIN"))
+    error = handshake.judge(asked, "a:1", handshake.Listener(takes_users=True, mechanisms=("GSSAPI",)))
+    assert error is not None
+    assert "it takes GSSAPI" in error.what
+    assert error.remedy == "use the address of a listener that takes PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"
+    error = handshake.judge(settings.Security(**user("PLAIN")), "a:1", handshake.Listener(takes_users=False, mechanisms=()))
+    assert error is not None
+    assert error.remedy.startswith("set kafka.security.protocol to SSL")
 
 
 def test_each_missing_right_is_named_with_the_command_that_grants_it(secured_broker: SecuredBroker) -> None:
@@ -192,8 +214,7 @@ def test_each_missing_right_is_named_with_the_command_that_grants_it(secured_bro
         with connection.Cluster(secured.login("bob", "bob"), secured_broker.bootstrap_of("login")) as cluster:
             with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE on topic '{name}'") as caught:
                 topics.describe(cluster, name)
-            granting = f"kafka-acls --add --allow-principal User:bob --operation DESCRIBE --topic {name}"
-            assert caught.value.remedy.endswith(granting)
+            grants_describe = caught.value.remedy
             with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE on topic"):
                 offsets.latest(cluster, name, [0])
             with pytest.raises(errors.NotAuthorised, match=f"{lacks} CREATE on topic 'bobs'"):
@@ -202,8 +223,8 @@ def test_each_missing_right_is_named_with_the_command_that_grants_it(secured_bro
                 groups.mirror(cluster, name, name, {0: 1})
             with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE on group '{name}'"):
                 groups.positions(cluster, name, name)
-            secured.grant(plain, "User:bob", "DESCRIBE", topic=name)
-            wait_until(lambda: _may_describe(cluster, name))
+            _follow(grants_describe, plain.bootstrap)
+            wait_until(lambda: _allowed(lambda: topics.describe(cluster, name)))
             with Publisher(plain.bootstrap, name) as publisher:
                 publisher.send(StatusEvent(document="d-1", status="PRINTED")).result(20)
             with pytest.raises(errors.NotAuthorised, match=f"{lacks} READ on topic '{name}'"):
@@ -214,8 +235,10 @@ def test_each_missing_right_is_named_with_the_command_that_grants_it(secured_bro
                 topics.delete(cluster, name)
             with pytest.raises(errors.NotAuthorised, match=f"{lacks} ALTER on topic '{name}'"):
                 topics.grow(cluster, name, 2)
-            with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE_CONFIGS on topic '{name}'"):
+            with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE_CONFIGS on topic '{name}'") as caught:
                 topics.is_compacted(cluster, name)
+            _follow(caught.value.remedy, plain.bootstrap)
+            wait_until(lambda: _allowed(lambda: topics.is_compacted(cluster, name)))
         asked = kafka(secured_broker, **files(secured_broker.bob))
         with (
             connection.Cluster(asked, secured_broker.bootstrap_of("mutual")) as cluster,
@@ -224,9 +247,15 @@ def test_each_missing_right_is_named_with_the_command_that_grants_it(secured_bro
             topics.describe(cluster, name)
 
 
-def _may_describe(cluster: connection.Cluster, name: str) -> bool:
+def _follow(remedy: str, bootstrap: str) -> None:
+    """Run the command that an error recommends, as the administrator."""
+    tools.run(tools.ACLS, bootstrap, *shlex.split(remedy.partition("kafka-acls ")[2]))
+
+
+def _allowed(deed: Callable[[], object]) -> bool:
+    """Whether it may be done by now: a right takes a moment to reach the broker."""
     try:
-        topics.describe(cluster, name)
+        deed()
     except errors.NotAuthorised:
         return False
     return True

@@ -10,6 +10,7 @@ from instep.local import artifacts, java
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
+ACLS = "org.apache.kafka.tools.AclCommand"
 
 
 def run(tool: str, bootstrap: str, *arguments: str) -> str:
