@@ -190,6 +190,33 @@ def grow(
         shared.say(f"nothing was changed; with {'--without-guard ' if unguarded and not without_guard else ''}--execute it is")
 
 
+@topics_app.command("replicate")
+def replicate(
+    name: Annotated[str, typer.Argument(help="Which topic.", autocompletion=completing.topics)],
+    replicas: Annotated[int, typer.Option("-r", "--replicas", min=1, help="How many copies of each partition.")],
+    execute: Execute = False,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Give a topic more copies of each partition, or fewer, and wait until all are in sync. Readers and publishers go on."""
+    from instep.kafka import copies
+
+    with shared.cluster(settings.load(GIVEN.config)) as cluster:
+        moves = copies.plan(cluster, name, replicas)
+        if as_json:
+            shared.print_json({"topic": name, "moves": moves, "executed": execute})
+        elif moves:
+            rows = [(name, move.partition, _nodes(move.now), _nodes(move.new)) for move in moves]
+            typer.echo(shared.table(("TOPIC", "PARTITION", "REPLICAS", "NEW"), rows))
+        if not moves:
+            shared.say(f"topic {name} has {counted(replicas, 'replica')} of each partition already")
+        elif execute:
+            copies.execute(cluster, name, moves, shared.say)
+        else:
+            shared.say("nothing was changed; with --execute it is")
+
+
 @topics_app.command("delete")
 def delete(
     name: Annotated[str, typer.Argument(help="Which topic.", autocompletion=completing.topics)],

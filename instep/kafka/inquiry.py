@@ -1,4 +1,4 @@
-"""What librdkafka has no request for, asked with the Python client: sizes on disk, the controllers' quorum, the features.
+"""What librdkafka has no request for, asked with the Python client: sizes on disk, the controllers' quorum, other replicas.
 
 Its import takes a while, so only commands that need these facts pay for it. They are all extras: a broker that
 does not tell (an old one, a cloud's, or one where we lack the right) leaves a fact unknown.
@@ -20,6 +20,8 @@ from instep.kafka import connection
 log = logging.getLogger("kafka")
 log.addHandler(logging.NullHandler())
 log.propagate = False
+
+UNKNOWN = -1  # Kafka's code for an error without one
 
 Result = TypeVar("Result")
 
@@ -113,6 +115,18 @@ class Inquiry:
             return Quorum(found["leader_id"], tuple(sorted(voters)), clock_ms / 1000 if clock_ms > 0 else None)
 
         return _told(ask)
+
+    def reassign(self, topic: str, replicas: Mapping[int, list[int]]) -> dict[int, int]:
+        """Have partitions moved to these brokers; the error code of each, 0 where it was accepted."""
+        from kafka import TopicPartition
+        from kafka import errors as client_errors
+
+        wanted = {TopicPartition(topic, partition): nodes for partition, nodes in replicas.items()}
+        try:
+            told = self._admin.alter_partition_reassignments(wanted)
+        except client_errors.KafkaError as failure:
+            return dict.fromkeys(replicas, failure.errno or UNKNOWN)
+        return {place.partition: error.errno if error else 0 for place, error in told.items()}
 
     def features(self) -> Features | None:
         def ask() -> Features:

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
 
 from instep import settings
-from instep.kafka import topics
+from instep.kafka import copies, topics
 from instep.kafka.connection import Cluster
 from instep.local import broker as kafka
 from instep.sinks import preparation
@@ -197,6 +197,10 @@ def test_three_brokers_set_up_wrong(tmp_path: Path) -> None:
             "TOPIC_MIN_IN_SYNC_ONE",
             "TOPIC_TWO_REPLICAS",
         }
+        said: list[str] = []
+        copies.execute(cluster, "two", copies.plan(cluster, "two", 3), said.append)
+        assert said[-1] == "2 of 2 partitions done"
+        assert "TOPIC_TWO_REPLICAS" not in broken(cluster, pipeline)
         whole = msgspec.structs.replace(pipeline, topic="all")
         assert "TOPIC_MIN_IN_SYNC_ALL" in broken(cluster, whole)
         dying = servers.nodes[2]

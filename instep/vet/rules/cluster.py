@@ -207,7 +207,7 @@ def _fragile(case: Case, topic: str, severity: Severity, in_sync_min: int = 1) -
             severity,
             f"topic {topic}",
             (f"{replicas} replicas", f"min.insync.replicas={in_sync}"),
-            f"kafka-reassign-partitions.sh, to {wanted} replicas of {topic}",
+            f"instep topics replicate {topic} -r {wanted} --execute",
         )
 
 

@@ -469,7 +469,7 @@ def led_by_one(case: Case) -> Iterator[Broken]:
 
 def _more_replicas(case: Case) -> str:
     return (
-        f"kafka-reassign-partitions.sh, to {REPLICAS_WANTED} replicas; then"
+        f"instep topics replicate {case.topic.name} -r {REPLICAS_WANTED} --execute; then"
         f" instep topics alter {case.topic.name} -c min.insync.replicas=2"
     )
 

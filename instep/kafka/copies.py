@@ -1,0 +1,82 @@
+"""How many copies a topic has, changed: a plan for each partition, spread over brokers and racks, and its doing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException
+
+from instep import errors
+from instep.document.showing import counted
+from instep.kafka import connection, inquiry, layout, topics
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One partition's replicas, before and after."""
+
+    partition: int
+    now: tuple[int, ...]
+    new: tuple[int, ...]
+
+
+def plan(cluster: connection.Cluster, topic: str, copies: int) -> list[Move]:
+    """What each partition's replicas would be; those that stay as they are are left out."""
+    known = topics.placed(cluster, [topic])
+    if copies > len(known.brokers):
+        raise errors.SettingsError(
+            f"topic {topic!r} cannot have {copies} replicas: the cluster has {counted(len(known.brokers), 'broker')}",
+            f"say -r {len(known.brokers)} or less, or start more brokers",
+        )
+    with inquiry.opened(cluster) as asked:
+        racks = (asked.racks() if asked else None) or {}
+    return spread(known.topics[topic], {node: racks.get(node) for node in known.brokers}, copies)
+
+
+def spread(topic: layout.Layout, brokers: Mapping[int, str | None], copies: int) -> list[Move]:
+    """Replicas stay where they are; new ones go to racks without one, then to the brokers that hold fewest of this topic.
+
+    The leader and those in sync are kept longest when there are to be fewer.
+    """
+    held = Counter(node for part in topic.partitions for node in part.replicas)
+    moves = []
+    for part in topic.partitions:
+        kept = sorted(part.replicas, key=lambda node: (node != part.leader, node not in part.in_sync))[:copies]
+        new = [node for node in part.replicas if node in kept]
+        while len(new) < copies:
+            used = {brokers.get(node) for node in new} - {None}
+            free = [node for node in brokers if node not in new]
+            best = min(free, key=lambda node: (brokers[node] in used, held[node], (node - part.partition) % (max(brokers) + 1)))
+            held[best] += 1
+            new.append(best)
+        if tuple(new) != part.replicas:
+            moves.append(Move(part.partition, part.replicas, tuple(new)))
+    return moves
+
+
+def execute(cluster: connection.Cluster, topic: str, moves: list[Move], say: Callable[[str], None]) -> None:
+    """Have the cluster do it, and wait until every replica is in sync. It goes on by itself when we are interrupted."""
+    deed = cluster.deed(f"change the replicas of topic {topic!r}", topic=topic, right="ALTER")
+    with inquiry.opened(cluster) as asked:
+        if asked is None:
+            raise errors.BrokerUnreachable("the cluster takes no request for this now", "try again")
+        codes = asked.reassign(topic, {move.partition: list(move.new) for move in moves})
+    for code in codes.values():
+        if code:
+            raise cluster.translate(KafkaError(code), deed, time.monotonic()) from KafkaException(KafkaError(code))
+    wanted = {move.partition: set(move.new) for move in moves}
+    said = -1
+    while True:
+        parts = layout.read(cluster).topics[topic].partitions
+        done = sum(
+            set(part.replicas) == wanted[part.partition] <= set(part.in_sync) for part in parts if part.partition in wanted
+        )
+        if done != said:
+            say(f"{done} of {counted(len(moves), 'partition')} done")
+            said = done
+        if done == len(moves):
+            return
+        time.sleep(connection.SLICE_S)
