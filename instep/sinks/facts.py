@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -83,8 +84,10 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
     )
     match blank.kind:
         case "sqlite":
+            file = Path(str(opened.engine.url.database).removeprefix("file:"))
+            closed = [str(place) for place in (file, file.parent) if not os.access(place, os.W_OK)]
             return msgspec.structs.replace(
-                found, filesystem=_filesystem(Path(str(opened.engine.url.database).removeprefix("file:")))
+                found, filesystem=_filesystem(file), lacking_rights=[f"WRITE on {place}" for place in closed]
             )
         case "postgresql":
             return _read_postgres(opened, found, [*there, *own])

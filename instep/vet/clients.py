@@ -114,6 +114,8 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
             "acks": "all",
             "max.in.flight.requests.per.connection": given.get("max.in.flight.requests.per.connection", "5"),
         }
+    if client == "java" and "delivery.timeout.ms" in given:
+        refused = refused or _too_hasty(values)
     if client == "instep":
         refused = refused or _refused_by_emit(config)
     return Effective(
@@ -148,6 +150,15 @@ def _conflicts(given: Mapping[str, str]) -> list[str]:
     if _number(given.get("max.in.flight.requests.per.connection", "1")) > 5:
         found.append(f"max.in.flight.requests.per.connection={given['max.in.flight.requests.per.connection']}")
     return found
+
+
+def _too_hasty(values: Mapping[str, str]) -> str | None:
+    """A record cannot be given up before the one request for it has had its time."""
+    request = values.get("request.timeout.ms", "30000")
+    if _number(values["delivery.timeout.ms"]) >= _number(values["linger.ms"]) + _number(request):
+        return None
+    whole = f"delivery.timeout.ms={values['delivery.timeout.ms']}"
+    return f"{whole} is less than linger.ms={values['linger.ms']} and request.timeout.ms={request} together"
 
 
 def _hashing(client: settings.Client, values: Mapping[str, str], given: Mapping[str, str]) -> str:

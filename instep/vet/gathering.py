@@ -74,6 +74,7 @@ class Gathering:
     def _cluster(self, asked: inquiry.Inquiry | None, folders: list[inquiry.LogDir] | None) -> found.Cluster:
         racks = (asked.racks() if asked else None) or {}
         quorum = asked.quorum() if asked else None
+        clock_s = quorum.leader_clock_s if quorum else None
         features = asked.features() if asked else None
         return found.Cluster(
             cluster_id=self.layouts.cluster_id,
@@ -82,6 +83,7 @@ class Gathering:
             brokers=[self._broker(node, racks.get(node), folders) for node in self.layouts.brokers],
             voters=list(quorum.voters) if quorum else None,
             features=dict(features.levels) if features else None,
+            clock_ahead_s=clock_s - time.time() if clock_s is not None else None,
             internal={name: self._internal(name) for name in INTERNAL if name in self.layouts.topics},
         )
 

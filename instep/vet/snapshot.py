@@ -53,6 +53,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     brokers: list[Broker]
     voters: list[int] | None = None
     features: dict[str, int] | None = None
+    clock_ahead_s: float | None = None  # of ours, by the controller that leads
     # replicas and min.insync.replicas of the internal topics that are there, by name
     internal: dict[str, tuple[int, int | None]] = {}
 

@@ -10,6 +10,7 @@ LOOPBACK = ("localhost", "::1")
 FREE_SHARE_LOW, FREE_SHARE_FULL = 0.15, 0.05
 QUORUM_MIN = 3
 REPLICA_LAG_MS_MAX = 60_000
+CLOCK_S_MAX = 5.0
 # settings on which brokers must agree, else what a topic gets depends on who leads its partition
 ALIKE = (
     "unclean.leader.election.enable", "min.insync.replicas", "auto.create.topics.enable", "message.max.bytes",
@@ -311,6 +312,25 @@ def groups_forgotten(case: Case) -> Iterator[Broken]:
                 (f"offsets.retention.minutes={kept.value} ({kept.source})",),
                 "offsets.retention.minutes=10080 in server.properties",
             )
+
+
+@rule(
+    "CLUSTER_CLOCK_DIFFERS",
+    Threat.LOSS,
+    when="a time decides: a start, a place in the log, retention",
+    what="The cluster's clock and ours do not agree.",
+    why="Freshness and lag in seconds are wrong by as much, `start` and places such as @-1h name other records than meant, and "
+    "records are deleted earlier or later than planned.",
+    mend="Keep all clocks in step by NTP.",
+    fine="Never for long.",
+)
+def clock_differs(case: Case) -> Iterator[Broken]:
+    ahead_s = case.cluster.clock_ahead_s or 0.0
+    if abs(ahead_s) > CLOCK_S_MAX:
+        word = "ahead of" if ahead_s > 0 else "behind"
+        yield Broken(
+            Severity.WARNING, "the cluster", (f"its clock is {abs(ahead_s):.1f} s {word} ours",), "set the clocks, best by NTP"
+        )
 
 
 def is_loopback(host: str | None) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from instep.vet.rule import Broken, Case, Severity, Threat, rule
 
 NEAR_EXPIRY_SHARE = 0.5
-BATCH_ROWS_FEW = 1_000
+BATCH_ROWS_FEW, BATCH_ROWS_MANY = 1_000, 2_000_000
 
 
 @rule(
@@ -273,6 +273,26 @@ def speculation(case: Case) -> Iterator[Broken]:
 )
 def small_batches(case: Case) -> Iterator[Broken]:
     if case.pipeline.batch_rows_max < BATCH_ROWS_FEW:
+        yield Broken(
+            Severity.WARNING,
+            f"pipeline {case.name}",
+            (f"batch_rows_max={case.pipeline.batch_rows_max}",),
+            f"[pipelines.{case.name}] batch_rows_max = 100000",
+        )
+
+
+@rule(
+    "PIPELINE_HUGE_BATCHES",
+    Threat.STANDSTILL,
+    when="a long backlog is read in one batch",
+    what="A micro-batch may take millions of records.",
+    why="Each partition's share of a batch is one transaction and must fit into a worker's memory: after a long outage it may "
+    "not, again and again.",
+    mend="Leave batch_rows_max at its default.",
+    fine="With much memory and small records.",
+)
+def huge_batches(case: Case) -> Iterator[Broken]:
+    if case.pipeline.batch_rows_max > BATCH_ROWS_MANY:
         yield Broken(
             Severity.WARNING,
             f"pipeline {case.name}",
