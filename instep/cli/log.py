@@ -98,16 +98,20 @@ def peek(
         raise errors.SettingsError("-f and -J cannot both be said")
     wanted_key = None if key is None else key.encode()
     narrowed = wanted_key is not None or bool(condition)
-    if where is None:
-        where = "end" if follow else "start" if narrowed else f"-{limit or peeking.NEWEST}"
-        limit = limit if narrowed or follow else limit or peeking.NEWEST
-    chosen, numbers = places.parse_range(where), _numbers(partition)
+    alone = where is None and not narrowed and not follow
+    chosen = places.parse_range(where or ("end" if follow else "start"))
+    numbers = _numbers(partition)
     wanted = filters.parse(condition) if condition else None
     render: Callable[[Seen], bytes] = rendering.envelope if as_json else _line
     if format_ is not None:
         render = rendering.parse(format_, safe=sys.stdout.isatty())
     with shared.cluster(settings.load(GIVEN.config)) as cluster:
-        part = peeking.stretch(cluster, topic, chosen, numbers, wanted_key, committed=not uncommitted)
+        records: Iterable[Seen]
+        if alone:
+            part, records = peeking.newest(cluster, topic, limit or peeking.NEWEST, numbers, committed=not uncommitted)
+        else:
+            part = peeking.stretch(cluster, topic, chosen, numbers, wanted_key, committed=not uncommitted)
+            records = () if follow else peeking.records(cluster, part, wanted, limit)
         if part.unled:
             shared.say(f"partition {', '.join(map(str, part.unled))} is left out: it has no leader now")
         if narrowed and not follow:
@@ -116,9 +120,9 @@ def peek(
             if follow:
                 shown = sum(_print(found, render) for found in peeking.follow(cluster, part, wanted, limit))
             elif render is _line and part.offsets <= peeking.HELD_MAX:
-                shown = _print_table(list(peeking.records(cluster, part, wanted, limit)))
+                shown = _print_table(list(records))
             else:
-                shown = _print(peeking.records(cluster, part, wanted, limit), render)
+                shown = _print(records, render)
         except BrokenPipeError:
             # the reader of our output has seen enough; what is still buffered has nowhere to go
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -20,6 +20,7 @@ from instep.kafka import connection, layout, places, reading, topics
 
 HELD_MAX = 100_000
 NEWEST = 10
+FURTHER = 8
 KINDS = {TIMESTAMP_CREATE_TIME: "create", TIMESTAMP_LOG_APPEND_TIME: "logappend"}
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -55,6 +56,7 @@ class Stretch:
     committed: bool
     key: bytes | None = None
     unled: tuple[int, ...] = ()
+    is_whole: bool = False
 
     @property
     def offsets(self) -> int:
@@ -83,7 +85,9 @@ def stretch(
     first = places.resolve(cluster, topic, asked, where.first, committed=committed)
     last = places.resolve(cluster, topic, asked, where.last, committed=committed)
     ranges = {part: (first[part], last[part]) for part in asked}
-    return Stretch(topic, ranges, isinstance(where.first, places.FromEnd), committed, key, unled)
+    return Stretch(
+        topic, ranges, isinstance(where.first, places.FromEnd), committed, key, unled, set(first.clamped) == set(asked)
+    )
 
 
 def records(cluster: connection.Cluster, part: Stretch, wanted: Wanted | None, limit: int | None) -> Iterator[Seen]:
@@ -105,6 +109,19 @@ def records(cluster: connection.Cluster, part: Stretch, wanted: Wanted | None, l
     if limit is None:
         return iter(ordered)
     return iter(ordered[-limit:] if part.newest_first else ordered[:limit])
+
+
+def newest(
+    cluster: connection.Cluster, topic: str, count: int, partitions: Collection[int] = (), *, committed: bool = True
+) -> tuple[Stretch, list[Seen]]:
+    """The newest records. Many offsets may hold few: a transaction's marker has one, and what compaction took out had."""
+    back = count
+    while True:
+        part = stretch(cluster, topic, places.Range(places.FromEnd(back), places.FromEnd()), partitions, committed=committed)
+        found = list(records(cluster, part, None, count))
+        if len(found) >= count or part.is_whole or part.offsets * FURTHER > HELD_MAX:
+            return part, found
+        back *= FURTHER
 
 
 def follow(cluster: connection.Cluster, part: Stretch, wanted: Wanted | None, limit: int | None) -> Iterator[list[Seen]]:

@@ -128,6 +128,19 @@ def test_records_are_shown_in_the_order_of_their_times(
     assert values("-o", "end") == []
 
 
+def test_the_newest_are_as_many_as_asked_for_between_markers(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(1)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": topic})
+    producer.init_transactions(30)
+    for number in range(6):
+        producer.begin_transaction()
+        producer.produce(topic, b"%d" % number)
+        producer.commit_transaction(30)
+    assert [one.value for one in peeking.newest(cluster, topic, 5)[1]] == [b"1", b"2", b"3", b"4", b"5"]
+    assert len(peeking.newest(cluster, topic, 50)[1]) == 6
+    assert peeking.newest(cluster, new_topic(2), 5)[1] == []
+
+
 def test_a_key_asks_its_own_partition_only(place: Path, cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
     topic = new_topic(6, retention_ms="-1")
     send(cluster, topic, *({"key": f"C-{number % 5}", "value": f"{number}"} for number in range(50)))
