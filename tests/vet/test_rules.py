@@ -86,7 +86,7 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ("TOPIC_TWO_REPLICAS", WARNING, lambda s: with_replicas(s, 1, 2)),
     ("TOPIC_MIN_IN_SYNC_ONE", ERROR, lambda s: with_settings(s, min_insync_replicas="1")),
     ("TOPIC_MIN_IN_SYNC_ALL", WARNING, lambda s: with_settings(s, min_insync_replicas="3")),
-    ("TOPIC_MIN_IN_SYNC_TOO_MANY", ERROR, lambda s: with_settings(s, min_insync_replicas="4")),
+    ("TOPIC_MIN_IN_SYNC_TOO_MANY", WARNING, lambda s: with_settings(s, min_insync_replicas="4")),
     ("TOPIC_UNCLEAN_ELECTION", ERROR, lambda s: with_settings(s, unclean_leader_election_enable="true")),
     (
         "TOPIC_WITHOUT_LEADER",

@@ -114,16 +114,17 @@ def min_in_sync_all(case: Case) -> Iterator[Broken]:
 @rule(
     "TOPIC_MIN_IN_SYNC_TOO_MANY",
     Threat.STANDSTILL,
-    when="anybody publishes with acks=all",
+    when="any broker that holds a replica stops",
     what="More in-sync replicas are asked for than the topic has.",
-    why="Every record that is sent with acks=all is refused.",
+    why="Newer brokers take it for all replicas, so that a single one that is down stops publishing; older brokers refuse every "
+    "record that is sent with acks=all.",
     mend="Lower min.insync.replicas below the number of replicas, or add replicas.",
-    fine="Never.",
+    fine="With one replica on newer brokers, where it changes nothing.",
 )
 def min_in_sync_too_many(case: Case) -> Iterator[Broken]:
     if case.number("min.insync.replicas") > case.replicas:
         yield Broken(
-            Severity.ERROR,
+            Severity.WARNING,
             f"topic {case.topic.name}",
             (case.found("min.insync.replicas"), f"{case.replicas} replicas"),
             f"instep topics alter {case.topic.name} -c min.insync.replicas={max(1, case.replicas - 1)}",
