@@ -46,10 +46,11 @@ $(READY): requirements.lock pyproject.toml
 	@echo "making $(VENV) from requirements.lock" >&2
 	@$(PYTHON) -m venv --clear $(VENV)
 	@if command -v uv >/dev/null; then \
-	  uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock && \
+	  uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements.lock && \
 	  uv pip install --quiet --python $(BIN)/python --no-deps -e .; \
 	else \
 	  $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock && \
 	  $(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .; \
 	fi
+	@$(BIN)/python -m compileall -q instep
 	@touch $@

@@ -10,7 +10,7 @@ import typer
 from typer.main import get_command
 
 from instep import errors, settings
-from instep.cli import app
+from instep.cli import assembled
 from instep.document.reasons import EXPLANATIONS, PARKS
 from instep.pipeline.metrics import Pipelines
 from instep.vet import judgement, rules
@@ -46,7 +46,7 @@ def _settings() -> str:
 
 def _commands() -> str:
     parts = ["# Commands\n"]
-    root = get_command(app)
+    root = get_command(assembled())
     _command(parts, root, "instep", None)
     return "\n".join(parts)
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
-from instep import __version__
+from instep import __version__, cli
 from instep.local.broker import Cluster
 from instep.local.ports import free
 from instep.trials.processes import PipelineProcess
@@ -301,3 +302,10 @@ def test_reconcile_refuses_what_cannot_be(place: Path, arguments: list[str], say
     refused = instep(place, "reconcile", *arguments)
     assert refused.returncode == 2
     assert says in refused.stderr
+
+
+def test_a_command_is_found_where_the_table_says() -> None:
+    """A command is looked for in the module that the table names for it, and the help has all of them."""
+    for part, commands in cli.PARTS.items():
+        assert set(get_command(cli.assembled([part])).commands) == set(commands)  # type: ignore[attr-defined]
+    assert set(get_command(cli.assembled()).commands) == {name for names in cli.PARTS.values() for name in names}  # type: ignore[attr-defined]

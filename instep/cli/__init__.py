@@ -5,26 +5,50 @@ Parts are imported by the command that needs them, so that a quick command start
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
+from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 
 from instep import __version__, errors
-from instep.cli import groups, judging, log, looking, mending, proving, road, setaside, topics
 from instep.cli.shared import GIVEN, Config, Debug, say
 
-app = typer.Typer(
-    name="instep",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for part in (road, looking, setaside, mending, proving, judging, topics, groups, log):
-    app.add_typer(part.app)
+# which module has which commands: one command does not wait for the others to be read
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "road": ("demo", "init", "up", "down", "status", "emit", "run"),
+    "looking": ("show", "settings", "history"),
+    "setaside": ("dead", "parked"),
+    "mending": ("rewind", "replay"),
+    "proving": ("reconcile",),
+    "judging": ("vet", "doctor"),
+    "topics": ("topics",),
+    "groups": ("groups",),
+    "log": ("offsets", "peek"),
+}
+
+
+def assembled(parts: Iterable[str] = PARTS) -> typer.Typer:
+    """The command line with the commands of these modules."""
+    app = typer.Typer(
+        name="instep",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_before)
+    for part in parts:
+        app.add_typer(importlib.import_module(f"instep.cli.{part}").app)
+    return app
+
+
+def _needed(arguments: list[str]) -> Iterable[str]:
+    """The module of the command that was given; all of them for help, options in front, and what nobody knows."""
+    return next(([part] for part, commands in PARTS.items() if arguments and arguments[0] in commands), PARTS)
 
 
 def _show_version(asked: bool) -> None:
@@ -33,7 +57,6 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _before(
     _config: Config = None,
     _debug: Debug = False,
@@ -49,7 +72,7 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupted)
     try:
-        app()
+        assembled(_needed(sys.argv[1:]))()
     except errors.InstepError as error:
         if GIVEN.debug:
             raise

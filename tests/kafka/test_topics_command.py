@@ -47,7 +47,7 @@ def refused(place: Path, *arguments: str) -> str:
 def refused_here(place: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
     """The same without a process of its own: for many small mistakes."""
     monkeypatch.chdir(place)
-    done = CliRunner().invoke(cli.app, arguments)
+    done = CliRunner().invoke(cli.assembled(), arguments)
     assert isinstance(done.exception, errors.SettingsError), done
     return str(done.exception)
 
