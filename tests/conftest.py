@@ -20,6 +20,14 @@ settings.register_profile("instep", derandomize=True, deadline=None, suppress_he
 settings.load_profile("instep")
 
 MYSQL_URL = os.environ.get("INSTEP_TEST_MYSQL_URL")
+LONG = ("trials", "pipeline", "local")  # folders whose files take minutes
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where two workers share the files, the long ones come first, so that both end at about the same time."""
+    if config.getoption("numprocesses", None) is not None or hasattr(config, "workerinput"):
+        order = {name: number for number, name in enumerate(LONG)}
+        items.sort(key=lambda item: order.get(item.path.parent.name, len(LONG)))
 
 
 @pytest.fixture(scope="session")

@@ -45,15 +45,20 @@ def ask_id(cluster: connection.Cluster, topic: str) -> Callable[[], str]:
 
 
 def ids(cluster: connection.Cluster, names: Collection[str]) -> dict[str, str]:
-    """The id of each topic, by one request, in Kafka's spelling: the client's has + and / in place of - and _."""
+    """The id of each topic, by one request, in Kafka's spelling."""
 
     def ask() -> dict[str, str]:
         answers = cluster.admin.describe_topics(TopicCollection(list(names)), request_timeout=cluster.timeout_s)
         deeds = {name: cluster.deed(f"describe topic {name!r}", topic=name, right="DESCRIBE") for name in names}
         found = {name: str(cluster.wait(answer, deeds[name]).topic_id) for name, answer in answers.items()}
-        return {name: id_.replace("+", "-").replace("/", "_") for name, id_ in found.items()}
+        return {name: spelled(id_) for name, id_ in found.items()}
 
     return cluster.insist(ask)
+
+
+def spelled(id_: str) -> str:
+    """A topic's id in Kafka's spelling: the client's, which the ledger keeps, has + and / in place of - and _."""
+    return id_.replace("+", "-").replace("/", "_")
 
 
 def is_compacted(cluster: connection.Cluster, topic: str) -> bool:

@@ -220,7 +220,7 @@ class Gathering:
         behind = {
             number: row.next_offset
             for number, row in positions.items()
-            if topic and row.topic_id == topic.id and (ends.get(number, (None, None))[1] or 0) > row.next_offset
+            if topic and topics.spelled(row.topic_id) == topic.id and (ends.get(number, (None, None))[1] or 0) > row.next_offset
         }
         waiting = offsets.first_records(self.cluster, to.topic, behind) if behind else {}
         ages = {number: self.now_s - one.timestamp_ms / 1000 for number, one in waiting.items() if one and one.timestamp_ms >= 0}
@@ -228,7 +228,7 @@ class Gathering:
             found.Ledger(
                 partition=number,
                 next_offset=row.next_offset,
-                topic_id=row.topic_id,
+                topic_id=topics.spelled(row.topic_id),
                 cluster_id=row.cluster_id,
                 waiting_age_s=ages.get(number),
             )

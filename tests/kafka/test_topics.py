@@ -74,3 +74,7 @@ def test_whether_a_topic_is_compacted(cluster: connection.Cluster, new_topic: Ca
     kept, compacted = new_topic(1), f"compacted-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, compacted, 1, config={"cleanup.policy": "compact,delete"})
     assert (topics.is_compacted(cluster, kept), topics.is_compacted(cluster, compacted)) == (False, True)
+
+
+def test_an_id_in_kafkas_spelling() -> None:
+    assert topics.spelled("7OlMDsnlTtq/Ylgy+kXCHA") == "7OlMDsnlTtq_Ylgy-kXCHA"

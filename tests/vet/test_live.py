@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import time
 import uuid
@@ -173,8 +172,6 @@ def test_a_stranger_in_the_mirror_group(vet: Vet, cluster: Cluster) -> None:
         stranger.close()
 
 
-# the Python client leaves the socket of a broker that refused it to the garbage collector
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_three_brokers_set_up_wrong(tmp_path: Path) -> None:
     with ExitStack() as opened:
         servers = opened.enter_context(kafka.Cluster(3, properties=WRONG_BROKERS))
@@ -212,13 +209,20 @@ def test_three_brokers_set_up_wrong(tmp_path: Path) -> None:
         )
         alone = msgspec.structs.replace(pipeline, topic="alone")
         assert "TOPIC_WITHOUT_LEADER" in broken_at_least(cluster, alone)
-    gc.collect()
 
 
 def _alter_broker(cluster: Cluster, node: int, name: str, value: str) -> None:
     change = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     asked = ConfigResource(ConfigResource.Type.BROKER, str(node), incremental_configs=[change])
     cluster.admin.incremental_alter_configs([asked])[asked].result(30)
+
+
+def test_a_database_as_it_should_be(cluster: Cluster, database_url: str) -> None:
+    topic = f"vet-{uuid.uuid4().hex[:8]}"
+    topics.create(cluster, topic, 1)
+    pipeline = declare(database_url, topic=topic)
+    preparation.prepare(pipeline)
+    assert not {rule for rule in broken(cluster, pipeline) if rule.startswith("DATABASE")}
 
 
 def test_postgres_set_up_wrong(cluster: Cluster, new_database: Callable[[str], str]) -> None:
