@@ -49,6 +49,7 @@ def describe(cluster: connection.Cluster, names: Collection[str]) -> list[TopicD
     settings = {name: _settings(cluster, name) for name in names}
     spots = [(name, partition) for name in names for partition in known.topics[name].led]
     spans = offsets.spans(cluster, spots, newest=True)
+    known = topics.placed(cluster, names)  # again: while a dead leader was asked, another may have taken over
     with inquiry.opened(cluster) as asked:
         folders = asked.log_dirs(names) if asked else None
         eligible = asked.eligible(names) if asked else None

@@ -21,6 +21,7 @@ from instep.document import event
 from instep.kafka import connection, faults, topics
 
 NONE_SO_LATE = -1
+SPOTS_PER_S = 1_000
 Spot = tuple[str, int]  # a topic and a partition of it
 Answers = dict[Spot, "concurrent.futures.Future[ListOffsetsResultInfo]"]
 LOG_WAS_CUT = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
@@ -74,7 +75,16 @@ def at_time(cluster: connection.Cluster, topic: str, partitions: Collection[int]
 
 
 def spans(cluster: connection.Cluster, spots: Collection[Spot], *, newest: bool = False) -> dict[Spot, Span]:
-    """What these partitions of any topics hold, by a few requests for all; one that cannot be asked now is left out."""
+    """What these partitions of any topics hold, by a few requests for all; one that cannot be asked now is left out.
+
+    A partition whose leader died is asked for a second time: another may lead it by now.
+    """
+    found = _spans(cluster, spots, newest)
+    lost = [spot for spot in spots if spot not in found]
+    return {**found, **_spans(cluster, lost, newest)} if lost else found
+
+
+def _spans(cluster: connection.Cluster, spots: Collection[Spot], newest: bool) -> dict[Spot, Span]:
     if not spots:
         return {}
     clear, committed = IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED
@@ -134,7 +144,9 @@ def first_records(
 
 def _futures(cluster: connection.Cluster, spots: Collection[Spot], spec: OffsetSpec, level: IsolationLevel) -> Answers:
     wanted = {TopicPartition(*spot): spec for spot in spots}
-    answers = cluster.admin.list_offsets(wanted, isolation_level=level, request_timeout=cluster.timeout_s / 2)
+    answers = cluster.admin.list_offsets(
+        wanted, isolation_level=level, request_timeout=connection.SILENCE_S + len(spots) / SPOTS_PER_S
+    )
     return {(place.topic, place.partition): answer for place, answer in answers.items()}
 
 

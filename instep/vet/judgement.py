@@ -206,11 +206,18 @@ def _tolerance(case: Case) -> list[str]:
         replicas, needed = case.replicas, case.number("min.insync.replicas")
     except NotKnown:
         return []
-    spare, safe = max(0, replicas - needed), max(0, min(needed, replicas) - 1)
-    going = f"publishing goes on with {_brokers(spare)} down" if spare else "publishing stops when one broker is down"
+    needed = min(needed, replicas)  # brokers count no further
+    in_sync = min(len(part.in_sync) for part in case.topic.partitions)
+    more = "" if in_sync == replicas else " more"
+    spare, safe = in_sync - needed, needed - 1
+    going = (
+        f"publishing goes on with {_brokers(spare, more)} down" if spare > 0 else f"publishing stops with one{more} broker down"
+    )
+    if spare < 0:
+        going = "publishing stands still in some partitions"
     kept = f"what was acknowledged outlives {_brokers(safe)}" if safe else "one lost disk takes what was acknowledged with it"
     return [f"{going}, and {kept}"]
 
 
-def _brokers(count: int) -> str:
-    return "1 broker" if count == 1 else f"{count} brokers"
+def _brokers(count: int, more: str = "") -> str:
+    return f"1{more} broker" if count == 1 else f"{count}{more} brokers"
