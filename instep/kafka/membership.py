@@ -123,11 +123,13 @@ def exists(cluster: connection.Cluster, group: str) -> bool:
     return _described(cluster, [group])[group].state != DEAD
 
 
-def missing(cluster: connection.Cluster, group: str) -> errors.SettingsError:
-    """The error for a group that is not there, with the names that come near."""
+def missing(cluster: connection.Cluster, group: str, or_else: str = "") -> errors.SettingsError:
+    """The error for a group that is not there, with the names that come near; `or_else` is another way out."""
     near = faults.near(group, [one.group for one in listings(cluster)[0]])
     where = ", ".join(faults.addresses(cluster.bootstrap))
-    return errors.SettingsError(f"group {group!r} does not exist at {where}{near}", "see which there are: instep groups list")
+    return errors.SettingsError(
+        f"group {group!r} does not exist at {where}{near}", f"see which there are: instep groups list{or_else}"
+    )
 
 
 def delete(cluster: connection.Cluster, group: str) -> str:

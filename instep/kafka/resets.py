@@ -17,6 +17,7 @@ from instep.kafka import connection, faults, groups, membership, offsets, places
 from instep.kafka.offsets import Spot
 
 COLUMNS = "topic,partition,offset or group,topic,partition,offset"
+NEW_GROUP = "; or make it, with --new-group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Moved:
 def plan(cluster: connection.Cluster, group: str, spots: Collection[Spot], how: How, *, new_group: bool = False) -> list[Move]:
     """Where each partition would go. A group that does not exist can be made so, if that is what is meant."""
     if not new_group and not membership.exists(cluster, group):
-        raise membership.missing(cluster, group)
+        raise membership.missing(cluster, group, NEW_GROUP)
     there = groups.all_positions(cluster, group)
     known = topics.placed(cluster, {topic for topic, _ in spots}).topics
     for topic, partition in spots:
