@@ -79,7 +79,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ahead_s_max: float = 0.0  # how far the newest timestamp lies in the future
     newest_age_s: float | None = None
     unreadable: dict[str, int] = {}  # by pipeline and reason, "pipeline: reason"
-    codecs: list[str] = []
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -105,7 +105,7 @@ def snapshot() -> Snapshot:
             protocol="PLAINTEXT",
             brokers=[broker(1), broker(2), broker(3)],
             voters=[1, 2, 3],
-            features={"transaction.version": 2},
+            features={"transaction.version": 2, "eligible.leader.replicas.version": 1},
             internal={"__consumer_offsets": (3, 2), "__transaction_state": (3, 2)},
         ),
         topics={

@@ -79,6 +79,12 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ("CLUSTER_NO_AUTHORIZER", NOTE, lambda s: with_brokers(s, authorizer_class_name="")),
     ("CLUSTER_SLOW_TO_DROP_REPLICAS", WARNING, lambda s: with_brokers(s, replica_lag_time_max_ms="600000")),
     ("CLUSTER_GROUPS_FORGOTTEN", NOTE, lambda s: with_brokers(s, offsets_retention_minutes="60")),
+    (
+        "CLUSTER_TRANSACTIONS_OLD",
+        NOTE,
+        lambda s: with_publisher(with_cluster(s, features={"transaction.version": 1}), transactional_id="x"),
+    ),
+    ("CLUSTER_LAST_REPLICA_TRUSTED", NOTE, lambda s: with_cluster(s, features={"transaction.version": 2})),
     ("CLUSTER_CLOCK_DIFFERS", WARNING, lambda s: with_cluster(s, clock_ahead_s=-40.0)),
     ("TOPIC_MISSING", ERROR, lambda s: changed(s, topics={"print-status": None})),
     ("TOPIC_SINGLE_REPLICA", ERROR, lambda s: with_replicas(s, 1)),

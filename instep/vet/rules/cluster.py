@@ -11,6 +11,7 @@ FREE_SHARE_LOW, FREE_SHARE_FULL = 0.15, 0.05
 QUORUM_MIN = 3
 REPLICA_LAG_MS_MAX = 60_000
 CLOCK_S_MAX = 5.0
+TRANSACTION_LEVEL = 2
 # settings on which brokers must agree, else what a topic gets depends on who leads its partition
 ALIKE = (
     "unclean.leader.election.enable", "min.insync.replicas", "auto.create.topics.enable", "message.max.bytes",
@@ -312,6 +313,49 @@ def groups_forgotten(case: Case) -> Iterator[Broken]:
                 (f"offsets.retention.minutes={kept.value} ({kept.source})",),
                 "offsets.retention.minutes=10080 in server.properties",
             )
+
+
+@rule(
+    "CLUSTER_TRANSACTIONS_OLD",
+    Threat.STANDSTILL,
+    when="a record of an ended transaction arrives late and leaves it open for ever",
+    what="A publisher uses transactions, and the cluster has not switched the newer protocol for them on.",
+    why="With the older one a record that was delayed on the way can join a transaction that has ended. It hangs: pipelines read "
+    "what is committed, and wait at that place.",
+    mend="Upgrade the feature transaction.version to 2 (Kafka 4.0 and newer).",
+    fine="While brokers older than Kafka 4.0 are still in use.",
+)
+def transactions_old(case: Case) -> Iterator[Broken]:
+    if any(one.transactional for one in case.publishers.values()):
+        level = case.known(case.cluster.features, "the cluster's features").get("transaction.version", 0)
+        if level < TRANSACTION_LEVEL:
+            yield Broken(
+                Severity.NOTE,
+                "the cluster",
+                (f"transaction.version={level}",),
+                f"kafka-features.sh upgrade --feature transaction.version={TRANSACTION_LEVEL}",
+            )
+
+
+@rule(
+    "CLUSTER_LAST_REPLICA_TRUSTED",
+    Threat.LOSS,
+    when="the replicas of a partition die one after the other, and the last one to stay loses its disk's cache",
+    what="The cluster does not remember which replicas have everything once they are out of sync.",
+    why="Only the last in-sync replica may lead again. If it comes back without its newest records, acknowledged ones are gone, "
+    "though another replica still has them.",
+    mend="Upgrade the feature eligible.leader.replicas.version to 1 (Kafka 4.0 and newer).",
+    fine="When brokers do not lose power together.",
+)
+def last_replica_trusted(case: Case) -> Iterator[Broken]:
+    level = case.known(case.cluster.features, "the cluster's features").get("eligible.leader.replicas.version", 0)
+    if level < 1 and len(case.cluster.brokers) > 1:
+        yield Broken(
+            Severity.NOTE,
+            "the cluster",
+            (f"eligible.leader.replicas.version={level}",),
+            "kafka-features.sh upgrade --feature eligible.leader.replicas.version=1",
+        )
 
 
 @rule(
