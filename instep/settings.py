@@ -181,7 +181,7 @@ def _read(text: str, environ: Mapping[str, str], file: str) -> Loaded:
     for pipeline_name, pipeline in settings.pipelines.items():
         _check(pipeline_name, pipeline)
     _check_security(settings.kafka.security)
-    return Loaded(settings, origins)
+    return Loaded(_with_whole_paths(settings), origins)
 
 
 def _origin(file: str, value: Any) -> str:

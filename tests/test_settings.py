@@ -228,3 +228,14 @@ def test_names_with_dots_need_no_quotes() -> None:
     )
     assert declared.spark.conf == {"spark.speculation": "true"}
     assert declared.publishers["print"].config == {"acks": 1, "enable.idempotence": False}
+
+
+def test_files_are_named_from_the_root() -> None:
+    """Spark's tasks and its JVM may work in another folder."""
+    declared = settings.parse('kafka.security = { protocol = "SSL", ca = "ca.pem", certificate = "/c.pem", key = "k.pem" }', {})
+    security = declared.kafka.security
+    assert (security.ca, security.certificate, security.key) == (
+        str(Path("ca.pem").absolute()),
+        "/c.pem",
+        str(Path("k.pem").absolute()),
+    )
