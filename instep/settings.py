@@ -25,7 +25,11 @@ from instep import errors
 FILE_NAME = "instep.toml"
 ENVIRONMENT_PREFIX = "INSTEP__"
 
-SECRET = re.compile(r"(?i)secret|password|token|access[.]?key|jaas")  # Spark settings whose names say that they are
+# settings of Spark and of Kafka's clients whose names say that they are secret, or may hold something that is
+SECRET = re.compile(
+    r"(?i)secret|passw|token|access[._]?key|account[._]?key|private|key[._]pem|keystore[._]key|jaas|credential"
+    r"|user[._]info|oauthbearer[._]config|javaoptions"
+)
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")  # what a string may hold from the environment
 
@@ -430,17 +434,17 @@ def effective(table: Table, where: str = "") -> list[tuple[str, Any]]:
         elif isinstance(value, dict):
             rows.append((key, {name: "***" if SECRET.search(name) else child for name, child in value.items()}))
         else:
-            rows.append((key, masked(value) if extra.get("secret") else value))
+            rows.append(
+                (key, value if not extra.get("secret") else masked_url(value) if key.endswith(".target") else value and "***")
+            )
     return rows
 
 
-def masked(secret: str | None) -> str | None:
-    """A secret as it may be shown: stars, or the URL with stars for its password."""
-    if not secret:
-        return secret
-    if "://" not in secret:
+def masked_url(url: str) -> str:
+    """A database URL as it may be shown: stars for its password; whole stars where it is no URL."""
+    scheme, sign, rest = url.partition("://")
+    if not sign:
         return "***"
-    scheme, _, rest = secret.partition("://")
     login, at, place = rest.rpartition("@")
     user, colon, _ = login.partition(":")
     place = re.sub(r"(?i)([?&][^=&]*pass[^=&]*=)[^&]*", r"\1***", place)

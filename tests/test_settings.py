@@ -169,17 +169,35 @@ def test_what_is_in_force_is_shown_without_its_secrets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("secret", "shown"),
+    ("url", "shown"),
     [
         ("x", "***"),
-        (None, None),
         ("sqlite:///f.db", "sqlite:///f.db"),
         ("mysql://u:p@h/d", "mysql://u:***@h/d"),
         ("mysql://u@h/d", "mysql://u@h/d"),
     ],
 )
-def test_masked(secret: str | None, shown: str | None) -> None:
-    assert settings.masked(secret) == shown
+def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert settings.masked_url(url) == shown
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "spark.hadoop.fs.azure.account.key.x", "ssl.key.pem", "ssl.keystore.key", "sasl.oauthbearer.config", "sasl.jaas.config",
+        "basic.auth.user.info", "aws_access_key_id", "spark.driver.extraJavaOptions", "x.service.account.private.key",
+    ],
+)  # fmt: skip
+def test_what_may_be_secret_is_masked_by_its_name(name: str) -> None:
+    declared = settings.parse(
+        f'spark.conf = {{ "{name}" = "hidden" }}\npublishers.p = {{ topic = "t", config = {{ "{name}" = "hidden" }} }}', {}
+    )
+    assert "hidden" not in str(settings.effective(declared))
+
+
+def test_a_password_that_looks_like_a_url_is_masked() -> None:
+    text = 'kafka.security = { protocol = "SASL_SSL", mechanism = "PLAIN", username = "u", password = "hid://den" }'
+    assert "den" not in str(settings.effective(settings.parse(text, {})))
 
 
 def test_every_value_says_where_it_comes_from(tmp_path: Path) -> None:

@@ -129,8 +129,9 @@ def _print(verdict: Verdict) -> None:
     if verdict.findings or verdict.unjudged:
         typer.echo("")
     for outcome in verdict.outcomes:
-        state = "keeps" if outcome.kept else "falls short of"
-        typer.echo(f"{shared.cell(outcome.pipeline)} {state} {outcome.guarantee}. {shared.cell(outcome.sentence)}")
+        state = "falls short of" if outcome.kept is False else "keeps"
+        known = ", as far as could be judged" if outcome.kept is None else ""
+        typer.echo(f"{shared.cell(outcome.pipeline)} {state} {outcome.guarantee}{known}. {shared.cell(outcome.sentence)}")
     shared.say(_counted(verdict))
 
 

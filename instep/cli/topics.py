@@ -171,10 +171,7 @@ def grow(
     unguarded = shaping.unguarded(declared, name)
     with shared.cluster(declared) as cluster:
         plan = shaping.plan_growth(cluster, name, partitions)
-        if as_json:
-            guards = {"followed_by": shaping.followers(declared, name), "without_guard": unguarded}
-            shared.print_json({"plan": plan, **guards, "executed": execute and (without_guard or not unguarded)})
-        else:
+        if not as_json:
             _print_growth(plan)
             _say_guards(declared, name)
         if execute and unguarded and not without_guard:
@@ -184,6 +181,9 @@ def grow(
             )
         if execute:
             topics.grow(cluster, name, partitions)
+    if as_json:
+        guards = {"followed_by": shaping.followers(declared, name), "without_guard": unguarded}
+        shared.print_json({"plan": plan, **guards, "executed": execute})
     if execute:
         shared.say(f"topic {name} has {partitions} partitions; readers see the new ones within minutes, publishers too")
     else:
@@ -204,17 +204,17 @@ def replicate(
 
     with shared.cluster(settings.load(GIVEN.config)) as cluster:
         moves = copies.plan(cluster, name, replicas)
-        if as_json:
-            shared.print_json({"topic": name, "moves": moves, "executed": execute})
-        elif moves:
+        if moves and not as_json:
             rows = [(name, move.partition, _nodes(move.now), _nodes(move.new)) for move in moves]
             typer.echo(shared.table(("TOPIC", "PARTITION", "REPLICAS", "NEW"), rows))
-        if not moves:
-            shared.say(f"topic {name} has {counted(replicas, 'replica')} of each partition already")
-        elif execute:
+        if moves and execute:
             copies.execute(cluster, name, moves, shared.say)
-        else:
-            shared.say("nothing was changed; with --execute it is")
+    if as_json:
+        shared.print_json({"topic": name, "moves": moves, "executed": bool(moves) and execute})
+    if not moves:
+        shared.say(f"topic {name} has {counted(replicas, 'replica')} of each partition already")
+    elif not execute:
+        shared.say("nothing was changed; with --execute it is")
 
 
 @topics_app.command("delete")

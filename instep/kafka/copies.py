@@ -13,6 +13,9 @@ from instep import errors
 from instep.document.showing import counted
 from instep.kafka import connection, inquiry, layout, topics
 
+POLL_S = 0.5
+SAID_EVERY_S = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -37,14 +40,15 @@ def plan(cluster: connection.Cluster, topic: str, copies: int) -> list[Move]:
 
 
 def spread(topic: layout.Layout, brokers: Mapping[int, str | None], copies: int) -> list[Move]:
-    """Replicas stay where they are; new ones go to racks without one, then to the brokers that hold fewest of this topic.
+    """Replicas on living brokers stay; new ones go to racks without one, then to the brokers that hold fewest of this topic.
 
     The leader and those in sync are kept longest when there are to be fewer.
     """
     held = Counter(node for part in topic.partitions for node in part.replicas)
     moves = []
     for part in topic.partitions:
-        kept = sorted(part.replicas, key=lambda node: (node != part.leader, node not in part.in_sync))[:copies]
+        living = [node for node in part.replicas if node in brokers]
+        kept = sorted(living, key=lambda node: (node != part.leader, node not in part.in_sync))[:copies]
         new = [node for node in part.replicas if node in kept]
         while len(new) < copies:
             used = {brokers.get(node) for node in new} - {None}
@@ -64,19 +68,27 @@ def execute(cluster: connection.Cluster, topic: str, moves: list[Move], say: Cal
         if asked is None:
             raise errors.BrokerUnreachable("the cluster takes no request for this now", "try again")
         codes = asked.reassign(topic, {move.partition: list(move.new) for move in moves})
-    for code in codes.values():
-        if code:
-            raise cluster.translate(KafkaError(code), deed, time.monotonic()) from KafkaException(KafkaError(code))
-    wanted = {move.partition: set(move.new) for move in moves}
-    said = -1
+    refused = {partition: code for partition, code in codes.items() if code}
+    if refused:
+        first = KafkaError(next(iter(refused.values())))
+        failure = cluster.translate(first, deed, time.monotonic())
+        which = f"partition {', '.join(map(str, sorted(refused)))}; {len(codes) - len(refused)} were accepted"
+        raise type(failure)(f"{failure.what}: {which}", failure.remedy) from KafkaException(first)
+    _await(cluster, topic, {move.partition: set(move.new) for move in moves}, say)
+
+
+def _await(cluster: connection.Cluster, topic: str, wanted: Mapping[int, set[int]], say: Callable[[str], None]) -> None:
+    """Until every replica is in sync; says when there is progress, and at times whom it waits for."""
+    said, said_at = -1, 0.0
     while True:
-        parts = layout.read(cluster).topics[topic].partitions
-        done = sum(
-            set(part.replicas) == wanted[part.partition] <= set(part.in_sync) for part in parts if part.partition in wanted
-        )
-        if done != said:
-            say(f"{done} of {counted(len(moves), 'partition')} done")
-            said = done
-        if done == len(moves):
+        parts = [part for part in topics.placed(cluster, [topic]).topics[topic].partitions if part.partition in wanted]
+        late = [part for part in parts if not set(part.replicas) == wanted[part.partition] <= set(part.in_sync)]
+        done = len(wanted) - len(late)
+        if done != said or time.monotonic() - said_at > SAID_EVERY_S:
+            behind = sorted({node for part in late for node in wanted[part.partition] - set(part.in_sync)})
+            waiting = f"; broker {', '.join(map(str, behind))} still copies" if behind else ""
+            say(f"{done} of {counted(len(wanted), 'partition')} done{waiting}")
+            said, said_at = done, time.monotonic()
+        if not late:
             return
-        time.sleep(connection.SLICE_S)
+        time.sleep(POLL_S)

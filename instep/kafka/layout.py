@@ -103,5 +103,6 @@ def min_in_sync(cluster: connection.Cluster, topics: Collection[str]) -> dict[st
         with inquiry.opened(cluster) as asked:
             found = asked.setting(topics, MIN_IN_SYNC) if asked else None
     if found is None:
-        found = {name: settings[MIN_IN_SYNC].value for name, settings in configs.of_topics(cluster, topics).items()}
+        told = configs.of_topics(cluster, topics).items()
+        found = {name: settings[MIN_IN_SYNC].value for name, settings in told if MIN_IN_SYNC in settings}
     return {name: int(value) for name, value in found.items() if value is not None}

@@ -8,6 +8,7 @@ first records of that order, or, where the place is counted from the end, the la
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,11 +99,12 @@ def records(cluster: connection.Cluster, part: Stretch, wanted: Wanted | None, l
     # with a condition, the first of every partition may be far; without one, they are at hand
     narrowed = wanted is not None or part.key is not None
     first_few = not narrowed and limit is not None and not part.newest_first and limit * len(part.ranges) <= HELD_MAX
-    if part.offsets > HELD_MAX and not first_few:
+    last_few = part.newest_first and limit is not None
+    if part.offsets > HELD_MAX and not first_few and not last_few:
         return _limited(found, limit)
-    held: dict[int, list[Seen]] = {}
+    held: dict[int, deque[Seen]] = {}
     for one in found:
-        held.setdefault(one.partition, []).append(one)
+        held.setdefault(one.partition, deque(maxlen=limit if last_few else None)).append(one)
         if first_few and len(held[one.partition]) == limit:
             enough.add(one.partition)
     ordered = list(heapq.merge(*held.values(), key=lambda one: one.timestamp_ms))

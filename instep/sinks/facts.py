@@ -15,14 +15,14 @@ from instep.sinks import inspection, tables, target
 from instep.sinks.target import TableName
 
 POSTGRES_SETTINGS = (
-    "fsync", "full_page_writes", "synchronous_commit", "synchronous_standby_names", "transaction_read_only",
+    "fsync", "full_page_writes", "synchronous_commit", "transaction_read_only",
     "statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout", "max_connections",
     "superuser_reserved_connections", "reserved_connections",
 )  # fmt: skip
 MYSQL_SETTINGS = (
     "innodb_flush_log_at_trx_commit", "innodb_doublewrite", "binlog_format", "log_bin", "read_only", "super_read_only",
-    "max_allowed_packet", "max_connections", "max_user_connections", "max_statement_time", "max_execution_time",
-    "wait_timeout", "tx_read_only", "transaction_read_only",
+    "max_allowed_packet", "max_connections", "max_user_connections", "max_statement_time", "tx_read_only",
+    "transaction_read_only",
 )  # fmt: skip
 NEEDED = ("SELECT", "INSERT", "UPDATE", "DELETE")
 MOUNTS = Path("/proc/self/mounts")
@@ -52,7 +52,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def read(name: str, pipeline: settings.Pipeline) -> Facts:
     """The facts of a pipeline's target. A database that gives no answer says so in them."""
     url = target.database_url(pipeline.target)
-    blank = Facts(kind=url.get_backend_name(), host=url.host, key=pipeline.key)
+    named = url.query.get("host")  # libpq takes it there too
+    blank = Facts(kind=url.get_backend_name(), host=url.host or (named if isinstance(named, str) else None), key=pipeline.key)
     try:
         with inspection.connection(url) as opened:
             found = _read(opened, msgspec.structs.replace(blank, kind=_kind(opened)), pipeline)
@@ -114,6 +115,8 @@ def _read_postgres(opened: sa.Connection, found: Facts, known: Iterable[TableNam
             ).scalar()
             if not may and not _may_some_columns(opened, quoted, right):
                 lacking.append(f"{right} on {table}")
+    if not opened.execute(sa.text("SELECT has_database_privilege(current_database(), 'TEMP')")).scalar():
+        lacking.append("TEMPORARY on the database")
     return msgspec.structs.replace(
         found,
         settings=values,
@@ -147,8 +150,22 @@ def _read_mysql(opened: sa.Connection, found: Facts, known: list[TableName], key
         engines={name: engine for name, engine in engines.items() if engine},
         encrypted=bool(cipher and cipher[1]),
         clock_ahead_s=_clock_ahead_s(opened, "SELECT UNIX_TIMESTAMP(NOW(6))"),
-        lacking_rights=[f"{right} on {table}" for table in known for right in _refused(opened, table, key)],
+        lacking_rights=[
+            *(f"{right} on {table}" for table in known for right in _refused(opened, table, key)),
+            *(["CREATE TEMPORARY TABLES on the database"] if _no_temporary(opened) else []),
+        ],
     )
+
+
+def _no_temporary(opened: sa.Connection) -> bool:
+    try:
+        opened.exec_driver_sql("CREATE TEMPORARY TABLE instep_look (a INT)")
+        opened.exec_driver_sql("DROP TEMPORARY TABLE instep_look")
+    except sa.exc.DBAPIError as error:
+        cause = error.orig
+        ours = inspection.translate(opened.engine.url, cause) if isinstance(cause, Exception) else None
+        return isinstance(ours, (errors.PermissionLost, errors.NotAuthorised))
+    return False
 
 
 def _clock_ahead_s(opened: sa.Connection, question: str) -> float:
@@ -181,9 +198,8 @@ def _refused(opened: sa.Connection, table: TableName, key: str | None) -> list[s
         except sa.exc.DBAPIError as error:
             cause = error.orig
             ours = inspection.translate(opened.engine.url, cause) if isinstance(cause, Exception) else None
-            if not isinstance(ours, errors.PermissionLost):
-                raise
-            refused.append(right)
+            # a read-only server may refuse for other reasons, which are told elsewhere
+            refused += [right] if isinstance(ours, errors.PermissionLost) else []
     return refused
 
 

@@ -103,6 +103,10 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
     transactional = bool(given.get("transactional.id"))
     idempotent = transactional or values["enable.idempotence"].lower() in ON
     explicit = transactional or "enable.idempotence" in given
+    if client in ("librdkafka", "instep") and _number(values["delivery.timeout.ms"]) == 0:
+        values["delivery.timeout.ms"] = str(UNLIMITED)
+    if client == "aiokafka":
+        values["delivery.timeout.ms"] = given.get("request.timeout.ms", values["delivery.timeout.ms"])
     conflicts = _conflicts(given) if idempotent else []
     refused = None
     if conflicts and (explicit or client not in ("java", "kafka-python")):
@@ -145,6 +149,8 @@ def _conflicts(given: Mapping[str, str]) -> list[str]:
     found = []
     if given.get("acks", "all").lower() not in WHOLE:
         found.append(f"acks={given['acks']}")
+    if given.get("transactional.id") and given.get("enable.idempotence", "true").lower() not in ON:
+        found.append("enable.idempotence=false and a transactional.id")
     if _number(given.get("retries", "1")) < 1:
         found.append(f"retries={given['retries']}")
     if _number(given.get("max.in.flight.requests.per.connection", "1")) > 5:
@@ -181,6 +187,7 @@ def _refused_by_emit(config: Mapping[str, str]) -> str | None:
 def _misspelt(config: Mapping[str, str]) -> list[tuple[str, str]]:
     """Names that no client has, with the one that is probably meant: a client ignores them, or refuses to start."""
     known = {*JAVA, *NAMES, "transactional.id", "partitioner.ignore.keys", "compression.type", "batch.size", "client.id"}
+    known |= {"queue.buffering.max.kbytes", "message.copy.max.bytes", "socket.timeout.ms", "retry.backoff.ms"}
     known |= {"buffer.memory", "queue.buffering.max.messages", "queue.buffering.max.ms", "bootstrap.servers", "max.block.ms"}
     found = []
     for name in config:

@@ -178,6 +178,8 @@ def _cluster(declared: settings.Settings) -> Iterator[Check]:
 
 def _address(address: str) -> Check:
     host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return Check("address", State.WRONG, f"{address!r} has no port", 'write host:port, such as "broker1:9092"')
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=3.0):
             return Check("address", State.GOOD, f"{address} answers")
@@ -233,7 +235,8 @@ def _database(name: str, pipeline: settings.Pipeline) -> Iterator[Check]:
     if found.unfit is not None:
         yield Check(f"table of {name}", State.WRONG, *found.unfit)
     elif found.lacking_rights:
-        fix = "; ".join(f"GRANT {right} TO …" for right in found.lacking_rights)
+        grants = "; ".join(f"GRANT {right} TO …" for right in found.lacking_rights)
+        fix = "chmod u+w" if found.kind == "sqlite" else grants
         yield Check(f"table of {name}", State.WRONG, f"we lack {', '.join(found.lacking_rights)}", fix)
     else:
         yield Check(f"table of {name}", State.GOOD, f"{pipeline.table} fits, and instep's own tables are there")

@@ -6,8 +6,9 @@ What cannot be found out is left unknown, with the reason; only a cluster that d
 from __future__ import annotations
 
 import binascii
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -24,6 +25,8 @@ from instep.sinks.target import Target
 from instep.vet import snapshot as found
 
 SAMPLED_PER_PARTITION = 20
+SPARK_READ = ("spark.speculation",)
+OF_ANY_CLIENT = re.compile(r"(?i)sasl|ssl|security|https|oauth|basic\.auth|bearer")
 INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 Fact = TypeVar("Fact")
@@ -64,7 +67,7 @@ class Gathering:
                 name: self._pipeline(name, pipeline, known_topics[pipeline.topic]) for name, pipeline in pipelines.items()
             },
             databases=databases,
-            spark=found.Spark(master=self.declared.spark.master, conf=_without_secrets(self.declared.spark.conf)),
+            spark=found.Spark(master=self.declared.spark.master, conf=_kept_of(self.declared.spark.conf, SPARK_READ)),
             accepted=dict(self.declared.vet.accept),
             unknown=self.unknown,
         )
@@ -74,7 +77,7 @@ class Gathering:
     def _cluster(self, asked: inquiry.Inquiry | None, folders: list[inquiry.LogDir] | None) -> found.Cluster:
         racks = (asked.racks() if asked else None) or {}
         quorum = asked.quorum() if asked else None
-        clock_s = quorum.leader_clock_s if quorum else None
+        clock_ahead_s = quorum.leader_clock_s - time.time() if quorum and quorum.leader_clock_s else None
         features = asked.features() if asked else None
         return found.Cluster(
             cluster_id=self.layouts.cluster_id,
@@ -83,7 +86,7 @@ class Gathering:
             brokers=[self._broker(node, racks.get(node), folders) for node in self.layouts.brokers],
             voters=list(quorum.voters) if quorum else None,
             features=dict(features.levels) if features else None,
-            clock_ahead_s=clock_s - time.time() if clock_s is not None else None,
+            clock_ahead_s=clock_ahead_s,
             internal={name: self._internal(name) for name in INTERNAL if name in self.layouts.topics},
         )
 
@@ -101,11 +104,11 @@ class Gathering:
             port=port,
             rack=rack,
             settings=_values(values) if values else None,
-            disks=disks if folders is not None else None,
+            disks=disks or None,  # without the right to see them, a broker tells of none
         )
 
     def _internal(self, name: str) -> tuple[int, int | None]:
-        replicas = min(len(part.replicas) for part in self.layouts.topics[name].partitions)
+        replicas = min((len(part.replicas) for part in self.layouts.topics[name].partitions), default=0)
         in_sync = self._try(f"settings of topic {name}", lambda: layout.min_in_sync(self.cluster, [name]).get(name))
         return replicas, in_sync
 
@@ -222,7 +225,7 @@ class Gathering:
             for number, row in positions.items()
             if topic and topics.spelled(row.topic_id) == topic.id and (ends.get(number, (None, None))[1] or 0) > row.next_offset
         }
-        waiting = offsets.first_records(self.cluster, to.topic, behind) if behind else {}
+        waiting = self._try(f"waiting records of {to.pipeline}", lambda: self._waiting(to.topic, behind)) or {}
         ages = {number: self.now_s - one.timestamp_ms / 1000 for number, one in waiting.items() if one and one.timestamp_ms >= 0}
         rows = [
             found.Ledger(
@@ -235,6 +238,9 @@ class Gathering:
             for number, row in sorted(positions.items())
         ]
         return rows, dead, parked
+
+    def _waiting(self, topic: str, behind: Mapping[int, int]) -> dict[int, offsets.Record | None]:
+        return offsets.first_records(self.cluster, topic, behind) if behind else {}
 
     def _try(self, what: str, ask: Callable[[], Fact]) -> Fact | None:
         try:
@@ -273,8 +279,12 @@ def _publisher(one: settings.Publisher) -> found.Publisher:
     texts = {
         name: msgspec.json.encode(value).decode() if isinstance(value, bool) else str(value) for name, value in one.config.items()
     }
-    return found.Publisher(topic=one.topic, client=one.client, config=_without_secrets(texts))
+    # logins and keys are nobody's business here; a name that is nearly one of ours is kept, to be told
+    kept = {name: value for name, value in texts.items() if not OF_ANY_CLIENT.match(name.replace("_", "."))}
+    return found.Publisher(
+        topic=one.topic, client=one.client, config={n: v for n, v in kept.items() if not settings.SECRET.search(n)}
+    )
 
 
-def _without_secrets(config: Mapping[str, str]) -> dict[str, str]:
-    return {name: "***" if settings.SECRET.search(name) else value for name, value in config.items()}
+def _kept_of(config: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    return {name: value for name, value in config.items() if name in names}

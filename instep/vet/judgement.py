@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import msgspec
 
@@ -42,11 +43,11 @@ class Unjudged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What can happen to one pipeline's data, in a sentence."""
+    """What can happen to one pipeline's data, in a sentence. Whether the guarantee is kept is None when that is not known."""
 
     pipeline: str
     guarantee: str
-    kept: bool
+    kept: bool | None
     sentence: str
 
 
@@ -64,27 +65,41 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def judge(snapshot: Snapshot) -> Verdict:
     """Every rule on every pipeline; what several pipelines share is told once."""
     _check_accepted(snapshot.accepted)
-    cases = [Case(snapshot, name) for name in snapshot.pipelines]
-    unknown: dict[str, list[str]] = {}
-    found: dict[tuple[str, str, tuple[str, ...]], Finding] = {}
-    for case in cases:
-        for rule in rules.ALL.values():
-            try:
-                broken = list(rule.check(case))
-            except NotKnown as failure:
-                named = unknown.setdefault(str(failure), [])
-                named += [rule.id] if rule.id not in named else []
-                continue
-            for one in broken:
-                key = (rule.id, one.subject, one.evidence)
-                found[key] = _merged(found.get(key), _finding(case, rule, one))
-    findings = sorted(found.values(), key=_rank)
+    judged = [_judge(Case(snapshot, name)) for name in snapshot.pipelines]
+    merged: dict[tuple[str, str, tuple[str, ...]], Finding] = {}
+    unknown: dict[str, dict[str, None]] = {}
+    for one in judged:
+        for finding in one.findings:
+            key = (finding.rule, finding.subject, tuple(finding.evidence))
+            merged[key] = _merged(merged.get(key), finding)
+        for rule, why in one.unjudged.items():
+            unknown.setdefault(why, {})[rule] = None
     return Verdict(
-        findings=findings,
-        unjudged=[Unjudged(why=why, rules=ids) for why, ids in sorted(unknown.items())],
-        outcomes=[_outcome(case, [one for one in findings if case.name in one.pipelines], bool(unknown)) for case in cases],
+        findings=sorted(merged.values(), key=_rank),
+        unjudged=[Unjudged(why=why, rules=list(ids)) for why, ids in sorted(unknown.items())],
+        outcomes=[_outcome(one) for one in judged],
         rules=len(rules.ALL),
     )
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """One pipeline: what is broken, and what could not be judged, by rule, with why."""
+
+    case: Case
+    findings: list[Finding]
+    unjudged: dict[str, str]
+
+
+def _judge(case: Case) -> _Judged:
+    findings: list[Finding] = []
+    unjudged: dict[str, str] = {}
+    for rule in rules.ALL.values():
+        try:
+            findings += [_finding(case, rule, one) for one in rule.check(case)]
+        except NotKnown as failure:
+            unjudged[rule.id] = str(failure)
+    return _Judged(case, sorted(findings, key=_rank), unjudged)
 
 
 def explained(id_: str) -> Rule:
@@ -151,34 +166,40 @@ def _rank(one: Finding) -> tuple[bool, int, int, str]:
 # --- what can happen ----------------------------------------------------------------------------------
 
 
-def _outcome(case: Case, findings: list[Finding], something_unknown: bool) -> Outcome:
-    real = [one for one in findings if one.severity != Severity.NOTE]
-    parts = list(_happenings(case, real))
+def _outcome(one: _Judged) -> Outcome:
+    real = [finding for finding in one.findings if finding.severity != Severity.NOTE]
+    parts = list(_happenings(one, real))
     stops = _whens(real, Threat.STANDSTILL)
     if stops:
         parts.append(f"the flow is held up {stops}")
-    parts += _tolerance(case)
-    if something_unknown:
-        parts.append("what could not be judged may add to this")
+    parts += _tolerance(one.case)
+    broken = any(finding.severity == Severity.ERROR for finding in one.findings)
     return Outcome(
-        pipeline=case.name,
-        guarantee=case.pipeline.guarantee,
-        kept=not any(one.severity == Severity.ERROR for one in findings),
+        pipeline=one.case.name,
+        guarantee=one.case.pipeline.guarantee,
+        kept=False if broken else None if one.unjudged or not one.case.publishers else True,
         sentence=f"With these settings, {'; '.join(parts)}.",
     )
 
 
-def _happenings(case: Case, findings: list[Finding]) -> Iterator[str]:
-    """Lost, repeated, reordered: each with when, or that it does not happen."""
-    never = []
+def _happenings(one: _Judged, findings: list[Finding]) -> Iterator[str]:
+    """Lost, repeated, reordered: each with when, that it is not known, or that it does not happen."""
+    never, unknown = [], []
     for threat, word in HAPPENS.items():
-        whens = _whens(findings, threat, _by_guarantee(case, threat))
+        whens = _whens(findings, threat, _by_guarantee(one.case, threat))
         if whens:
             yield f"status events can be {word} {whens}"
+        elif any(rules.ALL[rule].threat is threat for rule in one.unjudged):
+            unknown.append(word)
         else:
             never.append(word)
     if never:
-        yield f"nothing is {' or '.join(never)} when a publisher, a broker, the pipeline or the database dies"
+        dying = "a publisher, a broker" if one.case.publishers else "a broker"
+        yield f"nothing is {' or '.join(never)} when {dying}, the pipeline or the database dies"
+    if unknown:
+        yield f"whether anything is {' or '.join(unknown)} could not be judged in full"
+    if not one.case.publishers:
+        yield "what publishers lose, repeat or reorder before the broker is not known (PUBLISHER_UNDECLARED)"
 
 
 def _by_guarantee(case: Case, threat: Threat) -> list[str]:
@@ -215,7 +236,9 @@ def _tolerance(case: Case) -> list[str]:
     )
     if spare < 0:
         going = "publishing stands still in some partitions"
-    kept = f"what was acknowledged outlives {_brokers(safe)}" if safe else "one lost disk takes what was acknowledged with it"
+    if any(one.acks != "all" for one in case.publishers.values()):
+        return [going]
+    kept = f"what was acknowledged outlives {_brokers(safe)}" if safe else "what was acknowledged may be on one disk only"
     return [f"{going}, and {kept}"]
 
 

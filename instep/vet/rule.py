@@ -127,8 +127,11 @@ class Case:
         return self.known(self.topic_settings.get(name), f"{name} of topic {self.topic.name}")
 
     def number(self, name: str) -> int:
-        value = self.setting(name).value
-        return int(self.known(value, f"{name} of topic {self.topic.name}"))
+        value = self.known(self.setting(name).value, f"{name} of topic {self.topic.name}")
+        try:
+            return int(value)
+        except ValueError:
+            raise NotKnown(f"{name} of topic {self.topic.name}: {value!r} is no number") from None
 
     def found(self, name: str) -> str:
         """A topic's setting as evidence."""
@@ -141,6 +144,10 @@ class Case:
         if not self.topic.partitions:
             raise NotKnown(f"partitions of topic {self.topic.name}")
         return min(len(part.replicas) for part in self.topic.partitions)
+
+    @property
+    def topic_id(self) -> str:
+        return self.known(self.topic.id or None, f"id of topic {self.topic.name}")
 
     @property
     def compacted(self) -> bool:

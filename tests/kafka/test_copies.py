@@ -48,3 +48,9 @@ def test_new_replicas_are_spread_over_racks_and_brokers() -> None:
     held = Counter(node for move in moves for node in move.new[1:])
     assert max(held.values()) - min(held.values()) <= 1
     assert copies.spread(topic, racks, 1) == []
+
+
+def test_a_broker_that_is_down_is_not_waited_for() -> None:
+    topic = Layout("t", (Partition(0, 1, (1, 9), (1,)),))
+    (move,) = copies.spread(topic, {1: None, 2: None, 3: None}, 3)
+    assert sorted(move.new) == [1, 2, 3]

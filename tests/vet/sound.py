@@ -37,6 +37,8 @@ BROKER_SETTINGS = {
     "replica.lag.time.max.ms": "30000",
     "offsets.retention.minutes": "10080",
     "transaction.max.timeout.ms": "900000",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
 }
 TOPIC_SETTINGS = {
     "cleanup.policy": "delete",
@@ -82,7 +84,7 @@ def broker(node: int, **changed: Any) -> Broker:
         host="127.0.0.1",
         port=9091 + node,
         settings={name: Found(value) for name, value in BROKER_SETTINGS.items()},
-        disks=[Disk(path="/data", total_bytes=100 * GIB, free_bytes=60 * GIB)],
+        disks=[Disk(path="/var/lib/kafka", total_bytes=100 * GIB, free_bytes=60 * GIB)],
     )
     return msgspec.structs.replace(base, **changed)
 
@@ -105,6 +107,7 @@ def snapshot() -> Snapshot:
             protocol="PLAINTEXT",
             brokers=[broker(1), broker(2), broker(3)],
             voters=[1, 2, 3],
+            clock_ahead_s=0.1,
             features={"transaction.version": 2, "eligible.leader.replicas.version": 1},
             internal={"__consumer_offsets": (3, 2), "__transaction_state": (3, 2)},
         ),

@@ -75,6 +75,11 @@ def test_our_own_publisher_is_what_emit_makes() -> None:
         ("kafka-python", {"retries": "0"}, ("all", False, None)),
         ("librdkafka", {}, ("all", False, None)),
         ("librdkafka", {"request.required.acks": "-1"}, ("all", False, None)),
+        (
+            "java",
+            {"transactional.id": "x", "enable.idempotence": "false"},
+            ("all", True, "idempotence does not go with enable.idempotence=false and a transactional.id"),
+        ),
         ("aiokafka", {}, ("1", False, None)),
         ("aiokafka", {"enable_idempotence": "True"}, ("all", True, None)),
     ],
@@ -100,3 +105,12 @@ def test_settings_that_work_on_each_other(client: Any, config: dict[str, str], e
 )
 def test_where_keys_go(client: Any, config: dict[str, str], hashing: str) -> None:
     assert clients.effective(client, config).hashing == hashing
+
+
+def test_how_long_a_client_tries() -> None:
+    assert clients.effective("librdkafka", {"message.timeout.ms": "0"}).delivery_timeout_ms == clients.UNLIMITED
+    assert clients.effective("aiokafka", {"request_timeout_ms": "1000"}).delivery_timeout_ms == 1000
+
+
+def test_names_of_one_client_are_no_misspelt_names_of_another() -> None:
+    assert clients.effective("librdkafka", {"queue.buffering.max.kbytes": "1", "message.copy.max.bytes": "1"}).misspelt == []

@@ -32,7 +32,7 @@ def test_the_sentence_names_what_is_lost_repeated_and_reordered() -> None:
     assert "can be lost when the leader of a partition dies after the others fell behind (TOPIC_MIN_IN_SYNC_ONE)" in said
     assert "can be repeated when the publisher's request is answered late and sent again (PUBLISHER_NOT_IDEMPOTENT)" in said
     assert "can be reordered when one of the publisher's requests fails" in said
-    assert "publishing goes on with 2 brokers down, and one lost disk takes what was acknowledged with it" in said
+    assert "publishing goes on with 2 brokers down, and what was acknowledged may be on one disk only" in said
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,34 @@ def test_unknown_is_never_taken_for_good() -> None:
     (unjudged,) = verdict.unjudged
     assert unjudged.why == "settings of topic print-status: user 'bob' lacks DESCRIBE_CONFIGS"
     assert {"TOPIC_MIN_IN_SYNC_ONE", "TOPIC_UNCLEAN_ELECTION", "TOPIC_RETENTION_SHORT"} <= set(unjudged.rules)
-    assert "what could not be judged may add to this" in verdict.outcomes[0].sentence
+    assert verdict.outcomes[0].kept is None
+    assert "whether anything is lost or reordered could not be judged in full" in verdict.outcomes[0].sentence
+
+
+def test_without_publishers_nothing_is_said_of_them() -> None:
+    (outcome,) = judgement.judge(changed(sound.snapshot(), publishers={})).outcomes
+    assert outcome.kept is None
+    assert "nothing is lost or repeated or reordered when a broker, the pipeline or the database dies" in outcome.sentence
+    assert "what publishers lose, repeat or reorder before the broker is not known" in outcome.sentence
+
+
+def test_what_a_publisher_does_not_wait_for_outlives_nothing() -> None:
+    assert "outlives" not in sentence(with_publisher(sound.snapshot(), acks="1"))
+
+
+def test_each_pipeline_is_judged_by_its_own_guarantee() -> None:
+    base = with_replicas(sound.snapshot(), 1)
+    mine = base.pipelines["contracts"]
+    weaker = msgspec.structs.replace(mine, table="other", guarantee="at-most-once")
+    databases = dict.fromkeys(("contracts", "weaker"), base.databases["contracts"])
+    verdict = judgement.judge(changed(base, pipelines={"contracts": mine, "weaker": weaker}, databases=databases))
+    assert [outcome.kept for outcome in verdict.outcomes] == [False, True]
+
+
+def test_a_topic_whose_id_is_not_known_is_not_called_another() -> None:
+    verdict = judgement.judge(with_topic(sound.snapshot(), id=""))
+    assert verdict.findings == []
+    assert {"PIPELINE_TOPIC_REPLACED", "PIPELINE_RECORDS_EXPIRED"} <= {rule for one in verdict.unjudged for rule in one.rules}
 
 
 def test_what_two_pipelines_share_is_told_once() -> None:

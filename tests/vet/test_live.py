@@ -187,6 +187,7 @@ def test_three_brokers_set_up_wrong(tmp_path: Path) -> None:
             "CLUSTER_AUTO_CREATES_TOPICS",
             "CLUSTER_BROKERS_DISAGREE",
             "CLUSTER_GROUPS_FORGOTTEN",
+            "CLUSTER_LOGS_IN_TMP",
             "CLUSTER_NO_AUTHORIZER",
             "CLUSTER_ONE_ADDRESS",
             "CLUSTER_SLOW_TO_DROP_REPLICAS",

@@ -39,6 +39,10 @@ def _disk(free: int, error: int = 0) -> Change:
     return lambda base: with_cluster(base, brokers=[broker(1, disks=found), broker(2), broker(3)])
 
 
+def _tmp(base: Snapshot) -> Snapshot:
+    return with_cluster(base, brokers=[broker(1, disks=[Disk(path="/tmp/kafka-logs")]), broker(2), broker(3)])
+
+
 def _two_pipelines(base: Snapshot) -> Snapshot:
     mine = base.pipelines["contracts"]
     return changed(
@@ -86,6 +90,14 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ),
     ("CLUSTER_LAST_REPLICA_TRUSTED", NOTE, lambda s: with_cluster(s, features={"transaction.version": 2})),
     ("CLUSTER_CLOCK_DIFFERS", WARNING, lambda s: with_cluster(s, clock_ahead_s=-40.0)),
+    ("CLUSTER_LOGS_IN_TMP", WARNING, _tmp),
+    (
+        "CLUSTER_TRANSACTION_LOG_FRAGILE",
+        ERROR,
+        lambda s: with_publisher(
+            with_brokers(with_cluster(s, internal={}), transaction_state_log_min_isr="1"), transactional_id="x"
+        ),
+    ),
     ("TOPIC_MISSING", ERROR, lambda s: changed(s, topics={"print-status": None})),
     ("TOPIC_SINGLE_REPLICA", ERROR, lambda s: with_replicas(s, 1)),
     ("TOPIC_SINGLE_REPLICA", NOTE, lambda s: with_pipeline(with_replicas(s, 1), guarantee="at-most-once")),
@@ -100,6 +112,7 @@ BREAKS: list[tuple[str, Severity, Change]] = [
         lambda s: with_topic(s, partitions=[partition(0), partition(1, leader=None, in_sync=[])]),
     ),
     ("TOPIC_UNDER_MIN_IN_SYNC", ERROR, lambda s: with_replicas(s, 1, 2, 3, in_sync=[1])),
+    ("TOPIC_UNDER_MIN_IN_SYNC", ERROR, lambda s: with_settings(with_replicas(s, 1, 2, in_sync=[1]), min_insync_replicas="3")),
     ("TOPIC_UNDER_REPLICATED", WARNING, lambda s: with_replicas(s, 1, 2, 3, in_sync=[1, 2])),
     (
         "TOPIC_REPLICAS_IN_ONE_RACK",
@@ -111,7 +124,12 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     (
         "TOPIC_RETENTION_BY_SIZE",
         ERROR,
-        lambda s: with_topic(with_settings(s, retention_bytes="1000"), partitions=[partition(0, first=50)], span_s=600.0),
+        lambda s: with_topic(with_settings(s, retention_bytes="9000"), partitions=[partition(0, first=50)], span_s=600.0),
+    ),
+    (
+        "TOPIC_RETENTION_BY_SIZE",
+        WARNING,
+        lambda s: with_topic(with_settings(s, retention_bytes="9000000"), partitions=[partition(0, first=50)], span_s=600.0),
     ),
     ("TOPIC_COMPACTED", WARNING, lambda s: with_settings(s, cleanup_policy="compact")),
     ("TOPIC_COMPACTED", ERROR, lambda s: with_pipeline(with_settings(s, cleanup_policy="compact"), transitions=True)),
@@ -148,14 +166,16 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ("RECORDS_NOT_IDEMPOTENT", ERROR, lambda s: with_pipeline(with_topic(s, idempotent_producers=0), order=None)),
     ("RECORDS_UNREADABLE", WARNING, lambda s: with_sample(s, unreadable={"contracts: VALUE_NOT_JSON": 2})),
     ("RECORDS_NEAR_LIMIT", WARNING, lambda s: with_sample(s, largest_bytes=1_000_000)),
+    ("RECORDS_FROM_LONG_AGO", WARNING, lambda s: with_sample(s, newest_age_s=20_000 * 86_400.0)),
     ("RECORDS_FROM_THE_FUTURE", WARNING, lambda s: with_sample(s, ahead_s_max=3_600.0)),
     ("RECORDS_FROM_THE_FUTURE", ERROR, lambda s: with_pipeline(with_sample(s, ahead_s_max=3_600.0), order="@timestamp")),
     ("PUBLISHER_UNDECLARED", NOTE, lambda s: changed(s, publishers={})),
     ("PUBLISHER_ACKS", ERROR, lambda s: with_publisher(s, acks="1")),
     ("PUBLISHER_ACKS", ERROR, lambda s: with_publisher(s, "aiokafka")),
     ("PUBLISHER_ACKS", NOTE, lambda s: with_pipeline(with_publisher(s, acks="0"), guarantee="at-most-once")),
-    ("PUBLISHER_NOT_IDEMPOTENT", ERROR, lambda s: with_publisher(s, "librdkafka", partitioner="murmur2")),
-    ("PUBLISHER_NOT_IDEMPOTENT", ERROR, lambda s: with_publisher(s, acks="1")),
+    ("PUBLISHER_NOT_IDEMPOTENT", WARNING, lambda s: with_publisher(s, "librdkafka", partitioner="murmur2")),
+    ("PUBLISHER_NOT_IDEMPOTENT", ERROR, lambda s: with_pipeline(with_publisher(s, acks="1"), order=None)),
+    ("PUBLISHER_NOT_IDEMPOTENT", ERROR, lambda s: with_pipeline(with_publisher(s, acks="1"), order_is_time=True)),
     (
         "PUBLISHER_NOT_IDEMPOTENT",
         NOTE,
@@ -211,6 +231,7 @@ BREAKS: list[tuple[str, Severity, Change]] = [
         ERROR,
         lambda s: changed(with_pipeline(s, target="sqlite:////data/t.db"), spark=Spark(master="spark://host:7077")),
     ),
+    ("PIPELINE_LOCALHOST_ON_CLUSTER", WARNING, lambda s: changed(s, spark=Spark(master="spark://host:7077"))),
     ("PIPELINE_SPECULATION", WARNING, lambda s: changed(s, spark=Spark(master="yarn", conf={"spark.speculation": "true"}))),
     ("PIPELINE_SMALL_BATCHES", WARNING, lambda s: with_pipeline(s, batch_rows_max=10)),
     ("PIPELINE_HUGE_BATCHES", WARNING, lambda s: with_pipeline(s, batch_rows_max=10_000_000)),
@@ -224,7 +245,7 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ("DATABASE_COMMITS_LATER", NOTE, lambda s: with_database_settings(s, synchronous_commit="off")),
     (
         "DATABASE_COMMITS_LATER",
-        WARNING,
+        NOTE,
         lambda s: with_pipeline(
             with_database_settings(on_mysql(s), innodb_flush_log_at_trx_commit="2"), guarantee="at-least-once"
         ),
@@ -241,6 +262,7 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ("DATABASE_PACKET_SMALL", WARNING, lambda s: with_database_settings(on_mysql(s), max_allowed_packet="1048576")),
     ("DATABASE_BINLOG_BY_STATEMENT", ERROR, lambda s: with_database_settings(on_mysql(s), binlog_format="STATEMENT")),
     ("DATABASE_RIGHTS_MISSING", ERROR, lambda s: with_database(s, lacking_rights=["INSERT on contract_document"])),
+    ("DATABASE_RIGHTS_MISSING", ERROR, lambda s: with_database(s, lacking_rights=["TEMPORARY on the database"])),
     ("DATABASE_RIGHTS_MISSING", WARNING, lambda s: with_database(s, lacking_rights=["DELETE on contract_document"])),
     ("DATABASE_ROWS_HIDDEN", WARNING, lambda s: with_database(s, row_security=True)),
     ("DATABASE_SUPERUSER", NOTE, lambda s: with_database(s, superuser=True)),

@@ -9,6 +9,7 @@ from instep.vet.rule import Broken, Case, Severity, Threat, rule
 LOOPBACK = ("localhost", "::1")
 FREE_SHARE_LOW, FREE_SHARE_FULL = 0.15, 0.05
 QUORUM_MIN = 3
+TEMPORARY = ("/tmp/", "/var/tmp/", "/private/tmp/")  # noqa: S108 - looked at only
 REPLICA_LAG_MS_MAX = 60_000
 CLOCK_S_MAX = 5.0
 TRANSACTION_LEVEL = 2
@@ -149,6 +150,27 @@ def disk_nearly_full(case: Case) -> Iterator[Broken]:
 
 
 @rule(
+    "CLUSTER_LOGS_IN_TMP",
+    Threat.LOSS,
+    when="the machine is started anew or old temporary files are removed",
+    what="A broker keeps its logs below a folder for temporary files.",
+    why="Kafka's sample settings do so. Systems empty /tmp at a restart or remove what is old: segments vanish under the broker.",
+    mend="Set log.dirs to a folder of its own.",
+    fine="On a laptop and in tests.",
+)
+def logs_in_tmp(case: Case) -> Iterator[Broken]:
+    for broker in case.cluster.brokers:
+        for disk in case.known(broker.disks, f"disks of broker {broker.node}"):
+            if disk.path.startswith(TEMPORARY):
+                yield Broken(
+                    Severity.WARNING,
+                    f"broker {broker.node}",
+                    (f"log.dirs={disk.path}",),
+                    "log.dirs=/var/lib/kafka in server.properties",
+                )
+
+
+@rule(
     "CLUSTER_DISK_OFFLINE",
     Threat.LOSS,
     when="another copy is lost before the disk is back",
@@ -199,9 +221,15 @@ def transaction_log_fragile(case: Case) -> Iterator[Broken]:
 
 
 def _fragile(case: Case, topic: str, severity: Severity, in_sync_min: int = 1) -> Iterator[Broken]:
-    if topic not in case.cluster.internal:
+    if topic in case.cluster.internal:
+        replicas, in_sync = case.cluster.internal[topic]
+    elif topic == "__transaction_state":  # not made yet: the brokers' settings say how it will be
+        replicas = min(
+            int(case.broker_value(b, "transaction.state.log.replication.factor").value or 0) for b in case.cluster.brokers
+        )
+        in_sync = min(int(case.broker_value(b, "transaction.state.log.min.isr").value or 0) for b in case.cluster.brokers)
+    else:
         return
-    replicas, in_sync = case.cluster.internal[topic]
     wanted = min(3, max(2, len(case.cluster.brokers)))
     weak_in_sync = in_sync is not None and in_sync < in_sync_min
     if replicas < wanted or weak_in_sync:
@@ -369,7 +397,7 @@ def last_replica_trusted(case: Case) -> Iterator[Broken]:
     fine="Never for long.",
 )
 def clock_differs(case: Case) -> Iterator[Broken]:
-    ahead_s = case.cluster.clock_ahead_s or 0.0
+    ahead_s = case.known(case.cluster.clock_ahead_s, "the cluster's clock")
     if abs(ahead_s) > CLOCK_S_MAX:
         word = "ahead of" if ahead_s > 0 else "behind"
         yield Broken(

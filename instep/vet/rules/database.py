@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from instep.vet.rule import Broken, Case, Severity, Threat, rule
@@ -10,6 +11,7 @@ from instep.vet.rules.cluster import is_loopback
 VERSIONS_MIN = {"postgresql": (13,), "mariadb": (10, 6), "mysql": (8, 0, 19), "sqlite": (3, 35)}
 STATEMENT_S_MIN = 30.0
 CONNECTIONS_SPARE = 5
+RESERVED = ("reserved_connections", "superuser_reserved_connections")
 PACKET_SHARE = 2  # a byte may become two in a statement
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "fuse.sshfs", "9p", "afs", "ceph", "glusterfs", "lustre")
 
@@ -90,12 +92,14 @@ def may_corrupt(case: Case) -> Iterator[Broken]:
         return
     for name in wanted:
         if case.database_setting(name).lower() in ("off", "0", "false"):
-            change = f"ALTER SYSTEM SET {name} = on" if case.database.kind == "postgresql" else f"SET GLOBAL {name} = ON"
+            change = (
+                f"ALTER SYSTEM SET {name} = on" if case.database.kind == "postgresql" else f"{name} = ON in the server's file"
+            )
             yield Broken(
                 Severity.ERROR if case.must_not_lose else Severity.WARNING,
                 _subject(case),
                 (f"{name}={case.database_setting(name)}",),
-                f"{change}; and in the server's file",
+                f"{change}, and restart it",
             )
 
 
@@ -104,10 +108,10 @@ def may_corrupt(case: Case) -> Iterator[Broken]:
     Threat.REPETITION,
     when="the database crashes",
     what="A commit is answered before it is on the disk.",
-    why="After a crash the last transactions are missing. Exactly-once stands: the ledger goes back with the rows, and the "
-    "pipeline applies those records again. With the weaker guarantees the position is kept apart: records may be lost.",
+    why="After a crash the last transactions are missing. Nothing is lost: the ledger is in the same database and goes back with "
+    "the rows, or further, and the pipeline applies those records again.",
     mend="Switch the setting on again.",
-    fine="With exactly-once, for speed: nothing is lost as long as the log still has the records.",
+    fine="For speed, as long as the log still has the records.",
 )
 def commits_later(case: Case) -> Iterator[Broken]:
     lazy = {"postgresql": ("synchronous_commit", ("off",), "ALTER SYSTEM SET synchronous_commit = on")}
@@ -116,7 +120,7 @@ def commits_later(case: Case) -> Iterator[Broken]:
     )
     if case.database.kind != "sqlite" and case.database_setting(name).lower() in weak:
         yield Broken(
-            Severity.NOTE if case.pipeline.guarantee == "exactly-once" else Severity.WARNING,
+            Severity.NOTE,
             _subject(case),
             (f"{name}={case.database_setting(name)}",),
             fix,
@@ -220,7 +224,7 @@ def timeout_short(case: Case) -> Iterator[Broken]:
     values = case.database.settings or {}
     named = {
         "statement_timeout": 0.001, "transaction_timeout": 0.001, "idle_in_transaction_session_timeout": 0.001,
-        "max_statement_time": 1.0, "max_execution_time": 0.001,
+        "max_statement_time": 1.0,
     }  # fmt: skip
     for name, unit_s in named.items():
         if name in values and 0 < float(values[name]) * unit_s < STATEMENT_S_MIN:
@@ -243,14 +247,23 @@ def few_connections(case: Case) -> Iterator[Broken]:
     allowed = int(case.database_setting("max_connections"))
     user_max = int((case.database.settings or {}).get("max_user_connections", "0"))
     allowed = min(allowed, user_max) if user_max else allowed
-    needed = len(case.topic.partitions) + CONNECTIONS_SPARE
+    reserved = sum(int((case.database.settings or {}).get(name, "0")) for name in RESERVED)
+    allowed -= reserved
+    tasks = _tasks(case)
+    needed = tasks + CONNECTIONS_SPARE
     if allowed < needed:
         yield Broken(
             Severity.WARNING,
             _subject(case),
-            (f"{allowed} connections", f"{len(case.topic.partitions)} partitions and {CONNECTIONS_SPARE} to spare"),
-            f"max_connections = {4 * needed}",
+            (f"{allowed} connections", f"{tasks} tasks at a time and {CONNECTIONS_SPARE} to spare"),
+            f"max_connections = {reserved + 4 * needed}",
         )
+
+
+def _tasks(case: Case) -> int:
+    """How many tasks may run at a time: one a partition, and no more than a local master has threads."""
+    threads = re.match(r"local\[(\d+)", case.snapshot.spark.master)
+    return min(len(case.topic.partitions), int(threads[1])) if threads else len(case.topic.partitions)
 
 
 @rule(
@@ -297,7 +310,8 @@ def binlog_by_statement(case: Case) -> Iterator[Broken]:
     when="the pipeline writes",
     what="The pipeline's user lacks a right on a table it needs.",
     why="The pipeline stops with PERMISSION_LOST.",
-    mend="Grant SELECT, INSERT, UPDATE and DELETE on the target's table and on instep's own.",
+    mend="Grant SELECT, INSERT, UPDATE and DELETE on the target's table and on instep's own, and the right to make temporary "
+    "tables.",
     fine="DELETE on the target's table, when the source never deletes documents.",
 )
 def rights_missing(case: Case) -> Iterator[Broken]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from instep.vet.rule import Broken, Case, Severity, Threat, rule
+from instep.vet.rules.cluster import is_loopback
 
 NEAR_EXPIRY_SHARE = 0.5
 BATCH_ROWS_FEW, BATCH_ROWS_MANY = 1_000, 2_000_000
@@ -85,7 +86,7 @@ def shares_columns(case: Case) -> Iterator[Broken]:
             yield Broken(
                 Severity.ERROR,
                 f"table {mine.table}",
-                (f"{case.name} and {name} both write {', '.join(both)}",),
+                (f"{' and '.join(sorted((case.name, name)))} both write {', '.join(both)}",),
                 f"take {', '.join(both)} out of [pipelines.{case.name}.columns] or of [pipelines.{name}.columns]",
             )
 
@@ -100,14 +101,14 @@ def shares_columns(case: Case) -> Iterator[Broken]:
     fine="Never.",
 )
 def topic_replaced(case: Case) -> Iterator[Broken]:
-    strange = [row for row in case.ledger if (row.topic_id, row.cluster_id) != (case.topic.id, case.cluster.cluster_id)]
+    strange = [row for row in case.ledger if (row.topic_id, row.cluster_id) != (case.topic_id, case.cluster.cluster_id)]
     if strange:
         yield Broken(
             Severity.ERROR,
             f"pipeline {case.name}",
             (
                 f"the ledger knows topic id {strange[0].topic_id} of cluster {strange[0].cluster_id}",
-                f"now: {case.topic.id} of {case.cluster.cluster_id}",
+                f"now: {case.topic_id} of {case.cluster.cluster_id}",
             ),
             f"instep rewind {case.name} --to start --accept-new-topic",
         )
@@ -124,7 +125,7 @@ def topic_replaced(case: Case) -> Iterator[Broken]:
 )
 def records_expired(case: Case) -> Iterator[Broken]:
     first = {part.partition: part.first for part in case.topic.partitions}
-    gone = [(row, first.get(row.partition)) for row in case.ledger if row.topic_id == case.topic.id]
+    gone = [(row, first.get(row.partition)) for row in case.ledger if row.topic_id == case.topic_id]
     lost = [(row, start) for row, start in gone if start is not None and row.next_offset < start]
     if lost:
         yield Broken(
@@ -147,7 +148,7 @@ def records_expired(case: Case) -> Iterator[Broken]:
 )
 def ahead_of_log(case: Case) -> Iterator[Broken]:
     ends = {part.partition: part.end for part in case.topic.partitions}
-    ahead = [(row, ends.get(row.partition)) for row in case.ledger if row.topic_id == case.topic.id]
+    ahead = [(row, ends.get(row.partition)) for row in case.ledger if row.topic_id == case.topic_id]
     beyond = [(row, end) for row, end in ahead if end is not None and row.next_offset > end]
     if beyond:
         yield Broken(
@@ -242,6 +243,31 @@ def sqlite_on_cluster(case: Case) -> Iterator[Broken]:
             f"pipeline {case.name}",
             (f'spark.master="{case.snapshot.spark.master}"', f"target {case.pipeline.target}"),
             '[spark] master = "local[*]"; or a target such as postgresql://…',
+        )
+
+
+@rule(
+    "PIPELINE_LOCALHOST_ON_CLUSTER",
+    Threat.STANDSTILL,
+    when="a task runs on another machine",
+    what="Spark's tasks run on a cluster, and the brokers or the database are known as localhost.",
+    why="On a worker, localhost is the worker: it finds no server there, or a wrong one.",
+    mend="Let the brokers advertise, and the target name, addresses that workers can reach.",
+    fine="When all workers run on this machine.",
+)
+def localhost_on_cluster(case: Case) -> Iterator[Broken]:
+    if case.snapshot.spark.master.startswith("local"):
+        return
+    near = [f"broker {broker.node} at {broker.host}" for broker in case.cluster.brokers if is_loopback(broker.host)]
+    database = case.snapshot.databases.get(case.name)
+    if database is not None and database.kind != "sqlite" and is_loopback(database.host):
+        near.append(f"database at {database.host or 'a local socket'}")
+    if near:
+        yield Broken(
+            Severity.WARNING,
+            f"pipeline {case.name}",
+            (f'spark.master="{case.snapshot.spark.master}"', *near),
+            "advertised.listeners of the brokers, and the target's host, by names that the workers know",
         )
 
 

@@ -24,6 +24,13 @@ def _fix(name: str, change: str) -> str:
     return f"{change} in the publisher, and in [publishers.{name}] config"
 
 
+def _repeating(case: Case) -> Severity:
+    """How bad repetitions are: a guard that compares a version skips them, and they only show in the history."""
+    if not case.must_not_repeat:
+        return Severity.NOTE
+    return Severity.WARNING if case.guarded and not case.pipeline.order_is_time else Severity.ERROR
+
+
 @rule(
     "PUBLISHER_UNDECLARED",
     Threat.LOSS,
@@ -78,7 +85,7 @@ def not_idempotent(case: Case) -> Iterator[Broken]:
     for name, one in case.publishers.items():
         if not one.idempotent and one.retries > 0 and not one.refused:
             yield Broken(
-                Severity.ERROR if case.must_not_repeat else Severity.NOTE,
+                _repeating(case),
                 f"publisher {name}",
                 (_found(one, "enable.idempotence", "false"),),
                 _fix(name, "enable.idempotence=true"),

@@ -9,6 +9,7 @@ from instep.vet.snapshot import Sample
 
 AHEAD_S_MAX = 60.0
 NEAR_LIMIT_SHARE = 0.8
+FAR_BEYOND = 2  # the active segment outlives its time by as much as a segment lasts
 # a producer id is forgotten a day after its last record, by default
 PRODUCER_MEMORY_S = 12 * 3600.0
 
@@ -125,6 +126,31 @@ def near_limit(case: Case) -> Iterator[Broken]:
             f"topic {case.topic.name}",
             (f"largest record {largest:,} bytes", case.found("max.message.bytes")),
             f"instep topics alter {case.topic.name} -c max.message.bytes={2 * limit}",
+        )
+
+
+@rule(
+    "RECORDS_FROM_LONG_AGO",
+    Threat.LOSS,
+    when="the log's cleaner comes by before the pipeline",
+    what="New records carry timestamps that are older than the topic keeps records.",
+    why="Retention goes by a record's timestamp. A segment whose newest timestamp is that old is deleted at the next look, "
+    "minutes after it was written. Seconds taken for milliseconds look like 1970.",
+    mend="Let the publisher stamp records in milliseconds, or with the time of sending; or set "
+    "message.timestamp.type=LogAppendTime.",
+    fine="When old events are being sent again, and the pipeline is running.",
+)
+def from_long_ago(case: Case) -> Iterator[Broken]:
+    kept_ms, sample = case.number("retention.ms"), _sample(case)
+    by_publishers = case.setting("message.timestamp.type").value == "CreateTime"
+    deletes = "delete" in (case.setting("cleanup.policy").value or "") and kept_ms >= 0
+    # the newest of the newest: a topic at rest has old records, and rightly
+    if deletes and by_publishers and sample.newest_age_s is not None and sample.newest_age_s * 1000 > FAR_BEYOND * kept_ms:
+        yield Broken(
+            Severity.WARNING,
+            f"topic {case.topic.name}",
+            (f"the newest timestamp is {sample.newest_age_s / 86_400:.0f} days old", case.found("retention.ms")),
+            f"instep topics alter {case.topic.name} -c message.timestamp.type=LogAppendTime; or mend the publisher",
         )
 
 

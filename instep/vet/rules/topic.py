@@ -182,7 +182,8 @@ def without_leader(case: Case) -> Iterator[Broken]:
 )
 def under_min_in_sync(case: Case) -> Iterator[Broken]:
     needed = case.number("min.insync.replicas")
-    short = [part for part in case.topic.partitions if len(part.in_sync) < needed <= len(part.replicas)]
+    # brokers ask for no more than there are
+    short = [part for part in case.topic.partitions if len(part.in_sync) < min(needed, len(part.replicas))]
     if short:
         out = sorted({node for part in short for node in part.replicas if node not in part.in_sync})
         yield Broken(
@@ -242,7 +243,7 @@ def replicas_in_one_rack(case: Case) -> Iterator[Broken]:
             Severity.WARNING,
             f"topic {case.topic.name}",
             tuple(f"partition {part.partition}: all replicas in rack {racks[part.replicas[0]]}" for part in huddled),
-            "kafka-reassign-partitions.sh --generate, which spreads replicas over racks",
+            f"instep topics replicate {case.topic.name} -r {case.replicas + 1} --execute, which takes another rack",
         )
 
 
@@ -284,8 +285,8 @@ def retention_by_size(case: Case) -> Iterator[Broken]:
     if "delete" not in (case.setting("cleanup.policy").value or "") or case.number("retention.bytes") < 0:
         return
     limit, span_s = case.number("retention.bytes"), case.topic.span_s
-    # a log that was cut shows how long its limit lasts; one that never was says nothing yet
-    was_cut = any((part.first or 0) > 0 for part in case.topic.partitions)
+    # a log that was cut near its limit shows how long that lasts; one that never came near says nothing yet
+    was_cut = any((part.first or 0) > 0 and (part.size_bytes or 0) > limit / 2 for part in case.topic.partitions)
     short = was_cut and span_s is not None and span_s * 1000 < case.outage_ms / SPAN_SLACK
     seen = (f"the oldest record is {_age(int(span_s * 1000))} old, and older ones were deleted",) if short and span_s else ()
     yield Broken(
@@ -378,7 +379,8 @@ def time_of_arrival(case: Case) -> Iterator[Broken]:
 )
 def times_unbounded(case: Case) -> Iterator[Broken]:
     name = "message.timestamp.after.max.ms"
-    if case.pipeline.order == "@timestamp" and case.number(name) > TIMES_UNBOUNDED_MS:
+    by_publishers = case.setting("message.timestamp.type").value == "CreateTime"
+    if case.pipeline.order == "@timestamp" and by_publishers and case.number(name) > TIMES_UNBOUNDED_MS:
         yield Broken(
             Severity.WARNING,
             f"topic {case.topic.name}",
