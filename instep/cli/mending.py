@@ -40,14 +40,15 @@ def rewind(
     with shared.cluster(declared) as cluster:
         prepared = moving.prepare(cluster, pipeline, target, place, partition or (), accept_new_topic=accept_new_topic)
     plan = prepared.plan
-    if as_json:
-        shared.print_json({"plan": plan, "needs_why": plan.needs_why, "executed": execute})
-    else:
+    if not as_json:
         typer.echo(shared.table(("PIPELINE", "TOPIC", "PARTITION", "CURRENT", "NEW", "DELTA"), _rows(plan)))
         for words in plan.words:
             typer.echo(words)
     if execute:
         moving.execute(pipeline, target, prepared, who=shared.who(), why=why)
+    if as_json:
+        shared.print_json({"plan": plan, "needs_why": plan.needs_why, "executed": execute})
+    if execute:
         shared.say(f"done; a running pipeline goes on from there within seconds, another when started: instep run {pipeline}")
     else:
         shared.say(f"nothing was changed; with {'--why TEXT ' if plan.needs_why and not why else ''}--execute it is")

@@ -67,6 +67,7 @@ class Gathering:
                 name: self._pipeline(name, pipeline, known_topics[pipeline.topic]) for name, pipeline in pipelines.items()
             },
             databases=databases,
+            writers={name: _writer(one) for name, one in self.declared.pipelines.items()},
             spark=found.Spark(master=self.declared.spark.master, conf=_kept_of(self.declared.spark.conf, SPARK_READ)),
             accepted=dict(self.declared.vet.accept),
             unknown=self.unknown,
@@ -197,7 +198,6 @@ class Gathering:
             start=pipeline.start,
             target=target.shown(target.database_url(pipeline.target)),
             table=pipeline.table,
-            columns=list(pipeline.columns),
             missing=pipeline.missing,
             history=pipeline.history,
             batch_rows_max=pipeline.batch_rows_max,
@@ -273,6 +273,10 @@ def _partition(part: layout.Partition, span: offsets.Span | None, sizes: Mapping
 def _values(given: configs.Settings) -> found.Values:
     """Settings without those whose names say that they are secret."""
     return {name: found.Found(one.value, one.source) for name, one in given.items() if not settings.SECRET.search(name)}
+
+
+def _writer(one: settings.Pipeline) -> found.Writer:
+    return found.Writer(target=target.shown(target.database_url(one.target)), table=one.table, columns=list(one.columns))
 
 
 def _publisher(one: settings.Publisher) -> found.Publisher:

@@ -176,6 +176,12 @@ class Case:
     # --- the pipeline and its database ----------------------------------------------------------------
 
     @property
+    def written(self) -> list[str]:
+        """The columns that the pipeline writes."""
+        found = self.snapshot.writers.get(self.name)
+        return found.columns if found else []
+
+    @property
     def ledger(self) -> list[Ledger]:
         return self.known(self.pipeline.ledger, f"ledger of {self.name}")
 

@@ -113,7 +113,6 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start: str
     target: str
     table: str
-    columns: list[str]
     missing: Missing
     history: bool
     batch_rows_max: int
@@ -125,6 +124,14 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dead_letters: int | None = None
     parked_documents: int | None = None
     group_members: list[str] | None = None  # of the mirror group: there should be none
+
+
+class Writer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a declared pipeline writes, whether it is judged or not."""
+
+    target: str
+    table: str
+    columns: list[str]
 
 
 class Spark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -142,6 +149,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     publishers: dict[str, Publisher] = {}
     pipelines: dict[str, Pipeline] = {}
     databases: dict[str, Facts] = {}
+    writers: dict[str, Writer] = {}
     spark: Spark
     accepted: dict[str, str] = {}
     unknown: dict[str, str] = {}  # what could not be found out, and why

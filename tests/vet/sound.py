@@ -21,11 +21,13 @@ from instep.vet.snapshot import (
     Snapshot,
     Spark,
     Topic,
+    Writer,
 )
 
 NOW = datetime(2026, 11, 15, 8, 0, tzinfo=UTC)
 GIB = 2**30
 DAY_MS = 86_400_000
+TARGET = "postgresql+psycopg://app:***@127.0.0.1/contracts"
 
 BROKER_SETTINGS = {
     "auto.create.topics.enable": "false",
@@ -128,9 +130,8 @@ def snapshot() -> Snapshot:
                 topic="print-status",
                 guarantee="exactly-once",
                 start="earliest",
-                target="postgresql+psycopg://app:***@127.0.0.1/contracts",
+                target=TARGET,
                 table="contract_document",
-                columns=["print_status", "print_version"],
                 missing="insert",
                 history=True,
                 batch_rows_max=100_000,
@@ -157,6 +158,7 @@ def snapshot() -> Snapshot:
                 lacking_rights=[],
             )
         },
+        writers={"contracts": Writer(target=TARGET, table="contract_document", columns=["print_status", "print_version"])},
         spark=Spark(master="local[*]"),
     )
 

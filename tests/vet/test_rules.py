@@ -44,11 +44,10 @@ def _tmp(base: Snapshot) -> Snapshot:
 
 
 def _two_pipelines(base: Snapshot) -> Snapshot:
-    mine = base.pipelines["contracts"]
+    mine = base.writers["contracts"]
     return changed(
         base,
-        pipelines={"contracts": mine, "other": msgspec.structs.replace(mine, columns=["print_status"])},
-        databases=dict.fromkeys(("contracts", "other"), base.databases["contracts"]),
+        writers={"contracts": mine, "other": msgspec.structs.replace(mine, columns=["print_status"])},
     )
 
 

@@ -176,7 +176,7 @@ def table_unlogged(case: Case) -> Iterator[Broken]:
 )
 def second_unique_key(case: Case) -> Iterator[Broken]:
     others = [key for key in case.database.unique_keys if key != [case.database.key]]
-    touching = [key for key in others if set(key) & set(case.pipeline.columns)]
+    touching = [key for key in others if set(key) & set(case.written)]
     if _is_mysql(case) and others:
         severity = Severity.ERROR
     elif touching:

@@ -80,8 +80,8 @@ def starts_late(case: Case) -> Iterator[Broken]:
 )
 def shares_columns(case: Case) -> Iterator[Broken]:
     mine = case.pipeline
-    for name, other in case.snapshot.pipelines.items():
-        both = sorted(set(mine.columns) & set(other.columns))
+    for name, other in case.snapshot.writers.items():
+        both = sorted(set(case.written) & set(other.columns))
         if name != case.name and (other.target, other.table) == (mine.target, mine.table) and both:
             yield Broken(
                 Severity.ERROR,
