@@ -82,6 +82,8 @@ def test_a_lost_broker_hides_only_what_it_held() -> None:
         assert (triple.partitions[0].offline, triple.partitions[0].end) == ((3,), 1)
         noted = {one.partition: one.note for one in bounds.read(cluster, ["single"], (), places.FromEnd())}
         assert noted == {number: bounds.NO_LEADER if number in gone else "" for number in range(6)}
+        # a coordinator that has just taken over shows a group only once its replicas have followed it
+        wait_until(lambda: bool(groups.all_positions(cluster, "readers")), "the group at its new coordinator")
         lags = {one.partition: one.lag_records for one in membership.describe(cluster, "readers").standings}
         assert lags == {number: None if number in gone else 1 for number in range(6)}
         part = peeking.stretch(cluster, "single", places.parse_range("-1"))
