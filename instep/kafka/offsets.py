@@ -180,16 +180,21 @@ def _ask(
             raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), deed, time.monotonic())
         return found
 
+    def ask_or_explain() -> dict[int, int]:
+        """A connection that broke in the middle looks like a missing leader too, so one that seems missing is asked for again."""
+        try:
+            return ask()
+        except errors.BrokerUnreachable:
+            raise
+        except errors.InstepError as failure:
+            if isinstance(failure, errors.TopicMissing) or faults.code(failure) == KafkaError._NOENT:
+                raise _unled(cluster, topic, partitions) from failure.__cause__
+            raise
+
     try:
-        return cluster.insist(ask)
+        return cluster.insist(ask_or_explain)
     except errors.BrokerUnreachable:
         cluster.renew()
-        raise
-    except errors.TopicMissing as failure:
-        raise _unled(cluster, topic, partitions) from failure.__cause__
-    except errors.InstepError as failure:
-        if faults.code(failure) == KafkaError._NOENT:
-            raise _unled(cluster, topic, partitions) from failure.__cause__
         raise
 
 
