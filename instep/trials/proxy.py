@@ -1,0 +1,140 @@
+"""A small TCP proxy that misbehaves on purpose: between a client and a server of this machine, it delays, swallows and cuts.
+
+What it did is counted, so that a trial can prove that its fault was there: one that touched nothing proves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from instep.local import ports
+
+CHUNK_BYTES = 64 * 1024
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Mischief:
+    """What the proxy does to what passes. Swallowed is what the server sends: it has done the work, and nobody hears of it."""
+
+    delay_s: float = 0.0
+    swallows_answers: bool = False
+    refuses: bool = False
+
+
+@dataclass(slots=True)
+class Counts:
+    """What it did so far."""
+
+    connections: int = 0
+    passed_bytes: int = 0
+    delayed_chunks: int = 0
+    swallowed_bytes: int = 0
+    cut_connections: int = 0
+    refused_connections: int = 0
+
+
+class Proxy:
+    """Listens on a free port of the loopback and passes everything on to the server's port, in a thread of its own."""
+
+    def __init__(self, server_port: int, port: int | None = None) -> None:
+        self.port = port or ports.free(1)[0]
+        self.counts = Counts()
+        self._server_port = server_port
+        self._mischief = Mischief()
+        self._open: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy-{self.port}", daemon=True)
+        self._server: asyncio.Server | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+        self._server = self._run(asyncio.start_server(self._serve, ports.HOST, self.port))
+
+    def behave(self, mischief: Mischief | None = None) -> None:
+        """From now on do this to what passes, also on connections that are open; None is to behave well."""
+        self._mischief = mischief or Mischief()
+
+    def cut(self) -> int:
+        """End every connection at once, in both directions; how many there were."""
+        return self._run(self._cut())
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._run(self._end())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
+
+    # --- on the proxy's own thread ------------------------------------------------------------------------
+
+    async def _serve(self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter) -> None:
+        if self._mischief.refuses:
+            self.counts.refused_connections += 1
+            client_out.transport.abort()
+            return
+        try:
+            server_in, server_out = await asyncio.open_connection(ports.HOST, self._server_port)
+        except OSError:
+            client_out.transport.abort()
+            return
+        self.counts.connections += 1
+        self._open |= {client_out, server_out}
+        # a task that ends cancelled is reported as an error by the server, though the end was asked for
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(
+                self._pass(client_in, server_out, answers=False), self._pass(server_in, client_out, answers=True)
+            )
+        for end in (client_out, server_out):
+            self._open.discard(end)
+            end.transport.abort()
+
+    async def _pass(self, source: asyncio.StreamReader, to: asyncio.StreamWriter, *, answers: bool) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await source.read(CHUNK_BYTES):
+                mischief = self._mischief
+                if mischief.delay_s:
+                    self.counts.delayed_chunks += 1
+                    await asyncio.sleep(mischief.delay_s)
+                if mischief.swallows_answers and answers:
+                    self.counts.swallowed_bytes += len(chunk)
+                    continue
+                to.write(chunk)
+                await to.drain()
+                self.counts.passed_bytes += len(chunk)
+        with contextlib.suppress(OSError):
+            if to.can_write_eof():
+                to.write_eof()
+
+    async def _cut(self) -> int:
+        ends = list(self._open)
+        for end in ends:
+            end.transport.abort()
+        self.counts.cut_connections += len(ends) // 2
+        return len(ends) // 2
+
+    async def _end(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._cut()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
