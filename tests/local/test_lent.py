@@ -120,7 +120,14 @@ def test_an_up_killed_half_way_leaves_no_server(state: Path) -> None:
 
 
 def java_below(pid: int) -> list[int]:
-    return [one for one in processes.descendants(pid) if Path("/proc", str(one), "exe").readlink().name == "java"]
+    return [one for one in processes.descendants(pid) if program(one) == "java"]
+
+
+def program(pid: int) -> str:
+    try:
+        return Path("/proc", str(pid), "exe").readlink().name
+    except OSError:  # it has just ended
+        return ""
 
 
 def test_of_three_brokers_a_dead_one_is_started_again(state: Path) -> None:

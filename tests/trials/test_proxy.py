@@ -114,3 +114,4 @@ def test_a_swallowed_answer_makes_a_client_repeat_itself() -> None:
         proxy.cut()
         assert producer.flush(60) == 0
         assert offsets.latest(cluster, "t", [0])[0] == 3
+        producer.close()
