@@ -24,7 +24,7 @@ def test_a_closed_port_is_named_with_the_seconds_tried(capfd: pytest.CaptureFixt
             offsets.latest(cluster, "any", [0])
         with pytest.raises(errors.BrokerUnreachable):
             groups.mirror(cluster, "any", "any", {0: 1})
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 30  # bounded, whatever the machine does besides
     assert "instep#" not in capfd.readouterr().err  # clients of other tests may still be talking
 
 
