@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from instep import errors
 from instep.kafka import connection, offsets, places, topics
 
 NO_LEADER = "no leader"
@@ -34,12 +33,8 @@ def read(
     known = topics.placed(cluster, names).topics
     wanted: dict[str, list[int]] = {}
     for name in names:
-        count = len(known[name].partitions)
-        if strange := sorted(number for number in partitions if number >= count):
-            raise errors.SettingsError(
-                f"topic {name!r} has no partition {', '.join(map(str, strange))}", f"it has 0 to {count - 1}"
-            )
-        wanted[name] = sorted(set(partitions)) or list(range(count))
+        known[name].refuse_strange(partitions)
+        wanted[name] = sorted(set(partitions)) or list(range(len(known[name].partitions)))
     led = {name: [number for number in numbers if number in known[name].led] for name, numbers in wanted.items()}
     spans = offsets.spans(cluster, [(name, number) for name, numbers in led.items() for number in numbers])
     lies = {

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined]
 
 from instep import certificates, errors, settings
 from instep.kafka import faults
@@ -24,6 +24,7 @@ TIMEOUT_S = 10.0
 SLICE_S = 0.05
 SILENCE_S = 3.0
 LOOK_AROUND_S = 1.0
+METADATA_SLICE_S = 1.0
 READER_GROUP = "instep-reader"
 RETIRED_MAX = 4
 LOGIN_MODULES = {
@@ -190,6 +191,20 @@ class Cluster:
                 if time.monotonic() - around > LOOK_AROUND_S:
                     self._look_around()
                     around = time.monotonic()
+
+    def metadata(self, deed: faults.Deed, topic: str | None = None) -> ClusterMetadata:
+        """Brokers and topics, or one topic. Asked for in growing slices: the client's call hears neither Ctrl-C nor a refusal."""
+        since, slice_s = time.monotonic(), METADATA_SLICE_S
+        while True:
+            left_s = since + self.timeout_s - time.monotonic()
+            try:
+                return self.admin.list_topics(topic, timeout=max(SLICE_S, min(slice_s, left_s)))
+            except KafkaException as failure:
+                self.admin.poll(0)  # what the client has to say on the side
+                ours = self.translate(failure.args[0], deed, since)
+                if not isinstance(ours, errors.BrokerUnreachable) or self.ear.refused_by_all(since) or left_s <= slice_s:
+                    raise ours from failure
+            slice_s *= 2
 
     def insist(self, attempt: Callable[[], Result]) -> Result:
         """Try again for as long as we may: a leader or coordinator that is moving answers with an error, or not at all.

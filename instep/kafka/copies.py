@@ -30,10 +30,7 @@ def plan(cluster: connection.Cluster, topic: str, copies: int) -> list[Move]:
     """What each partition's replicas would be; those that stay as they are are left out."""
     known = topics.placed(cluster, [topic])
     if copies > len(known.brokers):
-        raise errors.SettingsError(
-            f"topic {topic!r} cannot have {copies} replicas: the cluster has {counted(len(known.brokers), 'broker')}",
-            f"say -r {len(known.brokers)} or less, or start more brokers",
-        )
+        raise layout.too_few_brokers(topic, copies, len(known.brokers))
     with inquiry.opened(cluster) as asked:
         racks = (asked.racks() if asked else None) or {}
     return spread(known.topics[topic], {node: racks.get(node) for node in known.brokers}, copies)

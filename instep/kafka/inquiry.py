@@ -12,9 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaException
-
-from instep import settings
+from instep import errors, settings
 from instep.kafka import connection
 
 log = logging.getLogger("kafka")
@@ -45,13 +43,6 @@ class Quorum:
     leader: int
     voters: tuple[int, ...]
     leader_clock_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Features:
-    """What this version of the cluster has switched on, by name and level."""
-
-    levels: Mapping[str, int]
 
 
 class Inquiry:
@@ -128,10 +119,12 @@ class Inquiry:
             return dict.fromkeys(replicas, failure.errno or UNKNOWN)
         return {place.partition: error.errno if error else 0 for place, error in told.items()}
 
-    def features(self) -> Features | None:
-        def ask() -> Features:
+    def features(self) -> dict[str, int] | None:
+        """What the cluster has switched on, by name and level."""
+
+        def ask() -> dict[str, int]:
             found = self._admin.describe_features()
-            return Features({name: levels["finalized"][1] for name, levels in found.items() if "finalized" in levels})
+            return {name: levels["finalized"][1] for name, levels in found.items() if "finalized" in levels}
 
         return _told(ask)
 
@@ -144,10 +137,10 @@ def opened(cluster: connection.Cluster) -> Iterator[Inquiry | None]:
 
     try:
         # brokers that are up: at an address where nobody answers, this client waits
-        brokers = cluster.admin.list_topics(timeout=cluster.timeout_s).brokers.values()
+        brokers = cluster.metadata(cluster.deed("look for the brokers")).brokers.values()
         bootstrap = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
         admin = KafkaAdminClient(**client_config(cluster.kafka, bootstrap, cluster.timeout_s))
-    except (client_errors.KafkaError, KafkaException, OSError):
+    except (client_errors.KafkaError, errors.InstepError, OSError):
         yield None
         return
     try:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaException
-
 from instep import errors
+from instep.document.showing import counted
 from instep.kafka import configs, connection, inquiry
 
 INTERNAL = "__"
@@ -48,6 +46,13 @@ class Layout:
         """Kept by Kafka itself, as its name says."""
         return self.topic.startswith(INTERNAL)
 
+    def refuse_strange(self, partitions: Iterable[int]) -> None:
+        """Raise for partitions that the topic does not have."""
+        if strange := sorted(number for number in set(partitions) if number >= len(self.partitions)):
+            raise errors.SettingsError(
+                f"topic {self.topic!r} has no partition {', '.join(map(str, strange))}", f"it has 0 to {len(self.partitions) - 1}"
+            )
+
     @property
     def led(self) -> tuple[int, ...]:
         """Those that can be asked."""
@@ -65,12 +70,7 @@ class Layouts:
 
 def read(cluster: connection.Cluster) -> Layouts:
     """One request, whatever the number of topics."""
-    since = time.monotonic()
-    try:
-        found = cluster.admin.list_topics(timeout=cluster.timeout_s)
-    except KafkaException as failure:
-        cluster.admin.poll(0)  # what the client has to say on the side
-        raise cluster.translate(failure.args[0], cluster.deed("list the topics"), since) from failure
+    found = cluster.metadata(cluster.deed("list the topics"))
     topics = {
         name: Layout(
             name,
@@ -83,6 +83,14 @@ def read(cluster: connection.Cluster) -> Layouts:
     }
     brokers = {node: (broker.host or "", broker.port) for node, broker in sorted(found.brokers.items())}
     return Layouts(brokers, topics, found.cluster_id or "")
+
+
+def too_few_brokers(topic: str, replicas: int, brokers: int) -> errors.SettingsError:
+    """The error for more copies than there are brokers to hold them."""
+    return errors.SettingsError(
+        f"topic {topic!r} cannot have {replicas} replicas: the cluster has {counted(brokers, 'broker')}",
+        f"say -r {brokers} or less, or start more brokers",
+    )
 
 
 def matching(names: Iterable[str], pattern: str | None, *, is_regex: bool = False) -> list[str]:

@@ -165,8 +165,5 @@ def _limited(found: Iterator[Seen], limit: int | None) -> Iterator[Seen]:
 def _asked(known: layout.Layout, partitions: Collection[int], key: bytes | None) -> list[int]:
     """The partitions that are named, that of the key, or all."""
     count = len(known.partitions)
-    if strange := sorted(number for number in partitions if number >= count):
-        raise errors.SettingsError(
-            f"topic {known.topic!r} has no partition {', '.join(map(str, strange))}", f"it has 0 to {count - 1}"
-        )
+    known.refuse_strange(partitions)
     return sorted(set(partitions)) or ([hashing.partition_of(key, count)] if key is not None else list(range(count)))

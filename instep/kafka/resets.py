@@ -80,10 +80,7 @@ def plan(cluster: connection.Cluster, group: str, spots: Collection[Spot], how: 
     there = groups.all_positions(cluster, group)
     known = topics.placed(cluster, {topic for topic, _ in spots}).topics
     for topic, partition in spots:
-        if partition >= len(known[topic].partitions):
-            raise errors.SettingsError(
-                f"topic {topic!r} has no partition {partition}", f"it has 0 to {len(known[topic].partitions) - 1}"
-            )
+        known[topic].refuse_strange([partition])
         if partition not in known[topic].led:
             raise errors.BrokerUnreachable(
                 f"topic {topic!r} has no leader for partition {partition}",

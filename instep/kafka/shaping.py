@@ -135,10 +135,7 @@ def _explained(
             f" (asked: {partitions})" if there != partitions else ""
         )
     if code == KafkaError.INVALID_REPLICATION_FACTOR and replicas and replicas > len(known.brokers):
-        raise errors.SettingsError(
-            f"topic {name!r} cannot have {replicas} replicas: the cluster has {counted(len(known.brokers), 'broker')}",
-            f"say -r {len(known.brokers)} or less, or start more brokers",
-        ) from failure.__cause__
+        raise layout.too_few_brokers(name, replicas, len(known.brokers)) from failure.__cause__
     if code == KafkaError.INVALID_CONFIG and known.topics:
         some = next(iter(known.topics))
         understood = configs.of_topics(cluster, [some])[some]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import KafkaError, TopicCollection
 from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
@@ -138,11 +138,7 @@ def _description(cluster: connection.Cluster, topic: str) -> Any:
 def _cluster_id(cluster: connection.Cluster, topic: str) -> str:
     """From the metadata of a topic that is there: librdkafka may abort the process over an answer that comes too late to
     `describe_cluster`."""
-    since = time.monotonic()
-    try:
-        return cluster.admin.list_topics(topic, timeout=cluster.timeout_s).cluster_id or ""
-    except KafkaException as failure:
-        raise cluster.translate(failure.args[0], cluster.deed("ask for the cluster's id"), since) from failure
+    return cluster.metadata(cluster.deed("ask for the cluster's id"), topic).cluster_id or ""
 
 
 def _await(cluster: connection.Cluster, topic: str, reached: Callable[[Any], bool]) -> None:

@@ -79,14 +79,13 @@ class Gathering:
         racks = (asked.racks() if asked else None) or {}
         quorum = asked.quorum() if asked else None
         clock_ahead_s = quorum.leader_clock_s - time.time() if quorum and quorum.leader_clock_s else None
-        features = asked.features() if asked else None
         return found.Cluster(
             cluster_id=self.layouts.cluster_id,
             bootstrap=[address.strip() for address in self.cluster.bootstrap.split(",") if address.strip()],
             protocol=self.cluster.kafka.security.protocol,
             brokers=[self._broker(node, racks.get(node), folders) for node in self.layouts.brokers],
             voters=list(quorum.voters) if quorum else None,
-            features=dict(features.levels) if features else None,
+            features=asked.features() if asked else None,
             clock_ahead_s=clock_ahead_s,
             internal={name: self._internal(name) for name in INTERNAL if name in self.layouts.topics},
         )

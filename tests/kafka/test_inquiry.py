@@ -31,7 +31,7 @@ def test_what_only_the_python_client_asks(cluster: connection.Cluster, new_topic
     assert quorum is not None
     assert (quorum.leader, quorum.voters) == (1, (1,))
     assert features is not None
-    assert features.levels["transaction.version"] == 2
+    assert features["transaction.version"] == 2
     assert folders is not None
     assert folders[0].replicas[topic, 1] == 0
     assert (folders[0].total_bytes or 0) > (folders[0].free_bytes or 0) > 0
