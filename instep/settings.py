@@ -24,6 +24,7 @@ from instep import errors
 
 FILE_NAME = "instep.toml"
 ENVIRONMENT_PREFIX = "INSTEP__"
+IN_URL = "in the URL"  # where a secret is, if it is not the whole value
 
 # settings of Spark and of Kafka's clients whose names say that they are secret, or may hold something that is
 SECRET = re.compile(
@@ -83,7 +84,7 @@ class Pipeline(Table, frozen=True, kw_only=True):
     start: Annotated[str, Meta(description="where a pipeline with no ledger begins: earliest, latest or an ISO 8601 time")] = (
         "earliest"
     )
-    target: Annotated[str, Meta(description="the target database as a SQLAlchemy URL", extra={"secret": True})]
+    target: Annotated[str, Meta(description="the target database as a SQLAlchemy URL", extra={"secret": IN_URL})]
     table: Annotated[str, Meta(description="the target table, schema.table where it has a schema")]
     key: Annotated[str, Meta(description="the table's key column: the document's id")]
     missing: Annotated[Missing, Meta(description="the table does not have the document: insert, park or ignore")] = "insert"
@@ -136,16 +137,21 @@ def load(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> S
     return load_with_origins(path, environ).settings
 
 
+def file_of(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """Which file is read, whether it is there or not."""
+    return path or Path(environ.get("INSTEP_CONFIG") or FILE_NAME)
+
+
 def load_with_origins(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Loaded:
     """The same, with where every value comes from."""
-    named = path or (Path(environ["INSTEP_CONFIG"]) if environ.get("INSTEP_CONFIG") else None)
-    found = named or Path(FILE_NAME)
+    named = path is not None or bool(environ.get("INSTEP_CONFIG"))
+    found = file_of(path, environ)
     try:
         text = found.read_text(encoding="utf-8")
     except FileNotFoundError:
         if named:
             raise errors.SettingsError(
-                f"settings file {named} does not exist", f"write it, or leave --config out to use ./{FILE_NAME}"
+                f"settings file {found} does not exist", f"write it, or leave --config out to use ./{FILE_NAME}"
             ) from None
         text = ""
     except (OSError, UnicodeDecodeError) as error:
@@ -434,10 +440,15 @@ def effective(table: Table, where: str = "") -> list[tuple[str, Any]]:
         elif isinstance(value, dict):
             rows.append((key, {name: "***" if SECRET.search(name) else child for name, child in value.items()}))
         else:
-            rows.append(
-                (key, value if not extra.get("secret") else masked_url(value) if key.endswith(".target") else value and "***")
-            )
+            rows.append((key, _masked(value, extra.get("secret"))))
     return rows
+
+
+def _masked(value: Any, secret: object) -> Any:
+    """A value as it may be shown: a secret as stars, a URL with stars in it."""
+    if not secret or not value:
+        return value
+    return masked_url(value) if secret == IN_URL else "***"
 
 
 def masked_url(url: str) -> str:

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 EVIDENCE_SHOWN_MAX = 4
 
 app = typer.Typer()
-vet_app = typer.Typer(
-    name="vet",
-    rich_markup_mode=None,
-    help="Judge cluster, topic, publishers, pipeline and database together against each pipeline's declared guarantee.",
-)
+vet_app = typer.Typer(name="vet", rich_markup_mode=None)
 app.add_typer(vet_app)
 
 

@@ -75,7 +75,7 @@ def chosen(declared: settings.Settings, names: list[str] | None) -> list[str]:
             settings.pipeline(declared, name)
         return list(dict.fromkeys(names))
     if not declared.pipelines:
-        here = GIVEN.config or Path(settings.FILE_NAME)
+        here = settings.file_of(GIVEN.config)
         what = "the settings declare no pipeline" if here.exists() else f"there is no {here} in {Path.cwd()}"
         raise errors.SettingsError(what, f"write a [pipelines.NAME] table into {here}, or name another file with --config")
     return list(declared.pipelines)

@@ -48,6 +48,14 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     filesystem: str | None = None
     clock_ahead_s: float | None = None  # of ours
 
+    @property
+    def granting(self) -> str:
+        """What gives us the rights that we lack."""
+        lacking = self.lacking_rights or []
+        if self.kind == "sqlite":
+            return f"chmod u+w {' '.join(right.removeprefix('WRITE on ') for right in lacking)}"
+        return "; ".join(f"GRANT {right} TO …" for right in lacking)
+
 
 def read(name: str, pipeline: settings.Pipeline) -> Facts:
     """The facts of a pipeline's target. A database that gives no answer says so in them."""

@@ -3,6 +3,7 @@
     lost        sent with an answer, and never worked
     repeated    worked more than once
     inverted    worked after a later one of the same key
+    unsorted    came after one that was sent later, whatever their keys
     reordered   read from a partition after a higher offset, within one assignment
     unsent      read, and nobody sent it: the trial itself is broken
     aborted     read, though its transaction was taken back

@@ -61,9 +61,16 @@ NAMES: Mapping[str, str] = {
     **{old: new for old, new in guarantees.ALIASES.items() if new in JAVA},
     "message.timeout.ms": "delivery.timeout.ms",
     "message.max.bytes": "max.request.size",
-    "request.timeout.ms": "request.timeout.ms",
     "partitioner.class": "partitioner",
 }
+# names that are judged, and neighbours of theirs that are right too
+KNOWN = frozenset(
+    {
+        *JAVA, *NAMES, "transactional.id", "partitioner.ignore.keys", "request.timeout.ms", "compression.type", "batch.size",
+        "client.id", "queue.buffering.max.kbytes", "queue.buffering.max.messages", "message.copy.max.bytes",
+        "socket.timeout.ms", "retry.backoff.ms", "buffer.memory", "max.block.ms",
+    }
+)  # fmt: skip
 LIBRDKAFKA_HASHES: Mapping[str, str] = {
     "consistent": CRC32,
     "consistent_random": CRC32,
@@ -184,15 +191,18 @@ def _refused_by_emit(config: Mapping[str, str]) -> str | None:
     return None
 
 
+def of_interest(config: Mapping[str, str]) -> dict[str, str]:
+    """The settings that are judged here, and those that look like one: logins, keys and the like are left out."""
+    strange = {name for name, _ in _misspelt(config)}
+    return {name: value for name, value in config.items() if name.strip().replace("_", ".") in KNOWN or name in strange}
+
+
 def _misspelt(config: Mapping[str, str]) -> list[tuple[str, str]]:
     """Names that no client has, with the one that is probably meant: a client ignores them, or refuses to start."""
-    known = {*JAVA, *NAMES, "transactional.id", "partitioner.ignore.keys", "compression.type", "batch.size", "client.id"}
-    known |= {"queue.buffering.max.kbytes", "message.copy.max.bytes", "socket.timeout.ms", "retry.backoff.ms"}
-    known |= {"buffer.memory", "queue.buffering.max.messages", "queue.buffering.max.ms", "bootstrap.servers", "max.block.ms"}
     found = []
     for name in config:
-        dotted = name.replace("_", ".")
-        close = difflib.get_close_matches(dotted, known, n=1, cutoff=0.85) if dotted not in known else []
+        dotted = name.strip().replace("_", ".")
+        close = difflib.get_close_matches(dotted, KNOWN, n=1, cutoff=0.85) if dotted not in KNOWN else []
         found += [(name, meant) for meant in close]
     return found
 

@@ -126,7 +126,7 @@ def _memory() -> Check:
 
 
 def _settings(declared: settings.Settings, config: Path | None) -> Check:
-    file = config or Path(os.environ.get("INSTEP_CONFIG") or settings.FILE_NAME)
+    file = settings.file_of(config)
     if not file.exists():
         return Check("settings", State.NOTE, f"there is no {file} in {Path.cwd()}", "see README.md: first pipeline")
     names = ", ".join(declared.pipelines) or "none"
@@ -235,9 +235,7 @@ def _database(name: str, pipeline: settings.Pipeline) -> Iterator[Check]:
     if found.unfit is not None:
         yield Check(f"table of {name}", State.WRONG, *found.unfit)
     elif found.lacking_rights:
-        grants = "; ".join(f"GRANT {right} TO …" for right in found.lacking_rights)
-        fix = "chmod u+w" if found.kind == "sqlite" else grants
-        yield Check(f"table of {name}", State.WRONG, f"we lack {', '.join(found.lacking_rights)}", fix)
+        yield Check(f"table of {name}", State.WRONG, f"we lack {', '.join(found.lacking_rights)}", found.granting)
     else:
         yield Check(f"table of {name}", State.GOOD, f"{pipeline.table} fits, and instep's own tables are there")
     if found.clock_ahead_s is not None:

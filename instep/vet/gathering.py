@@ -6,7 +6,6 @@ What cannot be found out is left unknown, with the reason; only a cluster that d
 from __future__ import annotations
 
 import binascii
-import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
@@ -22,11 +21,11 @@ from instep.kafka import configs, inquiry, layout, membership, offsets, reading,
 from instep.kafka.connection import Cluster
 from instep.sinks import facts, inspection, target
 from instep.sinks.target import Target
+from instep.vet import clients
 from instep.vet import snapshot as found
 
 SAMPLED_PER_PARTITION = 20
 SPARK_READ = ("spark.speculation",)
-OF_ANY_CLIENT = re.compile(r"(?i)sasl|ssl|security|https|oauth|basic\.auth|bearer")
 INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 Fact = TypeVar("Fact")
@@ -282,11 +281,7 @@ def _publisher(one: settings.Publisher) -> found.Publisher:
     texts = {
         name: msgspec.json.encode(value).decode() if isinstance(value, bool) else str(value) for name, value in one.config.items()
     }
-    # logins and keys are nobody's business here; a name that is nearly one of ours is kept, to be told
-    kept = {name: value for name, value in texts.items() if not OF_ANY_CLIENT.match(name.replace("_", "."))}
-    return found.Publisher(
-        topic=one.topic, client=one.client, config={n: v for n, v in kept.items() if not settings.SECRET.search(n)}
-    )
+    return found.Publisher(topic=one.topic, client=one.client, config=clients.of_interest(texts))
 
 
 def _kept_of(config: Mapping[str, str], names: Collection[str]) -> dict[str, str]:

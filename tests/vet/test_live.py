@@ -30,6 +30,7 @@ WRONG_BROKERS = {
     "offsets.retention.minutes": "60",
     "replica.lag.time.max.ms": "120000",
     "min.insync.replicas": "1",
+    "broker.rack": "cellar",
 }
 EVENT = {"doc_id": "C-1", "status": "PRINTED", "version": 1, "updated_at": "2026-11-01T08:00:00Z"}
 
@@ -160,6 +161,35 @@ def test_what_the_ledger_shows(cluster: Cluster, tmp_path: Path) -> None:
     assert ledger(2) == {"PIPELINE_RECORDS_EXPIRED"}
 
 
+def test_what_waits_and_what_was_set_aside(cluster: Cluster, tmp_path: Path) -> None:
+    """Records of five days ago that were not applied, in a log that keeps seven; a dead letter, a parked document."""
+    topic, day_s = f"vet-{uuid.uuid4().hex[:8]}", 86_400
+    topics.create(cluster, topic, 1, config={"retention.bytes": "1", "segment.bytes": "1048576"})
+    send(cluster, topic, *((b"C-1", {**EVENT, "version": n}) for n in range(10)), times=int((time.time() - 5 * day_s) * 1000))
+    pipeline = declare(f"sqlite:///{tmp_path}/t.db", topic=topic)
+    preparation.prepare(pipeline)
+    now = topics.describe(cluster, topic)
+    place = f"'contracts', '{topic}', 0"
+    run_sql(
+        pipeline.target,
+        "INSERT INTO instep_ledger (pipeline, topic, partition, next_offset, epoch, cluster_id, topic_id)"
+        f" VALUES ({place}, 4, 1, '{now.cluster_id}', '{now.id}')",
+        'INSERT INTO instep_dead_letters (pipeline, topic, partition, "offset", reason, at)'
+        f" VALUES ({place}, 1, 'x', '2026-11-01')",
+        'INSERT INTO instep_parked (pipeline, topic, partition, "offset", document, reason, at)'
+        f" VALUES ({place}, 2, 'C-1', 'x', '2026-11-01')",
+    )
+    taken = look(cluster, pipeline)
+    held, found = taken.pipelines["contracts"], taken.topics[topic]
+    assert (held.dead_letters, held.parked_documents) == (1, 1)
+    assert held.ledger is not None
+    assert held.ledger[0].waiting_age_s == pytest.approx(5 * day_s, abs=600)
+    assert found is not None
+    assert found.span_s == pytest.approx(5 * day_s, abs=600)
+    assert (found.partitions[0].size_bytes or 0) > 100
+    assert {"PIPELINE_NEAR_EXPIRY", "PIPELINE_SET_ASIDE"} <= {one.rule for one in judgement.judge(taken).findings}
+
+
 def test_a_stranger_in_the_mirror_group(vet: Vet, cluster: Cluster) -> None:
     name = f"vet-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, name, 1)
@@ -199,6 +229,7 @@ def test_three_brokers_set_up_wrong(tmp_path: Path) -> None:
         copies.execute(cluster, "two", copies.plan(cluster, "two", 3), said.append)
         assert said[-1] == "2 of 2 partitions done"
         assert "TOPIC_TWO_REPLICAS" not in broken(cluster, pipeline)
+        assert {broker.rack for broker in look(cluster, pipeline).cluster.brokers} == {"cellar"}
         whole = msgspec.structs.replace(pipeline, topic="all")
         assert "TOPIC_MIN_IN_SYNC_ALL" in broken(cluster, whole)
         dying = servers.nodes[2]
@@ -327,8 +358,13 @@ def test_a_saved_snapshot_is_judged_like_the_live_one(cluster: Cluster, tmp_path
     topic = f"vet-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, topic, 2)
     pipeline = declare(f"sqlite:///{tmp_path}/t.db", topic=topic)
-    secret = {"print": settings.Publisher(topic=topic, client="java", config={"sasl.jaas.config": "s3cret", "acks": 1})}
+    secret = {
+        "print": settings.Publisher(
+            topic=topic, client="java", config={"sasl.jaas.config": "s3cret", "ssl.keystore.key": "s3cret", "acks": 1, "ack": 2}
+        )
+    }
     taken = look(cluster, pipeline, publishers=secret)
     snapshot.save(taken, tmp_path / "snapshot.json")
     assert "s3cret" not in (tmp_path / "snapshot.json").read_text(encoding="utf-8")
+    assert taken.publishers["print"].config == {"acks": "1", "ack": "2"}
     assert judgement.judge(snapshot.load(tmp_path / "snapshot.json")) == judgement.judge(taken)

@@ -322,7 +322,7 @@ def rights_missing(case: Case) -> Iterator[Broken]:
             Severity.ERROR if needed else Severity.WARNING,
             _subject(case),
             tuple(f"lacks {right}" for right in lacking),
-            "chmod u+w" if case.database.kind == "sqlite" else "; ".join(f"GRANT {right} TO …" for right in lacking),
+            case.database.granting,
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from instep.vet.rule import Broken, Case, Severity, Threat, rule
 from instep.vet.rules.cluster import is_loopback
+from instep.vet.snapshot import Ledger, Partition
 
 NEAR_EXPIRY_SHARE = 0.5
 BATCH_ROWS_FEW, BATCH_ROWS_MANY = 1_000, 2_000_000
@@ -114,6 +115,12 @@ def topic_replaced(case: Case) -> Iterator[Broken]:
         )
 
 
+def _met(case: Case) -> list[tuple[Ledger, Partition]]:
+    """The ledger's rows with the partitions they are about, as far as they are about this topic."""
+    parts = {part.partition: part for part in case.topic.partitions}
+    return [(row, parts[row.partition]) for row in case.ledger if row.topic_id == case.topic_id and row.partition in parts]
+
+
 @rule(
     "PIPELINE_RECORDS_EXPIRED",
     Threat.LOSS,
@@ -124,9 +131,7 @@ def topic_replaced(case: Case) -> Iterator[Broken]:
     fine="Never.",
 )
 def records_expired(case: Case) -> Iterator[Broken]:
-    first = {part.partition: part.first for part in case.topic.partitions}
-    gone = [(row, first.get(row.partition)) for row in case.ledger if row.topic_id == case.topic_id]
-    lost = [(row, start) for row, start in gone if start is not None and row.next_offset < start]
+    lost = [(row, part.first) for row, part in _met(case) if part.first is not None and row.next_offset < part.first]
     if lost:
         yield Broken(
             Severity.ERROR,
@@ -147,9 +152,7 @@ def records_expired(case: Case) -> Iterator[Broken]:
     fine="Never.",
 )
 def ahead_of_log(case: Case) -> Iterator[Broken]:
-    ends = {part.partition: part.end for part in case.topic.partitions}
-    ahead = [(row, ends.get(row.partition)) for row in case.ledger if row.topic_id == case.topic_id]
-    beyond = [(row, end) for row, end in ahead if end is not None and row.next_offset > end]
+    beyond = [(row, part.end) for row, part in _met(case) if part.end is not None and row.next_offset > part.end]
     if beyond:
         yield Broken(
             Severity.ERROR,
