@@ -1,0 +1,7 @@
+"""Every claim, by its id, in the order of the list. Importing a family makes its experiments known."""
+
+from __future__ import annotations
+
+from instep.trials.claim import KNOWN
+
+ALL = KNOWN

@@ -1,0 +1,150 @@
+"""Runs of the lab, each a folder that says all of it:
+
+RUN/run.json                what was asked for, of which releases, on which machine
+RUN/CLAIM/verdict.json      what came of it; from the claim's begin on, so that a run that was killed is INCONCLUSIVE
+RUN/CLAIM/settings.json     what each client was started with, case by case
+RUN/CLAIM/timeline.jsonl    steps and faults, with their times
+RUN/CLAIM/history-*.jsonl   every operation of every client, case by case
+RUN/made.jsonl              topics and groups that the run made, written before they are made
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from instep import errors
+from instep.local import places
+from instep.trials.claim import Result, Tier
+
+RUN_FILE = "run.json"
+VERDICT_FILE = "verdict.json"
+MADE_FILE = "made.jsonl"
+
+Kept = TypeVar("Kept")
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is made of: what was asked for, and on what it ran. `cluster` is None for brokers of the lab's own."""
+
+    id: str
+    tier: Tier
+    seed: int
+    claims: list[str]
+    command: str
+    begun_at: str
+    machine: dict[str, str]
+    releases: dict[str, str]
+    cluster: str | None = None
+
+
+class Made(msgspec.Struct, frozen=True):
+    """A topic or a group of the run's own."""
+
+    kind: str
+    name: str
+
+
+def folder() -> Path:
+    """Where runs are kept."""
+    kept = places.state() / "lab"
+    kept.mkdir(exist_ok=True)
+    return kept
+
+
+def new_id(tier: Tier, seed: int, at: datetime | None = None) -> str:
+    return f"{(at or datetime.now(UTC)):%Y%m%dT%H%M%S}-{tier}-{seed}"
+
+
+def begin(into: Path, run: Run) -> Path:
+    """Make the run's folder."""
+    made = into / run.id
+    with places.explained(into):
+        made.mkdir(parents=True)
+        _write(made / RUN_FILE, run)
+    return made
+
+
+def runs(kept: Path) -> list[Path]:
+    """The folders of all runs, oldest first."""
+    return sorted(file.parent for file in kept.glob(f"*/{RUN_FILE}"))
+
+
+def find(kept: Path, id_: str | None) -> Path:
+    """The run of this id or at this path; the newest when none is named."""
+    if id_ is not None and (Path(id_) / RUN_FILE).is_file():
+        return Path(id_)
+    known = runs(kept)
+    if not known:
+        raise errors.SettingsError(f"there is no run of the lab in {kept}", "instep lab run")
+    if id_ is None:
+        return known[-1]
+    for run in known:
+        if run.name == id_:
+            return run
+    raise errors.SettingsError(
+        f"there is no run {id_!r} in {kept}", f"the newest are: {', '.join(run.name for run in known[-3:])}"
+    )
+
+
+def read_run(run: Path) -> Run:
+    return _read(run / RUN_FILE, Run)
+
+
+def read_results(run: Path) -> dict[str, Result]:
+    """What the run has come to so far, by claim, in the order in which they were asked for."""
+    return {
+        claim: _read(run / claim / VERDICT_FILE, Result)
+        for claim in read_run(run).claims
+        if (run / claim / VERDICT_FILE).exists()
+    }
+
+
+def write_result(run: Path, result: Result) -> None:
+    """Put it in the place of what was there, whole or not at all."""
+    _write(run / result.claim / VERDICT_FILE, result)
+
+
+def write_settings(folder_: Path, cases: Mapping[str, Any]) -> None:
+    _write(folder_ / "settings.json", cases)
+
+
+def note_made(run: Path, made: Made) -> None:
+    with (run / MADE_FILE).open("ab") as stream:
+        stream.write(msgspec.json.encode(made) + b"\n")
+
+
+def read_made(run: Path) -> list[Made]:
+    if not (run / MADE_FILE).exists():
+        return []
+    lines = (run / MADE_FILE).read_bytes().split(b"\n")[:-1]
+    return [msgspec.json.decode(line, type=Made) for line in lines]
+
+
+def file_name(text: str) -> str:
+    """A case's name as a part of a file's."""
+    return re.sub(r"[^A-Za-z0-9.=+-]+", "_", text)
+
+
+def remaining(asked: Iterable[str], results: Mapping[str, Result]) -> list[str]:
+    """The claims that a resumed run still has to settle: those that did not end."""
+    return [claim for claim in asked if claim not in results or not results[claim].ended]
+
+
+def _write(file: Path, value: object) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    written = file.with_suffix(".new")
+    written.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+    written.replace(file)
+
+
+def _read(file: Path, kind: type[Kept]) -> Kept:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise errors.InstepError(f"{file} cannot be read: {error}", "the run was changed: run it again") from error

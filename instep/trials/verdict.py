@@ -1,0 +1,81 @@
+"""From what an experiment saw to what becomes of the claim. Pure.
+
+An experiment puts its claim into parts, and each is PASS, FAIL or INCONCLUSIVE:
+
+    told       what the claim says; several when it says several things
+    control    what must happen for the rest to mean anything, such as records lost without the protection
+    limit      a condition under which the claim does not hold; it passes when the run showed so
+
+A control that did not pass, or a part that nobody could settle, makes the whole INCONCLUSIVE: unknown is never a pass.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Outcome(enum.StrEnum):
+    PASS = "PASS"
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+
+
+class Role(enum.StrEnum):
+    TOLD = "told"
+    CONTROL = "control"
+    LIMIT = "limit"
+
+
+class Verdict(enum.StrEnum):
+    RIGHT = "right"
+    WRONG = "wrong"
+    DEPENDS = "depends"
+    OUTDATED = "was right"
+    INCONCLUSIVE = "INCONCLUSIVE"
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One statement that the run kept or broke, with what was seen."""
+
+    role: Role
+    statement: str
+    outcome: Outcome
+    evidence: str
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """What becomes of the claim, and why in a sentence or two."""
+
+    verdict: Verdict
+    because: str
+
+
+def outcome(holds: bool | None) -> Outcome:
+    """None is what could not be found out."""
+    return Outcome.INCONCLUSIVE if holds is None else Outcome.PASS if holds else Outcome.FAIL
+
+
+def judge(parts: Sequence[Part], until: str | None = None) -> Judgement:
+    """`until` names the release up to which a claim that is wrong now was right."""
+    told = [part for part in parts if part.role is Role.TOLD]
+    unsettled = [part for part in parts if part.outcome is Outcome.INCONCLUSIVE] + [
+        part for part in parts if part.role is Role.CONTROL and part.outcome is Outcome.FAIL
+    ]
+    if unsettled or not told:
+        return Judgement(Verdict.INCONCLUSIVE, _listed(unsettled) or "nothing that the claim says was looked at")
+    broken = [part for part in told if part.outcome is Outcome.FAIL]
+    limits = [part for part in parts if part.role is Role.LIMIT and part.outcome is Outcome.PASS]
+    if len(broken) == len(told):
+        if until:
+            return Judgement(Verdict.OUTDATED, f"until {until}; now: {_listed(broken)}")
+        return Judgement(Verdict.WRONG, _listed(broken))
+    if broken or limits:
+        return Judgement(Verdict.DEPENDS, _listed([*broken, *limits]))
+    return Judgement(Verdict.RIGHT, _listed(told))
+
+
+def _listed(parts: Sequence[Part]) -> str:
+    return "; ".join(f"{part.statement}: {part.evidence}" for part in parts)
