@@ -38,6 +38,14 @@ class Peer:
     controller_port: int
 
 
+@dataclass(frozen=True)
+class SideDoor:
+    """A second listener for clients, on a port of its own, that tells them another port: that of a proxy in front of it."""
+
+    port: int
+    told_port: int
+
+
 class Broker(server.Server):
     """One node. Alone it is a whole cluster; with peers it needs them to answer."""
 
@@ -59,6 +67,7 @@ class Broker(server.Server):
         self.properties = dict(properties or {})
         self.peers: tuple[Peer, ...] = ()
         self.cluster_id = new_cluster_id()
+        self.side_door: SideDoor | None = None
 
     @property
     def address(self) -> str:
@@ -95,13 +104,16 @@ class Broker(server.Server):
     def all_properties(self) -> dict[str, str]:
         """The node's properties. Paths are relative to its folder: log.dirs would split one at a comma."""
         copies, in_sync = (3, 2) if len(self.peers) >= 3 else (1, 1)
+        door = self.side_door
+        listens = f",SIDE://{ports.HOST}:{door.port}" if door else ""
+        tells = f",SIDE://{ports.HOST}:{door.told_port}" if door else ""
         return {
             "process.roles": "broker,controller",
             "node.id": str(self.node),
             "controller.quorum.voters": ",".join(f"{peer.node}@{ports.HOST}:{peer.controller_port}" for peer in self.peers),
-            "listeners": f"CLIENT://{ports.HOST}:{self.port},CONTROLLER://{ports.HOST}:{self.controller_port}",
-            "advertised.listeners": f"CLIENT://{ports.HOST}:{self.port}",
-            "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "listeners": f"CLIENT://{ports.HOST}:{self.port},CONTROLLER://{ports.HOST}:{self.controller_port}{listens}",
+            "advertised.listeners": f"CLIENT://{ports.HOST}:{self.port}{tells}",
+            "listener.security.protocol.map": "CLIENT:PLAINTEXT,SIDE:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "inter.broker.listener.name": "CLIENT",
             "controller.listener.names": "CONTROLLER",
             "log.dirs": "data",

@@ -77,7 +77,8 @@ def inverted(operations: Sequence[Operation], group: str | None = None, *, by: D
 
 def unsorted(operations: Sequence[Operation], group: str | None = None, *, by: Deed = Deed.READ) -> Found:
     """Records that came after one that was sent later, whatever their keys: the order over a whole topic."""
-    place = {one.record: number for number, one in enumerate(history.of(operations, Deed.SEND, None))}
+    sent = sorted(history.of(operations, Deed.SEND, None), key=lambda one: one.at_ns - one.took_ns)
+    place = {one.record: number for number, one in enumerate(sent)}
     highest, late, seen = -1, [], 0
     for one in history.of(operations, by, group=group):
         if one.record not in place:

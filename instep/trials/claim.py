@@ -1,7 +1,7 @@
 """A claim: what teams are told about Kafka, and the experiment that settles it.
 
-Experiments are functions below `claims/`, one file per family, made known by `@settles`. Each gets a `Trial`, on which it runs clients
-and faults and puts down what it saw: parts of the verdict, tables and plots.
+Experiments are functions below `claims/`, one file per family, made known by `@settles`. Each gets a `Trial`, on which it
+runs clients and faults and puts down what it saw: parts of the verdict, tables and plots.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def settles(
 ) -> Callable[[Experiment], Experiment]:
     """Make the experiment known under its claim's id.
 
-    `brokers` is how many it needs: 0 for none, 3 for a cluster. Harmless is one that does to a cluster what any client may do, so that
-    it can run on a cluster of the user's: no fault but to our own clients, and no setting but of our own topics.
+    `brokers` is how many it needs: 0 for none, 3 for a cluster. Harmless is one that does to a cluster what any client may do, so
+    that it can run on a cluster of the user's: no fault but to our own clients, and no setting but of our own topics.
     """
 
     def register(experiment: Experiment) -> Experiment:

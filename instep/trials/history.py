@@ -62,11 +62,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Notebook:
-    """A history being written: to a file, by any thread, each operation whole or not at all."""
+    """A history being written: to a file, by any thread, each operation at once, so that it outlives its writer's end."""
 
     def __init__(self, file: Path) -> None:
         self._lock = threading.Lock()
-        self._stream = file.open("ab")
+        self._stream = file.open("ab", buffering=0)
         self._encoder = msgspec.json.Encoder()
 
     def note(self, operation: Operation) -> None:

@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 from instep.trials.claim import KNOWN
+from instep.trials.claims import order
 
+FAMILIES = (order,)
 ALL = KNOWN

@@ -1,0 +1,412 @@
+"""A consumer of any sort: subscribed or assigned, each way to commit, each place for the offset, a thread pool or none.
+
+The work is a line in the history, or a row in a SQLite table, which may have a unique index, or the offset beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import queue
+import random
+import signal
+import sqlite3
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from instep.trials import workload
+from instep.trials.history import Deed, Notebook, Operation, Outcome
+
+
+class Commit(enum.StrEnum):
+    """When the position is committed. Combined is asynchronous in the loop, synchronous at the end and when partitions go."""
+
+    AUTO = "auto"
+    BEFORE = "before the work"
+    SYNC = "sync"
+    ASYNC = "async"
+    COMBINED = "combined"
+    NEVER = "never"
+
+
+class Keep(enum.StrEnum):
+    """Where the work shows: the history, a plain table, one with a unique index, one with the offset in the same transaction."""
+
+    HISTORY = "history"
+    TABLE = "table"
+    UNIQUE = "unique"
+    WITH_OFFSET = "with offset"
+
+
+class Pool(enum.StrEnum):
+    NONE = "none"
+    BY_RECORD = "by record"
+    BY_KEY = "by key"
+
+
+class Point(enum.StrEnum):
+    """Where a consumer can be made to die."""
+
+    READ = "after the read"
+    WRITING = "before the row's commit"
+    WORKED = "after the work"
+    COMMITTED = "after the commit"
+
+
+class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
+    """What to read and how. `config` is librdkafka's, on top of what reaches the cluster.
+
+    Reads until `count` records were read, until nothing came for `idle_s`, or until told to stop. `commit_every` commits the
+    offsets of that many records instead of whole batches. The process dies with -9 at `dies_at` of the `dies_on`-th record.
+    """
+
+    topic: str
+    group: str
+    member: str = "member"
+    config: dict[str, Any] = {}
+    assigned: list[int] | None = None
+    commit: Commit = Commit.SYNC
+    commit_every: int | None = None
+    batch: int = 100
+    keep: Keep = Keep.HISTORY
+    table: str = ""
+    pool: Pool = Pool.NONE
+    pool_size: int = 8
+    work_ms: float = 0.0
+    seed: int | str = 0
+    count: int | None = None
+    idle_s: float | None = None
+    dies_at: Point | None = None
+    dies_on: int = 0
+    leaves: bool = True
+
+
+DEFAULTS: Mapping[str, Any] = {
+    "auto.offset.reset": "earliest",
+    "enable.auto.commit": False,
+    "fetch.wait.max.ms": 10,
+    "allow.auto.create.topics": False,
+    "log_level": 0,
+}
+POLL_S = 0.1
+
+
+class Counted(msgspec.Struct):
+    """What a consumer has done so far, for whoever watches it in the same process."""
+
+    read: int = 0
+    assigned: tuple[int, ...] = ()
+    errors: list[str] = msgspec.field(default_factory=list)
+
+
+def consume(
+    plan: Consuming,
+    connection: Mapping[str, Any],
+    notebook: Notebook,
+    stop: threading.Event | None = None,
+    counted: Counted | None = None,
+) -> None:
+    """Read and work, and note all of it."""
+    with _Reader(plan, connection, notebook, stop or threading.Event(), counted or Counted()) as reader:
+        reader.run()
+
+
+class _Reader:
+    def __init__(
+        self,
+        plan: Consuming,
+        connection: Mapping[str, Any],
+        notebook: Notebook,
+        stop: threading.Event,
+        counted: Counted,
+    ) -> None:
+        self._plan, self._notebook, self._stop, self.counted = plan, notebook, stop, counted
+        own = {"group.id": plan.group, "client.id": plan.member, "enable.auto.commit": plan.commit is Commit.AUTO}
+        self._consumer = Consumer({**DEFAULTS, **own, **plan.config, **connection, "on_commit": self._committed})
+        self._table = Rows(Path(plan.table), plan.keep) if plan.keep is not Keep.HISTORY else None
+        self._pool = _Workers(self._work, plan) if plan.pool is not Pool.NONE else None
+        self._done = 0
+        self._since_commit = 0
+        self._last: dict[int, int] = {}
+
+    def __enter__(self) -> _Reader:
+        plan = self._plan
+        if plan.assigned is not None:
+            parts = [TopicPartition(plan.topic, number) for number in plan.assigned]
+            self._consumer.assign(self._placed(parts))
+            self._note_partitions(Deed.ASSIGN, parts)
+        else:
+            self._consumer.subscribe([plan.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool:
+            self._pool.close()
+        with contextlib.suppress(KafkaException, RuntimeError):
+            if self._plan.commit is Commit.COMBINED:
+                self._commit(synchronous=True)
+            if self._plan.leaves:
+                self._consumer.close()
+        if self._table:
+            self._table.close()
+
+    def run(self) -> None:
+        plan = self._plan
+        quiet_since = time.monotonic()
+        while not self._stop.is_set():
+            if plan.count is not None and self.counted.read >= plan.count:
+                return
+            room = plan.batch if plan.count is None else min(plan.batch, plan.count - self.counted.read)
+            batch = self._poll(room)
+            if batch:
+                quiet_since = time.monotonic()
+                self._handle(batch)
+            elif plan.idle_s is not None and time.monotonic() - quiet_since > plan.idle_s:
+                return
+
+    def _poll(self, room: int) -> list[Message]:
+        found = []
+        for message in self._consumer.consume(room, POLL_S):
+            if (error := message.error()) is None:
+                found.append(message)
+            elif error.code() != KafkaError._PARTITION_EOF:
+                self.counted.errors.append(error.name())
+                self._notebook.note(self._operation(Deed.READ, Outcome.FAIL, note=f"{error.name()}: {error.str()}"))
+                if error.fatal() or error.code() == KafkaError._AUTO_OFFSET_RESET:
+                    self._stop.set()
+        return found
+
+    def _handle(self, batch: Sequence[Message]) -> None:
+        plan = self._plan
+        for message in batch:
+            self._note_record(Deed.READ, message)
+            self.counted.read += 1
+        if plan.commit is Commit.BEFORE:
+            self._mark(batch)
+            self._commit(synchronous=True)
+            self._maybe_die(Point.COMMITTED, len(batch))
+        if self._pool:
+            for message in batch:
+                self._pool.hand(message)
+            self._mark(batch)
+        else:
+            for message in batch:
+                self._done += 1
+                self._die_on(Point.READ)
+                self._work(message)
+                self._die_on(Point.WORKED)
+                self._mark([message])
+                self._since_commit += 1
+                if plan.commit_every and self._since_commit >= plan.commit_every:
+                    self._commit_as_planned()
+        if not plan.commit_every:
+            self._commit_as_planned()
+
+    def _work(self, message: Message) -> None:
+        if self._plan.work_ms:
+            drawn = random.Random(f"{self._plan.seed}-{message.partition()}-{message.offset()}")  # noqa: S311 - nothing secret
+            time.sleep(drawn.uniform(0, 2 * self._plan.work_ms) / 1000)
+        if self._table:
+            self._table.write(self._plan.topic, message, lambda: self._die_on(Point.WRITING))
+        self._note_record(Deed.WORK, message)
+
+    # --- the position ----------------------------------------------------------------------------------
+
+    def _placed(self, parts: list[TopicPartition]) -> list[TopicPartition]:
+        """Where each partition is read from: what the table knows, else what the group has committed."""
+        if self._plan.keep is not Keep.WITH_OFFSET or self._table is None:
+            return parts
+        known = self._table.offsets(self._plan.topic)
+        return [TopicPartition(part.topic, part.partition, known.get(part.partition, OFFSET_INVALID)) for part in parts]
+
+    def _mark(self, batch: Sequence[Message]) -> None:
+        for message in batch:
+            self._last[message.partition() or 0] = message.offset() or 0
+
+    def _commit_as_planned(self) -> None:
+        self._since_commit = 0
+        match self._plan.commit:
+            case Commit.SYNC:
+                self._commit(synchronous=True)
+                self._die_on(Point.COMMITTED)
+            case Commit.ASYNC | Commit.COMBINED:
+                self._commit(synchronous=False)
+                self._die_on(Point.COMMITTED)
+            case _:
+                pass
+
+    def _commit(self, *, synchronous: bool) -> None:
+        offsets = [TopicPartition(self._plan.topic, number, last + 1) for number, last in self._last.items()]
+        if not offsets:
+            return
+        began = time.monotonic_ns()
+        outcome, note = Outcome.OK, "sync" if synchronous else "sent"
+        try:
+            if synchronous:
+                self._consumer.commit(offsets=offsets, asynchronous=False)
+            else:
+                self._consumer.commit(offsets=offsets, asynchronous=True)
+                outcome = Outcome.UNKNOWN
+        except KafkaException as error:
+            outcome, note = Outcome.FAIL, error.args[0].name()
+        took = time.monotonic_ns() - began
+        for one in offsets:
+            self._notebook.note(
+                self._operation(Deed.COMMIT, outcome, partition=one.partition, offset=one.offset, took_ns=took, note=note)
+            )
+
+    def _committed(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
+        """Answers to automatic and asynchronous commits."""
+        for one in offsets:
+            fault = error or one.error
+            if one.offset >= 0:
+                self._notebook.note(
+                    self._operation(
+                        Deed.COMMIT,
+                        Outcome.FAIL if fault else Outcome.OK,
+                        partition=one.partition,
+                        offset=one.offset,
+                        note=fault.name() if fault else "answered",
+                    )
+                )
+
+    # --- partitions come and go ------------------------------------------------------------------------
+
+    def _assigned(self, consumer: Consumer, parts: list[TopicPartition]) -> None:
+        self._note_partitions(Deed.ASSIGN, parts)
+        self._count_assigned(added=[one.partition for one in parts])
+        if self._plan.keep is Keep.WITH_OFFSET:
+            consumer.assign(self._placed(parts))
+
+    def _revoked(self, _: Consumer, parts: list[TopicPartition]) -> None:
+        if self._plan.commit is Commit.COMBINED:
+            self._commit(synchronous=True)
+        self._let_go(parts)
+
+    def _lost(self, _: Consumer, parts: list[TopicPartition]) -> None:
+        self._let_go(parts)
+
+    def _let_go(self, parts: list[TopicPartition]) -> None:
+        for one in parts:
+            self._last.pop(one.partition, None)
+        self._note_partitions(Deed.REVOKE, parts)
+        self._count_assigned(removed=[one.partition for one in parts])
+
+    def _count_assigned(self, added: Sequence[int] = (), removed: Sequence[int] = ()) -> None:
+        self.counted.assigned = tuple(sorted((set(self.counted.assigned) | set(added)) - set(removed)))
+
+    # --- dying, noting ---------------------------------------------------------------------------------
+
+    def _die_on(self, point: Point) -> None:
+        if self._plan.dies_at is point and self._done >= self._plan.dies_on:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _maybe_die(self, point: Point, coming: int) -> None:
+        if self._plan.dies_at is point and self._done + coming >= self._plan.dies_on:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _note_record(self, deed: Deed, message: Message) -> None:
+        key, number = workload.parse(message.value() or b"")
+        self._notebook.note(
+            self._operation(deed, Outcome.OK, key=key, number=number, partition=message.partition(), offset=message.offset())
+        )
+
+    def _note_partitions(self, deed: Deed, parts: Sequence[TopicPartition]) -> None:
+        for one in parts:
+            self._notebook.note(self._operation(deed, Outcome.OK, partition=one.partition))
+
+    def _operation(self, deed: Deed, outcome: Outcome, **rest: Any) -> Operation:
+        return Operation(deed=deed, outcome=outcome, group=self._plan.group, member=self._plan.member, **rest)
+
+
+class _Workers:
+    """A thread pool: one queue for all, or one for each thread, chosen by the record's key."""
+
+    def __init__(self, work: Callable[[Message], None], plan: Consuming) -> None:
+        self._work, self._by_key = work, plan.pool is Pool.BY_KEY
+        self._queues: list[queue.SimpleQueue[Message | None]] = [
+            queue.SimpleQueue() for _ in range(plan.pool_size if self._by_key else 1)
+        ]
+        self._threads = [
+            threading.Thread(target=self._run, args=(self._queues[number % len(self._queues)],), daemon=True)
+            for number in range(plan.pool_size)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def hand(self, message: Message) -> None:
+        chosen = zlib.crc32(message.key() or b"") % len(self._queues)
+        self._queues[chosen].put(message)
+
+    def close(self) -> None:
+        """Work off what is waiting."""
+        for number in range(len(self._threads)):
+            self._queues[number % len(self._queues)].put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, waiting: queue.SimpleQueue[Message | None]) -> None:
+        while (message := waiting.get()) is not None:
+            self._work(message)
+
+
+class Rows:
+    """A SQLite file as the database that the consumer works for."""
+
+    def __init__(self, file: Path, keep: Keep) -> None:
+        self._keep = keep
+        self._opened = sqlite3.connect(file, isolation_level=None, timeout=30, check_same_thread=False)
+        unique = ", UNIQUE (key, number)" if keep is Keep.UNIQUE else ""
+        self._opened.execute("PRAGMA journal_mode = WAL")
+        self._opened.execute(
+            f"CREATE TABLE IF NOT EXISTS work (seq INTEGER PRIMARY KEY, key TEXT, number INTEGER, at_ns INTEGER{unique})"
+        )
+        self._opened.execute(
+            "CREATE TABLE IF NOT EXISTS position (topic TEXT, part INTEGER, next INTEGER, PRIMARY KEY (topic, part))"
+        )
+
+    def write(self, topic: str, message: Message, before_commit: Callable[[], None]) -> None:
+        key, number = workload.parse(message.value() or b"")
+        ignoring = " ON CONFLICT DO NOTHING" if self._keep is Keep.UNIQUE else ""
+        with self._transaction():
+            self._opened.execute(
+                f"INSERT INTO work (key, number, at_ns) VALUES (?, ?, ?){ignoring}",  # noqa: S608 - one of two constants
+                (key, number, time.monotonic_ns()),
+            )
+            if self._keep is Keep.WITH_OFFSET:
+                self._opened.execute(
+                    "INSERT INTO position VALUES (?, ?, ?) ON CONFLICT (topic, part) DO UPDATE SET next = excluded.next",
+                    (topic, message.partition(), (message.offset() or 0) + 1),
+                )
+            before_commit()
+
+    def offsets(self, topic: str) -> dict[int, int]:
+        return dict(self._opened.execute("SELECT part, next FROM position WHERE topic = ?", (topic,)))
+
+    def close(self) -> None:
+        self._opened.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._opened.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._opened.execute("ROLLBACK")
+            raise
+        self._opened.execute("COMMIT")
+
+
+def rows(file: Path, group: str = "") -> list[Operation]:
+    """The work that the table shows, in its order."""
+    with contextlib.closing(sqlite3.connect(file)) as opened:
+        found = opened.execute("SELECT key, number, at_ns FROM work ORDER BY seq").fetchall()
+    return [Operation(deed=Deed.WORK, group=group, key=key, number=number, at_ns=at) for key, number, at in found]

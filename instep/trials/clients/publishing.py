@@ -1,0 +1,215 @@
+"""A publisher of any sort: each acks level, the three ways to send, idempotent or not, with transactions or without."""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from instep.trials import workload
+from instep.trials.history import Deed, Notebook, Operation, Outcome
+
+# what says that the log does not hold the record; after every other error it may
+NOT_WRITTEN = {
+    KafkaError._MSG_TIMED_OUT: False,
+    KafkaError.MSG_SIZE_TOO_LARGE: True,
+    KafkaError.NOT_ENOUGH_REPLICAS: True,
+    KafkaError.INVALID_REQUIRED_ACKS: True,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: True,
+    KafkaError.UNKNOWN_TOPIC_OR_PART: True,
+}
+
+
+class Way(enum.StrEnum):
+    """How the sender learns what became of a record: not at all, by waiting for each, or by a callback."""
+
+    FORGET = "forget"
+    WAIT = "wait"
+    CALLBACK = "callback"
+
+
+class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
+    """What to send and how. `config` is librdkafka's, on top of what reaches the cluster.
+
+    `by_number` sends key kN to partition N modulo the partitions. A transaction holds `transaction` records; every
+    `abort_every`-th is aborted. `dies_after` kills the process with -9 when so many records were given to the client.
+    """
+
+    topic: str
+    count: int
+    keys: int = 10
+    seed: int | str = 0
+    size: int = 100
+    first: int = 0
+    keyed: bool = True
+    by_number: int | None = None
+    config: dict[str, Any] = {}
+    way: Way = Way.CALLBACK
+    flush: bool = True
+    flush_timeout_s: float = 60.0
+    per_s: float | None = None
+    transaction: int | None = None
+    abort_every: int | None = None
+    dies_after: int | None = None
+    timestamp_ms: int | None = None
+    member: str = "publisher"
+
+
+# safe where a trial does not ask for something else: the client's own default retries out of order
+DEFAULTS: Mapping[str, Any] = {
+    "enable.idempotence": True,
+    "acks": "all",
+    "partitioner": "murmur2_random",
+    "queue.buffering.max.messages": 1_000_000,
+    "log_level": 0,
+}
+
+
+def publish(plan: Publishing, connection: Mapping[str, Any], notebook: Notebook, stop: threading.Event | None = None) -> None:
+    """Send it all, or until told to stop, and note what became of each record."""
+    sender = _Sender(plan, connection, notebook)
+    drawn = workload.records(plan.seed, plan.count, plan.keys, plan.size, plan.first)
+    began = time.monotonic()
+    for number, record in enumerate(drawn):
+        if stop is not None and stop.is_set():
+            break
+        if plan.per_s and (ahead := number / plan.per_s - (time.monotonic() - began)) > 0:
+            sender.serve(ahead)
+        sender.send(record)
+        if plan.dies_after == number + 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    sender.end()
+
+
+class _Sender:
+    def __init__(self, plan: Publishing, connection: Mapping[str, Any], notebook: Notebook) -> None:
+        self._plan, self._notebook = plan, notebook
+        self._producer = Producer({**DEFAULTS, **plan.config, **connection})
+        self._in_transaction = 0
+        self._transactions = 0
+        self._open: set[tuple[str, int]] = set()
+        if plan.transaction:
+            self._producer.init_transactions(30)
+
+    def send(self, record: workload.Record) -> None:
+        plan = self._plan
+        if plan.transaction and self._in_transaction == 0:
+            self._producer.begin_transaction()
+            self._transactions += 1
+        began = time.monotonic_ns()
+        note = self._noter(record, began)
+        place: dict[str, Any] = {}
+        if plan.by_number is not None:
+            place["partition"] = int(record.key.removeprefix("k")) % plan.by_number
+        if plan.timestamp_ms is not None:
+            place["timestamp"] = plan.timestamp_ms
+        if plan.keyed:
+            place["key"] = record.key.encode()
+        self._open.add((record.key, record.number))
+        while True:
+            try:
+                self._producer.produce(plan.topic, record.value, on_delivery=note, **place)
+                break
+            except BufferError:
+                self._producer.poll(0.05)
+        if plan.way is Way.WAIT:
+            self._producer.flush(plan.flush_timeout_s)
+        else:
+            self._producer.poll(0)
+        if plan.transaction:
+            self._in_transaction += 1
+            if self._in_transaction == plan.transaction:
+                self._end_transaction()
+
+    def serve(self, s: float) -> None:
+        """Let deliveries be told while there is nothing to send."""
+        self._producer.poll(s)
+
+    def end(self) -> None:
+        """What was not told by now is unknown: nobody learns what became of it."""
+        if self._in_transaction:
+            self._end_transaction()
+        if self._plan.flush:
+            self._producer.flush(self._plan.flush_timeout_s)
+        for key, number in sorted(self._open):
+            self._note(key, number, Outcome.UNKNOWN, note="not told")
+        self._open.clear()
+
+    def _end_transaction(self) -> None:
+        name = self._transaction
+        aborts = self._plan.abort_every is not None and self._transactions % self._plan.abort_every == 0
+        began = time.monotonic_ns()
+        outcome = Outcome.FAIL if aborts else Outcome.OK
+        try:
+            if aborts:
+                self._producer.flush(self._plan.flush_timeout_s)
+                self._producer.abort_transaction(30)
+            else:
+                self._producer.commit_transaction(30)
+        except KafkaException as error:
+            outcome = Outcome.UNKNOWN
+            self._notebook.note(Operation(deed=Deed.FAULT, outcome=Outcome.FAIL, note=str(error.args[0])))
+        self._in_transaction = 0
+        took = time.monotonic_ns() - began
+        self._notebook.note(
+            Operation(deed=Deed.COMMIT, outcome=outcome, member=self._plan.member, transaction=name, took_ns=took)
+        )
+
+    @property
+    def _transaction(self) -> str | None:
+        return f"{self._plan.member}-{self._transactions}" if self._plan.transaction else None
+
+    def _noter(self, record: workload.Record, began: int) -> Callable[[KafkaError | None, Message], None]:
+        transaction = self._transaction
+
+        def note(error: KafkaError | None, message: Message) -> None:
+            self._open.discard((record.key, record.number))
+            if self._plan.way is Way.FORGET:
+                # such a sender looks at no answer, so the history has none either
+                self._note(record.key, record.number, Outcome.UNKNOWN, note="not asked")
+                return
+            ended = time.monotonic_ns()
+            self._notebook.note(
+                Operation(
+                    deed=Deed.SEND,
+                    outcome=told(error),
+                    at_ns=ended,
+                    took_ns=ended - began,
+                    member=self._plan.member,
+                    key=record.key,
+                    number=record.number,
+                    partition=message.partition(),
+                    offset=message.offset() if error is None else None,
+                    transaction=transaction,
+                    note=error.name() if error else "",
+                )
+            )
+
+        return note
+
+    def _note(self, key: str, number: int, outcome: Outcome, note: str = "") -> None:
+        self._notebook.note(
+            Operation(
+                deed=Deed.SEND,
+                outcome=outcome,
+                member=self._plan.member,
+                key=key,
+                number=number,
+                transaction=self._transaction,
+                note=note,
+            )
+        )
+
+
+def told(error: KafkaError | None) -> Outcome:
+    """Ok, failed, or unknown: an error after which the record may still be in the log."""
+    if error is None:
+        return Outcome.OK
+    return Outcome.FAIL if NOT_WRITTEN.get(error.code(), False) else Outcome.UNKNOWN

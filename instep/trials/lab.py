@@ -1,0 +1,191 @@
+"""The lab: settles claims one after another, each in a folder of its run, and can be interrupted and resumed at any point."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import instep
+from instep import errors, settings
+from instep.kafka import membership, topics
+from instep.local import artifacts, java
+from instep.trials import store
+from instep.trials.claim import Claim, Result, Tier, chosen
+from instep.trials.grounds import Ground, Grounds
+from instep.trials.trial import PREFIX, Trial
+from instep.trials.verdict import Judgement, Outcome, Part, Role, Verdict, judge
+
+DISK_NEEDED_BYTES = 3 << 30
+MEMORY_NEEDED_BYTES = 3 << 30
+
+Progress = Callable[[str], None]
+
+
+class Lab:
+    """Runs the claims of one run."""
+
+    def __init__(
+        self, run: Path, known: Mapping[str, Claim], *, given: tuple[settings.Kafka, str] | None = None, say: Progress
+    ) -> None:
+        self._run, self._known, self._given, self._say = run, known, given, say
+        self._asked = store.read_run(run)
+
+    def settle(self) -> dict[str, Result]:
+        """Settle what the run has not settled yet, the fewest brokers first; what is settled by then, by claim."""
+        left = store.remaining(self._asked.claims, store.read_results(self._run))
+        _check_room(self._run)
+        with Grounds(self._given, self._say) as grounds:
+            if self._given:
+                sweep(self._run, grounds.of(1))
+            waiting = sorted((self._known[id_] for id_ in left), key=lambda claim: claim.brokers)
+            for number, claim in enumerate(waiting, start=1):
+                self._say(f"[{number}/{len(waiting)}] {claim.id}: {claim.told}")
+                result = self._settle(claim, grounds)
+                self._say(f"    {result.verdict} ({result.seconds:.1f} s): {result.judgement.because}")
+        return store.read_results(self._run)
+
+    def _settle(self, claim: Claim, grounds: Grounds) -> Result:
+        asked = self._asked
+        result = Result(
+            claim=claim.id,
+            tier=asked.tier,
+            seed=asked.seed,
+            judgement=Judgement(Verdict.INCONCLUSIVE, "the run was ended in the middle"),
+            command=command([claim.id], asked.tier, asked.seed, asked.cluster),
+            begun_at=now(),
+        )
+        shutil.rmtree(self._run / claim.id, ignore_errors=True)
+        store.write_result(self._run, result)
+        began = time.monotonic()
+        failure: Exception | None = None
+        trial = None
+        try:
+            ground = grounds.of(claim.brokers)
+            trial = Trial(claim.id, run=self._run, tier=asked.tier, seed=asked.seed, ground=ground, say=self._say)
+            claim.experiment(trial)
+        except Exception as error:  # noqa: BLE001 - whatever broke the experiment, the others are still to be settled
+            failure = error
+        finally:
+            if trial is not None:
+                if claim.brokers and not claim.harmless:
+                    trial.ground.mend()
+                trial.close()
+        parts = trial.parts if trial else []
+        if failure is not None:
+            parts = [*parts, Part(Role.CONTROL, "the experiment can be run", Outcome.INCONCLUSIVE, _said(failure))]
+        ended = Result(
+            claim=claim.id,
+            tier=result.tier,
+            seed=result.seed,
+            judgement=judge(parts, claim.until),
+            parts=parts,
+            tables=trial.tables if trial else [],
+            plots=trial.plots if trial else [],
+            command=result.command,
+            begun_at=result.begun_at,
+            seconds=round(time.monotonic() - began, 2),
+            ended=True,
+        )
+        store.write_result(self._run, ended)
+        return ended
+
+
+def prepare(known: Mapping[str, Claim], ids: list[str], *, tier: Tier, seed: int, into: Path, cluster: str | None = None) -> Path:
+    """Make the folder of a run of these claims; on a cluster of the user's only the harmless ones can be meant."""
+    wanted = chosen(known, ids)
+    if cluster is not None:
+        refused = [claim.id for claim in wanted if not claim.harmless]
+        if refused and ids:
+            raise errors.SettingsError(
+                f"{', '.join(refused)} would harm a cluster: brokers are killed or frozen, or their disks looked at",
+                "leave --bootstrap out: the lab then starts brokers of its own",
+            )
+        wanted = [claim for claim in wanted if claim.harmless]
+    run = store.Run(
+        id=store.new_id(tier, seed),
+        tier=tier,
+        seed=seed,
+        claims=[claim.id for claim in wanted],
+        command=command(ids, tier, seed, cluster),
+        begun_at=now(),
+        machine=_machine(),
+        releases=_releases(cluster),
+        cluster=cluster,
+    )
+    return store.begin(into, run)
+
+
+def sweep(run: Path, ground: Ground | None) -> None:
+    """Remove what an earlier part of this run, which was killed, left in the cluster."""
+    if ground is None:
+        return
+    for made in store.read_made(run):
+        if not made.name.startswith(PREFIX):
+            continue
+        try:
+            if made.kind == "topic":
+                topics.delete(ground.cluster, made.name)
+            elif membership.exists(ground.cluster, made.name):
+                membership.delete(ground.cluster, made.name)
+        except errors.TopicMissing:
+            continue
+
+
+def command(ids: Sequence[str], tier: Tier, seed: int, cluster: str | None) -> str:
+    """What repeats it."""
+    where = f" --bootstrap {cluster}" if cluster else ""
+    return " ".join(["instep lab run", *ids, f"--tier {tier} --seed {seed}{where}"])
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _said(failure: Exception) -> str:
+    return str(failure) if isinstance(failure, errors.InstepError) else f"{type(failure).__name__}: {failure}"
+
+
+def _check_room(run: Path) -> None:
+    """Refuse to begin where the disk or the memory would run out in the middle."""
+    free = shutil.disk_usage(run).free
+    if free < DISK_NEEDED_BYTES:
+        raise errors.InstepError(
+            f"{free / 1e9:.1f} GB are free below {run}, and the lab needs {DISK_NEEDED_BYTES / 1e9:.1f} GB",
+            "free some space there, or choose another folder with --into",
+        )
+    available = _memory_available()
+    if available is not None and available < MEMORY_NEEDED_BYTES:
+        raise errors.InstepError(
+            f"{available / 1e9:.1f} GB of memory are available, and the lab needs {MEMORY_NEEDED_BYTES / 1e9:.1f} GB",
+            "end other programs, or use another machine",
+        )
+
+
+def _memory_available() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _machine() -> dict[str, str]:
+    return {"system": platform.system(), "release": platform.release(), "cores": str(os.cpu_count() or "unknown")}
+
+
+def _releases(cluster: str | None) -> dict[str, str]:
+    found = {
+        "instep": instep.__version__,
+        "python": platform.python_version(),
+        "confluent-kafka": metadata.version("confluent-kafka"),
+        "kafka-python": metadata.version("kafka-python"),
+    }
+    return found if cluster else {**found, "kafka": artifacts.KAFKA_VERSION, "java": str(java.find_version()[1])}
