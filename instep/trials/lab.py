@@ -37,17 +37,21 @@ class Lab:
         self._asked = store.read_run(run)
 
     def settle(self) -> dict[str, Result]:
-        """Settle what the run has not settled yet, the fewest brokers first; what is settled by then, by claim."""
-        left = store.remaining(self._asked.claims, store.read_results(self._run))
+        """Settle what the run has not settled yet; what is settled by then, by claim."""
         _check_room(self._run)
         with Grounds(self._given, self._say) as grounds:
-            if self._given:
-                sweep(self._run, grounds.of(1))
-            waiting = sorted((self._known[id_] for id_ in left), key=lambda claim: claim.brokers)
-            for number, claim in enumerate(waiting, start=1):
-                self._say(f"[{number}/{len(waiting)}] {claim.id}: {claim.told}")
-                result = self._settle(claim, grounds)
-                self._say(f"    {result.verdict} ({result.seconds:.1f} s): {result.judgement.because}")
+            return self.settle_on(grounds)
+
+    def settle_on(self, grounds: Grounds) -> dict[str, Result]:
+        """The same on clusters that are there already; the claims that need the fewest brokers first."""
+        left = store.remaining(self._asked.claims, store.read_results(self._run))
+        if self._given:
+            sweep(self._run, grounds.of(1))
+        waiting = sorted((self._known[id_] for id_ in left), key=lambda claim: claim.brokers)
+        for number, claim in enumerate(waiting, start=1):
+            self._say(f"[{number}/{len(waiting)}] {claim.id}: {claim.told}")
+            result = self._settle(claim, grounds)
+            self._say(f"    {result.verdict} ({result.seconds:.1f} s): {result.judgement.because}")
         return store.read_results(self._run)
 
     def _settle(self, claim: Claim, grounds: Grounds) -> Result:
