@@ -11,6 +11,7 @@ RUN/made.jsonl              topics and groups that the run made, written before 
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,7 +59,7 @@ def folder() -> Path:
 
 
 def new_id(tier: Tier, seed: int, at: datetime | None = None) -> str:
-    return f"{(at or datetime.now(UTC)):%Y%m%dT%H%M%S}-{tier}-{seed}"
+    return f"{(at or datetime.now(UTC)):%Y%m%dT%H%M%S}-{tier}-{seed}-{uuid.uuid4().hex[:4]}"
 
 
 def begin(into: Path, run: Run) -> Path:

@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ PREFIX = "instep-lab"
 PATIENCE_S = 60.0
 
 Number = TypeVar("Number", int, float)
+Made = TypeVar("Made")
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -155,6 +157,7 @@ class Trial:
         self._stack.callback(self._timeline.close)
         self._own_name = f"{PREFIX}-{uuid.uuid4().hex[:8]}-{claim}"
         self._made = 0
+        self._lock = threading.Lock()
 
     # --- what it works with ----------------------------------------------------------------------------
 
@@ -176,6 +179,12 @@ class Trial:
                 self._say(f"{self.claim}: round {number + 1} of {count}")
             yield number
 
+    def together(self, cases: Mapping[str, Callable[[], Made]]) -> dict[str, Made]:
+        """Run cases at the same time, those that mostly wait; what each returns, by its name."""
+        with futures.ThreadPoolExecutor(len(cases)) as pool:
+            started = {name: pool.submit(case) for name, case in cases.items()}
+            return {name: case.result() for name, case in started.items()}
+
     def topic(self, partitions: int = 1, replicas: int | None = None, **config: str) -> str:
         """A topic of its own; settings with underscores for dots. On fewer brokers it has as many replicas as there can be."""
         name = self._named("topic")
@@ -192,8 +201,9 @@ class Trial:
 
     def name(self, kind: str) -> str:
         """A name that nobody has, for something that the caller removes himself, such as a transactional id."""
-        self._made += 1
-        return f"{self._own_name}-{kind}-{self._made}"
+        with self._lock:
+            self._made += 1
+            return f"{self._own_name}-{kind}-{self._made}"
 
     def case(self, name: str) -> Case:
         made = Case(self, name)
@@ -285,8 +295,9 @@ class Trial:
 
     def remember(self, case: str, plan: Publishing | Consuming | dict[str, Any]) -> None:
         """Keep what was run; the connection, which may hold a password, is no part of it."""
-        self._settings.setdefault(case, []).append(msgspec.to_builtins(plan))
-        store.write_settings(self.folder, self._settings)
+        with self._lock:
+            self._settings.setdefault(case, []).append(msgspec.to_builtins(plan))
+            store.write_settings(self.folder, self._settings)
 
     def close(self) -> None:
         """Remove what the trial made in the cluster, and end what it started."""

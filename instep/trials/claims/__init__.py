@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from instep.trials.claim import KNOWN
-from instep.trials.claims import order
+from instep.trials.claims import commit, order
 
-FAMILIES = (order,)
+FAMILIES = (order, commit)
 ALL = KNOWN

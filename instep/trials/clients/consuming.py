@@ -64,8 +64,9 @@ class Point(enum.StrEnum):
 class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     """What to read and how. `config` is librdkafka's, on top of what reaches the cluster.
 
-    Reads until `count` records were read, until nothing came for `idle_s`, or until told to stop. `commit_every` commits the
-    offsets of that many records instead of whole batches. The process dies with -9 at `dies_at` of the `dies_on`-th record.
+    Reads until `count` records were read, until nothing came for `idle_s` after the first assignment, or until told to stop.
+    `commit_every` commits the offsets of that many records instead of whole batches. The process dies with -9 at `dies_at` of the
+    `dies_on`-th record.
     """
 
     topic: str
@@ -97,6 +98,7 @@ DEFAULTS: Mapping[str, Any] = {
     "log_level": 0,
 }
 POLL_S = 0.1
+UNASSIGNED_MAX_S = 30.0
 
 
 class Counted(msgspec.Struct):
@@ -133,6 +135,7 @@ class _Reader:
         self._consumer = Consumer({**DEFAULTS, **own, **plan.config, **connection, "on_commit": self._committed})
         self._table = Rows(Path(plan.table), plan.keep) if plan.keep is not Keep.HISTORY else None
         self._pool = _Workers(self._work, plan) if plan.pool is not Pool.NONE else None
+        self._stores_later = plan.config.get("enable.auto.offset.store") is False
         self._done = 0
         self._since_commit = 0
         self._last: dict[int, int] = {}
@@ -143,6 +146,7 @@ class _Reader:
             parts = [TopicPartition(plan.topic, number) for number in plan.assigned]
             self._consumer.assign(self._placed(parts))
             self._note_partitions(Deed.ASSIGN, parts)
+            self._count_assigned(added=plan.assigned)
         else:
             self._consumer.subscribe([plan.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         return self
@@ -160,7 +164,7 @@ class _Reader:
 
     def run(self) -> None:
         plan = self._plan
-        quiet_since = time.monotonic()
+        began = quiet_since = time.monotonic()
         while not self._stop.is_set():
             if plan.count is not None and self.counted.read >= plan.count:
                 return
@@ -169,6 +173,8 @@ class _Reader:
             if batch:
                 quiet_since = time.monotonic()
                 self._handle(batch)
+            elif not self.counted.assigned and time.monotonic() - began < UNASSIGNED_MAX_S:
+                quiet_since = time.monotonic()
             elif plan.idle_s is not None and time.monotonic() - quiet_since > plan.idle_s:
                 return
 
@@ -204,6 +210,8 @@ class _Reader:
                 self._work(message)
                 self._die_on(Point.WORKED)
                 self._mark([message])
+                if self._stores_later:
+                    self._consumer.store_offsets(message)
                 self._since_commit += 1
                 if plan.commit_every and self._since_commit >= plan.commit_every:
                     self._commit_as_planned()

@@ -1,0 +1,54 @@
+"""What a broker has stored of a group's commits, in the order in which it did: read from its own topic of offsets."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+from instep.trials.clients.consuming import DEFAULTS
+
+TOPIC = "__consumer_offsets"
+COMMIT_KEYS = (0, 1)
+
+
+def commits(connection: Mapping[str, Any], group: str, topic: str, partition: int) -> list[int]:
+    """The offsets that were committed for the partition, oldest first, as far as compaction has left them."""
+    consumer = Consumer({**DEFAULTS, **connection, "group.id": group, "enable.partition.eof": True})
+    try:
+        parts = consumer.list_topics(TOPIC, timeout=10).topics[TOPIC].partitions
+        consumer.assign([TopicPartition(TOPIC, number, OFFSET_BEGINNING) for number in parts])
+        found, ended = [], 0
+        while ended < len(parts):
+            for message in consumer.consume(1_000, 1.0):
+                if message.error():
+                    ended += 1
+                elif (value := message.value()) and decode_key(message.key() or b"") == (group, topic, partition):
+                    found.append(int(struct.unpack_from(">hq", value)[1]))
+        return found
+    finally:
+        consumer.close()
+
+
+def position(connection: Mapping[str, Any], group: str, topic: str, partition: int) -> int | None:
+    """What the group has committed for the partition; asked by a consumer, as librdkafka's admin client dies of some answers."""
+    consumer = Consumer({**DEFAULTS, **connection, "group.id": group})
+    try:
+        found = consumer.committed([TopicPartition(topic, partition)], timeout=10)[0].offset
+        return found if found >= 0 else None
+    finally:
+        consumer.close()
+
+
+def decode_key(key: bytes) -> tuple[str, str, int] | None:
+    """Group, topic and partition of a commit's key; None for a key of another kind."""
+    if len(key) < 2 or struct.unpack_from(">h", key)[0] not in COMMIT_KEYS:
+        return None
+    at, texts = 2, []
+    for _ in range(2):
+        (length,) = struct.unpack_from(">h", key, at)
+        texts.append(key[at + 2 : at + 2 + length].decode())
+        at += 2 + length
+    return texts[0], texts[1], int(struct.unpack_from(">i", key, at)[0])
