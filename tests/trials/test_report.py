@@ -318,3 +318,7 @@ def test_code_in_sentences() -> None:
     assert markup.prose("use `acks=<all>` & wait") == "use <code>acks=&lt;all&gt;</code> &amp; wait"
     assert markup.prose("one ` alone") == "one ` alone"
     assert markup.markdown("use `a|b` or a|b_c, _d_") == r"use `a\|b` or a\|b_c, \_d\_"
+
+
+def test_attributes_keep_to_their_quotes() -> None:
+    assert markup.element("p", title="\"'><x y=1>") == '<p title="&quot;&#x27;&gt;&lt;x y=1&gt;"></p>'

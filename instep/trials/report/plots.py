@@ -23,6 +23,8 @@ CHARACTER = 6.8
 ROW = 19
 LABEL_MAX = 34
 LABEL_LINES_MAX = 3
+ASLANT = math.radians(40)
+ASLANT_MAX = 26
 BAR_MAX = 54
 VALUES_SHOWN_MAX = 40
 MARKERS_MAX = 60
@@ -234,7 +236,7 @@ def _bar(
     text = _brief(value)
     if not told or len(text) * CHARACTER > max(width * 1.15, 12):
         return rect
-    return rect + _text(middle, top - 4 if place >= base else foot + 12, text, "small", anchor="middle")
+    return rect + _text(middle, top - 4, text, "small", anchor="middle")
 
 
 def _heat(plot: Plot, top: float) -> tuple[str, float]:
@@ -313,12 +315,14 @@ def _x_labels(frame: Frame, ticks: Sequence[scales.Tick]) -> tuple[str, float]:
 
 
 def _aslant(frame: Frame, ticks: Sequence[scales.Tick]) -> tuple[str, float]:
-    drawn = []
+    """Labels that end below their tick, each as long as there is room to its left."""
+    drawn, longest = [], 0
     for tick in ticks:
-        x, y = frame.across(tick.at), frame.bottom + 17
-        drawn.append(_text(x, y, tick.text, "small", anchor="end", transform=f"rotate(-32 {x:.1f} {y:.1f})"))
-    longest = max(len(shortened(tick.text, LABEL_MAX)) for tick in ticks)
-    return "".join(drawn), 38 + longest * CHARACTER * math.sin(math.radians(32))
+        x, y = frame.across(tick.at), frame.bottom + 16
+        most = max(4, min(ASLANT_MAX, int((x - 6) / (CHARACTER * math.cos(ASLANT)))))
+        drawn.append(_text(x, y, tick.text, "small", "end", most, f"rotate(-{math.degrees(ASLANT):.0f} {x:.1f} {y:.1f})"))
+        longest = max(longest, min(len(tick.text), most))
+    return "".join(drawn), 36 + longest * CHARACTER * math.sin(ASLANT)
 
 
 def _sparse(ticks: Iterable[scales.Tick], width: float) -> list[scales.Tick]:
