@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from instep import errors
@@ -218,14 +217,15 @@ def _told(section: Section) -> list[str]:
     if result:
         lines += _field("because", section.because)
         lines += _field("begun", f"{result.begun_at}, {result.seconds:.1f} s{'' if result.ended else ', and did not end'}")
+        lines.append("")
         for part in result.parts:
-            lines += ["", f"{part.outcome:14}{part.role}: {shared.cell(part.statement)}", f"{'':14}{shared.cell(part.evidence)}"]
+            lines += [f"{part.outcome:14}{part.role}: {shared.cell(part.statement)}", f"{'':14}{shared.cell(part.evidence)}"]
         for table in [*result.tables, *map(plots.tabulated, result.plots)]:
             lines += ["", *_tabulated(table)]
     lines += ["", *_field("advice", claim.advice), *_field("rules", " ".join(claim.rules) or "none")] if claim else []
     lines.append("")
-    for case, value in section.settings.items():
-        lines += _field("settings", f"{case}: {msgspec.json.encode(value).decode()}")
+    for case, client in contents.settings(section):
+        lines += _field("settings", f"{case}: {client}")
     for moment in contents.moments(section):
         lines += _field("timeline", moment)
     return [*lines, *_field("repeat", section.command)]

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from instep.document.showing import plain_json
 from instep.trials import claim, store
 from instep.trials.claim import Claim, Result
 
@@ -84,6 +87,12 @@ def chosen(report: Report, known: Mapping[str, Claim], id_: str) -> list[Section
     return found or [Section(one.id, one, None, {}, ()) for one in claim.chosen(known, [id_])]
 
 
+def settings(section: Section) -> list[tuple[str, str]]:
+    """Each case with what a client of it was started with, as JSON in a line; what was not set is left out."""
+    clients = ((case, one) for case, value in section.settings.items() for one in (value if isinstance(value, list) else [value]))
+    return [(case, plain_json(msgspec.json.encode(_set(one)).decode())) for case, one in clients]
+
+
 def moments(section: Section) -> list[str]:
     """The timeline, a line each: what was noted, in the order in which it was."""
     return ["  ".join(_noted(value) for value in step.values()) for step in section.timeline]
@@ -92,6 +101,12 @@ def moments(section: Section) -> list[str]:
 def _section(run: Path, id_: str, known: Claim | None, result: Result | None) -> Section:
     folder = run / id_
     return Section(id_, known, result, store.read_settings(folder), tuple(store.read_timeline(folder)))
+
+
+def _set(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _set(one) for key, one in value.items() if one not in (None, "", {}, [])}
+    return value
 
 
 def _noted(value: Any) -> str:

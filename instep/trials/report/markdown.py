@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
-from instep.document.showing import counted, plain, plain_json
+from instep.document.showing import counted, plain
 from instep.trials import store
 from instep.trials.claim import Cell, Table
-from instep.trials.report import plots
+from instep.trials.report import contents, plots
 from instep.trials.report.contents import Report, Section
 from instep.trials.report.markup import BECAUSE_MAX, figure, markdown, shortened
 
@@ -72,7 +70,8 @@ def _section(section: Section) -> Iterable[str]:
             )
     yield f"**Repeat it.** {_code(section.command)}"
     if section.settings:
-        yield f"<details><summary>Settings</summary>\n\n```json\n{_settings(section)}\n```\n\n</details>"
+        lines = "\n".join(f"    {plain(case)}: {client}" for case, client in contents.settings(section))
+        yield f"<details><summary>Settings</summary>\n\n{lines}\n\n</details>"
 
 
 def _table(table: Table) -> str:
@@ -96,16 +95,6 @@ def _code(text: str) -> str:
     fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     space = " " if len(fence) > 1 else ""
     return f"{fence}{space}{shown}{space}{fence}" if shown.strip() else ""
-
-
-def _settings(section: Section) -> str:
-    """A line for each case."""
-    cases = (f" {_json(name)}: {_json(value)}" for name, value in section.settings.items())
-    return "{\n" + ",\n".join(cases) + "\n}"
-
-
-def _json(value: object) -> str:
-    return plain_json(msgspec.json.encode(value).decode())
 
 
 def _anchor(section: Section) -> str:

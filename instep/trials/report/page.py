@@ -7,9 +7,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import msgspec
-
-from instep.document.showing import counted, plain_json
+from instep.document.showing import counted
 from instep.trials import store
 from instep.trials.claim import Cell, Plot, Table
 from instep.trials.report import contents, plots
@@ -142,7 +140,7 @@ def _section(section: Section) -> str:
     if result is not None:
         took = f"begun {result.begun_at}, {figure(result.seconds)} s, tier {result.tier}, seed {result.seed}"
         parts.append(element("p", escaped(took), class_="muted"))
-    parts.append(_details("Settings", _json(section.settings) if section.settings else ""))
+    parts.append(_details("Settings", _lines(f"{case}: {client}" for case, client in contents.settings(section))))
     parts.append(_details("Timeline", _lines(contents.moments(section))))
     parts.append(element("p", element("a", "all claims", href="#top")))
     return element("section", "".join(parts), id=_anchor(section))
@@ -195,10 +193,6 @@ def _rules(rules: Sequence[str]) -> str:
     named = ", ".join(element("code", escaped(rule)) for rule in rules)
     example = element("code", escaped(f"instep vet explain {rules[0]}"))
     return element("p", f"{element('strong', 'Looked after by')} {named} ({example})")
-
-
-def _json(value: object) -> str:
-    return _lines(plain_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()).split("\n"))
 
 
 def _lines(lines: Iterable[str]) -> str:
