@@ -28,6 +28,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "topics": ("topics",),
     "groups": ("groups",),
     "log": ("offsets", "peek"),
+    "lab": ("lab",),
 }
 
 

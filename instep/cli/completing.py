@@ -1,4 +1,4 @@
-"""Names for the shell's completion, as they are now: pipelines, topics, groups, rules.
+"""Names for the shell's completion, as they are now: pipelines, topics, groups, rules, claims, runs of the lab.
 
 The shell waits for them at every Tab, so an answer that does not come soon is none, and nothing is ever started or told.
 """
@@ -35,6 +35,18 @@ def rules(_context: typer.Context, incomplete: str) -> list[str]:
     from instep.vet import rules
 
     return _names(incomplete.upper(), lambda: rules.ALL)
+
+
+def claims(_context: typer.Context, incomplete: str) -> list[str]:
+    from instep.trials import claims
+
+    return _names(incomplete, lambda: claims.ALL)
+
+
+def runs(_context: typer.Context, incomplete: str) -> list[str]:
+    from instep.trials import store
+
+    return _names(incomplete, lambda: [run.name for run in store.runs(store.folder())])
 
 
 def _names(incomplete: str, ask: Callable[[], Iterable[str]]) -> list[str]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ from instep.trials.claim import Result, Tier
 
 RUN_FILE = "run.json"
 VERDICT_FILE = "verdict.json"
+SETTINGS_FILE = "settings.json"
+TIMELINE_FILE = "timeline.jsonl"
 MADE_FILE = "made.jsonl"
 
 Kept = TypeVar("Kept")
@@ -54,7 +57,8 @@ class Made(msgspec.Struct, frozen=True):
 def folder() -> Path:
     """Where runs are kept."""
     kept = places.state() / "lab"
-    kept.mkdir(exist_ok=True)
+    with places.explained(kept):
+        kept.mkdir(exist_ok=True)
     return kept
 
 
@@ -78,7 +82,7 @@ def runs(kept: Path) -> list[Path]:
 
 def find(kept: Path, id_: str | None) -> Path:
     """The run of this id or at this path; the newest when none is named."""
-    if id_ is not None and (Path(id_) / RUN_FILE).is_file():
+    if id_ is not None and _is_there(Path(id_) / RUN_FILE):
         return Path(id_)
     known = runs(kept)
     if not known:
@@ -102,7 +106,7 @@ def read_results(run: Path) -> dict[str, Result]:
     return {
         claim: _read(run / claim / VERDICT_FILE, Result)
         for claim in read_run(run).claims
-        if (run / claim / VERDICT_FILE).exists()
+        if _is_there(run / claim / VERDICT_FILE)
     }
 
 
@@ -112,7 +116,22 @@ def write_result(run: Path, result: Result) -> None:
 
 
 def write_settings(folder_: Path, cases: Mapping[str, Any]) -> None:
-    _write(folder_ / "settings.json", cases)
+    _write(folder_ / SETTINGS_FILE, cases)
+
+
+def read_settings(folder_: Path) -> dict[str, Any]:
+    """What each client of a claim was started with, case by case; nothing when none was started yet."""
+    file = folder_ / SETTINGS_FILE
+    return _read(file, dict[str, Any]) if _is_there(file) else {}
+
+
+def read_timeline(folder_: Path) -> list[dict[str, Any]]:
+    """The steps and faults of a claim. A last line that breaks off was being written when the run was killed, and is left out."""
+    file = folder_ / TIMELINE_FILE
+    if not _is_there(file):
+        return []
+    with _explained(file):
+        return [msgspec.json.decode(line, type=dict[str, Any]) for line in file.read_bytes().split(b"\n")[:-1]]
 
 
 def note_made(run: Path, made: Made) -> None:
@@ -145,7 +164,21 @@ def _write(file: Path, value: object) -> None:
 
 
 def _read(file: Path, kind: type[Kept]) -> Kept:
-    try:
+    with _explained(file):
         return msgspec.json.decode(file.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError) as error:
+
+
+@contextmanager
+def _explained(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
         raise errors.InstepError(f"{file} cannot be read: {error}", "the run was changed: run it again") from error
+
+
+def _is_there(file: Path) -> bool:
+    """What may not be looked at, or has a name that no file can have, is not there."""
+    try:
+        return file.is_file()
+    except OSError:
+        return False

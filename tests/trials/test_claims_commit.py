@@ -25,7 +25,7 @@ def test_verdict(settle: Settle, claim: str, verdict: Verdict) -> None:
 
 
 def test_keys_of_the_offsets_topic() -> None:
-    group, topic = "my-group".encode(), "thème".encode()
+    group, topic = b"my-group", "thème".encode()
     key = b"\x00\x01" + len(group).to_bytes(2, "big") + group + len(topic).to_bytes(2, "big") + topic + (7).to_bytes(4, "big")
     assert stored.decode_key(key) == ("my-group", "thème", 7)
     assert stored.decode_key(b"\x00\x02" + key[2:]) is None

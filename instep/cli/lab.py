@@ -1,0 +1,243 @@
+"""Commands of the lab: what teams are told about Kafka, settled on real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from instep import errors
+from instep.cli import completing, shared
+from instep.cli.shared import AsJson, Debug
+from instep.document.showing import counted
+
+if TYPE_CHECKING:
+    from instep.trials.claim import Claim, Table
+    from instep.trials.report.contents import Report, Section
+
+TOLD_SHOWN = 72
+BECAUSE_SHOWN = 90
+REPORT_FILE = Path("lab-report.html")
+
+app = typer.Typer()
+lab_app = typer.Typer(
+    name="lab", no_args_is_help=True, rich_markup_mode=None, help="What is told about Kafka, settled on real servers."
+)
+app.add_typer(lab_app)
+
+Claims = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CLAIM]...",
+        help="Ids such as order-1, or families such as order; left out: all.",
+        autocompletion=completing.claims,
+    ),
+]
+RunId = Annotated[
+    str | None,
+    typer.Option("--run", metavar="ID", help="Which run; left out: the newest.", autocompletion=completing.runs),
+]
+
+
+@lab_app.command("list")
+def list_claims(ids: Claims = None, as_json: AsJson = False, _debug: Debug = False) -> None:
+    """Claims, with what each needs, the rules of `instep vet` that look after it, and its verdict in the newest run."""
+    from instep.trials import claim, claims
+
+    chosen = claim.chosen(claims.ALL, ids or [])
+    run, verdicts = _newest()
+    if as_json:
+        shared.print_json({"run": run, "claims": [{**_about(one), "verdict": verdicts.get(one.id)} for one in chosen]})
+        return
+    if chosen:
+        head = ("CLAIM", "VERDICT", "BROKERS", "HARMLESS", "TOLD", "RULES")
+        typer.echo(shared.table(head, [_listed(one, verdicts, in_full=bool(ids)) for one in chosen]))
+    shared.say(f"{counted(len(chosen), 'claim')}; {f'verdicts are of run {run}' if run else 'none was run yet: instep lab run'}")
+
+
+@lab_app.command("show")
+def show(
+    id_: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CLAIM]", help="A claim or a family; left out: the whole run in short.", autocompletion=completing.claims
+        ),
+    ] = None,
+    run: RunId = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """What a run came to: in short, or all about one claim."""
+    from instep.trials import claims
+    from instep.trials.report import contents
+
+    report = _report(run)
+    if id_ is None:
+        _show_run(report, as_json)
+        return
+    sections = contents.chosen(report, claims.ALL, id_)
+    if as_json:
+        shared.print_json({"run": report.run, "claims": [_all_of(section) for section in sections]})
+        return
+    typer.echo("\n\n".join("\n".join(_told(section)) for section in sections))
+
+
+@lab_app.command("report")
+def write_report(
+    run: RunId = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = REPORT_FILE,
+    force: Annotated[bool, typer.Option("--force", help="Also over a file that is not a report of the lab.")] = False,
+    _debug: Debug = False,
+) -> None:
+    """Write a run as one HTML page that needs nothing else: a table of verdicts, and for each claim its numbers and plots."""
+    from instep.trials.report import page
+
+    report = _report(run)
+    try:
+        if out.exists() and not force and not page.is_one(out):
+            raise errors.SettingsError(
+                f"{out} is there already, and is no report of the lab",
+                "name another file with --out, or write over it with --force",
+            )
+        page.write(report, out)
+    except OSError as error:
+        raise errors.SettingsError(
+            f"{out} cannot be written: {error.strerror or error}", "name another file with --out"
+        ) from error
+    shared.say(f"{out.absolute()}: run {report.run.id}, {_counted(report)}")
+
+
+@lab_app.command("runs")
+def list_runs(as_json: AsJson = False, _debug: Debug = False) -> None:
+    """The runs that are kept, oldest first."""
+    from instep.trials import store
+
+    kept = store.folder()
+    found = [_overview(run) for run in store.runs(kept)]
+    if as_json:
+        shared.print_json({"folder": str(kept), "runs": found})
+        return
+    if found:
+        head = ("RUN", "BEGUN", "TIER", "SEED", "CLAIMS", "ENDED", "SETTLED", "CLUSTER")
+        typer.echo(shared.table(head, [[one[key.lower()] for key in head] for one in found]))
+    for one in found:
+        if one["error"]:
+            shared.say(f"instep: {one['error']}")
+    shared.say(f"{counted(len(found), 'run')} in {kept}")
+
+
+def _report(run: str | None) -> Report:
+    from instep.trials import claims, store
+    from instep.trials.report import contents
+
+    return contents.gather(store.find(store.folder(), run), claims.ALL)
+
+
+def _newest() -> tuple[str | None, dict[str, str]]:
+    """The newest run and its verdicts. One that was damaged is said, and the list is shown without."""
+    from instep.trials import store
+
+    runs = store.runs(store.folder())
+    if not runs:
+        return None, {}
+    try:
+        return runs[-1].name, {id_: one.verdict.value for id_, one in store.read_results(runs[-1]).items()}
+    except errors.InstepError as error:
+        shared.say(f"instep: {error.what}")
+        return runs[-1].name, {}
+
+
+def _overview(run: Path) -> dict[str, Any]:
+    from instep.trials import store
+    from instep.trials.verdict import Verdict
+
+    shown: dict[str, Any] = dict.fromkeys(("begun", "tier", "seed", "claims", "ended", "settled", "cluster", "error"))
+    try:
+        asked, results = store.read_run(run), store.read_results(run)
+    except errors.InstepError as error:
+        return {"run": run.name, **shown, "error": error.what}
+    return {
+        "run": run.name,
+        **shown,
+        "begun": asked.begun_at,
+        "tier": asked.tier,
+        "seed": asked.seed,
+        "claims": len(asked.claims),
+        "ended": sum(one.ended for one in results.values()),
+        "settled": sum(one.verdict is not Verdict.INCONCLUSIVE for one in results.values()),
+        "cluster": asked.cluster or "own",
+    }
+
+
+def _about(claim: Claim) -> dict[str, Any]:
+    keys = ("id", "told", "ran", "advice", "rules", "brokers", "harmless", "until")
+    return {key: getattr(claim, key) for key in keys}
+
+
+def _listed(claim: Claim, verdicts: Mapping[str, str], *, in_full: bool) -> Sequence[Any]:
+    told = claim.told if in_full else shared.shortened(claim.told, TOLD_SHOWN)
+    harmless = "yes" if claim.harmless else "no"
+    return claim.id, verdicts.get(claim.id, "not run"), claim.brokers, harmless, told, " ".join(claim.rules)
+
+
+def _show_run(report: Report, as_json: bool) -> None:
+    if as_json:
+        keys = ("id", "told", "verdict", "because")
+        claims = [{key: getattr(section, key) for key in keys} for section in report.sections]
+        shared.print_json({"run": report.run, "counts": report.counts, "claims": claims})
+        return
+    width = max(map(len, report.facts)) + 2
+    for name, value in report.facts.items():
+        typer.echo(shared.cell(name).ljust(width) + shared.cell(value))
+    rows = [(one.id, one.verdict, shared.shortened(one.because, BECAUSE_SHOWN)) for one in report.sections]
+    typer.echo("\n" + shared.table(("CLAIM", "VERDICT", "BECAUSE"), rows))
+    shared.say(f"{_counted(report)}; all about one: instep lab show CLAIM")
+
+
+def _counted(report: Report) -> str:
+    verdicts = ", ".join(f"{count} {word}" for word, count in report.counts.items())
+    return f"{counted(len(report.sections), 'claim')}: {verdicts}" if verdicts else "no claims"
+
+
+def _all_of(section: Section) -> dict[str, Any]:
+    about = _about(section.claim) if section.claim else {"id": section.id, "told": section.told}
+    kept = {"settings": section.settings, "timeline": section.timeline, "command": section.command}
+    return {**about, "verdict": section.verdict, "because": section.because, "result": section.result, **kept}
+
+
+def _told(section: Section) -> list[str]:
+    """All about one claim, in lines."""
+    from instep.trials.report import contents, plots
+
+    claim, result = section.claim, section.result
+    lines = [f"{shared.cell(section.id)}: {section.verdict}", "", *_field("told", section.told)]
+    lines += _field("ran", claim.ran) if claim else []
+    if result:
+        lines += _field("because", section.because)
+        lines += _field("begun", f"{result.begun_at}, {result.seconds:.1f} s{'' if result.ended else ', and did not end'}")
+        lines.append("")
+        for part in result.parts:
+            lines += [f"{part.outcome:14}{part.role}: {shared.cell(part.statement)}", f"{'':14}{shared.cell(part.evidence)}"]
+        for table in [*result.tables, *map(plots.tabulated, result.plots)]:
+            lines += ["", *_tabulated(table)]
+    lines += ["", *_field("advice", claim.advice), *_field("rules", " ".join(claim.rules) or "none")] if claim else []
+    lines.append("")
+    for case, client in contents.settings(section):
+        lines += _field("settings", f"{case}: {client}")
+    for moment in contents.moments(section):
+        lines += _field("timeline", moment)
+    return [*lines, *_field("repeat", section.command)]
+
+
+def _field(name: str, text: str) -> list[str]:
+    return [f"{name:10}{shared.cell(text)}"]
+
+
+def _tabulated(table: Table) -> list[str]:
+    from instep.trials.report.markup import figure
+
+    width = len(table.columns)
+    rows = [[figure(value) for value in (row + [""] * width)[:width]] for row in table.rows]
+    return [shared.cell(table.title), shared.table([shared.cell(name) for name in table.columns], rows)]

@@ -1,0 +1,24 @@
+"""The claims as a whole: each says all that a user is shown, and belongs to rules that exist."""
+
+from __future__ import annotations
+
+from instep.trials import claims
+from instep.trials.report.markup import prose
+from instep.vet import rules
+
+
+def test_rules_are_those_of_vet() -> None:
+    unknown = {claim.id: missing for claim in claims.ALL.values() if (missing := set(claim.rules) - rules.ALL.keys())}
+    assert unknown == {}
+
+
+def test_each_says_what_is_told_run_and_advised() -> None:
+    for id_, claim in claims.ALL.items():
+        assert claim.id == id_
+        assert claim.family
+        for text in (claim.told, claim.ran, claim.advice):
+            assert text.strip() == text != "", id_
+            assert text.isprintable(), id_
+            assert "`" not in prose(text), f"{id_}: a backtick without its partner"
+        assert claim.brokers in (0, 1, 3), id_
+        assert len(set(claim.rules)) == len(claim.rules), id_
