@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from instep import errors
+from instep import errors, settings
 from instep.cli import completing, shared
-from instep.cli.shared import AsJson, Debug
+from instep.cli.shared import GIVEN, AsJson, Config, Debug
 from instep.document.showing import counted
 
 if TYPE_CHECKING:
@@ -55,6 +55,54 @@ def list_claims(ids: Claims = None, as_json: AsJson = False, _debug: Debug = Fal
         head = ("CLAIM", "VERDICT", "BROKERS", "HARMLESS", "TOLD", "RULES")
         typer.echo(shared.table(head, [_listed(one, verdicts, in_full=bool(ids)) for one in chosen]))
     shared.say(f"{counted(len(chosen), 'claim')}; {f'verdicts are of run {run}' if run else 'none was run yet: instep lab run'}")
+
+
+@lab_app.command("run")
+def run_claims(
+    ids: Claims = None,
+    tier: Annotated[str, typer.Option(help="quick: all claims within 15 minutes; full: what statistics need.")] = "quick",
+    seed: Annotated[int, typer.Option(min=0, help="What workloads are drawn from: the same seed sends the same records.")] = 1,
+    bootstrap: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESSES", help="Settle the harmless claims on this cluster, with topics of the lab's own."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    run: RunId = None,
+    into: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to keep the run.")] = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Settle claims on real brokers that the lab starts for itself, or the harmless ones on a cluster of yours."""
+    from instep.trials import claims, lab, store
+    from instep.trials.claim import Tier
+    from instep.trials.verdict import Verdict
+
+    if tier not in list(Tier):
+        raise errors.SettingsError(f"there is no tier {tier!r}", f"known: {', '.join(Tier)}")
+    if run is not None and not resume:
+        raise errors.SettingsError("--run names a run to go on with", "say --resume too, or leave --run out")
+    if resume and (ids or bootstrap or into):
+        raise errors.SettingsError("a run that goes on has its claims, cluster and folder already", "say only --resume and --run")
+    kept = into or store.folder()
+    if resume:
+        folder = store.find(kept, run)
+        bootstrap = store.read_run(folder).cluster
+    lab.meant(claims.ALL, ids or [], bootstrap)
+    given = _given(bootstrap)
+    if not resume:
+        folder = lab.prepare(claims.ALL, ids or [], tier=Tier(tier), seed=seed, into=kept, cluster=bootstrap)
+    try:
+        results = lab.Lab(folder, claims.ALL, given=given, say=shared.say).settle()
+    except SystemExit:
+        shared.say(f"interrupted; go on with: instep lab run --resume --run {folder if into else folder.name}")
+        raise
+    if as_json:
+        shared.print_json(list(results.values()))
+    else:
+        _show_run(_report(str(folder)), as_json=False)
+    if any(one.verdict is Verdict.INCONCLUSIVE for one in results.values()):
+        raise typer.Exit(1)
 
 
 @lab_app.command("show")
@@ -126,6 +174,19 @@ def list_runs(as_json: AsJson = False, _debug: Debug = False) -> None:
         if one["error"]:
             shared.say(f"instep: {one['error']}")
     shared.say(f"{counted(len(found), 'run')} in {kept}")
+
+
+def _given(bootstrap: str | None) -> tuple[settings.Kafka, str] | None:
+    """The user's cluster, once it has answered; its security is what the settings file says."""
+    if bootstrap is None:
+        return None
+    from instep.kafka import layout
+    from instep.kafka.connection import Cluster
+
+    kafka = settings.load(GIVEN.config).kafka
+    with Cluster(kafka, bootstrap) as cluster:
+        layout.read(cluster)
+    return kafka, bootstrap
 
 
 def _report(run: str | None) -> Report:

@@ -7,7 +7,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
 
@@ -47,7 +47,7 @@ class Lab:
         left = store.remaining(self._asked.claims, store.read_results(self._run))
         if self._given:
             sweep(self._run, grounds.of(1))
-        waiting = sorted((self._known[id_] for id_ in left), key=lambda claim: claim.brokers)
+        waiting = sorted((claim for id_ in left for claim in chosen(self._known, [id_])), key=lambda claim: claim.brokers)
         for number, claim in enumerate(waiting, start=1):
             self._say(f"[{number}/{len(waiting)}] {claim.id}: {claim.told}")
             result = self._settle(claim, grounds)
@@ -71,6 +71,8 @@ class Lab:
         trial = None
         try:
             ground = grounds.of(claim.brokers)
+            if ground is not None and ground.brokers < claim.brokers:
+                raise errors.InstepError(f"{claim.id} needs {claim.brokers} brokers, and the cluster has {ground.brokers}")  # noqa: TRY301
             trial = Trial(claim.id, run=self._run, tier=asked.tier, seed=asked.seed, ground=ground, say=self._say)
             claim.experiment(trial)
         except Exception as error:  # noqa: BLE001 - whatever broke the experiment, the others are still to be settled
@@ -100,19 +102,28 @@ class Lab:
         return ended
 
 
-def prepare(known: Mapping[str, Claim], ids: list[str], *, tier: Tier, seed: int, into: Path, cluster: str | None = None) -> Path:
-    """Make the folder of a run of these claims; on a cluster of the user's only the harmless ones can be meant."""
+def meant(known: Mapping[str, Claim], ids: list[str], cluster: str | None) -> list[Claim]:
+    """The claims of these ids or families; on a cluster of the user's the harmless ones, and to name another is an error."""
     wanted = chosen(known, ids)
-    if cluster is not None:
-        refused = [claim.id for claim in wanted if not claim.harmless]
-        if refused and ids:
-            raise errors.SettingsError(
-                f"{', '.join(refused)} would harm a cluster: brokers are killed or frozen, or their disks looked at",
-                "leave --bootstrap out: the lab then starts brokers of its own",
-            )
-        wanted = [claim for claim in wanted if claim.harmless]
+    if cluster is None:
+        return wanted
+    refused = [claim.id for claim in wanted if not claim.harmless]
+    if refused and ids:
+        raise errors.SettingsError(
+            f"{', '.join(refused)} would harm a cluster: brokers are killed or frozen, or their disks looked at",
+            "leave --bootstrap out: the lab then starts brokers of its own",
+        )
+    return [claim for claim in wanted if claim.harmless]
+
+
+def prepare(known: Mapping[str, Claim], ids: list[str], *, tier: Tier, seed: int, into: Path, cluster: str | None = None) -> Path:
+    """Make the folder of a run of these claims."""
+    wanted = meant(known, ids, cluster)
+    at = datetime.now(UTC)
+    while (into / store.new_id(tier, seed, at)).exists():
+        at += timedelta(seconds=1)
     run = store.Run(
-        id=store.new_id(tier, seed),
+        id=store.new_id(tier, seed, at),
         tier=tier,
         seed=seed,
         claims=[claim.id for claim in wanted],

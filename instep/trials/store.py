@@ -11,7 +11,6 @@ RUN/made.jsonl              topics and groups that the run made, written before 
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -63,7 +62,7 @@ def folder() -> Path:
 
 
 def new_id(tier: Tier, seed: int, at: datetime | None = None) -> str:
-    return f"{(at or datetime.now(UTC)):%Y%m%dT%H%M%S}-{tier}-{seed}-{uuid.uuid4().hex[:4]}"
+    return f"{(at or datetime.now(UTC)):%Y%m%dT%H%M%S}-{tier}-{seed}"
 
 
 def begin(into: Path, run: Run) -> Path:

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
 from instep.trials.clients.consuming import DEFAULTS
 
@@ -33,10 +33,16 @@ def commits(connection: Mapping[str, Any], group: str, topic: str, partition: in
 
 
 def position(connection: Mapping[str, Any], group: str, topic: str, partition: int) -> int | None:
-    """What the group has committed for the partition; asked by a consumer, as librdkafka's admin client dies of some answers."""
+    """What the group has committed for the partition; None also while its coordinator is only just being found.
+
+    Asked by a consumer: librdkafka's admin client takes the process down when a coordinator moves.
+    """
     consumer = Consumer({**DEFAULTS, **connection, "group.id": group})
     try:
         found = consumer.committed([TopicPartition(topic, partition)], timeout=10)[0].offset
+    except KafkaException:
+        return None
+    else:
         return found if found >= 0 else None
     finally:
         consumer.close()
