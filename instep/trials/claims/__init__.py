@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from instep.trials.claim import KNOWN
-from instep.trials.claims import commit, order
+from instep.trials.claims import commit, order, speed, topic
 
-FAMILIES = (order, commit)
+FAMILIES = (order, commit, topic, speed)
 ALL = KNOWN

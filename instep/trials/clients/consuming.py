@@ -64,7 +64,8 @@ class Point(enum.StrEnum):
 class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     """What to read and how. `config` is librdkafka's, on top of what reaches the cluster.
 
-    Reads until `count` records were read, until nothing came for `idle_s` after the first assignment, or until told to stop.
+    Reads until `count` records were read, until it has been `to_end` of every partition it has, until nothing came for `idle_s`
+    after the first assignment, or until told to stop.
     `commit_every` commits the offsets of that many records instead of whole batches. The process dies with -9 at `dies_at` of the
     `dies_on`-th record.
     """
@@ -84,6 +85,7 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     work_ms: float = 0.0
     seed: int | str = 0
     count: int | None = None
+    to_end: bool = False
     idle_s: float | None = None
     dies_at: Point | None = None
     dies_on: int = 0
@@ -95,6 +97,7 @@ DEFAULTS: Mapping[str, Any] = {
     "enable.auto.commit": False,
     "fetch.wait.max.ms": 10,
     "allow.auto.create.topics": False,
+    "enable.partition.eof": True,
     "log_level": 0,
 }
 POLL_S = 0.1
@@ -139,6 +142,7 @@ class _Reader:
         self._done = 0
         self._since_commit = 0
         self._last: dict[int, int] = {}
+        self._at_end: set[int] = set()
 
     def __enter__(self) -> _Reader:
         plan = self._plan
@@ -168,6 +172,8 @@ class _Reader:
         while not self._stop.is_set():
             if plan.count is not None and self.counted.read >= plan.count:
                 return
+            if plan.to_end and self.counted.assigned and self._at_end.issuperset(self.counted.assigned):
+                return
             room = plan.batch if plan.count is None else min(plan.batch, plan.count - self.counted.read)
             batch = self._poll(room)
             if batch:
@@ -183,7 +189,9 @@ class _Reader:
         for message in self._consumer.consume(room, POLL_S):
             if (error := message.error()) is None:
                 found.append(message)
-            elif error.code() != KafkaError._PARTITION_EOF:
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._at_end.add(message.partition() or 0)
+            else:
                 self.counted.errors.append(error.name())
                 self._notebook.note(self._operation(Deed.READ, Outcome.FAIL, note=f"{error.name()}: {error.str()}"))
                 if error.fatal() or error.code() == KafkaError._AUTO_OFFSET_RESET:
@@ -305,6 +313,7 @@ class _Reader:
     def _let_go(self, parts: list[TopicPartition]) -> None:
         for one in parts:
             self._last.pop(one.partition, None)
+            self._at_end.discard(one.partition)
         self._note_partitions(Deed.REVOKE, parts)
         self._count_assigned(removed=[one.partition for one in parts])
 
