@@ -14,7 +14,7 @@ from instep.trials.grounds import Grounds
 Settle = Callable[..., Result]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def grounds() -> Iterator[Grounds]:
     with Grounds(None, lambda _: None) as shared:
         yield shared
