@@ -72,15 +72,15 @@ def test_a_sender_by_zeromq_that_lives_delivers_all(servers: Servers) -> None:
     assert not found.lost
 
 
-def test_what_was_read_and_acknowledged_does_not_come_again(servers: Servers) -> None:
-    for name in ("kafka", "redis-list", "redis-stream", "activemq"):
-        system = servers.system(name, durable=True)
-        sent = measuring.messages(5, 100)
-        with closing(system.open(f"again-{name}")) as one:
-            one.enqueue(sent)
-            assert one.dequeue(2) == sent[:2]
-        with closing(system.open(f"again-{name}")) as one:
-            assert one.dequeue(3) == sent[2:]
+@pytest.mark.parametrize(("name", "durable"), [way for way in WAYS if way.values[1]])
+def test_what_was_read_and_acknowledged_does_not_come_again(servers: Servers, name: str, durable: bool) -> None:
+    system = servers.system(name, durable=durable)
+    sent = measuring.messages(5, 100)
+    with closing(system.open(f"again-{name}")) as one:
+        one.enqueue(sent)
+        assert one.dequeue(2) == sent[:2]
+    with closing(system.open(f"again-{name}")) as one:
+        assert one.dequeue(3) == sent[2:]
 
 
 def test_the_systems_are_measured_in_turn_and_summed_up(servers: Servers) -> None:
