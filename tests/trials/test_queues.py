@@ -121,12 +121,19 @@ def test_without_the_client_the_system_is_missing(servers: Servers, monkeypatch:
     assert caught.value.remedy == "install it: pip install 'instep[lab]'"
 
 
-def settled(run: Path, claim: Callable[[Trial], None], seconds: Mapping[str, float], missing: Mapping[str, str]) -> Judgement:
-    """What becomes of the claim when the systems took so many seconds for the same messages, by name; the others took 4."""
+def settled(
+    run: Path, claim: Callable[[Trial], None], seconds: Mapping[str, float], missing: Mapping[str, str], varied: float = 1.0
+) -> Judgement:
+    """What becomes of the claim when the systems took so many seconds for the same messages, by name; the others took 4.
+
+    The second round took so many times the first.
+    """
     none = checkers.Found("lost", 0, 100)
     speeds = [
-        measuring.Speed(kind.name, durable, size, 100, seconds.get(kind.name, 4.0), seconds.get(kind.name, 4.0), none, none)
+        measuring.Speed(kind.name, durable, size, 100, took, took, none, none)
+        for times in (1.0, varied)
         for kind in KINDS
+        for took in [seconds.get(kind.name, 4.0) * times]
         if kind.name not in missing
         for durable in kind.durable
         for size in measuring.COUNTS
@@ -153,6 +160,14 @@ def test_the_claims_about_redis_and_rabbitmq_follow_the_measurement(
     seconds = {"redis-list": redis, "rabbitmq-classic": rabbitmq}
     assert settled(tmp_path, queue.queue_1, seconds, {}).verdict is first
     assert settled(tmp_path, queue.queue_2, seconds, {}).verdict is second
+
+
+def test_on_a_machine_that_was_busy_with_other_things_nothing_is_settled(tmp_path: Path) -> None:
+    seconds = {"redis-list": 1.0, "rabbitmq-classic": 2.0}
+    assert settled(tmp_path, queue.queue_2, seconds, {}, varied=1.9).verdict is Verdict.RIGHT
+    found = settled(tmp_path, queue.queue_2, seconds, {}, varied=2.1)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "quiet enough" in found.because
 
 
 def test_without_redis_the_claims_about_it_are_inconclusive(tmp_path: Path) -> None:

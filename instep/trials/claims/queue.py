@@ -20,6 +20,7 @@ LIST, CLASSIC, ZERO = "redis-list", "rabbitmq-classic", "zeromq"
 SMALL = (100, 1_000)
 LARGE = (100_000, 1_000_000)
 MUCH, UNBEARABLE = 2.0, 0.5
+UNSTEADY = 2.0
 MODES = {True: "durable", False: "not durable"}
 PYTHON = "All through Python clients, with one connection and one thread each way."
 NOT_THE_SPEED = "These are rates of one Python client on one machine: choose by what must survive and who must read it again."
@@ -212,6 +213,12 @@ def _show_losses(trial: Trial, losses: Iterable[Loss], missing: Mapping[str, str
 
 
 def _control(trial: Trial, measured: Measured) -> None:
+    varied = measuring.unsteadiness(measured.cells.values())
+    trial.control(
+        "the machine was quiet enough to compare rates",
+        varied <= UNSTEADY,
+        f"of the same, the fastest round was {varied:.1f} times the slowest; up to {UNSTEADY:g} is fit",
+    )
     unsound = sum(not one.sound for one in measured.speeds)
     messages = sum(one.count for one in measured.speeds)
     trial.control(

@@ -176,6 +176,11 @@ def summarise(speeds: Iterable[Speed]) -> list[Cell]:
     ]
 
 
+def unsteadiness(cells: Iterable[Cell]) -> float:
+    """How many times its slowest repetition a system's fastest is, in the middle of all cells: the machine did other things."""
+    return statistics.median(cell.through.highest / cell.through.lowest for cell in cells)
+
+
 def judge(sent: Sequence[bytes], read: Sequence[bytes]) -> tuple[checkers.Found, checkers.Found]:
     """What of the sent was not read, and what was read more than once."""
     seen = operations(sent, read)
