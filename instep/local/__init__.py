@@ -1,1 +1,1 @@
-"""LENT: real servers on this machine: Kafka, PostgreSQL, MariaDB: fetched, started, stopped, killed."""
+"""LENT: real servers on this machine: Kafka, PostgreSQL, MariaDB, other queues: fetched, started, stopped, killed."""

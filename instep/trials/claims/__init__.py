@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from instep.trials.claim import KNOWN
-from instep.trials.claims import commit, order, speed, topic
+from instep.trials.claims import commit, order, queue, speed, topic
 
-FAMILIES = (order, commit, topic, speed)
+FAMILIES = (order, commit, topic, speed, queue)
 ALL = KNOWN

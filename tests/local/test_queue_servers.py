@@ -1,0 +1,92 @@
+"""Redis, RabbitMQ and ActiveMQ: killed and started again, on loopback only, and nothing of them left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from instep import errors
+from instep.local import activemq, artifacts, ports, processes, rabbitmq, redis, server
+from tests.waiting import wait_until
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}  # as /proc writes 127.0.0.1 and ::1
+LISTENING = "0A"
+
+needs_rabbitmq = pytest.mark.skipif(
+    shutil.which("rabbitmq-server", path=f"{os.environ['PATH']}:/usr/sbin") is None,
+    reason="rabbitmq-server is not installed: apt-get install rabbitmq-server",
+)
+
+
+def listening(pids: list[int]) -> set[str]:
+    """The addresses on which these processes listen."""
+    inodes = set()
+    for pid in pids:
+        for entry in Path("/proc", str(pid), "fd").iterdir():
+            target = str(entry.readlink())
+            if target.startswith("socket:["):
+                inodes.add(target[len("socket:[") : -1])
+    rows = [line.split() for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+    return {row[1].split(":")[0] for row in rows if row[3] == LISTENING and row[9] in inodes}
+
+
+@pytest.fixture(
+    params=[redis.Redis, pytest.param(rabbitmq.RabbitMQ, marks=needs_rabbitmq), activemq.ActiveMQ], ids=lambda kind: kind.name
+)
+def one(request: pytest.FixtureRequest) -> Iterator[server.Server]:
+    with request.param() as started:
+        yield started
+
+
+def test_it_listens_on_loopback_comes_back_on_its_port_and_leaves_nothing(one: server.Server) -> None:
+    tree = [one.pid, *processes.descendants(one.pid)]
+    found = listening(tree)
+    assert found
+    assert found <= LOOPBACK
+    address, root = one.address, one.root
+    one.kill()
+    assert not one.alive
+    assert not any(processes.alive(pid) for pid in tree)
+    one.start()
+    assert one.answers()
+    assert one.address == address
+    tree = [one.pid, *processes.descendants(one.pid)]
+    one.close()
+    assert not any(processes.alive(pid) for pid in tree)
+    assert not root.exists()
+
+
+@needs_rabbitmq
+def test_the_finder_of_nodes_dies_with_its_node_also_when_that_is_killed_from_outside() -> None:
+    with rabbitmq.RabbitMQ() as one:
+        below = {pid: Path("/proc", str(pid), "comm").read_text().strip() for pid in processes.descendants(one.pid)}
+        assert "epmd" in below.values()
+        os.kill(one.pid, signal.SIGKILL)
+        wait_until(lambda: not any(processes.alive(pid) for pid in below), "everything below the node to be gone")
+
+
+def test_a_rabbitmq_that_is_missing_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    with pytest.raises(errors.MissingPart) as caught:
+        rabbitmq.RabbitMQ().start()
+    assert caught.value.remedy == "install it: apt-get install rabbitmq-server"
+
+
+def test_without_redis_on_the_path_one_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None if name == "redis-server" else found(name, path=path))
+    with redis.Redis() as one:
+        assert Path("/proc", str(one.pid), "exe").readlink().is_relative_to(artifacts.unpacked("redis"))
+
+
+def test_a_port_that_another_program_holds_is_named() -> None:
+    with redis.Redis() as holder:
+        refused = pytest.raises(errors.SettingsError, match=f"port {holder.port}, wanted for activemq, is taken")
+        with refused, activemq.ActiveMQ(port=holder.port):
+            pass
+    assert not ports.taken(holder.port)
