@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from instep.trials.claim import KNOWN
+from instep.trials.claim import KNOWN, Claim
 from instep.trials.claims import commit, order, queue, speed, topic
 
-FAMILIES = (order, commit, topic, speed, queue)
-ALL = KNOWN
+FAMILIES = [module.__name__.rpartition(".")[2] for module in (order, commit, topic, speed, queue)]
+
+
+def _place(claim: Claim) -> tuple[int, int]:
+    family = FAMILIES.index(claim.family) if claim.family in FAMILIES else len(FAMILIES)
+    return family, int(claim.id.rpartition("-")[2])
+
+
+ALL = {claim.id: claim for claim in sorted(KNOWN.values(), key=_place)}
