@@ -13,9 +13,7 @@ from tests.trials.conftest import Settle
     ("claim", "verdict"),
     [
         ("commit-1", Verdict.RIGHT),
-        ("commit-4", Verdict.RIGHT),
         ("commit-5", Verdict.DEPENDS),
-        ("commit-6", Verdict.DEPENDS),
         ("commit-7", Verdict.RIGHT),
         ("commit-8", Verdict.RIGHT),
     ],
