@@ -97,7 +97,7 @@ def listings(cluster: connection.Cluster) -> tuple[list[Listing], list[errors.In
 
 def members(cluster: connection.Cluster, group: str) -> tuple[Member, ...]:
     """The group's members; none also when there is no such group."""
-    return _described(cluster, [group])[group].members
+    return described(cluster, [group])[group].members
 
 
 def describe(cluster: connection.Cluster, group: str) -> Group:
@@ -107,20 +107,20 @@ def describe(cluster: connection.Cluster, group: str) -> Group:
 
 def describe_each(cluster: connection.Cluster, names: Sequence[str]) -> list[Group]:
     """The same of several: what they have in common is asked once."""
-    described, committed = _described(cluster, names), groups.positions_of_each(cluster, names)
+    found, committed = described(cluster, names), groups.positions_of_each(cluster, names)
     for name in names:
-        if described[name].state == DEAD and not committed[name]:
+        if found[name].state == DEAD and not committed[name]:
             raise missing(cluster, name)
-    assigned = {name: {spot: one for one in described[name].members for spot in one.assigned} for name in names}
+    assigned = {name: {spot: one for one in found[name].members for spot in one.assigned} for name in names}
     ground = _survey(cluster, {spot for name in names for spot in (*committed[name], *assigned[name])})
     return [
-        dataclasses.replace(described[name], standings=tuple(_standings(cluster, ground, committed[name], assigned[name])))
+        dataclasses.replace(found[name], standings=tuple(_standings(cluster, ground, committed[name], assigned[name])))
         for name in names
     ]
 
 
 def exists(cluster: connection.Cluster, group: str) -> bool:
-    return _described(cluster, [group])[group].state != DEAD
+    return described(cluster, [group])[group].state != DEAD
 
 
 def missing(cluster: connection.Cluster, group: str, or_else: str = "") -> errors.SettingsError:
@@ -159,7 +159,7 @@ def occupied(group: str, there: Collection[Member]) -> errors.SettingsError:
     )
 
 
-def _described(cluster: connection.Cluster, names: Sequence[str]) -> dict[str, Group]:
+def described(cluster: connection.Cluster, names: Sequence[str]) -> dict[str, Group]:
     """Each group without its standings; one that is not there is dead."""
 
     def ask() -> dict[str, Group]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError, TopicCollection
+from confluent_kafka import KafkaError, TopicCollection, TopicPartition
 from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
@@ -103,6 +103,14 @@ def delete(cluster: connection.Cluster, name: str) -> None:
     answer = cluster.admin.delete_topics([name], request_timeout=cluster.timeout_s)[name]
     cluster.wait(answer, cluster.deed(f"delete topic {name!r}", topic=name, right="DELETE"))
     _await(cluster, name, lambda found: found is None)
+
+
+def trim(cluster: connection.Cluster, name: str, before: Mapping[int, int]) -> dict[int, int]:
+    """Delete the records below these offsets; the first offset that each partition then holds."""
+    places = [TopicPartition(name, partition, offset) for partition, offset in before.items()]
+    answers = cluster.admin.delete_records(places, request_timeout=cluster.timeout_s)
+    deed = cluster.deed(f"delete records of topic {name!r}", topic=name, right="DELETE")
+    return {place.partition: cluster.wait(answer, deed).low_watermark for place, answer in answers.items()}
 
 
 def names(cluster: connection.Cluster) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from instep import errors, settings
-from instep.kafka import connection, layout
+from instep.kafka import connection, inquiry, layout
 from instep.local import broker, ports
 from instep.trials.proxy import Proxy
 
@@ -20,6 +21,8 @@ PROPERTIES: Mapping[str, str] = {
     "group.consumer.session.timeout.ms": "3000",
     "group.consumer.min.heartbeat.interval.ms": "200",
     "group.consumer.heartbeat.interval.ms": "500",
+    "group.share.min.heartbeat.interval.ms": "200",
+    "group.share.heartbeat.interval.ms": "500",
     "log.retention.check.interval.ms": "500",
     "log.initial.task.delay.ms": "500",
     "log.segment.delete.delay.ms": "500",
@@ -45,6 +48,17 @@ class Ground:
     @property
     def brokers(self) -> int:
         return len(layout.read(self.cluster).brokers)
+
+    @functools.cached_property
+    def features(self) -> Mapping[str, int]:
+        """What the cluster has switched on; group.version 1 is the new consumer protocol, share.version 1 share groups."""
+        with inquiry.opened(self.cluster) as asked:
+            return (asked.features() if asked else None) or {}
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """How members can share partitions: agreed among themselves, and since Kafka 4.0 also told by the brokers."""
+        return ("classic", "consumer") if self.features.get("group.version", 0) >= 1 else ("classic",)
 
     def node(self, number: int) -> broker.Broker:
         """A node that may be killed and frozen: one that the lab started."""

@@ -92,8 +92,9 @@ class Case:
         finally:
             stop.set()
             thread.join(PATIENCE_S)
-        if failures:
-            raise failures[0]
+            if failures:
+                # also where somebody waited in vain for this client: its failure is why
+                raise failures[0]
 
     def start(self, plan: Publishing | Consuming, connection: Mapping[str, Any] | None = None) -> process.ClientProcess:
         """A client in a process of its own. The trial ends it, if nobody did before."""

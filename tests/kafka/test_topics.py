@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable
 
 import pytest
+from confluent_kafka import Producer
 
 from instep import errors
 from instep.kafka import connection, offsets, topics
@@ -40,6 +41,18 @@ def test_a_topic_grows(cluster: connection.Cluster, new_topic: Callable[..., str
     assert topics.describe(cluster, name).partitions == (0, 1, 2, 3)
     with pytest.raises(errors.SettingsError, match="INVALID_PARTITIONS"):
         topics.grow(cluster, name, 3)
+
+
+def test_the_oldest_records_are_deleted(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+    name = new_topic(2)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    for number in range(5):
+        producer.produce(name, f"{number}", partition=0)
+    producer.flush()
+    assert topics.trim(cluster, name, {0: 3, 1: 0}) == {0: 3, 1: 0}
+    assert offsets.earliest(cluster, name, (0, 1)) == {0: 3, 1: 0}
+    with pytest.raises(errors.InstepError, match="OFFSET_OUT_OF_RANGE"):
+        topics.trim(cluster, name, {0: 6})
 
 
 def test_a_missing_topic_names_the_near_one(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:

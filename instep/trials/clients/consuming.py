@@ -15,7 +15,7 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +61,30 @@ class Point(enum.StrEnum):
     COMMITTED = "after the commit"
 
 
+class Library(enum.StrEnum):
+    """Whose client it is. Only librdkafka's dies, keeps a table or has a pool; the Python one has the eager sticky assignor.
+    Librdkafka's share consumer reads as a member of a share group, until told to stop."""
+
+    LIBRDKAFKA = "librdkafka"
+    KAFKA_PYTHON = "kafka-python"
+    SHARE = "share"
+
+
 class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
-    """What to read and how. `config` is librdkafka's, on top of what reaches the cluster.
+    """What to read and how. `config` is the library's, on top of what reaches the cluster; None leaves a setting to its default.
 
     Reads until `count` records were read, until it has been `to_end` of every partition it has, until nothing came for `idle_s`
     after the first assignment, or until told to stop.
     `commit_every` commits the offsets of that many records instead of whole batches. The process dies with -9 at `dies_at` of the
     `dies_on`-th record.
+    The work on a record takes `work_ms` on average, that on a batch `batch_ms` on top. `also` are further topics to subscribe
+    to. A partition without a place to start ends the reading, unless it `bears_errors`.
     """
 
     topic: str
     group: str
+    also: list[str] = []
+    library: Library = Library.LIBRDKAFKA
     member: str = "member"
     config: dict[str, Any] = {}
     assigned: list[int] | None = None
@@ -83,6 +96,7 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     pool: Pool = Pool.NONE
     pool_size: int = 8
     work_ms: float = 0.0
+    batch_ms: float = 0.0
     seed: int | str = 0
     count: int | None = None
     to_end: bool = False
@@ -90,6 +104,7 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     dies_at: Point | None = None
     dies_on: int = 0
     leaves: bool = True
+    bears_errors: bool = False
 
 
 DEFAULTS: Mapping[str, Any] = {
@@ -105,11 +120,18 @@ UNASSIGNED_MAX_S = 30.0
 
 
 class Counted(msgspec.Struct):
-    """What a consumer has done so far, for whoever watches it in the same process."""
+    """What a consumer has done so far, for whoever watches it in the same process. `held` are places of all its topics;
+    `ends` are the offsets at which it found nothing more to read."""
 
     read: int = 0
     assigned: tuple[int, ...] = ()
+    held: tuple[tuple[str, int], ...] = ()
+    ends: dict[int, int] = msgspec.field(default_factory=dict)
     errors: list[str] = msgspec.field(default_factory=list)
+
+    def hold(self, topic: str, places: Collection[tuple[str, int]]) -> None:
+        self.held = tuple(sorted(places))
+        self.assigned = tuple(partition for name, partition in self.held if name == topic)
 
 
 def consume(
@@ -120,8 +142,19 @@ def consume(
     counted: Counted | None = None,
 ) -> None:
     """Read and work, and note all of it."""
-    with _Reader(plan, connection, notebook, stop or threading.Event(), counted or Counted()) as reader:
-        reader.run()
+    stop, counted = stop or threading.Event(), counted or Counted()
+    match plan.library:
+        case Library.KAFKA_PYTHON:
+            from instep.trials.clients import pythonic
+
+            pythonic.consume(plan, connection, notebook, stop, counted)
+        case Library.SHARE:
+            from instep.trials.clients import sharing
+
+            sharing.consume(plan, connection, notebook, stop, counted)
+        case _:
+            with _Reader(plan, connection, notebook, stop, counted) as reader:
+                reader.run()
 
 
 class _Reader:
@@ -134,15 +167,15 @@ class _Reader:
         counted: Counted,
     ) -> None:
         self._plan, self._notebook, self._stop, self.counted = plan, notebook, stop, counted
-        own = {"group.id": plan.group, "client.id": plan.member, "enable.auto.commit": plan.commit is Commit.AUTO}
-        self._consumer = Consumer({**DEFAULTS, **own, **plan.config, **connection, "on_commit": self._committed})
+        own = {"group.id": plan.group, "enable.auto.commit": plan.commit is Commit.AUTO}
+        config = {**DEFAULTS, **own, **plan.config, **connection, "client.id": plan.member, "on_commit": self._committed}
+        self._consumer = Consumer({name: value for name, value in config.items() if value is not None})
         self._table = Rows(Path(plan.table), plan.keep) if plan.keep is not Keep.HISTORY else None
         self._pool = _Workers(self._work, plan) if plan.pool is not Pool.NONE else None
         self._stores_later = plan.config.get("enable.auto.offset.store") is False
         self._done = 0
         self._since_commit = 0
         self._last: dict[int, int] = {}
-        self._at_end: set[int] = set()
 
     def __enter__(self) -> _Reader:
         plan = self._plan
@@ -150,9 +183,10 @@ class _Reader:
             parts = [TopicPartition(plan.topic, number) for number in plan.assigned]
             self._consumer.assign(self._placed(parts))
             self._note_partitions(Deed.ASSIGN, parts)
-            self._count_assigned(added=plan.assigned)
+            self._count_held(added=parts)
         else:
-            self._consumer.subscribe([plan.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+            topics = [plan.topic, *plan.also]
+            self._consumer.subscribe(topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -172,7 +206,7 @@ class _Reader:
         while not self._stop.is_set():
             if plan.count is not None and self.counted.read >= plan.count:
                 return
-            if plan.to_end and self.counted.assigned and self._at_end.issuperset(self.counted.assigned):
+            if plan.to_end and self.counted.assigned and self.counted.ends.keys() >= {*self.counted.assigned}:
                 return
             room = plan.batch if plan.count is None else min(plan.batch, plan.count - self.counted.read)
             batch = self._poll(room)
@@ -190,11 +224,11 @@ class _Reader:
             if (error := message.error()) is None:
                 found.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                self._at_end.add(message.partition() or 0)
+                self.counted.ends[message.partition() or 0] = message.offset() or 0
             else:
                 self.counted.errors.append(error.name())
                 self._notebook.note(self._operation(Deed.READ, Outcome.FAIL, note=f"{error.name()}: {error.str()}"))
-                if error.fatal() or error.code() == KafkaError._AUTO_OFFSET_RESET:
+                if error.fatal() or (error.code() == KafkaError._AUTO_OFFSET_RESET and not self._plan.bears_errors):
                     self._stop.set()
         return found
 
@@ -223,6 +257,7 @@ class _Reader:
                 self._since_commit += 1
                 if plan.commit_every and self._since_commit >= plan.commit_every:
                     self._commit_as_planned()
+        time.sleep(plan.batch_ms / 1000)
         if not plan.commit_every:
             self._commit_as_planned()
 
@@ -298,7 +333,7 @@ class _Reader:
 
     def _assigned(self, consumer: Consumer, parts: list[TopicPartition]) -> None:
         self._note_partitions(Deed.ASSIGN, parts)
-        self._count_assigned(added=[one.partition for one in parts])
+        self._count_held(added=parts)
         if self._plan.keep is Keep.WITH_OFFSET:
             consumer.assign(self._placed(parts))
 
@@ -313,12 +348,13 @@ class _Reader:
     def _let_go(self, parts: list[TopicPartition]) -> None:
         for one in parts:
             self._last.pop(one.partition, None)
-            self._at_end.discard(one.partition)
+            self.counted.ends.pop(one.partition, None)
         self._note_partitions(Deed.REVOKE, parts)
-        self._count_assigned(removed=[one.partition for one in parts])
+        self._count_held(removed=parts)
 
-    def _count_assigned(self, added: Sequence[int] = (), removed: Sequence[int] = ()) -> None:
-        self.counted.assigned = tuple(sorted((set(self.counted.assigned) | set(added)) - set(removed)))
+    def _count_held(self, added: Sequence[TopicPartition] = (), removed: Sequence[TopicPartition] = ()) -> None:
+        came, went = ({(one.topic, one.partition) for one in parts} for parts in (added, removed))
+        self.counted.hold(self._plan.topic, (set(self.counted.held) | came) - went)
 
     # --- dying, noting ---------------------------------------------------------------------------------
 

@@ -1,0 +1,41 @@
+"""The claims about groups come out as they must, on a real broker. What rebalances do (group-4) takes longer: the lab runs it."""
+
+from __future__ import annotations
+
+import pytest
+
+from instep.trials.claims import group
+from instep.trials.history import Deed, Operation
+from instep.trials.verdict import Verdict
+from tests.trials.conftest import Settle
+
+S = 1_000_000_000
+
+
+@pytest.mark.parametrize("claim", ["group-1", "group-2", "group-3"])
+def test_verdict(settle: Settle, claim: str) -> None:
+    result = settle(claim)
+    assert result.verdict is Verdict.DEPENDS, result.judgement.because
+
+
+def test_what_an_event_did_to_a_group() -> None:
+    """Partition 0 stays with its member, 1 moves to another, which reads a record again; a slow member's pauses do not count."""
+
+    def read(at_s: float, member: str, partition: int, number: int) -> Operation:
+        return Operation(
+            deed=Deed.READ, at_ns=int(at_s * S), group="g", member=member, key="k", partition=partition, number=number
+        )
+
+    seen = [
+        read(1.0, "one", 0, 1),
+        read(1.0, "two", 1, 2),
+        read(1.0, "slow", 2, 3),
+        Operation(deed=Deed.REVOKE, at_ns=3 * S, group="g", member="two", partition=1),
+        Operation(deed=Deed.ASSIGN, at_ns=4 * S, group="g", member="one", partition=1),
+        Operation(deed=Deed.ASSIGN, at_ns=4 * S, group="another", member="else", partition=1),
+        read(4.5, "one", 1, 2),
+        read(5.0, "one", 0, 4),
+        read(9.0, "slow", 2, 5),
+    ]
+    assert group.turn(seen, "g", "slow", 2 * S, 10 * S) == group.Turn(changed=2, again=1, stayed_s=4.0, moved_s=3.5)
+    assert group.turn(seen, "g", "slow", 6 * S, 10 * S) == group.Turn(changed=0, again=0, stayed_s=0.0, moved_s=None)
