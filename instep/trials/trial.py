@@ -315,6 +315,9 @@ class Trial:
         return name
 
     def _forget_group(self, name: str) -> None:
+        if self.ground.own is None:
+            # one that went without a word is a member until its session is over; brokers of our own go anyway
+            self.wait(lambda: not membership.members(self.ground.cluster, name), f"the members of group {name!r} to be gone")
         if membership.exists(self.ground.cluster, name):
             membership.delete(self.ground.cluster, name)
 

@@ -385,8 +385,6 @@ def _repeats(reads: Sequence[Operation]) -> int:
 def _restart_static(trial: Trial) -> None:
     """A member with an id of its own, which comes back within its session, gets its partitions back, and nobody else notices."""
     case, topic, group = trial.case("group.instance.id"), trial.topic(6), trial.group()
-    # such a member does not leave when it is closed: the group can be deleted once its session is over
-    trial.callback(lambda: _await_empty(trial, group))
     marks = []
 
     def plan(name: str) -> Consuming:
@@ -409,8 +407,3 @@ def _restart_static(trial: Trial) -> None:
         not changes,
         f"{len(changes)} changes for the other member in {took:.1f} s",
     )
-
-
-def _await_empty(trial: Trial, group: str) -> None:
-    if trial.ground.own is None:
-        trial.wait(lambda: not membership.members(trial.ground.cluster, group), "the sessions of closed members to end")
