@@ -250,7 +250,7 @@ def _began_after(trial: Trial, case: Case, topic: str, committed: Places, reset:
 
 
 def _said(places: Mapping[int, int]) -> str:
-    return ", ".join(str(offset) for _, offset in sorted(places.items()))
+    return ", ".join(str(offset) for _, offset in sorted(places.items())) or "nowhere"
 
 
 @settles(
@@ -399,10 +399,9 @@ def start_7(trial: Trial) -> None:
     )
     for (client, reset), plan in plans.items():
         found = _read(trial, case, plan)
-        evidence = f"began at {_said(found.began)}, read {found.count:,}{', ' if found.errors else ''}" + ", ".join(
-            sorted(set(found.errors))
-        )
-        rows.append([client, reset, _said(found.began), found.count, ", ".join(sorted(set(found.errors)))])
+        named = ", ".join(sorted(set(found.errors))) or "no error"
+        evidence = f"began at {_said(found.began)}, read {found.count:,}, {named}"
+        rows.append([client, reset, _said(found.began), found.count, named])
         if reset in ("earliest", "latest"):
             expected = firsts if reset == "earliest" else ends
             trial.told(f"{client}: {reset} is followed", found.began == expected and not found.errors, evidence)
