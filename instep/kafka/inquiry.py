@@ -45,6 +45,16 @@ class Quorum:
     leader_clock_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """An idempotent producer, as a partition's leader knows it: by its id, and the number of its last record there."""
+
+    partition: int
+    producer: int
+    epoch: int
+    last_sequence: int
+
+
 class Inquiry:
     """Questions to one cluster; each answers None when the cluster does not tell."""
 
@@ -87,13 +97,22 @@ class Inquiry:
         return _told(lambda: {broker["broker_id"]: broker["rack"] for broker in self._admin.describe_cluster()["brokers"]})
 
     def producers(self, topic: str, partitions: Collection[int]) -> int | None:
-        """How many idempotent producers the leaders of these partitions remember. They forget one after a day, by default."""
+        """How many idempotent producers the leaders of these partitions remember."""
+        found = self.remembered(topic, partitions)
+        return None if found is None else len({one.producer for one in found})
 
-        def ask() -> int:
+    def remembered(self, topic: str, partitions: Collection[int]) -> list[Remembered] | None:
+        """The idempotent producers that the leaders of these partitions remember. They forget one after a day, by default."""
+
+        def ask() -> list[Remembered]:
             from kafka import TopicPartition
 
             states = self._admin.describe_producers([TopicPartition(topic, partition) for partition in partitions])
-            return len({one.producer_id for state in states.values() for one in state.active_producers})
+            return [
+                Remembered(place.partition, one.producer_id, one.producer_epoch, one.last_sequence)
+                for place, state in sorted(states.items())
+                for one in state.active_producers
+            ]
 
         return _told(ask)
 
@@ -118,6 +137,17 @@ class Inquiry:
         except client_errors.KafkaError as failure:
             return dict.fromkeys(replicas, failure.errno or UNKNOWN)
         return {place.partition: error.errno if error else 0 for place, error in told.items()}
+
+    def elect_unclean(self, topic: str, partition: int) -> bool:
+        """Have a partition led by any replica that lives, whatever that loses; whether this was done."""
+
+        def ask() -> bool:
+            from kafka.admin import ElectionType
+
+            self._admin.elect_leaders(ElectionType.UNCLEAN, {topic: [partition]})
+            return True
+
+        return _told(ask) or False
 
     def features(self) -> dict[str, int] | None:
         """What the cluster has switched on, by name and level."""

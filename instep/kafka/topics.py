@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,11 +80,16 @@ def create(
     replicas: int | None = None,
     config: Mapping[str, str] | None = None,
     *,
+    on: Sequence[int] | None = None,
     validate_only: bool = False,
 ) -> None:
-    """Make the topic and wait until every partition has a leader. What is None is the cluster's default."""
+    """Make the topic and wait until every partition has a leader. What is None is the cluster's default.
+
+    `on` names the brokers that hold every partition; the first leads.
+    """
     parts, copies = (AS_BROKER_SAYS if count is None else count for count in (partitions, replicas))
-    new = NewTopic(name, parts, copies, config=dict(config or {}))
+    place: dict[str, Any] = {"replica_assignment": [list(on)] * max(parts, 1)} if on else {"replication_factor": copies}
+    new = NewTopic(name, max(parts, 1) if on else parts, config=dict(config or {}), **place)
     answer = cluster.admin.create_topics([new], validate_only=validate_only, request_timeout=cluster.timeout_s)[name]
     cluster.wait(answer, cluster.deed(f"create topic {name!r}", topic=name, right="CREATE"))
     if not validate_only:

