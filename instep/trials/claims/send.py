@@ -8,14 +8,17 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from instep.kafka import inquiry, layout
+import msgspec
+
+from instep.kafka import inquiry, layout, offsets
 from instep.trials import checkers, history
 from instep.trials.checkers import Found
-from instep.trials.claim import settles
+from instep.trials.claim import Kind, settles
 from instep.trials.clients import defaults
 from instep.trials.clients.consuming import Commit, Consuming
 from instep.trials.clients.publishing import Publishing, Spelling, Way
 from instep.trials.history import Deed, Operation, Outcome
+from instep.trials.proxy import Mischief
 from instep.trials.trial import Case, Trial, spread
 
 ACKS = ("0", "1", "all")
@@ -439,3 +442,239 @@ def send_11(trial: Trial) -> None:
         max(hashed.values()) < keys,
         ", ".join(f"{how}: {counted} of {keys} there" for how, counted in hashed.items()),
     )
+
+
+BATCH_BYTES = (1_000, 16_000, 256_000)
+LINGER_MS = (0, 10, 100)
+Cell = tuple[int, int]
+
+
+@settles(
+    "send-7",
+    told="A larger batch.size and linger.ms raise throughput, and latency too",
+    ran="For each batch.size and linger.ms, in turns: send as fast as it goes and take the records a second; send at a steady "
+    "rate and take the time from send to acknowledgement. Medians over the rounds.",
+    advice="Keep linger.ms at 5 to 10 and batch.size at 16 KB or more; beyond that latency grows and throughput hardly does.",
+    rules=("PUBLISHER_LINGERS",),
+)
+def send_7(trial: Trial) -> None:
+    topic = trial.topic(1)
+    count, steady_per_s = trial.scaled(5_000, 40_000), 500
+    least, modest, most = zip(BATCH_BYTES, LINGER_MS, strict=True)
+    cells: list[Cell] = [(batch, linger) for batch in BATCH_BYTES for linger in LINGER_MS]
+    rates: dict[Cell, list[float]] = {cell: [] for cell in cells}
+    steady: dict[Cell, list[float]] = {cell: [] for cell in cells}
+    late: dict[Cell, list[float]] = {cell: [] for cell in cells}
+    pressed: dict[Cell, list[float]] = {cell: [] for cell in cells}
+    # a broker that has just started is slow at first, which would count against the cells that come first
+    trial.case("warm-up").publish(Publishing(topic=topic, count=4 * count, seed=trial.seed, config=_plain(batch_size=least[0])))
+    for number in trial.rounds(3, 7):
+        for batch, linger in cells:
+            config = _plain(batch_size=batch, linger_ms=linger)
+            full = trial.case(f"full speed, {batch} bytes, {linger} ms, round {number + 1}")
+            full.publish(Publishing(topic=topic, count=count, seed=trial.seed, warm=True, config=config))
+            paced = trial.case(f"steady, {batch} bytes, {linger} ms, round {number + 1}")
+            plan = Publishing(topic=topic, count=steady_per_s // 2, per_s=steady_per_s, seed=trial.seed, warm=True, config=config)
+            paced.publish(plan)
+            rate, times = _pace(full)
+            rates[batch, linger].append(rate)
+            pressed[batch, linger].append(statistics.median(times))
+            _, times = _pace(paced)
+            steady[batch, linger].append(statistics.median(times))
+            late[batch, linger].append(statistics.quantiles(times, n=100)[-1])
+    for title, y, found in (
+        ("Records a second at full speed", "records/s", rates),
+        ("Time to acknowledgement at a steady rate, median (ms)", "ms", steady),
+        ("Time to acknowledgement at a steady rate, 99 of 100 (ms)", "ms", late),
+    ):
+        series = {
+            f"{batch:,} bytes": [(f"{linger} ms", _middle(found, batch, linger)) for linger in LINGER_MS] for batch in BATCH_BYTES
+        }
+        trial.plot(title, "linger.ms", y, series, Kind.HEAT)
+    for what, found, unit, digits in (("throughput", rates, "/s", 0), ("latency", steady, " ms", 1)):
+        trial.told(
+            f"both large raise {what}",
+            _clearly_more(found[most], found[least]),
+            f"{spread(found[least], unit, digits)} to {spread(found[most], unit, digits)}",
+        )
+    gain = statistics.median(rates[most]) / statistics.median(rates[modest])
+    cost = statistics.median(steady[most]) / statistics.median(steady[modest])
+    trial.limit(
+        f"beyond {modest[0]:,} bytes and {modest[1]} ms latency grows and throughput hardly does",
+        gain < cost / 2,
+        f"throughput times {gain:.1f}, latency times {cost:.1f}",
+    )
+    small, large = pressed[least], pressed[BATCH_BYTES[-1], LINGER_MS[0]]
+    trial.limit(
+        "at full speed larger batches shorten the wait",
+        _clearly_more(small, large) is True,
+        f"median {spread(small, ' ms', 0)} with {BATCH_BYTES[0]:,} bytes, {spread(large, ' ms', 0)} with {BATCH_BYTES[-1]:,}",
+    )
+
+
+def _pace(case: Case) -> tuple[float, list[float]]:
+    """Records a second, and ms from each send to its acknowledgement, without the first: that one waited for the connection."""
+    sends = list(history.of(case.history(), Deed.SEND))[1:]
+    took_s = (max(one.at_ns for one in sends) - min(one.at_ns - one.took_ns for one in sends)) / 1e9
+    return len(sends) / took_s, [one.took_ns / 1e6 for one in sends]
+
+
+def _middle(found: Mapping[Cell, list[float]], batch: int, linger: int) -> float:
+    return round(statistics.median(found[batch, linger]), 1)
+
+
+def _clearly_more(these: Sequence[float], those: Sequence[float]) -> bool | None:
+    """Whether all of these are more than all of those; None when they overlap, so that it may be chance."""
+    if min(these) > max(those):
+        return True
+    return False if max(these) < min(those) else None
+
+
+@settles(
+    "send-8",
+    told="An idempotent producer writes each record once: the broker knows producer id, partition and sequence",
+    ran="Send through a proxy that swallows the broker's answers until the broker has written what it never confirmed, then cuts "
+    "the connection, several times; with idempotence and without. Count repeated records, ask the broker what it remembers.",
+    advice="Leave enable.idempotence on, and switch it on with librdkafka: retries then cost nothing.",
+    rules=("PUBLISHER_NOT_IDEMPOTENT", "RECORDS_NOT_IDEMPOTENT"),
+    harmless=False,
+)
+def send_8(trial: Trial) -> None:
+    partitions, cuts = 2, trial.scaled(3, 15)
+    configs = {"idempotent": {}, "not idempotent": _plain()}
+    cases = {name: trial.case(name) for name in configs}
+    topics = {name: trial.topic(partitions) for name in configs}
+    proxy = trial.ground.proxies[1]
+    swallowed, unconfirmed = proxy.counts.swallowed_bytes, dict.fromkeys(configs, 0)
+    with contextlib.ExitStack() as running:
+        for name, config in configs.items():
+            plan = Publishing(topic=topics[name], count=FOREVER, seed=trial.seed, per_s=500, config=config)
+            running.enter_context(cases[name].beside(plan, trial.ground.proxied))
+        for _ in range(cuts):
+            _wait_for_more(trial, cases.values(), 50)
+            proxy.behave(Mischief(swallows_answers=True))
+            for name, case in cases.items():
+                trial.wait(lambda: _written(trial, topics[name], partitions) > _acknowledged(case), "unconfirmed records")  # noqa: B023
+                unconfirmed[name] += _written(trial, topics[name], partitions) - _acknowledged(case)
+            proxy.cut()
+            proxy.behave()
+        _wait_for_more(trial, cases.values(), 50)
+    trial.note(f"{cuts} cuts, {proxy.counts.swallowed_bytes - swallowed} bytes of answers swallowed")
+    found, lost = {}, 0
+    for name, case in cases.items():
+        _read(case, topics[name], partitions)
+        found[name] = checkers.repeated(case.history(), by=Deed.READ)
+        lost += checkers.lost(case.history(), by=Deed.READ).count
+    with inquiry.opened(trial.ground.cluster) as asked:
+        remembered = {name: (asked.remembered(topic, range(partitions)) if asked else None) for name, topic in topics.items()}
+    trial.plot(
+        "Records that are in the log more than once",
+        "producer",
+        "records",
+        {"repeated": [(name, float(one.count)) for name, one in found.items()]},
+    )
+    trial.table(
+        "What the broker remembers of each producer",
+        ["producer", "partition", "producer id", "epoch", "last sequence", "records in the log"],
+        [
+            [name, one.partition, one.producer, one.epoch, one.last_sequence, _records_in(cases[name], one.partition)]
+            for name, some in remembered.items()
+            for one in some or ()
+        ],
+    )
+    trial.control(
+        "the broker wrote what it did not confirm", min(unconfirmed.values()) > 0, f"{sum(unconfirmed.values())} in {cuts} cuts"
+    )
+    trial.control("nothing acknowledged is missing", lost == 0, f"{lost} missing")
+    without, with_ = found["not idempotent"], found["idempotent"]
+    trial.control("without idempotence some are repeated", bool(without), f"{without.count} of {without.of:,}")
+    trial.told("an idempotent producer writes each once", not with_, f"{with_.count} of {with_.of:,} repeated")
+    known = remembered["idempotent"]
+    matches = known and all(one.last_sequence + 1 == _records_in(cases["idempotent"], one.partition) for one in known)
+    trial.told(
+        "it is known by id, and by a sequence in each partition",
+        None if known is None or remembered["not idempotent"] is None
+        else bool(matches) and len({one.producer for one in known}) == 1 and not remembered["not idempotent"],
+        f"{len({one.producer for one in known or ()})} producer id, sequences count the records of each of {len(known or ())} "
+        f"partitions; of the other producer nothing is remembered",
+    )  # fmt: skip
+
+
+def _written(trial: Trial, topic: str, partitions: int) -> int:
+    """How many records the log of a topic holds by now."""
+    found = offsets.spans(trial.ground.cluster, [(topic, number) for number in range(partitions)])
+    return sum(span.offsets for span in found.values())
+
+
+def _records_in(case: Case, partition: int) -> int:
+    return sum(one.partition == partition for one in history.of(case.history(), Deed.READ))
+
+
+@settles(
+    "send-9",
+    told="A restarted idempotent producer gets a new id, so what it sends again is there twice",
+    ran="A process sends and is killed; a second one sends the same again: idempotent; with a transactional id, killed before "
+    "its commit; and with a transactional id, killed after it. Count repeated records for readers of committed data and of all.",
+    advice="Give a sender that may restart a transactional id, or every record an id of its own that the reader knows again.",
+    rules=("PUBLISHER_NOT_IDEMPOTENT", "PIPELINE_WITHOUT_GUARD"),
+)
+def send_9(trial: Trial) -> None:
+    count = trial.scaled(300, 2_000)
+    plans: dict[str, tuple[dict[str, Any], int | None]] = {
+        "idempotent": ({}, None),
+        "transaction left open": ({"transactional.id": trial.name("transaction")}, 2 * count),
+        "transaction committed": ({"transactional.id": trial.name("transaction")}, count),
+    }
+    repeated: dict[str, dict[str, Found]] = {}
+    ids: dict[str, list[set[int] | None]] = {}
+    lost = 0
+    for name, (config, transaction) in plans.items():
+        case, topic = trial.case(name), trial.topic(1)
+        plan = Publishing(topic=topic, count=count, seed=trial.seed, per_s=1_000, config=config, transaction=transaction)
+        # what the client still holds dies with it: time for the last records to leave, before the kill
+        case.run(msgspec.structs.replace(plan, dies_after=count, warm=True))
+        first = _producer_ids(trial, topic)
+        case.publish(msgspec.structs.replace(plan, transaction=transaction and count))
+        ids[name] = [first, _producer_ids(trial, topic)]
+        repeated[name] = {}
+        for level in ("read_committed", "read_uncommitted"):
+            _read(case, topic, by=level, config={"isolation.level": level})
+            repeated[name][level] = checkers.repeated(case.history(), level, by=Deed.READ)
+        lost += checkers.lost(case.history(), "read_committed", by=Deed.READ).count
+    trial.table(
+        f"{count} records sent by a process that was killed, and again by the next",
+        ["first process", "producer ids", "repeated for read_committed", "repeated for read_uncommitted"],
+        [[name, _shown(ids[name][-1]), *(one.count for one in found.values())] for name, found in repeated.items()],
+    )
+    trial.plot(
+        "Records that are there twice after a restart",
+        "first process",
+        "records",
+        {level: [(name, float(found[level].count)) for name, found in repeated.items()] for level in repeated["idempotent"]},
+    )
+    plain, left_open, done = (found["read_committed"] for found in repeated.values())
+    before, after = ids["idempotent"]
+    trial.control("nothing is missing", lost == 0, f"{lost} missing")
+    trial.told(
+        "the second process has another producer id",
+        None if not before or not after else len(after) == 2 and before < after,
+        f"first {_shown(before)}, then {_shown(after)}",
+    )
+    trial.told("what it sends again is there twice", bool(plain), f"{plain.count} of {plain.of} repeated")
+    all_of_it = repeated["transaction left open"]["read_uncommitted"]
+    trial.control(
+        "with a transactional id what was left open is taken back",
+        not left_open and bool(all_of_it) and len(ids["transaction left open"][-1] or ()) == 1,
+        f"{left_open.count} of {left_open.of} repeated for readers of committed data, {all_of_it.count} for others; "
+        f"{done.count} when the first process had committed",
+    )
+
+
+def _producer_ids(trial: Trial, topic: str) -> set[int] | None:
+    with inquiry.opened(trial.ground.cluster) as asked:
+        found = asked.remembered(topic, [0]) if asked else None
+    return None if found is None else {one.producer for one in found}
+
+
+def _shown(ids: set[int] | None) -> str:
+    return "unknown" if ids is None else ", ".join(map(str, sorted(ids)))

@@ -47,7 +47,8 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
     """What to send and how. `config` is librdkafka's, on top of what reaches the cluster.
 
     `by_number` sends key kN to partition N modulo the partitions. A transaction holds `transaction` records; every
-    `abort_every`-th is aborted. `dies_after` kills the process with -9 when so many records were given to the client.
+    `abort_every`-th is aborted. `warm` waits for the first record's answer before the rest is sent, so that what it takes to
+    connect is over by then. `dies_after` kills the process with -9 when so many records were given to the client.
     """
 
     topic: str
@@ -64,6 +65,7 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
     flush: bool = True
     flush_timeout_s: float = 60.0
     per_s: float | None = None
+    warm: bool = False
     transaction: int | None = None
     abort_every: int | None = None
     dies_after: int | None = None
@@ -92,6 +94,9 @@ def publish(plan: Publishing, connection: Mapping[str, Any], notebook: Notebook,
         if plan.per_s and (ahead := number / plan.per_s - (time.monotonic() - began)) > 0:
             sender.serve(ahead)
         sender.send(record)
+        if plan.warm and number == 0:
+            sender.wait()
+            began = time.monotonic()
         if plan.dies_after == number + 1:
             os.kill(os.getpid(), signal.SIGKILL)
     sender.end()
@@ -129,13 +134,17 @@ class _Sender:
             except BufferError:
                 self._producer.poll(0.05)
         if plan.way is Way.WAIT:
-            self._producer.flush(plan.flush_timeout_s)
+            self.wait()
         else:
             self._producer.poll(0)
         if plan.transaction:
             self._in_transaction += 1
             if self._in_transaction == plan.transaction:
                 self._end_transaction()
+
+    def wait(self) -> None:
+        """Return when everything that was sent has its answer."""
+        self._producer.flush(self._plan.flush_timeout_s)
 
     def serve(self, s: float) -> None:
         """Let deliveries be told while there is nothing to send."""
@@ -146,7 +155,7 @@ class _Sender:
         if self._in_transaction:
             self._end_transaction()
         if self._plan.flush:
-            self._producer.flush(self._plan.flush_timeout_s)
+            self.wait()
         for key, number in sorted(self._open):
             self._note(key, number, Outcome.UNKNOWN, note="not told")
         self._open.clear()
