@@ -1,4 +1,5 @@
-"""A small TCP proxy that misbehaves on purpose: between a client and a server of this machine, it delays, swallows and cuts.
+"""A small TCP proxy that misbehaves on purpose: between a client and a server of this machine, it delays, swallows, garbles and
+cuts.
 
 What it did is counted, so that a trial can prove that its fault was there: one that touched nothing proves nothing.
 """
@@ -16,17 +17,21 @@ from typing import Any, Self, TypeVar
 from instep.local import ports
 
 CHUNK_BYTES = 64 * 1024
+LARGE_BYTES = 200
+GARBLED_BEFORE_END = 30
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Mischief:
-    """What the proxy does to what passes. Swallowed is what the server sends: it has done the work, and nobody hears of it."""
+    """What the proxy does to what passes. Swallowed is what the server sends: it has done the work, and nobody hears of it.
+    Garbled is what a client sends: a bit near the end of every so many-th large chunk, where a record's value is."""
 
     delay_s: float = 0.0
     swallows_answers: bool = False
     refuses: bool = False
+    garbles_every: int = 0
 
 
 @dataclass(slots=True)
@@ -39,6 +44,7 @@ class Counts:
     swallowed_bytes: int = 0
     cut_connections: int = 0
     refused_connections: int = 0
+    garbled_chunks: int = 0
 
 
 class Proxy:
@@ -49,6 +55,7 @@ class Proxy:
         self.counts = Counts()
         self._server_port = server_port
         self._mischief = Mischief()
+        self._large_chunks = 0
         self._open: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy-{self.port}", daemon=True)
@@ -116,12 +123,22 @@ class Proxy:
                 if mischief.swallows_answers and answers:
                     self.counts.swallowed_bytes += len(chunk)
                     continue
+                if mischief.garbles_every and not answers and len(chunk) > LARGE_BYTES:
+                    chunk = self._garbled(chunk, mischief.garbles_every)
                 to.write(chunk)
                 await to.drain()
                 self.counts.passed_bytes += len(chunk)
         with contextlib.suppress(OSError):
             if to.can_write_eof():
                 to.write_eof()
+
+    def _garbled(self, chunk: bytes, every: int) -> bytes:
+        self._large_chunks += 1
+        if self._large_chunks % every:
+            return chunk
+        self.counts.garbled_chunks += 1
+        place = len(chunk) - GARBLED_BEFORE_END
+        return chunk[:place] + bytes([chunk[place] ^ 1]) + chunk[place + 1 :]
 
     async def _cut(self) -> int:
         ends = list(self._open)

@@ -13,7 +13,7 @@ import statistics
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,10 +26,10 @@ from instep.local import processes
 from instep.trials import history, store, verdict
 from instep.trials.claim import Cell, Kind, Plot, Series, Table, Tier
 from instep.trials.clients import consuming, process, publishing
-from instep.trials.clients.consuming import Consuming
+from instep.trials.clients.consuming import Commit, Consuming
 from instep.trials.clients.publishing import Publishing
 from instep.trials.grounds import Ground
-from instep.trials.history import Notebook, Operation
+from instep.trials.history import Deed, Notebook, Operation
 from instep.trials.verdict import Part, Role
 
 PREFIX = "instep-lab"
@@ -67,6 +67,28 @@ class Case:
         counted = consuming.Counted()
         consuming.consume(plan, connection or self._trial.ground.connection, self._notebook, counted=counted)
         return counted
+
+    def read_whole(
+        self, topic: str, partitions: int = 1, *, by: str = "reader", config: Mapping[str, Any] | None = None
+    ) -> consuming.Counted:
+        """Read what the topic holds now, for the history; no group has a part in it."""
+        plan = Consuming(
+            topic=topic,
+            group=by,
+            assigned=list(range(partitions)),
+            commit=Commit.NEVER,
+            to_end=True,
+            from_start=True,
+            idle_s=PATIENCE_S,
+            batch=1_000,
+            config=dict(config or {}),
+        )
+        return self.consume(plan)
+
+    @property
+    def acknowledged(self) -> int:
+        """How many sends were acknowledged so far."""
+        return sum(1 for _ in history.of(self.history(), Deed.SEND))
 
     @contextlib.contextmanager
     def beside(
@@ -230,6 +252,11 @@ class Trial:
             if time.monotonic() > deadline:
                 raise errors.InstepError(f"waited {patience_s:.0f} s for {what}, which did not happen")
             time.sleep(0.02)
+
+    def wait_for_more(self, cases: Iterable[Case], more: int) -> None:
+        """Return when each case has so many more acknowledged sends than now."""
+        wanted = {case: case.acknowledged + more for case in cases}
+        self.wait(lambda: all(case.acknowledged >= count for case, count in wanted.items()), f"{more} more acknowledged sends")
 
     # --- faults, each with its proof -------------------------------------------------------------------
 

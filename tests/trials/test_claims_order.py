@@ -13,6 +13,7 @@ from tests.trials.conftest import Settle
     [
         ("order-3", Verdict.RIGHT),
         ("order-4", Verdict.RIGHT),
+        ("order-5", Verdict.RIGHT),
         ("order-6", Verdict.WRONG),
     ],
 )

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 from instep.kafka import topics
-from instep.trials import checkers
-from instep.trials.claim import Cell, settles
+from instep.trials import checkers, history
+from instep.trials.claim import Cell, Tier, settles
 from instep.trials.clients.consuming import Commit, Consuming, Pool
-from instep.trials.clients.publishing import Publishing
-from instep.trials.history import Deed
+from instep.trials.clients.publishing import Publishing, refusal
+from instep.trials.history import Deed, Operation
+from instep.trials.proxy import Mischief
 from instep.trials.trial import Case, Trial
 
 PARTITIONS = (1, 3, 12)
@@ -141,6 +149,145 @@ def order_4(trial: Trial) -> None:
     trial.control("one thread keeps the order", inverted[Pool.NONE] == 0, f"{inverted[Pool.NONE]} of {count:,} inverted")
     trial.told("a pool by record breaks it", inverted[Pool.BY_RECORD] > 0, f"{inverted[Pool.BY_RECORD]:,} of {count:,} inverted")
     trial.told("a pool by key keeps it", inverted[Pool.BY_KEY] == 0, f"{inverted[Pool.BY_KEY]} of {count:,} inverted")
+
+
+IN_FLIGHT = "max.in.flight.requests.per.connection"
+PAUSE_S = 0.5
+SENDERS: Mapping[str, Mapping[str, Any]] = {
+    "1 in flight": {"enable.idempotence": False, IN_FLIGHT: 1},
+    "5 in flight": {"enable.idempotence": False, IN_FLIGHT: 5},
+    "1,000 in flight": {"enable.idempotence": False, IN_FLIGHT: 1_000},
+    "idempotent, 1 in flight": {IN_FLIGHT: 1},
+    "idempotent, 5 in flight": {IN_FLIGHT: 5},
+}
+
+
+@settles(
+    "order-5",
+    told="Retries with several requests in flight reorder records; an idempotent producer, with at most 5, keeps the order",
+    ran="Five producers send through a slow line: 1, 5 and many requests in flight, idempotent and not. The line garbles some "
+    "requests, which the broker refuses and the client sends again; then it is cut, and the broker is frozen for a moment. Count "
+    "records that come after a later one of their key, and repeats.",
+    advice="Switch idempotence on: it costs nothing. With librdkafka one request in flight does not replace it.",
+    rules=("PUBLISHER_OVERTAKES", "PUBLISHER_NOT_IDEMPOTENT"),
+    harmless=False,
+)
+def order_5(trial: Trial) -> None:
+    found: dict[str, Disorder] = dict.fromkeys(SENDERS, Disorder())
+    garbled = cuts = 0
+    plain = [name for name, config in SENDERS.items() if not config.get("enable.idempotence", True)]
+    several = [name for name in plain if name != "1 in flight"]
+    for number in range(trial.scaled(3, 10)):
+        if trial.tier is Tier.QUICK and number and all(found[name].inverted for name in several):
+            break
+        cases = {name: trial.case(f"{name}, round {number + 1}") for name in SENDERS}
+        topics_ = {name: trial.topic(1) for name in SENDERS}
+        garbled_now, cuts_now = _disturb(trial, cases, topics_)
+        garbled, cuts = garbled + garbled_now, cuts + cuts_now
+        for name, case in cases.items():
+            case.read_whole(topics_[name])
+            found[name] = found[name].plus(case.history())
+    for y, counts in {
+        "inverted": [(name, float(one.inverted)) for name, one in found.items()],
+        "repeated": [(name, float(one.repeated)) for name, one in found.items()],
+    }.items():
+        trial.plot(f"Records {y} in the log", "producer", "records", {y: counts})
+    trial.table(
+        "What the log shows",
+        [
+            "producer",
+            "records",
+            "inverted within a key",
+            "repeated",
+            "of these behind a later one: a reader without a guard goes back",
+        ],
+        [[name, one.records, one.inverted, one.repeated, one.went_back] for name, one in found.items()],
+    )
+    trial.control("requests were refused and sent again", garbled > 0, f"{garbled} garbled requests, {cuts} connections cut")
+    lost = sum(one.lost for one in found.values())
+    trial.control("nothing acknowledged is missing", lost == 0, f"{lost} missing")
+    one = found["1 in flight"]
+    for name in several:
+        trial.told(
+            f"{name}: some are inverted", found[name].inverted > 0, f"{found[name].shown}; with 1 in flight {one.inverted:,}"
+        )
+    for name in [name for name in SENDERS if name not in plain]:
+        trial.told(f"{name}: none is", found[name].inverted == 0, found[name].shown)
+    refused = refusal({"enable.idempotence": True, IN_FLIGHT: 6})
+    trial.told("idempotence with 6 in flight is refused by the client", refused is not None, refused or "it was accepted")
+
+
+@dataclass(frozen=True, slots=True)
+class Disorder:
+    """What is wrong with the order of a log; `went_back` are repeats that follow a later record of their key."""
+
+    records: int = 0
+    inverted: int = 0
+    repeated: int = 0
+    went_back: int = 0
+    lost: int = 0
+
+    @property
+    def shown(self) -> str:
+        return f"{self.inverted:,} of {self.records:,} inverted, {self.repeated:,} repeated"
+
+    def plus(self, seen: Sequence[Operation]) -> Disorder:
+        inverted = checkers.inverted(seen, by=Deed.READ)
+        return Disorder(
+            self.records + inverted.of,
+            self.inverted + inverted.count,
+            self.repeated + checkers.repeated(seen, by=Deed.READ).count,
+            self.went_back + _went_back(seen),
+            self.lost + checkers.lost(seen, by=Deed.READ).count,
+        )
+
+
+def _disturb(trial: Trial, cases: Mapping[str, Case], topics_: Mapping[str, str]) -> tuple[int, int]:
+    """Send by each producer while the line and the broker misbehave; garbled requests, and connections that were cut."""
+    proxy = trial.ground.proxies[1]
+    before = dataclasses.replace(proxy.counts)
+    with contextlib.ExitStack() as running:
+        for name, case in cases.items():
+            plan = Publishing(
+                topic=topics_[name],
+                count=1_000_000,
+                keys=5,
+                seed=trial.seed,
+                per_s=300,
+                config={"linger.ms": 0, "batch.num.messages": 10, **SENDERS[name]},
+            )
+            running.enter_context(case.beside(plan, trial.ground.proxied))
+        trial.wait_for_more(cases.values(), 50)
+        proxy.behave(Mischief(delay_s=0.01, garbles_every=7))
+        trial.wait(lambda: proxy.counts.garbled_chunks - before.garbled_chunks >= 40, "40 garbled requests")
+        proxy.behave(Mischief(delay_s=0.01))
+        for _ in range(2):
+            proxy.cut()
+            trial.wait_for_more(cases.values(), 20)
+        trial.freeze(1)
+        time.sleep(PAUSE_S)
+        trial.thaw(1)
+        proxy.behave()
+        trial.wait_for_more(cases.values(), 50)
+    garbled, cut = (
+        proxy.counts.garbled_chunks - before.garbled_chunks,
+        proxy.counts.cut_connections - before.cut_connections,
+    )
+    trial.note(f"fault: {garbled} requests garbled, {cut} connections cut")
+    return garbled, cut
+
+
+def _went_back(seen: Sequence[Operation]) -> int:
+    """Repeats that follow a later record of their key."""
+    highest: dict[str | None, int] = {}
+    known: set[tuple[str | None, int | None]] = set()
+    count = 0
+    for one in history.of(seen, Deed.READ):
+        number = one.number or 0
+        count += one.record in known and number < highest[one.key]
+        known.add(one.record)
+        highest[one.key] = max(number, highest.get(one.key, number))
+    return count
 
 
 @settles(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,6 @@ from instep.trials import checkers, history
 from instep.trials.checkers import Found
 from instep.trials.claim import Kind, settles
 from instep.trials.clients import defaults
-from instep.trials.clients.consuming import Commit, Consuming
 from instep.trials.clients.publishing import Publishing, Spelling, Way
 from instep.trials.history import Deed, Operation, Outcome
 from instep.trials.proxy import Mischief
@@ -28,33 +27,6 @@ FOREVER = 1_000_000
 def _plain(acks: str = "all", **config: Any) -> dict[str, Any]:
     """Settings of a producer that is not idempotent; underscores for dots."""
     return {"enable.idempotence": False, "acks": acks, **{name.replace("_", "."): value for name, value in config.items()}}
-
-
-def _read(case: Case, topic: str, partitions: int = 1, *, by: str = "reader", config: Mapping[str, Any] | None = None) -> None:
-    """Read the topic to its end, as a group that is nobody's."""
-    everything = list(range(partitions))
-    case.consume(
-        Consuming(
-            topic=topic,
-            group=by,
-            assigned=everything,
-            commit=Commit.NEVER,
-            whole=True,
-            idle_s=60,
-            batch=1_000,
-            config=dict(config or {}),
-        )
-    )
-
-
-def _acknowledged(case: Case) -> int:
-    return sum(1 for _ in history.of(case.history(), Deed.SEND))
-
-
-def _wait_for_more(trial: Trial, cases: Iterable[Case], more: int) -> None:
-    """Return when each case has so many more acknowledged sends than now."""
-    wanted = {case: _acknowledged(case) + more for case in cases}
-    trial.wait(lambda: all(_acknowledged(case) >= count for case, count in wanted.items()), f"{more} more acknowledged sends")
 
 
 def _leader(trial: Trial, topic: str) -> int | None:
@@ -100,19 +72,19 @@ def send_1(trial: Trial) -> None:
             for acks, case in cases.items():
                 plan = Publishing(topic=topics[acks], count=FOREVER, seed=trial.seed, per_s=500, config=_plain(acks))
                 running.enter_context(case.beside(plan))
-            _wait_for_more(trial, cases.values(), 200)
+            trial.wait_for_more(cases.values(), 200)
             for node in followers:
                 trial.freeze(node)
-            before = _acknowledged(cases["1"])
-            _wait_for_more(trial, (cases["0"], cases["1"]), 200)
-            unreplicated.append(_acknowledged(cases["1"]) - before)
+            before = cases["1"].acknowledged
+            trial.wait_for_more((cases["0"], cases["1"]), 200)
+            unreplicated.append(cases["1"].acknowledged - before)
             trial.kill(leader)
             for node in followers:
                 trial.thaw(node)
             trial.wait(lambda: _leader(trial, topics["all"]) in followers, "a follower to lead")  # noqa: B023
-            _wait_for_more(trial, cases.values(), 200)
+            trial.wait_for_more(cases.values(), 200)
         for acks, case in cases.items():
-            _read(case, topics[acks])
+            case.read_whole(topics[acks])
             found[acks].append(checkers.lost(case.history(), by=Deed.READ))
         trial.ground.mend()
     lost = {acks: sum(one.count for one in some) for acks, some in found.items()}
@@ -157,7 +129,7 @@ def send_2(trial: Trial) -> None:
     }
     for name, case in cases.items():
         case.publish(Publishing(topic=topics[name], count=count, seed=trial.seed))
-        _read(case, topics[name], by="before")
+        case.read_whole(topics[name], by="before")
         gone = checkers.lost(case.history(), "before", by=Deed.READ)
         trial.control(f"{name}: all is there before", gone.of == count and not gone, f"{gone.count} of {gone.of:,} missing")
     trial.kill(nodes[0])
@@ -171,7 +143,7 @@ def send_2(trial: Trial) -> None:
         trial.note(f"no leader: an unclean election was {'forced' if forced else 'refused'}")
     for name, case in cases.items():
         trial.ground.wait_whole(topics[name])
-        _read(case, topics[name], by="after")
+        case.read_whole(topics[name], by="after")
         lost[name] = checkers.lost(case.history(), "after", by=Deed.READ)
     trial.plot(
         "Acknowledged with acks=all, and lost with the disk of one broker",
@@ -221,13 +193,13 @@ def send_3(trial: Trial) -> None:
     short = send(count)
     readable = {}
     for acks, case in cases.items():
-        _read(case, topics[acks], by="meanwhile")
+        case.read_whole(topics[acks], by="meanwhile")
         readable[acks] = _read_from(case, "meanwhile", count)
     trial.restart(follower)
     kept = {}
     for acks, case in cases.items():
         trial.ground.wait_whole(topics[acks])
-        _read(case, topics[acks])
+        case.read_whole(topics[acks])
         kept[acks] = _read_from(case, "reader", count)
     trial.table(
         f"{count} sends with one replica in sync of the two that are asked for",
@@ -334,7 +306,7 @@ def send_5(trial: Trial) -> None:
         behind = [sum(failure.at_ns - failure.took_ns < start < failure.at_ns for start in starts) for failure in failed]
         learnt[way] = len(failed), statistics.mean(behind) if behind else None
     case = trial.case("what the log has")
-    _read(case, small)
+    case.read_whole(small)
     arrived = sum(1 for _ in history.of(case.history(), Deed.READ))
     trial.plot("Records a second", "way", "records", {"median": [(way, statistics.median(some)) for way, some in rates.items()]})
     trial.table(
@@ -377,7 +349,7 @@ def send_6(trial: Trial) -> None:
         for name, found in missing.items():
             case, topic = trial.case(f"{name}, round {number + 1}"), trial.topic(1)
             case.run(Publishing(topic=topic, count=count, seed=f"{trial.seed}-{number}", flush=name == "with flush"))
-            _read(case, topic)
+            case.read_whole(topic)
             seen = case.history()
             found.append(_unread(seen))
             betrayed += checkers.lost(seen, by=Deed.READ).count
@@ -420,7 +392,7 @@ def send_11(trial: Trial) -> None:
                 config={"partitioner": partitioner} if partitioner else {},
             )
             case.publish(plan)
-            _read(case, topic, partitions)
+            case.read_whole(topic, partitions)
             found: dict[str, set[int]] = {}
             for one in history.of(case.history(), Deed.READ):
                 found.setdefault(one.key or "", set()).add(-1 if one.partition is None else one.partition)
@@ -459,7 +431,7 @@ Cell = tuple[int, int]
 )
 def send_7(trial: Trial) -> None:
     topic = trial.topic(1)
-    count, steady_per_s = trial.scaled(5_000, 40_000), 500
+    count, steady_per_s = trial.scaled(20_000, 50_000), 500
     least, modest, most = zip(BATCH_BYTES, LINGER_MS, strict=True)
     cells: list[Cell] = [(batch, linger) for batch in BATCH_BYTES for linger in LINGER_MS]
     rates: dict[Cell, list[float]] = {cell: [] for cell in cells}
@@ -467,7 +439,7 @@ def send_7(trial: Trial) -> None:
     late: dict[Cell, list[float]] = {cell: [] for cell in cells}
     pressed: dict[Cell, list[float]] = {cell: [] for cell in cells}
     # a broker that has just started is slow at first, which would count against the cells that come first
-    trial.case("warm-up").publish(Publishing(topic=topic, count=4 * count, seed=trial.seed, config=_plain(batch_size=least[0])))
+    trial.case("warm-up").publish(Publishing(topic=topic, count=count, seed=trial.seed, config=_plain(batch_size=least[0])))
     for number in trial.rounds(3, 7):
         for batch, linger in cells:
             config = _plain(batch_size=batch, linger_ms=linger)
@@ -524,10 +496,9 @@ def _middle(found: Mapping[Cell, list[float]], batch: int, linger: int) -> float
 
 
 def _clearly_more(these: Sequence[float], those: Sequence[float]) -> bool | None:
-    """Whether all of these are more than all of those; None when they overlap, so that it may be chance."""
-    if min(these) > max(those):
-        return True
-    return False if max(these) < min(those) else None
+    """Whether these are more than those in every round; None when rounds differ, so that it may be chance."""
+    more = [this > that for this, that in zip(these, those, strict=True)]
+    return None if len(set(more)) > 1 else more[0]
 
 
 @settles(
@@ -551,18 +522,18 @@ def send_8(trial: Trial) -> None:
             plan = Publishing(topic=topics[name], count=FOREVER, seed=trial.seed, per_s=500, config=config)
             running.enter_context(cases[name].beside(plan, trial.ground.proxied))
         for _ in range(cuts):
-            _wait_for_more(trial, cases.values(), 50)
+            trial.wait_for_more(cases.values(), 50)
             proxy.behave(Mischief(swallows_answers=True))
             for name, case in cases.items():
-                trial.wait(lambda: _written(trial, topics[name], partitions) > _acknowledged(case), "unconfirmed records")  # noqa: B023
-                unconfirmed[name] += _written(trial, topics[name], partitions) - _acknowledged(case)
+                trial.wait(lambda: _written(trial, topics[name], partitions) > case.acknowledged, "unconfirmed records")  # noqa: B023
+                unconfirmed[name] += _written(trial, topics[name], partitions) - case.acknowledged
             proxy.cut()
             proxy.behave()
-        _wait_for_more(trial, cases.values(), 50)
+        trial.wait_for_more(cases.values(), 50)
     trial.note(f"{cuts} cuts, {proxy.counts.swallowed_bytes - swallowed} bytes of answers swallowed")
     found, lost = {}, 0
     for name, case in cases.items():
-        _read(case, topics[name], partitions)
+        case.read_whole(topics[name], partitions)
         found[name] = checkers.repeated(case.history(), by=Deed.READ)
         lost += checkers.lost(case.history(), by=Deed.READ).count
     with inquiry.opened(trial.ground.cluster) as asked:
@@ -638,7 +609,7 @@ def send_9(trial: Trial) -> None:
         ids[name] = [first, _producer_ids(trial, topic)]
         repeated[name] = {}
         for level in ("read_committed", "read_uncommitted"):
-            _read(case, topic, by=level, config={"isolation.level": level})
+            case.read_whole(topic, by=level, config={"isolation.level": level})
             repeated[name][level] = checkers.repeated(case.history(), level, by=Deed.READ)
         lost += checkers.lost(case.history(), "read_committed", by=Deed.READ).count
     trial.table(

@@ -102,6 +102,15 @@ def publish(plan: Publishing, connection: Mapping[str, Any], notebook: Notebook,
     sender.end()
 
 
+def refusal(config: Mapping[str, Any]) -> str | None:
+    """Why the client does not take these settings; None when it does."""
+    try:
+        Producer({**DEFAULTS, "bootstrap.servers": "", **config})
+    except KafkaException as error:
+        return str(error.args[0].str())
+    return None
+
+
 class _Sender:
     def __init__(self, plan: Publishing, connection: Mapping[str, Any], notebook: Notebook) -> None:
         self._plan, self._notebook = plan, notebook
