@@ -20,6 +20,7 @@ log.addHandler(logging.NullHandler())
 log.propagate = False
 
 UNKNOWN = -1  # Kafka's code for an error without one
+UNCLEAN_ELECTION = 1
 
 Result = TypeVar("Result")
 
@@ -142,9 +143,7 @@ class Inquiry:
         """Have a partition led by any replica that lives, whatever that loses; whether this was done."""
 
         def ask() -> bool:
-            from kafka.admin import ElectionType
-
-            self._admin.elect_leaders(ElectionType.UNCLEAN, {topic: [partition]})
+            self._admin.elect_leaders(UNCLEAN_ELECTION, {topic: [partition]})
             return True
 
         return _told(ask) or False

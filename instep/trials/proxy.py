@@ -99,7 +99,7 @@ class Proxy:
             return
         try:
             server_in, server_out = await asyncio.open_connection(ports.HOST, self._server_port)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             client_out.transport.abort()
             return
         self.counts.connections += 1

@@ -269,6 +269,11 @@ class Trial:
         if target.alive:
             raise errors.InstepError(f"broker {node} survived kill -9")
 
+    def stop(self, node: int) -> None:
+        """End a broker of the lab's own as an operator does: it hands over what it leads."""
+        self.ground.node(node).stop()
+        self.note(f"broker {node} stopped: {'still alive' if self.ground.node(node).alive else 'gone'}")
+
     def freeze(self, node: int) -> None:
         """SIGSTOP a broker of the lab's own: its connections stay open and nothing answers."""
         target = self.ground.node(node)

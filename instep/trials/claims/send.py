@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import statistics
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from instep.kafka import inquiry, layout, offsets
 from instep.trials import checkers, history
 from instep.trials.checkers import Found
-from instep.trials.claim import Kind, settles
+from instep.trials.claim import Kind, Tier, settles
 from instep.trials.clients import defaults
 from instep.trials.clients.publishing import Publishing, Spelling, Way
 from instep.trials.history import Deed, Operation, Outcome
@@ -134,6 +136,8 @@ def send_2(trial: Trial) -> None:
         trial.control(f"{name}: all is there before", gone.of == count and not gone, f"{gone.count} of {gone.of:,} missing")
     trial.kill(nodes[0])
     trial.wipe(nodes[0])
+    # only when the others have a controller may an empty disk come back
+    trial.wait(lambda: _leader(trial, topics["3 replicas"]) in nodes[1:], "a follower to lead")
     trial.restart(nodes[0])
     trial.ground.wait_whole(topics["3 replicas"])
     if not (stays := _leader(trial, topics["1 replica"]) is not None):
@@ -649,3 +653,162 @@ def _producer_ids(trial: Trial, topic: str) -> set[int] | None:
 
 def _shown(ids: set[int] | None) -> str:
     return "unknown" if ids is None else ", ".join(map(str, sorted(ids)))
+
+
+class Recipe(NamedTuple):
+    """One combination of what is said to make exactly-once."""
+
+    idempotent: bool
+    acks: str
+    replicas: int
+    in_sync: int
+
+    @property
+    def name(self) -> str:
+        how = "idempotent" if self.idempotent else f"acks={self.acks}"
+        return f"{how}, replicas {self.replicas}, in-sync {self.in_sync}"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {} if self.idempotent else _plain(self.acks)
+
+
+class Kept(NamedTuple):
+    lost: Found
+    repeated: Found
+    repeated_later: Found
+
+
+RECIPE = Recipe(idempotent=True, acks="all", replicas=2, in_sync=2)
+WITHOUT = {
+    "without idempotence records are repeated": RECIPE._replace(idempotent=False),
+    "with acks=1 records are lost": RECIPE._replace(idempotent=False, acks="1"),
+    "with one replica records are lost": RECIPE._replace(replicas=1, in_sync=1),
+    "with one in-sync replica records are lost": RECIPE._replace(in_sync=1),
+}
+
+
+@settles(
+    "send-10",
+    told="Exactly-once is idempotence, acks=all, two replicas and two of them in sync",
+    ran="A producer for every combination sends at the same time: answers of the broker are swallowed and the connection cut; "
+    "the follower is stopped; the leader goes on alone, is killed, and its disk lost; both come back. Count lost and repeated "
+    "records. Then each producer starts anew and sends its first records again.",
+    advice="Take all four, with three replicas, and give records an id or the sender transactions: a restart repeats otherwise.",
+    rules=("PUBLISHER_NOT_IDEMPOTENT", "PUBLISHER_ACKS", "TOPIC_SINGLE_REPLICA", "TOPIC_MIN_IN_SYNC_ONE"),
+    brokers=3,
+    harmless=False,
+)
+def send_10(trial: Trial) -> None:
+    leader, follower, third = nodes = _nodes_from(trial.seed)
+    senders = [(True, "all"), (False, "all"), (False, "1"), *([(False, "0")] if trial.tier is Tier.FULL else [])]
+    copies = [(1, 1), (2, 1), (2, 2), (3, 2), *([(3, 1)] if trial.tier is Tier.FULL else [])]
+    recipes = [Recipe(*sender, *copy) for sender in senders for copy in copies]
+    cases = {one: trial.case(one.name) for one in recipes}
+    topics = {one: trial.topic(on=nodes[: one.replicas], min_insync_replicas=str(one.in_sync)) for one in recipes}
+    answered = [one for one in recipes if one.acks != "0"]
+    proxy = trial.ground.proxies[leader]
+    stops: list[threading.Event] = []
+    with contextlib.ExitStack() as running:
+        for one in recipes:
+            plan = Publishing(topic=topics[one], count=FOREVER, seed=trial.seed, per_s=50, config=one.config, flush_timeout_s=10)
+            stops.append(running.enter_context(cases[one].beside(plan, trial.ground.proxied))[1])
+        for stop in stops:
+            running.callback(stop.set)
+        trial.wait_for_more(cases.values(), 30)
+        # 1. what was written is not confirmed
+        proxy.behave(Mischief(swallows_answers=True))
+        trial.wait(
+            lambda: all(_written(trial, topics[one], 1) > cases[one].acknowledged for one in answered), "unconfirmed records"
+        )
+        proxy.cut()
+        proxy.behave()
+        trial.wait_for_more(cases.values(), 20)
+        # 2. the leader is alone in the in-sync set of two, goes on, and is lost with its disk
+        trial.stop(follower)
+        pairs = [one for one in recipes if one.replicas == 2]
+        trial.wait(lambda: all(_in_sync(trial, topics[one]) == {leader} for one in pairs), "the follower to be out of sync")
+        trial.freeze(third)
+        alone = [one for one in recipes if one.acks == "1" or (one.replicas, one.in_sync) == (2, 1)]
+        trial.wait_for_more([cases[one] for one in alone], 30)
+        trial.kill(leader)
+        trial.wipe(leader)
+        trial.thaw(third)
+        # the follower first: with the third it elects a controller, without which an empty disk may not come back
+        trial.restart(follower)
+        trial.restart(leader)
+        forced = _lead_again(trial, topics.values())
+        trial.wait_for_more([cases[one] for one in recipes if one.replicas > 1 and one.in_sync > 1], 20)
+    found = trial.together({one.name: functools.partial(_send_again, trial, one, cases[one], topics[one]) for one in recipes})
+    _show_recipes(trial, {one: found[one.name] for one in recipes}, forced)
+
+
+def _send_again(trial: Trial, recipe: Recipe, case: Case, topic: str) -> Kept:
+    """3. A new producer, which does not know how far the first one came."""
+    case.read_whole(topic)
+    again = Publishing(topic=topic, count=trial.scaled(50, 500), seed=trial.seed, config=recipe.config, flush_timeout_s=10)
+    case.publish(again)
+    case.read_whole(topic, by="later")
+    seen = case.history()
+    return Kept(
+        checkers.lost(seen, "reader", by=Deed.READ),
+        checkers.repeated(seen, "reader", by=Deed.READ),
+        checkers.repeated(seen, "later", by=Deed.READ),
+    )
+
+
+def _lead_again(trial: Trial, topics: Iterable[str]) -> int:
+    """Have every topic led again, by force where Kafka does not trust what is left; how many needed that."""
+    known = layout.read(trial.ground.cluster).topics
+    leaderless = [topic for topic in topics if known[topic].partitions[0].leader is None]
+    with inquiry.opened(trial.ground.cluster) as asked:
+        for topic in leaderless:
+            if asked:
+                asked.elect_unclean(topic, 0)
+    trial.note(f"unclean elections forced: {len(leaderless)}")
+    return len(leaderless)
+
+
+def _show_recipes(trial: Trial, found: Mapping[Recipe, Kept], forced: int) -> None:
+    trial.table(
+        f"Each combination through the same faults ({forced} topics needed an unclean election)",
+        ["producer", "acks", "replicas", "in-sync", "acknowledged", "lost", "repeated", "repeated after a restart"],
+        [
+            [
+                "idempotent" if one.idempotent else "not idempotent",
+                one.acks,
+                one.replicas,
+                one.in_sync,
+                kept.lost.of,
+                kept.lost.count,
+                kept.repeated.count,
+                kept.repeated_later.count,
+            ]
+            for one, kept in found.items()
+        ],
+    )
+    trial.plot(
+        "Lost and repeated records",
+        "combination",
+        "records",
+        {
+            "lost": [(one.name, float(kept.lost.count)) for one, kept in found.items()],
+            "repeated": [(one.name, float(kept.repeated.count)) for one, kept in found.items()],
+        },
+    )
+    for statement, one in WITHOUT.items():
+        kept = found[one]
+        counted = kept.repeated if "repeated" in statement else kept.lost
+        trial.control(statement, bool(counted), f"{counted.count} of {counted.of:,}")
+    kept = found[RECIPE]
+    trial.told(
+        "with all four each acknowledged record is there once, while the producer lives",
+        not kept.lost and not kept.repeated,
+        f"{kept.lost.count} lost, {kept.repeated.count} repeated of {kept.lost.of:,}",
+    )
+    broken = [one for one, kept in found.items() if kept.repeated_later.count > kept.repeated.count]
+    trial.limit(
+        "a producer that starts anew and sends again repeats what is there",
+        kept.repeated_later.count > kept.repeated.count,
+        f"{kept.repeated_later.count} repeated with all four, and some in {len(broken)} of the {len(found)} combinations",
+    )

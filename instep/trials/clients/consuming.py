@@ -74,8 +74,8 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     """What to read and how. `config` is the library's, on top of what reaches the cluster; None leaves a setting to its default.
 
     Reads until `count` records were read, until it has been `to_end` of every partition it has, until nothing came for `idle_s`
-    after the first assignment, or until told to stop. Assigned partitions are read `from_start`, whatever the group has committed,
-    or from where it is.
+    after the first assignment, or until told to stop. Assigned partitions are read `from_start`, whatever the group has
+    committed, or from where it is.
     `commit_every` commits the offsets of that many records instead of whole batches. The process dies with -9 at `dies_at` of the
     `dies_on`-th record.
     The work on a record takes `work_ms` on average, that on a batch `batch_ms` on top. `also` are further topics to subscribe

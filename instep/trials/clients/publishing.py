@@ -142,6 +142,11 @@ class _Sender:
                 break
             except BufferError:
                 self._producer.poll(0.05)
+            except KafkaException as error:
+                # after a fatal error the client takes nothing more
+                self._open.discard((record.key, record.number))
+                self._note(record.key, record.number, Outcome.FAIL, error.args[0].name())
+                return
         if plan.way is Way.WAIT:
             self.wait()
         else:
