@@ -12,6 +12,7 @@ from typing import Any
 from instep.kafka import topics
 from instep.trials import checkers, history
 from instep.trials.claim import Cell, Tier, settles
+from instep.trials.claims import senders
 from instep.trials.clients.consuming import Commit, Consuming, Pool
 from instep.trials.clients.publishing import Publishing, refusal
 from instep.trials.history import Deed, Operation
@@ -250,7 +251,7 @@ def _disturb(trial: Trial, cases: Mapping[str, Case], topics_: Mapping[str, str]
         for name, case in cases.items():
             plan = Publishing(
                 topic=topics_[name],
-                count=1_000_000,
+                count=senders.FOREVER,
                 keys=5,
                 seed=trial.seed,
                 per_s=300,
