@@ -3,6 +3,7 @@
     lost        sent with an answer, and never worked
     repeated    worked more than once
     inverted    worked after a later one of the same key
+    went back   worked again after a later one of the same key
     unsorted    came after one that was sent later, whatever their keys
     reordered   read from a partition after a higher offset, within one assignment
     unsent      read, and nobody sent it: the trial itself is broken
@@ -73,6 +74,21 @@ def inverted(operations: Sequence[Operation], group: str | None = None, *, by: D
             late.append(one.record)
         highest[one.key] = max(one.number, highest.get(one.key, one.number))
     return _found("inverted", late, len(seen))
+
+
+def went_back(operations: Sequence[Operation], group: str | None = None, *, by: Deed = Deed.WORK) -> Found:
+    """Repeats that came after a later record of the same key: a reader without a guard returns to an older state."""
+    highest: dict[str | None, int] = {}
+    seen: set[Record] = set()
+    back: list[Record] = []
+    for one in history.of(operations, by, group=group):
+        if one.number is None:
+            continue
+        if one.record in seen and one.number < highest[one.key]:
+            back.append(one.record)
+        seen.add(one.record)
+        highest[one.key] = max(one.number, highest.get(one.key, one.number))
+    return _found("went back", back, len(seen))
 
 
 def unsorted(operations: Sequence[Operation], group: str | None = None, *, by: Deed = Deed.READ) -> Found:

@@ -68,6 +68,13 @@ MADE: list[tuple[str, list[Operation]]] = [
 ]  # fmt: skip
 
 
+def test_a_repeat_goes_back_only_behind_a_later_record() -> None:
+    assert not checkers.went_back([*CLEAN, work("a", 2)])
+    found = checkers.went_back([*CLEAN, work("a", 1), work("b", 1)])
+    assert (found.count, found.of, found.examples) == (1, 3, ("a#1",))
+    assert not checkers.went_back([work("a", 2), work("a", 1)]), "an inversion is no repeat"
+
+
 @pytest.mark.parametrize(
     ("anomaly", "operations"), MADE, ids=[f"{name or 'none'} {number}" for number, (name, _) in enumerate(MADE)]
 )

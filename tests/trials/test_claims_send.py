@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from instep.trials.clients import defaults
+from instep.trials.claims import send
+from instep.trials.clients import defaults, publishing
 from instep.trials.verdict import Verdict
 from tests.trials.conftest import Settle
 
@@ -36,3 +37,14 @@ def test_librdkafka_tells_only_what_it_knows() -> None:
     release, told = defaults.of_librdkafka(["acks", "linger.ms", "no.such.setting"])
     assert release.count(".") == 2
     assert told.keys() == {"acks", "linger.ms"}
+
+
+def test_the_client_says_which_settings_it_refuses() -> None:
+    assert publishing.refusal({"max.in.flight": 5}) is None
+    assert "max.in.flight" in str(publishing.refusal({"max.in.flight": 6}))
+
+
+def test_more_is_clear_only_when_every_round_says_so() -> None:
+    assert send._clearly_more([2.0, 9.0], [1.0, 8.0]) is True
+    assert send._clearly_more([1.0, 8.0], [2.0, 9.0]) is False
+    assert send._clearly_more([1.0, 9.0], [2.0, 8.0]) is None

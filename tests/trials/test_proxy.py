@@ -52,6 +52,19 @@ def test_it_passes_on(proxy: Proxy) -> None:
     wait_until(lambda: proxy.counts.passed_bytes == 10, "both directions to be counted")
 
 
+def test_it_garbles_a_bit_of_what_a_client_sends(proxy: Proxy) -> None:
+    said = b"." * 300
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
+        proxy.behave(Mischief(garbles_every=2))
+        assert ask(one, b"short") == b"short"
+        assert ask(one, said) == said
+        heard = ask(one, said)
+        assert [place for place in range(300) if heard[place] != said[place]] == [270]
+        proxy.behave()
+        assert ask(one, said) == said
+    assert proxy.counts.garbled_chunks == 1
+
+
 def test_it_delays(proxy: Proxy) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
         proxy.behave(Mischief(delay_s=0.2))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from instep.kafka import topics
-from instep.trials import checkers, history
+from instep.trials import checkers
 from instep.trials.claim import Cell, Tier, settles
 from instep.trials.claims import senders
 from instep.trials.clients.consuming import Commit, Consuming, Pool
@@ -238,7 +238,7 @@ class Disorder:
             self.records + inverted.of,
             self.inverted + inverted.count,
             self.repeated + checkers.repeated(seen, by=Deed.READ).count,
-            self.went_back + _went_back(seen),
+            self.went_back + checkers.went_back(seen, by=Deed.READ).count,
             self.lost + checkers.lost(seen, by=Deed.READ).count,
         )
 
@@ -276,19 +276,6 @@ def _disturb(trial: Trial, cases: Mapping[str, Case], topics_: Mapping[str, str]
     )
     trial.note(f"fault: {garbled} requests garbled, {cut} connections cut")
     return garbled, cut
-
-
-def _went_back(seen: Sequence[Operation]) -> int:
-    """Repeats that follow a later record of their key."""
-    highest: dict[str | None, int] = {}
-    known: set[tuple[str | None, int | None]] = set()
-    count = 0
-    for one in history.of(seen, Deed.READ):
-        number = one.number or 0
-        count += one.record in known and number < highest[one.key]
-        known.add(one.record)
-        highest[one.key] = max(number, highest.get(one.key, number))
-    return count
 
 
 @settles(
