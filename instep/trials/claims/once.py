@@ -122,7 +122,7 @@ def send_9(trial: Trial) -> None:
     for name, (config, transaction) in plans.items():
         case, topic = trial.case(name), trial.topic(1)
         plan = Publishing(topic=topic, count=count, seed=trial.seed, per_s=1_000, config=config, transaction=transaction)
-        # what the client still holds dies with it: time for the last records to leave, before the kill
+        # at a steady rate only the last few records are still with the client when it dies
         case.run(msgspec.structs.replace(plan, dies_after=count, warm=True))
         first = _producer_ids(trial, topic)
         case.publish(msgspec.structs.replace(plan, transaction=transaction and count))
