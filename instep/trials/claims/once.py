@@ -80,15 +80,23 @@ def send_8(trial: Trial) -> None:
     without, with_ = found["not idempotent"], found["idempotent"]
     trial.control("without idempotence some are repeated", bool(without), f"{without.count} of {without.of:,}")
     trial.told("an idempotent producer writes each once", not with_, f"{with_.count} of {with_.of:,} repeated")
-    known = remembered["idempotent"]
-    matches = known and all(one.last_sequence + 1 == _records_in(cases["idempotent"], one.partition) for one in known)
+    known, others = remembered["idempotent"], remembered["not idempotent"]
+    if known is None or others is None:
+        trial.told("the broker knows it by id and sequence", None, "the broker does not tell")
+        return
+    records = {one.partition: _records_in(cases["idempotent"], one.partition) for one in known}
     trial.told(
-        "it is known by id, and by a sequence in each partition",
-        None if known is None or remembered["not idempotent"] is None
-        else bool(matches) and len({one.producer for one in known}) == 1 and not remembered["not idempotent"],
-        f"{len({one.producer for one in known or ()})} producer id, sequences count the records of each of {len(known or ())} "
-        f"partitions; of the other producer nothing is remembered",
-    )  # fmt: skip
+        "the broker knows it by id, and by a sequence in each partition that counts its records",
+        len(known) == partitions
+        and len({one.producer for one in known}) == 1
+        and all(one.last_sequence + 1 == records[one.partition] for one in known)
+        and not others,
+        ", ".join(
+            f"id {one.producer}, partition {one.partition}: last sequence {one.last_sequence} of {records[one.partition]} records"
+            for one in known
+        )
+        + f"; without idempotence {len(others)} are known",
+    )
 
 
 def _written(trial: Trial, topic: str, partitions: int) -> int:
