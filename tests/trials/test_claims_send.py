@@ -15,7 +15,6 @@ from tests.trials.conftest import Settle
     [
         ("send-3", Verdict.DEPENDS),
         ("send-4", Verdict.OUTDATED),
-        ("send-5", Verdict.RIGHT),
         ("send-6", Verdict.RIGHT),
         ("send-8", Verdict.RIGHT),
         ("send-9", Verdict.RIGHT),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from instep.trials.claim import KNOWN, Claim
-from instep.trials.claims import commit, group, order, queue, send, speed, start, topic
+from instep.trials.claims import commit, group, once, order, queue, send, speed, start, topic
 
-FAMILIES = [module.__name__.rpartition(".")[2] for module in (order, group, start, commit, send, topic, speed, queue)]
+FAMILIES = [module.__name__.rpartition(".")[2] for module in (order, group, start, commit, send, once, topic, speed, queue)]
 
 
 def _place(claim: Claim) -> tuple[int, int]:
