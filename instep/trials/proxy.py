@@ -151,6 +151,7 @@ class Proxy:
         assert self._server is not None
         self._server.close()
         await self._cut()
+        await asyncio.sleep(0)  # one that is cancelled before its first step is reported as an error
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
