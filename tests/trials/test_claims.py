@@ -22,3 +22,10 @@ def test_each_says_what_is_told_run_and_advised() -> None:
             assert "`" not in prose(text), f"{id_}: a backtick without its partner"
         assert claim.brokers in (0, 1, 3), id_
         assert len(set(claim.rules)) == len(claim.rules), id_
+
+
+COUNTS = {"order": 6, "group": 4, "start": 7, "commit": 9, "send": 11, "topic": 9, "speed": 2, "queue": 3}
+
+
+def test_every_claim_is_there_once_in_the_order_of_the_list() -> None:
+    assert list(claims.ALL) == [f"{family}-{number}" for family, count in COUNTS.items() for number in range(1, count + 1)]

@@ -11,7 +11,7 @@ import pytest
 
 from instep.trials import checkers
 from instep.trials.claim import Tier
-from instep.trials.clients import consuming
+from instep.trials.clients import table
 from instep.trials.clients.consuming import Commit, Consuming, Keep, Point, Pool
 from instep.trials.clients.publishing import Publishing
 from instep.trials.grounds import Ground, Grounds
@@ -136,8 +136,8 @@ def test_a_reader_of_what_was_taken_back_is_caught(trial: Trial) -> None:
 
 def test_a_table_without_the_offset_is_caught(trial: Trial, crash_and_finish: Consume, tmp_path: Path) -> None:
     for keep, wrong in ((Keep.TABLE, True), (Keep.UNIQUE, False), (Keep.WITH_OFFSET, False)):
-        table = tmp_path / f"{keep.name}.db"
-        crash_and_finish(Point.WORKED, keep=keep, table=str(table), commit=Commit.SYNC)
-        rows = consuming.rows(table)
+        file = tmp_path / f"{keep.name}.db"
+        crash_and_finish(Point.WORKED, keep=keep, table=str(file), commit=Commit.SYNC)
+        rows = table.work(file)
         assert len({one.record for one in rows}) == COUNT
         assert bool(checkers.repeated(rows)) is wrong

@@ -16,8 +16,8 @@ import msgspec
 
 from instep.trials import checkers
 from instep.trials.claim import Cell, settles
-from instep.trials.clients import consuming
 from instep.trials.clients import stored as committed
+from instep.trials.clients import table
 from instep.trials.clients.consuming import Commit, Consuming, Keep, Point, Pool
 from instep.trials.clients.publishing import Publishing
 from instep.trials.history import Deed, Operation, Outcome
@@ -75,7 +75,7 @@ def _finish(trial: Trial, case: Case, plan: Consuming) -> After:
     case.run(msgspec.structs.replace(plan, member="second", dies_at=None))
     seen = case.history()
     if plan.keep is not Keep.HISTORY:
-        seen = [one for one in seen if one.deed is not Deed.WORK] + consuming.rows(Path(plan.table), plan.group)
+        seen = [one for one in seen if one.deed is not Deed.WORK] + table.work(Path(plan.table), plan.group)
     after = After(checkers.lost(seen).count, checkers.repeated(seen).count, checkers.repeated(seen, by=Deed.READ).count, seen)
     trial.note(f"{case.name}: {after}, {after.read_again} read again")
     return after

@@ -11,11 +11,10 @@ import os
 import queue
 import random
 import signal
-import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import msgspec
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from instep.trials import workload
+from instep.trials.clients.table import Table
 from instep.trials.history import Deed, Notebook, Operation, Outcome
 
 
@@ -172,7 +172,7 @@ class _Reader:
         own = {"group.id": plan.group, "enable.auto.commit": plan.commit is Commit.AUTO}
         config = {**DEFAULTS, **own, **plan.config, **connection, "client.id": plan.member, "on_commit": self._committed}
         self._consumer = Consumer({name: value for name, value in config.items() if value is not None})
-        self._table = Rows(Path(plan.table), plan.keep) if plan.keep is not Keep.HISTORY else None
+        self._table = _table(plan)
         self._pool = _Workers(self._work, plan) if plan.pool is not Pool.NONE else None
         self._stores_later = plan.config.get("enable.auto.offset.store") is False
         self._done = 0
@@ -268,7 +268,7 @@ class _Reader:
             drawn = random.Random(f"{self._plan.seed}-{message.partition()}-{message.offset()}")  # noqa: S311 - nothing secret
             time.sleep(drawn.uniform(0, 2 * self._plan.work_ms) / 1000)
         if self._table:
-            self._table.write(self._plan.topic, message, lambda: self._die_on(Point.WRITING))
+            self._table.write(self._plan.topic, message, before_commit=lambda: self._die_on(Point.WRITING))
         self._note_record(Deed.WORK, message)
 
     # --- the position ----------------------------------------------------------------------------------
@@ -384,6 +384,12 @@ class _Reader:
         return Operation(deed=deed, outcome=outcome, group=self._plan.group, member=self._plan.member, **rest)
 
 
+def _table(plan: Consuming) -> Table | None:
+    if plan.keep is Keep.HISTORY:
+        return None
+    return Table(Path(plan.table), unique=plan.keep is Keep.UNIQUE, with_offset=plan.keep is Keep.WITH_OFFSET)
+
+
 class _Workers:
     """A thread pool: one queue for all, or one for each thread, chosen by the record's key."""
 
@@ -413,57 +419,3 @@ class _Workers:
     def _run(self, waiting: queue.SimpleQueue[Message | None]) -> None:
         while (message := waiting.get()) is not None:
             self._work(message)
-
-
-class Rows:
-    """A SQLite file as the database that the consumer works for."""
-
-    def __init__(self, file: Path, keep: Keep) -> None:
-        self._keep = keep
-        self._opened = sqlite3.connect(file, isolation_level=None, timeout=30, check_same_thread=False)
-        unique = ", UNIQUE (key, number)" if keep is Keep.UNIQUE else ""
-        self._opened.execute("PRAGMA journal_mode = WAL")
-        self._opened.execute(
-            f"CREATE TABLE IF NOT EXISTS work (seq INTEGER PRIMARY KEY, key TEXT, number INTEGER, at_ns INTEGER{unique})"
-        )
-        self._opened.execute(
-            "CREATE TABLE IF NOT EXISTS position (topic TEXT, part INTEGER, next INTEGER, PRIMARY KEY (topic, part))"
-        )
-
-    def write(self, topic: str, message: Message, before_commit: Callable[[], None]) -> None:
-        key, number = workload.parse(message.value() or b"")
-        ignoring = " ON CONFLICT DO NOTHING" if self._keep is Keep.UNIQUE else ""
-        with self._transaction():
-            self._opened.execute(
-                f"INSERT INTO work (key, number, at_ns) VALUES (?, ?, ?){ignoring}",  # noqa: S608 - one of two constants
-                (key, number, time.monotonic_ns()),
-            )
-            if self._keep is Keep.WITH_OFFSET:
-                self._opened.execute(
-                    "INSERT INTO position VALUES (?, ?, ?) ON CONFLICT (topic, part) DO UPDATE SET next = excluded.next",
-                    (topic, message.partition(), (message.offset() or 0) + 1),
-                )
-            before_commit()
-
-    def offsets(self, topic: str) -> dict[int, int]:
-        return dict(self._opened.execute("SELECT part, next FROM position WHERE topic = ?", (topic,)))
-
-    def close(self) -> None:
-        self._opened.close()
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._opened.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._opened.execute("ROLLBACK")
-            raise
-        self._opened.execute("COMMIT")
-
-
-def rows(file: Path, group: str = "") -> list[Operation]:
-    """The work that the table shows, in its order."""
-    with contextlib.closing(sqlite3.connect(file)) as opened:
-        found = opened.execute("SELECT key, number, at_ns FROM work ORDER BY seq").fetchall()
-    return [Operation(deed=Deed.WORK, group=group, key=key, number=number, at_ns=at) for key, number, at in found]
