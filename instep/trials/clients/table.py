@@ -1,4 +1,4 @@
-"""The database that a consumer works for: a SQLite file with a row for each record, and the offset beside it if that is asked for."""
+"""The database that a consumer works for: a SQLite file with a row for each record and, if asked for, the offset beside it."""
 
 from __future__ import annotations
 
