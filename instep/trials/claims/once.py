@@ -203,6 +203,8 @@ class Kept(NamedTuple):
     repeated_later: Found
 
 
+# who asks a frozen broker for metadata would wait a minute
+IMPATIENT = {"socket.timeout.ms": 5_000}
 RECIPE = Recipe(idempotent=True, acks="all", replicas=2, in_sync=2)
 WITHOUT = {
     "without idempotence records are repeated": RECIPE._replace(idempotent=False),
@@ -236,7 +238,12 @@ def send_10(trial: Trial) -> None:
     with contextlib.ExitStack() as running:
         for one in recipes:
             plan = Publishing(
-                topic=topics[one], count=senders.FOREVER, seed=trial.seed, per_s=50, config=one.config, flush_timeout_s=10
+                topic=topics[one],
+                count=senders.FOREVER,
+                seed=trial.seed,
+                per_s=50,
+                config={**one.config, **IMPATIENT},
+                flush_timeout_s=10,
             )
             stops.append(running.enter_context(cases[one].beside(plan, trial.ground.proxied))[1])
         for stop in stops:
@@ -256,8 +263,9 @@ def send_10(trial: Trial) -> None:
         trial.wait(
             lambda: all(senders.in_sync(trial, topics[one]) == {leader} for one in pairs), "the follower to be out of sync"
         )
-        trial.freeze(third)
         alone = [one for one in recipes if one.acks == "1" or (one.replicas, one.in_sync) == (2, 1)]
+        trial.wait_for_more([cases[one] for one in alone], 10)
+        trial.freeze(third)
         trial.wait_for_more([cases[one] for one in alone], 30)
         trial.kill(leader)
         trial.wipe(leader)
