@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -68,6 +69,7 @@ class Notebook:
         self._lock = threading.Lock()
         self._stream = file.open("ab", buffering=0)
         self._encoder = msgspec.json.Encoder()
+        self._counts: Counter[tuple[Deed, Outcome]] = Counter()
 
     def note(self, operation: Operation) -> None:
         """Write it down; one without a time has just ended."""
@@ -75,6 +77,11 @@ class Notebook:
         line = self._encoder.encode(timed) + b"\n"
         with self._lock:
             self._stream.write(line)
+            self._counts[operation.deed, operation.outcome] += 1
+
+    def count(self, deed: Deed, outcome: Outcome = Outcome.OK) -> int:
+        """How many of these were noted here so far, without reading them again."""
+        return self._counts[deed, outcome]
 
     def close(self) -> None:
         with self._lock:

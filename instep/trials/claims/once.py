@@ -241,7 +241,7 @@ def send_10(trial: Trial) -> None:
                 topic=topics[one],
                 count=senders.FOREVER,
                 seed=trial.seed,
-                per_s=50,
+                per_s=trial.scaled(50, 30),
                 config={**one.config, **IMPATIENT},
                 flush_timeout_s=10,
             )

@@ -304,10 +304,10 @@ def _leader_killed(trial: Trial, case: Case) -> tuple[float, int, int, tuple[boo
     config = {"topic.metadata.refresh.interval.ms": 500, "socket.timeout.ms": 3_000}
     count = 1_000_000
     with case.beside(Publishing(topic=topic, count=count, keys=10, seed=trial.seed, per_s=1_000, config=config)) as (_, stop):
-        trial.wait(lambda: _answered(case) > 500, "half a second's records")
+        trial.wait(lambda: case.acknowledged > 500, "half a second's records")
         trial.kill(before.leader or 0)
-        done = _answered(case)
-        trial.wait(lambda: _answered(case) > done + 1_000, "records to be taken again")
+        done = case.acknowledged
+        trial.wait(lambda: case.acknowledged > done + 1_000, "records to be taken again")
         stop.set()
     after = layout.read(trial.ground.cluster).topics[topic].partitions[0]
     trial.restart(before.leader or 0)
@@ -318,7 +318,3 @@ def _leader_killed(trial: Trial, case: Case) -> tuple[float, int, int, tuple[boo
     pause = max((later - earlier for earlier, later in itertools.pairwise(times)), default=0) / 1e9
     moved = after.leader != before.leader and after.leader in before.in_sync
     return pause, missing, sent, (moved, f"broker {before.leader} led, now {after.leader} of {before.in_sync}")
-
-
-def _answered(case: Case) -> int:
-    return sum(one.deed is Deed.SEND and one.outcome is Outcome.OK for one in case.history())

@@ -18,12 +18,11 @@ from instep.trials.history import Deed, Notebook, Operation, Outcome
 
 # what says that the log does not hold the record; after every other error it may
 NOT_WRITTEN = {
-    KafkaError._MSG_TIMED_OUT: False,
-    KafkaError.MSG_SIZE_TOO_LARGE: True,
-    KafkaError.NOT_ENOUGH_REPLICAS: True,
-    KafkaError.INVALID_REQUIRED_ACKS: True,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: True,
-    KafkaError.UNKNOWN_TOPIC_OR_PART: True,
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.INVALID_REQUIRED_ACKS,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
 }
 
 
@@ -258,4 +257,4 @@ def told(error: KafkaError | None) -> Outcome:
     """Ok, failed, or unknown: an error after which the record may still be in the log."""
     if error is None:
         return Outcome.OK
-    return Outcome.FAIL if NOT_WRITTEN.get(error.code(), False) else Outcome.UNKNOWN
+    return Outcome.FAIL if error.code() in NOT_WRITTEN else Outcome.UNKNOWN
