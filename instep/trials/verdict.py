@@ -65,17 +65,18 @@ def judge(parts: Sequence[Part], until: str | None = None) -> Judgement:
         part for part in parts if part.role is Role.CONTROL and part.outcome is Outcome.FAIL
     ]
     if unsettled or not told:
-        return Judgement(Verdict.INCONCLUSIVE, _listed(unsettled) or "nothing that the claim says was looked at")
+        return Judgement(Verdict.INCONCLUSIVE, _listed("", unsettled) or "nothing that the claim says was looked at")
     broken = [part for part in told if part.outcome is Outcome.FAIL]
     limits = [part for part in parts if part.role is Role.LIMIT and part.outcome is Outcome.PASS]
     if len(broken) == len(told):
         if until:
-            return Judgement(Verdict.OUTDATED, f"until {until}; now: {_listed(broken)}")
-        return Judgement(Verdict.WRONG, _listed(broken))
+            return Judgement(Verdict.OUTDATED, f"until {until}; {_listed('no longer so: ', broken)}")
+        return Judgement(Verdict.WRONG, _listed("not so: ", broken))
     if broken or limits:
-        return Judgement(Verdict.DEPENDS, _listed([*broken, *limits]))
-    return Judgement(Verdict.RIGHT, _listed(told))
+        both = (_listed("not so: ", broken), _listed("but ", limits))
+        return Judgement(Verdict.DEPENDS, "; ".join(text for text in both if text))
+    return Judgement(Verdict.RIGHT, _listed("", told))
 
 
-def _listed(parts: Sequence[Part]) -> str:
-    return "; ".join(f"{part.statement}: {part.evidence}" for part in parts)
+def _listed(mark: str, parts: Sequence[Part]) -> str:
+    return "; ".join(f"{mark}{part.statement}: {part.evidence}" for part in parts)

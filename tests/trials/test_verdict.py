@@ -64,9 +64,9 @@ def test_the_reason_names_what_decided() -> None:
     kept, broken = part(Role.TOLD, PASS, "kept", "0 lost"), part(Role.TOLD, FAIL, "broken", "7 lost")
     limit = part(Role.LIMIT, PASS, "not with one replica", "9 lost")
     assert judge([kept]).because == "kept: 0 lost"
-    assert judge([broken]).because == "broken: 7 lost"
-    assert judge([broken], "2.8").because == "until 2.8; now: broken: 7 lost"
-    assert judge([kept, broken, limit]).because == "broken: 7 lost; not with one replica: 9 lost"
+    assert judge([broken]).because == "not so: broken: 7 lost"
+    assert judge([broken], "2.8").because == "until 2.8; no longer so: broken: 7 lost"
+    assert judge([kept, broken, limit]).because == "not so: broken: 7 lost; but not with one replica: 9 lost"
     assert judge([kept, part(Role.CONTROL, FAIL, "the leader died", "it lived")]).because == "the leader died: it lived"
     assert judge([]).because == "nothing that the claim says was looked at"
 

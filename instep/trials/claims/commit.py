@@ -390,6 +390,7 @@ def _at_every_point(trial: Trial, keep: Keep, commit: Commit) -> dict[str, After
     "the transaction and after it; a second one starts from the stored offset. The same rows with offsets committed to Kafka "
     "must show repetitions.",
     advice="Keep the offset where the result is, in one transaction: this is what instep's ledger does.",
+    rules=("DATABASE_NO_TRANSACTIONS", "DATABASE_COMMITS_LATER"),
 )
 def commit_8(trial: Trial) -> None:
     together = _at_every_point(trial, Keep.WITH_OFFSET, Commit.NEVER)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from instep.document.showing import counted
 from instep.kafka import topics
 from instep.trials import checkers
 from instep.trials.claim import Cell, Tier, settles
@@ -49,16 +50,16 @@ def order_1(trial: Trial) -> None:
             case = trial.case(f"{partitions} partitions, {name}")
             _send_and_read(trial, case, partitions, count, keyed=name == "with keys")
             found.append((partitions, checkers.unsorted(case.history()).count))
-    rows: list[list[Cell]] = [[name, *(counted for _, counted in found)] for name, found in late.items()]
+    rows: list[list[Cell]] = [[name, *(amount for _, amount in found)] for name, found in late.items()]
     trial.table(f"Records of {count:,} that came late", ["sent", *(f"{number} partitions" for number in PARTITIONS)], rows)
     trial.plot(
         "Records out of the order of the whole topic",
         "partitions",
         "records",
-        {name: [(str(number), float(counted)) for number, counted in found] for name, found in late.items()},
+        {name: [(str(number), float(amount)) for number, amount in found] for name, found in late.items()},
     )
-    alone = [counted for found in late.values() for number, counted in found if number == 1]
-    spread = [counted for found in late.values() for number, counted in found if number > 1]
+    alone = [amount for found in late.values() for number, amount in found if number == 1]
+    spread = [amount for found in late.values() for number, amount in found if number > 1]
     trial.control("with one partition nothing comes late", not any(alone), f"{sum(alone)} of {2 * count:,} late")
     trial.told("with several partitions some come late", any(spread), f"{min(spread):,} to {max(spread):,} of {count:,} late")
 
@@ -79,7 +80,7 @@ def order_2(trial: Trial) -> None:
         late = sum(checkers.unsorted(seen, group).count for group in names)
         missing = sum(checkers.lost(seen, group, by=Deed.READ).count for group in names)
         trial.control(f"each of {groups} groups reads everything", missing == 0, f"{missing} records missing")
-        trial.told(f"{groups} groups read in order", late == 0, f"{late} of {groups * count:,} late")
+        trial.told(f"{counted(groups, 'group')} in order", late == 0, f"{late} of {groups * count:,} late")
 
 
 @settles(
@@ -102,12 +103,13 @@ def order_3(trial: Trial) -> None:
         "Records that came after a later one of the same key",
         "partitions",
         "records",
-        {name: [(str(number), float(counted)) for number, counted in found] for name, found in inverted.items()},
+        {name: [(str(number), float(amount)) for number, amount in found] for name, found in inverted.items()},
     )
-    without = sum(counted for number, counted in inverted["without keys"] if number > 1)
+    without = sum(amount for number, amount in inverted["without keys"] if number > 1)
     trial.control("without keys some are inverted", without > 0, f"{without:,} of {2 * count:,}")
-    for partitions, counted in inverted["with keys"]:
-        trial.told(f"order of a key over {partitions} partitions", counted == 0, f"{counted} of {count:,} inverted")
+    for partitions, late in inverted["with keys"]:
+        over = counted(partitions, "partition")
+        trial.told(f"order of a key over {over}", late == 0, f"{late} of {count:,} inverted")
 
 
 @settles(
@@ -145,7 +147,7 @@ def order_4(trial: Trial) -> None:
         "Records worked after a later one of the same key",
         "pool of 8",
         "records",
-        {"inverted": [(str(pool), float(counted)) for pool, counted in inverted.items()]},
+        {"inverted": [(str(pool), float(amount)) for pool, amount in inverted.items()]},
     )
     trial.control("one thread keeps the order", inverted[Pool.NONE] == 0, f"{inverted[Pool.NONE]} of {count:,} inverted")
     trial.told("a pool by record breaks it", inverted[Pool.BY_RECORD] > 0, f"{inverted[Pool.BY_RECORD]:,} of {count:,} inverted")
