@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from instep.document.showing import counted, plain
 from instep.trials import store
 from instep.trials.claim import Cell, Table
-from instep.trials.report import contents, plots
+from instep.trials.report import plots
 from instep.trials.report.contents import Report, Section
 from instep.trials.report.markup import BECAUSE_MAX, figure, markdown, shortened
 
@@ -41,7 +41,8 @@ def _page(report: Report) -> str:
     parts = [
         "# What is told about Kafka, settled",
         f"{counted(len(report.sections), 'claim')}, each run on real servers: {counts}."
-        " This page was written from one run of `instep lab`; `instep lab run` settles them on your machine.",
+        " This page was written from one run of `instep lab`; `instep lab run` settles them on your machine, and keeps every"
+        " client's settings and history.",
         "\n".join(facts),
         _grid(("claim", "told", "verdict", "because"), rows),
         *(part for section in report.sections for part in _section(section)),
@@ -69,9 +70,6 @@ def _section(section: Section) -> Iterable[str]:
                 f"[{markdown(rule)}](../rules/{store.file_name(rule)}.md)" for rule in claim.rules
             )
     yield f"**Repeat it.** {_code(section.command)}"
-    if section.settings:
-        lines = "\n".join(f"    {plain(case)}: {client}" for case, client in contents.settings(section))
-        yield f"<details><summary>Settings</summary>\n\n{lines}\n\n</details>"
 
 
 def _table(table: Table) -> str:
