@@ -23,8 +23,8 @@ MUCH, UNBEARABLE = 2.0, 0.5
 UNSTEADY = 2.0
 MODES = {True: "durable", False: "not durable"}
 PYTHON = (
-    "All through Python clients, with one connection and one thread each way. Kafka answers without syncing its disk, as it does by "
-    "default and relies on copies; the others, used durably, sync theirs."
+    "All through Python clients, with one connection and one thread each way. Kafka answers without syncing its disk, as it does "
+    "by default and relies on copies; the others, used durably, sync theirs."
 )
 NOT_THE_SPEED = "These are rates of one Python client on one machine: choose by what must survive and who must read it again."
 
