@@ -72,6 +72,8 @@ def main() -> NoReturn:
     """Run a command; errors become one or two lines on stderr and the exit status that their type says."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupted)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored
+        signal.signal(signal.SIGHUP, _interrupted)
     try:
         assembled(_needed(sys.argv[1:]))()
     except errors.InstepError as error:

@@ -60,8 +60,12 @@ def list_claims(ids: Claims = None, as_json: AsJson = False, _debug: Debug = Fal
 @lab_app.command("run")
 def run_claims(
     ids: Claims = None,
-    tier: Annotated[str, typer.Option(help="quick: all claims within 15 minutes; full: what statistics need.")] = "quick",
-    seed: Annotated[int, typer.Option(min=0, help="What workloads are drawn from: the same seed sends the same records.")] = 1,
+    tier: Annotated[
+        str | None, typer.Option(help="quick, the default: all claims within 15 minutes; full: what statistics need.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="What workloads are drawn from: the same seed sends the same records; else 1.")
+    ] = None,
     bootstrap: Annotated[
         str | None,
         typer.Option(metavar="ADDRESSES", help="Settle the harmless claims on this cluster, with topics of the lab's own."),
@@ -78,20 +82,29 @@ def run_claims(
     from instep.trials.claim import Tier
     from instep.trials.verdict import Verdict
 
-    if tier not in list(Tier):
+    if tier is not None and tier not in list(Tier):
         raise errors.SettingsError(f"there is no tier {tier!r}", f"known: {', '.join(Tier)}")
     if run is not None and not resume:
         raise errors.SettingsError("--run names a run to go on with", "say --resume too, or leave --run out")
-    if resume and (ids or bootstrap or into):
-        raise errors.SettingsError("a run that goes on has its claims, cluster and folder already", "say only --resume and --run")
+    if resume and (ids or bootstrap or into or tier or seed is not None):
+        raise errors.SettingsError(
+            "a run that goes on has its claims, tier, seed, cluster and folder already", "say only --resume and --run"
+        )
     kept = into or store.folder()
     if resume:
-        folder = store.find(kept, run)
+        folder = store.find(kept, run) if run else store.interrupted(kept)
         bootstrap = store.read_run(folder).cluster
-    lab.meant(claims.ALL, ids or [], bootstrap)
+    wanted = lab.meant(claims.ALL, ids or [], bootstrap)
     given = _given(bootstrap)
     if not resume:
-        folder = lab.prepare(claims.ALL, ids or [], tier=Tier(tier), seed=seed, into=kept, cluster=bootstrap)
+        folder = lab.prepare(
+            claims.ALL, ids or [], tier=Tier(tier or Tier.QUICK), seed=1 if seed is None else seed, into=kept, cluster=bootstrap
+        )
+        if not ids and len(wanted) < len(claims.ALL):
+            left_out = counted(len(claims.ALL) - len(wanted), "claim")
+            shared.say(
+                f"{left_out} need brokers of the lab's own and are left out: instep lab run without --bootstrap settles them"
+            )
     try:
         results = lab.Lab(folder, claims.ALL, given=given, say=shared.say).settle()
     except SystemExit:

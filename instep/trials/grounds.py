@@ -119,6 +119,11 @@ class Grounds:
             self._grounds[brokers] = _own(brokers)
         return self._grounds[brokers]
 
+    def drop(self, brokers: int) -> None:
+        """Give up a cluster of our own that does not come back; the next that asks gets a new one."""
+        if ground := self._grounds.pop(brokers, None):
+            ground.close()
+
     def close(self) -> None:
         for ground in (*self._grounds.values(), *((self._given,) if self._given else ())):
             ground.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -21,8 +22,8 @@ from instep.trials.grounds import Ground, Grounds
 from instep.trials.trial import PREFIX, Trial
 from instep.trials.verdict import Judgement, Outcome, Part, Role, Verdict, judge
 
-DISK_NEEDED_BYTES = 3 << 30
-MEMORY_NEEDED_BYTES = 3 << 30
+DISK_NEEDED_BYTES = 8 << 30
+MEMORY_NEEDED_BYTES = 6 << 30
 
 Progress = Callable[[str], None]
 
@@ -38,7 +39,8 @@ class Lab:
 
     def settle(self) -> dict[str, Result]:
         """Settle what the run has not settled yet; what is settled by then, by claim."""
-        _check_room(self._run)
+        if self._given is None:
+            _check_room(self._run)
         with Grounds(self._given, self._say) as grounds:
             return self.settle_on(grounds)
 
@@ -46,7 +48,7 @@ class Lab:
         """The same on clusters that are there already; the claims that need the fewest brokers first."""
         left = store.remaining(self._asked.claims, store.read_results(self._run))
         if self._given:
-            sweep(self._run, grounds.of(1))
+            sweep(self._run, grounds.of(1), self._say)
         waiting = sorted((claim for id_ in left for claim in chosen(self._known, [id_])), key=lambda claim: claim.brokers)
         for number, claim in enumerate(waiting, start=1):
             self._say(f"[{number}/{len(waiting)}] {claim.id}: {claim.told}")
@@ -79,9 +81,7 @@ class Lab:
             failure = error
         finally:
             if trial is not None:
-                if claim.brokers and not claim.harmless:
-                    trial.ground.mend()
-                trial.close()
+                self._leave(claim, trial, grounds)
         parts = trial.parts if trial else []
         if failure is not None:
             parts = [*parts, Part(Role.CONTROL, "the experiment can be run", Outcome.INCONCLUSIVE, _said(failure))]
@@ -101,6 +101,16 @@ class Lab:
         store.write_result(self._run, ended)
         return ended
 
+    def _leave(self, claim: Claim, trial: Trial, grounds: Grounds) -> None:
+        """Mend what a fault has left, so that the trial can clean up; brokers that do not come back are given up."""
+        try:
+            if claim.brokers and not claim.harmless:
+                trial.ground.mend()
+        except errors.InstepError as error:
+            self._say(f"{claim.id}: the brokers do not come back and are started anew: {error.what}")
+            grounds.drop(claim.brokers)
+        trial.close()
+
 
 def meant(known: Mapping[str, Claim], ids: list[str], cluster: str | None) -> list[Claim]:
     """The claims of these ids or families; on a cluster of the user's the harmless ones, and to name another is an error."""
@@ -110,7 +120,7 @@ def meant(known: Mapping[str, Claim], ids: list[str], cluster: str | None) -> li
     refused = [claim.id for claim in wanted if not claim.harmless]
     if refused and ids:
         raise errors.SettingsError(
-            f"{', '.join(refused)} would harm a cluster: brokers are killed or frozen, or their disks looked at",
+            f"{', '.join(refused)} would harm a cluster: brokers are killed, frozen, looked into, or put behind a proxy",
             "leave --bootstrap out: the lab then starts brokers of its own",
         )
     return [claim for claim in wanted if claim.harmless]
@@ -136,7 +146,7 @@ def prepare(known: Mapping[str, Claim], ids: list[str], *, tier: Tier, seed: int
     return store.begin(into, run)
 
 
-def sweep(run: Path, ground: Ground | None) -> None:
+def sweep(run: Path, ground: Ground | None, say: Progress) -> None:
     """Remove what an earlier part of this run, which was killed, left in the cluster."""
     if ground is None:
         return
@@ -150,6 +160,8 @@ def sweep(run: Path, ground: Ground | None) -> None:
                 membership.delete(ground.cluster, made.name)
         except errors.TopicMissing:
             continue
+        except errors.InstepError as error:
+            say(f"could not remove {made.kind} {made.name}: {error.what}")
 
 
 def command(ids: Sequence[str], tier: Tier, seed: int, cluster: str | None) -> str:
@@ -168,12 +180,13 @@ def _said(failure: Exception) -> str:
 
 def _check_room(run: Path) -> None:
     """Refuse to begin where the disk or the memory would run out in the middle."""
-    free = shutil.disk_usage(run).free
-    if free < DISK_NEEDED_BYTES:
-        raise errors.InstepError(
-            f"{free / 1e9:.1f} GB are free below {run}, and the lab needs {DISK_NEEDED_BYTES / 1e9:.1f} GB",
-            "free some space there, or choose another folder with --into",
-        )
+    for folder, remedy in ((run, "or choose another folder with --into"), (Path(tempfile.gettempdir()), "or set TMPDIR")):
+        free = shutil.disk_usage(folder).free
+        if free < DISK_NEEDED_BYTES:
+            raise errors.InstepError(
+                f"{free / 1e9:.1f} GB are free below {folder}, and the lab needs {DISK_NEEDED_BYTES / 1e9:.1f} GB",
+                f"free some space there, {remedy}",
+            )
     available = _memory_available()
     if available is not None and available < MEMORY_NEEDED_BYTES:
         raise errors.InstepError(

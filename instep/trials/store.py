@@ -96,6 +96,14 @@ def find(kept: Path, id_: str | None) -> Path:
     )
 
 
+def interrupted(kept: Path) -> Path:
+    """The newest run that has something left to do."""
+    for run in reversed(runs(kept)):
+        if remaining(read_run(run).claims, read_results(run)):
+            return run
+    raise errors.SettingsError(f"no run in {kept} was interrupted", "instep lab runs shows them all; instep lab run begins one")
+
+
 def read_run(run: Path) -> Run:
     return _read(run / RUN_FILE, Run)
 

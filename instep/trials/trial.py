@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from instep import errors
-from instep.kafka import membership, topics
+from instep.kafka import membership, offsets, topics
 from instep.local import processes
 from instep.trials import history, store, verdict
 from instep.trials.claim import Cell, Kind, Plot, Series, Table, Tier
@@ -34,6 +34,8 @@ from instep.trials.verdict import Part, Role
 
 PREFIX = "instep-lab"
 PATIENCE_S = 60.0
+JOIN_S = 90.0
+STILL_S = 0.5
 
 Number = TypeVar("Number", int, float)
 Made = TypeVar("Made")
@@ -71,7 +73,11 @@ class Case:
     def read_whole(
         self, topic: str, partitions: int = 1, *, by: str = "reader", config: Mapping[str, Any] | None = None
     ) -> consuming.Counted:
-        """Read what the topic holds now, for the history; no group has a part in it."""
+        """Read what the topic holds, once its end stands still, for the history; no group has a part in it.
+
+        A send without an answer may still be on its way, and a new leader's high watermark behind what it has.
+        """
+        self._trial.wait_still(topic, partitions)
         plan = Consuming(
             topic=topic,
             group=by,
@@ -114,7 +120,9 @@ class Case:
             yield counted, stop
         finally:
             stop.set()
-            thread.join(PATIENCE_S)
+            thread.join(JOIN_S)
+            if thread.is_alive():
+                failures.append(errors.InstepError(f"{plan.member} of case {self.name!r} did not end within {JOIN_S:.0f} s"))
             if failures:
                 # also where somebody waited in vain for this client: its failure is why
                 raise failures[0]
@@ -137,8 +145,9 @@ class Case:
         status = started.wait(timeout_s)
         started.close()
         self._trial.note(f"{self.name}: {plan.member} (pid {started.pid}) ended with {status}")
-        if status > 0:
-            raise errors.InstepError(f"a client of case {self.name!r} failed:\n{started.said()}")
+        meant_to_die = (plan.dies_after if isinstance(plan, Publishing) else plan.dies_at) is not None
+        if status > 0 or (status < 0 and not meant_to_die):
+            raise errors.InstepError(f"a client of case {self.name!r} ended with {status}:\n{started.said()}")
         return status
 
     def note(self, operation: Operation) -> None:
@@ -242,6 +251,7 @@ class Trial:
                 clean_up()
             except errors.InstepError as error:
                 self.note(f"could not clean up: {error}")
+                self._say(f"{self.claim}: could not clean up: {error.what}")
 
         self._stack.callback(quietly)
 
@@ -257,6 +267,19 @@ class Trial:
         """Return when each case has so many more acknowledged sends than now."""
         wanted = {case: case.acknowledged + more for case in cases}
         self.wait(lambda: all(case.acknowledged >= count for case, count in wanted.items()), f"{more} more acknowledged sends")
+
+    def wait_still(self, topic: str, partitions: int) -> None:
+        """Return when the ends of the partitions have not moved for a while."""
+        ends, since = None, time.monotonic()
+
+        def stands() -> bool:
+            nonlocal ends, since
+            found = offsets.latest(self.ground.cluster, topic, range(partitions), committed=False)
+            if found != ends:
+                ends, since = found, time.monotonic()
+            return time.monotonic() - since > STILL_S
+
+        self.wait(stands, f"the end of topic {topic!r} to stand still")
 
     # --- faults, each with its proof -------------------------------------------------------------------
 

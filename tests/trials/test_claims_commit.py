@@ -5,22 +5,31 @@ from __future__ import annotations
 import pytest
 
 from instep.trials.clients import stored
-from instep.trials.verdict import Verdict
+from instep.trials.verdict import Outcome, Role, Verdict
 from tests.trials.conftest import Settle
 
 
 @pytest.mark.parametrize(
-    ("claim", "verdict"),
-    [
-        ("commit-1", Verdict.RIGHT),
-        ("commit-5", Verdict.DEPENDS),
-        ("commit-7", Verdict.RIGHT),
-        ("commit-8", Verdict.RIGHT),
-    ],
+    ("claim", "verdict"), [("commit-1", Verdict.RIGHT), ("commit-7", Verdict.RIGHT), ("commit-8", Verdict.RIGHT)]
 )
 def test_verdict(settle: Settle, claim: str, verdict: Verdict) -> None:
     result = settle(claim)
     assert result.verdict is verdict, result.judgement.because
+
+
+def test_what_an_asynchronous_commit_is(settle: Settle) -> None:
+    result = settle("commit-5")
+    told = {part.statement: part.outcome for part in result.parts if part.role is Role.TOLD}
+    assert told == {
+        "asynchronous is faster": Outcome.PASS,
+        "one without an answer is not tried again": Outcome.FAIL,
+        "an older one overtakes a newer one": Outcome.PASS,
+    }, result.judgement.because
+
+
+def test_work_beside_a_unique_row_is_done_again(settle: Settle) -> None:
+    result = settle("commit-9")
+    assert all(part.outcome is Outcome.PASS for part in result.parts), result.judgement.because
 
 
 def test_keys_of_the_offsets_topic() -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
 
+import pytest
+from confluent_kafka import Message
+
+from instep.trials import checkers
+from instep.trials.clients import consuming
 from instep.trials.verdict import Verdict
 from tests.trials.conftest import Settle
 
@@ -13,10 +18,35 @@ from tests.trials.conftest import Settle
     [
         ("order-3", Verdict.RIGHT),
         ("order-4", Verdict.RIGHT),
-        ("order-5", Verdict.RIGHT),
+        ("order-5", Verdict.DEPENDS),
         ("order-6", Verdict.WRONG),
     ],
 )
 def test_verdict(settle: Settle, claim: str, verdict: Verdict) -> None:
     result = settle(claim)
+    assert result.verdict is verdict, result.judgement.because
+
+
+@pytest.mark.parametrize(
+    ("bug", "verdict"), [("drops", Verdict.INCONCLUSIVE), ("repeats", Verdict.INCONCLUSIVE), ("swaps", Verdict.WRONG)]
+)
+def test_a_broken_reader_is_noticed(settle: Settle, monkeypatch: pytest.MonkeyPatch, bug: str, verdict: Verdict) -> None:
+    """The claim says that the order holds; a reader that breaks it, or does not read it all, must not pass for that."""
+    handle = consuming._Reader._handle
+
+    def broken(self: consuming._Reader, batch: Sequence[Message]) -> None:
+        match bug:
+            case "drops":
+                batch = batch[1:]
+            case "repeats":
+                batch = [*batch, batch[-1]]
+            case _:
+                batch = list(reversed(batch))
+        handle(self, batch)
+
+    monkeypatch.setattr(consuming._Reader, "_handle", broken)
+    if bug == "swaps":
+        # reading backwards is a fault of the reader's own, and has a control of its own
+        monkeypatch.setattr(checkers, "reordered", lambda *_: checkers.Found("reordered", 0, 1))
+    result = settle("order-2")
     assert result.verdict is verdict, result.judgement.because

@@ -11,7 +11,7 @@ from tests.trials.conftest import Settle
 @pytest.mark.parametrize(
     ("claim", "verdict"),
     [
-        ("start-1", Verdict.RIGHT),
+        ("start-1", Verdict.DEPENDS),
         ("start-2", Verdict.DEPENDS),
         ("start-4", Verdict.WRONG),
         ("start-5", Verdict.RIGHT),

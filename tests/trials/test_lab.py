@@ -192,6 +192,7 @@ def test_an_unknown_tier_and_options_that_do_not_go_together_are_refused(tmp_pat
         (["--tier", "huge"], "there is no tier 'huge'"),
         (["--run", "x"], "--run names a run to go on with"),
         (["--resume", "order-1"], "has its claims"),
+        (["--resume", "--seed", "3"], "has its claims"),
         (["order-99"], "there is no claim 'order-99'"),
         (["--resume", "--run", "nope"], "there is no run"),
         (["--seed", "-3"], "-3"),

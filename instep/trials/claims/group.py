@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from instep import errors
-from instep.kafka import membership, topics
+from instep.kafka import topics
 from instep.trials import checkers, history, members
 from instep.trials.claim import Cell, settles
 from instep.trials.clients.consuming import Commit, Consuming, Library
@@ -103,8 +103,7 @@ def group_2(trial: Trial) -> None:
 
 def _share(trial: Trial, size: int, partitions: int) -> None:
     """A share group: its members need no partitions of their own."""
-    case, topic, group = trial.case("share group"), trial.topic(partitions), trial.name("group")
-    trial.callback(lambda: membership.delete(trial.ground.cluster, group))
+    case, topic, group = trial.case("share group"), trial.topic(partitions), trial.group()
     steady = Publishing(topic=topic, count=100_000, keys=KEYS, seed=trial.seed, per_s=500)
     with contextlib.ExitStack() as stack:
         there = [
@@ -117,7 +116,7 @@ def _share(trial: Trial, size: int, partitions: int) -> None:
         with contextlib.suppress(errors.InstepError):
             trial.wait(lambda: all(one.read >= 20 for one in there), "every member of a share group to read", 20)
     read = sorted((one.read for one in there), reverse=True)
-    trial.limit("in a share group all five read from three partitions", all(read), f"{read} records each")
+    trial.limit("in a share group all five read from three partitions", all(read) or None, f"{read} records each")
 
 
 @settles(
@@ -157,7 +156,7 @@ def group_3(trial: Trial) -> None:
             trial.told(
                 f"{size} members hold as many partitions each",
                 not uneven,
-                "; ".join(uneven) or f"{partitions // size} each under all {len(teams)} assignors",
+                "; ".join(uneven) or f"{partitions // size} each under {', '.join(team.sort.name for team in teams)}",
             )
     trial.table("Partitions and records of each member", ["assignor", "members", "partitions", f"records of {count:,}"], rows)
     trial.plot("Most to fewest partitions of a member", "members of 24 partitions", "ratio", gaps)

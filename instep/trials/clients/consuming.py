@@ -95,7 +95,6 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     keep: Keep = Keep.HISTORY
     table: str = ""
     pool: Pool = Pool.NONE
-    pool_size: int = 8
     work_ms: float = 0.0
     batch_ms: float = 0.0
     seed: int | str = 0
@@ -105,7 +104,6 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     idle_s: float | None = None
     dies_at: Point | None = None
     dies_on: int = 0
-    leaves: bool = True
     bears_errors: bool = False
 
 
@@ -119,6 +117,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 POLL_S = 0.1
 UNASSIGNED_MAX_S = 30.0
+POOL_SIZE = 8
 
 
 class Counted(msgspec.Struct):
@@ -197,8 +196,7 @@ class _Reader:
         with contextlib.suppress(KafkaException, RuntimeError):
             if self._plan.commit is Commit.COMBINED:
                 self._commit(synchronous=True)
-            if self._plan.leaves:
-                self._consumer.close()
+            self._consumer.close()
         if self._table:
             self._table.close()
 
@@ -396,11 +394,11 @@ class _Workers:
     def __init__(self, work: Callable[[Message], None], plan: Consuming) -> None:
         self._work, self._by_key = work, plan.pool is Pool.BY_KEY
         self._queues: list[queue.SimpleQueue[Message | None]] = [
-            queue.SimpleQueue() for _ in range(plan.pool_size if self._by_key else 1)
+            queue.SimpleQueue() for _ in range(POOL_SIZE if self._by_key else 1)
         ]
         self._threads = [
             threading.Thread(target=self._run, args=(self._queues[number % len(self._queues)],), daemon=True)
-            for number in range(plan.pool_size)
+            for number in range(POOL_SIZE)
         ]
         for thread in self._threads:
             thread.start()

@@ -45,10 +45,10 @@ def fill(
     return took
 
 
-def seek_times(connection: Mapping[str, Any], topic: str, offsets: Sequence[int]) -> list[float]:
+def seek_times(connection: Mapping[str, Any], topic: str, offsets: Sequence[int], group: str) -> list[float]:
     """For each offset of partition 0: the seconds from asking for it to having the record."""
     limits = {"fetch.message.max.bytes": 1_000, "queued.min.messages": 1, "fetch.queue.backoff.ms": 0}
-    consumer = Consumer({**consuming.DEFAULTS, **limits, **connection, "group.id": "instep-lab-seek"})
+    consumer = Consumer({**consuming.DEFAULTS, **limits, **connection, "group.id": group})
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
         if consumer.poll(30) is None:

@@ -1,4 +1,4 @@
-"""The handle of a client that runs in a process of its own: to be killed, frozen, ended and waited for."""
+"""The handle of a client that runs in a process of its own: to be killed and waited for."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from instep import errors
 from instep.local import keeping
-from instep.trials import history
 from instep.trials.clients.consuming import Consuming
 from instep.trials.clients.publishing import Publishing
-from instep.trials.history import Operation
 
 CONNECTION = "INSTEP_LAB_CONNECTION"
 
@@ -43,23 +40,8 @@ class ClientProcess:
         """The exit status, negative for a signal; None while it runs."""
         return self._keeper.poll()
 
-    def history(self) -> list[Operation]:
-        """What it has done so far."""
-        return history.read(self.file)
-
     def kill(self) -> None:
         self._keeper.kill()
-
-    def freeze(self) -> None:
-        self._keeper.freeze()
-
-    def thaw(self) -> None:
-        self._keeper.thaw()
-
-    def end(self, timeout_s: float = 30.0) -> int:
-        """Ask it to end, as SIGTERM does, and wait until it has."""
-        self._keeper.signal(signal.SIGTERM)
-        return self.wait(timeout_s)
 
     def wait(self, timeout_s: float = 60.0) -> int:
         """The exit status, once it has ended by itself."""
@@ -76,9 +58,3 @@ class ClientProcess:
 
     def close(self) -> None:
         self._keeper.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()

@@ -81,8 +81,7 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
                 return
 
     def close(self) -> None:
-        if self._plan.leaves:
-            self._consumer.close(timeout_ms=10_000)
+        self._consumer.close(timeout_ms=10_000)
 
     def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
         self._hold(Deed.REVOKE, revoked)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
+from instep import errors
 from instep.trials.clients.consuming import DEFAULTS
 
 TOPIC = "__consumer_offsets"
 COMMIT_KEYS = (0, 1)
+PATIENCE_S = 60.0
 
 
 def commits(connection: Mapping[str, Any], group: str, topic: str, partition: int) -> list[int]:
@@ -20,11 +23,17 @@ def commits(connection: Mapping[str, Any], group: str, topic: str, partition: in
     try:
         parts = consumer.list_topics(TOPIC, timeout=10).topics[TOPIC].partitions
         consumer.assign([TopicPartition(TOPIC, number, OFFSET_BEGINNING) for number in parts])
-        found, ended = [], 0
-        while ended < len(parts):
+        found, ended = [], set[int]()
+        deadline = time.monotonic() + PATIENCE_S
+        while len(ended) < len(parts):
+            if time.monotonic() > deadline:
+                raise errors.InstepError(f"topic {TOPIC} could not be read to its end within {PATIENCE_S:.0f} s")
             for message in consumer.consume(1_000, 1.0):
-                if message.error():
-                    ended += 1
+                error = message.error()
+                if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                    ended.add(message.partition() or 0)
+                elif error is not None:
+                    raise errors.InstepError(f"topic {TOPIC} cannot be read: {error.str()}")
                 elif (value := message.value()) and decode_key(message.key() or b"") == (group, topic, partition):
                     found.append(int(struct.unpack_from(">hq", value)[1]))
         return found
