@@ -144,7 +144,7 @@ def commit_1(trial: Trial) -> None:
     later = {**often, "enable.auto.offset.store": False}
     results = trial.together(
         {
-            "handed to threads": lambda: _kill_when_ahead(trial, "threads", pool=Pool.BY_RECORD, work_ms=40, config=often),
+            "handed to threads": lambda: _kill_when_ahead(trial, "threads", pool=Pool.BY_RECORD, work_ms=200, config=often),
             "in the same thread": lambda: _kill_when_ahead(trial, "same thread", work_ms=20, batch=100, config=often),
             "stored after the work": lambda: _kill_when_ahead(trial, "stored", work_ms=20, batch=100, config=later),
         }
