@@ -72,7 +72,7 @@ class Ground:
         return {**self.connection, "bootstrap.servers": ",".join(f"{ports.HOST}:{one.port}" for one in self.proxies.values())}
 
     def mend(self) -> None:
-        """Thaw and start what a fault left frozen or dead, let the proxies behave, and wait until all know each other."""
+        """Let the proxies behave, thaw what is frozen, start what is dead and wait for that."""
         for proxy in self.proxies.values():
             proxy.behave()
         if self.own:

@@ -22,8 +22,9 @@ from instep.trials.grounds import Ground, Grounds
 from instep.trials.trial import PREFIX, Trial
 from instep.trials.verdict import Judgement, Outcome, Part, Role, Verdict, judge
 
-DISK_NEEDED_BYTES = 8 << 30
-MEMORY_NEEDED_BYTES = 6 << 30
+GIB = 1 << 30
+DISK_BYTES = {Tier.QUICK: 2 * GIB, Tier.FULL: 8 * GIB}
+BROKER_BYTES = GIB  # its heap, what the JVM takes beside it, and the clients that go with it
 
 Progress = Callable[[str], None]
 
@@ -40,21 +41,25 @@ class Lab:
     def settle(self) -> dict[str, Result]:
         """Settle what the run has not settled yet; what is settled by then, by claim."""
         if self._given is None:
-            _check_room(self._run)
+            _check_room(self._run, self._asked.tier, {claim.brokers for claim in self._left()})
         with Grounds(self._given, self._say) as grounds:
             return self.settle_on(grounds)
 
     def settle_on(self, grounds: Grounds) -> dict[str, Result]:
         """The same on clusters that are there already; the claims that need the fewest brokers first."""
-        left = store.remaining(self._asked.claims, store.read_results(self._run))
         if self._given:
             sweep(self._run, grounds.of(1), self._say)
-        waiting = sorted((claim for id_ in left for claim in chosen(self._known, [id_])), key=lambda claim: claim.brokers)
+        waiting = sorted(self._left(), key=lambda claim: claim.brokers)
         for number, claim in enumerate(waiting, start=1):
             self._say(f"[{number}/{len(waiting)}] {claim.id}: {claim.told}")
             result = self._settle(claim, grounds)
             self._say(f"    {result.verdict} ({result.seconds:.1f} s): {result.judgement.because}")
         return store.read_results(self._run)
+
+    def _left(self) -> list[Claim]:
+        """What is not settled yet; SettingsError when a claim of the run is gone."""
+        ids = store.remaining(self._asked.claims, store.read_results(self._run))
+        return [claim for id_ in ids for claim in chosen(self._known, [id_])]
 
     def _settle(self, claim: Claim, grounds: Grounds) -> Result:
         asked = self._asked
@@ -79,9 +84,12 @@ class Lab:
             claim.experiment(trial)
         except Exception as error:  # noqa: BLE001 - whatever broke the experiment, the others are still to be settled
             failure = error
-        finally:
+        except BaseException:
             if trial is not None:
-                self._leave(claim, trial, grounds)
+                trial.abandon()
+            raise
+        if trial is not None:
+            self._leave(claim, trial, grounds)
         parts = trial.parts if trial else []
         if failure is not None:
             parts = [*parts, Part(Role.CONTROL, "the experiment can be run", Outcome.INCONCLUSIVE, _said(failure))]
@@ -178,20 +186,24 @@ def _said(failure: Exception) -> str:
     return str(failure) if isinstance(failure, errors.InstepError) else f"{type(failure).__name__}: {failure}"
 
 
-def _check_room(run: Path) -> None:
-    """Refuse to begin where the disk or the memory would run out in the middle."""
+def _check_room(run: Path, tier: Tier, clusters: set[int]) -> None:
+    """Refuse to begin where the disk or the memory would run out in the middle. `clusters` are the numbers of their brokers."""
+    brokers = sum(clusters)
+    if not brokers:
+        return
+    disk, memory = DISK_BYTES[tier], brokers * BROKER_BYTES
     for folder, remedy in ((run, "or choose another folder with --into"), (Path(tempfile.gettempdir()), "or set TMPDIR")):
         free = shutil.disk_usage(folder).free
-        if free < DISK_NEEDED_BYTES:
+        if free < disk:
             raise errors.InstepError(
-                f"{free / 1e9:.1f} GB are free below {folder}, and the lab needs {DISK_NEEDED_BYTES / 1e9:.1f} GB",
+                f"{free / GIB:.1f} GiB are free below {folder}, and the lab needs {disk / GIB:.0f} GiB",
                 f"free some space there, {remedy}",
             )
     available = _memory_available()
-    if available is not None and available < MEMORY_NEEDED_BYTES:
+    if available is not None and available < memory:
         raise errors.InstepError(
-            f"{available / 1e9:.1f} GB of memory are available, and the lab needs {MEMORY_NEEDED_BYTES / 1e9:.1f} GB",
-            "end other programs, or use another machine",
+            f"{available / GIB:.1f} GiB of memory are available, and the lab needs {memory / GIB:.0f} GiB for {brokers} brokers",
+            "end other programs, choose claims that need fewer brokers (instep lab list), or use another machine",
         )
 
 

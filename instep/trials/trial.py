@@ -151,6 +151,7 @@ class Case:
         return status
 
     def note(self, operation: Operation) -> None:
+        """For what is done by no client of `clients/`."""
         self._notebook.note(operation)
 
     def history(self) -> list[Operation]:
@@ -190,6 +191,7 @@ class Trial:
         self._stack.callback(self._timeline.close)
         self._own_name = f"{PREFIX}-{uuid.uuid4().hex[:8]}-{claim}"
         self._made = 0
+        self._abandoned = False
         self._lock = threading.Lock()
 
     # --- what it works with ----------------------------------------------------------------------------
@@ -223,13 +225,13 @@ class Trial:
         name = self._named("topic")
         settings_ = {key.replace("_", "."): value for key, value in config.items()}
         topics.create(self.ground.cluster, name, partitions, replicas, settings_, on=on)
-        self.callback(lambda: topics.delete(self.ground.cluster, name))
+        self._to_remove(lambda: topics.delete(self.ground.cluster, name))
         return name
 
     def group(self) -> str:
         """The name of a group of its own."""
         name = self._named("group")
-        self.callback(lambda: self._forget_group(name))
+        self._to_remove(lambda: self._forget_group(name))
         return name
 
     def name(self, kind: str) -> str:
@@ -358,7 +360,7 @@ class Trial:
             step = Step(round(time.monotonic() - self._began, 3), what)
             self._timeline.write(msgspec.json.encode(step) + b"\n")
 
-    def remember(self, case: str, plan: Publishing | Consuming | dict[str, Any]) -> None:
+    def remember(self, case: str, plan: Publishing | Consuming) -> None:
         """Keep what was run; the connection, which may hold a password, is no part of it."""
         with self._lock:
             self._settings.setdefault(case, []).append(msgspec.to_builtins(plan))
@@ -367,6 +369,15 @@ class Trial:
     def close(self) -> None:
         """Remove what the trial made in the cluster, and end what it started."""
         self._stack.close()
+
+    def abandon(self) -> None:
+        """The same in haste: what is on brokers of our own, some of them dead perhaps, goes with them."""
+        self._abandoned = True
+        self.close()
+
+    def _to_remove(self, remove: Callable[[], object]) -> None:
+        """Take this out of the cluster when the trial ends."""
+        self.callback(lambda: None if self._abandoned and self.ground.own else remove())
 
     def _add(self, role: Role, statement: str, holds: bool | None, evidence: str) -> None:
         part = Part(role, statement, verdict.outcome(holds), evidence)

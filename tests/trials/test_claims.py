@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from instep.trials import claims
 from instep.trials.report.markup import prose
 from instep.vet import rules
@@ -29,3 +32,11 @@ COUNTS = {"order": 6, "group": 4, "start": 7, "commit": 9, "send": 11, "topic": 
 
 def test_every_claim_is_there_once_in_the_order_of_the_list() -> None:
     assert list(claims.ALL) == [f"{family}-{number}" for family, count in COUNTS.items() for number in range(1, count + 1)]
+
+
+def test_commands_in_advice_are_ours() -> None:
+    reference = Path(__file__).parents[2].joinpath("docs", "reference", "commands.md").read_text(encoding="utf-8")
+    for id_, claim in claims.ALL.items():
+        for command in re.findall(r"instep(?: [a-z]+)+|--[a-z-]+", claim.advice):
+            words = command.split(" for ")[0]
+            assert words in reference, f"{id_}: {words}"

@@ -85,7 +85,7 @@ def test_a_run_of_a_claim_that_is_gone_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lacking", ["disk", "memory"])
 def test_too_little_room_is_said_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
-    known = {"a-1": claim("a-1", settled)}
+    known = {"a-1": claim("a-1", settled, brokers=3)}
     run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path)
     if lacking == "disk":
         monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from instep.document.showing import counted
@@ -41,6 +42,21 @@ def _send_and_read(trial: Trial, case: Case, partitions: int, count: int, *, key
     return names
 
 
+def _over_partitions(
+    trial: Trial, count: int, check: Callable[[Sequence[Operation]], checkers.Found], title: str
+) -> dict[str, list[tuple[int, int]]]:
+    """What the checker finds with and without keys, by the number of partitions; plotted."""
+    found: dict[str, list[tuple[int, int]]] = {"with keys": [], "without keys": []}
+    for partitions in PARTITIONS:
+        for name, counts in found.items():
+            case = trial.case(f"{counted(partitions, 'partition')}, {name}")
+            _send_and_read(trial, case, partitions, count, keyed=name == "with keys")
+            counts.append((partitions, check(case.history()).count))
+    series = {name: [(str(number), float(amount)) for number, amount in counts] for name, counts in found.items()}
+    trial.plot(title, "partitions", "records", series)
+    return found
+
+
 @settles(
     "order-1",
     told="Records of a topic with several partitions do not come back in the order in which they were sent",
@@ -51,20 +67,9 @@ def _send_and_read(trial: Trial, case: Case, partitions: int, count: int, *, key
 )
 def order_1(trial: Trial) -> None:
     count = trial.scaled(3_000, 30_000)
-    late: dict[str, list[tuple[int, int]]] = {"with keys": [], "without keys": []}
-    for partitions in PARTITIONS:
-        for name, found in late.items():
-            case = trial.case(f"{partitions} partitions, {name}")
-            _send_and_read(trial, case, partitions, count, keyed=name == "with keys")
-            found.append((partitions, checkers.unsorted(case.history()).count))
+    late = _over_partitions(trial, count, checkers.unsorted, "Records out of the order of the whole topic")
     rows: list[list[Cell]] = [[name, *(amount for _, amount in found)] for name, found in late.items()]
     trial.table(f"Records of {count:,} that came late", ["sent", *(f"{number} partitions" for number in PARTITIONS)], rows)
-    trial.plot(
-        "Records out of the order of the whole topic",
-        "partitions",
-        "records",
-        {name: [(str(number), float(amount)) for number, amount in found] for name, found in late.items()},
-    )
     alone = [amount for found in late.values() for number, amount in found if number == 1]
     spread = [amount for found in late.values() for number, amount in found if number > 1]
     trial.control("with one partition nothing comes late", not any(alone), f"{sum(alone)} of {2 * count:,} late")
@@ -98,18 +103,8 @@ def order_2(trial: Trial) -> None:
 )
 def order_3(trial: Trial) -> None:
     count = trial.scaled(3_000, 30_000)
-    inverted: dict[str, list[tuple[int, int]]] = {"with keys": [], "without keys": []}
-    for partitions in PARTITIONS:
-        for name, found in inverted.items():
-            case = trial.case(f"{partitions} partitions, {name}")
-            _send_and_read(trial, case, partitions, count, keyed=name == "with keys")
-            found.append((partitions, checkers.inverted(case.history(), by=Deed.READ).count))
-    trial.plot(
-        "Records that came after a later one of the same key",
-        "partitions",
-        "records",
-        {name: [(str(number), float(amount)) for number, amount in found] for name, found in inverted.items()},
-    )
+    check = partial(checkers.inverted, by=Deed.READ)
+    inverted = _over_partitions(trial, count, check, "Records that came after a later one of the same key")
     without = sum(amount for number, amount in inverted["without keys"] if number > 1)
     trial.control("without keys some are inverted", without > 0, f"{without:,} of {2 * count:,}")
     for partitions, late in inverted["with keys"]:

@@ -212,7 +212,7 @@ def start_2(trial: Trial) -> None:
     told="For a group that has committed, changing auto.offset.reset changes nothing",
     ran="A group reads and commits with one value, records come while it is away, and it comes back with the other value, both "
     "ways. The same where a partition has no commit, and where the committed offset was deleted.",
-    advice="To move a group, reset its offsets (instep offsets reset); the setting decides only where there is no valid commit.",
+    advice="To move a group, reset its offsets (instep groups reset); the setting decides only where there is no valid commit.",
     rules=("PIPELINE_STARTS_LATE",),
 )
 def start_3(trial: Trial) -> None:

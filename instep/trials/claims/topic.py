@@ -72,7 +72,7 @@ def topic_2(trial: Trial) -> None:
     "topic-3",
     told="Replicas can be added and never removed",
     ran="Reassign a topic with records from 1 replica to 3, and back to 1; read it after each.",
-    advice="Change the number of copies whenever the need changes: instep topics replicate TOPIC --copies N.",
+    advice="Change the number of copies whenever the need changes: instep topics replicate TOPIC --replicas N.",
     rules=("TOPIC_SINGLE_REPLICA", "TOPIC_TWO_REPLICAS"),
     brokers=3,
 )
