@@ -118,14 +118,23 @@ class Case:
         thread.start()
         try:
             yield counted, stop
-        finally:
+        except SystemExit:
+            # the process ends, and its threads with it: they may be waiting for answers of a broker that is frozen
             stop.set()
-            thread.join(JOIN_S)
-            if thread.is_alive():
-                failures.append(errors.InstepError(f"{plan.member} of case {self.name!r} did not end within {JOIN_S:.0f} s"))
-            if failures:
-                # also where somebody waited in vain for this client: its failure is why
-                raise failures[0]
+            raise
+        except Exception:
+            self._let_end(thread, stop, failures)
+            raise
+        self._let_end(thread, stop, failures)
+
+    def _let_end(self, thread: threading.Thread, stop: threading.Event, failures: Sequence[BaseException]) -> None:
+        """Raise the client's own failure, also where somebody waited in vain for it: it is why."""
+        stop.set()
+        thread.join(JOIN_S)
+        if failures:
+            raise failures[0]
+        if thread.is_alive():
+            raise errors.InstepError(f"{thread.name} of case {self.name!r} did not end within {JOIN_S:.0f} s")
 
     def start(self, plan: Publishing | Consuming, connection: Mapping[str, Any] | None = None) -> process.ClientProcess:
         """A client in a process of its own. The trial ends it, if nobody did before."""

@@ -213,3 +213,24 @@ def test_every_claim_says_what_a_reader_needs() -> None:
 def test_a_ground_is_started_once(grounds: Grounds) -> None:
     assert grounds.of(1) is grounds.of(1)
     assert grounds.of(0) is None
+
+
+def test_an_interruption_does_not_wait_for_a_broker_that_is_frozen(grounds: Grounds, tmp_path: Path) -> None:
+    ground = grounds.of(1)
+    assert ground is not None
+    trial = Trial("a-1", run=tmp_path, tier=Tier.QUICK, seed=1, ground=ground)
+    case, topic = trial.case("frozen"), trial.topic(1)
+
+    def interrupt() -> None:
+        with case.beside(Publishing(topic=topic, count=1_000_000, per_s=100, flush_timeout_s=3_600)):
+            trial.wait_for_more([case], 1)
+            trial.freeze(1)
+            raise SystemExit(130)
+
+    try:
+        # waited for, the publisher would be an error of its own
+        with pytest.raises(SystemExit):
+            interrupt()
+    finally:
+        trial.abandon()
+        ground.mend()
