@@ -6,14 +6,16 @@ import os
 import time
 from pathlib import Path
 
+from instep.pipeline.transaction import Moment
+
 FOLDER, STEP = "INSTEP_TEST_HOLD_FOLDER", "INSTEP_TEST_HOLD_STEP"
 
 
-def hold(pipeline: str, step: int) -> None:
+def hold(moment: Moment) -> None:
     """Stand still at one step of the transaction, say so, and wait to be killed."""
-    if step != int(os.environ[STEP]):
+    if moment.step != int(os.environ[STEP]):
         return
-    Path(os.environ[FOLDER], pipeline).touch()
+    Path(os.environ[FOLDER], moment.pipeline).touch()
     parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(0.01)

@@ -60,6 +60,7 @@ def run(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
     """Apply every run of records of one partition, and give back what was done."""
     _calm_collector()
     probe = _probe()
+    probe(transaction.Moment(plan.target.pipeline, 0))
     try:
         for partition, records in _runs(batches):
             yield _counted(_apply(plan, partition, records, probe))

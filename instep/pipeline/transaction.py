@@ -37,7 +37,7 @@ from instep.sinks import setaside
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 
-Probe = Callable[[str, int], None]
+Probe = Callable[["Moment"], None]
 Holds = Callable[[int, int, int], bool]
 Check = Callable[[], None]
 
@@ -65,7 +65,17 @@ class Outcome(msgspec.Struct, frozen=True):
     freshness_us: list[int]
 
 
-def no_probe(_pipeline: str, _step: int) -> None:
+class Moment(msgspec.Struct, frozen=True):
+    """A step that begins, and the records it is about; 9 is the end, and 0 a task that begins and knows no records yet."""
+
+    pipeline: str
+    step: int
+    partition: int = -1
+    first: int = -1
+    last: int = -1
+
+
+def no_probe(_moment: Moment) -> None:
     """Tests and trials watch the steps; a pipeline at work does not."""
 
 
@@ -257,4 +267,6 @@ class Work:
         return Outcome(self.partition, count, counts, len(dead), freshness)
 
     def _at(self, step: int) -> None:
-        self._probe(self.sink.to.pipeline, step)
+        if self._probe is not no_probe:
+            first, last = self.records[0].offset, self.records[-1].offset
+            self._probe(Moment(self.sink.to.pipeline, step, self.partition, first, last))

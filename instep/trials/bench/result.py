@@ -1,0 +1,53 @@
+"""What a benchmark came to: figures with a value for each round, on which machine, and by which command."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Literal
+
+import msgspec
+
+from instep.trials.claim import Cell, Plot, Table
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing measured, with a value for each round. The labels tell it from others of its name."""
+
+    name: str
+    unit: str
+    better: Literal["more", "less"]
+    labels: dict[str, str] = {}
+    values: list[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def low(self) -> float:
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        return max(self.values)
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """What makes it the same figure in another result."""
+        return self.name, tuple(sorted(self.labels.items()))
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One benchmark's outcome; kept as JSON, shown as a page, compared with another."""
+
+    bench: Literal["polling", "apply", "freshness", "scale"]
+    command: str
+    begun_at: str
+    seconds: float
+    options: dict[str, Cell]
+    machine: dict[str, str]
+    releases: dict[str, str]
+    figures: list[Figure]
+    tables: list[Table] = []
+    plots: list[Plot] = []
+    notes: list[str] = []  # what a reader must know to read the figures right
