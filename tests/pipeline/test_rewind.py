@@ -115,7 +115,7 @@ def test_records_that_come_again_change_and_set_aside_nothing(
         sink.move(msgspec.structs.replace(sink.positions(lock=True)[0], next_offset=0))
     steps: list[int] = []
     again = Writer(1, "c", "t", {0: 10})  # the last of them was passed over by a move forward: it waits behind as well
-    work = transaction.Work(again, 0, [*log, event(9, "b", 4, "PRINTED")], lambda *_: False, lambda _, step: steps.append(step))
+    work = transaction.Work(again, 0, [*log, event(9, "b", 4, "PRINTED")], lambda *_: False, lambda at: steps.append(at.step))
     outcome = work.apply(sink, Decoder(sink.to.mapping))
     assert steps.count(1) == 1, "the batch was refused at first, and written with care"
     assert outcome.dead == 0

@@ -15,7 +15,7 @@ from instep import errors, settings, sinks
 from instep.document import guard
 from instep.document.decoding import Decoder, Record
 from instep.document.guard import Verdict
-from instep.pipeline.transaction import Outcome, Work, Writer
+from instep.pipeline.transaction import Moment, Outcome, Work, Writer
 from instep.sinks import inspection, preparation
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
@@ -319,8 +319,8 @@ def test_a_crash_before_the_last_commit(
     sink = begun(open_sink(declare(database_url, guarantee=guarantee)))
     batch = [event(0, "a", 1), event(1, "b", 1), record(2, "c", b"{")]
 
-    def die(_pipeline: str, step: int) -> None:
-        if step == 7:
+    def die(moment: Moment) -> None:
+        if moment.step == 7:
             raise Crash
 
     with pytest.raises(Crash):
@@ -535,7 +535,9 @@ def test_a_table_with_triggers_takes_whole_batches(kind: str, new_database: Call
     sink = begun(open_sink(declare(url)))
     run_sql(url, "ALTER TABLE contract_document ADD COLUMN writes INTEGER NOT NULL DEFAULT 0", COUNT_WRITES[kind])
     steps: list[int] = []
-    work = Work(WRITER, 0, [event(n, f"d{n}", 1) for n in range(500)], log_holds_nothing, lambda _, step: steps.append(step))
+    work = Work(
+        WRITER, 0, [event(n, f"d{n}", 1) for n in range(500)], log_holds_nothing, lambda moment: steps.append(moment.step)
+    )
     assert work.apply(sink, Decoder(sink.to.mapping)).dead == 0
     assert steps.count(1) == 1, "the batch was refused at first, and written with care"
     apply(sink, [event(500 + n, f"d{n}", 2) for n in range(250)])
