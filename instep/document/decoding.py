@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import astuple
 
 from instep import errors
-from instep.document import kinds
+from instep.document import kinds, plain
 from instep.document.event import ID_CHARACTERS_MAX
 from instep.document.mapping import KEY, TIMESTAMP, Mapping, Path
 from instep.document.reasons import COLUMN_REFUSES, Reason, Refusal, Unfit
@@ -32,14 +35,17 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """A decoded event: the column values it brings, or None for a delete. With a refusal it is understood and does not fit."""
+    """A decoded event. With a refusal it is understood and does not fit.
+
+    It brings a value for each mapped column, in the mapping's order, UNSET where it leaves the column as it is; None is a delete.
+    """
 
     offset: int
     document: str | int | UUID
     order: int | None
     at_us: int | None
     status: str | None
-    values: dict[str, Any] | None
+    values: tuple[Any, ...] | None
     refusal: Refusal | None = None
 
 
@@ -58,7 +64,8 @@ class Decoder:
         """`record_bytes_max` is the largest record that the target can keep, should it have to be set aside."""
         self._bytes_max = record_bytes_max if record_bytes_max is not None else 2**62
         exact = any(isinstance(column.kind, kinds.Exact) for column in mapping.columns)
-        self._parse = msgspec.json.Decoder(float_hook=_exact_number if exact else None).decode
+        number = _exact_number if exact else None
+        self._parse = msgspec.json.Decoder(float_hook=number).decode
         self._mapping = mapping
         self._id = kinds.converter(mapping.key.kind)
         self._id_is_integer = isinstance(mapping.key.kind, kinds.Integer)
@@ -75,6 +82,11 @@ class Decoder:
         paths = {mapping.document, mapping.status, mapping.at, *(field.path for field in mapping.fields)} - {(KEY,), (TIMESTAMP,)}
         self._paths = sorted(paths)
         self._names = [json.dumps(step, ensure_ascii=False).encode() for step in {step for path in paths for step in path}]
+        self._tops = sorted({path[0] for path in paths})
+        shape: list[Any] = [(f"f{number}", Any | UnsetType, UNSET) for number in range(len(self._tops))]
+        mapped = msgspec.defstruct("Mapped", shape, rename={f"f{number}": name for number, name in enumerate(self._tops)})
+        self._parse_mapped = msgspec.json.Decoder(mapped, float_hook=number).decode
+        self._plain = plain.Reader(self._uses(), bytes_max=self._bytes_max, float_hook=number)
 
     def decode(self, record: Record) -> Event:
         """The event that a record holds. Raises Unfit, and nothing else, for one that cannot be used."""
@@ -95,24 +107,25 @@ class Decoder:
         at = _find(body, mapping.at, record, key)
         moment = _named(mapping.at, kinds.instant, at) if at is not MISSING and at is not None else _timestamp(record)
         order = self._order(self._required(body, mapping.order, record, key)) if mapping.order is not None else None
-        values: dict[str, Any] = {}
+        values: list[Any] = []
         for name, path, nullable, convert in self._fields:
             raw = _find(body, path, record, key)
-            if raw is MISSING:
-                continue
             try:
-                if raw is not None:
-                    values[name] = convert(raw)
+                if raw is MISSING:
+                    values.append(UNSET)
+                elif raw is not None:
+                    values.append(convert(raw))
                 elif nullable:
-                    values[name] = None
+                    values.append(None)
                 else:
                     raise Unfit(Reason.NULL_NOT_ALLOWED, f"column {name} takes no null")  # noqa: TRY301 - as converters do
             except Unfit as unfit:
                 detail = f"{'.'.join(path)}: {unfit.detail}"
                 if unfit.reason not in COLUMN_REFUSES:
                     raise Unfit(unfit.reason, detail) from None
+                values.append(UNSET)
                 refusal = refusal or Refusal(unfit.reason, detail)
-        return Event(record.offset, document, order, kinds.micros(moment) if moment else None, status, values, refusal)
+        return Event(record.offset, document, order, kinds.micros(moment) if moment else None, status, tuple(values), refusal)
 
     def document(self, text: str) -> str | int | UUID:
         """A document's id as the key column holds it, from the text that a person writes."""
@@ -125,7 +138,13 @@ class Decoder:
         """Events and dead letters, each in log order."""
         events: list[Event] = []
         dead: list[DeadLetter] = []
-        for record in records:
+        micros, ordered = kinds.micros, self._mapping.order is not None
+        first = 4 if ordered else 3
+        for record, row in zip(records, self._plain.read(records), strict=True):
+            if row is not None:
+                order = row[3] if ordered else None
+                events.append(Event(record.offset, row[0], order, micros(row[2]), row[1], row[first:]))
+                continue
             try:
                 events.append(self.decode(record))
             except Unfit as unfit:
@@ -133,6 +152,42 @@ class Decoder:
             except Exception as error:  # noqa: BLE001 - one record that nobody foresaw must not hold up all behind it
                 dead.append(DeadLetter(record, Reason.UNFORESEEN, f"{type(error).__name__}: {error}"))
         return events, dead
+
+    def _uses(self) -> list[plain.Use]:
+        """What an event needs of a plain record: document, status, time and order value, then the columns."""
+        mapping, key = self._mapping, self._mapping.key.kind
+        id_type = None
+        if isinstance(key, kinds.Text):
+            most = ID_CHARACTERS_MAX if key.characters is None else min(key.characters, ID_CHARACTERS_MAX)
+            id_type = plain.text_type(most, key.size, least=1)
+        elif isinstance(key, kinds.Integer):
+            id_type = plain.type_of(key)
+        order_type = None if mapping.order_is_time else plain.integer_type(-(2**63), 2**63 - 1)
+        order = [plain.Use(mapping.order, order_type, self._order)] if mapping.order is not None else []
+        return [
+            plain.Use(mapping.document, id_type, self._document),
+            plain.Use(mapping.status, plain.text_type(STATUS_CHARACTERS_MAX, None), self._plain_status),
+            plain.Use(mapping.at, datetime, kinds.instant),
+            *order,
+            *(
+                plain.Use(
+                    field.path,
+                    None
+                    if field.holds_time and not isinstance(field.column.kind, kinds.Time)
+                    else plain.type_of(field.column.kind),
+                    convert,
+                    True,
+                    nullable,
+                )
+                for field, (_, _, nullable, convert) in zip(mapping.fields, self._fields, strict=True)
+            ),
+        ]
+
+    def _plain_status(self, raw: Any) -> str:
+        status, refusal = self._status(raw)
+        if refusal:
+            raise Unfit(refusal.reason, refusal.detail)
+        return status
 
     def _delete(self, record: Record, key: str) -> Event:
         moment = _timestamp(record)
@@ -142,7 +197,7 @@ class Decoder:
 
     def _body(self, value: bytes) -> dict[str, Any]:
         try:
-            body = self._parse(value)
+            body = self._parsed(value)
             if type(body) is not dict:
                 raise Unfit(Reason.NOT_AN_OBJECT, "the value is JSON, but not an object")
             if len(value) > 2 * NESTING_MAX and kinds.is_deeper(value, NESTING_MAX):
@@ -155,10 +210,22 @@ class Decoder:
         except RecursionError:
             raise Unfit(Reason.NESTED_TOO_DEEP, "the value is nested too deep") from None
         except msgspec.ValidationError:
-            raise Unfit(Reason.NUMBER_OUT_OF_RANGE, "a number in the value is beyond any range") from None
+            raise _beyond_range() from None
         except msgspec.DecodeError as error:
             raise _not_json(value, str(error)) from None
         return body
+
+    def _parsed(self, value: bytes) -> Any:
+        """Anything that is JSON. A number beyond any range is an error only in a field that the mapping reads."""
+        try:
+            return self._parse(value)
+        except (msgspec.ValidationError, Unfit):
+            value.decode()  # skipped texts are not looked at
+            return {
+                name: found
+                for name, found in zip(self._tops, astuple(self._parse_mapped(value)), strict=True)
+                if found is not UNSET
+            }
 
     def _required(self, body: dict[str, Any], path: Path, record: Record, key: str) -> Any:
         found = _find(body, path, record, key)
@@ -261,6 +328,10 @@ def _canonical_integer(text: str) -> int:
     return int(text)
 
 
+def _beyond_range() -> Unfit:
+    return Unfit(Reason.NUMBER_OUT_OF_RANGE, "a number in the value is beyond any range")
+
+
 def _exact_number(text: str) -> Decimal:
     """A decimal with every digit it was written with; one that no column could hold is refused before anybody expands it."""
     try:
@@ -268,7 +339,7 @@ def _exact_number(text: str) -> Decimal:
     except ArithmeticError:
         number = Decimal("Infinity")
     if not number.is_finite() or abs(number.adjusted()) > EXPONENT_MAX:
-        raise Unfit(Reason.NUMBER_OUT_OF_RANGE, "a number in the value is beyond any range")
+        raise _beyond_range()
     return number
 
 

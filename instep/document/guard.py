@@ -23,6 +23,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET
 
 from instep import settings
 from instep.document.decoding import Event
@@ -30,6 +31,7 @@ from instep.document.reasons import Reason, Refusal
 from instep.document.transitions import Transitions
 
 Document = str | int | UUID
+Values = tuple[Any, ...]  # one for each mapped column; UNSET leaves it as it is
 
 
 class Verdict(StrEnum):
@@ -79,12 +81,16 @@ class Changes(msgspec.Struct, frozen=True):
     """What to write. Deletes come first: a document deleted and made again is in `deletes` and in `inserts`."""
 
     deletes: list[Document]
-    inserts: dict[Document, dict[str, Any]]
-    updates: dict[Document, dict[str, Any]]
+    inserts: dict[Document, Values]
+    updates: dict[Document, Values]
     deleted_orders: dict[Document, int]
     verdicts: list[Verdict]
     parked: list[Parked] = []
-    after: dict[Document, Stored] = {}  # what is stored once all this is written
+    states: dict[Document, _State] = {}
+
+    def after(self) -> dict[Document, Stored]:
+        """What is stored of the documents once all this is written."""
+        return {document: Stored(state.present, state.order, state.status) for document, state in self.states.items()}
 
 
 class _State:
@@ -99,7 +105,7 @@ class _State:
         self.order = before.order
         self.status = before.status
         self.deleted = False
-        self.values: dict[str, Any] | None = None
+        self.values: Values | None = None
 
 
 def settle(
@@ -122,11 +128,58 @@ def settle(
             parked.append(Parked(event, verdict))
             verdict = Verdict.PARKED
         verdicts.append(verdict)
-    after = {document: Stored(state.present, state.order, state.status) for document, state in states.items()}
-    changes = Changes([], {}, {}, {}, verdicts, parked, after)
+    changes = Changes([], {}, {}, {}, verdicts, parked, states)
     for document in sorted(states):
         _collect(changes, document, states[document], rules)
     return changes
+
+
+class Reduced(msgspec.Struct, frozen=True):
+    """What events come to as long as nothing stored stands in their way.
+
+    Per document the order value and values that are written, those of its first event where that is another, and the verdicts.
+    """
+
+    latest: dict[Document, tuple[int | None, Values]]
+    first: dict[Document, tuple[int | None, Values]]
+    verdicts: list[Verdict]
+
+
+def reduce(events: Sequence[Event], rules: Rules) -> Reduced | None:
+    """The outcome on documents of which nothing later is stored: what `settle` gives for them.
+
+    None when not every event brings a value for each column, or when what is stored decides more than that.
+    """
+    if rules.missing != "insert" or rules.transitions:
+        return None
+    latest: dict[Document, tuple[int | None, Values]] = {}
+    first: dict[Document, tuple[int | None, Values]] = {}
+    verdicts = [Verdict.APPLIED] * len(events)
+    for number, event in enumerate(events):
+        document, values = event.document, event.values
+        if values is None or event.refusal is not None or UNSET in values:
+            return None
+        if document in latest:
+            before = latest[document]
+            first.setdefault(document, before)
+            verdict = judge(event.order, before[0], rules.order_is_time) if rules.ordered else Verdict.APPLIED
+            if verdict is not Verdict.APPLIED:
+                verdicts[number] = verdict
+                continue
+        latest[document] = (event.order, values)
+    return Reduced(latest, first, verdicts)
+
+
+def rejudge(
+    reduced: Reduced, events: Sequence[Event], late: Mapping[Document, Stored], rules: Rules
+) -> tuple[list[Verdict], int]:
+    """The verdicts once it is known of which documents something as late as their first event is stored; how many are written."""
+    verdicts = list(reduced.verdicts)
+    numbers = [number for number, event in enumerate(events) if event.document in late]
+    changes = settle([events[number] for number in numbers], late, rules)
+    for number, verdict in zip(numbers, changes.verdicts, strict=True):
+        verdicts[number] = verdict
+    return verdicts, len(reduced.latest) - len(late) + len(changes.updates)
 
 
 def waves(events: Sequence[Event], held: Collection[Document] = frozenset()) -> list[list[Event]]:
@@ -143,6 +196,13 @@ def waves(events: Sequence[Event], held: Collection[Document] = frozenset()) -> 
             rounds.append([])
         rounds[number].append(event)
     return rounds
+
+
+def merged(before: Values | None, after: Values) -> Values:
+    """Values with later ones over them."""
+    if before is None or UNSET not in after:
+        return after
+    return tuple(old if new is UNSET else new for old, new in zip(before, after, strict=True))
 
 
 def judge(order: int | None, stored: int | None, order_is_time: bool) -> Verdict:
@@ -175,10 +235,7 @@ def _apply(state: _State, event: Event, rules: Rules) -> Verdict | Refusal:
         refusal = rules.transitions.refusal(state.status, event.status)
     if refusal is not None:
         return refusal
-    if state.values is None:
-        state.values = dict(event.values)
-    else:
-        state.values.update(event.values)
+    state.values = merged(state.values, event.values)
     state.present = True
     state.order = event.order
     state.status = event.status

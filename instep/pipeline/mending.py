@@ -17,9 +17,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from instep import errors
 from instep.document import canonical, comparison, folding, guard
@@ -79,7 +79,7 @@ class Fixer:
         self._sink, self._ledger, self._asked, self._fix, self._from_source = sink, ledger, asked, fix, from_source
         mapping = sink.to.mapping
         self._id = canonical.restorer(mapping.key.kind)
-        self._restorers = [(column.name, canonical.restorer(column.kind)) for column in mapping.columns]
+        self._restorers = [canonical.restorer(column.kind) for column in mapping.columns]
         self._line = steps.liner(mapping, sink.url.get_backend_name())
         self._number = itertools.count()
 
@@ -213,14 +213,13 @@ class Fixer:
                         changes.deleted_orders[document] = highest
         return changes
 
-    def _values(self, one: Difference) -> dict[str, Any]:
+    def _values(self, one: Difference) -> guard.Values:
         assert one.expected is not None
         texts = folding.unpack(one.expected)
-        return {
-            name: None if text is None else restore(text)
-            for (name, restore), text in zip(self._restorers, texts, strict=True)
-            if text != folding.ABSENT
-        }
+        return tuple(
+            UNSET if text == folding.ABSENT else None if text is None else restore(text)
+            for restore, text in zip(self._restorers, texts, strict=True)
+        )
 
     def _decision(self, one: Difference) -> Decision:
         names = [column.name for column in self._sink.to.mapping.columns]

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from instep import errors
 from instep.document import guard
 from instep.document.decoding import Event, Record
-from instep.document.guard import Document, Stored, Verdict
+from instep.document.guard import Document, Stored, Values, Verdict
 from instep.document.mapping import KEY
 from instep.document.reasons import Reason
 from instep.kafka import offsets, places, reading
@@ -200,7 +199,7 @@ class _Fold:
 
     def __init__(self) -> None:
         self.deleted = False
-        self.values: dict[str, Any] | None = None
+        self.values: Values | None = None
         self.partition = self.offset = 0
 
     def add(self, partition: int, event: Event) -> None:
@@ -208,7 +207,7 @@ class _Fold:
         if event.values is None:
             self.deleted, self.values = True, None
         else:
-            self.values = {**(self.values or {}), **event.values}
+            self.values = guard.merged(self.values, event.values)
 
     def events(self, document: Document) -> Iterator[Event]:
         if self.deleted:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import UNSET
 from pyspark import SparkFiles
 
 from instep.document import canonical, comparison, folding
@@ -227,17 +228,17 @@ SHAPES = {shape.value: shape for shape in Shape}
 
 
 def _stepper(plan: Plan) -> Callable[[int, Event, int], Step]:
-    forms = [(column.name, canonical.former(column, plan.database)) for column in plan.mapping.columns]
+    forms = [canonical.former(column, plan.database) for column in plan.mapping.columns]
 
     def step_of(partition: int, event: Event, timestamp_ms: int) -> Step:
         brought = event.values
         if brought is None:
             return Step(partition, event.offset, timestamp_ms, event.order, Shape.DELETE, None)
-        values: list[Any] = []
-        for name, form in forms:
-            value = brought.get(name)
-            values.append(form(value) if value is not None else None if name in brought else ABSENT)
-        shape = Shape.FULL if len(brought) == len(forms) else Shape.PARTIAL
+        values = [
+            ABSENT if value is UNSET else None if value is None else form(value)
+            for form, value in zip(forms, brought, strict=True)
+        ]
+        shape = Shape.PARTIAL if UNSET in brought else Shape.FULL
         return Step(partition, event.offset, timestamp_ms, event.order, shape, folding.pack(values))
 
     return step_of

@@ -255,16 +255,14 @@ class Work:
     def _outcome(
         self, count: int, events: Sequence[Event], verdicts: Sequence[Verdict], dead: Sequence[Any], now: datetime
     ) -> Outcome:
-        counts = dict.fromkeys(Verdict, 0)
-        for verdict in verdicts:
-            counts[verdict] += 1
+        counts = {verdict: verdicts.count(verdict) for verdict in Verdict}
         now_us = int(now.timestamp() * 1_000_000)
-        freshness = [
-            min(max(now_us - event.at_us, 0), FRESHNESS_US_MAX)
+        times = [
+            event.at_us
             for event, verdict in zip(events, verdicts, strict=True)
             if verdict is Verdict.APPLIED and event.at_us is not None
         ]
-        return Outcome(self.partition, count, counts, len(dead), freshness)
+        return Outcome(self.partition, count, counts, len(dead), [min(max(now_us - at, 0), FRESHNESS_US_MAX) for at in times])
 
     def _at(self, step: int) -> None:
         if self._probe is not no_probe:

@@ -100,6 +100,7 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
         reader = Reader(opened, table)
         compiled = reader.judge(pipeline)
         refuses = reader.refuses(pipeline)
+        upserts = not refuses and reader.upserts(compiled)
     return Target(
         pipeline=name,
         topic=pipeline.topic,
@@ -114,6 +115,7 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
         ),
         guarantee=pipeline.guarantee,
         history=pipeline.history,
+        upserts=upserts,
         refuses=refuses,
     )
 
@@ -206,6 +208,25 @@ class Reader:
             or any(isinstance(self.columns[name]["type"], postgresql.DOMAIN) for name in written)
             or bool(self.triggers())
         )
+
+    def upserts(self, compiled: mapping.Mapping) -> bool:
+        """Whether a row that turns out to be there leaves no trace of the attempt to insert it, and the guard holds in SQL."""
+        others = [column for name, column in self.columns.items() if name != compiled.key.name]
+        counts_up = any(
+            column.get("autoincrement") is True or column.get("identity") or "nextval" in str(column.get("default"))
+            for column in others
+        )
+        filters = (
+            self.dialect.name == "postgresql"
+            and self.connection.execute(
+                sa.text("SELECT relrowsecurity FROM pg_class WHERE oid = CAST(:table AS regclass)"), {"table": self.quoted}
+            ).scalar()
+        )
+        # SQLite keeps times as text, in whatever shape they were written
+        comparable = (
+            self.dialect.name != "sqlite" or not compiled.guard or isinstance(self._column(compiled.guard).kind, kinds.Integer)
+        )
+        return not counts_up and not filters and comparable
 
     def triggers(self) -> list[str]:
         match self.dialect.name:

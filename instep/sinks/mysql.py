@@ -1,24 +1,28 @@
-"""MariaDB and MySQL: multi-row inserts; updates from a temporary table that was filled the same way.
+"""MariaDB and MySQL: multi-row inserts; upserts and updates from a temporary table that was filled the same way.
 
 Both speak the same protocol and, for what is used here, the same SQL; they differ in collations (`inspection.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, ClassVar
 from uuid import UUID
 
 import sqlalchemy as sa
+from msgspec import UNSET
 
 from instep import errors
-from instep.document import kinds
+from instep.document import guard, kinds
 from instep.document.mapping import Column
 from instep.sinks import sink, target, tls
 
 try:
     import pymysql
+    from pymysql import converters
     from pymysql.constants import CLIENT
 except ImportError:  # the extra is not installed
     raise sink.no_driver("MariaDB and MySQL", "mysql") from None
@@ -27,6 +31,7 @@ CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 120
 DUPLICATE_KEY = 1062
 NO_TLS_THERE = 2026
+INSERT_CHARACTERS = 1_000_000  # of one statement, as far as rows allow
 STATEMENT_BYTES = 16 * 1024  # what a statement has beside one record
 
 # server error numbers: what each means for a pipeline
@@ -83,8 +88,31 @@ CODES: dict[int, type[errors.InstepError]] = {
 }
 
 
+def _text(value: str) -> str:
+    return f"'{converters.escape_string(value)}'"
+
+
+def _time(value: datetime) -> str:
+    return f"'{sink.clock_text(value)}'"
+
+
+# PyMySQL's own way to a literal takes longer than the server takes for the row; it is left what is rare
+LITERALS: dict[type, Callable[[Any], str]] = {
+    str: _text,
+    int: str,
+    type(None): lambda _: "NULL",
+    datetime: _time,
+    bool: lambda value: "TRUE" if value else "FALSE",
+    Decimal: str,
+    UUID: lambda value: f"'{value}'",
+    date: lambda value: f"'{value.isoformat()}'",
+}
+
+
 class MysqlSink(sink.Sink):
     """The target in a MariaDB or MySQL database."""
+
+    text_type: ClassVar[str] = "CHAR"
 
     def connect(self) -> None:
         _, arguments = self.dialect.create_connect_args(tls.without_mysql(self.url))
@@ -108,9 +136,10 @@ class MysqlSink(sink.Sink):
         # a byte may become two in a statement
         self.record_bytes_max = int(self._cursor.fetchone()[0]) // 2 - STATEMENT_BYTES
         columns = ", ".join(f"{self.quoted(c.name)} {c.declared} NULL".replace("%%", "%") for c in self.to.mapping.columns)
+        ordering = next((c.declared for c in self.to.mapping.columns if c.name == self.to.mapping.guard), "BIGINT")
         self._cursor.execute(
             f"CREATE TEMPORARY TABLE instep_stage ({self.key.replace('%%', '%')} {self.to.mapping.key.declared} NOT NULL,"
-            f" {columns}, PRIMARY KEY ({self.key.replace('%%', '%')})) ENGINE = InnoDB"
+            f" {columns}, {sink.STAGE_FIRST} {ordering} NULL, PRIMARY KEY ({self.key.replace('%%', '%')})) ENGINE = InnoDB"
         )
 
     def begin_snapshot(self) -> None:
@@ -148,13 +177,56 @@ class MysqlSink(sink.Sink):
         names = ", ".join(map(self.quoted, columns))
         # not INSERT IGNORE, which would also take values that do not fit
         known = f" ON DUPLICATE KEY UPDATE {self.quoted(columns[0])} = {self.quoted(columns[0])}" if skip_known else ""
-        self._cursor.executemany(f"INSERT INTO {table} ({names}) VALUES ({self._marks(len(columns))}){known}", rows)
+        self._insert_rows(f"INSERT INTO {table} ({names})", rows, known)
 
     def write_groups(self, groups: list[sink.Group]) -> None:
         for group in groups:
             columns = (self.to.mapping.key.name, *group.columns)
-            rows = [(self.bind(document), *(self.bind(values[c]) for c in group.columns)) for document, values in group.rows]
-            self._expect(self._insert(columns, rows) if group.fresh else self._update(group, columns, rows), group)
+            rows = [(document, *(value for value in values if value is not UNSET)) for document, values in group.rows]
+            self.expect(self._insert(columns, rows) if group.fresh else self._update(group, columns, rows), len(rows))
+
+    def begin(self) -> None:
+        if self.stage_is_used:
+            self.execute("TRUNCATE TABLE instep_stage")  # ends a transaction, so not within one
+        super().begin()
+
+    def fill_stage(self, rows: Sequence[tuple[Any, guard.Values, Any]]) -> None:
+        self.use_stage()
+        columns = (self.to.mapping.key.name, *self.columns, sink.STAGE_FIRST)
+        self.append("instep_stage", columns, [(document, *values, first) for document, values, first in rows], skip_known=False)
+        self._staged = len(rows)
+
+    def clear_stage(self) -> None:
+        self.execute("DELETE FROM instep_stage")
+
+    def late(self) -> sink.Rows:
+        """With a lock on every row that is there, so that nothing can come between this look and the upsert."""
+        later = f"t.{self.guard} {'>' if self.to.rules.order_is_time else '>='} s.{sink.STAGE_FIRST}" if self.guard else "FALSE"
+        join = f"FROM instep_stage AS s JOIN {self.table} AS t ON t.{self.key} = s.{self.key}"
+        self._there, late = self.select(f"SELECT COUNT(*), SUM({later}) {join} FOR UPDATE")[0]
+        return self.select(f"SELECT t.{self.key}, t.{self.guard} {join} WHERE {later}") if late else []
+
+    def upsert(self, expected: int) -> None:
+        columns = (self.to.mapping.key.name, *self.columns)
+        names = ", ".join(map(self.quoted, columns))
+        staged = ", ".join(f"s.{self.quoted(column)}" for column in columns)
+        insert = f"INSERT INTO {self.table} ({names}) SELECT {staged} FROM instep_stage AS s"
+        fresh = self._staged - self._there
+        if fresh:
+            lacking = f" LEFT JOIN {self.table} AS t ON t.{self.key} = s.{self.key} WHERE t.{self.key} IS NULL"
+            with self._nothing_between():
+                self.expect(self.execute(insert + (lacking if self._there else "")), fresh)
+        if self._there:
+            # assignments run from left to right: what the guard compares comes last
+            ordered = sorted(self.columns, key=lambda column: column == self.to.mapping.guard)
+            changed = self.execute(f"{insert} ON DUPLICATE KEY UPDATE {', '.join(map(self._taken, ordered))}")
+            if self.guard and not self.to.rules.order_is_time:  # a row counts once, and once more if it changes
+                self.expect(changed - self._staged, expected - fresh)
+
+    def _taken(self, column: str) -> str:
+        """The assignment of a staged value, where the guard lets it through."""
+        name, staged = f"{self.table}.{self.quoted(column)}", f"s.{self.quoted(column)}"
+        return f"{name} = IF(TRUE{self._guarded('s', self.table)}, {staged}, {name})"
 
     def bind(self, value: Any) -> Any:
         if isinstance(value, datetime):
@@ -164,25 +236,44 @@ class MysqlSink(sink.Sink):
     def _insert(self, columns: tuple[str, ...], rows: sink.Rows) -> int:
         # not from the stage: MariaDB refuses an INSERT … SELECT of several rows into a table that has a BEFORE trigger
         names = ", ".join(map(self.quoted, columns))
+        with self._nothing_between():
+            return self._insert_rows(f"INSERT INTO {self.table} ({names})", rows)
+
+    @contextmanager
+    def _nothing_between(self) -> Iterator[None]:
         try:
-            self._cursor.executemany(f"INSERT INTO {self.table} ({names}) VALUES ({self._marks(len(columns))})", rows)
+            yield
         except pymysql.err.IntegrityError as error:
             if error.args[0] != DUPLICATE_KEY:
                 raise
             # a second unique key was refused beforehand, so this is the document itself
             raise errors.Outrun(f"documents of {self.to.table} were inserted by another writer just now") from error
-        return int(self._cursor.rowcount)
+
+    def _insert_rows(self, insert: str, rows: sink.Rows, after: str = "") -> int:
+        """Many rows in few statements; the number of rows changed. Each value becomes a literal by PyMySQL's own rules."""
+        insert, after = insert.replace("%%", "%") + " VALUES ", after.replace("%%", "%")
+        literals, changed, size = [], 0, 0
+        rare = self._connection.escape
+        for row in rows:
+            literal = f"({','.join([LITERALS.get(type(value), rare)(value) for value in row])})"
+            literals.append(literal)
+            size += len(literal)
+            if size > INSERT_CHARACTERS:
+                changed += self._cursor.execute(insert + ",".join(literals) + after)
+                literals, size = [], 0
+        if literals:
+            changed += self._cursor.execute(insert + ",".join(literals) + after)
+        return changed
 
     def _update(self, group: sink.Group, columns: tuple[str, ...], rows: sink.Rows) -> int:
+        self.use_stage()
         self.append("instep_stage", columns, rows, skip_known=False)
         values = ", ".join(f"t.{self.quoted(column)} = s.{self.quoted(column)}" for column in group.columns)
         join = f"{self.table} AS t JOIN instep_stage AS s ON t.{self.key} = s.{self.key}"
-        changed = self.execute(f"UPDATE {join} SET {values} WHERE TRUE{self._guarded}")
-        self.execute("DELETE FROM instep_stage")
-        return changed
+        return self.execute(f"UPDATE {join} SET {values} WHERE TRUE{self._guarded()}")
 
     def _bound_time(self, at: datetime | None) -> Any:
-        return self.bind(at)
+        return at if at is None else sink.clock_text(at)
 
 
 def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:

@@ -1,4 +1,4 @@
-"""PostgreSQL: binary COPY into a temporary table, then one INSERT and one UPDATE from it."""
+"""PostgreSQL: binary COPY into a temporary table, then one upsert from it, or one INSERT and one UPDATE."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec import UNSET
 
 from instep import errors
-from instep.document import kinds
+from instep.document import guard, kinds
 from instep.document.mapping import Column
 from instep.sinks import sink, target, tls
 
@@ -94,9 +95,11 @@ class PostgresSink(sink.Sink):
         self._connection.execute("SET datestyle = 'ISO'")
         self._connection.execute("SET lock_timeout = '30s'")
         types = [("stage_group", "int2"), *((column.name, STAGE_TYPES[type(column.kind)]) for column in self._stage_columns)]
-        columns = ", ".join(f"{self._name(name)} {kind}" for name, kind in types)
+        first = (sink.STAGE_FIRST, "int8" if self.guard_kind is None else STAGE_TYPES[type(self.guard_kind)])
+        columns = ", ".join(f"{self._name(name)} {kind}" for name, kind in (*types, first))
         self._connection.execute(f"CREATE TEMPORARY TABLE instep_stage ({columns}) ON COMMIT DELETE ROWS")
-        self._stage_types = [kind for _, kind in types]
+        self._group_types = [kind for _, kind in types]
+        self._stage_types = [*self._group_types[1:], first[1]]
         self._cursor = self._connection.cursor(binary=True)
 
     def begin_snapshot(self) -> None:
@@ -141,15 +144,38 @@ class PostgresSink(sink.Sink):
     def write_groups(self, groups: list[sink.Group]) -> None:
         if not groups:
             return
+        self.use_stage()
         names = ", ".join(["stage_group", *(self._name(column.name) for column in self._stage_columns)])
         with self._cursor.copy(f"COPY instep_stage ({names}) FROM STDIN (FORMAT BINARY)") as copy:
-            copy.set_types(self._stage_types)
+            copy.set_types(self._group_types)
             for group in groups:
                 for document, values in group.rows:
-                    copy.write_row((group.number, document, *(values.get(column) for column in self.columns)))
+                    copy.write_row((group.number, document, *(None if value is UNSET else value for value in values)))
         for group in groups:
-            self._expect(self._insert(group) if group.fresh else self._update(group), group)
+            self.expect(self._insert(group) if group.fresh else self._update(group), len(group.rows))
+
+    def fill_stage(self, rows: Sequence[tuple[Any, guard.Values, Any]]) -> None:
+        self.use_stage()
+        names = ", ".join([*(self._name(column.name) for column in self._stage_columns), sink.STAGE_FIRST])
+        with self._cursor.copy(f"COPY instep_stage ({names}) FROM STDIN (FORMAT BINARY)") as copy:
+            copy.set_types(self._stage_types)
+            write = copy.write_row
+            for document, values, first in rows:
+                write((document, *values, first))
+
+    def clear_stage(self) -> None:
         self.execute("DELETE FROM instep_stage")
+
+    def upsert(self, expected: int) -> None:
+        # no ORDER BY: a temporary table is read in the order in which it was filled, which is that of the ids
+        names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *self.columns)))
+        values = ", ".join([f"s.{self.key}", *map(self._cast, self.columns)])
+        changes = ", ".join(f"{self.quoted(column)} = EXCLUDED.{self.quoted(column)}" for column in self.columns)
+        changed = self.execute(
+            f"INSERT INTO {self.table} AS t ({names}) SELECT {values} FROM instep_stage AS s"
+            f" ON CONFLICT ({self.key}) DO UPDATE SET {changes} WHERE TRUE{self._guarded('EXCLUDED')}"
+        )
+        self.expect(changed, expected)
 
     def _insert(self, group: sink.Group) -> int:
         names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *group.columns)))
@@ -164,7 +190,7 @@ class PostgresSink(sink.Sink):
         values = ", ".join(f"{self.quoted(column)} = {self._cast(column)}" for column in group.columns)
         return self.execute(
             f"UPDATE {self.table} AS t SET {values} FROM instep_stage AS s"
-            f" WHERE s.stage_group = %s AND t.{self.key} = s.{self.key}{self._guarded}",
+            f" WHERE s.stage_group = %s AND t.{self.key} = s.{self.key}{self._guarded()}",
             (group.number,),
         )
 

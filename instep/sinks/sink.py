@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET
 
 from instep import errors
 from instep.document import guard, kinds
@@ -53,6 +54,7 @@ RENAME_TOPIC = "UPDATE {{table}} SET topic = ? WHERE pipeline = ? AND topic = ? 
 PLACED = ("instep_history", "instep_dead_letters", "instep_parked", "instep_decisions")  # keyed by place in the log
 SELECT_DELETED = "SELECT document, order_value FROM instep_deleted WHERE pipeline = ? AND document IN {{documents}}"
 ANY_DELETED = "SELECT 1 FROM instep_deleted WHERE pipeline = ? LIMIT 1"
+STAGED_DELETED = "SELECT 1 FROM instep_stage AS s JOIN instep_deleted AS d ON d.document = {{key}} WHERE d.pipeline = ? LIMIT 1"
 SELECT_HELD = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ? AND document IN {{documents}}"
 ALL_HELD = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ?"
 ANY_PARKED = "SELECT 1 FROM instep_parked WHERE pipeline = ? LIMIT 1"
@@ -63,6 +65,7 @@ DEAD_COLUMNS = ("pipeline", "topic", "partition", "offset", "timestamp_ms", "key
 PARKED_COLUMNS = ("document", *DEAD_COLUMNS)
 
 DETAIL_CHARACTERS_MAX = 1_000
+STAGE_FIRST = "instep_first"
 HELD_ASKED_MAX = 1_000
 BEGINNING_BYTES = 64 * 1024  # what is kept of a record that is too large to be kept whole
 
@@ -76,7 +79,7 @@ class Group:
         self.number = number
         self.columns = columns
         self.fresh = fresh  # to insert, not to update
-        self.rows: list[tuple[Document, dict[str, Any]]] = []
+        self.rows: list[tuple[Document, guard.Values]] = []  # a value for each of the table's mapped columns
 
 
 class _Names(dict[str, str]):
@@ -94,6 +97,7 @@ class Sink(abc.ABC):
     """An open connection to the target of one pipeline. Not for use by several threads."""
 
     placeholder: ClassVar[str] = "%s"
+    text_type: ClassVar[str] = "TEXT"
 
     def __init__(self, to: Target) -> None:
         self.to = to
@@ -106,9 +110,11 @@ class Sink(abc.ABC):
         status = to.mapping.status_column if to.rules.transitions else None
         self._status = self.scanned(status) if status else None
         self.columns = tuple(column.name for column in to.mapping.columns)
+        self._guard_place = self.columns.index(to.mapping.guard) if to.mapping.guard else None
         self.guard_kind = next((column.kind for column in to.mapping.columns if column.name == to.mapping.guard), None)
         self._id_is_uuid = isinstance(to.mapping.key.kind, kinds.Uuid)
         self._guards = True
+        self.stage_is_used = False  # in this transaction
         self.record_bytes_max: int | None = None  # the largest record that can be set aside, where the database has a limit
         self.passes_over_is_refusal = False  # set when the same documents are outrun again and again
         with self.translated():
@@ -153,7 +159,20 @@ class Sink(abc.ABC):
     def write_groups(self, groups: list[Group]) -> None:
         """Insert and update the documents of each group; raises Transient when another writer came between."""
 
+    @abc.abstractmethod
+    def fill_stage(self, rows: Sequence[tuple[Document, guard.Values, Any]]) -> None:
+        """Put documents, in order, into the empty stage: id, values, and the guard's value of its first event."""
+
+    @abc.abstractmethod
+    def clear_stage(self) -> None:
+        """Empty the stage in the middle of a transaction."""
+
+    @abc.abstractmethod
+    def upsert(self, expected: int) -> None:
+        """Write what the guard lets through of the stage; raises Outrun when that are not as many documents as expected."""
+
     def begin(self) -> None:
+        self.stage_is_used = False
         self.execute("BEGIN")
 
     @abc.abstractmethod
@@ -391,6 +410,47 @@ class Sink(abc.ABC):
             rows = [(self.to.pipeline, str(document), order) for document, order in changes.deleted_orders.items()]
             self.append("instep_deleted", ("pipeline", "document", "order_value"), rows, skip_known=False)
 
+    @property
+    def may_upsert(self) -> bool:
+        """Whether `stage` and `upsert` do what the guard says: not while something else than the guard decides."""
+        return self.to.upserts and self._guards and not self.passes_over_is_refusal
+
+    def stage(self, reduced: guard.Reduced) -> dict[Document, Stored] | None:
+        """Bring what may be written to the database; those of the documents of which something as late is stored.
+
+        None when a document was deleted before, or a row's order value is none: then the stage is of no use.
+        """
+        place = self._guard_place
+        rows = [
+            (document, latest[1], None if place is None else reduced.first.get(document, latest)[1][place])
+            for document, latest in sorted(reduced.latest.items())
+        ]
+        self.fill_stage(rows)
+        if self.to.rules.ordered and self._any_deleted() and self._staged_deleted():
+            return None
+        found: dict[Document, Stored] = {}
+        for key, order in self.late():
+            known = self._order(order)
+            if known is None:
+                return None
+            found[self.unbind(key)] = Stored(True, known)
+        return found
+
+    def _staged_deleted(self) -> bool:
+        """Whether a staged document was deleted before. What is remembered of deleted documents has their ids as text."""
+        key = f"s.{self.key}" if isinstance(self.to.mapping.key.kind, kinds.Text) else f"CAST(s.{self.key} AS {self.text_type})"
+        return bool(self.select(self.sql(STAGED_DELETED).format(key=key), (self.to.pipeline,)))
+
+    def late(self) -> Rows:
+        """Key and order value of the rows that are as late as the first event that was staged for them."""
+        if not self.guard:
+            return []
+        later = ">" if self.to.rules.order_is_time else ">="
+        return self.select(
+            f"SELECT t.{self.key}, t.{self.guard} FROM instep_stage AS s JOIN {self.table} AS t ON t.{self.key} = s.{self.key}"
+            f" WHERE t.{self.guard} {later} s.{STAGE_FIRST}"
+        )
+
     def delete_documents(self, table: str, column: str, pipeline: tuple[str, ...], documents: Sequence[Any]) -> None:
         """Delete the rows of these documents; of one pipeline's where the table is shared."""
         mine = f"pipeline = {self.placeholder} AND " if pipeline else ""
@@ -450,13 +510,12 @@ class Sink(abc.ABC):
             reason.value, kept_text(detail), self._bound_time(at),
         )  # fmt: skip
 
-    @property
-    def _guarded(self) -> str:
-        """The guard in SQL, between rows `t` of the table and rows `s` that are to be written."""
+    def _guarded(self, written: str = "s", table: str = "t") -> str:
+        """The guard in SQL, between the table's rows and those that are to be written, as a statement names them."""
         if not self.guard or not self._guards:
             return ""
         later = "<=" if self.to.rules.order_is_time else "<"
-        return f" AND (t.{self.guard} IS NULL OR t.{self.guard} {later} s.{self.guard})"
+        return f" AND ({table}.{self.guard} IS NULL OR {table}.{self.guard} {later} {written}.{self.guard})"
 
     @property
     def _may_repeat(self) -> bool:
@@ -493,19 +552,28 @@ class Sink(abc.ABC):
         groups: dict[tuple[bool, tuple[str, ...]], Group] = {}
         for fresh, documents in ((True, changes.inserts), (False, changes.updates)):
             for document, values in documents.items():
-                columns = self.columns if len(values) == len(self.columns) else tuple(c for c in self.columns if c in values)
+                columns = self.columns
+                if UNSET in values:
+                    columns = tuple(name for name, value in zip(columns, values, strict=True) if value is not UNSET)
                 group = groups.get((fresh, columns))
                 if group is None:
                     group = groups[fresh, columns] = Group(len(groups), columns, fresh)
                 group.rows.append((document, values))
         return [group for group in groups.values() if group.fresh or group.columns]
 
-    def _expect(self, changed: int, group: Group) -> None:
-        if changed == len(group.rows):
+    def use_stage(self) -> None:
+        """The stage is empty now, and will not be so until the transaction ends."""
+        if self.stage_is_used:
+            self.clear_stage()
+        self.stage_is_used = True
+
+    def expect(self, changed: int, expected: int) -> None:
+        """Raise when not every document that was to be written was."""
+        if changed == expected:
             return
         if self.passes_over_is_refusal:
             raise errors.RowRefused(f"table {self.to.table} passes the row over: a trigger or a policy drops it")
-        raise errors.Outrun(f"{len(group.rows) - changed} documents of {self.to.table} were changed by another writer just now")
+        raise errors.Outrun(f"{expected - changed} documents of {self.to.table} were changed by another writer just now")
 
 
 def chunks(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
@@ -522,6 +590,15 @@ def moment(value: Any) -> datetime | None:
     """A time as one of instep's own tables gives it back: aware, in UTC."""
     at = datetime.fromisoformat(value) if isinstance(value, str) else value
     return at if at is None else at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def clock_text(at: datetime) -> str:
+    """An instant in UTC to the microsecond, as databases write it. Python's own ways are several times slower."""
+    text = _encode(at if at.tzinfo is UTC else at.astimezone(UTC)).decode()
+    return f"{text[1:11]} {text[12:27]}" if at.microsecond else f"{text[1:11]} {text[12:20]}.000000"
 
 
 def _position(row: tuple[Any, ...]) -> Position:

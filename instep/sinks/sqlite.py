@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,9 +13,10 @@ from urllib.parse import quote
 from uuid import UUID
 
 import sqlalchemy as sa
+from msgspec import UNSET
 
 from instep import errors
-from instep.document import kinds
+from instep.document import guard, kinds
 from instep.document.reasons import Unfit
 from instep.sinks import sink, target
 from instep.sinks.target import Position
@@ -61,6 +62,9 @@ class SqliteSink(sink.Sink):
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.execute("PRAGMA foreign_keys = ON")
+        self._connection.execute("PRAGMA temp_store = MEMORY")
+        names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *self.columns, sink.STAGE_FIRST)))
+        self._connection.execute(f"CREATE TEMPORARY TABLE instep_stage ({names})")
 
     def close(self) -> None:
         self._connection.close()
@@ -68,6 +72,9 @@ class SqliteSink(sink.Sink):
     def begin(self) -> None:
         self._follow_file()
         self.execute("BEGIN IMMEDIATE")
+        if self.stage_is_used:
+            self.clear_stage()
+            self.stage_is_used = False
 
     def begin_snapshot(self) -> None:
         self._follow_file()
@@ -116,18 +123,41 @@ class SqliteSink(sink.Sink):
     def write_groups(self, groups: list[sink.Group]) -> None:
         for group in groups:
             columns = group.columns
-            bound = ([*(self.bind(values[column]) for column in columns), self.bind(document)] for document, values in group.rows)
+            bound = (
+                [*(self.bind(value) for value in values if value is not UNSET), self.bind(document)]
+                for document, values in group.rows
+            )
             if group.fresh:
                 names = ", ".join(map(self.quoted, (*columns, self.to.mapping.key.name)))
                 statement = f"INSERT INTO {self.table} ({names}) VALUES ({self._marks(len(columns) + 1)})"
             else:
                 values = ", ".join(f"{self.quoted(column)} = ?" for column in columns)
                 statement = f"UPDATE {self.table} SET {values} WHERE {self.key} = ?"
-            self._expect(self._connection.executemany(statement, bound).rowcount, group)
+            self.expect(self._connection.executemany(statement, bound).rowcount, len(group.rows))
+
+    def fill_stage(self, rows: Sequence[tuple[Any, guard.Values, Any]]) -> None:
+        self.use_stage()
+        bind = self.bind
+        bound = ([bind(document), *map(bind, values), bind(first)] for document, values, first in rows)
+        self._connection.executemany(f"INSERT INTO instep_stage VALUES ({self._marks(len(self.columns) + 2)})", bound)
+
+    def clear_stage(self) -> None:
+        self.execute("DELETE FROM instep_stage")
+
+    def upsert(self, expected: int) -> None:
+        names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *self.columns)))
+        changes = ", ".join(f"{self.quoted(column)} = excluded.{self.quoted(column)}" for column in self.columns)
+        changed = self.execute(
+            f"INSERT INTO {self.table} AS t ({names}) SELECT {names} FROM instep_stage WHERE TRUE"
+            f" ON CONFLICT ({self.key}) DO UPDATE SET {changes} WHERE TRUE{self._guarded('excluded')}"
+        )
+        self.expect(changed, expected)
 
     def bind(self, value: Any) -> Any:
+        if isinstance(value, (str, int)):  # most are
+            return value
         if isinstance(value, datetime):
-            return value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
+            return sink.clock_text(value)
         if isinstance(value, (Decimal, UUID)):
             return str(value)
         return value.isoformat() if isinstance(value, date) else value

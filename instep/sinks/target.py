@@ -44,6 +44,7 @@ class Target(msgspec.Struct, frozen=True):
     rules: guard.Rules
     guarantee: settings.Guarantee
     history: bool
+    upserts: bool = False  # an upsert does to this table what an insert or an update does, and nothing beside
     refuses: bool = False  # the table has constraints or triggers of its own, which must see every event's values
 
 

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET
 
 from instep import errors, settings, sinks
 from instep.document import guard
@@ -103,7 +104,8 @@ class _Story:
         """The contract system's table with its documents, and the topic."""
         self.made = preparation.prepare(self.pipeline)
         with self._sink() as sink, sink.transaction():
-            sink.write(guard.Changes([], {document: {} for document in self.documents}, {}, {}, []))
+            nothing = (UNSET,) * len(sink.columns)
+            sink.write(guard.Changes([], dict.fromkeys(self.documents, nothing), {}, {}, []))
         with Cluster(settings.Kafka(), self.bootstrap) as cluster:
             topics.create(cluster, self.pipeline.topic, PARTITIONS)
 

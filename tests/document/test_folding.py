@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from instep.document import folding
 from instep.document.decoding import Event
 from instep.document.folding import ABSENT, Run, Shape, State, Step
 from instep.document.guard import Rules
-from tests.document.test_guard import Model, Row
+from tests.document.test_guard import COLUMNS, Model, Row, bringing
 
-COLUMNS = ("x", "y", "z")
 ORDERS = st.integers(0, 5)
 CELLS = st.sampled_from(["0", "1", "2", None])
 
@@ -29,7 +29,7 @@ def logs(draw: st.DrawFn) -> tuple[Rules, list[Event], list[int]]:
         named = draw(st.booleans())
         order = draw(ORDERS) if rules.ordered and (not delete or (rules.order_is_time and named)) else None
         full = draw(st.booleans())
-        values = {name: draw(CELLS) for name in COLUMNS if full or draw(st.booleans())}
+        values = tuple(draw(CELLS) if full or draw(st.booleans()) else UNSET for _ in COLUMNS)
         events.append(Event(offset, "d", order, None, None, None if delete else values))
     cuts = sorted(draw(st.sets(st.integers(0, 14), max_size=4)))
     return rules, events, cuts
@@ -38,7 +38,7 @@ def logs(draw: st.DrawFn) -> tuple[Rules, list[Event], list[int]]:
 def step(event: Event, partition: int = 0) -> Step:
     if event.values is None:
         return Step(partition, event.offset, event.offset, event.order, Shape.DELETE, None)
-    values = [event.values.get(name, ABSENT) for name in COLUMNS]
+    values = [ABSENT if value is UNSET else value for value in event.values]
     return Step(
         partition,
         event.offset,
@@ -88,7 +88,7 @@ def test_thinning_changes_nothing_wherever_the_log_is_cut(case: tuple[Rules, lis
 def test_thinning_thins() -> None:
     run = Run()
     for number in range(1000):
-        run.add(step(Event(number, "d", number % 7, None, None, dict.fromkeys(COLUMNS, str(number)))), Rules(ordered=True))
+        run.add(step(Event(number, "d", number % 7, None, None, (str(number),) * len(COLUMNS))), Rules(ordered=True))
     assert len(run.steps) == 1
 
 
@@ -104,7 +104,10 @@ ORDERED, UNORDERED = Rules(ordered=True), Rules(ordered=False)
 def in_partition(partition: int, *events: tuple[int, int | None, dict[str, Any] | None]) -> list[Step]:
     """(time, order, values) of each event."""
     return [
-        msgspec.structs.replace(step(Event(offset, "d", order, None, None, values), partition), timestamp_ms=at)
+        msgspec.structs.replace(
+            step(Event(offset, "d", order, None, None, None if values is None else bringing(**values)), partition),
+            timestamp_ms=at,
+        )
         for offset, (at, order, values) in enumerate(events)
     ]
 

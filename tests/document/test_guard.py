@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from instep.document import guard, transitions
 from instep.document.decoding import Event
-from instep.document.guard import Changes, Document, Rules, Stored, Verdict
+from instep.document.guard import Changes, Document, Rules, Stored, Values, Verdict
 from instep.document.reasons import Reason, Refusal
 from instep.document.transitions import Transitions
 
 Row = dict[str, Any]
+COLUMNS = ("x", "y", "z")
+
+
+def bringing(columns: Collection[str] = COLUMNS, /, **named: Any) -> Values:
+    """The values of an event that has these fields."""
+    return tuple(named.get(column, UNSET) for column in columns)
 
 
 class Model:
     """A table and what was deleted from it, changed by one event at a time."""
 
-    def __init__(self, rules: Rules, rows: dict[Document, Row], deleted: dict[Document, int]) -> None:
-        self.rules, self.rows, self.deleted = rules, dict(rows), dict(deleted)
+    def __init__(
+        self, rules: Rules, rows: dict[Document, Row], deleted: dict[Document, int], columns: Collection[str] = COLUMNS
+    ) -> None:
+        self.rules, self.rows, self.deleted, self.columns = rules, dict(rows), dict(deleted), columns
         self.waiting: dict[Document, list[int]] = {}
 
     def order_of(self, document: Document) -> int | None:
@@ -50,8 +60,11 @@ class Model:
         row = self.rows.get(event.document, {})
         if event.refusal or not self.may_follow(row.get("status"), event.status):
             return self.park(event)
-        self.rows[event.document] = {**row, **event.values, "order": event.order, "status": event.status}
+        self.rows[event.document] = {**row, **self.named(event.values), "order": event.order, "status": event.status}
         return Verdict.APPLIED
+
+    def named(self, values: Values) -> Row:
+        return {name: value for name, value in zip(self.columns, values, strict=True) if value is not UNSET}
 
     def may_follow(self, before: str | None, after: str | None) -> bool:
         if not self.rules.transitions:
@@ -67,7 +80,7 @@ class Model:
 
 DOCUMENTS = st.sampled_from(["a", "b", "A", "a ", "é", "é"])
 ORDERS = st.integers(0, 6)
-VALUES = st.dictionaries(st.sampled_from(["x", "y", "z"]), st.integers(0, 9))
+VALUES = st.tuples(*[st.integers(0, 9) | st.just(UNSET)] * len(COLUMNS))
 STATUSES = st.sampled_from(["NEW", "BUSY", "DONE", "ODD"])
 MACHINE = transitions.declare({"NEW": ["BUSY"], "BUSY": ["DONE", "NEW"]})
 TOO_LONG = Refusal(Reason.TEXT_TOO_LONG, "x")
@@ -85,7 +98,7 @@ def batches(draw: st.DrawFn) -> tuple[Rules, dict[Document, Row], dict[Document,
     rows: dict[Document, Row] = {}
     for document in draw(st.sets(DOCUMENTS)):
         order = draw(st.none() | ORDERS) if rules.ordered else None
-        rows[document] = {**draw(VALUES), "order": order, "status": draw(st.none() | STATUSES)}
+        rows[document] = {"x": draw(st.integers(0, 9)), "order": order, "status": draw(st.none() | STATUSES)}
     deleted: dict[Document, int] = {}
     if rules.ordered:
         deleted |= {d: draw(ORDERS) for d in draw(st.sets(DOCUMENTS)) if d not in rows}
@@ -104,15 +117,19 @@ def batches(draw: st.DrawFn) -> tuple[Rules, dict[Document, Row], dict[Document,
     return rules, rows, deleted, log
 
 
+def named(values: Values) -> Row:
+    return {name: value for name, value in zip(COLUMNS, values, strict=True) if value is not UNSET}
+
+
 def written(rows: dict[Document, Row], deleted: dict[Document, int], changes: Changes, last: dict[Document, Row]) -> None:
     """What a sink does with changes, on plain dictionaries; it must never meet a surprise."""
     for document in changes.deletes:
         del rows[document]
     for document, values in changes.inserts.items():
         assert document not in rows
-        rows[document] = {**values, **last[document]}
+        rows[document] = {**named(values), **last[document]}
     for document, values in changes.updates.items():
-        rows[document] = {**rows[document], **values, **last[document]}
+        rows[document] = {**rows[document], **named(values), **last[document]}
     deleted.update(changes.deleted_orders)
 
 
@@ -165,33 +182,37 @@ def test_where_batches_are_cut_does_not_matter(
 
 @given(st.permutations(list(range(1, 8))), st.integers(1, 3))
 def test_versions_in_any_order_end_with_the_highest(versions: list[int], copies: int) -> None:
-    events = [Event(i, "d", version, None, None, {"x": version}) for i, version in enumerate(versions * copies)]
+    events = [Event(i, "d", version, None, None, bringing(x=version)) for i, version in enumerate(versions * copies)]
     changes = guard.settle(events, {}, Rules(ordered=True))
-    assert changes.inserts == {"d": {"x": 7}}
+    assert changes.inserts == {"d": bringing(x=7)}
     assert changes.verdicts.count(Verdict.APPLIED) == len({max(versions[: i + 1]) for i in range(len(versions))})
 
 
 def test_a_late_event_does_not_bring_a_deleted_document_back() -> None:
-    log = [Event(0, "d", 3, None, None, {"x": 3}), Event(1, "d", None, None, None, None), Event(2, "d", 2, None, None, {"x": 2})]
+    log = [
+        Event(0, "d", 3, None, None, bringing(x=3)),
+        Event(1, "d", None, None, None, None),
+        Event(2, "d", 2, None, None, bringing(x=2)),
+    ]
     changes = guard.settle(log, {}, Rules(ordered=True))
     assert (changes.inserts, changes.deleted_orders) == ({}, {"d": 3})
     again = guard.settle(
-        [Event(3, "d", 3, None, None, {"x": 3}), Event(4, "d", 4, None, None, {"x": 4})],
+        [Event(3, "d", 3, None, None, bringing(x=3)), Event(4, "d", 4, None, None, bringing(x=4))],
         {"d": Stored(False, 3)},
         Rules(ordered=True),
     )
     assert again.verdicts == [Verdict.REPEATED, Verdict.APPLIED]
-    assert again.inserts == {"d": {"x": 4}}
+    assert again.inserts == {"d": bringing(x=4)}
 
 
 def test_a_document_made_again_starts_without_its_old_values() -> None:
-    log = [Event(0, "d", None, None, None, None), Event(1, "d", 9, None, None, {"x": 1})]
+    log = [Event(0, "d", None, None, None, None), Event(1, "d", 9, None, None, bringing(x=1))]
     changes = guard.settle(log, {"d": Stored(True, 5)}, Rules(ordered=True))
-    assert (changes.deletes, changes.inserts, changes.updates) == (["d"], {"d": {"x": 1}}, {})
+    assert (changes.deletes, changes.inserts, changes.updates) == (["d"], {"d": bringing(x=1)}, {})
 
 
 def test_changes_come_in_id_order() -> None:
-    events = [Event(i, name, 1, None, None, {}) for i, name in enumerate(["c", "a", "b"])]
+    events = [Event(i, name, 1, None, None, bringing()) for i, name in enumerate(["c", "a", "b"])]
     assert list(guard.settle(events, {}, Rules(ordered=True)).inserts) == ["a", "b", "c"]
 
 
@@ -214,3 +235,54 @@ def test_in_rounds_every_event_is_written_and_nothing_else_changes(
             model.apply(event)
     whole = Model(rules, rows, deleted)
     assert [verdicts[event.offset] for event in events] == [whole.apply(event) for event in events]
+
+
+WHOLE = st.tuples(*[st.integers(0, 9)] * len(COLUMNS))
+
+
+@given(st.data(), st.booleans(), st.booleans())
+@settings(max_examples=700)
+def test_what_the_database_tells_late_is_judged_as_if_it_had_been_read(data: st.DataObject, ordered: bool, is_time: bool) -> None:
+    """The short way: written without a look at what is stored, of which only what is as late as a first event comes back."""
+    rules = Rules(ordered=ordered, order_is_time=is_time)
+    orders: dict[Document, int | None] = {}
+    if ordered:
+        orders |= data.draw(st.dictionaries(DOCUMENTS, st.none() | ORDERS))
+    rows: dict[Document, Row] = {document: {"order": order, "status": None} for document, order in orders.items()}
+    batch = [
+        Event(offset, data.draw(DOCUMENTS), data.draw(ORDERS) if ordered else None, None, None, data.draw(WHOLE))
+        for offset in range(data.draw(st.integers(0, 14)))
+    ]
+    reduced = guard.reduce(batch, rules)
+    assert reduced is not None
+    firsts = {document: reduced.first.get(document, latest)[0] for document, latest in reduced.latest.items()}
+    late: dict[Document, Stored] = {
+        document: Stored(True, orders[document])
+        for document, order in firsts.items()
+        if document in orders and guard.judge(order, orders[document], is_time) is not Verdict.APPLIED
+    }
+    verdicts, count = guard.rejudge(reduced, batch, late, rules)
+    model = Model(rules, rows, {})
+    assert verdicts == [model.apply(event) for event in batch]
+    through = {
+        document: latest
+        for document, latest in reduced.latest.items()
+        if document not in late or guard.judge(latest[0], orders[document], is_time) is Verdict.APPLIED
+    }
+    assert len(through) == count
+    assert {document: {**named(values), "order": order, "status": None} for document, (order, values) in through.items()} == {
+        document: row for document, row in model.rows.items() if row != rows.get(document) or document in through
+    }
+
+
+def test_what_cannot_be_written_without_a_look() -> None:
+    whole = Event(0, "d", 1, None, None, (1, 2, 3))
+    assert guard.reduce([whole], Rules(ordered=True)) is not None
+    for odd in (
+        Event(1, "d", None, None, None, None),
+        Event(1, "d", 2, None, None, bringing(x=1)),
+        Event(1, "d", 2, None, None, (1, 2, 3), TOO_LONG),
+    ):
+        assert guard.reduce([whole, odd], Rules(ordered=True)) is None
+    assert guard.reduce([whole], Rules(ordered=True, missing="ignore")) is None
+    assert guard.reduce([whole], Rules(ordered=True, transitions=MACHINE)) is None

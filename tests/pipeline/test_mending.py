@@ -52,7 +52,7 @@ def test_what_changed_since_it_was_compared_is_left_alone(
         send(cluster, topic, event("by-event", 2), (b"gone", None))
         drained(runner(pipeline, once=True))
         run_sql(database_url, "UPDATE contract_document SET print_version = 3 WHERE doc_no = 'by-sql'")
-        one = guard.Parked(Event(0, "parked", 2, None, None, {}), Refusal(Reason.STATUS_UNKNOWN, ""))
+        one = guard.Parked(Event(0, "parked", 2, None, None, ()), Refusal(Reason.STATUS_UNKNOWN, ""))
         with sink.transaction():
             sink.keep_parked(0, [(one, Record(0, 0, b"parked", b"{}"))], datetime.now(UTC))
 

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import TopicPartition
+from msgspec import UNSET
 
 from instep import errors
 from instep.document.decoding import Event
@@ -219,9 +220,9 @@ def test_what_is_expected_is_what_the_model_says(
     drained(runner(pipeline, once=True))
     report, listed = prove(pipeline)
     assert (report.in_step, listed) == (True, [])
-    model = Model(Rules(ordered=order is not None), {}, {})
+    model = Model(Rules(ordered=order is not None), {}, {}, columns)
     for number, (key, body) in enumerate(log):
-        values = None if body is None else {column: body[field] for column, field in columns.items() if field in body}
+        values = None if body is None else tuple(body.get(field, UNSET) for field in columns.values())
         model.apply(Event(number, key.decode(), body["version"] if order and body else None, None, None, values))
     texts = {
         name: {column: None if row[column] is None else str(row[column]) for column in columns if column in row}

@@ -366,7 +366,7 @@ def test_a_pipeline_can_start_over_beside_its_old_history(database_url: str, ope
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
 def test_two_partitions_that_meet_on_a_document(kind: str, new_database: Callable[[str], str], open_sink: Open) -> None:
-    """After a topic was given more partitions: the second writer waits for the first, is outrun, and tries again."""
+    """After a topic was given more partitions: the second writer waits for the first, and where it cannot go on, tries again."""
     url = new_database(kind)
     first, second = begun(open_sink(declare(url)), partitions=2), open_sink(declare(url))
     outrun: list[BaseException] = []
@@ -377,18 +377,18 @@ def test_two_partitions_that_meet_on_a_document(kind: str, new_database: Callabl
         except errors.Transient as error:
             outrun.append(error)
 
-    for version, present in ((5, False), (7, True)):
-        thread = threading.Thread(target=meet, args=(version + 1,))
+    for version, later, is_outrun in ((5, 6, False), (7, 8, False), (10, 9, kind == "postgres")):
+        thread = threading.Thread(target=meet, args=(later,))
         with first.transaction():
             first.write(guard.settle([_decoded(first, event(0, "d", version, "FIRST"))], first.stored(["d"]), first.to.rules))
             thread.start()
             wait_until(lambda: _is_blocked(url, kind), "the second writer to wait")
         thread.join()
-        assert bool(outrun) is not present
+        assert bool(outrun) is is_outrun
         if outrun:
-            apply(second, [event(version + 1, "d", version + 1, "SECOND")], partition=1)
+            apply(second, [event(later, "d", later, "SECOND")], partition=1)
             outrun.clear()
-        assert table(url) == [("d", "SECOND", version + 1)]
+        assert table(url) == [("d", "SECOND" if later > version else "FIRST", max(later, version))]
 
 
 def _decoded(sink: Sink, found: Record) -> Any:
@@ -532,8 +532,9 @@ COUNT_WRITES = {
 @pytest.mark.parametrize("kind", COUNT_WRITES)
 def test_a_table_with_triggers_takes_whole_batches(kind: str, new_database: Callable[[str], str], open_sink: Open) -> None:
     url = new_database(kind)
-    sink = begun(open_sink(declare(url)))
+    open_sink(declare(url)).close()
     run_sql(url, "ALTER TABLE contract_document ADD COLUMN writes INTEGER NOT NULL DEFAULT 0", COUNT_WRITES[kind])
+    sink = begun(open_sink(declare(url)))
     steps: list[int] = []
     work = Work(
         WRITER, 0, [event(n, f"d{n}", 1) for n in range(500)], log_holds_nothing, lambda moment: steps.append(moment.step)

@@ -1,0 +1,208 @@
+"""Plain records, decoded in bulk: what most records are, read in one pass.
+
+A record is plain when its value is short UTF-8 without a backslash that names no mapped field twice, and every mapped field is
+of its column's own type: then a parser that knows the types does the checking. For every record the outcome is the one that
+`Decoder.decode` has; those that are not plain are left to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Annotated, Any, Literal, Protocol
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import astuple
+
+from instep.document import kinds
+from instep.document.mapping import KEY, TIMESTAMP, Path
+
+LENGTH_MAX = 1_000  # a longer value might be nested too deep
+
+Row = tuple[Any, ...]
+Convert = Callable[[Any], Any]
+
+
+class Record(Protocol):
+    """A record as it lies in the log."""
+
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def timestamp_ms(self) -> int: ...
+
+
+class Use(msgspec.Struct, frozen=True):
+    """One use of a field. `type` is what the parser checks, None where it cannot: then `convert` does, and raises."""
+
+    path: Path
+    type: Any
+    convert: Convert
+    optional: bool = False
+    nullable: bool = False
+
+
+def text_type(characters: int | None, size: int | None, least: int = 0) -> Any:
+    """A text that fits whatever its characters are."""
+    limits = [*([characters] if characters is not None else []), *([size // 4] if size is not None else [])]
+    return Annotated[str, Meta(min_length=least, max_length=min(limits) if limits else None)]
+
+
+def type_of(kind: kinds.Kind) -> Any:
+    """The type whose every value a column of this kind takes as it is; None where there is none."""
+    match kind:
+        case kinds.Text():
+            return text_type(kind.characters, kind.size)
+        case kinds.Choice():
+            return Literal[kind.labels]
+        case kinds.Integer():
+            return integer_type(kind.low, kind.high)
+        case kinds.Real():
+            return float
+        case kinds.Truth():
+            return bool
+        case kinds.Time() if kind == kinds.Time(precision=kind.precision):
+            return datetime
+        case _:
+            return None
+
+
+def integer_type(low: int, high: int) -> Any:
+    """An integer between these, as far as the parser can tell: its bounds have 64 bits."""
+    return Annotated[int, Meta(ge=max(low, -(2**63)), le=min(high, 2**63 - 1))]
+
+
+class Reader:
+    """Reads plain records. `uses` say what is wanted of each, and in which order it is given."""
+
+    def __init__(self, uses: Sequence[Use], *, bytes_max: int, float_hook: Convert | None) -> None:
+        fields: dict[str, list[Use]] = {}
+        for use in uses:
+            if use.path not in ((KEY,), (TIMESTAMP,)):
+                fields.setdefault(use.path[0], []).append(use)
+        types = {name: _joined(of_one) for name, of_one in fields.items()}
+        shape = [_field(f"f{number}", types[name], of_one) for number, (name, of_one) in enumerate(fields.items())]
+        renamed = {f"f{number}": name for number, name in enumerate(fields)}
+        self._parse = msgspec.json.Decoder(
+            msgspec.defstruct("Wanted", shape, rename=renamed, gc=False), float_hook=float_hook
+        ).decode
+        places = {name: place for place, name in enumerate([*fields, KEY, TIMESTAMP])}
+        self._pick = itemgetter(*(places[use.path[0]] for use in uses))
+        self._own = any(use.path in ((KEY,), (TIMESTAMP,)) for use in uses)
+        self._stamped = any(use.path == (TIMESTAMP,) for use in uses)
+        self._times = [places[name] for name, type_ in types.items() if type_ is datetime]
+        self._converted = [(place, _convert(use)) for place, use in enumerate(uses) if types.get(use.path[0]) is None]
+        self._names = [(msgspec.json.encode(name), [use.path[0] for use in uses].index(name)) for name in fields]
+        self._bytes_max = bytes_max
+
+    def read(self, records: Sequence[Record]) -> list[Row | None]:
+        """For each record what `uses` want, UNSET for what it lacks; None for one that is not plain."""
+        parse, pick, times, own = self._parse, self._pick, self._times, self._own
+        rows: list[Row | None] = []
+        for record in records:
+            try:
+                row = astuple(parse(record.value))  # type: ignore[arg-type] # of a delete as well: it is not plain
+                for place in times:
+                    if getattr(row[place], "tzinfo", None) is not UTC:
+                        row = self._in_utc(row)
+                        break
+                if own:
+                    row = (*row, record.key.decode(), self._timestamp(record))  # type: ignore[union-attr] # as above
+                row = pick(row)
+                rows.append(self._as_columns(row) if self._converted else row)
+            except Exception:  # noqa: BLE001 - whatever it is, the record is not plain, and is looked at by itself
+                rows.append(None)
+        found = [(record, row) for record, row in zip(records, rows, strict=True) if row is not None]
+        if self._all_plain(found):
+            return rows
+        return [row if row is not None and self._is_plain(record) else None for record, row in zip(records, rows, strict=True)]
+
+    def _timestamp(self, record: Record) -> int:
+        if self._stamped and record.timestamp_ms < 0:
+            raise ValueError("no timestamp")
+        return record.timestamp_ms
+
+    def _in_utc(self, row: Row) -> Row:
+        found = list(row)
+        for place in self._times:
+            at = found[place]
+            if type(at) is datetime:
+                found[place] = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+            elif type(at) is int:
+                found[place] = kinds.instant(at)
+        return tuple(found)
+
+    def _as_columns(self, row: Row) -> Row:
+        found = list(row)
+        for place, convert in self._converted:
+            if found[place] is not UNSET:
+                found[place] = convert(found[place])
+        return tuple(found)
+
+    def _all_plain(self, found: Sequence[tuple[Record, Row]]) -> bool:
+        """Whether all of these are, told from all their bytes at once."""
+        keys = [record.key for record, _ in found if record.key is not None]
+        values = [record.value for record, _ in found if record.value is not None]
+        text = b"\n".join(values)
+        if len(keys) < len(found) or not (_is_text(text) and _is_text(b"\n".join(keys))):
+            return False
+        longest = max(map(len, values), default=0)
+        if longest > LENGTH_MAX or longest + max(map(len, keys), default=0) > self._bytes_max or b"\\" in text:
+            return False
+        # each record that has a field names it at least once: as many names as fields means that none stands twice
+        return all(text.count(name) == len(found) - sum(row[place] is UNSET for _, row in found) for name, place in self._names)
+
+    def _is_plain(self, record: Record) -> bool:
+        key, value = record.key, record.value
+        if key is None or value is None or len(value) > LENGTH_MAX or len(key) + len(value) > self._bytes_max or b"\\" in value:
+            return False
+        return _is_text(key) and _is_text(value) and all(value.count(name) <= 1 for name, _ in self._names)
+
+
+def _is_text(raw: bytes) -> bool:
+    if raw.isascii():
+        return True
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _joined(uses: Iterable[Use]) -> Any:
+    """The one type that all uses of a field agree on; None where there is none, and each converts for itself."""
+    types: list[Any] = [use.type if len(use.path) == 1 else None for use in uses]
+    if any(one is None for one in types):
+        return None
+    bases = {getattr(one, "__origin__", one) for one in types}
+    if bases == {str}:
+        limits = [one.__metadata__[0] for one in types]
+        most = [limit.max_length for limit in limits if limit.max_length is not None]
+        return Annotated[str, Meta(min_length=max(limit.min_length for limit in limits), max_length=min(most) if most else None)]
+    if bases == {int}:
+        limits = [one.__metadata__[0] for one in types]
+        return Annotated[int, Meta(ge=max(limit.ge for limit in limits), le=min(limit.le for limit in limits))]
+    return types[0] if all(one == types[0] for one in types) else None
+
+
+def _field(name: str, type_: Any, uses: Sequence[Use]) -> tuple[Any, ...]:
+    whole = Any if type_ is None else datetime | int if type_ is datetime else type_
+    if type_ is not None and all(use.nullable for use in uses):
+        whole = whole | None
+    return (name, whole | UnsetType, UNSET) if all(use.optional for use in uses) else (name, whole)
+
+
+def _convert(use: Use) -> Convert:
+    """The use's own conversion, behind the steps that lead to the value; null is none that is plain, unless it may be."""
+    steps = use.path[1:]
+
+    def convert(raw: Any) -> Any:
+        for step in steps:
+            raw = raw[step]
+        return None if raw is None and use.nullable else use.convert(raw)
+
+    return convert
