@@ -1,4 +1,4 @@
-"""The Spark query of one pipeline: a topic in, one task per partition, counts out."""
+"""The Spark query of one pipeline: a topic in, a task per partition or per core, counts out."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ def start(
 ) -> StreamingQuery:
     """Start the query at the ledger's offsets, with a fresh checkpoint: the ledger is the truth, the checkpoint a cache."""
     records = _records(spark, plan.target.topic, kafka, offsets, rows_max)
+    if str(spark.sparkContext.master).startswith("local"):
+        # more tasks than cores would only wait for each other; each applies its partitions one after the other
+        records = records.coalesce(spark.sparkContext.defaultParallelism)
     counts = arrow.map_batches(records, functools.partial(task.run, plan), task.SPARK_SCHEMA)
     totals = [F.sum(name).alias(name) for name in task.SCHEMA.names]
     # queries share the cores fairly, whatever the backlog of one of them
