@@ -17,6 +17,7 @@ import msgspec
 from instep.trials.bench.watching import Commit
 
 NS = 1_000_000
+IN_STEP_MS = 1_000.0
 PARTS = ("publish", "wait", "batch", "write")
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 CURVE = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998, 0.9999)
@@ -122,11 +123,14 @@ def thirds(lives: Sequence[Life]) -> list[list[Life]]:
     return [list(lives[start : start + size]) for start in range(0, len(lives), size)] if size else []
 
 
-def period(lives: Iterable[Life], fault_ns: int, in_step_ms: float) -> tuple[list[Life], float]:
+def period(lives: Sequence[Life], fault_ns: int) -> tuple[list[Life], float]:
     """What a fault did: the events that it held up, and the seconds until the table was back in step.
 
-    It is back in step when the last event that was older than `in_step_ms` has been committed.
+    It is back in step when the last event that was out of step has been committed: older than a second, or than twice the oldest
+    before the fault on a machine where that is more.
     """
+    before = [life.whole for life in lives if life.committed_ns <= fault_ns]
+    in_step_ms = max(IN_STEP_MS, 2 * max(before, default=0.0))
     after = [life for life in lives if life.committed_ns > fault_ns]
     back_ns = max((life.committed_ns for life in after if life.whole > in_step_ms), default=fault_ns)
     return [life for life in after if life.committed_ns <= back_ns], (back_ns - fault_ns) / NS / 1000

@@ -57,9 +57,10 @@ def _descriptor() -> int:
     return _file[1]
 
 
-def read(folder: Path) -> list[Commit]:
-    """Every commit that was noted so far, in the order of time."""
-    found = [commit for path in folder.glob("*.notes") for commit in commits(path.read_text(encoding="ascii").splitlines())]
+def read(folder: Path, since_ns: int = 0) -> list[Commit]:
+    """Every commit that was noted so far, in the order of time; only those of processes that noted their first since then."""
+    files = [path for path in folder.glob("*.notes") if int(path.stem.partition("-")[2]) >= since_ns]
+    found = [commit for path in files for commit in commits(path.read_text(encoding="ascii").splitlines())]
     return sorted(found, key=lambda commit: commit.committed_ns)
 
 

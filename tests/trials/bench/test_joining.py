@@ -83,13 +83,18 @@ def test_thirds() -> None:
 
 def test_what_a_fault_did() -> None:
     lives = [life(0, 90), life(900, 1_050), life(980, 5_000), life(3_000, 5_100), life(4_900, 5_200), life(6_000, 6_100)]
-    held_up, seconds = joining.period(lives, 1_000 * MS, 1_000)
+    held_up, seconds = joining.period(lives, 1_000 * MS)
     assert seconds == pytest.approx(4.1)
     assert [one.whole for one in held_up] == [150, 4_020, 2_100]
 
 
 def test_a_fault_that_nobody_noticed() -> None:
-    assert joining.period([life(0, 90), life(2_000, 2_100)], 1_000 * MS, 1_000) == ([], 0.0)
+    assert joining.period([life(0, 90), life(2_000, 2_100)], 1_000 * MS) == ([], 0.0)
+
+
+def test_a_slow_machine_is_back_in_step_when_it_is_as_slow_as_before() -> None:
+    lives = [life(0, 900), life(980, 5_000), life(6_000, 7_500)]
+    assert joining.period(lives, 1_000 * MS)[1] == pytest.approx(4.0)
 
 
 def test_commits_of_a_process() -> None:
