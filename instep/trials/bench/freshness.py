@@ -177,8 +177,9 @@ class _Bench:
 
 def _refuse_differences(declared: grounds.Declared, events: int, options: Options) -> None:
     """The table must hold what the events come to, and the history each of them once."""
+    column = {field: name for name, field in declared.pipeline.columns.items()}
     with declared.sink() as sink:
-        rows = sink.select(f"SELECT {grounds.KEY}, print_status, print_version FROM {sink.table}")  # noqa: S608
+        rows = sink.select(f"SELECT {sink.key}, {column['status']}, {column['version']} FROM {sink.table}")  # noqa: S608
         kept = sink.select(f"SELECT count(*) FROM instep_history WHERE pipeline = {sink.placeholder}", (declared.name,))[0][0]  # noqa: S608
     expected = {
         load.document(which): (load.status(version), version)

@@ -8,7 +8,7 @@ last events are fresh ones, so that the last record of each partition, the senti
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -166,7 +166,13 @@ def truth(load: Load, partitions: int) -> Truth:
 
 def publish(load: Load, bootstrap: str, topic: str) -> None:
     """Send the whole load, in order per document, and wait for every answer."""
+    send_all(records(load), bootstrap, topic)
+
+
+def send_all(sendings: Iterable[Sent], bootstrap: str, topic: str) -> None:
+    """Send records as fast as the broker takes them, in order per document, and wait for every answer."""
     failed: list[KafkaError] = []
+    count = 0
 
     def told(error: KafkaError | None, _: Message) -> None:
         if error is not None:
@@ -176,7 +182,8 @@ def publish(load: Load, bootstrap: str, topic: str) -> None:
     producer = Producer({**connection.client_config(settings.Kafka(), bootstrap), **own}, logger=faults.log)
     try:
         batch: list[dict[str, bytes]] = []
-        for sent in records(load):
+        for sent in sendings:
+            count += 1
             batch.append({"key": sent.key, "value": sent.value})
             if len(batch) == SENT_AT_ONCE:
                 _send(producer, topic, batch, told)
@@ -187,7 +194,7 @@ def publish(load: Load, bootstrap: str, topic: str) -> None:
         producer.close()
     if failed or left:
         why = failed[0].str() if failed else "no answer within two minutes"
-        raise errors.Undelivered(f"{len(failed) + left:,} of {load.events:,} records were not taken by topic {topic!r}: {why}")
+        raise errors.Undelivered(f"{len(failed) + left:,} of {count:,} records were not taken by topic {topic!r}: {why}")
 
 
 def _send(producer: Producer, topic: str, batch: list[dict[str, bytes]], told: Any) -> None:
