@@ -60,7 +60,7 @@ def run(options: Options, say: Say, command: str) -> Result:
             bench = _Bench(options, ground, sender, watched, say)
             seen = bench.measure()
         _refuse_differences(declared, bench.next, options)
-        releases = machine.releases({options.target if place.is_ours else place.label: place.url}, bootstrap=options.bootstrap)
+        releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
         told = {**msgspec.to_builtins(options), "target": place.label, "rates": ", ".join(map(str, options.rates))}
     return Result(
         bench="freshness",

@@ -125,7 +125,8 @@ class Place:
                 leaving.callback(self._server.close)
             for number, declared in enumerate(() if self.is_ours else self._declared):
                 last = self._made_own and number == 0  # callbacks are called from the last to the first
-                leaving.callback(preparation.remove, declared.name, declared.pipeline, own_tables=last)
+                pipeline = msgspec.structs.replace(declared.pipeline, target=self.url)  # a proxy may be gone by now
+                leaving.callback(preparation.remove, declared.name, pipeline, own_tables=last)
 
 
 class Grounds:
