@@ -25,8 +25,8 @@ from instep.trials.bench import meters
 
 LOCAL: dict[str, type[postgres.Postgres] | type[mariadb.MariaDB]] = {"postgres": postgres.Postgres, "mariadb": mariadb.MariaDB}
 SQLITE = "sqlite"
-COLUMNS = {"print_status": "status", "print_version": "version", "printed_at": "updated_at"}
-KEY = "doc_no"
+COLUMNS = {"status": "status", "version": "version", "updated_at": "updated_at"}  # as the events have them: some rivals cannot rename
+KEY = "doc_id"
 
 
 def check_target(name: str) -> None:
