@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from instep.trials.bench import joining
+from instep.trials.bench import drawing, joining
 from instep.trials.bench.joining import PARTS, Life
 from instep.trials.bench.result import Figure
 from instep.trials.claim import Cell, Kind, Plot, Series, Table
@@ -224,8 +224,8 @@ def timeline(lives: Iterable[Life], fault_ns: int) -> list[tuple[float, float]]:
 
 def _memory_plot(memory: dict[str, list[tuple[float, float]]]) -> Plot:
     roles = {**memory, "pipeline": _together(memory)}
-    series = [Series(role, [(at_s, round(mb, 1)) for at_s, mb in samples]) for role, samples in roles.items() if samples]
-    return Plot("Memory over time", "seconds", "MB, shared memory shared out", series, Kind.LINES)
+    samples = {role: found for role, found in roles.items() if found}
+    return drawing.over_time("Memory over time", samples, unit="MB, shared memory shared out")
 
 
 def notes(seen: Seen) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from instep.trials.bench import drawing
 from instep.trials.bench.meters import Sample
 from instep.trials.bench.result import Figure
-from instep.trials.claim import Cell, Kind, Plot, Series, Table
+from instep.trials.claim import Cell, Plot, Table
 
 PIPELINE = ("driver", "jvm", "workers", "executors")
 TITLES = {
@@ -120,26 +121,18 @@ def _shown(thing: str, value: str) -> Cell:
 
 
 def plots(seen: Seen) -> list[Plot]:
-    return [_plot(seen, thing) for thing in seen.asked]
+    """What an event costs, and of that the pipeline's CPU, by each thing that was varied; masters as bars."""
+    return [_plot(thing, figures(seen)) for thing in seen.asked]
 
 
-def _plot(seen: Seen, thing: str) -> Plot:
-    """The median round as a line between the fastest and the slowest; masters as bars."""
-    rounds = [(_shown(thing, value), [one.cost_us for one in seen.measured[point]]) for value, point in seen.asked[thing].items()]
-    cpu = [
-        (_shown(thing, value), round(statistics.median(one.cpu_us("pipeline") for one in seen.measured[point]), 3))
-        for value, point in seen.asked[thing].items()
-    ]
-    series = [Series(name, [(x, round(pick(costs), 3)) for x, costs in rounds]) for name, pick in PICKS.items()]
-    named = f"What an event costs by {TITLES[thing]}"
-    kind = Kind.BARS if thing == "master" else Kind.LINES
-    log_x = thing in ("documents", "events", "partitions")
-    return Plot(
-        named, TITLES[thing], "µs an event", [*series, Series("CPU of the pipeline", list(cpu))], kind, log_x=log_x, log_y=log_x
-    )
-
-
-PICKS: dict[str, Callable[[list[float]], float]] = {"median": statistics.median, "fastest round": min, "slowest round": max}
+def _plot(thing: str, found: Sequence[Figure]) -> Plot:
+    own = [one for one in found if one.labels["dimension"] == thing and one.labels.get("role", "pipeline") == "pipeline"]
+    told = [one for one in own if one.unit == "µs"]
+    title = f"What an event costs by {TITLES[thing]}"
+    if thing == "master":
+        return drawing.bars(title, told, x="value")
+    log = thing != "distance"  # which begins at 0
+    return msgspec.structs.replace(drawing.curves(title, told, x="value", log_x=log, log_y=log), x=TITLES[thing])
 
 
 def notes(seen: Seen) -> list[str]:

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from instep.trials.bench.drawing import percentile
 from instep.trials.bench.watching import Commit
 
 NS = 1_000_000
 IN_STEP_MS = 1_000.0
 PARTS = ("publish", "wait", "batch", "write")
-PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-CURVE = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998, 0.9999)
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "max": 100.0}
+CURVE = (0.0, 25.0, 50.0, 75.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.8, 99.9, 99.95, 99.98, 99.99)
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True):
@@ -99,22 +100,17 @@ def _life(event: Sent, commit: Commit) -> Life:
     )
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The least value that so large a share of all does not exceed; the values must be sorted."""
-    return values[max(0, math.ceil(share * len(values)) - 1)]
-
-
 def percentiles(values: Iterable[float]) -> dict[str, float]:
     """By the names of PERCENTILES; empty when there is no value."""
     ranked = sorted(values)
-    return {name: percentile(ranked, share) for name, share in PERCENTILES.items()} if ranked else {}
+    return {name: percentile(ranked, percent) for name, percent in PERCENTILES.items()} if ranked else {}
 
 
 def curve(values: Iterable[float]) -> list[tuple[float, float]]:
     """How late one event in so many is: (so many, its freshness), as far as there are enough events to say so."""
     ranked = sorted(values)
-    shares = [share for share in CURVE if round(1 / (1 - share)) <= len(ranked)]
-    return [(round(1 / (1 - share), 2), percentile(ranked, share)) for share in shares]
+    so_many = {percent: round(100 / (100 - percent), 2) for percent in CURVE}
+    return [(count, percentile(ranked, percent)) for percent, count in so_many.items() if count <= len(ranked)]
 
 
 def thirds(lives: Sequence[Life]) -> list[list[Life]]:
