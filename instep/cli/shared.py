@@ -237,11 +237,13 @@ def tabulated(data: Table) -> str:
 
 
 def refuse_page(kind: str, file: Path, *, force: bool, option: str = "--out") -> None:
-    """Refuse to write over a file that is no page of this kind, unless forced to."""
+    """Refuse a place where no file can be, and to write over one that is no page of this kind unless forced to."""
     from instep.trials.report import sheet
 
     over = ", or write over it with --force" if option == "--out" else ""
     with _written(file, option):
+        if not file.parent.is_dir():
+            raise errors.SettingsError(f"there is no folder {file.parent}", f"make it, or name another file with {option}")
         if file.exists() and not force and not sheet.is_one(kind, file):
             raise errors.SettingsError(
                 f"{file} is there already, and is no report of instep {kind}",

@@ -70,7 +70,7 @@ def compare(a: Result, b: Result) -> Comparison:
 
 def described(figure: Figure | Line) -> str:
     """A figure by its name and its labels."""
-    labels = ", ".join(f"{name}={value}" for name, value in figure.labels.items())
+    labels = "; ".join(f"{name}={value}" for name, value in figure.labels.items())
     return f"{figure.name} ({labels})" if labels else figure.name
 
 

@@ -7,25 +7,20 @@ all documents. By events all documents change their status once a round, and the
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 
 from instep import errors
-from instep.local import artifacts, broker
-from instep.local.mariadb import MariaDB
-from instep.local.postgres import Postgres
-from instep.trials import polling
-from instep.trials.bench import drawing, machine
+from instep.trials import lab, polling
+from instep.trials.bench import drawing, grounds, machine
 from instep.trials.bench.result import Figure, Result, asked
 from instep.trials.claim import Cell, Plot, Table
 from instep.trials.contracts import Contracts
 
-SERVERS: dict[str, type[Postgres] | type[MariaDB]] = {"postgres": Postgres, "mariadb": MariaDB}
 STATUSES = ("CREATED", "QUEUED", "PRINTING", "PRINTED")
 EVENTS = "events"
 CALLS_LESS = 10  # with several connections each makes so many times fewer calls than one alone
@@ -67,12 +62,13 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: Options, say: Callable[[str], None], command: str) -> Result:
     """Measure both ways; everything that it starts is gone when it ends."""
     check(options)
-    begun_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    begun_at, began = lab.now(), time.monotonic()
     ways = list(_poll(options, say))
-    with contextlib.ExitStack() as stack:
-        system = _system(options, stack, say)
+    with grounds.Grounds(options.bootstrap, say) as ground, contextlib.ExitStack() as stack:
+        place = ground.place(options.target)
+        system = _system(options, ground, place, stack)
         by_events, ages_ms = _by_events(options, system, stack, say)
-        releases = machine.releases({_target(options): system.url}, bootstrap=options.bootstrap)
+        releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
     ways.append(by_events)
     figures = list(_figures(ways))
     return Result(
@@ -80,7 +76,7 @@ def run(options: Options, say: Callable[[str], None], command: str) -> Result:
         command=command,
         begun_at=begun_at,
         seconds=round(time.monotonic() - began, 2),
-        options=asked(options),
+        options={**asked(options), "target": place.label},
         machine=machine.facts(),
         releases=releases,
         figures=figures,
@@ -99,10 +95,7 @@ def check(options: Options) -> None:
         raise errors.SettingsError(f"a call of {options.call_s} s is not to be had", "give 0 to 60 seconds")
     if not options.connections or not all(1 <= count <= 500 for count in options.connections):
         raise errors.SettingsError("connections are 1 to 500 at once, and at least one number of them", "e.g. 1, 10 and 50")
-    if options.target != "sqlite" and options.target not in SERVERS and "://" not in options.target:
-        raise errors.SettingsError(
-            f"{options.target!r} is no target", "name sqlite, postgres, mariadb, or the URL of a database of yours"
-        )
+    grounds.check_target(options.target)
 
 
 # --- the old way ---------------------------------------------------------------------------------------
@@ -110,6 +103,7 @@ def check(options: Options) -> None:
 
 def _poll(options: Options, say: Callable[[str], None]) -> Iterator[Way]:
     documents = [f"doc-{number:05}" for number in range(options.documents)]
+    random.Random(options.seed).shuffle(documents)  # noqa: S311 - which documents are asked is no secret
     with polling.QueryService(dict.fromkeys(documents, "CREATED"), options.call_s) as service:
         for connections in dict.fromkeys(options.connections):
             calls = _calls(options, connections)
@@ -145,24 +139,11 @@ def _connections(count: int) -> str:
 # --- the new way ---------------------------------------------------------------------------------------
 
 
-def _system(options: Options, stack: contextlib.ExitStack, say: Callable[[str], None]) -> Contracts:
-    """The servers, of ours or the user's, and the contract system on them."""
-    artifacts.jars("spark-kafka")  # fetched now, so that the pipeline starts at once later
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="instep-bench-")))
-    if options.target == "sqlite":
-        url = f"sqlite:///{folder / 'contracts.db'}"
-    elif kind := SERVERS.get(options.target):
-        say(f"starting {options.target} on this machine")
-        server = kind()
-        stack.enter_context(server)
-        url = server.url
-    else:
-        url = options.target
-    if options.bootstrap is None:
-        say("starting a Kafka broker on this machine")
-    bootstrap = options.bootstrap or stack.enter_context(broker.Cluster()).bootstrap
-    system = Contracts(folder, bootstrap, url, options.documents, prefix="bench")
-    stack.callback(system.leave_database)
+def _system(options: Options, ground: grounds.Grounds, place: grounds.Place, stack: contextlib.ExitStack) -> Contracts:
+    """The contract system on these servers; on the user's it leaves nothing."""
+    system = Contracts(ground.folder, ground.bootstrap, place.url, options.documents, prefix="bench")
+    if not place.is_ours:
+        stack.callback(system.leave_database)
     if options.bootstrap:
         stack.callback(system.leave_cluster)
     system.prepare()
@@ -276,7 +257,3 @@ def _notes(options: Options, ways: Sequence[Way]) -> list[str]:
             + ".",
         )
     return notes
-
-
-def _target(options: Options) -> str:
-    return options.target if "://" not in options.target else options.target.partition(":")[0]

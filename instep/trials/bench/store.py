@@ -17,6 +17,7 @@ from instep import errors
 from instep.local import places
 from instep.trials import store as files
 from instep.trials.bench.result import Figure, Result
+from instep.trials.claim import Plot
 
 LATEST = "latest"
 CREDENTIALS = re.compile(r"(://[^\s:/@]*):[^\s/]*@")
@@ -49,8 +50,13 @@ def sound(result: Result) -> Result:
     ]
     lost = [_named(figure) for figure, before in zip(figures, result.figures, strict=True) if figure.values != before.values]
     told = [f"not every round gave a number: {', '.join(lost)}"] if lost else []
-    kept = msgspec.structs.replace(result, figures=[figure for figure in figures if figure.values], notes=[*result.notes, *told])
-    return msgspec.convert(_without_secrets(msgspec.to_builtins(kept)), Result)
+    kept = msgspec.structs.replace(
+        result,
+        figures=[figure for figure in figures if figure.values],
+        plots=list(map(_with_known_spreads, result.plots)),
+        notes=[*result.notes, *told],
+    )
+    return msgspec.convert(_plain(msgspec.to_builtins(kept)), Result)
 
 
 def results(kept: Path) -> list[Path]:
@@ -91,14 +97,25 @@ def _named(figure: Figure) -> str:
     return " ".join([figure.name, *figure.labels.values()])
 
 
-def _without_secrets(value: Any) -> Any:
+def _with_known_spreads(plot: Plot) -> Plot:
+    series = [
+        msgspec.structs.replace(one, spread=[ends if ends and all(map(math.isfinite, ends)) else None for ends in one.spread])
+        for one in plot.series
+    ]
+    return msgspec.structs.replace(plot, series=series)
+
+
+def _plain(value: Any, *, in_cell: bool = False) -> Any:
+    """Without secrets, and without what is no number; a truth in a table's cell or an option is a word."""
     match value:
         case str():
             return PASSWORD.sub(r"\1***", CREDENTIALS.sub(r"\1:***@", value))
         case dict():
-            return {_without_secrets(key): _without_secrets(one) for key, one in value.items()}
+            return {_plain(key): _plain(one, in_cell=in_cell or key in ("rows", "options")) for key, one in value.items()}
         case list() | tuple():
-            return [_without_secrets(one) for one in value]
+            return [_plain(one, in_cell=in_cell) for one in value]
+        case bool() if in_cell:
+            return "yes" if value else "no"
         case float() if not math.isfinite(value):
             return None
         case _:
