@@ -14,7 +14,7 @@ import msgspec
 
 from instep import errors
 from instep.trials.bench import aging, grounds, joining, load, machine
-from instep.trials.bench.result import Result
+from instep.trials.bench.result import Result, asked
 from instep.trials.bench.sender import Leg, Sender, Source
 from instep.trials.bench.watched import Watched
 from instep.trials.lab import now
@@ -61,13 +61,12 @@ def run(options: Options, say: Say, command: str) -> Result:
             seen = bench.measure()
         _refuse_differences(declared, bench.next, options)
         releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
-        told = {**msgspec.to_builtins(options), "target": place.label, "rates": ", ".join(map(str, options.rates))}
     return Result(
         bench="freshness",
         command=command,
         begun_at=begun_at,
         seconds=round(time.monotonic() - began, 1),
-        options=told,
+        options={**asked(options), "target": place.label},
         machine=machine.facts(),
         releases=releases,
         figures=aging.figures(seen),

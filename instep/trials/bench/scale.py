@@ -22,7 +22,7 @@ from instep import errors, settings
 from instep.sinks import target
 from instep.trials.bench import filling, grounds, growth, load, machine, meters, program
 from instep.trials.bench.growth import Measured, Point
-from instep.trials.bench.result import Result
+from instep.trials.bench.result import Result, asked
 from instep.trials.lab import now
 from instep.trials.proxy import Mischief, Proxy
 from instep.trials.spark import CONF, SparkCluster
@@ -60,8 +60,8 @@ def run(options: Options, say: Say, command: str) -> Result:
     begun_at, began = now(), time.monotonic()
     with grounds.Grounds(options.bootstrap, say) as ground:
         place = ground.place(options.target)
-        asked = points(options, has_distance=place.kind != grounds.SQLITE)
-        wanted = list(dict.fromkeys(point for values in asked.values() for point in values.values()))
+        varied = points(options, has_distance=place.kind != grounds.SQLITE)
+        wanted = list(dict.fromkeys(point for values in varied.values() for point in values.values()))
         measured: dict[Point, list[Measured]] = {}
         trips_ms: dict[Point, float] = {}
         for master in dict.fromkeys(point.master for point in wanted):
@@ -70,17 +70,13 @@ def run(options: Options, say: Say, command: str) -> Result:
                 measured |= group.measure(own)
                 trips_ms |= group.trips_ms
         releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
-        seen = growth.Seen(asked, measured, trips_ms, place.label)
-        told = {
-            name: ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-            for name, value in msgspec.to_builtins(options).items()
-        }
+        seen = growth.Seen(varied, measured, trips_ms, place.label)
     return Result(
         bench="scale",
         command=command,
         begun_at=begun_at,
         seconds=round(time.monotonic() - began, 1),
-        options={**told, "target": place.label},
+        options={**asked(options), "target": place.label},
         machine=machine.facts(),
         releases=releases,
         figures=growth.figures(seen),
