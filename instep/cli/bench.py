@@ -39,7 +39,7 @@ app.add_typer(bench_app)
 
 
 def _target(otherwise: str) -> Any:
-    known = "sqlite, postgres or mariadb, started for it; or the URL of a database of yours"
+    known = "sqlite, postgres or mariadb, started for it, or the URL of a database of yours"
     return typer.Option(metavar="TARGET", help=f"{known}; else {otherwise}.")
 
 
@@ -130,6 +130,51 @@ def measure_freshness(
         seed=seed,
     )
     _measure(freshness.run, freshness.Options(**given), context, as_json=as_json, html=html)
+
+
+@bench_app.command("scale")
+def measure_scale(
+    context: typer.Context,
+    target: Annotated[str | None, _target("postgres")] = None,
+    documents: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Rows in the target; none: not varied; else 10000,1000000,10000000.")
+    ] = None,
+    events: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Events in the log, or none; else 100000,1000000,10000000.")
+    ] = None,
+    partitions: Annotated[str | None, typer.Option(metavar="LIST", help="Partitions, or none; else 1,4,12,48.")] = None,
+    delays: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Milliseconds to the target, one way, or none; else 0,1,5,20.")
+    ] = None,
+    masters: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Spark masters, or none; else local[1],local[2],cluster.")
+    ] = None,
+    rounds: Rounds = None,
+    base_events: Annotated[
+        int | None, typer.Option(min=1, help="Events where their number is not what is varied; else 100000.")
+    ] = None,
+    bootstrap: Bootstrap = None,
+    seed: Seed = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """What an event costs as one thing grows and the others stay: rows, events, partitions, distance, cores."""
+    from instep.trials.bench import scale
+
+    given = _given(
+        target=target,
+        documents=_numbers("--documents", documents, int),
+        events=_numbers("--events", events, int),
+        partitions=_numbers("--partitions", partitions, int),
+        delays_ms=_numbers("--delays", delays, float),
+        masters=_names(masters),
+        rounds=rounds,
+        base_events=base_events,
+        bootstrap=bootstrap,
+        seed=seed,
+    )
+    _measure(scale.run, scale.Options(**given), context, as_json=as_json, html=html)
 
 
 @bench_app.command("compare")

@@ -6,6 +6,7 @@ nothing else is said; where they do not, the ratio of the medians is a differenc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -93,7 +94,7 @@ def _word(a: Figure, b: Figure) -> Word:
     if a.low <= b.high and b.low <= a.high:
         return "within noise"
     won = (b.median > a.median) == (a.better == "more")
-    if a.unit in TIMES or a.unit.endswith("/s"):
+    if a.unit.endswith("/s") or re.split(r"\W", a.unit)[0] in TIMES:
         return "faster" if won else "slower"
     return "better" if won else "worse"
 

@@ -14,10 +14,13 @@ import msgspec
 import pytest
 
 from instep.trials.bench import store
+from instep.trials.bench.result import asked
 from tests.test_terminal import EVIL
 from tests.trials.bench import made
 
-BENCHMARKS = ("polling", "freshness")
+BENCHMARKS = ("polling", "freshness", "scale")
+
+THINGS = ("documents", "events", "partitions", "delays", "masters")
 
 
 @pytest.fixture
@@ -105,6 +108,7 @@ def test_a_benchmark_is_refused_before_it_begins(home: Path, tmp_path: Path) -> 
     assert "no list of numbers" in refused(home, "polling", "--connections", "1,many")
     assert "1 to 500" in refused(home, "polling", "--connections", "none")
     assert "target" in refused(home, "polling", "--target", "postgre")
+    assert "nothing to vary" in refused(home, "scale", *(part for thing in THINGS for part in (f"--{thing}", "none")))
 
 
 def test_a_result_does_nothing_to_the_terminal(home: Path) -> None:
@@ -126,8 +130,8 @@ def test_the_help_tells_the_defaults(name: str, tmp_path: Path) -> None:
     """Defaults live in the benchmark's options, which the command line does not read before it must."""
     text = " ".join(bench(tmp_path / "home", name, "--help").stdout.split())
     options = importlib.import_module(f"instep.trials.bench.{name}").Options()
-    for option, default in msgspec.structs.asdict(options).items():
-        if isinstance(default, tuple):
-            default = ",".join(map(str, default))
-        if default is not None and not isinstance(default, bool):
-            assert re.search(rf"else {re.escape(f'{default:g}' if isinstance(default, float) else str(default))}\.", text), option
+    for option, default in asked(options).items():
+        if isinstance(default, float):
+            default = f"{default:g}"
+        if default not in (None, "yes", "no"):
+            assert re.search(rf"else {re.escape(str(default))}\.", text), option

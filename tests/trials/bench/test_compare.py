@@ -31,7 +31,13 @@ def test_the_word_for_throughput(a: list[float], b: list[float], word: str, rati
 
 
 @pytest.mark.parametrize(
-    ("unit", "words"), [("ms", ("faster", "slower")), ("s", ("faster", "slower")), ("MB", ("better", "worse"))]
+    ("unit", "words"),
+    [
+        ("ms", ("faster", "slower")),
+        ("s", ("faster", "slower")),
+        ("µs an event", ("faster", "slower")),
+        ("MB", ("better", "worse")),
+    ],
 )
 def test_less_is_better_for_times_and_amounts(unit: str, words: tuple[str, str]) -> None:
     low, high = (made.result(Figure(name="n", unit=unit, better="less", values=values)) for values in ([1.0, 2.0], [3.0, 4.0]))
