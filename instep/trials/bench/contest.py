@@ -19,6 +19,7 @@ from instep.trials import processes
 from instep.trials.bench import grounds, load, meters, program
 
 LOOK_INTERVAL_S = 0.01
+LOOKS_PER_CHECK = 50
 PATIENCE_S = 600.0
 
 
@@ -26,7 +27,6 @@ class Contestant(abc.ABC):
     """Something that applies a topic to a table. Started once, then told to go, once or again and again."""
 
     name: str
-    guarantee: str
 
     @abc.abstractmethod
     def go(self, declared: grounds.Declared) -> None:
@@ -37,8 +37,8 @@ class Contestant(abc.ABC):
         """Its processes, by what they are."""
 
     @abc.abstractmethod
-    def check(self) -> None:
-        """Raise when it cannot be at work any more."""
+    def check(self) -> bool:
+        """Whether it says that its run is over; raises when that has failed."""
 
     @abc.abstractmethod
     def done(self) -> program.Told:
@@ -52,10 +52,11 @@ class Contestant(abc.ABC):
 class Programmed(Contestant):
     """A program of ours that takes orders."""
 
-    def __init__(self, name: str, guarantee: str, module: str, folder: Path, *, is_spark: bool) -> None:
-        self.name, self.guarantee = name, guarantee
+    def __init__(self, name: str, module: str, folder: Path, *, is_spark: bool) -> None:
+        self.name = name
         self._program = program.Program(module, folder)
         self._is_spark = is_spark
+        self._told: program.Told | None = None
 
     def go(self, declared: grounds.Declared) -> None:
         if not self._program.pid:
@@ -66,26 +67,32 @@ class Programmed(Contestant):
         pid = self._program.pid
         return meters.spark(pid) if self._is_spark else {"process": meters.tree(pid)}
 
-    def check(self) -> None:
-        if self._program.has_answered() and (told := self._program.hear(PATIENCE_S)).error:
-            raise errors.InstepError(f"{self.name} failed: {told.error}")
+    def check(self) -> bool:
+        if self._told is None and self._program.has_answered():
+            self._hear()
         self._program.check()
+        return self._told is not None
 
     def done(self) -> program.Told:
-        told = self._program.hear(PATIENCE_S)
-        if told.error:
-            raise errors.InstepError(f"{self.name} failed: {told.error}")
+        told = self._told or self._hear()
+        self._told = None
         return told
 
     def close(self) -> None:
         self._program.close()
 
+    def _hear(self) -> program.Told:
+        self._told = self._program.hear(PATIENCE_S)
+        if self._told.error:
+            raise errors.InstepError(f"{self.name} failed: {self._told.error}")
+        return self._told
+
 
 class Command(Contestant):
     """The pipeline as its users run it: a process of `instep run --once`, which ends with its run."""
 
-    def __init__(self, name: str, guarantee: str, log: Path) -> None:
-        self.name, self.guarantee = name, guarantee
+    def __init__(self, name: str, log: Path) -> None:
+        self.name = name
         self._log = log
         self._running: processes.PipelineProcess | None = None
 
@@ -96,12 +103,15 @@ class Command(Contestant):
     def roles(self) -> Mapping[str, meters.Pids]:
         return meters.spark(self._running.pid) if self._running else {}
 
-    def check(self) -> None:
-        if self._running and self._running.poll() not in (None, 0):
+    def check(self) -> bool:
+        status = self._running.poll() if self._running else None
+        if self._running and status:
             raise errors.InstepError(f"{self.name} failed; the end of its log:\n{self._running.tail()}")
+        return status == 0
 
     def done(self) -> program.Told:
-        if self._running and self._running.wait(PATIENCE_S):
+        if self._running:
+            self._running.wait(PATIENCE_S)
             self.check()
         return program.Told()
 
@@ -150,16 +160,19 @@ def _watch(contestant: Contestant, sink: Sink, truth: load.Truth) -> tuple[float
     deadline = time.monotonic() + PATIENCE_S
     first_row = 0.0
     looked = 0
+    is_over = False
     while True:
         if not first_row and sink.select(f"SELECT 1 FROM {sink.table} LIMIT 1"):  # noqa: S608 - names of ours
             first_row = time.time()
         if first_row and _arrived(sink, truth.sentinels):
             return first_row, time.time()
+        if is_over:
+            raise errors.InstepError(f"{contestant.name} says that it is done, and the table does not have the last events")
         if time.monotonic() > deadline:
             raise errors.InstepError(f"{contestant.name} has not applied everything within {PATIENCE_S:.0f} s")
         looked += 1
-        if looked % 50 == 0:
-            contestant.check()
+        if looked % LOOKS_PER_CHECK == 0:
+            is_over = contestant.check()
         time.sleep(LOOK_INTERVAL_S)
 
 

@@ -25,7 +25,11 @@ from instep.trials.bench import meters
 
 LOCAL: dict[str, type[postgres.Postgres] | type[mariadb.MariaDB]] = {"postgres": postgres.Postgres, "mariadb": mariadb.MariaDB}
 SQLITE = "sqlite"
-COLUMNS = {"status": "status", "version": "version", "updated_at": "updated_at"}  # as the events have them: some rivals cannot rename
+COLUMNS = {
+    "status": "status",
+    "version": "version",
+    "updated_at": "updated_at",
+}  # as the events have them: some rivals cannot rename
 KEY = "doc_id"
 
 
@@ -181,8 +185,15 @@ class Grounds:
         if name not in self._places:
             check_target(name)
             self._places[name] = self._open(name)
-            self._stack.callback(self._places[name].close)
+            self._stack.callback(self.drop, name)
         return self._places[name]
+
+    def drop(self, name: str) -> None:
+        """Let go of a target that is no longer needed, so that its server takes nothing from the next one."""
+        if name in self._places:
+            place = self._places.pop(name)
+            self.groups += place.pipelines
+            place.close()
 
     def _open(self, name: str) -> Place:
         if name == SQLITE:
@@ -204,7 +215,8 @@ class Grounds:
             for topic in self._topics:
                 with contextlib.suppress(errors.InstepError):  # a cluster that is away keeps it; nothing depends on it
                     topics.delete(self.cluster, topic)
-            for group in (*self.groups, *(name for place in self._places.values() for name in place.pipelines)):
+            pipelines = [name for place in self._places.values() for name in place.pipelines]
+            for group in (*self.groups, *pipelines):
                 with contextlib.suppress(errors.InstepError):  # most have none
                     membership.delete(self.cluster, group)
         self._stack.close()

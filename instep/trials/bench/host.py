@@ -39,7 +39,7 @@ class Host:
                 runner.join(LOOK_INTERVAL_S)
         if runner.error is not None:
             raise runner.error
-        reports = query._jsq.recentProgress() if query is not None else ()
+        reports = query._jsq.recentProgress() if query is not None else []
         first = datetime.fromisoformat(reports[0].timestamp()).timestamp() if len(reports) else 0.0
         return program.Told(first_fetch=first, last_commit=time.time())
 

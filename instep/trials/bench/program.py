@@ -103,7 +103,9 @@ class Program:
     def check(self) -> None:
         """Raise when it has ended."""
         if self._keeper is None or (status := self._keeper.poll()) is not None:
-            raise errors.InstepError(f"{self._argv[-1]} ended by itself (status {status if self._keeper else None}); {self._tail()}")
+            raise errors.InstepError(
+                f"{self._argv[-1]} ended by itself (status {status if self._keeper else None}); {self._tail()}"
+            )
 
     def _tail(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []

@@ -18,10 +18,8 @@ import msgspec
 from instep import errors
 from instep.local import artifacts, java, keeping, ports
 from instep.sinks import target
-from instep.trials.bench import contest, grounds, meters, program
+from instep.trials.bench import contest, grounds, meters, program, rivals
 
-NAME = "connect"
-GUARANTEE = "at least once, no version guard: a stale event overwrites a later one; bad events are dropped"
 TASKS_MAX = 4
 PATIENCE_S = 120.0
 JVM_FLAGS = ("-Xms256m", "-Xmx2g", "-XX:+UseSerialGC", "-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true")
@@ -50,16 +48,15 @@ THE_WORKERS_OWN = ("jackson-", "connect-api-", "kafka-clients-", "slf4j-api-", "
 class Connect(contest.Contestant):
     """A standalone worker: what is measured is its sink, and it needs no topics of its own."""
 
-    name = NAME
-    guarantee = GUARANTEE
+    name = rivals.CONNECT
 
-    def __init__(self, folder: Path, bootstrap: str, partitions: int) -> None:
-        self._folder, self._bootstrap, self._partitions = folder, bootstrap, partitions
+    def __init__(self, folder: Path, bootstrap: str, partitions: int, groups: list[str]) -> None:
+        """`groups` is told the consumer groups that its sinks leave."""
+        self._folder, self._bootstrap, self._partitions, self._groups = folder, bootstrap, partitions, groups
         self._keeper: keeping.Keeper | None = None
         self._port = 0
         self._pid = 0
         self._connector = ""
-        self.groups: list[str] = []
 
     @property
     def log(self) -> Path:
@@ -67,7 +64,7 @@ class Connect(contest.Contestant):
 
     def go(self, declared: grounds.Declared) -> None:
         self._connector = f"bench-{uuid.uuid4().hex[:8]}"
-        self.groups.append(f"connect-{self._connector}")
+        self._groups.append(f"connect-{self._connector}")
         config = self._config(declared)
         if self._keeper is None:
             self._start(config)
@@ -77,7 +74,8 @@ class Connect(contest.Contestant):
     def roles(self) -> Mapping[str, meters.Pids]:
         return {"worker": meters.tree(self._pid)}
 
-    def check(self) -> None:
+    def check(self) -> bool:
+        """It never says that it is done: it would go on for ever."""
         if self._keeper is None or self._keeper.poll() is not None:
             raise errors.InstepError(f"Kafka Connect's worker ended by itself; the end of its log:\n{self._tail()}")
         with contextlib.suppress(OSError):  # it has just begun and does not listen yet
@@ -85,6 +83,7 @@ class Connect(contest.Contestant):
             for one in (status["connector"], *status["tasks"]):
                 if one["state"] == "FAILED":
                     raise errors.InstepError(f"Kafka Connect's sink failed: {one.get('trace', '')[:600]}")
+        return False
 
     def done(self) -> program.Told:
         """Take the connector away, so that its connections are gone before the table is."""
@@ -138,7 +137,7 @@ class Connect(contest.Contestant):
         port = f":{url.port}" if url.port else ""
         jdbc = {
             "postgresql": f"jdbc:postgresql://{url.host}{port}/{url.database}?reWriteBatchedInserts=true",
-            "mariadb": f"jdbc:mariadb://{url.host}{port}/{url.database}?useBulkStmts=true",
+            "mariadb": f"jdbc:mariadb://{url.host}{port}/{url.database}?useBulkStmts=true&useServerPrepStmts=true",
             "mysql": f"jdbc:mysql://{url.host}{port}/{url.database}?rewriteBatchedStatements=true",
         }
         return {
@@ -166,7 +165,7 @@ class Connect(contest.Contestant):
 
     def _ask(self, method: str, path: str, body: object = None) -> Any:
         """One question to the worker; OSError while it does not listen or does not know the connector."""
-        request = urllib.request.Request(  # noqa: S310 - an address of ours
+        request = urllib.request.Request(
             f"http://{ports.HOST}:{self._port}{path}",
             method=method,
             data=None if body is None else msgspec.json.encode(body),

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from instep import settings
 from instep.sinks import target
 from instep.trials.bench import program
 
-NAME = "loop"
-GUARANTEE = "exactly once, in order (version guard); bad events are dropped"
 BATCH = 20_000
 
 UPSERTS: Mapping[str, str] = {
@@ -73,9 +71,9 @@ def apply(order: program.Order) -> program.Told:
             latest: dict[str, Event] = {}
             moved: dict[int, int] = {}
             for message in consumer.consume(BATCH, timeout=0.2):
-                if message.error():
-                    raise RuntimeError(message.error().str())
-                moved[message.partition()] = message.offset() + 1
+                if (error := message.error()) is not None:
+                    raise KafkaException(error)
+                moved[message.partition() or 0] = (message.offset() or 0) + 1
                 try:
                     event = decode(message.value() or b"")
                 except msgspec.DecodeError:

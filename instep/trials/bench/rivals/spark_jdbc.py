@@ -21,8 +21,6 @@ from instep.local import artifacts
 from instep.sinks import target
 from instep.trials.bench import program
 
-NAME = "spark-jdbc"
-GUARANTEE = "at least once, in order (version guard); a batch that is repeated changes nothing; bad events are dropped"
 BATCH = 100_000
 EVENT = "doc_id string, status string, version long, updated_at timestamp"
 JDBC: Mapping[str, tuple[str, str, dict[str, str]]] = {
