@@ -38,9 +38,9 @@ bench_app = typer.Typer(
 app.add_typer(bench_app)
 
 
-def _target(otherwise: str) -> Any:
+def _target(otherwise: str, again: str = "") -> Any:
     known = "sqlite, postgres or mariadb, started for it, or the URL of a database of yours"
-    return typer.Option(metavar="TARGET", help=f"{known}; else {otherwise}.")
+    return typer.Option(metavar="TARGET", help=f"{known}{again}; else {otherwise}.")
 
 
 Bootstrap = Annotated[
@@ -48,6 +48,7 @@ Bootstrap = Annotated[
     typer.Option(metavar="ADDRESSES", help="Brokers of yours, with a topic of our own; left out: one started for it."),
 ]
 Partitions = Annotated[int | None, typer.Option(min=1, help="Partitions of the topic; else 4.")]
+Share = Annotated[float | None, typer.Option(min=0, max=1, metavar="SHARE", help="Share of such events, 0 to 1; else 0.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="What the workload is drawn from; else 1.")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="How often each is measured; else 3.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the result as a page as well.")]
@@ -84,6 +85,52 @@ def measure_polling(
         seed=seed,
     )
     _measure(polling.run, polling.Options(**given), context, as_json=as_json, html=html)
+
+
+@bench_app.command("apply")
+def measure_apply(
+    context: typer.Context,
+    target: Annotated[list[str] | None, _target("postgres,mariadb,sqlite", "; may be given again")] = None,
+    events: Annotated[int | None, typer.Option(min=1, help="How many events wait in the log; else 300000.")] = None,
+    documents: Annotated[int | None, typer.Option(min=1, help="Over how many documents; else 100000.")] = None,
+    partitions: Partitions = None,
+    size: Annotated[int | None, typer.Option(metavar="BYTES", help="Bytes of an event's value, about; else 150.")] = None,
+    history: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Without instep_history and with it: no, yes or both; else no,yes.")
+    ] = None,
+    stale: Share = None,
+    repeated: Share = None,
+    bad: Share = None,
+    rounds: Rounds = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="What one would use instead, or none; else loop,spark-jdbc,connect."),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    seed: Seed = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Catching up with a log: events a second into each target, beside what one would write instead; cold and warm."""
+    from instep.trials.bench import apply
+
+    given = _given(
+        targets=tuple(target) if target else None,
+        events=events,
+        documents=documents,
+        partitions=partitions,
+        size=size,
+        history=_truths("--history", history),
+        stale=stale,
+        repeated=repeated,
+        bad=bad,
+        rounds=rounds,
+        against=_names(against),
+        bootstrap=bootstrap,
+        seed=seed,
+    )
+    _measure(apply.run, apply.Options(**given), context, as_json=as_json, html=html)
 
 
 @bench_app.command("freshness")
@@ -307,6 +354,15 @@ def _numbers(option: str, text: str | None, kind: Callable[[str], Number]) -> tu
         return None if text is None else tuple(map(kind, _names(text) or ()))
     except ValueError:
         raise errors.SettingsError(f"{option} {text!r} is no list of numbers", f"write e.g. {option} 1,10,50") from None
+
+
+def _truths(option: str, text: str | None) -> tuple[bool, ...] | None:
+    words = {"no": False, "yes": True}
+    if text is None:
+        return None
+    if unknown := [name for name in _names(text) or () if name not in words]:
+        raise errors.SettingsError(f"{option} {unknown[0]!r} is neither yes nor no", f"write {option} no, yes or no,yes")
+    return tuple(words[name] for name in _names(text) or ())
 
 
 def _found(named: str) -> tuple[str, Result]:

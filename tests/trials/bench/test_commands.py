@@ -18,7 +18,7 @@ from instep.trials.bench.result import asked
 from tests.test_terminal import EVIL
 from tests.trials.bench import made
 
-BENCHMARKS = ("polling", "freshness", "scale")
+BENCHMARKS = ("polling", "apply", "freshness", "scale")
 
 THINGS = ("documents", "events", "partitions", "delays", "masters")
 
@@ -108,6 +108,8 @@ def test_a_benchmark_is_refused_before_it_begins(home: Path, tmp_path: Path) -> 
     assert "no list of numbers" in refused(home, "polling", "--connections", "1,many")
     assert "1 to 500" in refused(home, "polling", "--connections", "none")
     assert "target" in refused(home, "polling", "--target", "postgre")
+    assert "neither yes nor no" in refused(home, "apply", "--history", "yes,maybe")
+    assert "there is no rival 'lop'" in refused(home, "apply", "--against", "lop")
     assert "nothing to vary" in refused(home, "scale", *(part for thing in THINGS for part in (f"--{thing}", "none")))
 
 
