@@ -20,7 +20,7 @@ settings.register_profile("instep", derandomize=True, deadline=None, suppress_he
 settings.load_profile("instep")
 
 MYSQL_URL = os.environ.get("INSTEP_TEST_MYSQL_URL")
-LONG = ("trials", "pipeline", "local")  # folders whose files take minutes
+LONG = ("trials", "bench", "pipeline", "local")  # folders whose files take minutes
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -29,6 +29,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "groups": ("groups",),
     "log": ("offsets", "peek"),
     "lab": ("lab",),
+    "bench": ("bench",),
 }
 
 

@@ -1,4 +1,4 @@
-"""Names for the shell's completion, as they are now: pipelines, topics, groups, rules, claims, runs of the lab.
+"""Names for the shell's completion, as they are now: pipelines, topics, groups, rules, claims, runs of the lab, results.
 
 The shell waits for them at every Tab, so an answer that does not come soon is none, and nothing is ever started or told.
 """
@@ -47,6 +47,12 @@ def runs(_context: typer.Context, incomplete: str) -> list[str]:
     from instep.trials import store
 
     return _names(incomplete, lambda: [run.name for run in store.runs(store.folder())])
+
+
+def results(_context: typer.Context, incomplete: str) -> list[str]:
+    from instep.trials.bench import store
+
+    return _names(incomplete, lambda: [store.LATEST, *(file.stem for file in store.results(store.folder()))])
 
 
 def _names(incomplete: str, ask: Callable[[], Iterable[str]]) -> list[str]:

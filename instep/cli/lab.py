@@ -14,7 +14,7 @@ from instep.cli.shared import GIVEN, AsJson, Config, Debug
 from instep.document.showing import counted
 
 if TYPE_CHECKING:
-    from instep.trials.claim import Claim, Table
+    from instep.trials.claim import Claim
     from instep.trials.report.contents import Report, Section
 
 TOLD_SHOWN = 72
@@ -156,17 +156,7 @@ def write_report(
     from instep.trials.report import page
 
     report = _report(run)
-    try:
-        if out.exists() and not force and not page.is_one(out):
-            raise errors.SettingsError(
-                f"{out} is there already, and is no report of the lab",
-                "name another file with --out, or write over it with --force",
-            )
-        page.write(report, out)
-    except OSError as error:
-        raise errors.SettingsError(
-            f"{out} cannot be written: {error.strerror or error}", "name another file with --out"
-        ) from error
+    shared.write_page(page.KIND, lambda: page.render(report), out, force=force)
     shared.say(f"{out.absolute()}: run {report.run.id}, {_counted(report)}")
 
 
@@ -295,7 +285,7 @@ def _told(section: Section) -> list[str]:
         for part in result.parts:
             lines += [f"{part.outcome:14}{part.role}: {shared.cell(part.statement)}", f"{'':14}{shared.cell(part.evidence)}"]
         for table in [*result.tables, *map(plots.tabulated, result.plots)]:
-            lines += ["", *_tabulated(table)]
+            lines += ["", shared.tabulated(table)]
     lines += ["", *_field("advice", claim.advice), *_field("rules", " ".join(claim.rules) or "none")] if claim else []
     lines.append("")
     for case, client in contents.settings(section):
@@ -307,11 +297,3 @@ def _told(section: Section) -> list[str]:
 
 def _field(name: str, text: str) -> list[str]:
     return [f"{name:10}{shared.cell(text)}"]
-
-
-def _tabulated(table: Table) -> list[str]:
-    from instep.trials.report.markup import figure
-
-    width = len(table.columns)
-    rows = [[figure(value) for value in (row + [""] * width)[:width]] for row in table.rows]
-    return [shared.cell(table.title), shared.table([shared.cell(name) for name in table.columns], rows)]

@@ -6,7 +6,7 @@ import base64
 import getpass
 import os
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from instep.kafka.connection import Cluster
     from instep.kafka.outcomes import Outcome
     from instep.pipeline.turns import Desk, Line
+    from instep.trials.claim import Table
 
 SHOWN_MAX = 50
 SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -224,6 +225,49 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     texts = [head, *([cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in texts) for column in range(len(head))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts)
+
+
+def tabulated(data: Table) -> str:
+    """A table of figures with its title, each row as long as its head."""
+    from instep.trials.report.markup import figure
+
+    width = len(data.columns)
+    rows = [[figure(value) for value in (row + [""] * width)[:width]] for row in data.rows]
+    return "\n".join([cell(data.title), table([cell(name) for name in data.columns], rows)])
+
+
+def refuse_page(kind: str, file: Path, *, force: bool, option: str = "--out") -> None:
+    """Refuse a place where no file can be, and to write over one that is no page of this kind unless forced to."""
+    from instep.trials.report import sheet
+
+    over = ", or write over it with --force" if option == "--out" else ""
+    with _written(file, option):
+        if not file.parent.is_dir():
+            raise errors.SettingsError(f"there is no folder {file.parent}", f"make it, or name another file with {option}")
+        if file.exists() and not force and not sheet.is_one(kind, file):
+            raise errors.SettingsError(
+                f"{file} is there already, and is no report of instep {kind}",
+                f"name another file with {option}{over}",
+            )
+
+
+def write_page(kind: str, render: Callable[[], str], file: Path, *, force: bool, option: str = "--out") -> None:
+    """Write a page of this kind, also over another such."""
+    from instep.trials.report import sheet
+
+    refuse_page(kind, file, force=force, option=option)
+    with _written(file, option):
+        sheet.write(render(), file)
+
+
+@contextmanager
+def _written(file: Path, option: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise errors.SettingsError(
+            f"{file} cannot be written: {error.strerror or error}", f"name another file with {option}"
+        ) from error
 
 
 def print_lines(lines: Sequence[Line], executed: bool, as_json: bool, *, nothing: str, how: str = "with --execute it is") -> None:

@@ -30,6 +30,7 @@ LOCK = Path(__file__).with_name("artifacts.lock")
 MARK = ".verified"
 ACTIVEMQ_VERSION = "6.3.1"
 ACTIVEMQ_PARTS = ("broker", "client", "console", "kahadb-store", "stomp")
+DEBEZIUM_VERSION = "3.5.0.Final"
 KAFKA_VERSION = "4.3.1"
 
 
@@ -53,6 +54,20 @@ BUNDLES: Mapping[str, Bundle] = {
             "org.slf4j:slf4j-api:2.0.18",
             "org.slf4j:slf4j-simple:2.0.18",
         )
+    ),
+    # Kafka Connect's worker, its JSON converter, and the sink that benchmarks run beside the pipeline
+    "connect": Bundle(
+        (
+            f"org.apache.kafka:connect-runtime:{KAFKA_VERSION}",
+            f"org.apache.kafka:connect-json:{KAFKA_VERSION}",
+            "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
+        ),
+        transitive=True,
+    ),
+    "debezium-jdbc": Bundle((f"io.debezium:debezium-connector-jdbc:{DEBEZIUM_VERSION}",), transitive=True),
+    # the databases' drivers for Java
+    "jdbc": Bundle(
+        ("org.postgresql:postgresql:42.7.7", "org.mariadb.jdbc:mariadb-java-client:3.5.3", "org.xerial:sqlite-jdbc:3.49.1.0")
     ),
     # slf4j 1.7, which Kafka's jars are built on, takes log4j-slf4j-impl; log4j-slf4j2-impl is for slf4j 2 and stays silent.
     "kafka": Bundle(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import enum
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -42,10 +43,18 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One line, or one colour of bars: a value for each x. In a heat map: one row, its name the y."""
+    """One line, or one colour of bars: a value for each x. In a heat map: one row, its name the y.
+
+    Where a value is the median of several, `spread` has the lowest and the highest, point by point.
+    """
 
     name: str
     points: list[tuple[Cell, float | None]]
+    spread: list[tuple[float, float] | None] = []
+
+    def spreads(self) -> Iterator[tuple[float, float] | None]:
+        """The spread of each point; none where it is not known."""
+        return (spread for _, spread in itertools.zip_longest(self.points, self.spread[: len(self.points)]))
 
 
 class Plot(msgspec.Struct, frozen=True):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -36,7 +37,10 @@ class QueryService:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
                 """Says nothing: the answers are the point."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 1024  # connections that wait: with the usual 5 a caller may be turned away for a second
+
+        self._server = Server(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property
@@ -53,13 +57,29 @@ class QueryService:
         self._thread.join()
 
 
-def poll(port: int, documents: Sequence[str]) -> tuple[dict[str, str], float]:
-    """Ask for these documents one after the other; their statuses, and the seconds it took."""
+def poll(port: int, documents: Sequence[str], begin: Callable[[], object] = lambda: None) -> tuple[dict[str, str], float]:
+    """Ask for these documents one after the other, when `begin` returns; their statuses, and the seconds it took."""
     connection = HTTPConnection("127.0.0.1", port)
+    connection.connect()
+    begin()
     started = time.monotonic()
     found = {}
     for document in documents:
         connection.request("GET", f"/documents/{quote(document, safe='')}")
         found[document] = json.loads(connection.getresponse().read())["status"]
+    seconds = time.monotonic() - started
     connection.close()
-    return found, time.monotonic() - started
+    return found, seconds
+
+
+def poll_at_once(port: int, documents: Sequence[str], connections: int) -> tuple[dict[str, str], float]:
+    """Ask for these documents over several connections at once; their statuses, and the seconds of the slowest connection."""
+    found: dict[str, str] = {}
+    slowest_s = 0.0
+    together = threading.Barrier(connections)
+    with futures.ThreadPoolExecutor(connections) as pool:
+        shares = [documents[first::connections] for first in range(connections)]
+        for statuses, seconds in pool.map(lambda share: poll(port, share, together.wait), shares):
+            found.update(statuses)
+            slowest_s = max(slowest_s, seconds)
+    return found, slowest_s

@@ -1,6 +1,7 @@
-"""A small TCP proxy that misbehaves on purpose: between a client and a server of this machine, it delays, swallows, garbles and
+"""A small TCP proxy that misbehaves on purpose: between a client of this machine and a server, it delays, swallows, garbles and
 cuts.
 
+A delay is a distance: each direction takes so much longer, and what is sent meanwhile is on its way too, as on a long line.
 What it did is counted, so that a trial can prove that its fault was there: one that touched nothing proves nothing.
 """
 
@@ -12,13 +13,16 @@ import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 from instep.local import ports
 
 CHUNK_BYTES = 64 * 1024
 LARGE_BYTES = 200
 GARBLED_BEFORE_END = 30
+HELD_CHUNKS_MAX = 1024  # on their way at once, in one direction of a connection
+
+Held: TypeAlias = "asyncio.Queue[tuple[float, bytes]]"
 
 Result = TypeVar("Result")
 
@@ -41,6 +45,7 @@ class Counts:
     connections: int = 0
     passed_bytes: int = 0
     delayed_chunks: int = 0
+    held_most: int = 0
     swallowed_bytes: int = 0
     cut_connections: int = 0
     refused_connections: int = 0
@@ -50,10 +55,10 @@ class Counts:
 class Proxy:
     """Listens on a free port of the loopback and passes everything on to the server's port, in a thread of its own."""
 
-    def __init__(self, server_port: int, port: int | None = None) -> None:
+    def __init__(self, server_port: int, port: int | None = None, *, server_host: str = ports.HOST) -> None:
         self.port = port or ports.free(1)[0]
         self.counts = Counts()
-        self._server_port = server_port
+        self._server_host, self._server_port = server_host, server_port
         self._mischief = Mischief()
         self._large_chunks = 0
         self._open: set[asyncio.StreamWriter] = set()
@@ -98,36 +103,58 @@ class Proxy:
             client_out.transport.abort()
             return
         try:
-            server_in, server_out = await asyncio.open_connection(ports.HOST, self._server_port)
+            server_in, server_out = await asyncio.open_connection(self._server_host, self._server_port)
         except (OSError, asyncio.CancelledError):
             client_out.transport.abort()
             return
         self.counts.connections += 1
         self._open |= {client_out, server_out}
+        asked: Held = asyncio.Queue(HELD_CHUNKS_MAX)
+        answered: Held = asyncio.Queue(HELD_CHUNKS_MAX)
         # a task that ends cancelled is reported as an error by the server, though the end was asked for
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(
-                self._pass(client_in, server_out, answers=False), self._pass(server_in, client_out, answers=True)
+                self._take(client_in, asked, answers=False),
+                self._give(asked, server_out),
+                self._take(server_in, answered, answers=True),
+                self._give(answered, client_out),
             )
         for end in (client_out, server_out):
             self._open.discard(end)
             end.transport.abort()
 
-    async def _pass(self, source: asyncio.StreamReader, to: asyncio.StreamWriter, *, answers: bool) -> None:
+    async def _take(self, source: asyncio.StreamReader, held: Held, *, answers: bool) -> None:
+        """Read on, whatever is still on its way; an empty chunk is the end."""
         with contextlib.suppress(OSError):
             while chunk := await source.read(CHUNK_BYTES):
                 mischief = self._mischief
                 if mischief.delay_s:
                     self.counts.delayed_chunks += 1
-                    await asyncio.sleep(mischief.delay_s)
                 if mischief.swallows_answers and answers:
                     self.counts.swallowed_bytes += len(chunk)
                     continue
                 if mischief.garbles_every and not answers and len(chunk) > LARGE_BYTES:
                     chunk = self._garbled(chunk, mischief.garbles_every)
-                to.write(chunk)
-                await to.drain()
-                self.counts.passed_bytes += len(chunk)
+                await held.put((self._loop.time() + mischief.delay_s, chunk))
+                self.counts.held_most = max(self.counts.held_most, held.qsize())
+        await held.put((self._loop.time() + self._mischief.delay_s, b""))
+
+    async def _give(self, held: Held, to: asyncio.StreamWriter) -> None:
+        """Pass on each chunk when it has come all the way; what nobody takes any more is dropped."""
+        taken = True
+        while True:
+            due, chunk = await held.get()
+            if (left_s := due - self._loop.time()) > 0:
+                await asyncio.sleep(left_s)
+            if not chunk:
+                break
+            if taken:
+                try:
+                    to.write(chunk)
+                    await to.drain()
+                    self.counts.passed_bytes += len(chunk)
+                except OSError:
+                    taken = False
         with contextlib.suppress(OSError):
             if to.can_write_eof():
                 to.write_eof()

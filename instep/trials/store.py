@@ -70,7 +70,7 @@ def begin(into: Path, run: Run) -> Path:
     made = into / run.id
     with places.explained(into):
         made.mkdir(parents=True)
-        _write(made / RUN_FILE, run)
+        write(made / RUN_FILE, run)
     return made
 
 
@@ -81,7 +81,7 @@ def runs(kept: Path) -> list[Path]:
 
 def find(kept: Path, id_: str | None) -> Path:
     """The run of this id or at this path; the newest when none is named."""
-    if id_ is not None and _is_there(Path(id_) / RUN_FILE):
+    if id_ is not None and is_there(Path(id_) / RUN_FILE):
         return Path(id_)
     known = runs(kept)
     if not known:
@@ -105,37 +105,35 @@ def interrupted(kept: Path) -> Path:
 
 
 def read_run(run: Path) -> Run:
-    return _read(run / RUN_FILE, Run)
+    return read(run / RUN_FILE, Run)
 
 
 def read_results(run: Path) -> dict[str, Result]:
     """What the run has come to so far, by claim, in the order in which they were asked for."""
     return {
-        claim: _read(run / claim / VERDICT_FILE, Result)
-        for claim in read_run(run).claims
-        if _is_there(run / claim / VERDICT_FILE)
+        claim: read(run / claim / VERDICT_FILE, Result) for claim in read_run(run).claims if is_there(run / claim / VERDICT_FILE)
     }
 
 
 def write_result(run: Path, result: Result) -> None:
     """Put it in the place of what was there, whole or not at all."""
-    _write(run / result.claim / VERDICT_FILE, result)
+    write(run / result.claim / VERDICT_FILE, result)
 
 
 def write_settings(folder_: Path, cases: Mapping[str, Any]) -> None:
-    _write(folder_ / SETTINGS_FILE, cases)
+    write(folder_ / SETTINGS_FILE, cases)
 
 
 def read_settings(folder_: Path) -> dict[str, Any]:
     """What each client of a claim was started with, case by case; nothing when none was started yet."""
     file = folder_ / SETTINGS_FILE
-    return _read(file, dict[str, Any]) if _is_there(file) else {}
+    return read(file, dict[str, Any]) if is_there(file) else {}
 
 
 def read_timeline(folder_: Path) -> list[dict[str, Any]]:
     """The steps and faults of a claim. A last line that breaks off was being written when the run was killed, and is left out."""
     file = folder_ / TIMELINE_FILE
-    if not _is_there(file):
+    if not is_there(file):
         return []
     with _explained(file):
         return [msgspec.json.decode(line, type=dict[str, Any]) for line in file.read_bytes().split(b"\n")[:-1]]
@@ -163,14 +161,16 @@ def remaining(asked: Iterable[str], results: Mapping[str, Result]) -> list[str]:
     return [claim for claim in asked if claim not in results or not results[claim].ended]
 
 
-def _write(file: Path, value: object) -> None:
+def write(file: Path, value: object) -> None:
+    """Keep a value as JSON, whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     written = file.with_suffix(".new")
     written.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
     written.replace(file)
 
 
-def _read(file: Path, kind: type[Kept]) -> Kept:
+def read(file: Path, kind: type[Kept]) -> Kept:
+    """A value that was kept."""
     with _explained(file):
         return msgspec.json.decode(file.read_bytes(), type=kind)
 
@@ -183,7 +183,7 @@ def _explained(file: Path) -> Iterator[None]:
         raise errors.InstepError(f"{file} cannot be read: {error}", "the run was changed: run it again") from error
 
 
-def _is_there(file: Path) -> bool:
+def is_there(file: Path) -> bool:
     """What may not be looked at, or has a name that no file can have, is not there."""
     try:
         return file.is_file()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,18 +15,17 @@ from instep.emit import Publisher, StatusEvent
 from instep.kafka import topics
 from instep.kafka.connection import Cluster
 from instep.local import broker as kafka
-from instep.local import keeping, ports
 from instep.sinks import preparation
 from instep.trials.processes import PipelineProcess
+from instep.trials.spark import CONF, SparkCluster
 from tests.sinks.conftest import run_sql
-from tests.waiting import wait_until
 
 SETTINGS = """
 [kafka]
 bootstrap = "{bootstrap}"
 
 [spark]
-conf = {{ "spark.driver.host" = "127.0.0.1", "spark.driver.bindAddress" = "127.0.0.1", "spark.executor.memory" = "512m" }}
+conf = {{ {conf} }}
 
 [pipelines.contracts]
 topic = "on-a-cluster"
@@ -48,69 +43,19 @@ print_version = "version"
 """
 
 
-class SparkCluster:
-    """A master and two workers of one core each."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        found = find_spec("pyspark")
-        assert found is not None
-        assert found.origin is not None
-        self._home = Path(found.origin).parent
-        self._folder, self._stack = folder, stack
-        port, page = ports.free(2)
-        self.url = f"spark://127.0.0.1:{port}"
-        self._launch(
-            "master",
-            "org.apache.spark.deploy.master.Master",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--webui-port",
-            str(page),
-        )
-        wait_until(lambda: _listens(port), "the master")
-        for number in (1, 2):
-            page = ports.free()[0]
-            self._launch(
-                f"worker-{number}", "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "-c", "1", "-m", "1g",
-                "--webui-port", str(page), "--work-dir", str(folder / f"work-{number}"), self.url,
-            )  # fmt: skip
-            wait_until(lambda number=number: "Successfully registered" in self.log(f"worker-{number}"), "a worker")  # type: ignore[misc]
-
-    def log(self, name: str) -> str:
-        return (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-
-    def _launch(self, name: str, *arguments: str) -> None:
-        keeper = keeping.Keeper()
-        self._stack.callback(keeper.close)
-        environment = {
-            **os.environ,
-            "SPARK_HOME": str(self._home),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_DAEMON_MEMORY": "256m",
-            "PYSPARK_PYTHON": sys.executable,
-        }
-        keeper.launch([str(self._home / "bin" / "spark-class"), *arguments], log=self._folder / f"{name}.log", env=environment)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 @pytest.fixture
 def spark_cluster(tmp_path: Path) -> Iterator[SparkCluster]:
-    with ExitStack() as stack:
-        yield SparkCluster(tmp_path, stack)
+    with SparkCluster(tmp_path) as cluster:
+        yield cluster
 
 
 def test_a_cluster_of_two_workers(
     spark_cluster: SparkCluster, broker: kafka.Cluster, new_database: object, tmp_path: Path
 ) -> None:
     url = new_database("postgres")  # type: ignore[operator]
+    conf = ", ".join(f'"{name}" = "{value}"' for name, value in CONF.items())
     config = tmp_path / "instep.toml"
-    config.write_text(SETTINGS.format(bootstrap=broker.bootstrap, url=url), encoding="utf-8")
+    config.write_text(SETTINGS.format(bootstrap=broker.bootstrap, url=url, conf=conf), encoding="utf-8")
     preparation.prepare(settings.load(config).pipelines["contracts"])
     with Cluster(settings.Kafka(), broker.bootstrap) as cluster:
         topics.create(cluster, "on-a-cluster", 4)

@@ -74,6 +74,20 @@ def test_it_delays(proxy: Proxy) -> None:
     assert proxy.counts.delayed_chunks == 2
 
 
+def test_what_is_delayed_holds_up_nothing_behind_it(proxy: Proxy) -> None:
+    said = bytes(range(256)) * 8 * 1024
+    proxy.behave(Mischief(delay_s=0.3))
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
+        sending = threading.Thread(target=one.sendall, args=(said,))
+        sending.start()
+        heard = b""
+        while len(heard) < len(said):
+            heard += one.recv(1 << 20)
+        sending.join()
+    assert heard == said
+    assert proxy.counts.held_most > 1
+
+
 def test_it_swallows_answers_only(proxy: Proxy) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
         proxy.behave(Mischief(swallows_answers=True))

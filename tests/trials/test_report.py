@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from instep.trials import store
 from instep.trials.claim import Claim, Kind, Plot, Result, Series, Table, Tier
 from instep.trials.report import __main__ as maintaining
-from instep.trials.report import contents, markdown, markup, page, plots, scales
+from instep.trials.report import contents, markdown, markup, page, plots, scales, sheet
 from instep.trials.report.contents import Report
 from instep.trials.verdict import Judgement, Outcome, Part, Role, Verdict
 from tests.trials import labs
@@ -218,12 +218,13 @@ def test_a_claim_that_this_release_does_not_know_is_shown(tmp_path: Path) -> Non
 
 def test_a_report_knows_its_own_kind(report: Report, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
-    page.write(report, file)
-    assert page.is_one(file)
+    sheet.write(page.render(report), file)
+    assert sheet.is_one("lab", file)
+    assert not sheet.is_one("bench", file)
     assert not list(tmp_path.glob(".*"))
     file.write_text("<html>mine</html>", encoding="utf-8")
-    assert not page.is_one(file)
-    assert not page.is_one(tmp_path)
+    assert not sheet.is_one("lab", file)
+    assert not sheet.is_one("lab", tmp_path)
 
 
 numbers = st.one_of(
@@ -236,7 +237,13 @@ plots_of_any_kind = st.builds(
     x=st.text(max_size=9),
     y=st.text(max_size=9),
     series=st.lists(
-        st.builds(Series, name=st.text(max_size=9), points=st.lists(st.tuples(cells, numbers), max_size=7)), max_size=4
+        st.builds(
+            Series,
+            name=st.text(max_size=9),
+            points=st.lists(st.tuples(cells, numbers), max_size=7),
+            spread=st.lists(st.none() | st.tuples(st.floats(), st.floats(0, 1e6)), max_size=9),
+        ),
+        max_size=4,
     ),
     kind=st.sampled_from(Kind),
     log_x=st.booleans(),
@@ -269,6 +276,19 @@ def test_what_could_not_be_had_is_a_gap() -> None:
     bars = plots.draw(labs.LOST)
     assert "lost, acks=1: unknown" in bars
     assert len(re.findall(r"<rect[^>]*mark", bars)) == 2
+
+
+@pytest.mark.parametrize("kind", [Kind.BARS, Kind.LINES])
+def test_a_spread_is_drawn_told_and_tabulated(kind: Kind) -> None:
+    plot = Plot("t", "x", "y", [Series("a", [(1, 10.0), (2, 20.0)], [(5.0, 30.0)])], kind=kind)
+    drawn = plots.draw(plot)
+    [spread] = re.findall(r'class="spread" d="M[\d.]+ ([\d.]+)V([\d.]+)M', drawn)
+    assert float(spread[0]) > float(spread[1])
+    assert "10 (5 to 30)" in drawn
+    assert ">30</text>" in drawn
+    table = plots.tabulated(plot)
+    assert table.columns == ["x", "a", "a, lowest", "a, highest"]
+    assert table.rows == [["1", 10.0, 5.0, 30.0], ["2", 20.0, None, None]]
 
 
 def test_zero_has_its_place_on_a_logarithmic_axis() -> None:

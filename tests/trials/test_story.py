@@ -36,3 +36,11 @@ def test_the_query_service_takes_its_time() -> None:
         found, seconds = polling.poll(service.port, ["d 1", "other/ü"])
     assert found == {"d 1": "PRINTED", "other/ü": None}
     assert seconds >= 0.1
+
+
+def test_polling_over_several_connections_asks_for_every_document_once() -> None:
+    documents = [f"doc-{number}" for number in range(7)]
+    with polling.QueryService(dict.fromkeys(documents, "PRINTED"), call_s=0.01) as service:
+        found, seconds = polling.poll_at_once(service.port, documents, 3)
+    assert found == dict.fromkeys(documents, "PRINTED")
+    assert seconds >= 0.03

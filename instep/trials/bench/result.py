@@ -51,3 +51,20 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     tables: list[Table] = []
     plots: list[Plot] = []
     notes: list[str] = []  # what a reader must know to read the figures right
+
+
+def asked(options: msgspec.Struct) -> dict[str, Cell]:
+    """A benchmark's options as a result holds them: a list as its members."""
+    return {name: _cell(value) for name, value in msgspec.structs.asdict(options).items()}
+
+
+def _cell(value: object) -> Cell:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case None | str() | int() | float():
+            return value
+        case list() | tuple():
+            return ",".join(str(_cell(one)) for one in value)
+        case _:
+            return str(value)

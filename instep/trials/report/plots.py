@@ -2,6 +2,7 @@
 
 `draw` makes one for a page that has `STYLE` already, `standalone` one that is a file of its own. Colours are CSS variables, for a
 light and a dark surrounding. A mark tells its value when pointed at; a value that could not be had is a gap or a question mark.
+What a value is the median of, from the lowest to the highest, is a line through its bar or point.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from instep.trials.claim import Cell, Kind, Plot, Series, Table
+from instep.trials.claim import Cell, Kind, Plot, Table
 from instep.trials.report import scales
 from instep.trials.report.markup import element, escaped, figure, shortened
 
@@ -61,6 +63,7 @@ STYLE = (
 .plot .base{stroke:var(--muted);fill:none}
 .plot .mark{fill:var(--c)}
 .plot .line{fill:none;stroke:var(--c);stroke-width:2;stroke-linejoin:round}
+.plot .spread{fill:none;stroke:var(--ink);stroke-width:1.3}
 .plot .cell{fill:var(--heat)}
 .plot .none{fill:none;stroke:var(--rule);stroke-dasharray:3 3}
 .plot .strong{fill:var(--paper)}
@@ -88,6 +91,19 @@ class Frame:
         return self.bottom - part * self.height
 
 
+Ends: TypeAlias = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A value of a line: where it stands, and what it tells when pointed at."""
+
+    across: float | None
+    up: float | None
+    ends: Ends | None
+    tip: str
+
+
 def draw(plot: Plot) -> str:
     """The plot as one SVG element."""
     return _svg(plot, "")
@@ -104,10 +120,17 @@ def names(plot: Plot) -> list[str]:
 
 
 def tabulated(plot: Plot) -> Table:
-    """The plot's values, for who cannot see it."""
-    held = [{figure(x): y for x, y in series.points} for series in plot.series]
-    rows: list[list[Cell]] = [[name, *(one.get(name) for one in held)] for name in names(plot)]
-    return Table(f"{plot.title}: {plot.y}", [plot.x, *(series.name for series in plot.series)], rows)
+    """The plot's values, for who cannot see it; where there are spreads, their ends beside them."""
+    columns: list[tuple[str, dict[str, float | None]]] = []
+    for series in plot.series:
+        known = [figure(x) for x, _ in series.points]
+        columns.append((series.name, dict(zip(known, (y for _, y in series.points), strict=True))))
+        if any(series.spreads()):
+            for word, end in (("lowest", 0), ("highest", 1)):
+                values = (spread[end] if spread else None for spread in series.spreads())
+                columns.append((f"{series.name}, {word}", dict(zip(known, values, strict=True))))
+    rows: list[list[Cell]] = [[name, *(held.get(name) for _, held in columns)] for name in names(plot)]
+    return Table(f"{plot.title}: {plot.y}", [plot.x, *(name for name, _ in columns)], rows)
 
 
 def _svg(plot: Plot, style: str) -> str:
@@ -175,25 +198,28 @@ def _lines(plot: Plot, top: float) -> tuple[str, float]:
     labels, below = _x_labels(frame, ticks)
     drawn = [_y_axis(frame, y_scale), labels, _x_title(plot, bottom + below)]
     for number, series in enumerate(plot.series):
-        points = [(x, places[x], y, y_scale.place(y)) for x, y in series.points]
-        points.sort(key=lambda point: -1.0 if point[1] is None else point[1])
-        drawn.append(_line(frame, plot, number, series, points))
+        points = [
+            Point(
+                places[x], y_scale.place(y), _ends(y_scale, spread), f"{series.name}, {plot.x} {figure(x)}: {_ranged(y, spread)}"
+            )
+            for (x, y), spread in zip(series.points, series.spreads(), strict=True)
+        ]
+        points.sort(key=lambda point: -1.0 if point.across is None else point.across)
+        drawn.append(_line(frame, number, points))
     return "".join(drawn), bottom + below + 20
 
 
-def _line(
-    frame: Frame, plot: Plot, number: int, series: Series, points: Sequence[tuple[Cell, float | None, float | None, float | None]]
-) -> str:
+def _line(frame: Frame, number: int, points: Sequence[Point]) -> str:
     drawn = []
-    for has, group in itertools.groupby(points, key=lambda point: None not in (point[1], point[3])):
+    for has, group in itertools.groupby(points, key=lambda point: None not in (point.across, point.up)):
         if has:
-            way = "L".join(f"{frame.across(x or 0):.1f} {frame.up(y or 0):.1f}" for _, x, _, y in group)
+            way = "L".join(f"{frame.across(point.across or 0):.1f} {frame.up(point.up or 0):.1f}" for point in group)
             drawn.append(element("path", class_="line", d=f"M{way}", stroke_dasharray=DASHES[number % 4]))
     if len(points) <= MARKERS_MAX:
-        for x, across, y, up in points:
-            if across is not None and up is not None:
-                tip = f"{series.name}, {plot.x} {figure(x)}: {figure(y)}"
-                drawn.append(_marker(number, frame.across(across), frame.up(up), tip))
+        for point in points:
+            if point.across is not None and point.up is not None:
+                x = frame.across(point.across)
+                drawn.append(_spread(frame, x, 4, point.ends) + _marker(number, x, frame.up(point.up), point.tip))
     return element("g", "".join(drawn), class_=_colour(number))
 
 
@@ -214,17 +240,25 @@ def _bars(plot: Plot, top: float) -> tuple[str, float]:
     told = sum(len(series.points) for series in plot.series) <= VALUES_SHOWN_MAX
     for number, series in enumerate(plot.series):
         bars = []
-        for x, y in series.points:
+        for (x, y), spread in zip(series.points, series.spreads(), strict=True):
             middle = frame.left + slot * (known.index(figure(x)) + 0.5)
             left = middle + (number - len(plot.series) / 2) * width
-            tip = f"{series.name}, {figure(x)}: {figure(y)}"
-            bars.append(_bar(frame, left, width, base, y_scale.place(y), y, tip, told))
+            tip = f"{series.name}, {figure(x)}: {_ranged(y, spread)}"
+            bars.append(_bar(frame, left, width, base, y_scale.place(y), y, _ends(y_scale, spread), tip, told))
         drawn.append(element("g", "".join(bars), class_=_colour(number)))
     return "".join(drawn), bottom + below + 20
 
 
 def _bar(
-    frame: Frame, left: float, width: float, base: float, place: float | None, value: float | None, tip: str, told: bool
+    frame: Frame,
+    left: float,
+    width: float,
+    base: float,
+    place: float | None,
+    value: float | None,
+    ends: Ends | None,
+    tip: str,
+    told: bool,
 ) -> str:
     middle = left + width / 2
     if place is None:
@@ -233,10 +267,32 @@ def _bar(
     rect = element(
         "rect", _tip(tip), class_="mark", x=left + width * 0.06, y=top, width=width * 0.88, height=max(foot - top, 0.6), rx=1.5
     )
+    drawn = rect + _spread(frame, middle, min(width * 0.3, 8), ends)
     text = _brief(value)
     if not told or len(text) * CHARACTER > max(width * 1.15, 12):
-        return rect
-    return rect + _text(middle, top - 4, text, "small", anchor="middle")
+        return drawn
+    return drawn + _text(middle, min(top, frame.up(max(ends)) if ends else top) - 4, text, "small", anchor="middle")
+
+
+def _ends(scale: scales.Scale, spread: tuple[float, float] | None) -> Ends | None:
+    """Where a spread begins and ends on the axis; None where the axis cannot show it."""
+    if spread is None:
+        return None
+    low, high = map(scale.place, spread)
+    return (low, high) if low is not None and high is not None else None
+
+
+def _spread(frame: Frame, x: float, half: float, ends: Ends | None) -> str:
+    """A line from the lowest to the highest value, with a bar at both ends."""
+    if ends is None:
+        return ""
+    low, high = (frame.up(end) for end in ends)
+    bars = "".join(f"M{x - half:.1f} {y:.1f}h{2 * half:.1f}" for y in (low, high))
+    return element("path", class_="spread", d=f"M{x:.1f} {low:.1f}V{high:.1f}{bars}")
+
+
+def _ranged(value: float | None, spread: tuple[float, float] | None) -> str:
+    return f"{figure(value)} ({figure(spread[0])} to {figure(spread[1])})" if spread else figure(value)
 
 
 def _heat(plot: Plot, top: float) -> tuple[str, float]:
@@ -278,6 +334,7 @@ def _cell(x: float, y: float, width: float, height: float, part: float | None, v
 def _amounts(plot: Plot, floor: float = 1.0) -> scales.Scale:
     """The y axis. With a floor below 1 a logarithmic one begins so much below the least value that its bar can be seen."""
     values = [y for series in plot.series for _, y in series.points]
+    values += [end for series in plot.series for spread in series.spreads() for end in spread or ()]
     if not plot.log_y:
         return scales.linear(values)
     least = min((value for value in values if value is not None and scales.shown(value) and value > 0), default=None)

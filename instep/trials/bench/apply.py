@@ -1,0 +1,184 @@
+"""`instep bench apply`: catch-up throughput, Kafka to database, of the pipeline and of what one would write instead.
+
+All contestants apply the same topic to the same database. Rounds are interleaved: first every contestant once in a fresh process
+(cold), and again; then all are started and warmed up, and go once each (warm), and again. After every run the table is checked
+against what a plain model says of the load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from instep import errors, settings
+from instep.local import artifacts
+from instep.trials import lab
+from instep.trials.bench import contest, grounds, load, machine, meters, rivals, standing
+from instep.trials.bench.result import Result, asked
+from instep.trials.bench.rivals import connect
+from instep.trials.bench.standing import Held, Start
+
+MODULES: Mapping[str, str] = {
+    rivals.LOOP: "instep.trials.bench.rivals.loop",
+    rivals.SPARK_JDBC: "instep.trials.bench.rivals.spark_jdbc",
+}
+HOST = "instep.trials.bench.host"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    targets: tuple[str, ...] = ("postgres", "mariadb", "sqlite")
+    events: int = 300_000
+    documents: int = 100_000
+    partitions: int = 4
+    size: int = 150
+    history: tuple[bool, ...] = (False, True)
+    stale: float = 0.0
+    repeated: float = 0.0
+    bad: float = 0.0
+    rounds: int = 3
+    against: tuple[str, ...] = tuple(rivals.GUARANTEES)
+    bootstrap: str | None = None
+    seed: int = 1
+
+
+def run(options: Options, say: Callable[[str], None], command: str) -> Result:
+    """Hold every round on every target; everything that it starts is gone when it ends."""
+    wanted = check(options)
+    begun_at, began = lab.now(), time.monotonic()
+    _fetch(options)
+    held: list[Held] = []
+    notes: list[str] = []
+    databases: dict[str, str] = {}
+    labels: list[str] = []
+    with grounds.Grounds(options.bootstrap, say) as ground:
+        topic = ground.new_topic(options.partitions)
+        say(f"publishing {options.events:,} events of {options.documents:,} documents to {options.partitions} partitions")
+        load.publish(wanted, ground.bootstrap, topic)
+        truth = load.truth(wanted, options.partitions)
+        for target in dict.fromkeys(options.targets):
+            place = ground.place(target)
+            labels.append(place.label)
+            databases |= {place.label: machine.database(place.url)}
+            match = _Match(options, ground, place, topic, truth, say)
+            held += match.play()
+            notes += match.notes
+            ground.drop(target)
+    figures = standing.figures(held, options.events)
+    return Result(
+        bench="apply",
+        command=command,
+        begun_at=begun_at,
+        seconds=round(time.monotonic() - began, 2),
+        options={**asked(options), "targets": ",".join(labels)},
+        machine=machine.facts(),
+        releases={**machine.releases(bootstrap=options.bootstrap), **databases},
+        figures=figures,
+        tables=[standing.table(held, options.events)],
+        plots=standing.plots(held, figures),
+        notes=[*standing.notes(held, truth), *notes],
+    )
+
+
+def check(options: Options) -> load.Load:
+    """The load that is asked for, or SettingsError for what cannot be done."""
+    if not options.targets or not options.history:
+        raise errors.SettingsError("there is nothing to measure", "name a target, and ask for history, for none, or for both")
+    for target in options.targets:
+        grounds.check_target(target)
+    for name in options.against:
+        if name not in rivals.GUARANTEES:
+            known = ", ".join(rivals.GUARANTEES)
+            raise errors.SettingsError(
+                f"there is no rival {name!r}{settings.nearest(name, rivals.GUARANTEES)}", f"known: {known}"
+            )
+    for what, number in (("rounds", options.rounds), ("partitions", options.partitions)):
+        if number < 1:
+            raise errors.SettingsError(f"{number} {what} cannot be", "give at least 1")
+    return load.Load(
+        events=options.events,
+        documents=options.documents,
+        size=options.size,
+        stale=options.stale,
+        repeated=options.repeated,
+        bad=options.bad,
+        seed=options.seed,
+    )
+
+
+def _fetch(options: Options) -> None:
+    """What is not in the cache is fetched now, not while something is measured."""
+    for bundle in ("spark-kafka", *(bundle for name in options.against for bundle in rivals.BUNDLES[name])):
+        artifacts.jars(bundle)
+
+
+class _Match:
+    """All rounds of all contestants on one target. A rival that fails is left out from there on, and the others go on."""
+
+    def __init__(
+        self,
+        options: Options,
+        ground: grounds.Grounds,
+        place: grounds.Place,
+        topic: str,
+        truth: load.Truth,
+        say: Callable[[str], None],
+    ) -> None:
+        self._options, self._ground, self._place, self._truth, self._say = options, ground, place, truth, say
+        self._servers: dict[str, meters.Pids] = {"broker": ground.broker_pids, "database": place.pids}
+        self._declared = {
+            standing.NAMES[history]: place.declare(ground.bootstrap, topic, history=history)
+            for history in dict.fromkeys(options.history)
+        }
+        self._declared |= {name: place.declare(ground.bootstrap, topic) for name in dict.fromkeys(options.against)}
+        self._folders = 0
+        self.notes: list[str] = []
+        if rivals.CONNECT in self._declared and (why := connect.refusal(place)):
+            self._leave_out(rivals.CONNECT, why)
+
+    def play(self) -> Iterator[Held]:
+        rounds = [f"round {number} of {self._options.rounds}" for number in range(1, self._options.rounds + 1)]
+        for which in rounds:
+            for name in tuple(self._declared):
+                with contextlib.closing(self._made(name, "cold")) as contestant:
+                    yield from self._hold(contestant, "cold", which)
+        with contextlib.ExitStack() as stack:
+            contestants = [stack.enter_context(contextlib.closing(self._made(name, "warm"))) for name in self._declared]
+            for which in (*[""] * standing.WARM_UPS, *rounds):
+                for contestant in contestants:
+                    if contestant.name in self._declared:
+                        found = list(self._hold(contestant, "warm", which or "warming up"))
+                        yield from found if which else ()
+
+    def _hold(self, contestant: contest.Contestant, start: Start, which: str) -> Iterator[Held]:
+        name = contestant.name
+        try:
+            run = contest.hold(contestant, self._declared[name], self._truth, self._servers)
+        except errors.InstepError as error:
+            if name not in rivals.GUARANTEES:
+                raise
+            self._leave_out(name, error.what)
+            return
+        rate = standing.rate_of(run, start, self._options.events)
+        wrong = f", {run.differences:,} documents differ" if run.differences else ""
+        self._say(
+            f"{self._place.label}, {start}, {which}: {name}: {rate:,.0f} events/s, all after {run.last_commit_s:.1f} s{wrong}"
+        )
+        yield Held(self._place.label, name, start, run)
+
+    def _leave_out(self, name: str, why: str) -> None:
+        del self._declared[name]
+        self.notes.append(f"{name} is left out on {self._place.label}: {why}")
+        self._say(self.notes[-1])
+
+    def _made(self, name: str, start: Start) -> contest.Contestant:
+        """A contestant that is not started yet."""
+        self._folders += 1
+        folder = self._ground.folder / f"contestant-{self._place.kind}-{self._folders}"
+        if name == rivals.CONNECT:
+            return connect.Connect(folder, self._ground.bootstrap, self._options.partitions, self._ground.groups)
+        if name not in rivals.GUARANTEES and start == "cold":
+            return contest.Command(name, folder.with_suffix(".log"))
+        return contest.Programmed(name, MODULES.get(name, HOST), folder, is_spark=name != rivals.LOOP)
