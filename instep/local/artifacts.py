@@ -178,7 +178,7 @@ def _kept(bundle: str, locked: Locked, cache: Path) -> Path:
 
 
 def _fetch(bundle: str, locked: Locked, folder: Path) -> None:
-    with _workshop(folder.parent, bundle) as (keeper, work):
+    with workshop(folder.parent, bundle) as (keeper, work):
         found = ivy.retrieve(keeper, work, bundle, list(locked))
         verify(found, locked)
         made = work / "made"
@@ -198,7 +198,7 @@ def _fetch(bundle: str, locked: Locked, folder: Path) -> None:
 
 
 @contextmanager
-def _workshop(cache: Path, bundle: str) -> Iterator[tuple[keeping.Keeper, Path]]:
+def workshop(cache: Path, bundle: str) -> Iterator[tuple[keeping.Keeper, Path]]:
     """A folder to fetch into, which the keeper removes whatever becomes of this process."""
     work = Path(tempfile.mkdtemp(prefix=f".{bundle}-", dir=cache))
     keeper = keeping.Keeper(temporary=work)
@@ -226,7 +226,7 @@ def write_lock(path: Path = LOCK) -> None:
     """Resolve every bundle anew and write down what came."""
     lines = ["# Every jar that instep fetches, by module, and its sha256. Written by: python -m instep.local.artifacts --lock"]
     for name, bundle in BUNDLES.items():
-        with _workshop(places.cache(), name) as (keeper, work):
+        with workshop(places.cache(), name) as (keeper, work):
             found = ivy.retrieve(keeper, work, name, bundle.modules, transitive=bundle.transitive)
             sums = {":".join(jar.parent.relative_to(work / "jars").parts): sha256(jar) for jar in found}
             verify(found, sums)

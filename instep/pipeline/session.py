@@ -20,6 +20,7 @@ from instep import errors, settings
 
 STOP_TIMEOUT_MS = 2_500
 TASK_TRIES_MAX = 4
+ARCHIVE = "classes.jsa"
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -95,11 +96,10 @@ def retrying(master: str) -> str:
 
 
 def _conf(spark: settings.Spark, jars: Sequence[Path], place: Workplace, verbose: bool) -> dict[str, str]:
-    options = [f"-Dinstep.log={place.log}", "-XX:+UseSerialGC", f"-Djava.io.tmpdir={place.path}"]
+    options = [f"-Dinstep.log={place.log}", "-XX:+UseSerialGC", f"-Djava.io.tmpdir={place.path}", *_archived(jars)]
     if not verbose:
         options.append(f"-Dlog4j2.configurationFile={LOG_SETTINGS}")
     conf = {
-        "spark.jars": ",".join(map(str, jars)),
         "spark.driver.memory": spark.memory,
         "spark.driver.extraJavaOptions": " ".join(options),
         "spark.task.maxFailures": str(TASK_TRIES_MAX),
@@ -122,8 +122,18 @@ def _conf(spark: settings.Spark, jars: Sequence[Path], place: Workplace, verbose
         "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     }
     if spark.master.startswith("local"):
+        # on the class path from the start, where the archive of classes has them too
+        conf |= {"spark.driver.extraClassPath": os.pathsep.join(map(str, jars))}
         conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    else:
+        conf |= {"spark.jars": ",".join(map(str, jars))}
     return conf
+
+
+def _archived(jars: Sequence[Path]) -> list[str]:
+    """The archive of loaded classes that may lie beside the jars; one that does not fit is passed over by the JVM."""
+    archive = jars[0].with_name(ARCHIVE) if jars else None
+    return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:class+path=off"] if archive and archive.exists() else []
 
 
 def _sweep() -> None:
