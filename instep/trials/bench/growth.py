@@ -13,6 +13,7 @@ from instep.trials.bench.result import Figure
 from instep.trials.claim import Cell, Plot, Table
 
 PIPELINE = ("driver", "jvm", "workers", "executors")
+SERVERS = ("broker", "database")
 TITLES = {
     "documents": "rows in the target",
     "events": "events",
@@ -80,7 +81,7 @@ def figures(seen: Seen) -> list[Figure]:
                 _figure("throughput", "events/s", labels, [1e6 / one.cost_us for one in rounds]),
                 _figure("peak memory", "MB", {**labels, "role": "pipeline"}, [one.peak_mb for one in rounds]),
             ]
-            for role in ("pipeline", "broker", "database"):
+            for role in ("pipeline", *(role for role in SERVERS if any(role in one.cpu_s for one in rounds))):
                 found.append(_figure("CPU per event", "µs", {**labels, "role": role}, [one.cpu_us(role) for one in rounds]))
             if point in seen.trips_ms:
                 found.append(_figure("round trip", "ms", labels, [seen.trips_ms[point]]))
@@ -106,8 +107,10 @@ def _table(seen: Seen, thing: str) -> Table:
         costs = [one.cost_us for one in rounds]
         median = statistics.median(costs)
         first = first or median
-        cpu = [statistics.median(one.cpu_us(role) for one in rounds) for role in ("pipeline", "database")]
-        told: list[Cell] = [round(number, 2) for number in (median, min(costs), max(costs), median / first, *cpu)]
+        cpu: list[Cell] = [round(statistics.median(one.cpu_us(role) for one in rounds), 2) for role in ("pipeline", "database")]
+        if not any("database" in one.cpu_s for one in rounds):
+            cpu[1] = None
+        told: list[Cell] = [*(round(number, 2) for number in (median, min(costs), max(costs), median / first)), *cpu]
         trip: list[Cell] = [round(seen.trips_ms[point], 2)] if has_trips else []
         rows.append([_shown(thing, value), *trip, *told, round(max(one.peak_mb for one in rounds))])
     columns = ["cost", "low", "high", "times the first", "CPU, pipeline", "CPU, database", "peak memory, MB"]

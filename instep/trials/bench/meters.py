@@ -43,6 +43,11 @@ class Usage(msgspec.Struct, frozen=True):
     samples: list[Sample]
 
 
+def present(used: Mapping[str, Usage]) -> dict[str, Usage]:
+    """The roles that had a process: a server of the user's has none here, and a file has none at all."""
+    return {role: usage for role, usage in used.items() if usage.rss_mb}
+
+
 def tree(pid: int) -> Pids:
     """A process and all below it."""
     return lambda: (pid, *processes.descendants(pid))

@@ -241,7 +241,7 @@ class _Group:
         with meters.Meter({**meters.spark(self._program.pid), **servers}) as meter:
             self._program.tell(program.Order(str(site.declared.config), site.declared.name))
             told = self._program.hear(ANSWER_PATIENCE_S + count / EVENTS_PER_S_LEAST)
-            used = meter.stop()
+            used = meters.present(meter.stop())
         if told.error:
             raise errors.InstepError(f"the pipeline failed at {site.point}: {told.error}")
         seconds = site.last_commit() - told.first_fetch

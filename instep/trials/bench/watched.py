@@ -94,7 +94,8 @@ class Watched:
         meter = meters.Meter({**{role: self._pids(role) for role in ROLES}, **self._others}, METER_S)
         with meter:
             yield used
-        used |= meter.stop()
+        stopped = meter.stop()
+        used |= {**meters.present(stopped), **{role: stopped[role] for role in ROLES}}  # of a pause too, so that turns agree
         for role, usage in used.items():
             self.memory.setdefault(role, []).extend((round(since + one.at_s, 1), one.pss_mb) for one in usage.samples)
 

@@ -48,3 +48,8 @@ def test_a_meter_of_nothing() -> None:
     meter.start()
     used = meter.stop()["database"]
     assert (used.cpu_s, used.rss_mb, used.pss_mb) == (0, 0, 0)
+
+
+def test_a_role_without_a_process_is_left_out() -> None:
+    used = {"broker": meters.Usage(1.0, 300.0, 280.0, []), "database": meters.Usage(0.0, 0.0, 0.0, [])}
+    assert list(meters.present(used)) == ["broker"]
