@@ -14,6 +14,7 @@ demo: $(READY) ## the whole story in a terminal: local broker, Spark, SQLite, a 
 	@$(BIN)/instep demo
 
 test: $(READY) ## the whole test suite, against real servers
+	@$(BIN)/python -m instep.local.spark
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(READY) ## style, types and the table of who may import whom

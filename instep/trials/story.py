@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from instep.emit import Publisher
-from instep.local import artifacts, broker
+from instep.local import broker, spark
 from instep.trials import polling
 from instep.trials.contracts import Contracts
 
@@ -65,7 +65,7 @@ class Result(msgspec.Struct, frozen=True):
 
 def tell(*, target_url: str | None, documents: int, say: Callable[[str], None]) -> Result:
     """Tell the story; everything that it starts is gone when it ends."""
-    artifacts.jars("spark-kafka")  # fetched now, so that the pipeline starts at once later
+    spark.prepare(say)  # now, so that the pipeline starts at once later
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="instep-demo-")))
         say("starting a Kafka broker on this machine")

@@ -18,7 +18,7 @@ import msgspec
 
 from instep import errors, settings, sinks
 from instep.kafka import connection, membership, topics
-from instep.local import artifacts, broker, mariadb, postgres, server
+from instep.local import broker, mariadb, postgres, server, spark
 from instep.sinks import inspection, preparation, target
 from instep.sinks.sink import Sink
 from instep.trials.bench import meters
@@ -222,7 +222,7 @@ class Grounds:
         self._stack.close()
 
     def __enter__(self) -> Self:
-        artifacts.jars("spark-kafka")  # fetched now, not while something is measured
+        spark.prepare(self._say)  # now, not while something is measured
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:

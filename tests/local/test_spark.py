@@ -1,0 +1,63 @@
+"""The archive of Spark's classes: made once, taken by the JVM, made anew for another Java, and never in anybody's way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from instep.local import artifacts, java, spark
+
+
+@pytest.fixture
+def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The connector's jars in a folder of the test's own."""
+    copied = [Path(shutil.copy(jar, tmp_path)) for jar in artifacts.jars("spark-kafka")]
+    monkeypatch.setattr(artifacts, "jars", lambda _bundle: copied)
+    return copied
+
+
+def test_the_jvm_takes_the_archive() -> None:
+    said: list[str] = []
+    assert spark.prepare(said.append), said
+    assert spark.prepare(lambda line: pytest.fail(line)), "made twice"
+    jars = artifacts.jars("spark-kafka")
+    archive = jars[0].with_name(spark.ARCHIVE)
+    options = ["-Xshare:on", f"-XX:SharedArchiveFile={archive}", "-XX:+UseSerialGC", "-cp", spark._class_path(jars)]
+    assert subprocess.run([java.find(), *options, "-version"], check=False, capture_output=True).returncode == 0
+
+
+def test_one_that_was_made_for_something_else_is_made_anew(jars: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def make(folder: Path, _jars: list[Path], wanted: dict[str, str]) -> None:
+        made.append(folder)
+        (folder / spark.ARCHIVE).touch()
+        (folder / spark.NOTE).write_text(json.dumps(wanted))
+
+    monkeypatch.setattr(spark, "_make", make)
+    said: list[str] = []
+    assert spark.prepare(said.append)
+    assert spark.prepare(said.append)
+    assert (made, len(said)) == ([jars[0].parent], 1)
+    jars[0].write_bytes(jars[0].read_bytes() + b"x")
+    assert spark.prepare(said.append)
+    (jars[0].parent / spark.NOTE).write_text("{")
+    assert spark.prepare(said.append)
+    assert len(made) == 3
+
+
+def test_a_jvm_that_cannot_is_told_and_nothing_is_left(jars: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    program = odd / "java"
+    program.write_text("#!/bin/sh\necho no archives here\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(java, "find", lambda: program)
+    said: list[str] = []
+    assert not spark.prepare(said.append)
+    assert "no archives here" in said[-1]
+    assert not list(jars[0].parent.glob("classes.js*n")) + list(jars[0].parent.glob("*.jsa"))
