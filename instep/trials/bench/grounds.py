@@ -18,7 +18,7 @@ import msgspec
 
 from instep import errors, settings, sinks
 from instep.kafka import connection, membership, topics
-from instep.local import broker, mariadb, postgres, server, spark
+from instep.local import broker, keeping, mariadb, postgres, server, spark
 from instep.sinks import inspection, preparation, target
 from instep.sinks.sink import Sink
 from instep.trials.bench import meters
@@ -143,7 +143,8 @@ class Grounds:
         self._cluster: connection.Cluster | None = None
         self._stack = contextlib.ExitStack()
         self._places: dict[str, Place] = {}
-        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="instep-bench-")))
+        self.folder = Path(tempfile.mkdtemp(prefix="instep-bench-"))
+        self._stack.callback(keeping.Keeper(temporary=self.folder).close)  # gone with this process, also after kill -9
         self._topics: list[str] = []
         self.groups: list[str] = []  # consumer groups of contestants, to be removed
 
