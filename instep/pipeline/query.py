@@ -15,6 +15,7 @@ from instep.pipeline import arrow, task
 
 OBSERVED = "instep"
 TRIGGER = "100 milliseconds"
+POLL_RECORDS = 10_000
 RECORD_SCHEMA = "partition int, offset long, timestamp_ms long, key binary, value binary"
 
 
@@ -57,6 +58,8 @@ def _records(spark: SparkSession, topic: str, kafka: Mapping[str, str], offsets:
         .option("kafka.isolation.level", "read_committed")
         # Spark polls only inside a task: a broker that waits for more data holds the whole batch up
         .option("kafka.fetch.max.wait.ms", "1")
+        # after each poll Spark asks for the log's ends and seeks, and what was fetched ahead is fetched again
+        .option("kafka.max.poll.records", POLL_RECORDS)
         .load()
         .select("partition", "offset", F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value")
     )
