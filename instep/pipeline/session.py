@@ -21,6 +21,13 @@ from instep import errors, settings
 STOP_TIMEOUT_MS = 2_500
 TASK_TRIES_MAX = 4
 ARCHIVE = "classes.jsa"
+# ten times the defaults: what runs for every record is compiled to the utmost all the same, the rest costs more than it gives
+COMPILER = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -96,7 +103,7 @@ def retrying(master: str) -> str:
 
 
 def _conf(spark: settings.Spark, jars: Sequence[Path], place: Workplace, verbose: bool) -> dict[str, str]:
-    options = [f"-Dinstep.log={place.log}", "-XX:+UseSerialGC", f"-Djava.io.tmpdir={place.path}", *_archived(jars)]
+    options = [f"-Dinstep.log={place.log}", "-XX:+UseSerialGC", f"-Djava.io.tmpdir={place.path}", *COMPILER, *_archived(jars)]
     if not verbose:
         options.append(f"-Dlog4j2.configurationFile={LOG_SETTINGS}")
     conf = {
