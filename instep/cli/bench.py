@@ -334,7 +334,7 @@ def _command(context: typer.Context) -> str:
         if isinstance(value, bool):
             parts.append((option.opts if value else option.secondary_opts)[0])
             continue
-        for one in value if isinstance(value, list) else [value]:
+        for one in value if isinstance(value, (list, tuple)) else [value]:
             parts += [option.opts[0], str(one)]
     return shlex.join(parts)
 

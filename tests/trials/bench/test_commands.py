@@ -12,7 +12,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import typer
 
+from instep.cli import bench as bench_commands
 from instep.trials.bench import store
 from instep.trials.bench.result import asked
 from tests.test_terminal import EVIL
@@ -137,3 +139,10 @@ def test_the_help_tells_the_defaults(name: str, tmp_path: Path) -> None:
             default = f"{default:g}"
         if default not in (None, "yes", "no"):
             assert re.search(rf"else {re.escape(str(default))}\.", text), option
+
+
+def test_the_command_that_repeats_it_names_every_value() -> None:
+    arguments = ["--target", "postgres", "--target", "sqlite", "--rounds", "2", "--json"]
+    command = typer.main.get_command(bench_commands.bench_app).commands["apply"]  # type: ignore[attr-defined]
+    context = command.make_context("apply", arguments)
+    assert bench_commands._command(context) == "instep bench apply --target postgres --target sqlite --rounds 2"
