@@ -174,6 +174,8 @@ def rejudge(
     reduced: Reduced, events: Sequence[Event], late: Mapping[Document, Stored], rules: Rules
 ) -> tuple[list[Verdict], int]:
     """The verdicts once it is known of which documents something as late as their first event is stored; how many are written."""
+    if not late:
+        return reduced.verdicts, len(reduced.latest)
     verdicts = list(reduced.verdicts)
     numbers = [number for number, event in enumerate(events) if event.document in late]
     changes = settle([events[number] for number in numbers], late, rules)

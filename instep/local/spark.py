@@ -1,8 +1,8 @@
 """Spark's classes, kept ready: an archive that the JVM maps into memory instead of reading and checking thousands of classes.
 
-It lies beside the jars of Spark's Kafka connector, where a session looks for it, with a note of what it was made for; it is made
-anew when Java, Spark or those jars are others. `spark-classes.xz` lists the classes that a pipeline loads; it is recorded
-by running one with JDK_JAVA_OPTIONS=-XX:DumpLoadedClassList=FILE.
+It lies beside the jars of Spark's Kafka connector, where a session looks for it, one for each installed Spark, with a note
+of what it was made for; it is made anew when Java, Spark or those jars are others. `spark-classes.xz` lists the classes that a
+pipeline loads; it is recorded by running one with JDK_JAVA_OPTIONS=-XX:DumpLoadedClassList=FILE.
 
     python -m instep.local.spark     make the archive now
 """
@@ -10,6 +10,7 @@ by running one with JDK_JAVA_OPTIONS=-XX:DumpLoadedClassList=FILE.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import lzma
 import os
@@ -22,8 +23,6 @@ from instep import errors
 from instep.local import artifacts, ivy, java, keeping
 
 CLASSES = Path(__file__).with_name("spark-classes.xz")
-ARCHIVE = "classes.jsa"  # as pipeline/session.py looks for it
-NOTE = "classes.json"
 TIMEOUT_S = 300.0
 
 
@@ -32,55 +31,69 @@ def prepare(say: Callable[[str], None]) -> bool:
     jars = artifacts.jars("spark-kafka")
     folder = jars[0].parent
     wanted = _made_for(jars)
-    if _is_there(folder, wanted):
+    archive = folder / f"classes-{hashlib.sha256(wanted['spark'].encode()).hexdigest()[:12]}.jsa"
+    if _is_there(archive, wanted):
         return True
-    with (folder / f"{ARCHIVE}.lock").open("a") as lock:
+    with (folder / "classes.lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False  # another process is at it
         say("keeping Spark's classes ready for quicker starts: once for this Java and this Spark, half a minute")
         try:
-            _make(folder, jars, wanted)
+            _sweep(folder)
+            _make(archive, jars, wanted)
         except (errors.InstepError, OSError) as error:
             say(f"that failed, and starts take some seconds longer: {error}")
             return False
     return True
 
 
-def _is_there(folder: Path, wanted: dict[str, str]) -> bool:
+def _is_there(archive: Path, wanted: dict[str, str]) -> bool:
+    return archive.is_file() and _note(archive) == wanted
+
+
+def _note(archive: Path) -> dict[str, str]:
+    """What an archive was made for."""
     try:
-        return (folder / ARCHIVE).is_file() and json.loads((folder / NOTE).read_text(encoding="utf-8")) == wanted
+        noted: dict[str, str] = json.loads(archive.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
+        return {}
+    return noted
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the archives of Sparks that are no longer there."""
+    for archive in folder.glob("classes-*.jsa"):
+        if not Path(_note(archive).get("spark", "")).is_dir():
+            archive.unlink(missing_ok=True)
+            archive.with_suffix(".json").unlink(missing_ok=True)
 
 
 def _made_for(jars: list[Path]) -> dict[str, str]:
     program = java.find().resolve()
     release = program.parent.parent / "release"
-    spark = ivy.find().parent
+    spark = ivy.find().parent.parent
     return {
         "java": release.read_text(encoding="utf-8", errors="replace") if release.is_file() else str(program.stat().st_mtime_ns),
         "program": str(program),
         "spark": str(spark),
-        "jars": " ".join(f"{jar.name}:{jar.stat().st_size}" for jar in [*jars, *sorted(spark.glob("*.jar"))]),
+        "jars": " ".join(f"{jar.name}:{jar.stat().st_size}" for jar in [*jars, *sorted(spark.glob("jars/*.jar"))]),
         "classes": artifacts.sha256(CLASSES),
     }
 
 
-def _make(folder: Path, jars: list[Path], wanted: dict[str, str]) -> None:
+def _make(archive: Path, jars: list[Path], wanted: dict[str, str]) -> None:
     """In a folder of its own, and put in place when it is whole."""
-    with artifacts.workshop(folder.parent, "spark-classes") as (keeper, work):
-        names, archive = work / "classes.list", work / ARCHIVE
+    with artifacts.workshop(archive.parent.parent, "spark-classes") as (keeper, work):
+        names, made, note = work / "classes.list", work / "made.jsa", work / "made.json"
         names.write_bytes(lzma.decompress(CLASSES.read_bytes()))
-        _dump(
-            keeper, [f"-XX:SharedClassListFile={names}", f"-XX:SharedArchiveFile={archive}"], _class_path(jars), work / "java.log"
-        )
-        if not archive.is_file():
+        _dump(keeper, [f"-XX:SharedClassListFile={names}", f"-XX:SharedArchiveFile={made}"], _class_path(jars), work / "java.log")
+        if not made.is_file():
             raise errors.InstepError("the JVM made no archive of its classes")
-        archive.replace(folder / ARCHIVE)
-        (work / NOTE).write_text(json.dumps(wanted), encoding="utf-8")
-        (work / NOTE).replace(folder / NOTE)
+        made.replace(archive)
+        note.write_text(json.dumps(wanted), encoding="utf-8")
+        note.replace(archive.with_suffix(".json"))
 
 
 def _dump(keeper: keeping.Keeper, options: list[str], class_path: str, log: Path) -> None:

@@ -45,20 +45,28 @@ def write(
 
 
 def _upsert(sink: Sink, events: Sequence[Event], at_step: AtStep) -> list[Verdict] | None:
-    """Write the latest of each document without reading what is stored: the database says where something later is.
+    """Write the latest of each document without reading what is stored: counted rows, or the database, tell what is late.
 
     None when these events cannot be written so; then nothing was.
     """
     at_step(5)
     reduced = guard.reduce(events, sink.to.rules)
-    late = sink.stage(reduced) if reduced is not None else None
-    if reduced is None or late is None:
+    if reduced is None:
         return None
-    verdicts, written = reduced.verdicts, len(reduced.latest)
-    if late:
+    if sink.trusts(reduced):
+        late = sink.late_of_several(reduced)
+        if late is None:
+            return None
         verdicts, written = guard.rejudge(reduced, events, late, sink.to.rules)
+        at_step(6)
+        if sink.try_upsert(reduced, written):
+            return verdicts
+    late = sink.stage(reduced)
+    if late is None:
+        return None
+    verdicts, written = guard.rejudge(reduced, events, late, sink.to.rules)
     at_step(6)
-    sink.upsert(written)
+    sink.upsert_staged(written)
     return verdicts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import pyspark
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -20,7 +22,6 @@ from instep import errors, settings
 
 STOP_TIMEOUT_MS = 2_500
 TASK_TRIES_MAX = 4
-ARCHIVE = "classes.jsa"
 # ten times the defaults: what runs for every record is compiled to the utmost all the same, the rest costs more than it gives
 COMPILER = (
     "-XX:Tier4InvocationThreshold=50000",
@@ -138,9 +139,10 @@ def _conf(spark: settings.Spark, jars: Sequence[Path], place: Workplace, verbose
 
 
 def _archived(jars: Sequence[Path]) -> list[str]:
-    """The archive of loaded classes that may lie beside the jars; one that does not fit is passed over by the JVM."""
-    archive = jars[0].with_name(ARCHIVE) if jars else None
-    return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:class+path=off"] if archive and archive.exists() else []
+    """The archive of this Spark's classes that may lie beside the jars; one that does not fit is passed over by the JVM."""
+    home = hashlib.sha256(str(Path(pyspark.__file__).parent).encode()).hexdigest()[:12]
+    found = [archive for jar in jars[:1] if (archive := jar.with_name(f"classes-{home}.jsa")).exists()]
+    return [f"-XX:SharedArchiveFile={archive}" for archive in found] + ["-Xlog:cds=off", "-Xlog:class+path=off"]
 
 
 def _sweep() -> None:

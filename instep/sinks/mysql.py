@@ -5,7 +5,8 @@ Both speak the same protocol and, for what is used here, the same SQL; they diff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -31,7 +32,10 @@ CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 120
 DUPLICATE_KEY = 1062
 NO_TLS_THERE = 2026
+DUPLICATES = re.compile(rb"Duplicates: (\d+)")  # in what the server says of a statement of many rows
 INSERT_CHARACTERS = 1_000_000  # of one statement, as far as rows allow
+LITERAL_ROWS = 1_000
+SPECIAL = re.compile(r"['\"\\\x00\n\r\x1a]")  # what a literal text must not have as it is
 STATEMENT_BYTES = 16 * 1024  # what a statement has beside one record
 
 # server error numbers: what each means for a pipeline
@@ -132,9 +136,12 @@ class MysqlSink(sink.Sink):
         self._cursor.execute("SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00'")
         self._cursor.execute("SET SESSION innodb_lock_wait_timeout = 30")
         self._cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        self._cursor.execute("SELECT @@max_allowed_packet")
+        self._cursor.execute("SELECT @@max_allowed_packet, VERSION()")
+        packet, version = self._cursor.fetchone()
         # a byte may become two in a statement
-        self.record_bytes_max = int(self._cursor.fetchone()[0]) // 2 - STATEMENT_BYTES
+        self.record_bytes_max = int(packet) // 2 - STATEMENT_BYTES
+        self._has_row_alias = "MariaDB" not in version
+        self._there, self._untold = 0, False  # how many of the rows that were last inserted were there already
         columns = ", ".join(f"{self.quoted(c.name)} {c.declared} NULL".replace("%%", "%") for c in self.to.mapping.columns)
         ordering = next((c.declared for c in self.to.mapping.columns if c.name == self.to.mapping.guard), "BIGINT")
         self._cursor.execute(
@@ -190,7 +197,7 @@ class MysqlSink(sink.Sink):
             self.execute("TRUNCATE TABLE instep_stage")  # ends a transaction, so not within one
         super().begin()
 
-    def fill_stage(self, rows: Sequence[tuple[Any, guard.Values, Any]]) -> None:
+    def fill_stage(self, rows: Sequence[sink.Row]) -> None:
         self.use_stage()
         columns = (self.to.mapping.key.name, *self.columns, sink.STAGE_FIRST)
         self.append("instep_stage", columns, [(document, *values, first) for document, values, first in rows], skip_known=False)
@@ -206,7 +213,26 @@ class MysqlSink(sink.Sink):
         self._there, late = self.select(f"SELECT COUNT(*), SUM({later}) {join} FOR UPDATE")[0]
         return self.select(f"SELECT t.{self.key}, t.{self.guard} {join} WHERE {later}") if late else []
 
-    def upsert(self, expected: int) -> None:
+    def trusts(self, reduced: guard.Reduced) -> bool:
+        # the server does not tell whether a single row was there, and one of the same time may change nothing
+        return super().trusts(reduced) and len(reduced.latest) > 1 and not self.to.rules.order_is_time
+
+    def upsert(self, rows: Sequence[sink.Row]) -> int | None:
+        """One statement of many rows costs less than the stage. A row that is new or stays as it is counts once, a changed one
+        twice, and the server tells how many were there."""
+        names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *self.columns)))
+        written = "s" if self._has_row_alias else None
+        ordered = sorted(self.columns, key=lambda column: column == self.to.mapping.guard)
+        changes = ", ".join(self._taken(column, written) for column in ordered)
+        after = f"{' AS s' if written else ''} ON DUPLICATE KEY UPDATE {changes}"
+        insert = f"INSERT INTO {self.table} ({names})"
+        self._there, self._untold = 0, False
+        changed = self._insert_rows(insert, [(document, *values) for document, values, _ in rows], after)
+        if not self.guard:
+            return len(rows)
+        return None if self._untold else changed - self._there
+
+    def upsert_stage(self) -> int | None:
         columns = (self.to.mapping.key.name, *self.columns)
         names = ", ".join(map(self.quoted, columns))
         staged = ", ".join(f"s.{self.quoted(column)}" for column in columns)
@@ -219,14 +245,19 @@ class MysqlSink(sink.Sink):
         if self._there:
             # assignments run from left to right: what the guard compares comes last
             ordered = sorted(self.columns, key=lambda column: column == self.to.mapping.guard)
-            changed = self.execute(f"{insert} ON DUPLICATE KEY UPDATE {', '.join(map(self._taken, ordered))}")
-            if self.guard and not self.to.rules.order_is_time:  # a row counts once, and once more if it changes
-                self.expect(changed - self._staged, expected - fresh)
+            self.execute(f"{insert} ON DUPLICATE KEY UPDATE {', '.join(self._taken(column, 's') for column in ordered)}")
+        return None  # what was there is locked, and what came meanwhile was an error
 
-    def _taken(self, column: str) -> str:
-        """The assignment of a staged value, where the guard lets it through."""
-        name, staged = f"{self.table}.{self.quoted(column)}", f"s.{self.quoted(column)}"
-        return f"{name} = IF(TRUE{self._guarded('s', self.table)}, {staged}, {name})"
+    def _taken(self, column: str, written: str | None) -> str:
+        """The assignment of a value that is to be written, where the guard lets it through. MariaDB has no name for such rows."""
+        there = f"{self.table}.{self.quoted(column)}"
+        value = f"{written}.{self.quoted(column)}" if written else f"VALUES({self.quoted(column)})"
+        if not self.guard:
+            return f"{there} = {value}"
+        order = f"{written}.{self.guard}" if written else f"VALUES({self.guard})"
+        known = f"{self.table}.{self.guard}"
+        later = "<=" if self.to.rules.order_is_time else "<"
+        return f"{there} = IF({known} IS NULL OR {known} {later} {order}, {value}, {there})"
 
     def bind(self, value: Any) -> Any:
         if isinstance(value, datetime):
@@ -252,17 +283,38 @@ class MysqlSink(sink.Sink):
     def _insert_rows(self, insert: str, rows: sink.Rows, after: str = "") -> int:
         """Many rows in few statements; the number of rows changed. Each value becomes a literal by PyMySQL's own rules."""
         insert, after = insert.replace("%%", "%") + " VALUES ", after.replace("%%", "%")
-        literals, changed, size = [], 0, 0
-        rare = self._connection.escape
-        for row in rows:
-            literal = f"({','.join([LITERALS.get(type(value), rare)(value) for value in row])})"
+        literals: list[str] = []
+        changed, size = 0, 0
+        for literal in self._literals(rows):
             literals.append(literal)
             size += len(literal)
             if size > INSERT_CHARACTERS:
-                changed += self._cursor.execute(insert + ",".join(literals) + after)
+                changed += self._inserted(insert + ",".join(literals) + after)
                 literals, size = [], 0
         if literals:
-            changed += self._cursor.execute(insert + ",".join(literals) + after)
+            changed += self._inserted(insert + ",".join(literals) + after)
+        return changed
+
+    def _literals(self, rows: sink.Rows) -> Iterator[str]:
+        """Each row as text; column by column, as the values of one are mostly of one type."""
+        for some in sink.chunks(rows, LITERAL_ROWS):
+            columns = [self._column(values) for values in zip(*some, strict=True)]
+            yield from (f"({','.join(row)})" for row in zip(*columns, strict=True))
+
+    def _column(self, values: Sequence[Any]) -> Iterable[str]:
+        types = set(map(type, values))
+        if types == {int}:
+            return map(str, values)
+        if types == {str} and not SPECIAL.search("".join(values)):
+            return map("'{}'".format, values)
+        rare = self._connection.escape
+        return [LITERALS.get(type(value), rare)(value) for value in values]
+
+    def _inserted(self, statement: str) -> int:
+        changed = int(self._cursor.execute(statement))
+        told = DUPLICATES.search(self._cursor._result.message or b"")
+        self._there += int(told[1]) if told else 0
+        self._untold = self._untold or told is None
         return changed
 
     def _update(self, group: sink.Group, columns: tuple[str, ...], rows: sink.Rows) -> int:

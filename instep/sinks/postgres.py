@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from msgspec import UNSET
 
 from instep import errors
-from instep.document import guard, kinds
+from instep.document import kinds
 from instep.document.mapping import Column
 from instep.sinks import sink, target, tls
 
@@ -154,7 +154,7 @@ class PostgresSink(sink.Sink):
         for group in groups:
             self.expect(self._insert(group) if group.fresh else self._update(group), len(group.rows))
 
-    def fill_stage(self, rows: Sequence[tuple[Any, guard.Values, Any]]) -> None:
+    def fill_stage(self, rows: Sequence[sink.Row]) -> None:
         self.use_stage()
         names = ", ".join([*(self._name(column.name) for column in self._stage_columns), sink.STAGE_FIRST])
         with self._cursor.copy(f"COPY instep_stage ({names}) FROM STDIN (FORMAT BINARY)") as copy:
@@ -166,16 +166,15 @@ class PostgresSink(sink.Sink):
     def clear_stage(self) -> None:
         self.execute("DELETE FROM instep_stage")
 
-    def upsert(self, expected: int) -> None:
+    def upsert_stage(self) -> int:
         # no ORDER BY: a temporary table is read in the order in which it was filled, which is that of the ids
         names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *self.columns)))
         values = ", ".join([f"s.{self.key}", *map(self._cast, self.columns)])
         changes = ", ".join(f"{self.quoted(column)} = EXCLUDED.{self.quoted(column)}" for column in self.columns)
-        changed = self.execute(
+        return self.execute(
             f"INSERT INTO {self.table} AS t ({names}) SELECT {values} FROM instep_stage AS s"
             f" ON CONFLICT ({self.key}) DO UPDATE SET {changes} WHERE TRUE{self._guarded('EXCLUDED')}"
         )
-        self.expect(changed, expected)
 
     def _insert(self, group: sink.Group) -> int:
         names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *group.columns)))

@@ -66,10 +66,12 @@ PARKED_COLUMNS = ("document", *DEAD_COLUMNS)
 
 DETAIL_CHARACTERS_MAX = 1_000
 STAGE_FIRST = "instep_first"
+DOUBTED_BATCHES = 100
 HELD_ASKED_MAX = 1_000
 BEGINNING_BYTES = 64 * 1024  # what is kept of a record that is too large to be kept whole
 
 Rows = Sequence[tuple[Any, ...]]
+Row = tuple[Document, guard.Values, Any]  # a document to write: its values, and the guard's value of its first event
 
 
 class Group:
@@ -115,6 +117,7 @@ class Sink(abc.ABC):
         self._id_is_uuid = isinstance(to.mapping.key.kind, kinds.Uuid)
         self._guards = True
         self.stage_is_used = False  # in this transaction
+        self._doubts = 0  # for so many batches to come, what is late is asked for first
         self.record_bytes_max: int | None = None  # the largest record that can be set aside, where the database has a limit
         self.passes_over_is_refusal = False  # set when the same documents are outrun again and again
         with self.translated():
@@ -160,7 +163,7 @@ class Sink(abc.ABC):
         """Insert and update the documents of each group; raises Transient when another writer came between."""
 
     @abc.abstractmethod
-    def fill_stage(self, rows: Sequence[tuple[Document, guard.Values, Any]]) -> None:
+    def fill_stage(self, rows: Sequence[Row]) -> None:
         """Put documents, in order, into the empty stage: id, values, and the guard's value of its first event."""
 
     @abc.abstractmethod
@@ -168,8 +171,8 @@ class Sink(abc.ABC):
         """Empty the stage in the middle of a transaction."""
 
     @abc.abstractmethod
-    def upsert(self, expected: int) -> None:
-        """Write what the guard lets through of the stage; raises Outrun when that are not as many documents as expected."""
+    def upsert_stage(self) -> int | None:
+        """Write what the guard lets through of the stage; how many documents that were, None where nobody can come between."""
 
     def begin(self) -> None:
         self.stage_is_used = False
@@ -415,17 +418,60 @@ class Sink(abc.ABC):
         """Whether `stage` and `upsert` do what the guard says: not while something else than the guard decides."""
         return self.to.upserts and self._guards and not self.passes_over_is_refusal
 
+    def trusts(self, _reduced: guard.Reduced) -> bool:
+        """Whether these are taken for later than what is stored, as the count of rows will tell otherwise."""
+        self._doubts -= self._doubts > 0
+        return not self._doubts
+
+    def late_of_several(self, reduced: guard.Reduced) -> dict[Document, Stored] | None:
+        """Of the documents with several events those of which something as late as the first one is stored.
+
+        The count of rows tells of the last event only. None when a document was deleted before.
+        """
+        if not self.to.rules.ordered:
+            return {}
+        stored = self.stored(reduced.first) if reduced.first else {}
+        if not all(one.present for one in stored.values()) or (self._any_deleted() and self._are_deleted(reduced.latest)):
+            return None
+        orders = {document: order for document, (order, _) in reduced.first.items()}
+        later = self.to.rules.order_is_time
+        return {d: one for d, one in stored.items() if guard.judge(orders[d], one.order, later) is not Verdict.APPLIED}
+
+    def try_upsert(self, reduced: guard.Reduced, expected: int) -> bool:
+        """Write what the guard lets through; nothing, and False, when that are not as many documents as expected."""
+        self.execute("SAVEPOINT instep")
+        written = self.upsert(self._rows(reduced))
+        if written != expected:
+            self._back_to_savepoint()
+            self._doubts = DOUBTED_BATCHES if written is not None else 0
+            return False
+        self.execute("RELEASE SAVEPOINT instep")
+        return True
+
+    def upsert(self, rows: Sequence[Row]) -> int | None:
+        """Write what the guard lets through of these documents; how many that were, None when that cannot be told."""
+        self.fill_stage(rows)
+        return self.upsert_stage()
+
+    def upsert_staged(self, expected: int) -> None:
+        """Write what the guard lets through of the stage; raises Outrun when that are not as many documents as expected."""
+        written = self.upsert_stage()
+        if written is not None:
+            self.expect(written, expected)
+
+    def _rows(self, reduced: guard.Reduced) -> list[Row]:
+        place = self._guard_place
+        return [
+            (document, latest[1], None if place is None else reduced.first.get(document, latest)[1][place])
+            for document, latest in sorted(reduced.latest.items())
+        ]
+
     def stage(self, reduced: guard.Reduced) -> dict[Document, Stored] | None:
         """Bring what may be written to the database; those of the documents of which something as late is stored.
 
         None when a document was deleted before, or a row's order value is none: then the stage is of no use.
         """
-        place = self._guard_place
-        rows = [
-            (document, latest[1], None if place is None else reduced.first.get(document, latest)[1][place])
-            for document, latest in sorted(reduced.latest.items())
-        ]
-        self.fill_stage(rows)
+        self.fill_stage(self._rows(reduced))
         if self.to.rules.ordered and self._any_deleted() and self._staged_deleted():
             return None
         found: dict[Document, Stored] = {}
@@ -435,6 +481,11 @@ class Sink(abc.ABC):
                 return None
             found[self.unbind(key)] = Stored(True, known)
         return found
+
+    def _are_deleted(self, documents: Iterable[Document]) -> bool:
+        """Whether one of these is remembered as deleted; it may have been made again since."""
+        names = sorted(map(str, documents))
+        return bool(list(self.select_many(self.sql(SELECT_DELETED), (self.to.pipeline,), names)))
 
     def _staged_deleted(self) -> bool:
         """Whether a staged document was deleted before. What is remembered of deleted documents has their ids as text."""

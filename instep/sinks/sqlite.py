@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from msgspec import UNSET
 
 from instep import errors
-from instep.document import guard, kinds
+from instep.document import kinds
 from instep.document.reasons import Unfit
 from instep.sinks import sink, target
 from instep.sinks.target import Position
@@ -135,7 +135,7 @@ class SqliteSink(sink.Sink):
                 statement = f"UPDATE {self.table} SET {values} WHERE {self.key} = ?"
             self.expect(self._connection.executemany(statement, bound).rowcount, len(group.rows))
 
-    def fill_stage(self, rows: Sequence[tuple[Any, guard.Values, Any]]) -> None:
+    def fill_stage(self, rows: Sequence[sink.Row]) -> None:
         self.use_stage()
         bind = self.bind
         bound = ([bind(document), *map(bind, values), bind(first)] for document, values, first in rows)
@@ -144,14 +144,13 @@ class SqliteSink(sink.Sink):
     def clear_stage(self) -> None:
         self.execute("DELETE FROM instep_stage")
 
-    def upsert(self, expected: int) -> None:
+    def upsert_stage(self) -> int:
         names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *self.columns)))
         changes = ", ".join(f"{self.quoted(column)} = excluded.{self.quoted(column)}" for column in self.columns)
-        changed = self.execute(
+        return self.execute(
             f"INSERT INTO {self.table} AS t ({names}) SELECT {names} FROM instep_stage WHERE TRUE"
             f" ON CONFLICT ({self.key}) DO UPDATE SET {changes} WHERE TRUE{self._guarded('excluded')}"
         )
-        self.expect(changed, expected)
 
     def bind(self, value: Any) -> Any:
         if isinstance(value, (str, int)):  # most are

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from instep.local import artifacts, java, spark
+from instep.pipeline import session
 
 
 @pytest.fixture
@@ -25,27 +26,31 @@ def test_the_jvm_takes_the_archive() -> None:
     assert spark.prepare(said.append), said
     assert spark.prepare(lambda line: pytest.fail(line)), "made twice"
     jars = artifacts.jars("spark-kafka")
-    archive = jars[0].with_name(spark.ARCHIVE)
-    options = ["-Xshare:on", f"-XX:SharedArchiveFile={archive}", "-XX:+UseSerialGC", "-cp", spark._class_path(jars)]
+    taken = session._archived(jars)[0]
+    assert taken.startswith("-XX:SharedArchiveFile=")
+    options = ["-Xshare:on", taken, "-XX:+UseSerialGC", "-cp", spark._class_path(jars)]
     assert subprocess.run([java.find(), *options, "-version"], check=False, capture_output=True).returncode == 0
 
 
 def test_one_that_was_made_for_something_else_is_made_anew(jars: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
 
-    def make(folder: Path, _jars: list[Path], wanted: dict[str, str]) -> None:
-        made.append(folder)
-        (folder / spark.ARCHIVE).touch()
-        (folder / spark.NOTE).write_text(json.dumps(wanted))
+    def make(archive: Path, _jars: list[Path], wanted: dict[str, str]) -> None:
+        made.append(archive)
+        archive.touch()
+        archive.with_suffix(".json").write_text(json.dumps(wanted))
 
     monkeypatch.setattr(spark, "_make", make)
     said: list[str] = []
+    of_another = jars[0].with_name("classes-1.jsa")
+    of_another.touch()
+    of_another.with_suffix(".json").write_text('{"spark": "/no/such/place"}')
     assert spark.prepare(said.append)
     assert spark.prepare(said.append)
-    assert (made, len(said)) == ([jars[0].parent], 1)
+    assert (len(made), len(said), of_another.exists()) == (1, 1, False)
     jars[0].write_bytes(jars[0].read_bytes() + b"x")
     assert spark.prepare(said.append)
-    (jars[0].parent / spark.NOTE).write_text("{")
+    made[0].with_suffix(".json").write_text("{")
     assert spark.prepare(said.append)
     assert len(made) == 3
 
@@ -60,4 +65,4 @@ def test_a_jvm_that_cannot_is_told_and_nothing_is_left(jars: list[Path], tmp_pat
     said: list[str] = []
     assert not spark.prepare(said.append)
     assert "no archives here" in said[-1]
-    assert not list(jars[0].parent.glob("classes.js*n")) + list(jars[0].parent.glob("*.jsa"))
+    assert not list(jars[0].parent.glob("*.js*"))
