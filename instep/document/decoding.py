@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -134,7 +135,7 @@ class Decoder:
         except Unfit as unfit:
             raise errors.SettingsError(f"{text!r} is no document of this table: {unfit.detail}") from None
 
-    def decode_all(self, records: list[Record]) -> tuple[list[Event], list[DeadLetter]]:
+    def decode_all(self, records: Sequence[Record]) -> tuple[list[Event], list[DeadLetter]]:
         """Events and dead letters, each in log order."""
         events: list[Event] = []
         dead: list[DeadLetter] = []

@@ -6,7 +6,7 @@ A task brings the records of one partition in offset order. In the target databa
    between the ledger's next offset and mine, means that the ledger was moved (rewound, or a backup was put back): start
    again from it
 2. drop records below the ledger's next offset: they are applied already
-3. decode: events, and dead letters with their reasons
+3. take what they hold, decoded beforehand: events, and dead letters with their reasons
 4. read what is stored of the documents that the events name, and which of them are parked
 5. settle: per document, what the guard lets through, and what has to wait
 6. write: documents in id order, history, dead letters, parked events
@@ -124,10 +124,12 @@ class Work:
         self._claimed: Position | None = None  # at-most-once: where the ledger stood before it was moved
         self._lost = False  # at-most-once: nobody knows whether the rows were committed, so they are not written again
         self._outrun = 0
+        self._decoder: Decoder | None = None
 
     def apply(self, sink: Sink, decoder: Decoder) -> Outcome:
         """Apply the records under the pipeline's guarantee; a batch that the table refuses is gone through with care."""
-        self.sink, self.decoder = sink, decoder
+        self.sink = sink
+        self._decode(decoder)
         sink.passes_over_is_refusal = self._outrun >= OUTRUN_MAX
         try:
             try:
@@ -138,6 +140,12 @@ class Work:
         except errors.Outrun:
             self._outrun += 1
             raise
+
+    def _decode(self, decoder: Decoder) -> None:
+        """Before the transaction, which then holds its locks for a shorter time; and once for all tries."""
+        if self._decoder is not decoder:
+            self._events, self._dead = decoder.decode_all(self.records)
+            self._decoder = decoder
 
     def _run(self, careful: bool) -> Outcome:
         """The whole in one transaction, or in the two that a weaker guarantee asks for."""
@@ -216,7 +224,11 @@ class Work:
             kept = setaside.passed_over_within(sink, self.partition, fresh[0].offset, again)
             fresh = [record for record in fresh if record.offset not in kept]
         self._at(3)
-        events, dead = self.decoder.decode_all(fresh)
+        events, dead = self._events, self._dead
+        if len(fresh) < len(self.records):
+            offsets = {record.offset for record in fresh}
+            events = [event for event in events if event.offset in offsets]
+            dead = [letter for letter in dead if letter.record.offset in offsets]
         self._at(4)
         known = self._known([event for event in events if event.offset < again]) if repeats else set()
         verdicts, parked = documents.write(sink, events, careful=careful, known=known, at_step=self._at)
