@@ -133,6 +133,7 @@ def _conf(spark: settings.Spark, jars: Sequence[Path], place: Workplace, verbose
         # on the class path from the start, where the archive of classes has them too
         conf |= {"spark.driver.extraClassPath": os.pathsep.join(map(str, jars))}
         conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        conf |= {"spark.python.daemon.module": "instep.pipeline.daemon"}  # executors elsewhere may be sent instep only later
     else:
         conf |= {"spark.jars": ",".join(map(str, jars))}
     return conf

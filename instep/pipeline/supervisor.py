@@ -124,6 +124,7 @@ def _work(spark: SparkSession, runners: Sequence[Runner], stop: Stop, server: Se
     if server:
         reporter.say(f"metrics at {server.address}")
     warm = _KeepWarm(spark)
+    warm.tick()
     for runner in runners:
         runner.start()
     try:
@@ -147,12 +148,12 @@ def _stop_all(runners: Sequence[Runner]) -> None:
 
 
 class _KeepWarm:
-    """A tiny job now and then: Spark ends Python workers that were idle for a minute, and the next event would wait."""
+    """A tiny job at once and now and then: workers start while the pipelines do, and Spark ends those idle for a minute."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._cores = spark.sparkContext.defaultParallelism
-        self._due = time.monotonic() + KEEP_WARM_INTERVAL_S
+        self._due = time.monotonic()
         self._thread: threading.Thread | None = None
 
     def tick(self) -> None:
