@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -29,6 +29,7 @@ COMPILER = (
     "-XX:Tier4CompileThreshold=150000",
     "-XX:Tier4BackEdgeThreshold=400000",
 )
+LISTS = {"spark.driver.extraJavaOptions": " ", "spark.driver.extraClassPath": os.pathsep}
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -50,7 +51,7 @@ def open_session(spark: settings.Spark, jars: Sequence[Path], place: Workplace, 
         logging.getLogger().addFilter(_is_news)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName("instep").master(retrying(spark.master))
-    for name, value in {**_conf(spark, jars, place, verbose), **spark.conf}.items():
+    for name, value in joined(_conf(spark, jars, place, verbose), spark.conf).items():
         builder = builder.config(name, value)
     try:
         with nullcontext() if verbose else _stderr_to(place.log):
@@ -101,6 +102,12 @@ def retrying(master: str) -> str:
     """A local master tries a failed task again, as every other master does."""
     local = re.fullmatch(r"local(?:\[([0-9*]+)\])?", master)
     return f"local[{local[1] or '1'},{TASK_TRIES_MAX}]" if local else master
+
+
+def joined(ours: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """What the settings say goes before what we say, and with it where a value is a list."""
+    both = {name: between.join((ours[name], given[name])) for name, between in LISTS.items() if name in ours and name in given}
+    return {**ours, **given, **both}
 
 
 def _conf(spark: settings.Spark, jars: Sequence[Path], place: Workplace, verbose: bool) -> dict[str, str]:

@@ -1,0 +1,45 @@
+"""How Spark is set up, where that can be told without starting it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from instep import settings
+from instep.pipeline import session
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"),
+    [("local", "local[1,4]"), ("local[*]", "local[*,4]"), ("local[2]", "local[2,4]"), ("spark://h:7077", "spark://h:7077")],
+)
+def test_a_local_master_tries_a_failed_task_again(master: str, expected: str) -> None:
+    assert session.retrying(master) == expected
+
+
+def test_what_the_settings_say_comes_before_what_we_say() -> None:
+    given = {"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Da=b", "spark.driver.extraClassPath": "/x.jar"}
+    ours = {
+        "spark.ui.enabled": "false",
+        "spark.driver.extraJavaOptions": "-Dc=d",
+        "spark.driver.extraClassPath": "/y.jar",
+        "z": "1",
+    }
+    assert session.joined(ours, given) == {
+        "spark.ui.enabled": "true",
+        "spark.driver.extraJavaOptions": "-Dc=d -Da=b",
+        "spark.driver.extraClassPath": os.pathsep.join(("/y.jar", "/x.jar")),
+        "z": "1",
+    }
+
+
+@pytest.mark.parametrize(("master", "key"), [("local[2]", "spark.driver.extraClassPath"), ("spark://h:7077", "spark.jars")])
+def test_where_the_connector_comes_from(master: str, key: str, tmp_path: Path) -> None:
+    place = session.Workplace()
+    conf = session._conf(settings.Spark(master=master), [tmp_path / "a.jar", tmp_path / "b.jar"], place, False)
+    place.remove()
+    assert "a.jar" in conf[key]
+    assert "b.jar" in conf[key]
+    assert ("spark.python.daemon.module" in conf) is master.startswith("local")
