@@ -35,6 +35,7 @@ NO_TLS_THERE = 2026
 DUPLICATES = re.compile(rb"Duplicates: (\d+)")  # in what the server says of a statement of many rows
 INSERT_CHARACTERS = 1_000_000  # of one statement, as far as rows allow
 LITERAL_ROWS = 1_000
+ROW_ALIAS_SINCE = (8, 0, 19)  # of MySQL: rows that are to be inserted have a name
 SPECIAL = re.compile(r"['\"\\\x00\n\r\x1a]")  # what a literal text must not have as it is
 STATEMENT_BYTES = 16 * 1024  # what a statement has beside one record
 
@@ -92,6 +93,10 @@ CODES: dict[int, type[errors.InstepError]] = {
 }
 
 
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
 def _text(value: str) -> str:
     return f"'{converters.escape_string(value)}'"
 
@@ -140,7 +145,7 @@ class MysqlSink(sink.Sink):
         packet, version = self._cursor.fetchone()
         # a byte may become two in a statement
         self.record_bytes_max = int(packet) // 2 - STATEMENT_BYTES
-        self._has_row_alias = "MariaDB" not in version
+        self._has_row_alias = "MariaDB" not in version and _release(version) >= ROW_ALIAS_SINCE
         self._there, self._untold = 0, False  # how many of the rows that were last inserted were there already
         columns = ", ".join(f"{self.quoted(c.name)} {c.declared} NULL".replace("%%", "%") for c in self.to.mapping.columns)
         ordering = next((c.declared for c in self.to.mapping.columns if c.name == self.to.mapping.guard), "BIGINT")
@@ -221,10 +226,10 @@ class MysqlSink(sink.Sink):
         """One statement of many rows costs less than the stage. A row that is new or stays as it is counts once, a changed one
         twice, and the server tells how many were there."""
         names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *self.columns)))
-        written = "s" if self._has_row_alias else None
+        written = "s.{}" if self._has_row_alias else "VALUES({})"  # which newer MySQLs tell to be on its way out
         ordered = sorted(self.columns, key=lambda column: column == self.to.mapping.guard)
         changes = ", ".join(self._taken(column, written) for column in ordered)
-        after = f"{' AS s' if written else ''} ON DUPLICATE KEY UPDATE {changes}"
+        after = f"{' AS s' if self._has_row_alias else ''} ON DUPLICATE KEY UPDATE {changes}"
         insert = f"INSERT INTO {self.table} ({names})"
         self._there, self._untold = 0, False
         changed = self._insert_rows(insert, [(document, *values) for document, values, _ in rows], after)
@@ -245,19 +250,13 @@ class MysqlSink(sink.Sink):
         if self._there:
             # assignments run from left to right: what the guard compares comes last
             ordered = sorted(self.columns, key=lambda column: column == self.to.mapping.guard)
-            self.execute(f"{insert} ON DUPLICATE KEY UPDATE {', '.join(self._taken(column, 's') for column in ordered)}")
+            self.execute(f"{insert} ON DUPLICATE KEY UPDATE {', '.join(self._taken(column, 's.{}') for column in ordered)}")
         return None  # what was there is locked, and what came meanwhile was an error
 
-    def _taken(self, column: str, written: str | None) -> str:
-        """The assignment of a value that is to be written, where the guard lets it through. MariaDB has no name for such rows."""
+    def _taken(self, column: str, written: str) -> str:
+        """The assignment of a value that is to be written, where the guard lets it through."""
         there = f"{self.table}.{self.quoted(column)}"
-        value = f"{written}.{self.quoted(column)}" if written else f"VALUES({self.quoted(column)})"
-        if not self.guard:
-            return f"{there} = {value}"
-        order = f"{written}.{self.guard}" if written else f"VALUES({self.guard})"
-        known = f"{self.table}.{self.guard}"
-        later = "<=" if self.to.rules.order_is_time else "<"
-        return f"{there} = IF({known} IS NULL OR {known} {later} {order}, {value}, {there})"
+        return f"{there} = IF(TRUE{self._guarded(written, self.table)}, {written.format(self.quoted(column))}, {there})"
 
     def bind(self, value: Any) -> Any:
         if isinstance(value, datetime):

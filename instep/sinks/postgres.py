@@ -173,7 +173,7 @@ class PostgresSink(sink.Sink):
         changes = ", ".join(f"{self.quoted(column)} = EXCLUDED.{self.quoted(column)}" for column in self.columns)
         return self.execute(
             f"INSERT INTO {self.table} AS t ({names}) SELECT {values} FROM instep_stage AS s"
-            f" ON CONFLICT ({self.key}) DO UPDATE SET {changes} WHERE TRUE{self._guarded('EXCLUDED')}"
+            f" ON CONFLICT ({self.key}) DO UPDATE SET {changes} WHERE TRUE{self._guarded('EXCLUDED.{}')}"
         )
 
     def _insert(self, group: sink.Group) -> int:

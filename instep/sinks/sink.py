@@ -561,12 +561,12 @@ class Sink(abc.ABC):
             reason.value, kept_text(detail), self._bound_time(at),
         )  # fmt: skip
 
-    def _guarded(self, written: str = "s", table: str = "t") -> str:
-        """The guard in SQL, between the table's rows and those that are to be written, as a statement names them."""
+    def _guarded(self, written: str = "s.{}", table: str = "t") -> str:
+        """The guard in SQL, between the table's rows and those that are to be written, as a statement names a column of them."""
         if not self.guard or not self._guards:
             return ""
         later = "<=" if self.to.rules.order_is_time else "<"
-        return f" AND ({table}.{self.guard} IS NULL OR {table}.{self.guard} {later} {written}.{self.guard})"
+        return f" AND ({table}.{self.guard} IS NULL OR {table}.{self.guard} {later} {written.format(self.guard)})"
 
     @property
     def _may_repeat(self) -> bool:

@@ -149,7 +149,7 @@ class SqliteSink(sink.Sink):
         changes = ", ".join(f"{self.quoted(column)} = excluded.{self.quoted(column)}" for column in self.columns)
         return self.execute(
             f"INSERT INTO {self.table} AS t ({names}) SELECT {names} FROM instep_stage WHERE TRUE"
-            f" ON CONFLICT ({self.key}) DO UPDATE SET {changes} WHERE TRUE{self._guarded('excluded')}"
+            f" ON CONFLICT ({self.key}) DO UPDATE SET {changes} WHERE TRUE{self._guarded('excluded.{}')}"
         )
 
     def bind(self, value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -82,13 +82,8 @@ class Contracts:
 
     # --- looking ---------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def sink(self) -> Iterator[Sink]:
-        sink = sinks.open_sink(inspection.inspect(self.name, self.pipeline))
-        try:
-            yield sink
-        finally:
-            sink.close()
+    def sink(self) -> contextlib.closing[Sink]:
+        return contextlib.closing(sinks.open_sink(inspection.inspect(self.name, self.pipeline)))
 
     def started(self, sink: Sink) -> bool:
         return len(sink.positions()) == PARTITIONS

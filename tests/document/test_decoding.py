@@ -122,6 +122,23 @@ def test_a_good_record() -> None:
     assert decoder().decode_all([record()]) == ([event], [])
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"event": {"document": "@key", "status": "status", "order": "version", "at": "updated_at"}},
+        {"event": {"document": "doc_id", "status": "status", "order": "updated_at", "at": "updated_at"}},
+        {"event": {"document": "doc_id", "status": "status"}},
+        {"columns": {"print_status": "status", "print_version": "version", "printed_at": "@timestamp"}},
+    ],
+    ids=repr,
+)
+def test_a_good_record_is_read_in_bulk_whatever_the_mapping(changes: dict[str, Any]) -> None:
+    using = decoder(**changes)
+    assert using._plain.read([record(), record(note="é"), record(updated_at=1_790_000_000_000)]).count(None) == 0
+    assert using._plain.read([record(b"{"), record(None), record(key=None), record(note="\\")]) == [None] * 4
+
+
 def test_a_null_value_deletes_the_document_named_by_the_key() -> None:
     assert decoder().decode(record(None)) == Event(7, "d1", None, 1_790_000_000_000_000, None, None)
 

@@ -17,7 +17,7 @@ from instep.document.decoding import Decoder, Record
 from instep.document.guard import Verdict
 from instep.pipeline.transaction import Moment, Outcome, Work, Writer
 from instep.sinks import inspection, preparation
-from instep.sinks.sink import Sink
+from instep.sinks.sink import DOUBTED_BATCHES, Sink
 from instep.sinks.target import Position
 from tests.document.test_guard import Model
 from tests.sinks.conftest import declare, open_sink, run_sql
@@ -111,6 +111,32 @@ def test_whole_events_in_any_order_end_as_one_by_one(database_url: str, open_sin
     quoted = "`offset`" if database_url.startswith("m") else '"offset"'
     assert run_sql(database_url, f"SELECT {quoted}, verdict FROM instep_history ORDER BY {quoted}") == expected
     assert {verdict for _, verdict in expected} >= ({"applied", "stale"} if rules.ordered else {"applied"})
+
+
+def test_what_is_late_is_asked_only_after_it_was_met(database_url: str, open_sink: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = begun(open_sink(declare(database_url)))
+    looks: list[int] = []
+    late, stored = sink.late, sink.stored
+
+    def seen_late() -> Any:
+        looks.append(1)
+        return late()
+
+    def seen_stored(documents: Any) -> Any:
+        looks.append(2)
+        return stored(documents)
+
+    monkeypatch.setattr(sink, "late", seen_late)
+    monkeypatch.setattr(sink, "stored", seen_stored)
+    apply(sink, [event(0, "a", 2), event(1, "b", 2)])
+    apply(sink, [event(2, "a", 3), event(3, "b", 3)])
+    assert looks == [], "a row was read though nothing was late"
+    outcome = apply(sink, [event(4, "a", 2), event(5, "b", 4)])
+    assert (looks, outcome.verdicts[Verdict.STALE], outcome.verdicts[Verdict.APPLIED]) == ([1], 1, 1)
+    for number in range(DOUBTED_BATCHES):
+        looks.clear()
+        apply(sink, [event(6 + 2 * number, "a", 10 + number), event(7 + 2 * number, "b", 10 + number)])
+        assert bool(looks) is (number < DOUBTED_BATCHES - 1)
 
 
 def test_records_below_the_ledger_are_applied_already(database_url: str, open_sink: Open) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -57,14 +57,9 @@ class Declared:
         """A fresh table and an empty ledger."""
         self.place.empty(self.name, self.pipeline)
 
-    @contextlib.contextmanager
-    def sink(self) -> Iterator[Sink]:
+    def sink(self) -> contextlib.closing[Sink]:
         """A connection to look at the table and the ledger with."""
-        opened = sinks.open_sink(inspection.inspect(self.name, self.pipeline))
-        try:
-            yield opened
-        finally:
-            opened.close()
+        return contextlib.closing(sinks.open_sink(inspection.inspect(self.name, self.pipeline)))
 
 
 class Place:
