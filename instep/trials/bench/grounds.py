@@ -34,12 +34,13 @@ KEY = "doc_id"
 
 
 def check_target(name: str) -> None:
-    """Raise unless the target is one of ours or a database's URL."""
+    """Raise unless the target is one of ours, or the URL of a database that answers: before anything is started for it."""
     if name not in (SQLITE, *LOCAL) and "://" not in name:
         known = f"{', '.join((SQLITE, *LOCAL))}, or a database URL"
         raise errors.SettingsError(f"there is no target {name!r}{settings.nearest(name, (SQLITE, *LOCAL))}", f"give {known}")
     if "://" in name:
-        target.database_url(name)
+        with inspection.connection(target.database_url(name), create=True):
+            pass
 
 
 class Declared:
