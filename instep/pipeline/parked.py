@@ -42,7 +42,7 @@ def _release(desk: Desk, document: str, execute: bool) -> list[Line]:
                     Line(rest.place, document, Verdict.PARKED.value, Reason.WAITS_BEHIND.value) for rest in waiting[number + 1 :]
                 ]
                 break
-            setaside.relive(sink, one.place, _lived(line), at)
+            setaside.relive(sink, document, one.place, _lived(line), at)
         gone = [line for line in lines if line.verdict != Verdict.PARKED.value]
         setaside.remove_parked(sink, [line.place for line in gone])
         desk.record(Deed.RELEASED, gone, at)
@@ -82,7 +82,7 @@ def _skip(desk: Desk, document: str, why: str) -> tuple[SetAside, int]:
         waiting = _waiting(desk, document)
         first = waiting[0]
         setaside.remove_parked(desk.sink, [first.place])
-        setaside.relive(desk.sink, first.place, Deed.SKIPPED.value, at)
+        setaside.relive(desk.sink, document, first.place, Deed.SKIPPED.value, at)
         line = Line(first.place, document, Deed.SKIPPED.value, first.reason)
         desk.record(Deed.SKIPPED, [line], at, why)
     return first, len(waiting) - 1

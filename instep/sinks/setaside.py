@@ -43,11 +43,6 @@ SELECT_WROTE = (
     " WHERE pipeline = ? AND verdict IN ('applied', 'released') AND document IN {{documents}}"
 )
 SELECT_DECISIONS = f"SELECT {PLACE}, {{at}}, document, deed, outcome, why, who FROM instep_decisions WHERE pipeline = ?"
-SELECT_HISTORY_LOGS = "SELECT DISTINCT topic, {partition} FROM instep_history WHERE pipeline = ?"
-SELECT_HISTORY_AFTER = (
-    "SELECT {offset}, committed_at FROM instep_history"
-    " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} > ? ORDER BY {offset}"
-)
 # places that are not applied: open dead letters, what people passed over, and what was too late when it was replayed
 LEFT_OUT = (
     "SELECT {partition}, {offset} FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
@@ -266,10 +261,10 @@ def wrote(sink: Sink, documents: Iterable[Document]) -> Wrote:
     return Wrote((row[0], Place(*row[1:4]), row[4]) for row in rows)
 
 
-def relive(sink: Sink, place: Place, verdict: str, at: datetime) -> None:
-    """The history's row of a place gets the verdict that was reached later."""
-    statement = sink.sql("UPDATE instep_history SET verdict = ?, committed_at = ?" + AT_PLACE)
-    sink.execute(statement, (verdict, sink.bind(at), sink.to.pipeline, *_values(place)))
+def relive(sink: Sink, document: str, place: Place, verdict: str, at: datetime) -> None:
+    """The history's row of a document's event gets the verdict that was reached later."""
+    statement = sink.sql("UPDATE instep_history SET verdict = ?, committed_at = ?" + AT_PLACE + " AND document = ?")
+    sink.execute(statement, (verdict, sink.bind(at), sink.to.pipeline, *_values(place), document))
 
 
 def decisions(sink: Sink, *, document: str | None = None, place: Place | None = None) -> list[Decided]:
@@ -284,22 +279,18 @@ def decisions(sink: Sink, *, document: str | None = None, place: Place | None = 
     return [Decided(Place(*row[:3]), _sure(row[3]), *row[4:]) for row in rows]
 
 
-def history_logs(sink: Sink) -> list[tuple[str, int]]:
-    """The topics and partitions that the history has rows of."""
-    rows = sink.select(sink.sql(SELECT_HISTORY_LOGS), (sink.to.pipeline,))
-    return [(topic, partition) for topic, partition in rows]
+def history_end(sink: Sink, after: str | None, rows: int) -> str | None:
+    """The document that is so many rows further on in the history, in order of the documents; None beyond its end."""
+    where, values = _between(sink, after, None)
+    found = sink.select(f"SELECT document FROM instep_history{where} ORDER BY document LIMIT 1 OFFSET {int(rows)}", values)
+    return found[0][0] if found else None
 
 
-def history_after(sink: Sink, topic: str, partition: int, offset: int, limit: int) -> list[tuple[Place, datetime]]:
-    """The history's next rows of one partition, in log order, with the time of their commit."""
-    statement = sink.sql(SELECT_HISTORY_AFTER) + f" LIMIT {int(limit)}"
-    rows = sink.select(statement, (sink.to.pipeline, topic, partition, offset))
-    return [(Place(topic, partition, found), _sure(at)) for found, at in rows]
-
-
-def remove_history(sink: Sink, places: Iterable[Place]) -> int:
-    """Forget what became of these records; how many were known."""
-    return _remove(sink, "instep_history", places)
+def remove_history(sink: Sink, after: str | None, until: str | None, before: datetime) -> int:
+    """Forget what was committed before a time of the documents after one and until another; how many rows that were."""
+    where, values = _between(sink, after, until)
+    statement = f"DELETE FROM instep_history{where} AND committed_at < {sink.placeholder}"
+    return sink.execute(statement, (*values, sink.bind(before)))
 
 
 def left_out(sink: Sink) -> list[tuple[int, int]]:
@@ -336,6 +327,15 @@ def rewound(sink: Sink) -> dict[int, int]:
 
 
 # --- parts --------------------------------------------------------------------------------------------
+
+
+def _between(sink: Sink, after: str | None, until: str | None) -> tuple[str, list[str]]:
+    """The pipeline's rows of a stretch of documents, in SQL."""
+    where, values = " WHERE pipeline = ?", [sink.to.pipeline]
+    for side, document in ((">", after), ("<=", until)):
+        if document is not None:
+            where, values = f"{where} AND document {side} ?", [*values, document]
+    return sink.sql(where), values
 
 
 def _where(sink: Sink, chosen: Choice, *, by_key: bool) -> tuple[str, list[Any]]:

@@ -51,7 +51,7 @@ MOVE_LEDGER = (
 )
 REMOVE_LEDGER = "DELETE FROM instep_ledger WHERE pipeline = ? AND topic = ? AND {partition} = ?"
 RENAME_TOPIC = "UPDATE {{table}} SET topic = ? WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} >= ?"
-PLACED = ("instep_history", "instep_dead_letters", "instep_parked", "instep_decisions")  # keyed by place in the log
+PLACED = ("instep_history", "instep_dead_letters", "instep_parked", "instep_decisions")  # which name places in the log
 SELECT_DELETED = "SELECT document, order_value FROM instep_deleted WHERE pipeline = ? AND document IN {{documents}}"
 ANY_DELETED = "SELECT 1 FROM instep_deleted WHERE pipeline = ? LIMIT 1"
 STAGED_DELETED = "SELECT 1 FROM instep_stage AS s JOIN instep_deleted AS d ON d.document = {{key}} WHERE d.pipeline = ? LIMIT 1"
@@ -512,15 +512,14 @@ class Sink(abc.ABC):
         self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime, *, skip_known: bool = False
     ) -> None:
         """A row for every event, with what became of it. A place in the log that is known already keeps its first row."""
-        pipeline, topic, committed = self.to.pipeline, self.to.topic, self._bound_time(at)
-        rows = [
-            (
-                pipeline, topic, partition, event.offset, str(event.document), event.status, event.order,
-                None if event.at_us is None else self._bound_time(kinds.from_micros(event.at_us)), verdict.value, committed,
-            )
-            for event, verdict in zip(events, verdicts, strict=True)
-        ]  # fmt: skip
-        self.append("instep_history", HISTORY_COLUMNS, rows, skip_known=skip_known or self._may_repeat)
+        if skip_known or self._may_repeat:
+            self.append("instep_history", HISTORY_COLUMNS, self._history(partition, events, verdicts, at), skip_known=True)
+        else:
+            self.append_history(partition, events, verdicts, at)
+
+    def append_history(self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime) -> None:
+        """The same for places that are not known yet; a database may have a quicker way for so many rows."""
+        self.append("instep_history", HISTORY_COLUMNS, self._history(partition, events, verdicts, at), skip_known=False)
 
     def keep_dead(self, partition: int, dead: Sequence[DeadLetter], at: datetime, *, skip_known: bool = False) -> None:
         """A row for every dead letter: the record whole, and the reason."""
@@ -551,6 +550,16 @@ class Sink(abc.ABC):
         """A name as the database quotes it; a percent sign is doubled where the driver would read it."""
         quoted: str = self.dialect.identifier_preparer.quote_identifier(name)
         return quoted.replace("%", "%%") if self.placeholder == "%s" else quoted
+
+    def _history(self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime) -> Rows:
+        pipeline, topic, committed = self.to.pipeline, self.to.topic, self._bound_time(at)
+        return [
+            (
+                pipeline, topic, partition, event.offset, str(event.document), event.status, event.order,
+                None if event.at_us is None else self._bound_time(kinds.from_micros(event.at_us)), verdict.value, committed,
+            )
+            for event, verdict in zip(events, verdicts, strict=True)
+        ]  # fmt: skip
 
     def _set_aside(self, partition: int, record: Record, reason: Reason, detail: str, at: datetime) -> tuple[Any, ...]:
         key, value = record.key, record.value

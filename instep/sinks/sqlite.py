@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -22,6 +22,7 @@ from instep.sinks import sink, target
 from instep.sinks.target import Position
 
 BUSY_TIMEOUT_S = 30.0
+TAKEN_AS_THEY_ARE = {str, int, float, bytes, type(None)}
 
 # primary result codes of SQLite: what each means for a pipeline
 CODES: dict[int, type[errors.InstepError]] = {
@@ -137,8 +138,8 @@ class SqliteSink(sink.Sink):
 
     def fill_stage(self, rows: Sequence[sink.Row]) -> None:
         self.use_stage()
-        bind = self.bind
-        bound = ([bind(document), *map(bind, values), bind(first)] for document, values, first in rows)
+        columns = zip(*((document, *values, first) for document, values, first in rows), strict=True)
+        bound = zip(*map(self._bound, columns), strict=True)
         self._connection.executemany(f"INSERT INTO instep_stage VALUES ({self._marks(len(self.columns) + 2)})", bound)
 
     def clear_stage(self) -> None:
@@ -160,6 +161,10 @@ class SqliteSink(sink.Sink):
         if isinstance(value, (Decimal, UUID)):
             return str(value)
         return value.isoformat() if isinstance(value, date) else value
+
+    def _bound(self, values: Sequence[Any]) -> Iterable[Any]:
+        """The values of one column, which are mostly of one type that the driver takes as it is."""
+        return values if set(map(type, values)) <= TAKEN_AS_THEY_ARE else map(self.bind, values)
 
     @property
     def for_update(self) -> str:
