@@ -168,7 +168,7 @@ class Decoder:
         return [
             plain.Use(mapping.document, id_type, self._document),
             plain.Use(mapping.status, plain.text_type(STATUS_CHARACTERS_MAX, None), self._plain_status),
-            plain.Use(mapping.at, datetime, kinds.instant),
+            plain.Use(mapping.at, plain.time_type(), kinds.instant),
             *order,
             *(
                 plain.Use(

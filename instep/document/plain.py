@@ -20,6 +20,7 @@ from instep.document import kinds
 from instep.document.mapping import KEY, TIMESTAMP, Path
 
 LENGTH_MAX = 1_000  # a longer value might be nested too deep
+EVER = kinds.Time()
 
 Row = tuple[Any, ...]
 Convert = Callable[[Any], Any]
@@ -65,8 +66,8 @@ def type_of(kind: kinds.Kind) -> Any:
             return float
         case kinds.Truth():
             return bool
-        case kinds.Time() if kind == kinds.Time(precision=kind.precision):
-            return datetime
+        case kinds.Time():
+            return time_type(kind.low, kind.high)
         case _:
             return None
 
@@ -74,6 +75,11 @@ def type_of(kind: kinds.Kind) -> Any:
 def integer_type(low: int, high: int) -> Any:
     """An integer between these, as far as the parser can tell: its bounds have 64 bits."""
     return Annotated[int, Meta(ge=max(low, -(2**63)), le=min(high, 2**63 - 1))]
+
+
+def time_type(low: datetime = EVER.low, high: datetime = EVER.high) -> Any:
+    """An instant between these; the parser does not look at them, the reader does."""
+    return Annotated[datetime, (low, high)]
 
 
 class Reader:
@@ -94,14 +100,16 @@ class Reader:
         self._pick = itemgetter(*(places[use.path[0]] for use in uses))
         self._own = any(use.path in ((KEY,), (TIMESTAMP,)) for use in uses)
         self._stamped = any(use.path == (TIMESTAMP,) for use in uses)
-        self._times = [places[name] for name, type_ in types.items() if type_ is datetime]
+        times = [(places[name], *type_.__metadata__[0]) for name, type_ in types.items() if _is_time(type_)]
+        self._times = [place for place, _, _ in times]
+        self._bounded = [one for one in times if one[1:] != (EVER.low, EVER.high)]
         self._converted = [(place, _convert(use)) for place, use in enumerate(uses) if types.get(use.path[0]) is None]
         self._names = [(msgspec.json.encode(name), [use.path[0] for use in uses].index(name)) for name in fields]
         self._bytes_max = bytes_max
 
     def read(self, records: Sequence[Record]) -> list[Row | None]:
         """For each record what `uses` want, UNSET for what it lacks; None for one that is not plain."""
-        parse, pick, times, own = self._parse, self._pick, self._times, self._own
+        parse, pick, times, bounded, own = self._parse, self._pick, self._times, self._bounded, self._own
         rows: list[Row | None] = []
         for record in records:
             try:
@@ -110,6 +118,9 @@ class Reader:
                     if getattr(row[place], "tzinfo", None) is not UTC:
                         row = self._in_utc(row)
                         break
+                for place, low, high in bounded:
+                    if isinstance(row[place], datetime) and not low <= row[place] <= high:
+                        raise ValueError("beyond what the column holds")
                 if own:
                     row = (*row, record.key.decode(), self._timestamp(record))  # type: ignore[union-attr] # as above
                 row = pick(row)
@@ -186,11 +197,18 @@ def _joined(uses: Iterable[Use]) -> Any:
     if bases == {int}:
         limits = [one.__metadata__[0] for one in types]
         return Annotated[int, Meta(ge=max(limit.ge for limit in limits), le=min(limit.le for limit in limits))]
+    if bases == {datetime}:
+        bounds = [one.__metadata__[0] for one in types]
+        return time_type(max(low for low, _ in bounds), min(high for _, high in bounds))
     return types[0] if all(one == types[0] for one in types) else None
 
 
+def _is_time(type_: Any) -> bool:
+    return getattr(type_, "__origin__", None) is datetime
+
+
 def _field(name: str, type_: Any, uses: Sequence[Use]) -> tuple[Any, ...]:
-    whole = Any if type_ is None else datetime | int if type_ is datetime else type_
+    whole = Any if type_ is None else datetime | int if _is_time(type_) else type_
     if type_ is not None and all(use.nullable for use in uses):
         whole = whole | None
     return (name, whole | UnsetType, UNSET) if all(use.optional for use in uses) else (name, whole)

@@ -139,6 +139,27 @@ def test_a_good_record_is_read_in_bulk_whatever_the_mapping(changes: dict[str, A
     assert using._plain.read([record(b"{"), record(None), record(key=None), record(note="\\")]) == [None] * 4
 
 
+@pytest.mark.parametrize(
+    ("at", "fits"),
+    [
+        ("2000-01-01T00:00:00Z", True),
+        ("1999-12-31T23:59:59.999999Z", False),
+        ("2000-01-01T00:30:00+01:00", False),
+        (946_684_800_000, True),
+        (946_684_799_999, False),
+        ("2038-01-01T00:00:00", True),
+        ("2038-01-01T00:00:00.000001", False),
+    ],
+)
+def test_a_time_is_read_in_bulk_within_what_its_column_holds(at: Any, fits: bool) -> None:
+    kind = kinds.Time(low=datetime(2000, 1, 1, tzinfo=UTC), high=datetime(2038, 1, 1, tzinfo=UTC))
+    using = decoder({**COLUMNS, "printed_at": Column("printed_at", kind)})
+    assert using._plain.read([record(updated_at=at)]).count(None) == (0 if fits else 1)
+    events, dead = using.decode_all([record(updated_at=at)])
+    assert (events, dead) == ([using.decode(record(updated_at=at))], [])
+    assert (events[0].refusal is None) is fits
+
+
 def test_a_null_value_deletes_the_document_named_by_the_key() -> None:
     assert decoder().decode(record(None)) == Event(7, "d1", None, 1_790_000_000_000_000, None, None)
 
