@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
