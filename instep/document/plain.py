@@ -118,9 +118,8 @@ class Reader:
                     if getattr(row[place], "tzinfo", None) is not UTC:
                         row = self._in_utc(row)
                         break
-                for place, low, high in bounded:
-                    if isinstance(row[place], datetime) and not low <= row[place] <= high:
-                        raise ValueError("beyond what the column holds")
+                if bounded:
+                    self._hold(row)
                 if own:
                     row = (*row, record.key.decode(), self._timestamp(record))  # type: ignore[union-attr] # as above
                 row = pick(row)
@@ -131,6 +130,11 @@ class Reader:
         if self._all_plain(found):
             return rows
         return [row if row is not None and self._is_plain(record) else None for record, row in zip(records, rows, strict=True)]
+
+    def _hold(self, row: Row) -> None:
+        for place, low, high in self._bounded:
+            if isinstance(row[place], datetime) and not low <= row[place] <= high:
+                raise ValueError("beyond what the column holds")
 
     def _timestamp(self, record: Record) -> int:
         if self._stamped and record.timestamp_ms < 0:
