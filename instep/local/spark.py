@@ -74,11 +74,13 @@ def _made_for(jars: list[Path]) -> dict[str, str]:
     program = java.find().resolve()
     release = program.parent.parent / "release"
     spark = ivy.find().parent.parent
+    facts = ((jar.name, jar.stat()) for jar in [*jars, *sorted(spark.glob("jars/*.jar"))])
     return {
         "java": release.read_text(encoding="utf-8", errors="replace") if release.is_file() else str(program.stat().st_mtime_ns),
         "program": str(program),
         "spark": str(spark),
-        "jars": " ".join(f"{jar.name}:{jar.stat().st_size}" for jar in [*jars, *sorted(spark.glob("jars/*.jar"))]),
+        # with their times: the JVM passes over an archive of jars that were installed again
+        "jars": " ".join(f"{name}:{of.st_size}:{of.st_mtime_ns}" for name, of in facts),
         "classes": artifacts.sha256(CLASSES),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -50,9 +51,11 @@ def test_one_that_was_made_for_something_else_is_made_anew(jars: list[Path], mon
     assert (len(made), len(said), of_another.exists()) == (1, 1, False)
     jars[0].write_bytes(jars[0].read_bytes() + b"x")
     assert spark.prepare(said.append)
+    os.utime(jars[0], (1, 1))
+    assert spark.prepare(said.append)
     made[0].with_suffix(".json").write_text("{")
     assert spark.prepare(said.append)
-    assert len(made) == 3
+    assert len(made) == 4
 
 
 def test_a_jvm_that_cannot_is_told_and_nothing_is_left(jars: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
