@@ -8,16 +8,15 @@ against what a plain model says of the load.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
 from instep import errors, settings
 from instep.local import artifacts
-from instep.trials import lab
 from instep.trials.bench import contest, grounds, load, machine, meters, rivals, standing
-from instep.trials.bench.result import Result, asked
+from instep.trials.bench.account import Account
+from instep.trials.bench.result import Result
 from instep.trials.bench.rivals import connect
 from instep.trials.bench.standing import Held, Start
 
@@ -47,7 +46,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: Options, say: Callable[[str], None], command: str) -> Result:
     """Hold every round on every target; everything that it starts is gone when it ends."""
     wanted = check(options)
-    begun_at, began = lab.now(), time.monotonic()
+    account = Account("apply", command)
     _fetch(options)
     held: list[Held] = []
     notes: list[str] = []
@@ -67,14 +66,10 @@ def run(options: Options, say: Callable[[str], None], command: str) -> Result:
             notes += match.notes
             ground.drop(target)
     figures = standing.figures(held, options.events)
-    return Result(
-        bench="apply",
-        command=command,
-        begun_at=begun_at,
-        seconds=round(time.monotonic() - began, 2),
-        options={**asked(options), "targets": ",".join(labels)},
-        machine=machine.facts(),
-        releases={**machine.releases(bootstrap=options.bootstrap), **databases},
+    return account.close(
+        options,
+        {"targets": ",".join(labels)},
+        {**machine.releases(bootstrap=options.bootstrap), **databases},
         figures=figures,
         tables=[standing.table(held, options.events)],
         plots=standing.plots(held, figures),

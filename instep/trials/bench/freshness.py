@@ -14,10 +14,10 @@ import msgspec
 
 from instep import errors
 from instep.trials.bench import aging, grounds, joining, load, machine
-from instep.trials.bench.result import Result, asked
+from instep.trials.bench.account import Account
+from instep.trials.bench.result import Result
 from instep.trials.bench.sender import Leg, Sender, Source
 from instep.trials.bench.watched import Watched
-from instep.trials.lab import now
 
 FIRST_EVENTS = 200  # there before the pipeline starts
 SETTLE_S_MAX = 5.0
@@ -49,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: Options, say: Say, command: str) -> Result:
     """Measure; whatever is started for it is gone afterwards."""
     _check(options)
-    begun_at, began = now(), time.monotonic()
+    account = Account("freshness", command)
     with grounds.Grounds(options.bootstrap, say) as ground:
         place = ground.place(options.target)
         topic = ground.new_topic(options.partitions)
@@ -61,14 +61,10 @@ def run(options: Options, say: Say, command: str) -> Result:
             seen = bench.measure()
         _refuse_differences(declared, bench.next, options)
         releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
-    return Result(
-        bench="freshness",
-        command=command,
-        begun_at=begun_at,
-        seconds=round(time.monotonic() - began, 1),
-        options={**asked(options), "target": place.label},
-        machine=machine.facts(),
-        releases=releases,
+    return account.close(
+        options,
+        {"target": place.label},
+        releases,
         figures=aging.figures(seen),
         tables=aging.tables(seen),
         plots=aging.plots(seen),

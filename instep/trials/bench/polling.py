@@ -15,9 +15,10 @@ from datetime import UTC, datetime
 import msgspec
 
 from instep import errors
-from instep.trials import lab, polling
+from instep.trials import polling
 from instep.trials.bench import drawing, grounds, machine
-from instep.trials.bench.result import Figure, Result, asked
+from instep.trials.bench.account import Account
+from instep.trials.bench.result import Figure, Result
 from instep.trials.claim import Cell, Plot, Table
 from instep.trials.contracts import Contracts
 
@@ -62,7 +63,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: Options, say: Callable[[str], None], command: str) -> Result:
     """Measure both ways; everything that it starts is gone when it ends."""
     check(options)
-    begun_at, began = lab.now(), time.monotonic()
+    account = Account("polling", command)
     ways = list(_poll(options, say))
     with grounds.Grounds(options.bootstrap, say) as ground, contextlib.ExitStack() as stack:
         place = ground.place(options.target)
@@ -71,14 +72,10 @@ def run(options: Options, say: Callable[[str], None], command: str) -> Result:
         releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
     ways.append(by_events)
     figures = list(_figures(ways))
-    return Result(
-        bench="polling",
-        command=command,
-        begun_at=begun_at,
-        seconds=round(time.monotonic() - began, 2),
-        options={**asked(options), "target": place.label},
-        machine=machine.facts(),
-        releases=releases,
+    return account.close(
+        options,
+        {"target": place.label},
+        releases,
         figures=figures,
         tables=[_table(ways)],
         plots=_plots(figures, ages_ms),

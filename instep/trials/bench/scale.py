@@ -21,9 +21,9 @@ import msgspec
 from instep import errors, settings
 from instep.sinks import target
 from instep.trials.bench import filling, grounds, growth, load, machine, meters, program
+from instep.trials.bench.account import Account
 from instep.trials.bench.growth import Measured, Point
-from instep.trials.bench.result import Result, asked
-from instep.trials.lab import now
+from instep.trials.bench.result import Result
 from instep.trials.proxy import Mischief, Proxy
 from instep.trials.spark import CONF, SparkCluster
 
@@ -57,7 +57,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: Options, say: Say, command: str) -> Result:
     """Measure; whatever is started for it is gone afterwards."""
     _check(options)
-    begun_at, began = now(), time.monotonic()
+    account = Account("scale", command)
     with grounds.Grounds(options.bootstrap, say) as ground:
         place = ground.place(options.target)
         varied = points(options, has_distance=place.kind != grounds.SQLITE)
@@ -71,14 +71,10 @@ def run(options: Options, say: Say, command: str) -> Result:
                 trips_ms |= group.trips_ms
         releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
         seen = growth.Seen(varied, measured, trips_ms, place.label)
-    return Result(
-        bench="scale",
-        command=command,
-        begun_at=begun_at,
-        seconds=round(time.monotonic() - began, 1),
-        options={**asked(options), "target": place.label},
-        machine=machine.facts(),
-        releases=releases,
+    return account.close(
+        options,
+        {"target": place.label},
+        releases,
         figures=growth.figures(seen),
         tables=growth.tables(seen),
         plots=growth.plots(seen),
