@@ -89,7 +89,7 @@ class Pipeline(Table, frozen=True, kw_only=True):
     key: Annotated[str, Meta(description="the table's key column: the document's id")]
     missing: Annotated[Missing, Meta(description="the table does not have the document: insert, park or ignore")] = "insert"
     history: Annotated[bool, Meta(description="keep every event in instep_history")] = True
-    batch_rows_max: Annotated[int, Meta(description="records in one micro-batch, over all partitions", ge=1)] = 100_000
+    batch_rows_max: Annotated[int, Meta(description="records in one micro-batch, over all partitions", ge=1)] = 400_000
     event: Annotated[Event, Meta(description="where things stand in the record")]
     columns: Annotated[dict[str, str], Meta(description="table column = event field")]
     transitions: Annotated[

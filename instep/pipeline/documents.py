@@ -16,6 +16,7 @@ from instep.document.decoding import Event
 from instep.document.guard import Changes, Document, Parked, Stored, Verdict
 from instep.document.reasons import Reason, Refusal
 from instep.document.transitions import Transitions
+from instep.sinks import upserting
 from instep.sinks.sink import Sink
 
 AtStep = Callable[[int], None]
@@ -37,7 +38,7 @@ def write(
     """
     if held is None:
         held = sink.held(event.document for event in events) if events else set()
-    if events and sink.may_upsert and not (careful or held or known):
+    if events and upserting.is_open(sink) and not (careful or held or known):
         verdicts = _upsert(sink, events, at_step)
         if verdicts is not None:
             return verdicts, []
@@ -54,19 +55,19 @@ def _upsert(sink: Sink, events: Sequence[Event], at_step: AtStep) -> list[Verdic
     if reduced is None:
         return None
     if sink.trusts(reduced):
-        late = sink.late_of_several(reduced)
+        late = upserting.late_of_several(sink, reduced)
         if late is None:
             return None
         verdicts, written = guard.rejudge(reduced, events, late, sink.to.rules)
         at_step(6)
-        if sink.try_upsert(reduced, written):
+        if upserting.attempt(sink, reduced, written):
             return verdicts
-    late = sink.stage(reduced)
+    late = upserting.stage(sink, reduced)
     if late is None:
         return None
     verdicts, written = guard.rejudge(reduced, events, late, sink.to.rules)
     at_step(6)
-    sink.upsert_staged(written)
+    upserting.write_staged(sink, written)
     return verdicts
 
 

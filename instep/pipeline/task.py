@@ -13,7 +13,7 @@ import itertools
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import msgspec
@@ -30,7 +30,8 @@ from instep.sinks import inspection
 from instep.sinks.sink import Sink
 from instep.sinks.target import Target
 
-BATCH_BYTES_MAX = 32 * 1024 * 1024
+RUN_BYTES_MAX = 32 * 1024 * 1024
+RUN_RECORDS_MAX = 100_000
 TRANSIENT_TRIES_MAX = 8
 RECONNECT_PATIENCE_S = 2.0
 BROKER_PATIENCE_S = 5.0  # a transaction is open meanwhile
@@ -195,7 +196,7 @@ def _runs(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[Record]
     for batch in batches:
         columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "timestamp_ms", "key", "value")]
         for partition, offset, timestamp_ms, key, value in zip(*columns, strict=True):
-            if records and (partition != current or size > BATCH_BYTES_MAX):
+            if records and (partition != current or is_full(records, size)):
                 yield current, records
                 records, size = [], 0
             current = partition
@@ -203,6 +204,11 @@ def _runs(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[Record]
             size += len(value) if value is not None else 0
     if records:
         yield current, records
+
+
+def is_full(records: Sized, size: int) -> bool:
+    """Whether these records, with so many bytes, are to be applied before more of them are taken."""
+    return size > RUN_BYTES_MAX or len(records) >= RUN_RECORDS_MAX
 
 
 def _counted(outcome: Outcome) -> pa.RecordBatch:

@@ -28,7 +28,7 @@ def apply(plan: task.Plan, cluster: Cluster, ledger: Mapping[int, Position]) -> 
         for record in _records(plan, cluster, partition, position.next_offset, end):
             records.append(record)
             size += len(record.value or b"")
-            if size > task.BATCH_BYTES_MAX or record.offset == end - 1:
+            if task.is_full(records, size) or record.offset == end - 1:
                 yield partition, record.offset + 1, task.apply_here(plan, partition, records)
                 records, size = [], 0
 

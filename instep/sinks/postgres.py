@@ -139,7 +139,8 @@ class PostgresSink(sink.Sink):
     def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         # an array is one parameter however many documents there are
         asked = statement.replace("IN {documents}", "= ANY(%s)")
-        yield from self._cursor.execute(asked, (*parameters, list(documents)))
+        # never prepared: a plan for any array compares each row with each of its values
+        yield from self._cursor.execute(asked, (*parameters, list(documents)), prepare=False)
 
     def append(self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool) -> None:
         names = ", ".join(map(self._name, columns))

@@ -54,7 +54,6 @@ RENAME_TOPIC = "UPDATE {{table}} SET topic = ? WHERE pipeline = ? AND topic = ? 
 PLACED = ("instep_history", "instep_dead_letters", "instep_parked", "instep_decisions")  # which name places in the log
 SELECT_DELETED = "SELECT document, order_value FROM instep_deleted WHERE pipeline = ? AND document IN {{documents}}"
 ANY_DELETED = "SELECT 1 FROM instep_deleted WHERE pipeline = ? LIMIT 1"
-STAGED_DELETED = "SELECT 1 FROM instep_stage AS s JOIN instep_deleted AS d ON d.document = {{key}} WHERE d.pipeline = ? LIMIT 1"
 SELECT_HELD = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ? AND document IN {{documents}}"
 ALL_HELD = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ?"
 ANY_PARKED = "SELECT 1 FROM instep_parked WHERE pipeline = ? LIMIT 1"
@@ -66,7 +65,6 @@ PARKED_COLUMNS = ("document", *DEAD_COLUMNS)
 
 DETAIL_CHARACTERS_MAX = 1_000
 STAGE_FIRST = "instep_first"
-DOUBTED_BATCHES = 100
 HELD_ASKED_MAX = 1_000
 BEGINNING_BYTES = 64 * 1024  # what is kept of a record that is too large to be kept whole
 
@@ -112,12 +110,12 @@ class Sink(abc.ABC):
         status = to.mapping.status_column if to.rules.transitions else None
         self._status = self.scanned(status) if status else None
         self.columns = tuple(column.name for column in to.mapping.columns)
-        self._guard_place = self.columns.index(to.mapping.guard) if to.mapping.guard else None
+        self.guard_place = self.columns.index(to.mapping.guard) if to.mapping.guard else None
         self.guard_kind = next((column.kind for column in to.mapping.columns if column.name == to.mapping.guard), None)
         self._id_is_uuid = isinstance(to.mapping.key.kind, kinds.Uuid)
-        self._guards = True
+        self.is_guarding = True
         self.stage_is_used = False  # in this transaction
-        self._doubts = 0  # for so many batches to come, what is late is asked for first
+        self.doubts = 0  # for so many batches to come, what is late is asked for first
         self.record_bytes_max: int | None = None  # the largest record that can be set aside, where the database has a limit
         self.passes_over_is_refusal = False  # set when the same documents are outrun again and again
         with self.translated():
@@ -173,6 +171,26 @@ class Sink(abc.ABC):
     @abc.abstractmethod
     def upsert_stage(self) -> int | None:
         """Write what the guard lets through of the stage; how many documents that were, None where nobody can come between."""
+
+    def upsert(self, rows: Sequence[Row]) -> int | None:
+        """Write what the guard lets through of these documents; how many that were, None when that cannot be told."""
+        self.fill_stage(rows)
+        return self.upsert_stage()
+
+    def late(self) -> Rows:
+        """Key and order value of the rows that are as late as the first event that was staged for them."""
+        if not self.guard:
+            return []
+        later = ">" if self.to.rules.order_is_time else ">="
+        return self.select(
+            f"SELECT t.{self.key}, t.{self.guard} FROM instep_stage AS s JOIN {self.table} AS t ON t.{self.key} = s.{self.key}"
+            f" WHERE t.{self.guard} {later} s.{STAGE_FIRST}"
+        )
+
+    def trusts(self, _reduced: guard.Reduced) -> bool:
+        """Whether these are taken for later than what is stored, as the count of rows will tell otherwise."""
+        self.doubts -= self.doubts > 0
+        return not self.doubts
 
     def begin(self) -> None:
         self.stage_is_used = False
@@ -236,25 +254,25 @@ class Sink(abc.ABC):
             with self.translated():
                 yield
         except errors.RowRefused:
-            self._back_to_savepoint()
+            self.back_to_savepoint()
             raise
         if keep:
             self.execute("RELEASE SAVEPOINT instep")
         else:
-            self._back_to_savepoint()
+            self.back_to_savepoint()
 
-    def _back_to_savepoint(self) -> None:
+    def back_to_savepoint(self) -> None:
         self.execute("ROLLBACK TO SAVEPOINT instep")
         self.execute("RELEASE SAVEPOINT instep")
 
     @contextmanager
     def unguarded(self) -> Iterator[None]:
         """For whoever holds the ledger and has judged the rows that are there: a row may be written under its own order value."""
-        self._guards, self.passes_over_is_refusal = False, True
+        self.is_guarding, self.passes_over_is_refusal = False, True
         try:
             yield
         finally:
-            self._guards, self.passes_over_is_refusal = True, False
+            self.is_guarding, self.passes_over_is_refusal = True, False
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -369,13 +387,20 @@ class Sink(abc.ABC):
         bound = [self.bind(document) for document in asked]
         found: dict[Document, Stored] = {}
         for key, order, status in self.select_many(f"{query} WHERE {self.key} IN {{documents}}", (), bound):
-            found[self.unbind(key)] = Stored(True, self._order(order), None if status is None else str(status))
+            found[self.unbind(key)] = Stored(True, self.order_of(order), None if status is None else str(status))
         absent = [document for document in asked if document not in found] if self.to.rules.ordered else []
-        if absent and self._any_deleted():
+        if absent and self.any_deleted():
             by_name = {str(document): document for document in absent}
             for name, order in self.select_many(self.sql(SELECT_DELETED), (self.to.pipeline,), list(by_name)):
                 found[by_name[name]] = Stored(False, order)
         return found
+
+    def not_before(self, value: Any, documents: Iterable[Document]) -> Iterator[tuple[Document, int | None]]:
+        """Those of these documents whose row has this value of the guard's column or a later one, and the row's order value."""
+        query = f"SELECT {self.key}, {self.guard} FROM {self.table} WHERE {self.guard} >= {self.placeholder}"
+        bound = [self.bind(document) for document in sorted(documents)]
+        rows = self.select_many(f"{query} AND {self.key} IN {{documents}}", (self.bind(value),), bound)
+        return ((self.unbind(key), self.order_of(order)) for key, order in rows)
 
     def look_up(self, documents: Iterable[Document]) -> dict[Document, dict[str, Any]]:
         """The columns that the pipeline keeps, of those of these documents that the table has."""
@@ -412,95 +437,6 @@ class Sink(abc.ABC):
             self.delete_documents("instep_deleted", "document", (self.to.pipeline,), names)
             rows = [(self.to.pipeline, str(document), order) for document, order in changes.deleted_orders.items()]
             self.append("instep_deleted", ("pipeline", "document", "order_value"), rows, skip_known=False)
-
-    @property
-    def may_upsert(self) -> bool:
-        """Whether `stage` and `upsert` do what the guard says: not while something else than the guard decides."""
-        return self.to.upserts and self._guards and not self.passes_over_is_refusal
-
-    def trusts(self, _reduced: guard.Reduced) -> bool:
-        """Whether these are taken for later than what is stored, as the count of rows will tell otherwise."""
-        self._doubts -= self._doubts > 0
-        return not self._doubts
-
-    def late_of_several(self, reduced: guard.Reduced) -> dict[Document, Stored] | None:
-        """Of the documents with several events those of which something as late as the first one is stored.
-
-        The count of rows tells of the last event only. None when a document was deleted before.
-        """
-        if not self.to.rules.ordered:
-            return {}
-        stored = self.stored(reduced.first) if reduced.first else {}
-        if not all(one.present for one in stored.values()) or (self._any_deleted() and self._are_deleted(reduced.latest)):
-            return None
-        orders = {document: order for document, (order, _) in reduced.first.items()}
-        later = self.to.rules.order_is_time
-        return {d: one for d, one in stored.items() if guard.judge(orders[d], one.order, later) is not Verdict.APPLIED}
-
-    def try_upsert(self, reduced: guard.Reduced, expected: int) -> bool:
-        """Write what the guard lets through; nothing, and False, when that are not as many documents as expected."""
-        self.execute("SAVEPOINT instep")
-        written = self.upsert(self._rows(reduced))
-        if written != expected:
-            self._back_to_savepoint()
-            self._doubts = DOUBTED_BATCHES if written is not None else 0
-            return False
-        self.execute("RELEASE SAVEPOINT instep")
-        return True
-
-    def upsert(self, rows: Sequence[Row]) -> int | None:
-        """Write what the guard lets through of these documents; how many that were, None when that cannot be told."""
-        self.fill_stage(rows)
-        return self.upsert_stage()
-
-    def upsert_staged(self, expected: int) -> None:
-        """Write what the guard lets through of the stage; raises Outrun when that are not as many documents as expected."""
-        written = self.upsert_stage()
-        if written is not None:
-            self.expect(written, expected)
-
-    def _rows(self, reduced: guard.Reduced) -> list[Row]:
-        place = self._guard_place
-        return [
-            (document, latest[1], None if place is None else reduced.first.get(document, latest)[1][place])
-            for document, latest in sorted(reduced.latest.items())
-        ]
-
-    def stage(self, reduced: guard.Reduced) -> dict[Document, Stored] | None:
-        """Bring what may be written to the database; those of the documents of which something as late is stored.
-
-        None when a document was deleted before, or a row's order value is none: then the stage is of no use.
-        """
-        self.fill_stage(self._rows(reduced))
-        if self.to.rules.ordered and self._any_deleted() and self._staged_deleted():
-            return None
-        found: dict[Document, Stored] = {}
-        for key, order in self.late():
-            known = self._order(order)
-            if known is None:
-                return None
-            found[self.unbind(key)] = Stored(True, known)
-        return found
-
-    def _are_deleted(self, documents: Iterable[Document]) -> bool:
-        """Whether one of these is remembered as deleted; it may have been made again since."""
-        names = sorted(map(str, documents))
-        return bool(list(self.select_many(self.sql(SELECT_DELETED), (self.to.pipeline,), names)))
-
-    def _staged_deleted(self) -> bool:
-        """Whether a staged document was deleted before. What is remembered of deleted documents has their ids as text."""
-        key = f"s.{self.key}" if isinstance(self.to.mapping.key.kind, kinds.Text) else f"CAST(s.{self.key} AS {self.text_type})"
-        return bool(self.select(self.sql(STAGED_DELETED).format(key=key), (self.to.pipeline,)))
-
-    def late(self) -> Rows:
-        """Key and order value of the rows that are as late as the first event that was staged for them."""
-        if not self.guard:
-            return []
-        later = ">" if self.to.rules.order_is_time else ">="
-        return self.select(
-            f"SELECT t.{self.key}, t.{self.guard} FROM instep_stage AS s JOIN {self.table} AS t ON t.{self.key} = s.{self.key}"
-            f" WHERE t.{self.guard} {later} s.{STAGE_FIRST}"
-        )
 
     def delete_documents(self, table: str, column: str, pipeline: tuple[str, ...], documents: Sequence[Any]) -> None:
         """Delete the rows of these documents; of one pipeline's where the table is shared."""
@@ -572,7 +508,7 @@ class Sink(abc.ABC):
 
     def _guarded(self, written: str = "s.{}", table: str = "t") -> str:
         """The guard in SQL, between the table's rows and those that are to be written, as a statement names a column of them."""
-        if not self.guard or not self._guards:
+        if not self.guard or not self.is_guarding:
             return ""
         later = "<=" if self.to.rules.order_is_time else "<"
         return f" AND ({table}.{self.guard} IS NULL OR {table}.{self.guard} {later} {written.format(self.guard)})"
@@ -595,7 +531,7 @@ class Sink(abc.ABC):
     def _bound_time(self, at: datetime | None) -> Any:
         return at
 
-    def _order(self, value: Any) -> int | None:
+    def order_of(self, value: Any) -> int | None:
         """A stored guard value as the integer that events are compared by."""
         if value is None:
             return None
@@ -605,7 +541,7 @@ class Sink(abc.ABC):
             return None  # MySQL's zero date: no time at all
         return kinds.micros(value if value.tzinfo else value.replace(tzinfo=UTC))
 
-    def _any_deleted(self) -> bool:
+    def any_deleted(self) -> bool:
         return bool(self.select(self.sql(ANY_DELETED), (self.to.pipeline,)))
 
     def _grouped(self, changes: guard.Changes) -> list[Group]:

@@ -173,7 +173,7 @@ class SqliteSink(sink.Sink):
     def _bound_time(self, at: datetime | None) -> Any:
         return self.bind(at)
 
-    def _order(self, value: Any) -> int | None:
+    def order_of(self, value: Any) -> int | None:
         if value is None:
             return None
         try:

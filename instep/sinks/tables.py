@@ -25,6 +25,12 @@ def name_type(length: int) -> TypeEngine[str]:
     return text
 
 
+def topic_type() -> TypeEngine[str]:
+    """The name of a topic, which has no other characters: so that it takes little of what a key may be long."""
+    text: TypeEngine[str] = sa.String(249)
+    return text.with_variant(mysql.VARCHAR(249, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
+
+
 def long_text() -> TypeEngine[str]:
     """Text of any length, emoji included."""
     return sa.Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), "mysql", "mariadb")
@@ -47,7 +53,7 @@ def _place() -> list[sa.Column[object]]:
     """The columns that say where in the log a record lies, and for which pipeline: the key of most tables here."""
     return [
         sa.Column("pipeline", name_type(100), primary_key=True),
-        sa.Column("topic", name_type(249), primary_key=True),
+        sa.Column("topic", topic_type(), primary_key=True),
         sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
     ]
 

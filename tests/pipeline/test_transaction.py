@@ -17,8 +17,9 @@ from instep.document.decoding import Decoder, Record
 from instep.document.guard import Verdict
 from instep.pipeline.transaction import Moment, Outcome, Work, Writer
 from instep.sinks import inspection, preparation
-from instep.sinks.sink import DOUBTED_BATCHES, Sink
+from instep.sinks.sink import Sink
 from instep.sinks.target import Position
+from instep.sinks.upserting import DOUBTED_BATCHES
 from tests.document.test_guard import Model
 from tests.sinks.conftest import declare, open_sink, run_sql
 from tests.waiting import wait_until
@@ -103,7 +104,7 @@ def test_whole_events_in_any_order_end_as_one_by_one(database_url: str, open_sin
             else:
                 batch.append(event(offset, name, version, f"S{offset}", updated_at=1_790_000_000_000 + version))
             offset += 1
-        sink._doubts = 0 if trusting else 100
+        sink.doubts = 0 if trusting else 100
         apply(sink, batch)
         expected += [(one.offset, model.apply(one).value) for one in decoder.decode_all(batch)[0]]
         rows = sorted((str(name), row["print_status"]) for name, row in model.rows.items())
@@ -137,6 +138,39 @@ def test_what_is_late_is_asked_only_after_it_was_met(database_url: str, open_sin
         looks.clear()
         apply(sink, [event(6 + 2 * number, "a", 10 + number), event(7 + 2 * number, "b", 10 + number)])
         assert bool(looks) is (number < DOUBTED_BATCHES - 1)
+
+
+def test_of_documents_with_several_events_only_rows_that_may_be_late_are_read(
+    database_url: str, open_sink: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = begun(open_sink(declare(database_url)))
+    apply(sink, [event(0, "a", 1), event(1, "b", 1), event(2, "c", 5)])
+    read: list[Any] = []
+    ask = sink.not_before
+
+    def seen(*asked: Any) -> Any:
+        found = list(ask(*asked))
+        read.append([document for document, _ in found])
+        return found
+
+    monkeypatch.setattr(sink, "not_before", seen)
+    outcome = apply(sink, [event(3, "a", 2), event(4, "a", 3), event(5, "b", 3), event(6, "b", 4)])
+    assert (read, outcome.verdicts[Verdict.APPLIED]) == ([[]], 4)
+    outcome = apply(sink, [event(7, "a", 4), event(8, "a", 5), event(9, "c", 5), event(10, "c", 6)])
+    assert sorted(read[1]) == ["c"]
+    assert (outcome.verdicts[Verdict.APPLIED], outcome.verdicts[Verdict.REPEATED]) == (3, 1)
+    assert table(database_url) == [("a", "PRINTED", 5), ("b", "PRINTED", 4), ("c", "PRINTED", 6)]
+
+
+def test_postgres_plans_for_the_documents_that_are_asked_for(new_database: Callable[[str], str], open_sink: Open) -> None:
+    """A prepared plan, made for any array, compares every row with every document: 75,000 of them took minutes."""
+    sink = begun(open_sink(declare(new_database("postgres"))))
+    for number in range(12):
+        apply(sink, [event(2 * number, "a", 2 * number + 1), event(2 * number + 1, "a", 2 * number + 2)])
+        sink.stored(["a", "b"])
+    prepared = [row[0] for row in sink.select("SELECT statement FROM pg_prepared_statements")]
+    assert prepared, "nothing is prepared any more, so this proves nothing"
+    assert not [statement for statement in prepared if "ANY" in statement]
 
 
 def test_records_below_the_ledger_are_applied_already(database_url: str, open_sink: Open) -> None:

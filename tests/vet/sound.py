@@ -134,7 +134,7 @@ def snapshot() -> Snapshot:
                 table="contract_document",
                 missing="insert",
                 history=True,
-                batch_rows_max=100_000,
+                batch_rows_max=400_000,
                 order="version",
                 at="updated_at",
                 order_is_time=False,

@@ -306,7 +306,7 @@ def small_batches(case: Case) -> Iterator[Broken]:
             Severity.WARNING,
             f"pipeline {case.name}",
             (f"batch_rows_max={case.pipeline.batch_rows_max}",),
-            f"[pipelines.{case.name}] batch_rows_max = 100000",
+            f"[pipelines.{case.name}] batch_rows_max = 400000",
         )
 
 
@@ -315,10 +315,10 @@ def small_batches(case: Case) -> Iterator[Broken]:
     Threat.STANDSTILL,
     when="a long backlog is read in one batch",
     what="A micro-batch may take millions of records.",
-    why="Each partition's share of a batch is one transaction and must fit into a worker's memory: after a long outage it may "
-    "not, again and again.",
+    why="A batch is planned and reported as a whole: after a long outage its progress does not show for minutes, and other "
+    "pipelines of the same run wait for a core meanwhile.",
     mend="Leave batch_rows_max at its default.",
-    fine="With much memory and small records.",
+    fine="When the pipeline has a run of its own.",
 )
 def huge_batches(case: Case) -> Iterator[Broken]:
     if case.pipeline.batch_rows_max > BATCH_ROWS_MANY:
@@ -326,7 +326,7 @@ def huge_batches(case: Case) -> Iterator[Broken]:
             Severity.WARNING,
             f"pipeline {case.name}",
             (f"batch_rows_max={case.pipeline.batch_rows_max}",),
-            f"[pipelines.{case.name}] batch_rows_max = 100000",
+            f"[pipelines.{case.name}] batch_rows_max = 400000",
         )
 
 
