@@ -65,7 +65,7 @@ class Kafka(Table, frozen=True, kw_only=True):
 
 class Spark(Table, frozen=True, kw_only=True):
     master: Annotated[str, Meta(description="the Spark master; local[*] uses this machine's cores")] = "local[*]"
-    memory: Annotated[str, Meta(description="memory of the driver's JVM")] = "1g"
+    memory: Annotated[str, Meta(description="memory of the driver's JVM")] = "640m"
     conf: Annotated[dict[str, str], Meta(description="further Spark settings, passed as they are")] = {}
 
 

@@ -102,6 +102,14 @@ def measure_apply(
     repeated: Share = None,
     bad: Share = None,
     rounds: Rounds = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="EVENTS",
+            min=1,
+            help="What instep, the loop and Spark's JDBC writer take at once; else each its own: 400000, 20000, 100000.",
+        ),
+    ] = None,
     against: Annotated[
         str | None,
         typer.Option(metavar="LIST", help="What one would use instead, or none; else loop,spark-jdbc,connect."),
@@ -126,6 +134,7 @@ def measure_apply(
         repeated=repeated,
         bad=bad,
         rounds=rounds,
+        batch=batch,
         against=_names(against),
         bootstrap=bootstrap,
         seed=seed,

@@ -38,6 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     repeated: float = 0.0
     bad: float = 0.0
     rounds: int = 3
+    batch: int | None = None
     against: tuple[str, ...] = tuple(rivals.GUARANTEES)
     bootstrap: str | None = None
     seed: int = 1
@@ -89,8 +90,8 @@ def check(options: Options) -> load.Load:
             raise errors.SettingsError(
                 f"there is no rival {name!r}{settings.nearest(name, rivals.GUARANTEES)}", f"known: {known}"
             )
-    for what, number in (("rounds", options.rounds), ("partitions", options.partitions)):
-        if number < 1:
+    for what, number in (("rounds", options.rounds), ("partitions", options.partitions), ("events a batch", options.batch)):
+        if number is not None and number < 1:
             raise errors.SettingsError(f"{number} {what} cannot be", "give at least 1")
     return load.Load(
         events=options.events,
@@ -110,7 +111,10 @@ def _fetch(options: Options) -> None:
 
 
 class _Match:
-    """All rounds of all contestants on one target. A rival that fails is left out from there on, and the others go on."""
+    """All rounds of all contestants on one target.
+
+    A rival that fails loses the round, one that fails again is left out from there on; the others go on.
+    """
 
     def __init__(
         self,
@@ -124,11 +128,15 @@ class _Match:
         self._options, self._ground, self._place, self._truth, self._say = options, ground, place, truth, say
         self._servers: dict[str, meters.Pids] = {"broker": ground.broker_pids, "database": place.pids}
         self._declared = {
-            standing.NAMES[history]: place.declare(ground.bootstrap, topic, history=history)
+            standing.NAMES[history]: place.declare(ground.bootstrap, topic, history=history, batch_rows_max=options.batch)
             for history in dict.fromkeys(options.history)
         }
-        self._declared |= {name: place.declare(ground.bootstrap, topic) for name in dict.fromkeys(options.against)}
+        self._declared |= {
+            name: place.declare(ground.bootstrap, topic, batch_rows_max=options.batch or rivals.BATCHES.get(name))
+            for name in dict.fromkeys(options.against)
+        }
         self._folders = 0
+        self._failures: list[str] = []
         self.notes: list[str] = []
         if rivals.CONNECT in self._declared and (why := connect.refusal(place)):
             self._leave_out(rivals.CONNECT, why)
@@ -154,7 +162,11 @@ class _Match:
         except errors.InstepError as error:
             if name not in rivals.GUARANTEES:
                 raise
-            self._leave_out(name, error.what)
+            self._failures += [name]
+            if self._failures.count(name) > 1:
+                self._leave_out(name, error.what)
+            else:
+                self._note(f"{name} has no figure for {start}, {which} on {self._place.label}: {error.what}")
             return
         rate = standing.rate_of(run, start, self._options.events)
         wrong = f", {run.differences:,} documents differ" if run.differences else ""
@@ -165,8 +177,11 @@ class _Match:
 
     def _leave_out(self, name: str, why: str) -> None:
         del self._declared[name]
-        self.notes.append(f"{name} is left out on {self._place.label}: {why}")
-        self._say(self.notes[-1])
+        self._note(f"{name} is left out on {self._place.label}: {why}")
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self._say(text)
 
     def _made(self, name: str, start: Start) -> contest.Contestant:
         """A contestant that is not started yet."""

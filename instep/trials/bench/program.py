@@ -21,7 +21,7 @@ from instep.local import keeping
 
 LOOK_INTERVAL_S = 0.01
 TAIL_LINES = 15
-ERROR_CHARACTERS = 600
+ERROR_CHARACTERS = 900
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -46,9 +46,17 @@ def serve(apply: Callable[[Order], Told]) -> None:
         try:
             told = apply(msgspec.json.decode(line, type=Order))
         except Exception as error:  # noqa: BLE001 - whatever it is, the owner must hear of it
-            told = Told(error=f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS])
+            told = Told(error=brief(f"{type(error).__name__}: {error}"))
         with answers.open("ab") as file:
             file.write(msgspec.json.encode(told) + b"\n")
+
+
+def brief(text: str) -> str:
+    """The beginning and the end: what Spark says of an error has the cause in its middle or at its end, behind tracebacks."""
+    lines = [line.strip() for line in text.splitlines() if not line.lstrip().startswith(("at ", "File ", "^", "~"))]
+    text = " ".join(line for line in lines if line)
+    half = ERROR_CHARACTERS // 2
+    return text if len(text) <= ERROR_CHARACTERS else f"{text[:half]} … {text[-half:]}"
 
 
 class Program:

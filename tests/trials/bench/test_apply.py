@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -64,9 +65,19 @@ def test_connect_without_a_guard_is_found_out(field: Field, tmp_path: Path) -> N
     assert first.first_fetch_s is None
 
 
-def test_the_pipeline_cold_and_warm(broker: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pipeline_cold_and_warm_beside_a_rival_that_fails_once(broker: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standing, "WARM_UPS", 0)
     said: list[str] = []
+    hold = contest.hold
+    failed: list[int] = []
+
+    def held(contestant: contest.Contestant, *rest: Any) -> contest.Run:
+        if contestant.name == "loop" and not failed:
+            failed.append(1)
+            raise errors.InstepError("it lost its connection")
+        return hold(contestant, *rest)
+
+    monkeypatch.setattr(contest, "hold", held)
     options = apply.Options(
         targets=("sqlite",),
         events=3_000,
@@ -76,11 +87,12 @@ def test_the_pipeline_cold_and_warm(broker: Cluster, monkeypatch: pytest.MonkeyP
         stale=0.05,
         bad=0.01,
         rounds=1,
-        against=(),
+        against=("loop",),
         bootstrap=broker.bootstrap,
     )
     result = apply.run(options, said.append, "instep bench apply")
-    found = {(one.name, one.labels["start"], one.labels.get("role")): one for one in result.figures}
+    ours = [one for one in result.figures if one.labels["contestant"] != "loop"]
+    found = {(one.name, one.labels["start"], one.labels.get("role")): one for one in ours}
     for start in ("cold", "warm"):
         assert found["differences", start, None].values == [0.0]
         assert found["throughput", start, None].median > 0
@@ -88,7 +100,9 @@ def test_the_pipeline_cold_and_warm(broker: Cluster, monkeypatch: pytest.MonkeyP
     assert [row[:3] for row in result.tables[0].rows] == [
         ["sqlite", "instep with history", "cold"],
         ["sqlite", "instep with history", "warm"],
+        ["sqlite", "loop", "warm"],
     ]
+    assert "loop has no figure for cold, round 1 of 1 on sqlite: it lost its connection" in result.notes
     assert any("round 1 of 1" in line for line in said)
     assert result.releases["sqlite"]
 
@@ -103,6 +117,7 @@ def test_the_pipeline_cold_and_warm(broker: Cluster, monkeypatch: pytest.MonkeyP
         {"against": ("flink",)},
         {"rounds": 0},
         {"partitions": 0},
+        {"batch": 0},
         {"events": 10, "documents": 11},
         {"stale": 1.5},
         {"bad": -0.1},

@@ -15,4 +15,6 @@ GUARANTEES: Mapping[str, str] = {
     SPARK_JDBC: "at least once, in order (version guard, so that a repeated batch changes nothing); bad events are dropped",
     CONNECT: "at least once, no version guard: a stale event overwrites a later one; bad events are dropped",
 }
+# events that each takes at once, unless the benchmark says; Kafka Connect's worker has bounds of its own
+BATCHES: Mapping[str, int] = {LOOP: 20_000, SPARK_JDBC: 100_000}
 BUNDLES: Mapping[str, tuple[str, ...]] = {LOOP: (), SPARK_JDBC: ("jdbc",), CONNECT: ("connect", "debezium-jdbc")}

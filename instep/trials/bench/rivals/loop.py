@@ -16,8 +16,6 @@ from instep import settings
 from instep.sinks import target
 from instep.trials.bench import program
 
-BATCH = 20_000
-
 UPSERTS: Mapping[str, str] = {
     "postgresql": """INSERT INTO {table} AS t (doc_id, status, version, updated_at) VALUES (%s, %s, %s, %s)
         ON CONFLICT (doc_id) DO UPDATE SET status = excluded.status, version = excluded.version, updated_at = excluded.updated_at
@@ -70,7 +68,7 @@ def apply(order: program.Order) -> program.Told:
         while any(at[part] < ends[part] for part in parts):
             latest: dict[str, Event] = {}
             moved: dict[int, int] = {}
-            for message in consumer.consume(BATCH, timeout=0.2):
+            for message in consumer.consume(pipeline.batch_rows_max, timeout=0.2):
                 if (error := message.error()) is not None:
                     raise KafkaException(error)
                 moved[message.partition() or 0] = (message.offset() or 0) + 1

@@ -21,7 +21,6 @@ from instep.local import artifacts
 from instep.sinks import target
 from instep.trials.bench import program
 
-BATCH = 100_000
 EVENT = "doc_id string, status string, version long, updated_at timestamp"
 JDBC: Mapping[str, tuple[str, str, dict[str, str]]] = {
     "postgresql": ("postgresql", "org.postgresql.Driver", {"reWriteBatchedInserts": "true"}),
@@ -72,7 +71,7 @@ class Job:
                 .option("kafka.bootstrap.servers", declared.kafka.bootstrap or "")
                 .option("subscribe", pipeline.topic)
                 .option("startingOffsets", "earliest")
-                .option("maxOffsetsPerTrigger", BATCH)
+                .option("maxOffsetsPerTrigger", pipeline.batch_rows_max)
                 .option("kafka.fetch.max.wait.ms", "1")
                 .load()
             )
