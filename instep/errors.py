@@ -12,11 +12,13 @@
     ├── NotAuthorised             a server answered: wrong password, or no right  exit 2
     ├── Undelivered               a record was not taken by the broker            exit 1
     ├── Transient                 deadlock, lock time-out: the same again may work
-    │   └── Outrun                another writer changed the same documents
+    │   ├── Outrun                another writer changed the same documents
+    │   └── TooMuchAtOnce         a time-out or a limit: smaller transactions may work
     ├── StartAgain                nothing is wrong, but the query must start again
     │   ├── LedgerMoved           the ledger is not where this run left it
     │   └── TableConstrained      the table has got a constraint or a trigger
     ├── RowRefused                the target table refuses a row
+    │   └── TransactionUndone     and the database has undone the whole transaction
     └── NamedStop                 ends a pipeline; the database is untouched      exit 3
         ├── Fenced                FENCED
         ├── TopicGone             TOPIC_GONE
@@ -108,6 +110,10 @@ class Outrun(Transient):
     """Documents were not as they had just been read: another writer came between, or the table passes rows over."""
 
 
+class TooMuchAtOnce(Transient):
+    """The transaction reached a time-out or a limit of the database. The batch is applied in smaller transactions."""
+
+
 class StartAgain(InstepError):
     """What a query was started with holds no longer. It is started again, by itself."""
 
@@ -122,6 +128,10 @@ class LedgerMoved(StartAgain):
 
 class RowRefused(InstepError):
     """The target table refuses a row: a constraint, a trigger or a value that does not fit."""
+
+
+class TransactionUndone(RowRefused):
+    """The target table refused a row, and the database has rolled back the whole transaction rather than one statement."""
 
 
 class NamedStop(InstepError):
@@ -191,3 +201,8 @@ class AccessLost(NamedStop):
     """A server that the pipeline worked with does not accept it any more: a password, a certificate or a right on the topic."""
 
     code = "ACCESS_LOST"
+
+
+# What a statement that writes rows may raise because of a single row. A trigger can fail with any code, also with one that
+# usually means a missing table or right, so the last two are believed only after a look at the table.
+MAY_BE_A_ROW = (RowRefused, TargetChanged, PermissionLost)

@@ -68,6 +68,7 @@ class Decoder:
         self._parse = msgspec.json.Decoder(float_hook=number).decode
         self._mapping = mapping
         self._id = kinds.converter(mapping.key.kind)
+        self._id_is_padded = isinstance(mapping.key.kind, kinds.Text) and mapping.key.kind.padded
         self._id_is_integer = isinstance(mapping.key.kind, kinds.Integer)
         self._guard_kind = next((c.kind for c in mapping.columns if c.name == mapping.guard), None)
         self._fields = [
@@ -157,7 +158,7 @@ class Decoder:
         """What an event needs of a plain record: document, status, time and order value, then the columns."""
         mapping, key = self._mapping, self._mapping.key.kind
         id_type = None
-        if isinstance(key, kinds.Text):
+        if isinstance(key, kinds.Text) and key.charset is None and not key.padded:
             most = ID_CHARACTERS_MAX if key.characters is None else min(key.characters, ID_CHARACTERS_MAX)
             id_type = plain.text_type(most, key.size, least=1)
         elif isinstance(key, kinds.Integer):
@@ -247,6 +248,9 @@ class Decoder:
         except Unfit as unfit:
             reason = Reason.ID_TOO_LONG if unfit.reason is Reason.TEXT_TOO_LONG else unfit.reason
             raise Unfit(reason, f"{name}: {unfit.detail}") from None
+        if self._id_is_padded and str(raw).endswith(" "):
+            detail = f"{name} ends with a space, which the CHAR column does not keep: it would be another document's id"
+            raise Unfit(Reason.ID_TAKEN_FOR_ANOTHER, detail)
         return document
 
     def _status(self, raw: Any) -> tuple[str, Refusal | None]:

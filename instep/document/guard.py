@@ -222,6 +222,8 @@ def _apply(state: _State, event: Event, rules: Rules) -> Verdict | Refusal:
         if verdict is not Verdict.APPLIED:
             return verdict
     if event.values is None:
+        if event.refusal is not None and state.present:
+            return event.refusal
         if event.order is not None:
             state.order = event.order
         state.values = state.status = None

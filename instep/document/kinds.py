@@ -28,11 +28,33 @@ class Kind(msgspec.Struct, frozen=True, tag=True):
     """What a column can hold."""
 
 
+# Character sets of MariaDB and MySQL that do not hold every character, and the codecs that tell which they hold
+CODECS = {
+    "ascii": "ascii",
+    "latin1": "cp1252",
+    "latin2": "iso8859_2",
+    "latin5": "iso8859_9",
+    "latin7": "iso8859_13",
+    "cp1250": "cp1250",
+    "cp1251": "cp1251",
+    "cp1256": "cp1256",
+    "cp1257": "cp1257",
+    "greek": "iso8859_7",
+    "hebrew": "iso8859_8",
+    "koi8r": "koi8_r",
+    "koi8u": "koi8_u",
+}
+UNICODE_BMP = ("utf8", "utf8mb3", "ucs2")
+UNICODE = ("utf8mb4", "utf16", "utf16le", "utf32")
+
+
 class Text(Kind, frozen=True):
-    """Characters: at most `characters` of them, in at most `size` bytes of UTF-8."""
+    """Characters: at most `characters` of them, in at most `size` bytes of UTF-8, all in a character set (None: in Unicode)."""
 
     characters: int | None = None
     size: int | None = None
+    charset: str | None = None
+    padded: bool = False  # CHAR(n): spaces at the end are not kept
 
 
 class Choice(Kind, frozen=True):
@@ -166,6 +188,7 @@ def iso(at: datetime) -> str:
 def _text(kind: Text) -> Converter:
     characters = kind.characters if kind.characters is not None else 2**62
     size = kind.size if kind.size is not None else 2**62
+    charset = kind.charset
 
     def convert(value: Any) -> str:
         if type(value) is not str:
@@ -176,9 +199,24 @@ def _text(kind: Text) -> Converter:
             raise Unfit(Reason.TEXT_TOO_LONG, f"{len(value.encode())} bytes, the column holds {size}")
         if "\0" in value:
             raise Unfit(Reason.NUL_IN_TEXT, "the text holds the character NUL")
+        if charset is not None and not is_in_charset(value, charset):
+            raise Unfit(Reason.NOT_IN_CHARACTER_SET, f"the column keeps text as {charset}, which lacks a character of this text")
         return value
 
     return convert
+
+
+def is_in_charset(text: str, charset: str) -> bool:
+    """Whether a character set has all characters of a text."""
+    if charset in UNICODE or text.isascii():
+        return True
+    if charset in UNICODE_BMP:
+        return max(text) <= "\uffff"
+    try:
+        text.encode(CODECS[charset])
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _choice(kind: Choice) -> Converter:

@@ -23,6 +23,7 @@ class Column(msgspec.Struct, frozen=True):
     kind: kinds.AnyKind
     nullable: bool = True
     declared: str = ""  # the type in the database's own words
+    collation: str | None = None  # of a text column, where the database names one
 
 
 class Field(msgspec.Struct, frozen=True):

@@ -57,7 +57,7 @@ def type_of(kind: kinds.Kind) -> Any:
     """The type whose every value a column of this kind takes as it is; None where there is none."""
     match kind:
         case kinds.Text():
-            return text_type(kind.characters, kind.size)
+            return text_type(kind.characters, kind.size) if kind.charset is None else None
         case kinds.Choice():
             return Literal[kind.labels]
         case kinds.Integer():

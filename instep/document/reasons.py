@@ -25,6 +25,7 @@ class Reason(StrEnum):
     NULL_NOT_ALLOWED = "NULL_NOT_ALLOWED"
     NUL_IN_TEXT = "NUL_IN_TEXT"
     TEXT_TOO_LONG = "TEXT_TOO_LONG"
+    NOT_IN_CHARACTER_SET = "NOT_IN_CHARACTER_SET"
     NUMBER_OUT_OF_RANGE = "NUMBER_OUT_OF_RANGE"
     NOT_A_TIME = "NOT_A_TIME"
     TIME_OUT_OF_RANGE = "TIME_OUT_OF_RANGE"
@@ -33,6 +34,7 @@ class Reason(StrEnum):
     STATUS_UNKNOWN = "STATUS_UNKNOWN"
     TRANSITION_NOT_ALLOWED = "TRANSITION_NOT_ALLOWED"
     DOCUMENT_MISSING = "DOCUMENT_MISSING"
+    ID_TAKEN_FOR_ANOTHER = "ID_TAKEN_FOR_ANOTHER"
     REFUSED_BY_TARGET = "REFUSED_BY_TARGET"
     WAITS_BEHIND = "WAITS_BEHIND"
     UNFORESEEN = "UNFORESEEN"
@@ -54,6 +56,7 @@ EXPLANATIONS = {
     Reason.NULL_NOT_ALLOWED: "a field is null and its column takes no null",
     Reason.NUL_IN_TEXT: "a text holds the character NUL, which databases cannot keep",
     Reason.TEXT_TOO_LONG: "a text is longer than its column, or a status longer than 255 characters",
+    Reason.NOT_IN_CHARACTER_SET: "a text has a character that the column's character set lacks",
     Reason.NUMBER_OUT_OF_RANGE: "a number does not fit its column",
     Reason.NOT_A_TIME: "a text that should be a time is not ISO 8601",
     Reason.TIME_OUT_OF_RANGE: "a time lies outside what the column can hold",
@@ -62,6 +65,9 @@ EXPLANATIONS = {
     Reason.STATUS_UNKNOWN: "the status is not in the settings' transitions",
     Reason.TRANSITION_NOT_ALLOWED: "the settings do not let this status follow the document's present one",
     Reason.DOCUMENT_MISSING: 'the table does not have the document, and the settings say `missing = "park"`',
+    Reason.ID_TAKEN_FOR_ANOTHER: (
+        "the table has a row under another id that the key column's collation takes for the same (a and A, for example)"
+    ),
     Reason.REFUSED_BY_TARGET: "the target table refuses the row: a constraint or a trigger",
     Reason.WAITS_BEHIND: "an earlier event of the document is parked, and this one waits behind it",
     Reason.UNFORESEEN: "reading the record failed in a way that instep does not know: worth a report",
@@ -71,6 +77,7 @@ EXPLANATIONS = {
 COLUMN_REFUSES = frozenset(
     {
         Reason.TEXT_TOO_LONG,
+        Reason.NOT_IN_CHARACTER_SET,
         Reason.NUMBER_OUT_OF_RANGE,
         Reason.TIME_OUT_OF_RANGE,
         Reason.NOT_A_CHOICE,
@@ -81,6 +88,7 @@ PARKS = COLUMN_REFUSES | {
     Reason.STATUS_UNKNOWN,
     Reason.TRANSITION_NOT_ALLOWED,
     Reason.DOCUMENT_MISSING,
+    Reason.ID_TAKEN_FOR_ANOTHER,
     Reason.REFUSED_BY_TARGET,
     Reason.WAITS_BEHIND,
 }

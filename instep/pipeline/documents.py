@@ -139,9 +139,11 @@ class _Batch:
                 with self.sink.savepoint():
                     changes = self._settle(together)
                     self.sink.write(changes)
-            except errors.RowRefused as error:
+            except errors.TransactionUndone:
+                raise
+            except errors.MAY_BE_A_ROW as error:
                 if len(together) == 1:
-                    self._park(together[0], Refusal(Reason.REFUSED_BY_TARGET, error.what))
+                    self._park(together[0], self._refusal(together[0].document, error))
                 elif len(some) == 1:
                     waiting += [[[event]] for event in reversed(together)]  # one by one: the first that is refused holds the rest
                 else:
@@ -159,6 +161,18 @@ class _Batch:
         self.held.update(one.event.document for one in changes.parked)
         self.parked += changes.parked
         self.verdicts.update(zip((event.offset for event in events), changes.verdicts, strict=True))
+
+    def _refusal(self, document: Document, error: errors.InstepError) -> Refusal:
+        """Why the table refuses a document's row, which is not so when another writer has inserted it just now."""
+        if self.stored.get(document, guard.ABSENT).present:
+            return Refusal(Reason.REFUSED_BY_TARGET, error.what)
+        occupants = self.sink.occupants(document)
+        if document in occupants:
+            raise errors.Outrun(f"document {document} of {self.sink.to.table} was inserted by another writer just now")
+        if occupants:
+            other = next(iter(occupants))
+            return Refusal(Reason.ID_TAKEN_FOR_ANOTHER, f"the table has the row {other!r}, which its key takes for this id")
+        return Refusal(Reason.REFUSED_BY_TARGET, error.what)
 
     def _park(self, event: Event, refusal: Refusal) -> None:
         self.held.add(event.document)

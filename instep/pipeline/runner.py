@@ -34,6 +34,7 @@ BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 15.0
 DOUBTFUL_TRIES_MAX = 6  # for what may pass, and may not: unknown errors, deadlocks, a server that says it does not know us
 CHECK_INTERVAL_S = 5.0
+TABLE_CHECK_INTERVAL_S = 30.0  # reads the database's catalogue, which costs more than the ledger
 DOUBT_S = 2.0
 MIRROR_INTERVAL_S = 1.0
 LOOK_INTERVAL_S = 0.1
@@ -77,7 +78,7 @@ class Runner(threading.Thread):
         self._hopeless = 0
         self._try_at = 0.0
         self._waiting_since = 0.0
-        self._checked = self._mirrored = time.monotonic()
+        self._checked = self._table_checked = self._mirrored = time.monotonic()
 
     def run(self) -> None:
         """Look after the pipeline until it has ended or is asked to."""
@@ -108,6 +109,9 @@ class Runner(threading.Thread):
         elif now - self._checked >= CHECK_INTERVAL_S:
             self._checked = now
             self._check_log(self._check_ledger())
+            if now - self._table_checked >= TABLE_CHECK_INTERVAL_S:
+                self._table_checked = now
+                self._check_table()
         if now - self._mirrored >= MIRROR_INTERVAL_S:
             self._mirrored = now
             self._mirror()
@@ -133,7 +137,7 @@ class Runner(threading.Thread):
             again = setaside.rewound(sink)
         writer = transaction.Writer(epoch, topic.cluster_id, topic.id, again)
         self._topic, self._target, self._epoch, self._ledger = topic, target, epoch, ledger
-        self._checked = time.monotonic()
+        self._checked = self._table_checked = time.monotonic()
         self._report_seen, self._applied = "", {}
         self._plan = task.Plan(target, self.pipeline, writer, self.cluster.kafka, self.cluster.bootstrap)
         self._query = query.start(
@@ -246,6 +250,11 @@ class Runner(threading.Thread):
         doubtful = {p: ledger[p].next_offset for p, end in self._applied.items() if p in ledger and ledger[p].next_offset < end}
         found = offsets.first_records(self.cluster, self.pipeline.topic, doubtful) if doubtful else {}
         return [partition for partition, record in found.items() if record and record.offset < self._applied[partition]]
+
+    def _check_table(self) -> None:
+        """A unique key or a collation that was changed decides how rows have to be written, and refuses none by itself."""
+        assert self._target is not None
+        inspection.refuse_restrained(self._target, self.pipeline)
 
     def _check_log(self, ledger: dict[int, Position]) -> None:
         """The log may change under a query that reads on as if nothing had happened."""

@@ -165,9 +165,7 @@ def _log_holds(plan: Plan, partition: int, start: int, end: int) -> bool:
 
 def _refuse_changed(plan: Plan) -> None:
     """A table that was altered refuses every row: that is a stop, and no reason to set documents aside."""
-    found = inspection.refuse_changed(plan.target, plan.pipeline)
-    if found.refuses and not plan.target.refuses:
-        raise errors.TableConstrained(f"table {found.table} has got a constraint or a trigger")
+    inspection.refuse_restrained(plan.target, plan.pipeline)
 
 
 def _cluster(plan: Plan) -> Cluster:

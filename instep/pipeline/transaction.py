@@ -30,8 +30,9 @@ from typing import Any
 import msgspec
 
 from instep import errors
-from instep.document.decoding import Decoder, Event, Record
+from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.guard import Verdict
+from instep.document.reasons import Reason, Refusal
 from instep.pipeline import documents
 from instep.sinks import setaside
 from instep.sinks.sink import Sink
@@ -43,6 +44,7 @@ Check = Callable[[], None]
 
 
 OUTRUN_MAX = 3
+ISOLATED_RECORDS = 1_000  # in a transaction that looks for refused rows: what is good of a large batch is kept in between
 FRESHNESS_US_MAX = 24 * 3600 * 1_000_000  # clocks differ and dates are absurd; beyond a day the number says nothing
 
 
@@ -79,6 +81,19 @@ def no_probe(_moment: Moment) -> None:
     """Tests and trials watch the steps; a pipeline at work does not."""
 
 
+def _together(outcomes: Sequence[Outcome]) -> Outcome:
+    """What several transactions did."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    return Outcome(
+        outcomes[0].partition,
+        sum(one.records for one in outcomes),
+        {verdict: sum(one.verdicts[verdict] for one in outcomes) for verdict in Verdict},
+        sum(one.dead for one in outcomes),
+        [age for one in outcomes for age in one.freshness_us],
+    )
+
+
 def no_check() -> None:
     """Nothing to make sure of."""
 
@@ -99,8 +114,36 @@ def fenced(pipeline: str, newest: int, mine: int) -> errors.Fenced:
     )
 
 
+class Part:
+    """Records of a batch that are applied in a transaction of their own."""
+
+    def __init__(self, records: Sequence[Record], *, isolate: bool = False) -> None:
+        self.records = records
+        self.isolate = isolate  # find the rows that the table refuses
+        self.refusal: Refusal | None = None  # of its only record: nothing but the commit shows that it is refused
+        self.claimed: Position | None = None  # at-most-once: where the ledger stood before it was moved
+        self.lost = False  # at-most-once: nobody knows whether the rows were committed, so they are not written again
+
+    def decode(self, decoder: Decoder) -> tuple[list[Event], list[DeadLetter]]:
+        events, dead = decoder.decode_all(self.records)
+        if self.refusal is not None:
+            events = [msgspec.structs.replace(event, refusal=event.refusal or self.refusal) for event in events]
+        return events, dead
+
+    def split(self, size: int) -> list[Part]:
+        """The same records in parts of at most this size; a part that is claimed, or has a single record, stays whole."""
+        if self.claimed is not None or len(self.records) <= size:
+            return [self]
+        starts = range(0, len(self.records), size)
+        return [Part(self.records[start : start + size], isolate=self.isolate) for start in starts]
+
+
 class Work:
-    """The records of one partition on their way through the steps. May be applied again after an error."""
+    """The records of one partition on their way through the steps. May be applied again after an error.
+
+    They are one transaction, unless the table refuses rows or the database reaches a limit: then they are several, each with
+    its own step of the ledger, so that what was good is kept and not done again.
+    """
 
     def __init__(
         self,
@@ -119,33 +162,74 @@ class Work:
         committed. `same_table` raises when the table is no longer the one that the mapping was compiled for; it is called
         before rows that the table refuses are set aside.
         """
-        self.writer, self.partition, self.records = writer, partition, records
+        self.writer, self.partition = writer, partition
         self._holds, self._probe, self._same_topic, self._same_table = holds, probe, same_topic, same_table
-        self._claimed: Position | None = None  # at-most-once: where the ledger stood before it was moved
-        self._lost = False  # at-most-once: nobody knows whether the rows were committed, so they are not written again
+        self._parts = [Part(records)]
+        self._done: list[Outcome] = []
         self._outrun = 0
-        self._decoder: Decoder | None = None
+        self._decoded: tuple[Part, Decoder, list[Event], list[DeadLetter]] | None = None
 
     def apply(self, sink: Sink, decoder: Decoder) -> Outcome:
-        """Apply the records under the pipeline's guarantee; a batch that the table refuses is gone through with care."""
+        """Apply the records under the pipeline's guarantee."""
         self.sink = sink
-        self._decode(decoder)
-        sink.passes_over_is_refusal = self._outrun >= OUTRUN_MAX
-        try:
-            try:
-                return self._run(careful=False)
-            except errors.RowRefused:
-                self._same_table()
-                return self._run(careful=True)
-        except errors.Outrun:
-            self._outrun += 1
-            raise
+        while self._parts:
+            self.part = self._parts[0]
+            self._decode(decoder)
+            instead = self._apply_part()
+            if isinstance(instead, Outcome):
+                self._done.append(instead)
+                del self._parts[0]
+            else:
+                self._parts[:1] = instead
+        return _together(self._done)
 
     def _decode(self, decoder: Decoder) -> None:
         """Before the transaction, which then holds its locks for a shorter time; and once for all tries."""
-        if self._decoder is not decoder:
-            self._events, self._dead = decoder.decode_all(self.records)
-            self._decoder = decoder
+        if self._decoded is None or self._decoded[0] is not self.part or self._decoded[1] is not decoder:
+            self._decoded = (self.part, decoder, *self.part.decode(decoder))
+        _, _, self._events, self._dead = self._decoded
+
+    def _apply_part(self) -> Outcome | list[Part]:
+        """What the first part came to, or the parts to try in its place."""
+        part, sink = self.part, self.sink
+        sink.passes_over_is_refusal = self._outrun >= OUTRUN_MAX
+        try:
+            return self._run(careful=part.isolate)
+        except errors.Outrun:
+            self._outrun += 1
+            if self._outrun > 1:
+                self._same_table()
+            raise
+        except errors.TooMuchAtOnce:
+            half = max(1, len(part.records) // 2)
+            self._parts[:1] = part.split(half)
+            raise
+        except errors.MAY_BE_A_ROW as error:
+            self._refuse_changed(error)
+            return self._isolated(error)
+
+    def _refuse_changed(self, error: errors.InstepError) -> None:
+        """Raise when it is not a row that is refused: the table is another one now, or takes no statement at all."""
+        self._same_table()
+        if not isinstance(error, errors.RowRefused):
+            self.sink.try_statements()
+
+    def _isolated(self, error: errors.InstepError) -> list[Part]:
+        """The part in smaller ones, which look for the row that is refused; a single record is refused itself."""
+        part = self.part
+        if not part.isolate:
+            some = part.split(ISOLATED_RECORDS)
+            if len(some) == 1:
+                part.isolate = True
+            return some
+        # it was looked for and not found: the refusal shows at the commit only, or undoes the whole transaction
+        halves = part.split(max(1, len(part.records) // 2))
+        if len(halves) > 1:
+            return halves
+        if part.refusal is not None:
+            raise error
+        part.refusal, self._decoded = Refusal(Reason.REFUSED_BY_TARGET, error.what), None
+        return [part]
 
     def _run(self, careful: bool) -> Outcome:
         """The whole in one transaction, or in the two that a weaker guarantee asks for."""
@@ -165,25 +249,25 @@ class Work:
                 with self.sink.transaction():
                     self._advance(self._lock())
             case _:
-                if self._claimed is None:
+                if self.part.claimed is None:
                     with self.sink.transaction():
                         before = self._lock()
                         self._same_topic()
                         self._advance(before)
-                    self._claimed = before
+                    self.part.claimed = before
                 self._at(7)
-                outcome = self._write_at_most_once(self._claimed, careful)
+                outcome = self._write_at_most_once(self.part.claimed, careful)
         self._at(9)
         return outcome
 
     def _write_at_most_once(self, claimed: Position, careful: bool) -> Outcome:
-        if self._lost:
+        if self.part.lost:
             return self._outcome(0, (), (), (), datetime.now(UTC))
         try:
             with self.sink.transaction():
                 return self._write(claimed, careful)
         except errors.Unreachable:
-            self._lost = True
+            self.part.lost = True
             raise
 
     def _lock(self) -> Position:
@@ -205,7 +289,7 @@ class Work:
 
     def _refuse_moved(self, position: Position) -> None:
         """Offsets between the ledger and the batch are transaction markers or were compacted away; a record there is not."""
-        first = self.records[0].offset
+        first = self.part.records[0].offset
         other = position.epoch < self.writer.epoch or position.topic_id != self.writer.topic_id
         if other or (first > position.next_offset and self._holds(self.partition, position.next_offset, first)):
             raise errors.LedgerMoved(
@@ -216,7 +300,7 @@ class Work:
         """Steps 2 to 6."""
         sink = self.sink
         self._at(2)
-        fresh = [record for record in self.records if record.offset >= before.next_offset]
+        fresh = [record for record in self.part.records if record.offset >= before.next_offset]
         again = self.writer.again.get(self.partition, 0)
         repeats = bool(fresh) and fresh[0].offset < again
         if repeats:
@@ -225,7 +309,7 @@ class Work:
             fresh = [record for record in fresh if record.offset not in kept]
         self._at(3)
         events, dead = self._events, self._dead
-        if len(fresh) < len(self.records):
+        if len(fresh) < len(self.part.records):
             offsets = {record.offset for record in fresh}
             events = [event for event in events if event.offset in offsets]
             dead = [letter for letter in dead if letter.record.offset in offsets]
@@ -252,7 +336,7 @@ class Work:
         """Step 7."""
         if self.sink.to.guarantee == "exactly-once":
             self._at(7)
-        last = self.records[-1]
+        last = self.part.records[-1]
         if last.offset < before.next_offset:
             return
         after = msgspec.structs.replace(
@@ -278,5 +362,5 @@ class Work:
 
     def _at(self, step: int) -> None:
         if self._probe is not no_probe:
-            first, last = self.records[0].offset, self.records[-1].offset
+            first, last = self.part.records[0].offset, self.part.records[-1].offset
             self._probe(Moment(self.sink.to.pipeline, step, self.partition, first, last))

@@ -31,6 +31,7 @@ CONFUSABLE = {
     "a and A": ("a", "A"),
     "a and a with a space behind it": ("a", "a "),
     "é as one and as two characters": ("\u00e9", "e\u0301"),
+    "e and é": ("e", "\u00e9"),
 }
 
 
@@ -54,6 +55,8 @@ def connection(url: sa.URL, *, create: bool = False) -> Iterator[sa.Connection]:
         ours = translate(asked, error.orig) if isinstance(error.orig, Exception) else None
         if ours is None:
             raise
+        if isinstance(ours, errors.RowRefused):  # no row was written here
+            ours = errors.TargetUnfit(ours.what)
         if isinstance(ours, errors.Unreachable):
             ours = type(ours)(f"{ours.what} (tried for {time.monotonic() - since:.0f} s)", ours.remedy)
         raise ours from error
@@ -101,6 +104,8 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
         compiled = reader.judge(pipeline)
         refuses = reader.refuses(pipeline)
         upserts = not refuses and reader.upserts(compiled)
+        unique = tuple(sorted(reader.unique_keys() - {(pipeline.key,)}))
+        loose_key = isinstance(compiled.key.kind, kinds.Text) and reader.confused_ids(pipeline.key) is not None
     return Target(
         pipeline=name,
         topic=pipeline.topic,
@@ -117,7 +122,22 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
         history=pipeline.history,
         upserts=upserts,
         refuses=refuses,
+        unique=unique,
+        loose_key=loose_key,
     )
+
+
+def refuse_restrained(known: Target, pipeline: settings.Pipeline) -> None:
+    """Raise when the table is no longer what a running pipeline was started on.
+
+    TargetChanged ends the pipeline. TableConstrained starts it again: a constraint, a trigger, a unique key or another collation
+    of the key changes how rows have to be written.
+    """
+    found = refuse_changed(known, pipeline)
+    if (found.refuses, found.upserts, found.unique, found.loose_key) != (
+        known.refuses, known.upserts, known.unique, known.loose_key,
+    ):  # fmt: skip
+        raise errors.TableConstrained(f"the constraints, triggers or keys of table {found.table} were changed")
 
 
 def refuse_changed(known: Target, pipeline: settings.Pipeline) -> Target:
@@ -138,7 +158,8 @@ def refuse_changed(known: Target, pipeline: settings.Pipeline) -> Target:
 
 
 def _worded(column: mapping.Column) -> str:
-    return column.declared if column.nullable else f"{column.declared} NOT NULL"
+    collation = f" COLLATE {column.collation}" if column.collation and "COLLATE" not in column.declared else ""
+    return f"{column.declared}{collation}{'' if column.nullable else ' NOT NULL'}"
 
 
 def own_tables(view: sa.Inspector) -> dict[str, set[str]]:
@@ -226,7 +247,9 @@ class Reader:
         comparable = (
             self.dialect.name != "sqlite" or not compiled.guard or isinstance(self._column(compiled.guard).kind, kinds.Integer)
         )
-        return not counts_up and not filters and comparable
+        # an upsert of MariaDB and MySQL goes by whichever unique key it meets first
+        by_key = not self.is_mysql or self.unique_keys() == {(compiled.key.name,)}
+        return not counts_up and not filters and comparable and by_key
 
     def triggers(self) -> list[str]:
         match self.dialect.name:
@@ -254,30 +277,30 @@ class Reader:
         uniques = self.unique_keys()
         if (name,) not in uniques:
             raise self._unfit(name, "is the key and is not unique", f"ALTER TABLE {self.quoted} ADD UNIQUE ({self.quote(name)})")
-        others = [key for key in uniques if key != (name,)]
-        if self.is_mysql and others:
-            shown = ", ".join(others[0])
-            raise errors.TargetUnfit(
-                f"table {self.table} has a second unique key ({shown}), by which a document could meet another one's row",
-                f"{self._drop_unique(others[0])}; or keep the documents in a table of their own",
-            )
-        if isinstance(column.kind, kinds.Text):
-            self._judge_collation(name)
+        if self.dialect.name == "postgresql":
+            self._refuse_deferrable(name)
 
-    def _judge_collation(self, name: str) -> None:
-        confused = next((words for words, (one, other) in CONFUSABLE.items() if self._confuses(name, one, other)), None)
-        if confused is None:
-            return
-        if self.is_mysql:
-            length = getattr(self.columns[name]["type"], "length", None) or 255
-            collation = tables.EXACT_COLLATIONS[self.dialect.name]
-            kind = f"VARCHAR({length}) CHARACTER SET utf8mb4 COLLATE {collation} NOT NULL"
-            mend = f"ALTER TABLE {self.quoted} MODIFY {self.quote(name)} {kind}"
-        elif self.dialect.name == "postgresql":
-            mend = f'ALTER TABLE {self.quoted} ALTER COLUMN {self.quote(name)} TYPE text COLLATE "C"'
-        else:
-            mend = f"make the table anew with {self.quote(name)} TEXT COLLATE BINARY"
-        raise self._unfit(name, f"is the key, and its collation takes {confused} for the same id", mend)
+    def _refuse_deferrable(self, name: str) -> None:
+        """An upsert cannot rely on a unique key that is checked at the end of the transaction only."""
+        query = (
+            "SELECT c.conname FROM pg_constraint AS c WHERE c.conrelid = CAST(:table AS regclass) AND c.contype IN ('p', 'u')"
+            " AND c.condeferrable AND c.conkey = ARRAY(SELECT attnum FROM pg_attribute"
+            " WHERE attrelid = c.conrelid AND attname = :name)"
+        )
+        found = self.connection.execute(sa.text(query), {"table": self.quoted, "name": name}).scalars().all()
+        if found:
+            constraint = self.quote(str(found[0]))
+            kind = "PRIMARY KEY" if (name,) == self._primary_key() else "UNIQUE"
+            raise self._unfit(
+                name,
+                f"is the key, and its constraint {found[0]} is DEFERRABLE, which rules out upserts",
+                f"ALTER TABLE {self.quoted} DROP CONSTRAINT {constraint},"
+                f" ADD CONSTRAINT {constraint} {kind} ({self.quote(name)})",
+            )
+
+    def confused_ids(self, name: str) -> str | None:
+        """Which ids the key's collation takes for equal although they differ, in words; None when there are no such."""
+        return next((words for words, (one, other) in CONFUSABLE.items() if self._confuses(name, one, other)), None)
 
     def _confuses(self, name: str, one: str, other: str) -> bool:
         """Whether two ids would be one in this column, asked of the database itself."""
@@ -288,6 +311,8 @@ class Reader:
         if self.is_mysql:
             collation = self.columns[name]["type"].collation
             charset = self.columns[name]["type"].charset
+            if not kinds.is_in_charset(f"{one}{other}", charset):
+                return False
             statement = (
                 f"SELECT CONVERT(:one USING {charset}) COLLATE {collation} = CONVERT(:other USING {charset}) COLLATE {collation}"
             )
@@ -381,7 +406,13 @@ class Reader:
             raise self._unfit(
                 name, f"is of the type {found['type']!r}, which an event's field cannot be put into", "map another column"
             )
-        return mapping.Column(name=name, kind=kind, nullable=bool(found["nullable"]), declared=self._declared(name))
+        return mapping.Column(
+            name=name,
+            kind=kind,
+            nullable=bool(found["nullable"]),
+            declared=self._declared(name),
+            collation=getattr(found["type"], "collation", None) if isinstance(kind, kinds.Text) else None,
+        )
 
     def _kind(self, name: str, kind: Any) -> kinds.AnyKind | None:
         if isinstance(kind, postgresql.DOMAIN):
@@ -413,7 +444,10 @@ class Reader:
                 return None
             case types.String():
                 size = TEXT_BYTES.get(type(kind).__name__) if self.is_mysql else None
-                return kinds.Text(characters=None if size else kind.length, size=size)
+                charset = getattr(kind, "charset", None) if self.is_mysql else None
+                narrow = None if charset in kinds.UNICODE else charset
+                padded = isinstance(kind, types.CHAR) and self.dialect.name != "sqlite"
+                return kinds.Text(characters=None if size else kind.length, size=size, charset=narrow, padded=padded)
         return kinds.Text() if isinstance(kind, postgresql.CITEXT) else None
 
     def _is_json(self, name: str) -> bool:
@@ -426,10 +460,10 @@ class Reader:
     def _judge_charset(self, name: str, kind: Any) -> None:
         rows = self._column_facts(name)
         kind.charset, kind.collation = rows["character_set_name"], rows["collation_name"]
-        if kind.charset not in (None, "utf8mb4"):
+        if kind.charset not in (None, *kinds.UNICODE, *kinds.UNICODE_BMP, *kinds.CODECS):
             raise self._unfit(
                 name,
-                f"keeps text as {kind.charset}, which cannot hold every character",
+                f"keeps text as {kind.charset}, a character set that instep does not know",
                 f"ALTER TABLE {self.quoted} MODIFY {self.quote(name)} {rows['column_type']} CHARACTER SET utf8mb4",
             )
 
@@ -504,9 +538,3 @@ class Reader:
                 return f"make the table anew with {self.quote(name)} {column.declared} NOT NULL PRIMARY KEY"
             case _:
                 return f"ALTER TABLE {self.quoted} MODIFY {self.quote(name)} {column.declared} NOT NULL"
-
-    def _drop_unique(self, columns: tuple[str, ...]) -> str:
-        for index in self.view.get_indexes(self.table.name, schema=self.table.schema):
-            if tuple(index["column_names"]) == columns:
-                return f"ALTER TABLE {self.quoted} DROP INDEX {self.quote(str(index['name']))}"
-        return f"ALTER TABLE {self.quoted} DROP PRIMARY KEY"

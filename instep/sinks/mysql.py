@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, ClassVar
@@ -21,7 +20,7 @@ from instep.document import guard, kinds
 from instep.document.decoding import Event
 from instep.document.guard import Verdict
 from instep.document.mapping import Column
-from instep.sinks import sink, target, tls
+from instep.sinks import sink, tables, target, tls
 
 try:
     import pymysql
@@ -32,7 +31,6 @@ except ImportError:  # the extra is not installed
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 120
-DUPLICATE_KEY = 1062
 NO_TLS_THERE = 2026
 DUPLICATES = re.compile(rb"Duplicates: (\d+)")  # in what the server says of a statement of many rows
 LOADED = re.compile(rb"Records: (\d+) +Deleted: 0 +Skipped: 0 +Warnings: 0")
@@ -54,58 +52,73 @@ LOAD_HISTORY = (
     " committed_at = ?, event_time = TIMESTAMPADD(MICROSECOND, @at_us, TIMESTAMP'1970-01-01 00:00:00')"
 )
 
-# server error numbers: what each means for a pipeline
+# server error numbers: what each means for a pipeline. Any other refuses the row, as a trigger may signal whatever number
+# its author liked.
 CODES: dict[int, type[errors.InstepError]] = {
+    1020: errors.Transient,  # record has changed since last read
+    1180: errors.Transient,  # error during COMMIT; the ledger tells whether it was done
     1205: errors.Transient,  # lock wait time-out: undoes one statement only
     1213: errors.Transient,  # deadlock
-    3572: errors.Transient,  # a lock not to be had at once
-    1020: errors.Transient,  # record has changed since last read
-    1062: errors.RowRefused,  # the key is there already
-    1048: errors.RowRefused,  # null
-    1264: errors.RowRefused,  # out of range
-    1265: errors.RowRefused,  # truncated
-    1292: errors.RowRefused,  # wrong value
-    1364: errors.RowRefused,  # no default
-    1366: errors.RowRefused,  # not in the character set
-    1406: errors.RowRefused,  # too long
-    1451: errors.RowRefused,  # a foreign key points here
-    1452: errors.RowRefused,  # a foreign key points nowhere
-    1118: errors.RowRefused,  # row too large
-    1526: errors.RowRefused,  # no partition for the value
-    1644: errors.RowRefused,  # signalled by a trigger
-    1690: errors.RowRefused,  # out of range in an expression
-    3140: errors.RowRefused,  # not JSON
-    3157: errors.RowRefused,  # JSON nested too deep
-    3819: errors.RowRefused,  # check constraint, MySQL
-    4025: errors.RowRefused,  # check constraint, MariaDB
+    1296: errors.Transient,  # a cluster's engine
+    1297: errors.Transient,  # a cluster's engine, for the moment
+    1412: errors.Transient,  # the table was altered in the middle of the transaction
+    1614: errors.Transient,  # deadlock
+    1615: errors.Transient,  # a statement that must be prepared again
+    1637: errors.Transient,  # too many transactions at once
+    3101: errors.Transient,  # group replication has rolled back
+    3572: errors.Transient,  # NOWAIT, and there is a lock
+    1206: errors.TooMuchAtOnce,  # more locks than the lock table holds
+    1969: errors.TooMuchAtOnce,  # max_statement_time
+    3024: errors.TooMuchAtOnce,  # max_execution_time
+    4031: errors.DatabaseUnreachable,  # idle too long
+    1030: errors.DatabaseUnreachable,  # the storage engine
+    1037: errors.DatabaseUnreachable,  # out of memory
+    1038: errors.DatabaseUnreachable,  # out of memory for sorting
     1040: errors.DatabaseUnreachable,  # too many connections
+    1041: errors.DatabaseUnreachable,  # out of memory
+    1047: errors.DatabaseUnreachable,  # a Galera node that is not ready
     1053: errors.DatabaseUnreachable,  # shutting down
+    1079: errors.DatabaseUnreachable,  # shut down
+    1080: errors.DatabaseUnreachable,  # forcing the thread to end
     1129: errors.DatabaseUnreachable,  # host blocked
+    1135: errors.DatabaseUnreachable,  # no thread to be had
+    1152: errors.DatabaseUnreachable,  # aborted connection
+    1158: errors.DatabaseUnreachable,  # reading packets
+    1159: errors.DatabaseUnreachable,  # time-out reading packets
+    1160: errors.DatabaseUnreachable,  # writing packets
+    1161: errors.DatabaseUnreachable,  # time-out writing packets
+    1184: errors.DatabaseUnreachable,  # aborted connection
+    1194: errors.DatabaseUnreachable,  # table marked as crashed
+    1195: errors.DatabaseUnreachable,  # table crashed, and the repair failed
+    1203: errors.DatabaseUnreachable,  # max_user_connections
+    1226: errors.DatabaseUnreachable,  # a limit of the account, per hour or on connections
     1317: errors.DatabaseUnreachable,  # interrupted
     1927: errors.DatabaseUnreachable,  # connection killed
-    2002: errors.DatabaseUnreachable,
-    2003: errors.DatabaseUnreachable,
-    2006: errors.DatabaseUnreachable,
-    2013: errors.DatabaseUnreachable,
-    2014: errors.DatabaseUnreachable,
-    4031: errors.DatabaseUnreachable,  # idle too long
     1021: errors.DatabaseFull,
+    1026: errors.DatabaseFull,  # a file cannot be written
     1114: errors.DatabaseFull,
+    1878: errors.DatabaseFull,  # a temporary file cannot be written
     1044: errors.NotAuthorised,
     1045: errors.NotAuthorised,
     1698: errors.NotAuthorised,
+    3118: errors.NotAuthorised,  # account locked
     3159: errors.NotAuthorised,  # only TLS is let in
+    4151: errors.NotAuthorised,  # account locked, MariaDB
     1049: errors.SettingsError,  # no such database
     1142: errors.PermissionLost,
     1143: errors.PermissionLost,
     1227: errors.PermissionLost,
+    1370: errors.PermissionLost,  # on a routine
     1290: errors.TargetReadOnly,
     1792: errors.TargetReadOnly,
     1836: errors.TargetReadOnly,
-    1054: errors.TargetChanged,
-    1136: errors.TargetChanged,
-    1146: errors.TargetChanged,
+    1054: errors.TargetChanged,  # no such column
+    1109: errors.TargetChanged,  # no such table in a statement
+    1136: errors.TargetChanged,  # another number of columns
+    1146: errors.TargetChanged,  # no such table
+    1356: errors.TargetChanged,  # a view that refers to what is gone
 }
+CLIENT_CODES = range(2000, 3000)  # of the driver itself: the connection
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -187,14 +200,29 @@ class MysqlSink(sink.Sink):
         self._there, self._untold = 0, False  # how many of the rows that were last inserted were there already
         columns = ", ".join(f"{self.quoted(c.name)} {c.declared} NULL".replace("%%", "%") for c in self.to.mapping.columns)
         ordering = next((c.declared for c in self.to.mapping.columns if c.name == self.to.mapping.guard), "BIGINT")
+        self._key_is_utf8 = (self.to.mapping.key.collation or "utf8mb4_").startswith("utf8mb4_")
+        # the stage holds ids that the table itself may take for one
+        id_type = tables.name_type(255).compile(self.dialect) if self._key_is_text else self.to.mapping.key.declared
         self._cursor.execute(
-            f"CREATE TEMPORARY TABLE instep_stage ({self.key.replace('%%', '%')} {self.to.mapping.key.declared} NOT NULL,"
+            f"CREATE TEMPORARY TABLE instep_stage ({self.key.replace('%%', '%')} {id_type} NOT NULL,"
             f" {columns}, {sink.STAGE_FIRST} {ordering} NULL, PRIMARY KEY ({self.key.replace('%%', '%')})) ENGINE = InnoDB"
         )
 
     def begin_snapshot(self) -> None:
         self.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         self.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+
+    def key_equals(self, left: str, right: str) -> str:
+        """A staged id is compared as the table's key compares, so that the key's index finds it."""
+        collation = self.to.mapping.key.collation
+        if collation is None:
+            return f"{left} = {right}"
+        staged = right if self._key_is_utf8 else f"CONVERT({right} USING {collation.partition('_')[0]})"
+        return f"{left} = {staged} COLLATE {collation}"
+
+    def exactly(self, left: str, right: str) -> str:
+        sides = (left, right) if self._key_is_utf8 else (f"CONVERT({side} USING utf8mb4)" for side in (left, right))
+        return " = ".join(f"CAST({side} AS BINARY)" for side in sides)
 
     def scanned(self, column: Column) -> str:
         # a four-byte number is shown with six digits only, unless it is computed with
@@ -238,7 +266,13 @@ class MysqlSink(sink.Sink):
         for group in groups:
             columns = (self.to.mapping.key.name, *group.columns)
             rows = [(document, *(value for value in values if value is not UNSET)) for document, values in group.rows]
-            self.expect(self._insert(columns, rows) if group.fresh else self._update(group, columns, rows), len(rows))
+            if group.fresh:
+                changed = self._insert(columns, rows)
+            else:
+                self.use_stage()
+                self.append("instep_stage", columns, rows, skip_known=False)
+                changed = self._update(group.columns)
+            self.expect(changed, len(rows))
 
     def begin(self) -> None:
         if self.stage_is_used:
@@ -257,13 +291,13 @@ class MysqlSink(sink.Sink):
     def late(self) -> sink.Rows:
         """With a lock on every row that is there, so that nothing can come between this look and the upsert."""
         later = f"t.{self.guard} {'>' if self.to.rules.order_is_time else '>='} s.{sink.STAGE_FIRST}" if self.guard else "FALSE"
-        join = f"FROM instep_stage AS s JOIN {self.table} AS t ON t.{self.key} = s.{self.key}"
+        join = f"FROM instep_stage AS s JOIN {self.table} AS t ON {self.same_document()}"
         self._there, late = self.select(f"SELECT COUNT(*), SUM({later}) {join} FOR UPDATE")[0]
         return self.select(f"SELECT t.{self.key}, t.{self.guard} {join} WHERE {later}") if late else []
 
     def trusts(self, reduced: guard.Reduced) -> bool:
-        # the server does not tell whether a single row was there, and one of the same time may change nothing
-        return super().trusts(reduced) and len(reduced.latest) > 1 and not self.to.rules.order_is_time
+        # the server does not tell whether a single row was there; one of the same time, or without an order, may change nothing
+        return super().trusts(reduced) and len(reduced.latest) > 1 and self.guard is not None and not self.to.rules.order_is_time
 
     def upsert(self, rows: Sequence[sink.Row]) -> int | None:
         """One statement of many rows costs less than the stage. A row that is new or stays as it is counts once, a changed one
@@ -276,25 +310,19 @@ class MysqlSink(sink.Sink):
         insert = f"INSERT INTO {self.table} ({names})"
         self._there, self._untold = 0, False
         changed = self._insert_rows(insert, [(document, *values) for document, values, _ in rows], after)
-        if not self.guard:
-            return len(rows)
         return None if self._untold else changed - self._there
 
     def upsert_stage(self) -> int | None:
         columns = (self.to.mapping.key.name, *self.columns)
         names = ", ".join(map(self.quoted, columns))
         staged = ", ".join(f"s.{self.quoted(column)}" for column in columns)
-        insert = f"INSERT INTO {self.table} ({names}) SELECT {staged} FROM instep_stage AS s"
-        fresh = self._staged - self._there
-        if fresh:
-            lacking = f" LEFT JOIN {self.table} AS t ON t.{self.key} = s.{self.key} WHERE t.{self.key} IS NULL"
-            with self._nothing_between():
-                self.expect(self.execute(insert + (lacking if self._there else "")), fresh)
-        if self._there:
-            # assignments run from left to right: what the guard compares comes last
-            ordered = sorted(self.columns, key=lambda column: column == self.to.mapping.guard)
-            self.execute(f"{insert} ON DUPLICATE KEY UPDATE {', '.join(self._taken(column, 's.{}') for column in ordered)}")
-        return None  # what was there is locked, and what came meanwhile was an error
+        # what is there first: a row that was just inserted would be counted as an update too
+        changed = self._update(self.columns) if self._there else 0
+        if self._there < self._staged:
+            lacking = f" LEFT JOIN {self.table} AS t ON {self.same_document()} WHERE t.{self.key} IS NULL" if self._there else ""
+            insert = f"INSERT INTO {self.table} ({names}) SELECT {staged} FROM instep_stage AS s{lacking}"
+            changed += self.execute(insert)
+        return changed
 
     def _taken(self, column: str, written: str) -> str:
         """The assignment of a value that is to be written, where the guard lets it through."""
@@ -309,18 +337,7 @@ class MysqlSink(sink.Sink):
     def _insert(self, columns: tuple[str, ...], rows: sink.Rows) -> int:
         # not from the stage: MariaDB refuses an INSERT … SELECT of several rows into a table that has a BEFORE trigger
         names = ", ".join(map(self.quoted, columns))
-        with self._nothing_between():
-            return self._insert_rows(f"INSERT INTO {self.table} ({names})", rows)
-
-    @contextmanager
-    def _nothing_between(self) -> Iterator[None]:
-        try:
-            yield
-        except pymysql.err.IntegrityError as error:
-            if error.args[0] != DUPLICATE_KEY:
-                raise
-            # a second unique key was refused beforehand, so this is the document itself
-            raise errors.Outrun(f"documents of {self.to.table} were inserted by another writer just now") from error
+        return self._insert_rows(f"INSERT INTO {self.table} ({names})", rows)
 
     def _insert_rows(self, insert: str, rows: sink.Rows, after: str = "") -> int:
         """Many rows in few statements; the number of rows changed. Each value becomes a literal by PyMySQL's own rules."""
@@ -385,11 +402,10 @@ class MysqlSink(sink.Sink):
         self._untold = self._untold or told is None
         return changed
 
-    def _update(self, group: sink.Group, columns: tuple[str, ...], rows: sink.Rows) -> int:
-        self.use_stage()
-        self.append("instep_stage", columns, rows, skip_known=False)
-        values = ", ".join(f"t.{self.quoted(column)} = s.{self.quoted(column)}" for column in group.columns)
-        join = f"{self.table} AS t JOIN instep_stage AS s ON t.{self.key} = s.{self.key}"
+    def _update(self, columns: Sequence[str]) -> int:
+        """Write these columns of the staged rows whose documents are there; how many rows the guard let through."""
+        values = ", ".join(f"t.{self.quoted(column)} = s.{self.quoted(column)}" for column in columns)
+        join = f"{self.table} AS t JOIN instep_stage AS s ON {self.key_equals(f't.{self.key}', f's.{self.key}')}"
         return self.execute(f"UPDATE {join} SET {values} WHERE TRUE{self._guarded()}")
 
     def _bound_time(self, at: datetime | None) -> Any:
@@ -423,11 +439,7 @@ def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:
         return errors.DatabaseUnreachable(f"no connection to {where} any more")
     if code == NO_TLS_THERE:
         return tls.no_tls_there(url)
-    ours = CODES.get(code)
-    if ours is None:
-        ours = (
-            errors.RowRefused if isinstance(error, (pymysql.err.IntegrityError, pymysql.err.DataError)) else errors.TargetChanged
-        )
+    ours = CODES.get(code, errors.DatabaseUnreachable if code in CLIENT_CODES else errors.RowRefused)
     if ours is errors.DatabaseUnreachable:
         return ours(f"no connection to {where}: {text} (error {code})")
     return ours(f"{where}: {text} (error {code})")

@@ -31,32 +31,35 @@ CONNECTION = {
     "tcp_user_timeout": 60_000,
 }
 
-# SQLSTATE, or its class of two characters: what each means for a pipeline
+# SQLSTATE, or its class of two characters: what each means for a pipeline. Any other refuses the row, as a trigger may
+# raise whatever code its author liked.
 CODES: dict[str, type[errors.InstepError]] = {
     "08": errors.DatabaseUnreachable,
+    "26": errors.DatabaseUnreachable,  # a prepared statement that the session does not know: a pooler has swapped sessions
     "57P01": errors.DatabaseUnreachable,  # the server shuts down
     "57P02": errors.DatabaseUnreachable,  # a crash elsewhere in the server
     "57P03": errors.DatabaseUnreachable,  # the server starts
+    "57P04": errors.DatabaseUnreachable,  # the database was dropped
     "57P05": errors.DatabaseUnreachable,  # idle too long
     "53": errors.DatabaseUnreachable,  # out of memory or connections
     "53100": errors.DatabaseFull,
     "58": errors.DatabaseUnreachable,  # the server's own I/O
-    "XX": errors.DatabaseUnreachable,
+    "HV00N": errors.DatabaseUnreachable,  # a foreign table's server does not answer
+    "XX001": errors.DatabaseUnreachable,  # data corrupted
+    "XX002": errors.DatabaseUnreachable,  # index corrupted
     "28": errors.NotAuthorised,
     "3D000": errors.SettingsError,  # no such database
     "3F000": errors.TargetChanged,  # no such schema
     "22": errors.RowRefused,
     "23": errors.RowRefused,
-    "P0": errors.RowRefused,  # raised by a trigger
-    "44000": errors.RowRefused,  # a view's check option
     "40": errors.Transient,  # deadlock, serialization
-    "55P03": errors.Transient,  # a lock not to be had in time
+    "25": errors.Transient,  # the transaction is not in the state that it should be in
+    "72000": errors.Transient,  # snapshot too old
+    "55P03": errors.Transient,  # lock_timeout
     "55": errors.TargetChanged,
-    "54": errors.RowRefused,  # too large for an index
-    "2F": errors.RowRefused,  # raised by a routine
-    "38": errors.RowRefused,
-    "39": errors.RowRefused,
-    "57014": errors.Transient,  # a statement's time-out
+    "57014": errors.TooMuchAtOnce,  # statement_timeout, or cancelled
+    "25P03": errors.TooMuchAtOnce,  # idle_in_transaction_session_timeout
+    "25P04": errors.TooMuchAtOnce,  # transaction_timeout
     "25006": errors.TargetReadOnly,
     "42501": errors.PermissionLost,
     "42": errors.TargetChanged,  # a table, column or type that is not as it was
@@ -89,6 +92,9 @@ APPEND_TYPES = {
 COPY_HEAD, COPY_END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
 NULL = b"\xff\xff\xff\xff"
 TIME_ZERO_US = 946_684_800_000_000  # times are counted from the year 2000
+EARLIEST, LATEST = -(2**63), 2**63 - 1  # order values of times that Python cannot hold
+# key types whose equality is not that of text; staged ids, which are text, are compared as these
+KEY_CASTS = {"character": "::bpchar", "citext": "::citext"}
 PACKED_COLUMNS = (
     "pipeline", "topic", "partition", "committed_at", "verdict", "offset", "document", "status", "order_value", "event_time",
 )  # fmt: skip
@@ -108,6 +114,8 @@ class PostgresSink(sink.Sink):
         self._connection.execute("SET TIME ZONE 'UTC'")
         self._connection.execute("SET datestyle = 'ISO'")
         self._connection.execute("SET lock_timeout = '30s'")
+        declared = self.to.mapping.key.declared.partition("(")[0]
+        self._key_cast = KEY_CASTS.get(declared.rpartition(".")[2], "")
         types = [("stage_group", "int2"), *((column.name, STAGE_TYPES[type(column.kind)]) for column in self._stage_columns)]
         first = (sink.STAGE_FIRST, "int8" if self.guard_kind is None else STAGE_TYPES[type(self.guard_kind)])
         columns = ", ".join(f"{self._name(name)} {kind}" for name, kind in (*types, first))
@@ -115,9 +123,39 @@ class PostgresSink(sink.Sink):
         self._group_types = [kind for _, kind in types]
         self._stage_types = [*self._group_types[1:], first[1]]
         self._cursor = self._connection.cursor(binary=True)
+        self._plain_cursor = self._connection.cursor()
+
+    def begin(self) -> None:
+        self.stage_is_used = False
+        # what a deferred constraint refuses is refused row by row, not at the end; both in one round trip
+        self._plain_cursor.execute("BEGIN; SET CONSTRAINTS ALL IMMEDIATE")
 
     def begin_snapshot(self) -> None:
         self.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+
+    def key_read(self, table: str = "") -> str:
+        # CHAR(n) is padded with spaces, and a cast to text takes them away
+        return f"CAST({table}{self.key} AS text)" if self._key_is_text else f"{table}{self.key}"
+
+    def key_equals(self, left: str, right: str) -> str:
+        return f"{left} = {right}{self._key_cast}"
+
+    def exactly(self, left: str, right: str) -> str:
+        return f'CAST({left} AS text) COLLATE "C" = CAST({right} AS text) COLLATE "C"'
+
+    def guard_read(self, table: str = "") -> str:
+        # as text: the driver has no value for infinity, nor for years beyond those of Python
+        return f"{table}{self.guard}::text" if isinstance(self.guard_kind, kinds.Time) else super().guard_read(table)
+
+    def order_of(self, value: Any) -> int | None:
+        if not isinstance(self.guard_kind, kinds.Time) or value is None:
+            return super().order_of(value)
+        if value == "-infinity" or value.endswith("BC"):
+            return EARLIEST
+        try:
+            return super().order_of(datetime.fromisoformat(value))
+        except ValueError:
+            return LATEST  # infinity, or a year of five digits
 
     def scanned(self, column: Column) -> str:
         # as text: a time beyond Python's years, or a type that the driver does not know, would be an error
@@ -138,7 +176,8 @@ class PostgresSink(sink.Sink):
 
     def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         # an array is one parameter however many documents there are
-        asked = statement.replace("IN {documents}", "= ANY(%s)")
+        cast = f"{self._key_cast}[]" if self._key_cast and f"{self.key} IN " in statement else ""
+        asked = statement.replace("IN {documents}", f"= ANY(%s{cast})")
         # never prepared: a plan for any array compares each row with each of its values
         yield from self._cursor.execute(asked, (*parameters, list(documents)), prepare=False)
 
@@ -225,7 +264,7 @@ class PostgresSink(sink.Sink):
         values = ", ".join(f"{self.quoted(column)} = {self._cast(column)}" for column in group.columns)
         return self.execute(
             f"UPDATE {self.table} AS t SET {values} FROM instep_stage AS s"
-            f" WHERE s.stage_group = %s AND t.{self.key} = s.{self.key}{self._guarded()}",
+            f" WHERE s.stage_group = %s AND {self.key_equals(f't.{self.key}', f's.{self.key}')}{self._guarded()}",
             (group.number,),
         )
 
@@ -264,7 +303,7 @@ def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:
         if lost and _refused_login(error):
             return errors.NotAuthorised(f"{where}: {text}", "check the user, the password and the name of the database")
         return errors.DatabaseUnreachable(f"no connection to {where}: {text}") if lost else errors.RowRefused(f"{where}: {text}")
-    ours = CODES.get(state) or CODES.get(state[:2], errors.TargetChanged)
+    ours = CODES.get(state) or CODES.get(state[:2], errors.RowRefused)
     return ours(f"{where}: {text} (SQLSTATE {state})")
 
 

@@ -106,6 +106,7 @@ class Sink(abc.ABC):
         self._names = _Names(self.quoted)
         self.table = ".".join(self.quoted(part) for part in (to.table.schema, to.table.name) if part)
         self.key = self.quoted(to.mapping.key.name)
+        self._key_is_text = isinstance(to.mapping.key.kind, kinds.Text)
         self.guard = self.quoted(to.mapping.guard) if to.mapping.guard else None
         status = to.mapping.status_column if to.rules.transitions else None
         self._status = self.scanned(status) if status else None
@@ -183,8 +184,8 @@ class Sink(abc.ABC):
             return []
         later = ">" if self.to.rules.order_is_time else ">="
         return self.select(
-            f"SELECT t.{self.key}, t.{self.guard} FROM instep_stage AS s JOIN {self.table} AS t ON t.{self.key} = s.{self.key}"
-            f" WHERE t.{self.guard} {later} s.{STAGE_FIRST}"
+            f"SELECT {self.key_read('t.')}, {self.guard_read('t.')} FROM instep_stage AS s JOIN {self.table} AS t"
+            f" ON {self.same_document()} WHERE t.{self.guard} {later} s.{STAGE_FIRST}"
         )
 
     def trusts(self, _reduced: guard.Reduced) -> bool:
@@ -199,6 +200,28 @@ class Sink(abc.ABC):
     @abc.abstractmethod
     def begin_snapshot(self) -> None:
         """Begin a transaction that reads one state of the whole database."""
+
+    def key_read(self, table: str = "") -> str:
+        """The key in a SELECT, as the document's id has it."""
+        return f"{table}{self.key}"
+
+    def guard_read(self, table: str = "") -> str:
+        """The guard's column in a SELECT, as `order_of` takes it."""
+        return f"{table}{self.guard}" if self.guard else "NULL"
+
+    def key_equals(self, left: str, right: str) -> str:
+        """The key's own comparison, which an index answers, between two expressions. Its collation may be loose."""
+        return f"{left} = {right}"
+
+    @abc.abstractmethod
+    def exactly(self, left: str, right: str) -> str:
+        """Whether two texts are the same, character by character, whatever the collation of the key says."""
+
+    def same_document(self) -> str:
+        """Joins a staged row `s` with the row `t` of its document, and of no document with a similar id."""
+        left, right = f"t.{self.key}", f"s.{self.key}"
+        exact = f" AND {self.exactly(left, right)}" if self._key_is_text else ""
+        return self.key_equals(left, right) + exact
 
     def scanned(self, column: Column) -> str:
         """A column in a SELECT, so that no value is lost or refused on its way through the driver."""
@@ -253,7 +276,7 @@ class Sink(abc.ABC):
         try:
             with self.translated():
                 yield
-        except errors.RowRefused:
+        except errors.MAY_BE_A_ROW:
             self.back_to_savepoint()
             raise
         if keep:
@@ -264,6 +287,17 @@ class Sink(abc.ABC):
     def back_to_savepoint(self) -> None:
         self.execute("ROLLBACK TO SAVEPOINT instep")
         self.execute("RELEASE SAVEPOINT instep")
+
+    def try_statements(self) -> None:
+        """Run every kind of statement that a batch needs, on no rows: raises what is wrong with the tables themselves."""
+        table, column = self.table, self.quoted(self.columns[0])
+        statements = [f"UPDATE {table} SET {column} = {column} WHERE FALSE", "SELECT 1 FROM instep_stage WHERE FALSE"]
+        if self.to.rules.missing == "insert":
+            statements.append(f"INSERT INTO {table} ({self.key}) SELECT {self.key} FROM {table} WHERE FALSE")
+        statements += [f"INSERT INTO {own} SELECT * FROM {own} WHERE FALSE" for own in PLACED[:-1]]
+        with self.transaction(keep=False):
+            for statement in statements:
+                self.execute(statement)
 
     @contextmanager
     def unguarded(self) -> Iterator[None]:
@@ -383,7 +417,7 @@ class Sink(abc.ABC):
     def stored(self, documents: Iterable[Document]) -> dict[Document, Stored]:
         """What is known of these documents before the batch: rows of the table, and those deleted earlier."""
         asked = sorted(set(documents))
-        query = f"SELECT {self.key}, {self.guard or 'NULL'}, {self._status or 'NULL'} FROM {self.table}"
+        query = f"SELECT {self.key_read()}, {self.guard_read()}, {self._status or 'NULL'} FROM {self.table}"
         bound = [self.bind(document) for document in asked]
         found: dict[Document, Stored] = {}
         for key, order, status in self.select_many(f"{query} WHERE {self.key} IN {{documents}}", (), bound):
@@ -397,17 +431,22 @@ class Sink(abc.ABC):
 
     def not_before(self, value: Any, documents: Iterable[Document]) -> Iterator[tuple[Document, int | None]]:
         """Those of these documents whose row has this value of the guard's column or a later one, and the row's order value."""
-        query = f"SELECT {self.key}, {self.guard} FROM {self.table} WHERE {self.guard} >= {self.placeholder}"
+        query = f"SELECT {self.key_read()}, {self.guard_read()} FROM {self.table} WHERE {self.guard} >= {self.placeholder}"
         bound = [self.bind(document) for document in sorted(documents)]
         rows = self.select_many(f"{query} AND {self.key} IN {{documents}}", (self.bind(value),), bound)
         return ((self.unbind(key), self.order_of(order)) for key, order in rows)
 
     def look_up(self, documents: Iterable[Document]) -> dict[Document, dict[str, Any]]:
         """The columns that the pipeline keeps, of those of these documents that the table has."""
-        names = ", ".join([self.key, *map(self.scanned, self.to.mapping.columns)])
+        names = ", ".join([self.key_read(), *map(self.scanned, self.to.mapping.columns)])
         query = f"SELECT {names} FROM {self.table} WHERE {self.key} IN {{documents}}"
         bound = [self.bind(document) for document in sorted(set(documents))]
         return {self.unbind(row[0]): dict(zip(self.columns, row[1:], strict=True)) for row in self.select_many(query, (), bound)}
+
+    def occupants(self, document: Document) -> set[Document]:
+        """The ids of the rows that the key's collation takes for this document's: its own, or one that is written differently."""
+        query = f"SELECT {self.key_read()} FROM {self.table} WHERE {self.key} IN {{documents}}"
+        return {self.unbind(row[0]) for row in self.select_many(query, (), [self.bind(document)])}
 
     def statuses(self, limit: int) -> set[str]:
         """The statuses that the table holds, as far as transitions are declared for them; not more than so many."""
@@ -507,11 +546,16 @@ class Sink(abc.ABC):
         )  # fmt: skip
 
     def _guarded(self, written: str = "s.{}", table: str = "t") -> str:
-        """The guard in SQL, between the table's rows and those that are to be written, as a statement names a column of them."""
+        """What a row that is there must be to be written over: the same document, and not as late.
+
+        `written` is how the statement names a column of the rows to write. The key is compared exactly, as an upsert may meet
+        another document's row: through a second unique key, or through a collation that takes two ids for one.
+        """
+        same = f" AND {self.exactly(f'{table}.{self.key}', written.format(self.key))}" if self._key_is_text else ""
         if not self.guard or not self.is_guarding:
-            return ""
+            return same
         later = "<=" if self.to.rules.order_is_time else "<"
-        return f" AND ({table}.{self.guard} IS NULL OR {table}.{self.guard} {later} {written.format(self.guard)})"
+        return f"{same} AND ({table}.{self.guard} IS NULL OR {table}.{self.guard} {later} {written.format(self.guard)})"
 
     @property
     def _may_repeat(self) -> bool:
@@ -569,6 +613,8 @@ class Sink(abc.ABC):
             return
         if self.passes_over_is_refusal:
             raise errors.RowRefused(f"table {self.to.table} passes the row over: a trigger or a policy drops it")
+        if self.to.loose_key:
+            raise errors.RowRefused(f"table {self.to.table} has a row under another id that its key takes for the same")
         raise errors.Outrun(f"{expected - changed} documents of {self.to.table} were changed by another writer just now")
 
 

@@ -24,7 +24,7 @@ from instep.sinks.target import Position
 BUSY_TIMEOUT_S = 30.0
 TAKEN_AS_THEY_ARE = {str, int, float, bytes, type(None)}
 
-# primary result codes of SQLite: what each means for a pipeline
+# primary result codes of SQLite: what each means for a pipeline. Any other refuses the row.
 CODES: dict[int, type[errors.InstepError]] = {
     sqlite3.SQLITE_BUSY: errors.Transient,
     sqlite3.SQLITE_LOCKED: errors.Transient,
@@ -42,7 +42,7 @@ CODES: dict[int, type[errors.InstepError]] = {
     sqlite3.SQLITE_AUTH: errors.PermissionLost,
     sqlite3.SQLITE_ERROR: errors.TargetChanged,
     sqlite3.SQLITE_SCHEMA: errors.TargetChanged,
-    sqlite3.SQLITE_CORRUPT: errors.TargetChanged,
+    sqlite3.SQLITE_CORRUPT: errors.DatabaseUnreachable,  # until the file is put back
     sqlite3.SQLITE_NOTADB: errors.SettingsError,
 }
 
@@ -69,6 +69,9 @@ class SqliteSink(sink.Sink):
 
     def close(self) -> None:
         self._connection.close()
+
+    def exactly(self, left: str, right: str) -> str:
+        return f"{left} = {right} COLLATE BINARY"
 
     def begin(self) -> None:
         self._follow_file()
@@ -102,6 +105,11 @@ class SqliteSink(sink.Sink):
         if self._connection.in_transaction:  # a full disk has rolled back already
             self.execute("ROLLBACK")
 
+    def back_to_savepoint(self) -> None:
+        if not self._connection.in_transaction:
+            raise errors.TransactionUndone(f"a trigger of table {self.to.table} refuses a row by RAISE(ROLLBACK, …)")
+        super().back_to_savepoint()
+
     def translate(self, error: Exception) -> errors.InstepError | None:
         return translate(error, self.url)
 
@@ -124,8 +132,9 @@ class SqliteSink(sink.Sink):
     def write_groups(self, groups: list[sink.Group]) -> None:
         for group in groups:
             columns = group.columns
+            twice = self._key_is_text and not group.fresh
             bound = (
-                [*(self.bind(value) for value in values if value is not UNSET), self.bind(document)]
+                [*(self.bind(value) for value in values if value is not UNSET), *[self.bind(document)] * (1 + twice)]
                 for document, values in group.rows
             )
             if group.fresh:
@@ -133,7 +142,8 @@ class SqliteSink(sink.Sink):
                 statement = f"INSERT INTO {self.table} ({names}) VALUES ({self._marks(len(columns) + 1)})"
             else:
                 values = ", ".join(f"{self.quoted(column)} = ?" for column in columns)
-                statement = f"UPDATE {self.table} SET {values} WHERE {self.key} = ?"
+                same = f" AND {self.exactly(self.key, '?')}" if twice else ""
+                statement = f"UPDATE {self.table} SET {values} WHERE {self.key} = ?{same}"
             self.expect(self._connection.executemany(statement, bound).rowcount, len(group.rows))
 
     def fill_stage(self, rows: Sequence[sink.Row]) -> None:
@@ -190,7 +200,7 @@ def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:
     if isinstance(error, sqlite3.ProgrammingError):  # raised by the module itself: the connection is closed
         return errors.DatabaseUnreachable(f"no connection to {where} any more: {error}")
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    ours = CODES.get(code, errors.TargetChanged)
+    ours = CODES.get(code, errors.RowRefused)
     if code == sqlite3.SQLITE_CANTOPEN and _is_read_only(Path(str(url.database).removeprefix("file:"))):
         return errors.TargetReadOnly(f"{where}: the file or its folder is read-only for this user: {error}")
     if ours is errors.DatabaseUnreachable and code == sqlite3.SQLITE_CANTOPEN:

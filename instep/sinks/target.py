@@ -46,6 +46,8 @@ class Target(msgspec.Struct, frozen=True):
     history: bool
     upserts: bool = False  # an upsert does to this table what an insert or an update does, and nothing beside
     refuses: bool = False  # the table has constraints or triggers of its own, which must see every event's values
+    unique: tuple[tuple[str, ...], ...] = ()  # the table's other unique keys: values that one document may take from another
+    loose_key: bool = False  # the key's collation takes different ids for equal, so that one row may be claimed by two documents
 
 
 class Position(msgspec.Struct, frozen=True):
