@@ -200,6 +200,52 @@ def waves(events: Sequence[Event], held: Collection[Document] = frozenset()) -> 
     return rounds
 
 
+class Claims:
+    """Unique values that documents hold or take: two documents may meet on one, so their events must keep the log's order.
+
+    `keys` are the places, among the mapped columns, of each unique key's columns. Columns of a key that are not mapped are not
+    known here: documents that share the rest are kept apart, though they may not meet at all. Nor is it known yet which events
+    will be applied, so a document may hold any of the values that it had or was given.
+    """
+
+    POSSIBLE_MAX = 8  # of one document; one with more is written alone
+
+    def __init__(self, keys: Sequence[tuple[int, ...]], held: Mapping[Document, Values]) -> None:
+        """`held` are the values of the mapped columns that the table has of each document."""
+        self._keys = keys
+        self._possible: dict[Document, set[Values | None]] = {document: {values} for document, values in held.items()}
+
+    def rounds(self, events: Sequence[Event]) -> list[list[Event]]:
+        """The events in stretches of the log, none of which has two that could meet: written together, they do as one by one."""
+        rounds: list[list[Event]] = []
+        seen: set[Document] = set()
+        touched: set[tuple[int, Values]] = set()
+        alone = False
+        for event in events:
+            possible = self._after(event)
+            claims = {claim for values in possible if values is not None for claim in self._of(values)}
+            if not rounds or alone or event.document in seen or claims & touched or len(possible) > self.POSSIBLE_MAX:
+                rounds.append([])
+                seen, touched = set(), set()
+            rounds[-1].append(event)
+            seen.add(event.document)
+            touched |= claims
+            alone = len(possible) > self.POSSIBLE_MAX
+        return rounds
+
+    def _after(self, event: Event) -> set[Values | None]:
+        """What the event's document may hold before and after it."""
+        possible = self._possible.setdefault(event.document, {None})
+        if len(possible) <= self.POSSIBLE_MAX:
+            values = event.values
+            possible |= {None} if values is None else {merged(before, values) for before in possible}
+        return possible
+
+    def _of(self, values: Values) -> list[tuple[int, Values]]:
+        found = [(number, tuple(values[place] for place in places)) for number, places in enumerate(self._keys)]
+        return [(number, parts) for number, parts in found if not any(part is None or part is UNSET for part in parts)]
+
+
 def merged(before: Values | None, after: Values) -> Values:
     """Values with later ones over them."""
     if before is None or UNSET not in after:

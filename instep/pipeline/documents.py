@@ -89,8 +89,7 @@ def _write(
     for some, batch in batches:
         batch.held.update(one.event.document for one in parked)
         batch.look(some)
-        # events of one document become one write, unless the table may refuse one of them
-        for wave in guard.waves(some, batch.held) if sink.to.refuses else [some] if some else []:
+        for wave in _rounds(sink, some, batch.held):
             if careful:
                 batch.write_carefully(wave)
             else:
@@ -98,6 +97,21 @@ def _write(
         verdicts |= batch.verdicts
         parked += batch.parked
     return [verdicts[event.offset] for event in events], sorted(parked, key=lambda one: one.event.offset)
+
+
+def _rounds(sink: Sink, events: Sequence[Event], held: Collection[Document]) -> Sequence[Sequence[Event]]:
+    """What is written together. Events of one document become one write, unless the table may refuse one of them.
+
+    Where two documents may meet on a unique value, the log's order decides which of them has it.
+    """
+    if not events:
+        return []
+    if not sink.to.refuses:
+        return [events]
+    keys = sink.unique_places()
+    if not keys:
+        return guard.waves(events, held)
+    return guard.Claims(keys, sink.unique_values(event.document for event in events)).rounds(events)
 
 
 def relaxed(rules: guard.Rules) -> guard.Rules:

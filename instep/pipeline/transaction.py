@@ -201,9 +201,10 @@ class Work:
                 self._same_table()
             raise
         except errors.TooMuchAtOnce:
-            half = max(1, len(part.records) // 2)
-            self._parts[:1] = part.split(half)
-            raise
+            halves = part.split(max(1, len(part.records) // 2))
+            if len(halves) == 1:
+                raise
+            return halves
         except errors.MAY_BE_A_ROW as error:
             self._refuse_changed(error)
             return self._isolated(error)

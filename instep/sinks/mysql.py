@@ -38,13 +38,12 @@ LOADED = re.compile(rb"Records: (\d+) +Deleted: 0 +Skipped: 0 +Warnings: 0")
 LOADING = ({"local_infile": "ON"}, {"local_infile": "ON", "wsrep_on": "OFF"})
 LOAD_REFUSED = (1148, 1235, 3948, 4166)  # by the server or something before it that does not know or allow it
 LOADED_LEAST = 100  # rows for which the two more questions are worth it
-LOADED_BYTES = 1_000_000  # sent at once
-INSERT_CHARACTERS = 1_000_000  # of one statement, as far as rows allow
+STATEMENT_BYTES_MAX = 1_000_000  # of one statement of many rows
 LITERAL_ROWS = 1_000
 ROW_ALIAS_SINCE = (8, 0, 19)  # of MySQL: rows that are to be inserted have a name
 SPECIAL = re.compile(r"['\"\\\x00\n\r\x1a]")  # what a literal text must not have as it is
 UNLOADABLE = re.compile(r"[\\\t\n\x00]")  # what a field of a loaded row must not have as it is
-STATEMENT_BYTES = 16 * 1024  # what a statement has beside one record
+STATEMENT_BYTES = 16 * 1024  # what a statement has beside its rows
 
 LOAD_HISTORY = (
     "LOAD DATA LOCAL INFILE '' INTO TABLE instep_history CHARACTER SET utf8mb4"
@@ -152,15 +151,15 @@ class Connection(connections.Connection):  # type: ignore[misc]
     Never with a file: a server may ask for any file of ours, also when it was not told to load one.
     """
 
-    def load(self, statement: str, rows: bytes) -> bytes:
-        """What the server says of it."""
+    def load(self, statement: str, rows: bytes, size: int) -> bytes:
+        """Send the rows in packets of a size; what the server says of it."""
         self._execute_command(COMMAND.COM_QUERY, statement)
         asked = self._read_packet()
         result = connections.MySQLResult(self)
         if not asked.is_load_local_packet():
             raise pymysql.err.InternalError("the server did not ask for the rows")
-        for start in range(0, len(rows), LOADED_BYTES):
-            self.write_packet(rows[start : start + LOADED_BYTES])
+        for start in range(0, len(rows), size):
+            self.write_packet(rows[start : start + size])
         self.write_packet(b"")
         result._read_ok_packet(self._read_packet())
         return bytes(result.message or b"")
@@ -196,6 +195,8 @@ class MysqlSink(sink.Sink):
         self._may_load = dict(self._cursor.fetchall()) in LOADING
         # a byte may become two in a statement
         self.record_bytes_max = int(packet) // 2 - STATEMENT_BYTES
+        self._packet = int(packet)
+        self._rows_bytes_max = min(STATEMENT_BYTES_MAX, self._packet // 2)
         self._has_row_alias = "MariaDB" not in version and _release(version) >= ROW_ALIAS_SINCE
         self._there, self._untold = 0, False  # how many of the rows that were last inserted were there already
         columns = ", ".join(f"{self.quoted(c.name)} {c.declared} NULL".replace("%%", "%") for c in self.to.mapping.columns)
@@ -247,7 +248,8 @@ class MysqlSink(sink.Sink):
         return list(self._cursor.fetchall())
 
     def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        for chunk in sink.chunks(documents, 2_000):
+        # an id of 255 characters may take 2 KB
+        for chunk in sink.chunks(documents, min(2_000, self._rows_bytes_max // 2_048)):
             marks = f"({self._marks(len(chunk))})"
             yield from self.select(statement.replace("{documents}", marks), (*parameters, *chunk))
 
@@ -345,11 +347,16 @@ class MysqlSink(sink.Sink):
         literals: list[str] = []
         changed, size = 0, 0
         for literal in self._literals(rows):
-            literals.append(literal)
-            size += len(literal)
-            if size > INSERT_CHARACTERS:
+            needed = len(literal) if literal.isascii() else len(literal.encode("utf-8", "surrogateescape"))
+            if needed > self._packet - STATEMENT_BYTES:
+                raise errors.RowRefused(
+                    f"a row of {needed:,} bytes is larger than the server's max_allowed_packet of {self._packet:,} lets through"
+                )
+            if literals and size + needed > self._rows_bytes_max:
                 changed += self._inserted(insert + ",".join(literals) + after)
                 literals, size = [], 0
+            literals.append(literal)
+            size += needed + 1
         if literals:
             changed += self._inserted(insert + ",".join(literals) + after)
         return changed
@@ -384,7 +391,7 @@ class MysqlSink(sink.Sink):
         statement = self.sql(LOAD_HISTORY) % tuple(map(self._connection.escape, ours))
         self.execute("SAVEPOINT instep_load")
         try:
-            told = LOADED.search(self._connection.load(statement, rows.encode()))
+            told = LOADED.search(self._connection.load(statement, rows.encode(), self._rows_bytes_max))
         except pymysql.Error as error:
             if error.args[0] not in LOAD_REFUSED:
                 raise

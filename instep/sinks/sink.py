@@ -443,6 +443,25 @@ class Sink(abc.ABC):
         bound = [self.bind(document) for document in sorted(set(documents))]
         return {self.unbind(row[0]): dict(zip(self.columns, row[1:], strict=True)) for row in self.select_many(query, (), bound)}
 
+    def unique_places(self) -> list[tuple[int, ...]]:
+        """The places among the mapped columns of the columns of each unique key that the pipeline writes, beside the key."""
+        places = {name: place for place, name in enumerate(self.columns)}
+        found = [tuple(places[name] for name in names if name in places) for names in self.to.unique]
+        return [key for key in found if key]
+
+    def unique_values(self, documents: Iterable[Document]) -> dict[Document, guard.Values]:
+        """The values of the mapped columns that belong to unique keys, of those documents that the table has; UNSET elsewhere."""
+        wanted = sorted({place for key in self.unique_places() for place in key})
+        names = ", ".join([self.key_read(), *(self.quoted(self.columns[place]) for place in wanted)])
+        bound = [self.bind(document) for document in sorted(set(documents))]
+        found: dict[Document, guard.Values] = {}
+        for row in self.select_many(f"SELECT {names} FROM {self.table} WHERE {self.key} IN {{documents}}", (), bound):
+            values: list[Any] = [UNSET] * len(self.columns)
+            for place, value in zip(wanted, row[1:], strict=True):
+                values[place] = value.replace(tzinfo=UTC) if isinstance(value, datetime) and not value.tzinfo else value
+            found[self.unbind(row[0])] = tuple(values)
+        return found
+
     def occupants(self, document: Document) -> set[Document]:
         """The ids of the rows that the key's collation takes for this document's: its own, or one that is written differently."""
         query = f"SELECT {self.key_read()} FROM {self.table} WHERE {self.key} IN {{documents}}"

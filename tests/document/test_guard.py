@@ -286,3 +286,35 @@ def test_what_cannot_be_written_without_a_look() -> None:
         assert guard.reduce([whole, odd], Rules(ordered=True)) is None
     assert guard.reduce([whole], Rules(ordered=True, missing="ignore")) is None
     assert guard.reduce([whole], Rules(ordered=True, transitions=MACHINE)) is None
+
+
+def claim(offset: int, document: str, slot: Any) -> Event:
+    return Event(offset, document, offset, None, "S", (slot, offset))
+
+
+def test_events_that_meet_on_a_unique_value_keep_the_order_of_the_log() -> None:
+    claims = guard.Claims([(0,)], {"a": (1, UNSET), "b": (2, UNSET)})
+    events = [claim(0, "b", 3), claim(1, "a", 4), claim(2, "c", 1), claim(3, "d", 2), claim(4, "e", None), claim(5, "e", 9)]
+    rounds = [[event.offset for event in one] for one in claims.rounds(events)]
+    # c takes what a had, and e comes twice; nobody has what b had in the same round as d takes it
+    assert rounds == [[0, 1], [2, 3, 4], [5]]
+    often = [claim(offset, "a", offset) for offset in range(20)] + [claim(20, "b", 99), claim(21, "c", 98)]
+    assert [len(one) for one in guard.Claims([(0,)], {}).rounds(often)] == [*[1] * 20, 2]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([None, 1, 2, 3])), max_size=20))
+def test_rounds_that_hold_are_the_same_as_one_by_one(moves: list[tuple[str, int | None]]) -> None:
+    """Within a round, in whatever order its events are written, each meets what it would have met one by one."""
+    events = [claim(offset, document, slot) for offset, (document, slot) in enumerate(moves)]
+    rounds = guard.Claims([(0,)], {}).rounds(events)
+    assert [event for one in rounds for event in one] == events
+    had: dict[Any, set[Any]] = {}
+    for one in rounds:
+        for event in one:
+            slot = (event.values or (None,))[0]
+            others = [other for other in one if other is not event]
+            # whichever of the events before were applied, no other document of the round had or takes the value
+            assert slot is None or not any(slot in had.get(other.document, ()) for other in others)
+            assert slot is None or not any((other.values or (None,))[0] == slot for other in others)
+        for event in one:
+            had.setdefault(event.document, set()).add((event.values or (None,))[0])

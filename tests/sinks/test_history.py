@@ -95,9 +95,9 @@ def test_mariadb_loads_the_rows_where_that_is_allowed(
     loaded: list[str] = []
     load = mysql.Connection.load
 
-    def noted(self: mysql.Connection, statement: str, rows: bytes) -> bytes:
+    def noted(self: mysql.Connection, statement: str, rows: bytes, size: int) -> bytes:
         loaded.append(statement)
-        return load(self, statement if allowed else statement.replace("LOCAL", ""), rows)
+        return load(self, statement if allowed else statement.replace("LOCAL", ""), rows, size)
 
     monkeypatch.setattr(mysql.Connection, "load", noted)
     if not allowed:
