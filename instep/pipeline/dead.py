@@ -72,7 +72,9 @@ def _replay(desk: Desk, places: Sequence[Place], overtaken: Overtaken, execute: 
         lines += _lines(live, verdicts, parked, letters, before, after)
         if sink.to.history and lines:
             outcome = {line.place.offset: Verdict(line.verdict) for line in lines}
-            sink.keep_history(partition, events, [outcome[event.offset] for event in events], at, skip_known=True)
+            stood = ledger[partition].next_offset if partition in ledger else None
+            became = [outcome[event.offset] for event in events]
+            sink.keep_history(partition, events, became, at, skip_known=True, ledger_offset=stood)
         if parked:
             sink.keep_parked(partition, [(one, letters[one.event.offset].record) for one in parked], at)
         setaside.remove_dead(sink, [line.place for line in lines])

@@ -15,7 +15,8 @@ from instep.document.reasons import Reason, Refusal
 from instep.pipeline import documents, turns
 from instep.pipeline.turns import Desk, Line
 from instep.sinks import setaside
-from instep.sinks.setaside import Deed, SetAside
+from instep.sinks.setaside import Deed, Place, SetAside
+from instep.sinks.target import Position
 
 
 def release(desk: Desk, document: str, *, execute: bool) -> list[Line]:
@@ -31,7 +32,7 @@ def skip(desk: Desk, document: str, why: str) -> tuple[SetAside, int]:
 def _release(desk: Desk, document: str, execute: bool) -> list[Line]:
     sink, at = desk.sink, turns.now()
     lines: list[Line] = []
-    with desk.turn(execute=execute):
+    with desk.turn(execute=execute) as ledger:
         waiting = _waiting(desk, document)
         for number, one in enumerate(waiting):
             line = _apply(desk, one)
@@ -42,7 +43,7 @@ def _release(desk: Desk, document: str, execute: bool) -> list[Line]:
                     Line(rest.place, document, Verdict.PARKED.value, Reason.WAITS_BEHIND.value) for rest in waiting[number + 1 :]
                 ]
                 break
-            setaside.relive(sink, document, one.place, _lived(line), at)
+            setaside.relive(sink, document, one.place, _lived(line), at, _ledger_offset(desk, ledger, one.place))
         gone = [line for line in lines if line.verdict != Verdict.PARKED.value]
         setaside.remove_parked(sink, [line.place for line in gone])
         desk.record(Deed.RELEASED, gone, at)
@@ -78,14 +79,20 @@ def _lived(line: Line) -> str:
 
 def _skip(desk: Desk, document: str, why: str) -> tuple[SetAside, int]:
     at = turns.now()
-    with desk.turn(execute=True):
+    with desk.turn(execute=True) as ledger:
         waiting = _waiting(desk, document)
         first = waiting[0]
         setaside.remove_parked(desk.sink, [first.place])
-        setaside.relive(desk.sink, document, first.place, Deed.SKIPPED.value, at)
+        setaside.relive(desk.sink, document, first.place, Deed.SKIPPED.value, at, _ledger_offset(desk, ledger, first.place))
         line = Line(first.place, document, Deed.SKIPPED.value, first.reason)
         desk.record(Deed.SKIPPED, [line], at, why)
     return first, len(waiting) - 1
+
+
+def _ledger_offset(desk: Desk, ledger: dict[int, Position], place: Place) -> int | None:
+    """Where the ledger of an event's partition stands; None for an event of a topic that was replaced."""
+    position = ledger.get(place.partition) if place.topic == desk.sink.to.topic else None
+    return None if position is None else position.next_offset
 
 
 def _waiting(desk: Desk, document: str) -> list[SetAside]:

@@ -88,7 +88,8 @@ def take(sink: Sink, folder: Path, say: Say) -> Snapshot:
             parts.add([(document, steps.PARKED, 0, -1, None, None, None, None) for (document,) in parked])
         for deleted in scanning.deleted_documents(sink):
             parts.add([(document, steps.FORGOTTEN, 0, -1, order, None, None, None) for document, order in deleted])
-        rewound, another = setaside.rewound(sink), scanning.followed_another(sink)
+        rewound = {partition: max(end for _, end in ranges) for partition, ranges in setaside.applied_before(sink).items()}
+        another = scanning.followed_another(sink)
     return Snapshot(ledger, parts, left_out, documents, rewound, another)
 
 

@@ -19,7 +19,7 @@ from instep.kafka import offsets, places
 from instep.kafka.connection import Cluster
 from instep.kafka.places import Place
 from instep.pipeline import continuity
-from instep.sinks import inspection
+from instep.sinks import inspection, setaside
 from instep.sinks.setaside import Deed
 from instep.sinks.sink import Sink
 from instep.sinks.target import Decision, Position
@@ -122,11 +122,25 @@ def execute(name: str, pipeline: settings.Pipeline, prepared: Prepared, *, who: 
                 f"the ledger of {name!r} has moved since the plan was made: the pipeline is at work; nothing was changed",
                 "do it again; stop the pipeline first if it never stands still",
             )
+        setaside.keep_applied(sink, {} if plan.new_topic else _applied(setaside.applied_before(sink), plan.moves, ledger))
         for move in plan.moves:
             if plan.kept_as and (plan.new_topic or move.diverged):
                 sink.set_aside(plan.kept_as, move.partition, 0 if plan.new_topic else move.new or 0)
             _write(sink, move, prepared.rows.get(move.partition), ledger)
         sink.decide((_decision(move, who, why) for move in plan.moves if _matters(move)), datetime.now(UTC))
+
+
+def _applied(before: setaside.Applied, moves: Collection[Move], ledger: Mapping[int, Position]) -> setaside.Applied:
+    """The stretches that were applied once the ledger has moved: of a log that diverged, only what it still holds."""
+    after = {partition: list(ranges) for partition, ranges in before.items()}
+    for move in filter(_matters, moves):
+        row = ledger.get(move.partition)
+        ranges = after.setdefault(move.partition, [])
+        if row is not None:
+            ranges.append((row.since_offset or 0, row.next_offset))
+        if move.diverged or move.new is None:
+            after[move.partition] = [(start, min(end, move.new or 0)) for start, end in ranges]
+    return after
 
 
 def _write(sink: Sink, move: Move, row: Position | None, ledger: Mapping[int, Position]) -> None:
@@ -167,7 +181,7 @@ def _matters(move: Move) -> bool:
 
 
 def _decision(move: Move, who: str, why: str | None) -> Decision:
-    """Its place is where the partition stood: what lies below was applied before, if it is still the same log."""
+    """Its place is where the partition stood, if it is still the same log."""
     outcome = f"from {'nowhere' if move.current is None else move.current} to {'nowhere' if move.new is None else move.new}"
     same_log = move.delta is not None and not move.diverged
     place = (move.current if same_log else move.new) or 0

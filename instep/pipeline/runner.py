@@ -134,8 +134,8 @@ class Runner(threading.Thread):
         continuity.refuse_expired(self.cluster, self.name, topic, ledger)
         self._believed(lambda: continuity.refuse_diverged(self.cluster, self.name, topic, ledger))
         with sink.translated():
-            again = setaside.rewound(sink)
-        writer = transaction.Writer(epoch, topic.cluster_id, topic.id, again)
+            applied = setaside.applied_before(sink)
+        writer = transaction.Writer(epoch, topic.cluster_id, topic.id, applied)
         self._topic, self._target, self._epoch, self._ledger = topic, target, epoch, ledger
         self._checked = self._table_checked = time.monotonic()
         self._report_seen, self._applied = "", {}

@@ -54,7 +54,12 @@ class Writer(msgspec.Struct, frozen=True):
     epoch: int
     cluster_id: str
     topic_id: str
-    again: dict[int, int] = {}  # partitions that were moved back: records below this offset were applied before
+    applied: dict[int, list[tuple[int, int]]] = {}  # offsets of each partition that were applied before the ledger was moved
+
+    def applied_among(self, partition: int, records: Sequence[Record]) -> set[int]:
+        """The offsets of those of these records that were applied before."""
+        ranges = self.applied.get(partition, ())
+        return {one.offset for one in records if any(start <= one.offset < end for start, end in ranges)} if ranges else set()
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -302,11 +307,10 @@ class Work:
         sink = self.sink
         self._at(2)
         fresh = [record for record in self.part.records if record.offset >= before.next_offset]
-        again = self.writer.again.get(self.partition, 0)
-        repeats = bool(fresh) and fresh[0].offset < again
-        if repeats:
+        again = self.writer.applied_among(self.partition, fresh)
+        if again:
             # what was set aside of them stays so
-            kept = setaside.passed_over_within(sink, self.partition, fresh[0].offset, again)
+            kept = setaside.passed_over_within(sink, self.partition, min(again), max(again) + 1)
             fresh = [record for record in fresh if record.offset not in kept]
         self._at(3)
         events, dead = self._events, self._dead
@@ -314,12 +318,14 @@ class Work:
             offsets = {record.offset for record in fresh}
             events = [event for event in events if event.offset in offsets]
             dead = [letter for letter in dead if letter.record.offset in offsets]
+        if again:
+            overtaken = self._overtaken([event for event in events if event.offset in again])
+            events = [event for event in events if event.offset not in overtaken]
         self._at(4)
-        known = self._known([event for event in events if event.offset < again]) if repeats else set()
-        verdicts, parked = documents.write(sink, events, careful=careful, known=known, at_step=self._at)
+        verdicts, parked = documents.write(sink, events, careful=careful, known=again, at_step=self._at)
         now = datetime.now(UTC)
         if sink.to.history and events:
-            sink.keep_history(self.partition, events, verdicts, now, skip_known=careful or repeats)
+            sink.keep_history(self.partition, events, verdicts, now, skip_known=careful or bool(again))
         if dead:
             sink.keep_dead(self.partition, dead, now, skip_known=careful)
         if parked:
@@ -328,10 +334,24 @@ class Work:
             sink.keep_parked(self.partition, waiting, now, skip_known=careful)
         return self._outcome(len(fresh), events, verdicts, dead, now)
 
-    def _known(self, events: Sequence[Event]) -> set[int]:
-        """Of events that come again, the offsets of those that were let through: all but what lies behind a parked event."""
-        since = setaside.parked_since(self.sink, self.partition, {event.document for event in events})
-        return {event.offset for event in events if event.document not in since or event.offset < since[event.document]}
+    def _overtaken(self, events: Sequence[Event]) -> set[int]:
+        """Of events that come again, the offsets of those that would undo what was applied to their documents after them.
+
+        An event with an order value is left to the guard. A delete has none, nor has any event of a pipeline without an order:
+        the history says whether it was the document's last. Where the history knows nothing, a delete is not done again.
+        """
+        sink = self.sink
+        doubtful = [event for event in events if event.order is None and (event.values is None or not sink.to.rules.ordered)]
+        if not doubtful:
+            return set()
+        wrote = setaside.wrote(sink, {event.document for event in doubtful}) if sink.to.history else None
+        found = set()
+        for event in doubtful:
+            last = wrote.last(event.document) if wrote else None
+            here = setaside.Place(sink.to.topic, self.partition, event.offset)
+            if last != here and (last is not None or sink.to.rules.ordered):
+                found.add(event.offset)
+        return found
 
     def _advance(self, before: Position) -> None:
         """Step 7."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -35,11 +35,11 @@ SELECT_HEADS = (
 )
 AT_PLACE = " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} = ?"
 SELECT_HISTORY = (
-    f"SELECT {PLACE}, status, order_value, event_time, verdict, committed_at"
+    f"SELECT {PLACE}, status, order_value, event_time, verdict, committed_at, ledger_offset"
     " FROM instep_history WHERE pipeline = ? AND document = ?"
 )
 SELECT_WROTE = (
-    f"SELECT document, {PLACE}, order_value, committed_at FROM instep_history"
+    f"SELECT document, {PLACE}, order_value, committed_at, ledger_offset FROM instep_history"
     " WHERE pipeline = ? AND verdict IN ('applied', 'released') AND document IN {{documents}}"
 )
 SELECT_DECISIONS = f"SELECT {PLACE}, {{at}}, document, deed, outcome, why, who FROM instep_decisions WHERE pipeline = ?"
@@ -55,14 +55,12 @@ SELECT_PASSED_OVER_WITHIN = (
     f" UNION SELECT {{offset}} FROM instep_parked{WITHIN}"
     f" UNION SELECT {{offset}} FROM instep_decisions{WITHIN} AND deed IN ('skipped', 'dropped')"
 )
-SELECT_PARKED_SINCE = (
-    "SELECT document, min(CASE WHEN topic = ? AND {partition} = ? THEN {offset} ELSE 0 END) FROM instep_parked"
-    " WHERE pipeline = ? AND document IN {{documents}} GROUP BY document"
-)
-SELECT_REWOUND = (
-    "SELECT {partition}, max({offset}) FROM instep_decisions"
-    " WHERE pipeline = ? AND topic = ? AND deed = 'rewound' GROUP BY {partition}"
-)
+SELECT_APPLIED = "SELECT {partition}, start_offset, end_offset FROM instep_applied WHERE pipeline = ? AND topic = ?"
+DELETE_APPLIED = "DELETE FROM instep_applied WHERE pipeline = ? AND topic = ?"
+INSERT_APPLIED = "INSERT INTO instep_applied (pipeline, topic, {partition}, start_offset, end_offset) VALUES (?, ?, ?, ?, ?)"
+
+
+Applied = dict[int, list[tuple[int, int]]]  # per partition, ranges of offsets
 
 
 class Deed(StrEnum):
@@ -226,13 +224,33 @@ def judge_parked_again(sink: Sink, place: Place, reason: Reason, detail: str) ->
 
 
 def lived(sink: Sink, document: str) -> list[Lived]:
-    """What the history has of a document, in the order of the commits."""
-    order = sink.sql(" ORDER BY committed_at, topic, {partition}, {offset}")
-    rows = sink.select(sink.sql(SELECT_HISTORY) + order, (sink.to.pipeline, document))
+    """What the history has of a document, in the order in which it was applied."""
+    rows = sink.select(sink.sql(SELECT_HISTORY), (sink.to.pipeline, document))
     return [
         Lived(Place(*row[:3]), row[3], row[4], moment(row[5]), row[6], _sure(row[7]))
-        for row in rows
-    ]  # fmt: skip
+        for row in _as_applied(rows, lambda row: (Place(*row[:3]), _sure(row[7]), row[8]))
+    ]
+
+
+def _as_applied(
+    rows: Iterable[tuple[Any, ...]], sequence: Callable[[tuple[Any, ...]], tuple[Place, datetime, int | None]]
+) -> list[tuple[Any, ...]]:
+    """Rows of the history in the order in which their events were applied.
+
+    Within a partition the offset decides, and for an event that was applied later, where the ledger stood then: clocks of
+    different machines differ. Only between partitions does the time of the commit.
+    """
+
+    def in_partition(row: tuple[Any, ...]) -> tuple[int, bool, int, datetime]:
+        place, at, ledger_offset = sequence(row)
+        reached = place.offset if ledger_offset is None else ledger_offset - 1
+        return reached, ledger_offset is not None, place.offset, at
+
+    logs: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
+    for row in rows:
+        place = sequence(row)[0]
+        logs.setdefault((place.topic, place.partition), []).append(row)
+    return list(heapq.merge(*(sorted(of, key=in_partition) for of in logs.values()), key=lambda row: sequence(row)[1]))
 
 
 class Wrote:
@@ -257,14 +275,15 @@ def wrote(sink: Sink, documents: Iterable[Document]) -> Wrote:
     """What the history says of who wrote these documents' rows."""
     names = sorted({str(document) for document in documents})
     found = sink.select_many(sink.sql(SELECT_WROTE), (sink.to.pipeline,), names)
-    rows = sorted(found, key=lambda row: (_sure(row[5]), row[2], row[3]))
+    rows = _as_applied(found, lambda row: (Place(*row[1:4]), _sure(row[5]), row[6]))
     return Wrote((row[0], Place(*row[1:4]), row[4]) for row in rows)
 
 
-def relive(sink: Sink, document: str, place: Place, verdict: str, at: datetime) -> None:
-    """The history's row of a document's event gets the verdict that was reached later."""
-    statement = sink.sql("UPDATE instep_history SET verdict = ?, committed_at = ?" + AT_PLACE + " AND document = ?")
-    sink.execute(statement, (verdict, sink.bind(at), sink.to.pipeline, *_values(place), document))
+def relive(sink: Sink, document: str, place: Place, verdict: str, at: datetime, ledger_offset: int | None) -> None:
+    """The history's row of a document's event gets the verdict that was reached later, and where the ledger stood then."""
+    change = "UPDATE instep_history SET verdict = ?, committed_at = ?, ledger_offset = ?"
+    statement = sink.sql(change + AT_PLACE + " AND document = ?")
+    sink.execute(statement, (verdict, sink.bind(at), ledger_offset, sink.to.pipeline, *_values(place), document))
 
 
 def decisions(sink: Sink, *, document: str | None = None, place: Place | None = None) -> list[Decided]:
@@ -314,16 +333,31 @@ def passed_over_within(sink: Sink, partition: int, start: int, end: int) -> set[
     return {row[0] for row in sink.select(sink.sql(SELECT_PASSED_OVER_WITHIN), stretch * 3)}
 
 
-def parked_since(sink: Sink, partition: int, documents: Iterable[Document]) -> dict[Document, int]:
-    """The place in a partition of the first event that holds each document; 0 where it lies in another partition or topic."""
-    by_name = {str(document): document for document in documents}
-    found = sink.select_many(sink.sql(SELECT_PARKED_SINCE), (sink.to.topic, partition, sink.to.pipeline), sorted(by_name))
-    return {by_name[name]: offset for name, offset in found}
+def applied_before(sink: Sink) -> Applied:
+    """The stretches of each partition that were applied before the ledger was moved: their records may come again."""
+    found: Applied = {}
+    for partition, start, end in sorted(sink.select(sink.sql(SELECT_APPLIED), (sink.to.pipeline, sink.to.topic))):
+        found.setdefault(partition, []).append((start, end))
+    return found
 
 
-def rewound(sink: Sink) -> dict[int, int]:
-    """Partitions that somebody moved back, and the furthest place they had come to: records below it were applied before."""
-    return dict(sink.select(sink.sql(SELECT_REWOUND), (sink.to.pipeline, sink.to.topic)))
+def keep_applied(sink: Sink, stretches: Applied) -> None:
+    """Keep these, in place of what was kept before; neighbours and overlaps become one."""
+    sink.execute(sink.sql(DELETE_APPLIED), (sink.to.pipeline, sink.to.topic))
+    for partition, ranges in stretches.items():
+        for start, end in joined(ranges):
+            sink.execute(sink.sql(INSERT_APPLIED), (sink.to.pipeline, sink.to.topic, partition, start, end))
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same offsets in as few ranges as there can be."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(one for one in ranges if one[0] < one[1]):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
 
 
 # --- parts --------------------------------------------------------------------------------------------

@@ -31,14 +31,15 @@ from instep.sinks.target import Decision, Position, Target
 
 HISTORY_COLUMNS = (
     "pipeline", "topic", "partition", "offset", "document", "status", "order_value", "event_time", "verdict", "committed_at",
+    "ledger_offset",
 )  # fmt: skip
 SELECT_LEDGER = (
-    "SELECT {partition}, next_offset, epoch, cluster_id, topic_id, last_digest, committed_at"
+    "SELECT {partition}, next_offset, epoch, cluster_id, topic_id, last_digest, committed_at, since_offset"
     " FROM instep_ledger WHERE pipeline = ? AND topic = ?"
 )
 INSERT_LEDGER = (
     "INSERT INTO instep_ledger (pipeline, topic, {partition}, next_offset, epoch, cluster_id, topic_id,"
-    " last_digest, committed_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " last_digest, committed_at, since_offset) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 ADVANCE_LEDGER = (
     "UPDATE instep_ledger SET next_offset = ?, epoch = ?, last_digest = ?, committed_at = ?"
@@ -46,7 +47,7 @@ ADVANCE_LEDGER = (
 )
 FENCE_LEDGER = "UPDATE instep_ledger SET epoch = ? WHERE pipeline = ? AND topic = ?"
 MOVE_LEDGER = (
-    "UPDATE instep_ledger SET next_offset = ?, cluster_id = ?, topic_id = ?, last_digest = ?"
+    "UPDATE instep_ledger SET next_offset = ?, cluster_id = ?, topic_id = ?, last_digest = ?, since_offset = ?"
     " WHERE pipeline = ? AND topic = ? AND {partition} = ?"
 )
 REMOVE_LEDGER = "DELETE FROM instep_ledger WHERE pipeline = ? AND topic = ? AND {partition} = ?"
@@ -347,6 +348,7 @@ class Sink(abc.ABC):
             (
                 self.to.pipeline, self.to.topic, position.partition, position.next_offset, position.epoch,
                 position.cluster_id, position.topic_id, position.last_digest, self._bound_time(position.committed_at),
+                position.next_offset,
             ),
         )  # fmt: skip
 
@@ -385,7 +387,7 @@ class Sink(abc.ABC):
         self.execute(
             self.sql(MOVE_LEDGER),
             (
-                position.next_offset, position.cluster_id, position.topic_id, position.last_digest,
+                position.next_offset, position.cluster_id, position.topic_id, position.last_digest, position.next_offset,
                 self.to.pipeline, self.to.topic, position.partition,
             ),
         )  # fmt: skip
@@ -503,11 +505,22 @@ class Sink(abc.ABC):
             self.execute(f"DELETE FROM {table} WHERE {mine}{column} IN ({self._marks(len(chunk))})", (*pipeline, *chunk))
 
     def keep_history(
-        self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime, *, skip_known: bool = False
+        self,
+        partition: int,
+        events: Sequence[Event],
+        verdicts: Sequence[Verdict],
+        at: datetime,
+        *,
+        skip_known: bool = False,
+        ledger_offset: int | None = None,
     ) -> None:
-        """A row for every event, with what became of it. A place in the log that is known already keeps its first row."""
+        """A row for every event, with what became of it. A place in the log that is known already keeps its first row.
+
+        `ledger_offset` is where the partition's ledger stands when events are applied later than the flow came to them.
+        """
         if skip_known or self._may_repeat:
-            self.append("instep_history", HISTORY_COLUMNS, self._history(partition, events, verdicts, at), skip_known=True)
+            rows = self._history(partition, events, verdicts, at, ledger_offset)
+            self.append("instep_history", HISTORY_COLUMNS, rows, skip_known=True)
         else:
             self.append_history(partition, events, verdicts, at)
 
@@ -545,12 +558,20 @@ class Sink(abc.ABC):
         quoted: str = self.dialect.identifier_preparer.quote_identifier(name)
         return quoted.replace("%", "%%") if self.placeholder == "%s" else quoted
 
-    def _history(self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime) -> Rows:
+    def _history(
+        self,
+        partition: int,
+        events: Sequence[Event],
+        verdicts: Sequence[Verdict],
+        at: datetime,
+        ledger_offset: int | None = None,
+    ) -> Rows:
         pipeline, topic, committed = self.to.pipeline, self.to.topic, self._bound_time(at)
         return [
             (
                 pipeline, topic, partition, event.offset, str(event.document), event.status, event.order,
                 None if event.at_us is None else self._bound_time(kinds.from_micros(event.at_us)), verdict.value, committed,
+                ledger_offset,
             )
             for event, verdict in zip(events, verdicts, strict=True)
         ]  # fmt: skip
@@ -664,7 +685,7 @@ def clock_text(at: datetime) -> str:
 
 def _position(row: tuple[Any, ...]) -> Position:
     partition, next_offset, epoch, cluster_id, topic_id, last_digest = row[:6]
-    return Position(partition, next_offset, epoch, cluster_id, topic_id, last_digest, moment(row[6]))
+    return Position(partition, next_offset, epoch, cluster_id, topic_id, last_digest, moment(row[6]), row[7])
 
 
 def no_driver(name: str, extra: str) -> errors.MissingPart:

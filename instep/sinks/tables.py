@@ -72,6 +72,17 @@ LEDGER = sa.Table(
     sa.Column("topic_id", name_type(64), nullable=False),
     sa.Column("last_digest", name_type(64)),
     sa.Column("committed_at", time_type()),
+    sa.Column("since_offset", sa.BigInteger),  # where the present stretch began: at `start`, or where it was moved to
+    **TRANSACTIONAL,
+)
+
+# Stretches of the log that were applied before the ledger was moved elsewhere
+APPLIED = sa.Table(
+    "instep_applied",
+    metadata,
+    *_place(),
+    sa.Column("start_offset", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("end_offset", sa.BigInteger, nullable=False),
     **TRANSACTIONAL,
 )
 
@@ -118,6 +129,8 @@ HISTORY = sa.Table(
     sa.Column("event_time", time_type()),
     sa.Column("verdict", name_type(16), nullable=False),
     sa.Column("committed_at", time_type(), nullable=False),
+    # of an event that was applied later than the flow came to it: where the ledger of its partition stood then
+    sa.Column("ledger_offset", sa.BigInteger),
     **TRANSACTIONAL,
 )
 

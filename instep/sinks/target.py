@@ -60,6 +60,7 @@ class Position(msgspec.Struct, frozen=True):
     topic_id: str
     last_digest: str | None = None
     committed_at: datetime | None = None
+    since_offset: int | None = None  # where the stretch of the log that was applied without a jump begins
 
 
 class Decision(msgspec.Struct, frozen=True):

@@ -11,7 +11,9 @@ from typing import Any
 
 Place = tuple[int, int]
 
-COLUMNS = {"print_status": "status", "print_version": "version", "pages": "pages", "place": "place", "note": "note"}
+COLUMNS = {
+    "print_status": "status", "print_version": "version", "pages": "pages", "place": "place", "note": "note", "slot": "slot",
+}  # fmt: skip
 PLACE_CHARACTERS = 20
 UNLUCKY_PAGES = 13
 QUEUED_PAGES_MAX = 50
@@ -106,10 +108,14 @@ class Model:
         body = fact.body or {}
         after = dict(row or dict.fromkeys(COLUMNS))
         after.update({column: body[name] for column, name in self.columns.items() if name in body})
-        if self.constrained and _breaks_constraints(after):
+        if self.constrained and (_breaks_constraints(after) or self._takes_a_slot(fact.document, after["slot"])):
             return "REFUSED_BY_TARGET"
         self.rows[fact.document] = after
         return "applied"
+
+    def _takes_a_slot(self, document: str, slot: int | None) -> bool:
+        """Whether another document has it: a slot is one document's at a time."""
+        return slot is not None and any(row["slot"] == slot for other, row in self.rows.items() if other != document)
 
     def gone(self) -> dict[str, int]:
         """What a late event must not bring back."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,9 @@ import sqlalchemy as sa
 from confluent_kafka import Producer
 
 from instep import settings
-from instep.kafka import topics
+from instep.kafka import places, topics
 from instep.kafka.connection import Cluster
-from instep.pipeline import dead, parked, replay
+from instep.pipeline import dead, parked, replay, rewind
 from instep.pipeline.runner import Runner
 from instep.pipeline.turns import Desk
 from instep.sinks import inspection, setaside, tables, target
@@ -34,6 +34,7 @@ PARTITIONS = 3
 EVENTS = 1_600
 EVENTS_AFTER = 300
 BATCH_ROWS = 200
+SLOTS = 30  # of each partition; documents take them from each other
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,15 @@ class Log:
         if later_by > 0 and not odd:
             self._statuses[document] = status
         found: dict[str, Any] = {"doc_id": document, "status": status, "version": version}
-        for name, values in {"pages": (1, 2, 40, None), "place": ("Rome", "Oslo", None), "note": ("n", "", None)}.items():
+        choices: dict[str, tuple[Any, ...]] = {
+            "pages": (1, 2, 40, None),
+            "place": ("Rome", "Oslo", None),
+            "note": ("n", "", None),
+        }
+        partition = int(document[1:]) % PARTITIONS
+        # no slot is wanted in two partitions: which of them is first would be chance
+        choices["slot"] = (None, None, *(100 * partition + number for number in range(SLOTS)))
+        for name, values in choices.items():
             if self.dice.random() < 0.3:
                 found[name] = self.dice.choice(values)
         return {**found, **odd}
@@ -152,6 +161,7 @@ def make_table(url: str, documents: list[str], constrained: bool) -> None:
         sa.Column("pages", sa.Integer),
         sa.Column("place", tables.name_type(model.PLACE_CHARACTERS)),
         sa.Column("note", tables.long_text()),
+        sa.Column("slot", sa.Integer, unique=constrained),
         *(checks if constrained else ()),
         mysql_engine="InnoDB",
         mariadb_engine="InnoDB",
@@ -188,10 +198,40 @@ def test_the_whole_is_what_the_model_is(
         _decide(desk, expected, lambda: Cluster(cluster.kafka, cluster.bootstrap))
     _compare(url, expected)
 
+    _shift_clock(url, road)
+    stood = list(log.ends)
     for fact in log.write(cluster, EVENTS_AFTER):
         expected.apply(fact)
+    # somebody moves the ledger to the end by mistake, and back again: what was passed over was never applied
+    _rewind(cluster, mended, places.FromEnd())
+    for partition, offset in enumerate(stood):
+        _rewind(cluster, mended, places.Offset(offset), [partition])
     drained(runner(mended, once=True))
     _compare(url, expected)
+
+    # and back to the start: what was applied is not judged again
+    _rewind(cluster, mended, places.FromStart())
+    drained(runner(mended, once=True))
+    _compare(url, expected)
+
+    # whichever clock the runs had, nothing is amiss that a replay would have to write
+    with Desk("contracts", mended, "ann") as desk:
+        assert list(replay.replay(desk, cluster, replay.stretch(desk, cluster), execute=True)) == []
+    _compare(url, expected)
+
+
+def _shift_clock(url: str, road: Road) -> None:
+    """What was done so far was done by machines whose clocks were an hour ahead."""
+    hour = {
+        "sqlite": "strftime('%Y-%m-%d %H:%M:%f', committed_at, '+1 hour')",
+        "postgres": "committed_at + INTERVAL '1 hour'",
+    }.get(road.kind, "committed_at + INTERVAL 1 HOUR")
+    run_sql(url, f"UPDATE instep_history SET committed_at = {hour}")
+
+
+def _rewind(cluster: Cluster, pipeline: settings.Pipeline, place: places.Place, partitions: Sequence[int] = ()) -> None:
+    prepared = rewind.prepare(cluster, "contracts", pipeline, place, partitions)
+    rewind.execute("contracts", pipeline, prepared, who="ann", why="by mistake")
 
 
 def _decide(desk: Desk, expected: Model, open_cluster: Callable[[], Cluster]) -> None:
@@ -232,7 +272,7 @@ def _compare(url: str, expected: Model) -> None:
     # a document that was deleted and made again within a batch need not be remembered as deleted
     deleted = dict(run_sql(url, "SELECT document, order_value FROM instep_deleted"))
     assert {document: deleted[document] for document in deleted if document not in expected.rows} == expected.gone()
-    decided = run_sql(url, f"SELECT {place}, deed, outcome FROM instep_decisions")
+    decided = run_sql(url, f"SELECT {place}, deed, outcome FROM instep_decisions WHERE deed <> 'rewound'")
     assert sorted(((row[0], row[1]), row[2], row[3]) for row in decided) == sorted(expected.decisions)
     ends = run_sql(url, f"SELECT {quote}partition{quote}, next_offset FROM instep_ledger")
     assert dict(ends) == {p: 1 + max(o for part, o in expected.facts if part == p) for p in range(PARTITIONS)}

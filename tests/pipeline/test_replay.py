@@ -192,3 +192,26 @@ def test_a_row_that_the_table_refuses_is_said(
     assert len(lines) == 20
     assert [(line.document, line.reason) for line in lines if line.verdict == replay.REFUSED] == [("d7", "REFUSED_BY_TARGET")]
     assert len(table(url)) == 19
+
+
+def test_clocks_that_differ_between_runs_decide_nothing(
+    database_url: str, open_sink: Open, cluster: Cluster, topic: str, put: Put
+) -> None:
+    """Made and deleted by a machine whose clock is an hour ahead, made again by one whose clock is right."""
+    pipeline = declare(database_url, topic=topic)
+    sink = open_sink(pipeline)
+    put(event("a", 1, "FIRST"), ("a", None))
+    flow(cluster, topic, sink)
+    ahead = {
+        "sqlite": "strftime('%Y-%m-%d %H:%M:%f', committed_at, '+1 hour')",
+        "postgresql": "committed_at + INTERVAL '1 hour'",
+    }.get(database_url.partition(":")[0], "committed_at + INTERVAL 1 HOUR")
+    run_sql(database_url, f"UPDATE instep_history SET committed_at = {ahead}")
+    put(event("a", 2, "MADE AGAIN"))
+    flow(cluster, topic, sink)
+    with Desk("contracts", pipeline, "ann") as desk:
+        assert mended(desk, cluster, last=places.FromStart(2)) == []
+        assert mended(desk, cluster) == []
+        life = timeline.read(desk, "a", lambda: Cluster(settings.Kafka(), cluster.bootstrap))
+        assert [one.place.offset for one in life.events] == [0, 1, 2]
+    assert table(database_url) == [("a", "MADE AGAIN", 2)]

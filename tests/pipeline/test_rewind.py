@@ -16,7 +16,7 @@ from instep.kafka import offsets, places, topics
 from instep.kafka.connection import Cluster
 from instep.pipeline import rewind, transaction
 from instep.pipeline.transaction import Writer
-from instep.sinks import preparation
+from instep.sinks import preparation, setaside
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 from tests.pipeline.test_transaction import apply, begun, event, record, table
@@ -114,7 +114,7 @@ def test_records_that_come_again_change_and_set_aside_nothing(
     with sink.transaction():
         sink.move(msgspec.structs.replace(sink.positions(lock=True)[0], next_offset=0))
     steps: list[int] = []
-    again = Writer(1, "c", "t", {0: 10})  # the last of them was passed over by a move forward: it waits behind as well
+    again = Writer(1, "c", "t", {0: [(0, 9)]})  # the last of them was passed over by a move forward: it waits behind as well
     work = transaction.Work(again, 0, [*log, event(9, "b", 4, "PRINTED")], lambda *_: False, lambda at: steps.append(at.step))
     outcome = work.apply(sink, Decoder(sink.to.mapping))
     assert steps.count(1) == 1, "the batch was refused at first, and written with care"
@@ -124,3 +124,42 @@ def test_records_that_come_again_change_and_set_aside_nothing(
     quoted = "`offset`" if database_url.startswith("m") else '"offset"'
     run_sql(database_url, *(f"DELETE FROM {name} WHERE {quoted} = 9" for name in ("instep_parked", "instep_history")))
     assert [table(database_url), *(run_sql(database_url, f"SELECT * FROM {name}") for name in kept)] == before
+
+
+def test_only_what_was_applied_counts_as_applied(database_url: str, open_sink: Open, cluster: Cluster, topic: str) -> None:
+    """A pipeline that began at the log's end, was moved ahead by mistake and moved back: what lay between was never applied."""
+    pipeline = declare(database_url, topic=topic)
+    sink = open_sink(pipeline)
+    started(cluster, topic, sink, {0: 5})
+
+    def move(to: int) -> None:
+        prepared = rewind.prepare(cluster, "contracts", pipeline, places.Offset(to), [0])
+        rewind.execute("contracts", pipeline, prepared, who="tester", why="by mistake")
+
+    def advance(to: int) -> None:
+        before = sink.positions()[0]
+        with sink.transaction():
+            sink.advance(before, msgspec.structs.replace(before, next_offset=to, last_digest=None))
+
+    move(0)
+    assert setaside.applied_before(sink) == {}, "it began at 5, and has applied nothing"
+    advance(3)
+    move(10)
+    assert setaside.applied_before(sink) == {0: [(0, 3)]}
+    advance(12)
+    move(1)
+    assert setaside.applied_before(sink) == {0: [(0, 3), (10, 12)]}
+    advance(11)
+    move(0)
+    assert setaside.applied_before(sink) == {0: [(0, 12)]}
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_a_delete_that_comes_again_leaves_what_was_made_after_it(database_url: str, open_sink: Open, history: bool) -> None:
+    sink = begun(open_sink(declare(database_url, history=history)))
+    log = [event(0, "a", 1), record(1, "a", None), event(2, "a", 5, "MADE AGAIN"), event(3, "b", 1), record(4, "b", None)]
+    apply(sink, log)
+    with sink.transaction():
+        sink.move(msgspec.structs.replace(sink.positions(lock=True)[0], next_offset=0))
+    apply(sink, log, writer=Writer(1, "c", "t", {0: [(0, 5)]}))
+    assert table(database_url) == [("a", "MADE AGAIN", 5)]
