@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,15 +18,29 @@ from instep.sinks.target import TableName
 POSTGRES_SETTINGS = (
     "fsync", "full_page_writes", "synchronous_commit", "transaction_read_only",
     "statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout", "max_connections",
-    "superuser_reserved_connections", "reserved_connections",
+    "superuser_reserved_connections", "reserved_connections", "idle_session_timeout", "default_transaction_isolation",
+    "default_transaction_read_only", "session_replication_role", "synchronous_standby_names", "log_statement", "TimeZone",
 )  # fmt: skip
 MYSQL_SETTINGS = (
     "innodb_flush_log_at_trx_commit", "innodb_doublewrite", "binlog_format", "log_bin", "read_only", "super_read_only",
     "max_allowed_packet", "max_connections", "max_user_connections", "max_statement_time", "tx_read_only",
-    "transaction_read_only",
+    "transaction_read_only", "max_execution_time", "wait_timeout", "idle_transaction_timeout", "idle_write_transaction_timeout",
+    "sync_binlog", "general_log", "time_zone", "system_time_zone", "foreign_key_checks", "unique_checks",
 )  # fmt: skip
+DELETE_RULES = {"a": "NO ACTION", "r": "RESTRICT", "c": "CASCADE", "n": "SET NULL", "d": "SET DEFAULT"}
+ALL_GRANTED = re.compile(r"^GRANT (?P<rights>.*?) ON \*\.\* TO ", re.DOTALL)
+ACCOUNT_LIMIT = re.compile(r"\b(MAX_(?:QUERIES|UPDATES|CONNECTIONS)_PER_HOUR|MAX_USER_CONNECTIONS|MAX_STATEMENT_TIME) ([0-9.]+)")
 NEEDED = ("SELECT", "INSERT", "UPDATE", "DELETE")
 MOUNTS = Path("/proc/self/mounts")
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A foreign key: the table that has it, its columns, the table it points to, and what a delete over there does."""
+
+    table: str
+    columns: list[str]
+    refers_to: str
+    on_delete: str = "NO ACTION"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,6 +62,15 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lacking_rights: list[str] | None = None  # "INSERT on contract_document"
     filesystem: str | None = None
     clock_ahead_s: float | None = None  # of ours
+    user: str = ""  # who we are there, as a statement names it: "app", 'app'@'%'
+    database: str = ""
+    sources: dict[str, str] = {}  # where a setting comes from: pg_settings.source; on MariaDB and MySQL server or account
+    limits: dict[str, float] = {}  # of the account and the database: ROLE_CONNECTIONS, MAX_UPDATES_PER_HOUR …
+    password_valid_s: float | None = None  # how long the role's password stays valid, if it expires
+    references: list[Reference] = []  # foreign keys on columns that the pipeline writes
+    referenced_by: list[Reference] = []  # foreign keys of other tables that point to the target's
+    times_without_zone: list[str] = []  # columns that the pipeline writes
+    sslmode: str | None = None
 
     @property
     def granting(self) -> str:
@@ -54,14 +78,34 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         lacking = self.lacking_rights or []
         if self.kind == "sqlite":
             return f"chmod u+w {' '.join(right.removeprefix('WRITE on ') for right in lacking)}"
-        return "; ".join(f"GRANT {right} TO …" for right in lacking)
+        return "; ".join(f"GRANT {self._named(right)} TO {self.user or 'the user of the pipeline'}" for right in lacking)
+
+    def _named(self, right: str) -> str:
+        """`INSERT on a.b` as a GRANT statement has it."""
+        what, _, where = right.partition(" on ")
+        if where == "the database":
+            return f"{what} ON {'DATABASE ' if self.kind == 'postgresql' else ''}{self.quoted(self.database)}" + (
+                "" if self.kind == "postgresql" else ".*"
+            )
+        return f"{what} ON {self.quoted(*where.split('.'))}"
+
+    def quoted(self, *parts: str) -> str:
+        """A name as this database's statements take it."""
+        mark = "`" if self.kind in ("mariadb", "mysql") else '"'
+        return ".".join(f"{mark}{part.replace(mark, mark * 2)}{mark}" for part in parts)
 
 
 def read(name: str, pipeline: settings.Pipeline) -> Facts:
     """The facts of a pipeline's target. A database that gives no answer says so in them."""
     url = target.database_url(pipeline.target)
     named = url.query.get("host")  # libpq takes it there too
-    blank = Facts(kind=url.get_backend_name(), host=url.host or (named if isinstance(named, str) else None), key=pipeline.key)
+    asked = url.query.get("sslmode")
+    blank = Facts(
+        kind=url.get_backend_name(),
+        host=url.host or (named if isinstance(named, str) else None),
+        key=pipeline.key,
+        sslmode=asked if isinstance(asked, str) else None,
+    )
     try:
         with inspection.connection(url) as opened:
             found = _read(opened, msgspec.structs.replace(blank, kind=_kind(opened)), pipeline)
@@ -90,6 +134,9 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
         version=tuple(part for part in opened.dialect.server_version_info or () if isinstance(part, int)),
         unique_keys=sorted([sorted(key) for key in reader.unique_keys()]) if reader else [],
         triggers=reader.triggers() if reader else [],
+        references=_references(reader, pipeline) if reader else [],
+        referenced_by=_referenced_by(opened, table) if reader else [],
+        times_without_zone=_times_without_zone(reader, pipeline) if reader else [],
     )
     match blank.kind:
         case "sqlite":
@@ -104,9 +151,86 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
             return _read_mysql(opened, found, [*there, *own], pipeline.key if there else None)
 
 
+def _references(reader: inspection.Reader, pipeline: settings.Pipeline) -> list[Reference]:
+    """The foreign keys of the target's table that an event can break."""
+    keys = reader.view.get_foreign_keys(reader.table.name, schema=reader.table.schema)
+    return [
+        Reference(table=str(reader.table), columns=list(key["constrained_columns"]), refers_to=str(key["referred_table"]))
+        for key in keys
+        if set(key["constrained_columns"]) & set(pipeline.columns)
+    ]
+
+
+def _referenced_by(opened: sa.Connection, table: TableName) -> list[Reference]:
+    """The foreign keys of other tables, or of this one, that point to the target's table."""
+    match opened.dialect.name:
+        case "sqlite":
+            return _referenced_by_sqlite(opened, table)
+        case "postgresql":
+            asked = (
+                "SELECT CAST(CAST(c.conrelid AS regclass) AS text), array_to_json(array(SELECT attname FROM pg_attribute"
+                " WHERE attrelid = c.conrelid AND attnum = ANY(c.conkey))), c.confdeltype"
+                " FROM pg_constraint c WHERE c.contype = 'f' AND c.conparentid = 0 AND c.confrelid = CAST(:table AS regclass)"
+            )
+            rows = opened.execute(sa.text(asked), {"table": _quoted(opened, table)})
+            found = [(row[0], list(row[1]), DELETE_RULES.get(_text(row[2]), "NO ACTION")) for row in rows]
+        case _:
+            asked = (
+                "SELECT k.table_name, GROUP_CONCAT(k.column_name ORDER BY k.ordinal_position), r.delete_rule"
+                " FROM information_schema.key_column_usage k JOIN information_schema.referential_constraints r"
+                " ON r.constraint_schema = k.constraint_schema AND r.constraint_name = k.constraint_name"
+                " AND r.table_name = k.table_name"
+                " WHERE k.referenced_table_schema = COALESCE(:schema, DATABASE()) AND k.referenced_table_name = :table"
+                " GROUP BY k.table_schema, k.table_name, k.constraint_name, r.delete_rule"
+            )
+            rows = opened.execute(sa.text(asked), {"schema": table.schema, "table": table.name})
+            found = [(str(row[0]), str(row[1]).split(","), str(row[2])) for row in rows]
+    return [Reference(table=name, columns=columns, refers_to=str(table), on_delete=rule) for name, columns, rule in sorted(found)]
+
+
+def _referenced_by_sqlite(opened: sa.Connection, table: TableName) -> list[Reference]:
+    view = sa.inspect(opened)
+    return [
+        Reference(
+            table=name,
+            columns=list(key["constrained_columns"]),
+            refers_to=str(table),
+            on_delete=str(key["options"].get("ondelete") or "NO ACTION").upper(),
+        )
+        for name in sorted(view.get_table_names())
+        for key in view.get_foreign_keys(name)
+        if key["referred_table"].lower() == table.name.lower()
+    ]
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _times_without_zone(reader: inspection.Reader, pipeline: settings.Pipeline) -> list[str]:
+    """Columns that keep an instant as hours and minutes, and leave it to their readers in which zone."""
+    if reader.dialect.name == "sqlite":
+        return []
+    found = []
+    for name in pipeline.columns:
+        kind = reader.columns[name]["type"] if name in reader.columns else None
+        zoned = getattr(kind, "timezone", False) or (type(kind).__name__ == "TIMESTAMP" and reader.is_mysql)
+        if isinstance(kind, sa.DateTime) and not zoned:
+            found.append(name)
+    return found
+
+
 def _read_postgres(opened: sa.Connection, found: Facts, known: Iterable[TableName]) -> Facts:
-    asked = sa.text("SELECT name, setting FROM pg_settings WHERE name = ANY(:names)")
-    values = {row[0]: row[1] for row in opened.execute(asked, {"names": list(POSTGRES_SETTINGS)})}
+    asked = sa.text("SELECT name, setting, source FROM pg_settings WHERE name = ANY(:names)")
+    rows = opened.execute(asked, {"names": list(POSTGRES_SETTINGS)}).all()
+    values, sources = {row[0]: row[1] for row in rows}, {row[0]: row[2] for row in rows}
+    role = opened.execute(
+        sa.text(
+            "SELECT rolname, rolsuper, rolconnlimit, extract(epoch FROM NULLIF(rolvaliduntil, 'infinity') - clock_timestamp()),"
+            " datname, datconnlimit FROM pg_roles, pg_database WHERE rolname = current_user AND datname = current_database()"
+        )
+    ).one()
+    limits = {"ROLE_CONNECTIONS": float(role[2]), "DATABASE_CONNECTIONS": float(role[5])}
     values["in_recovery"] = "on" if opened.execute(sa.text("SELECT pg_is_in_recovery()")).scalar() else "off"
     engines, lacking, hidden = {}, [], False
     for table in known:
@@ -132,7 +256,12 @@ def _read_postgres(opened: sa.Connection, found: Facts, known: Iterable[TableNam
         row_security=hidden,
         lacking_rights=lacking,
         clock_ahead_s=_clock_ahead_s(opened, "SELECT extract(epoch FROM clock_timestamp())"),
-        superuser=bool(opened.execute(sa.text("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")).scalar()),
+        superuser=bool(role[1]),
+        user=found.quoted(str(role[0])),
+        database=str(role[4]),
+        sources=sources,
+        limits={name: limit for name, limit in limits.items() if limit >= 0},
+        password_valid_s=float(role[3]) if role[3] is not None else None,
         encrypted=bool(opened.execute(sa.text("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")).scalar()),
     )
 
@@ -146,10 +275,10 @@ def _may_some_columns(opened: sa.Connection, quoted: str, right: str) -> bool:
 
 
 def _read_mysql(opened: sa.Connection, found: Facts, known: list[TableName], key: str | None) -> Facts:
-    values = {}
-    for row in opened.execute(sa.text("SHOW VARIABLES")):
-        if row[0] in MYSQL_SETTINGS:
-            values[str(row[0])] = str(row[1])
+    values = _variables(opened, "SHOW VARIABLES")
+    server = _variables(opened, "SHOW GLOBAL VARIABLES")
+    name, _, host = str(opened.execute(sa.text("SELECT CURRENT_USER()")).scalar()).rpartition("@")
+    granted = [str(row[0]) for row in opened.execute(sa.text("SHOW GRANTS"))]
     cipher = opened.execute(sa.text("SHOW STATUS LIKE 'Ssl_cipher'")).one_or_none()
     engines = {str(table): _engine(opened, table) for table in known}
     return msgspec.structs.replace(
@@ -158,11 +287,40 @@ def _read_mysql(opened: sa.Connection, found: Facts, known: list[TableName], key
         engines={name: engine for name, engine in engines.items() if engine},
         encrypted=bool(cipher and cipher[1]),
         clock_ahead_s=_clock_ahead_s(opened, "SELECT UNIX_TIMESTAMP(NOW(6))"),
+        superuser=name == "root" or any(map(_grants_everything, granted)),
+        user=f"{_literal(name)}@{_literal(host)}",
+        database=str(opened.execute(sa.text("SELECT DATABASE()")).scalar() or ""),
+        sources={name: "server" if server.get(name, value) == value else "account" for name, value in values.items()},
+        limits=_account_limits(opened),
         lacking_rights=[
             *(f"{right} on {table}" for table in known for right in _refused(opened, table, key)),
             *(["CREATE TEMPORARY TABLES on the database"] if _no_temporary(opened) else []),
         ],
     )
+
+
+def _variables(opened: sa.Connection, statement: str) -> dict[str, str]:
+    return {str(row[0]): str(row[1]) for row in opened.execute(sa.text(statement)) if row[0] in MYSQL_SETTINGS}
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def _grants_everything(statement: str) -> bool:
+    """Whether a line of SHOW GRANTS makes its account an administrator."""
+    found = ALL_GRANTED.match(statement)
+    rights = {right.strip() for right in found["rights"].split(",")} if found else set()
+    return bool(rights & {"ALL PRIVILEGES", "SUPER", "CREATE USER", "SYSTEM_USER"})
+
+
+def _account_limits(opened: sa.Connection) -> dict[str, float]:
+    """The limits of our own account, as far as the server shows them to it."""
+    try:
+        statement = str(opened.execute(sa.text("SHOW CREATE USER CURRENT_USER()")).scalar())
+    except sa.exc.DBAPIError:
+        return {}
+    return {name: float(limit) for name, limit in ACCOUNT_LIMIT.findall(statement) if float(limit) > 0}
 
 
 def _no_temporary(opened: sa.Connection) -> bool:

@@ -33,6 +33,9 @@ JAVA: Mapping[str, str] = {
     "linger.ms": "5",
     "max.request.size": "1048576",
     "transaction.timeout.ms": "60000",
+    "request.timeout.ms": "30000",
+    "max.block.ms": "60000",
+    "compression.type": "none",
 }
 DEFAULTS: Mapping[settings.Client, Mapping[str, str]] = {
     "java": JAVA,
@@ -53,8 +56,9 @@ DEFAULTS: Mapping[settings.Client, Mapping[str, str]] = {
         "max.in.flight.requests.per.connection": "1",
         "linger.ms": "0",
         "delivery.timeout.ms": "40000",
+        "request.timeout.ms": "40000",
     },
-    "instep": {**JAVA, "delivery.timeout.ms": "300000", "max.request.size": "1048588"},
+    "instep": {**JAVA, "compression.type": "lz4", "delivery.timeout.ms": "300000", "max.request.size": "1048588"},
 }
 # other spellings of the names above
 NAMES: Mapping[str, str] = {
@@ -80,6 +84,12 @@ LIBRDKAFKA_HASHES: Mapping[str, str] = {
     "fnv1a_random": "FNV-1a",
     "random": NO_KEYS,
 }
+COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd", "inherit")
+ACKS = ("all", "-1", "0", "1")
+NUMBERS = (
+    "max.in.flight.requests.per.connection", "retries", "delivery.timeout.ms", "linger.ms", "max.request.size",
+    "transaction.timeout.ms", "request.timeout.ms", "max.block.ms",
+)  # fmt: skip
 IGNORE_KEYS = ("roundrobinpartitioner", "uniformstickypartitioner")
 
 
@@ -96,6 +106,10 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
     record_bytes_max: int
     transactional: bool
     transaction_timeout_ms: int
+    request_timeout_ms: int
+    block_ms: int | None  # how long send() waits; None where a client has no such limit
+    compression: str
+    transactional_id: str | None
     said: dict[str, str]
     refused: str | None = None
     misspelt: list[tuple[str, str]] = []
@@ -129,6 +143,7 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
         refused = refused or _too_hasty(values)
     if client == "instep":
         refused = refused or _refused_by_emit(config)
+    refused = refused or _not_a_value(client, given)
     return Effective(
         acks="all" if values["acks"].lower() in WHOLE else values["acks"],
         idempotent=idempotent,
@@ -140,6 +155,10 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
         record_bytes_max=_number(values["max.request.size"]),
         transactional=transactional,
         transaction_timeout_ms=_number(values["transaction.timeout.ms"]),
+        request_timeout_ms=_number(values["request.timeout.ms"]),
+        block_ms=_number(values["max.block.ms"]) if client in ("java", "kafka-python") else None,
+        compression=values["compression.type"].lower() or "none",
+        transactional_id=given.get("transactional.id") or None,
         said=said,
         refused=refused,
         misspelt=_misspelt(config),
@@ -163,6 +182,29 @@ def _conflicts(given: Mapping[str, str]) -> list[str]:
     if _number(given.get("max.in.flight.requests.per.connection", "1")) > 5:
         found.append(f"max.in.flight.requests.per.connection={given['max.in.flight.requests.per.connection']}")
     return found
+
+
+def _not_a_value(client: settings.Client, given: Mapping[str, str]) -> str | None:
+    """A value that no client takes for this setting."""
+    for name in NUMBERS:
+        if name in given and not _is_number(given[name]):
+            return f"{name}={given[name]} is no number"
+    if given.get("acks", "all").lower() not in ACKS:
+        return f"acks={given['acks']} is none of {', '.join(ACKS)}"
+    compression = given.get("compression.type", "none").lower()
+    if compression not in (*COMPRESSIONS, ""):
+        return f"compression.type={compression} is none of {', '.join(COMPRESSIONS[:-1])}"
+    partitioner = given.get("partitioner")
+    if partitioner is not None and client in ("librdkafka", "instep") and partitioner not in LIBRDKAFKA_HASHES:
+        return f"partitioner={partitioner} is none of {', '.join(LIBRDKAFKA_HASHES)}"
+    return None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) >= -1
+    except ValueError:
+        return False
 
 
 def _too_hasty(values: Mapping[str, str]) -> str | None:

@@ -15,16 +15,18 @@ import msgspec
 
 from instep import __version__, errors, settings, sinks
 from instep.document import partition as hashing
-from instep.document.decoding import Decoder, Record
+from instep.document.decoding import Decoder
 from instep.document.reasons import Unfit
 from instep.kafka import configs, inquiry, layout, membership, offsets, reading, topics
 from instep.kafka.connection import Cluster
 from instep.sinks import facts, inspection, target
 from instep.sinks.target import Target
-from instep.vet import clients
+from instep.vet import clients, sampling
 from instep.vet import snapshot as found
 
 SAMPLED_PER_PARTITION = 20
+STATUSES_MAX = 1_000
+OPEN_TRANSACTION_S = 60
 SPARK_READ = ("spark.speculation",)
 INTERNAL = ("__consumer_offsets", "__transaction_state")
 
@@ -125,15 +127,28 @@ class Gathering:
         sizes = {
             (one.broker, number): size for one in folders or () for (topic, number), size in one.replicas.items() if topic == name
         }
+        opened = self._try(f"open transactions of topic {name}", lambda: self._open_transactions(name, spans)) or {}
         return found.Topic(
             name=name,
             id=(self._try(f"id of topic {name}", lambda: topics.ids(self.cluster, [name])[name]) or ""),
             settings=_values(values) if values else None,
-            partitions=[_partition(part, spans.get((name, part.partition)), sizes) for part in parts.partitions],
+            partitions=[
+                _partition(part, spans.get((name, part.partition)), sizes, opened.get(part.partition))
+                for part in parts.partitions
+            ],
             sample=self._try(f"newest records of topic {name}", lambda: self._sample(name, spans)),
             idempotent_producers=asked.producers(name, parts.led) if asked else None,
             span_s=self._try(f"oldest record of topic {name}", lambda: self._span_s(name, spans)),
         )
+
+    def _open_transactions(self, topic: str, spans: Mapping[offsets.Spot, offsets.Span]) -> dict[int, int]:
+        """Where a transaction begins that has been open for a while, by partition."""
+        held = {number: span.committed_end for (_, number), span in spans.items() if span.committed_end < span.end}
+        if not held:
+            return {}
+        before = datetime.fromtimestamp(self.now_s - OPEN_TRANSACTION_S, UTC)
+        young = offsets.at_time(self.cluster, topic, list(held), before)
+        return {number: first for number, first in held.items() if first < young[number]}
 
     def _sample(self, topic: str, spans: Mapping[offsets.Spot, offsets.Span]) -> found.Sample:
         """What the newest records show."""
@@ -154,14 +169,18 @@ class Gathering:
             ahead_s_max=max(0.0, max(times) - self.now_s) if times else 0.0,
             newest_age_s=max(0.0, self.now_s - max(times)) if times else None,
             unreadable=self._unreadable(topic, records),
+            before_2000=sum(when < sampling.YEAR_2000_S for when in times),
+            seen={name: sampling.seen(to.mapping, records, self.now_s) for name, to in self._followers(topic).items()},
         )
+
+    def _followers(self, topic: str) -> dict[str, Target]:
+        """The targets of the pipelines that follow a topic, as far as they are known."""
+        return {name: to for name, to in self.targets.items() if to is not None and to.topic == topic}
 
     def _unreadable(self, topic: str, records: list[offsets.Record]) -> dict[str, int]:
         """How many of the records each pipeline of the topic could not apply, by reason."""
         counts: dict[str, int] = {}
-        for name, to in self.targets.items():
-            if to is None or to.topic != topic:
-                continue
+        for name, to in self._followers(topic).items():
             decoder = Decoder(to.mapping)
             for record in records:
                 reason = _refused(decoder, record)
@@ -180,15 +199,15 @@ class Gathering:
     def _target(self, name: str, pipeline: settings.Pipeline, database: facts.Facts) -> Target | None:
         if database.unreachable or database.unfit:
             why = database.unreachable or (database.unfit or ("",))[0]
-            for what in (f"database of {name}", f"ledger of {name}", f"dead letters of {name}", f"parked documents of {name}"):
-                self.unknown[what] = why.partition("\n")[0]
+            for what in ("database", "ledger", "dead letters", "parked documents", "newest events"):
+                self.unknown[f"{what} of {name}"] = why.partition("\n")[0]
             return None
         return self._try(f"target of {name}", lambda: inspection.inspect(name, pipeline))
 
     def _pipeline(self, name: str, pipeline: settings.Pipeline, topic: found.Topic | None) -> found.Pipeline:
         to = self.targets[name]
         kept = self._try(f"ledger of {name}", lambda: self._kept(to, topic)) if to else None
-        ledger, dead, parked = kept or (None, None, None)
+        ledger, dead, parked, statuses = kept or (None, None, None, None)
         members = self._try(f"members of group {name}", lambda: membership.members(self.cluster, name))
         return found.Pipeline(
             topic=pipeline.topic,
@@ -207,14 +226,17 @@ class Gathering:
             dead_letters=dead,
             parked_documents=parked,
             group_members=[str(member) for member in members] if members is not None else None,
+            followers=dict(pipeline.transitions),
+            statuses=statuses,
         )
 
-    def _kept(self, to: Target, topic: found.Topic | None) -> tuple[list[found.Ledger], int, int]:
-        """The ledger, and how much was set aside."""
+    def _kept(self, to: Target, topic: found.Topic | None) -> tuple[list[found.Ledger], int, int, list[str]]:
+        """The ledger, how much was set aside, and the statuses in the table."""
         sink = sinks.open_sink(to)
         try:
             with sink.translated():
                 positions, dead, parked = sink.positions(), sink.dead_count(), sink.parked_count()
+                statuses = sorted(sink.statuses(STATUSES_MAX)) if to.rules.transitions else []
         finally:
             sink.close()
         ends = {part.partition: (part.first, part.end) for part in topic.partitions} if topic else {}
@@ -235,7 +257,7 @@ class Gathering:
             )
             for number, row in sorted(positions.items())
         ]
-        return rows, dead, parked
+        return rows, dead, parked, statuses
 
     def _waiting(self, topic: str, behind: Mapping[int, int]) -> dict[int, offsets.Record | None]:
         return offsets.first_records(self.cluster, topic, behind) if behind else {}
@@ -250,13 +272,15 @@ class Gathering:
 
 def _refused(decoder: Decoder, record: offsets.Record) -> str | None:
     try:
-        event = decoder.decode(Record(record.offset, record.timestamp_ms, record.key, record.value))
+        event = decoder.decode(sampling.record(record))
     except Unfit as unfit:
         return unfit.reason.value
     return event.refusal.reason.value if event.refusal else None
 
 
-def _partition(part: layout.Partition, span: offsets.Span | None, sizes: Mapping[tuple[int, int], int]) -> found.Partition:
+def _partition(
+    part: layout.Partition, span: offsets.Span | None, sizes: Mapping[tuple[int, int], int], open_from: int | None
+) -> found.Partition:
     return found.Partition(
         partition=part.partition,
         leader=part.leader,
@@ -265,6 +289,7 @@ def _partition(part: layout.Partition, span: offsets.Span | None, sizes: Mapping
         first=span.first if span else None,
         end=span.end if span else None,
         size_bytes=sizes.get((part.leader, part.partition)) if part.leader is not None else None,
+        open_from=open_from,
     )
 
 
@@ -274,7 +299,8 @@ def _values(given: configs.Settings) -> found.Values:
 
 
 def _writer(one: settings.Pipeline) -> found.Writer:
-    return found.Writer(target=target.shown(target.database_url(one.target)), table=one.table, columns=list(one.columns))
+    shown = target.shown(target.database_url(one.target))
+    return found.Writer(target=shown, table=one.table, columns=list(one.columns), topic=one.topic)
 
 
 def _publisher(one: settings.Publisher) -> found.Publisher:

@@ -105,6 +105,11 @@ class Case:
         """Whether a version or time of the event decides, not the place in the log."""
         return self.pipeline.order is not None
 
+    @property
+    def deletes_rows(self) -> bool:
+        """Whether a record without a value deletes the document's row."""
+        return True
+
     # --- the topic ------------------------------------------------------------------------------------
 
     @property
@@ -180,6 +185,11 @@ class Case:
         """The columns that the pipeline writes."""
         found = self.snapshot.writers.get(self.name)
         return found.columns if found else []
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the table was found fit, so that records could be read by its mapping."""
+        return self.pipeline.order_is_time is not None
 
     @property
     def ledger(self) -> list[Ledger]:

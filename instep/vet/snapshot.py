@@ -66,6 +66,21 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     first: int | None = None
     end: int | None = None
     size_bytes: int | None = None
+    open_from: int | None = None  # where a transaction begins that has been open for more than a minute
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a pipeline's mapping reads from the newest records."""
+
+    events: int = 0
+    key_differs: int = 0  # events whose record has another key than the document's id
+    two_keys: int = 0  # documents with events under two keys
+    same_order: int = 0  # events with the order of an earlier one of their document, and another status
+    backwards: int = 0  # events with a lower order, or where there is none an earlier time, than the one before in the log
+    whole_seconds: int | None = None  # events whose order is a time without a fraction of a second
+    before_2000: int = 0  # events that happened before 2000, by their own time
+    ahead: int = 0  # events that happen more than a day from now, by their own time
+    statuses: dict[str, int] = {}
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -79,6 +94,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ahead_s_max: float = 0.0  # how far the newest timestamp lies in the future
     newest_age_s: float | None = None
     unreadable: dict[str, int] = {}  # by pipeline and reason, "pipeline: reason"
+    before_2000: int = 0  # records with such a timestamp
+    seen: dict[str, Seen] = {}  # by pipeline
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -124,6 +141,8 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dead_letters: int | None = None
     parked_documents: int | None = None
     group_members: list[str] | None = None  # of the mirror group: there should be none
+    followers: dict[str, list[str]] = {}  # the declared transitions
+    statuses: list[str] | None = None  # that the table holds, where transitions are declared
 
 
 class Writer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -132,6 +151,7 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     target: str
     table: str
     columns: list[str]
+    topic: str = ""
 
 
 class Spark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -18,6 +18,7 @@ from instep.vet.snapshot import (
     Pipeline,
     Publisher,
     Sample,
+    Seen,
     Snapshot,
     Spark,
     Topic,
@@ -156,9 +157,15 @@ def snapshot() -> Snapshot:
                 unique_keys=[["doc_no"]],
                 superuser=False,
                 lacking_rights=[],
+                user='"app"',
+                database="contracts",
             )
         },
-        writers={"contracts": Writer(target=TARGET, table="contract_document", columns=["print_status", "print_version"])},
+        writers={
+            "contracts": Writer(
+                target=TARGET, table="contract_document", columns=["print_status", "print_version"], topic="print-status"
+            )
+        },
         spark=Spark(master="local[*]"),
     )
 
@@ -207,6 +214,11 @@ def with_sample(base: Snapshot, **fields: Any) -> Snapshot:
     return with_topic(base, sample=msgspec.structs.replace(found.sample, **fields))
 
 
+def with_seen(base: Snapshot, **fields: Any) -> Snapshot:
+    """What the pipeline reads from the newest records: thirty events, and nothing wrong but this."""
+    return with_sample(base, seen={"contracts": Seen(events=30, **fields)})
+
+
 def with_publisher(base: Snapshot, client: str = "java", **config: str) -> Snapshot:
     given = {name.replace("_", "."): value for name, value in config.items()}
     one = Publisher(topic="print-status", client=client, config=given)  # type: ignore[arg-type]
@@ -232,5 +244,5 @@ def with_database_settings(base: Snapshot, **settings: str) -> Snapshot:
 
 def on_mysql(base: Snapshot, kind: str = "mariadb", **fields: Any) -> Snapshot:
     version = (11, 4) if kind == "mariadb" else (9, 7)
-    given = {"settings": MYSQL, "engines": {"contract_document": "InnoDB"}, "version": version, **fields}
+    given = {"settings": MYSQL, "engines": {"contract_document": "InnoDB"}, "version": version, "user": "'app'@'%'", **fields}
     return with_database(base, kind=kind, **given)

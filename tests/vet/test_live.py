@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,8 @@ def test_what_records_show(vet: Vet, cluster: Cluster) -> None:
         send(cluster, topic, (None, EVENT), (b"C-1", b"no JSON"))
         send(cluster, topic, (b"C-2", EVENT), times=int(time.time() * 1000) + 1_800_000)
         send(cluster, topic, (b"C-3", {**EVENT, "note": "x" * 1700}))
+        send(cluster, topic, (b"C-4", {**EVENT, "doc_id": "C-4"}), (b"C-4", {**EVENT, "doc_id": "C-4", "status": "SENT"}))
+        send(cluster, topic, (b"C-5", {**EVENT, "doc_id": "C-5", "updated_at": 1_793_000_000}))
 
     found = vet(partitions=4, fill=wrongly, config={"max.message.bytes": "2000"})
     assert found >= {
@@ -125,6 +128,9 @@ def test_what_records_show(vet: Vet, cluster: Cluster) -> None:
         "RECORDS_UNREADABLE",
         "RECORDS_NEAR_LIMIT",
         "RECORDS_FROM_THE_FUTURE",
+        "RECORDS_KEY_NOT_DOCUMENT",
+        "RECORDS_SAME_ORDER",
+        "RECORDS_EVENT_TIME_WRONG",
     }
 
     def rightly(topic: str) -> None:
@@ -132,6 +138,31 @@ def test_what_records_show(vet: Vet, cluster: Cluster) -> None:
         send(cluster, topic, *events, **idempotent)
 
     assert not {rule for rule in vet(partitions=4, fill=rightly) if rule.startswith("RECORDS")}
+
+
+def test_what_statuses_and_timestamps_show(vet: Vet, cluster: Cluster) -> None:
+    def early(topic: str) -> None:
+        send(cluster, topic, *((f"C-{n}".encode(), {**EVENT, "doc_id": f"C-{n}"}) for n in range(10)), times=1_793_000)
+
+    found = vet(fill=early, config={"cleanup.policy": "compact"}, transitions={"QUEUED": ["PRINTD"], "PRINTD": []})
+    assert found >= {"RECORDS_FROM_LONG_AGO", "PIPELINE_STATUS_NOT_DECLARED"}
+
+
+def test_a_transaction_that_stays_open(vet: Vet, cluster: Cluster) -> None:
+    """Records of five minutes ago, in a transaction that nobody ends."""
+    config: dict[str, Any] = {"bootstrap.servers": cluster.bootstrap, "transactional.id": uuid.uuid4().hex}
+    producer = Producer(config)
+    producer.init_transactions(30)
+    producer.begin_transaction()
+
+    def begin(topic: str) -> None:
+        producer.produce(topic, json.dumps(EVENT).encode(), b"C-1", partition=0, timestamp=int(time.time() * 1000) - 300_000)
+        assert producer.flush(30) == 0
+
+    try:
+        assert "TOPIC_TRANSACTION_OPEN" in vet(fill=begin)
+    finally:
+        producer.abort_transaction(30)
 
 
 def test_what_the_ledger_shows(cluster: Cluster, tmp_path: Path) -> None:
@@ -254,7 +285,8 @@ def test_a_database_as_it_should_be(cluster: Cluster, database_url: str) -> None
     topics.create(cluster, topic, 1)
     pipeline = declare(database_url, topic=topic)
     preparation.prepare(pipeline)
-    assert not {rule for rule in broken(cluster, pipeline) if rule.startswith("DATABASE")}
+    # the tests' MariaDB and MySQL are used as root
+    assert {rule for rule in broken(cluster, pipeline) if rule.startswith("DATABASE")} <= {"DATABASE_SUPERUSER"}
 
 
 def test_postgres_set_up_wrong(cluster: Cluster, new_database: Callable[[str], str]) -> None:
@@ -275,12 +307,19 @@ def test_postgres_set_up_wrong(cluster: Cluster, new_database: Callable[[str], s
         url,
         f"ALTER DATABASE {name} SET synchronous_commit = off",
         f"ALTER DATABASE {name} SET statement_timeout = '5s'",
+        f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'",
+        f"ALTER DATABASE {name} SET timezone = 'Europe/Berlin'",
+        "ALTER TABLE contract_document ALTER printed_at TYPE timestamp(6) USING printed_at AT TIME ZONE 'UTC'",
+        "CREATE TABLE page (doc_no text REFERENCES contract_document, number int)",
+        "CREATE TABLE kind (name text PRIMARY KEY)",
+        "ALTER TABLE contract_document ADD FOREIGN KEY (print_status) REFERENCES kind",
         "ALTER TABLE instep_ledger SET UNLOGGED",
         "ALTER TABLE contract_document ADD UNIQUE (print_version)",
         "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
         "CREATE TRIGGER audit AFTER INSERT ON contract_document FOR EACH ROW EXECUTE FUNCTION nothing()",
         "ALTER TABLE contract_document ENABLE ROW LEVEL SECURITY",
-        f"CREATE ROLE {role} LOGIN PASSWORD 'x'",
+        f"CREATE ROLE {role} LOGIN PASSWORD 'x' CONNECTION LIMIT 3 VALID UNTIL '{_in_days(5)}'",
+        f"ALTER ROLE {role} SET idle_in_transaction_session_timeout = '2s'",
         f"GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO {role}",
     )
     try:
@@ -295,11 +334,42 @@ def test_postgres_set_up_wrong(cluster: Cluster, new_database: Callable[[str], s
             "TRIGGERS",
             "ROWS_HIDDEN",
             "RIGHTS_MISSING",
+            "FEW_CONNECTIONS",
+            "PASSWORD_EXPIRES",
+            "DELETES_REFERENCED",
+            "PARENT_MAY_BE_MISSING",
+            "ISOLATION_STRICT",
+            "TIMES_WITHOUT_ZONE",
         }
+        fixes = {one.fix for one in judgement.judge(look(cluster, pipeline)).findings}
+        assert {
+            f'ALTER DATABASE "{name}" SET statement_timeout = 0',
+            f'ALTER ROLE "{role}" SET idle_in_transaction_session_timeout = 0',
+            f'ALTER ROLE "{role}" CONNECTION LIMIT 24',
+            f"ALTER ROLE \"{role}\" VALID UNTIL 'infinity'",
+        } <= fixes
+        granting = next(fix for fix in fixes if fix.startswith("GRANT"))
+        run_sql(url, *granting.split("; "))
+        assert "RIGHTS_MISSING" not in database_rules()
         run_sql(url, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
         assert "READ_ONLY" in database_rules()
     finally:
         run_sql(url, "SET TRANSACTION READ WRITE", f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {role}", f"DROP ROLE {role}")
+
+
+def _in_days(days: int) -> str:
+    return (datetime.now(UTC) + timedelta(days=days)).isoformat()
+
+
+def test_mysql_is_used_as_root(cluster: Cluster, new_database: Callable[[str], str]) -> None:
+    topic = f"vet-{uuid.uuid4().hex[:8]}"
+    topics.create(cluster, topic, 1)
+    pipeline = declare(new_database("mysql"), topic=topic)
+    preparation.prepare(pipeline)
+    taken = look(cluster, pipeline)
+    assert taken.databases["contracts"].superuser
+    assert taken.databases["contracts"].user.startswith("'root'@")
+    assert taken.databases["contracts"].sources["wait_timeout"] == "server"
 
 
 def test_mariadb_set_up_wrong(cluster: Cluster, new_database: Callable[[str], str]) -> None:
@@ -312,14 +382,17 @@ def test_mariadb_set_up_wrong(cluster: Cluster, new_database: Callable[[str], st
     def database_rules() -> set[str]:
         return {rule.removeprefix("DATABASE_") for rule in broken_at_least(cluster, pipeline) if rule.startswith("DATABASE")}
 
-    assert database_rules() == set()
+    assert database_rules() == {"SUPERUSER"}
     role = f"vet_{uuid.uuid4().hex[:8]}"
     name = url.rpartition("/")[2]
     run_sql(
         url,
         "ALTER TABLE contract_document ADD UNIQUE (print_version)",
         "ALTER TABLE instep_history ENGINE = Aria",
-        f"CREATE USER '{role}'@'127.0.0.1' IDENTIFIED BY 'x' WITH MAX_USER_CONNECTIONS 5",
+        "CREATE TABLE page (doc_no VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin,"
+        " FOREIGN KEY (doc_no) REFERENCES contract_document (doc_no) ON DELETE CASCADE) ENGINE = InnoDB",
+        f"CREATE USER '{role}'@'127.0.0.1' IDENTIFIED BY 'x'"
+        " WITH MAX_USER_CONNECTIONS 5 MAX_UPDATES_PER_HOUR 1000 MAX_STATEMENT_TIME 2",
         f"GRANT SELECT, INSERT ON {name}.* TO '{role}'@'127.0.0.1'",
         "SET GLOBAL innodb_flush_log_at_trx_commit = 2",
     )
@@ -333,7 +406,17 @@ def test_mariadb_set_up_wrong(cluster: Cluster, new_database: Callable[[str], st
             "RIGHTS_MISSING",
             "COMMITS_LATER",
             "FEW_CONNECTIONS",
+            "ACCOUNT_LIMITED",
+            "TIMEOUT_SHORT",
+            "DELETES_REFERENCED",
         }
+        fixes = {one.fix for one in judgement.judge(look(cluster, pipeline)).findings}
+        account = f"'{role}'@'127.0.0.1'"
+        assert f"ALTER USER {account} WITH MAX_UPDATES_PER_HOUR 0" in fixes
+        assert f"ALTER USER {account} WITH MAX_STATEMENT_TIME 0" in fixes
+        granting = next(fix for fix in fixes if fix.startswith("GRANT"))
+        run_sql(url, *granting.split("; "))
+        assert "RIGHTS_MISSING" not in database_rules()
     finally:
         run_sql(url, f"DROP USER '{role}'@'127.0.0.1'", "SET GLOBAL innodb_flush_log_at_trx_commit = 1")
 

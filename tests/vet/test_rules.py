@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from instep.sinks.facts import Reference
 from instep.vet import judgement, rules
 from instep.vet.rule import Severity
 from instep.vet.snapshot import Disk, Found, Publisher, Snapshot, Spark
@@ -26,11 +27,13 @@ from tests.vet.sound import (
     with_publisher,
     with_replicas,
     with_sample,
+    with_seen,
     with_settings,
     with_topic,
 )
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+STATUSES = {"QUEUED": ["PRINTED"], "PRINTED": ["SENT"]}
 Change = Callable[[Snapshot], Snapshot]
 
 
@@ -49,6 +52,21 @@ def _two_pipelines(base: Snapshot) -> Snapshot:
         base,
         writers={"contracts": mine, "other": msgspec.structs.replace(mine, columns=["print_status"])},
     )
+
+
+def _two_pipelines_under_other_names(base: Snapshot) -> Snapshot:
+    """Another user, another name of this machine, the default port and schema written out: the same table."""
+    mine = base.writers["contracts"]
+    other = msgspec.structs.replace(mine, target="postgresql://bob@localhost:5432/contracts", table="public.contract_document")
+    return changed(base, writers={"contracts": mine, "other": other})
+
+
+def _reference(on_delete: str) -> Reference:
+    return Reference(table="page", columns=["doc_no"], refers_to="contract_document", on_delete=on_delete)
+
+
+def _read_only_by_default(base: Snapshot) -> Snapshot:
+    return with_database_settings(base, transaction_read_only="on", default_transaction_read_only="on")
 
 
 def _publishers(base: Snapshot, **given: Publisher) -> Snapshot:
@@ -96,6 +114,13 @@ BREAKS: list[tuple[str, Severity, Change]] = [
         lambda s: with_publisher(
             with_brokers(with_cluster(s, internal={}), transaction_state_log_min_isr="1"), transactional_id="x"
         ),
+    ),
+    ("CLUSTER_OPEN_TO_EVERYONE", NOTE, lambda s: with_brokers(s, allow_everyone_if_no_acl_found="true")),
+    ("CLUSTER_STOPS_ABRUPTLY", WARNING, lambda s: with_brokers(s, controlled_shutdown_enable="false")),
+    (
+        "CLUSTER_TRANSACTIONS_UNVERIFIED",
+        WARNING,
+        lambda s: with_publisher(with_brokers(s, transaction_partition_verification_enable="false"), transactional_id="x"),
     ),
     ("TOPIC_MISSING", ERROR, lambda s: changed(s, topics={"print-status": None})),
     ("TOPIC_SINGLE_REPLICA", ERROR, lambda s: with_replicas(s, 1)),
@@ -152,6 +177,8 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ),
     ("TOPIC_OLD_TIMES_REFUSED", WARNING, lambda s: with_settings(s, message_timestamp_before_max_ms="60000")),
     ("TOPIC_RECORDS_BOUNDED_LOW", WARNING, lambda s: with_settings(s, max_message_bytes="2000")),
+    ("TOPIC_SEGMENTS_TINY", WARNING, lambda s: with_settings(s, segment_ms="1000")),
+    ("TOPIC_TRANSACTION_OPEN", ERROR, lambda s: with_topic(s, partitions=[partition(0, open_from=40), partition(1)])),
     ("TOPIC_THROTTLED", WARNING, lambda s: with_settings(s, leader_replication_throttled_replicas="0:1")),
     ("TOPIC_LED_BY_ONE", NOTE, lambda s: with_topic(s, partitions=[partition(n, leader=1) for n in range(3)])),
     ("RECORDS_WITHOUT_KEY", ERROR, lambda s: with_sample(s, keyless=3, in_murmur2_place=27)),
@@ -163,9 +190,21 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ),
     ("RECORDS_NOT_IDEMPOTENT", WARNING, lambda s: with_topic(s, idempotent_producers=0)),
     ("RECORDS_NOT_IDEMPOTENT", ERROR, lambda s: with_pipeline(with_topic(s, idempotent_producers=0), order=None)),
+    ("RECORDS_UNREADABLE", ERROR, lambda s: with_sample(s, unreadable={"contracts: NOT_JSON": 20, "contracts: WRONG_TYPE": 10})),
     ("RECORDS_UNREADABLE", WARNING, lambda s: with_sample(s, unreadable={"contracts: VALUE_NOT_JSON": 2})),
     ("RECORDS_NEAR_LIMIT", WARNING, lambda s: with_sample(s, largest_bytes=1_000_000)),
     ("RECORDS_FROM_LONG_AGO", WARNING, lambda s: with_sample(s, newest_age_s=20_000 * 86_400.0)),
+    ("RECORDS_FROM_LONG_AGO", ERROR, lambda s: with_sample(s, before_2000=30)),
+    ("RECORDS_FROM_LONG_AGO", WARNING, lambda s: with_settings(with_sample(s, before_2000=30), cleanup_policy="compact")),
+    ("RECORDS_FROM_LONG_AGO", WARNING, lambda s: with_settings(with_sample(s, before_2000=1), retention_ms="-1")),
+    ("RECORDS_KEY_NOT_DOCUMENT", WARNING, lambda s: with_seen(s, key_differs=30)),
+    ("RECORDS_KEY_NOT_DOCUMENT", ERROR, lambda s: with_pipeline(with_seen(s, key_differs=30, two_keys=2), order=None)),
+    ("RECORDS_SAME_ORDER", ERROR, lambda s: with_seen(s, same_order=3)),
+    ("RECORDS_OUT_OF_ORDER", WARNING, lambda s: with_seen(s, backwards=3)),
+    ("RECORDS_OUT_OF_ORDER", ERROR, lambda s: with_pipeline(with_seen(s, backwards=3), order=None)),
+    ("RECORDS_ORDER_COARSE", WARNING, lambda s: with_pipeline(with_seen(s, whole_seconds=30), order_is_time=True)),
+    ("RECORDS_EVENT_TIME_WRONG", WARNING, lambda s: with_seen(s, before_2000=30)),
+    ("RECORDS_EVENT_TIME_WRONG", ERROR, lambda s: with_pipeline(with_seen(s, ahead=30), order_is_time=True)),
     ("RECORDS_FROM_THE_FUTURE", WARNING, lambda s: with_sample(s, ahead_s_max=3_600.0)),
     ("RECORDS_FROM_THE_FUTURE", ERROR, lambda s: with_pipeline(with_sample(s, ahead_s_max=3_600.0), order="@timestamp")),
     ("PUBLISHER_UNDECLARED", NOTE, lambda s: changed(s, publishers={})),
@@ -180,6 +219,8 @@ BREAKS: list[tuple[str, Severity, Change]] = [
         NOTE,
         lambda s: with_pipeline(with_publisher(s, enable_idempotence="false"), guarantee="at-least-once"),
     ),
+    ("PUBLISHER_NOT_IDEMPOTENT", WARNING, lambda s: with_publisher(s, retries="0")),
+    ("PUBLISHER_NOT_IDEMPOTENT", WARNING, lambda s: with_publisher(s, enable_idempotence="false", retries="0")),
     ("PUBLISHER_OVERTAKES", WARNING, lambda s: with_publisher(s, enable_idempotence="false")),
     ("PUBLISHER_OVERTAKES", ERROR, lambda s: with_pipeline(with_publisher(s, enable_idempotence="false"), order=None)),
     ("PUBLISHER_PARTITIONER", WARNING, lambda s: with_publisher(s, "librdkafka", enable_idempotence="true")),
@@ -197,6 +238,31 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ("PUBLISHER_GIVES_UP_EARLY", WARNING, lambda s: with_publisher(s, delivery_timeout_ms="5000", request_timeout_ms="2000")),
     ("PUBLISHER_REFUSED_SETTINGS", ERROR, lambda s: with_publisher(s, enable_idempotence="true", acks="1")),
     ("PUBLISHER_REFUSED_SETTINGS", ERROR, lambda s: with_publisher(s, delivery_timeout_ms="5000")),
+    ("PUBLISHER_REFUSED_SETTINGS", ERROR, lambda s: with_publisher(s, acks="2", enable_idempotence="false")),
+    ("PUBLISHER_REFUSED_SETTINGS", ERROR, lambda s: with_publisher(s, linger_ms="soon")),
+    ("PUBLISHER_REFUSED_SETTINGS", ERROR, lambda s: with_publisher(s, compression_type="gz")),
+    ("PUBLISHER_REFUSED_SETTINGS", ERROR, lambda s: with_publisher(s, "librdkafka", partitioner="murmur")),
+    (
+        "PUBLISHER_TRANSACTIONAL_ID_SHARED",
+        ERROR,
+        lambda s: _publishers(
+            with_publisher(s, transactional_id="print"),
+            second=Publisher(topic="other", client="java", config={"transactional.id": "print"}),
+        ),
+    ),
+    ("PUBLISHER_REQUEST_TIMEOUT_SHORT", NOTE, lambda s: with_publisher(s, request_timeout_ms="500")),
+    (
+        "PUBLISHER_REQUEST_TIMEOUT_SHORT",
+        WARNING,
+        lambda s: with_publisher(s, request_timeout_ms="500", enable_idempotence="false"),
+    ),
+    ("PUBLISHER_BLOCKS_BRIEFLY", WARNING, lambda s: with_publisher(s, max_block_ms="0")),
+    ("PUBLISHER_TOPIC_NOT_FOLLOWED", WARNING, lambda s: _publishers(s, second=Publisher(topic="print-staus", client="java"))),
+    (
+        "PUBLISHER_COMPRESSION_CHANGED",
+        NOTE,
+        lambda s: with_settings(with_publisher(s, compression_type="lz4"), compression_type="gzip"),
+    ),
     ("PUBLISHER_SETTING_MISSPELT", WARNING, lambda s: with_publisher(s, enable_idempotency="true")),
     ("PUBLISHER_RECORDS_TOO_LARGE", WARNING, lambda s: with_publisher(s, max_request_size="5000000")),
     ("PUBLISHER_LINGERS", WARNING, lambda s: with_publisher(s, linger_ms="5000")),
@@ -218,6 +284,23 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ),
     ("PIPELINE_STARTS_LATE", WARNING, lambda s: with_pipeline(s, start="latest", ledger=[])),
     ("PIPELINE_SHARES_COLUMNS", ERROR, _two_pipelines),
+    ("PIPELINE_SHARES_COLUMNS", ERROR, _two_pipelines_under_other_names),
+    (
+        "PIPELINE_STATUS_NOT_DECLARED",
+        WARNING,
+        lambda s: with_pipeline(with_seen(s, statuses={"QUEUED": 20, "LOST": 1}), followers=STATUSES),
+    ),
+    ("PIPELINE_STATUS_NOT_DECLARED", ERROR, lambda s: with_pipeline(with_seen(s, statuses={"queued": 30}), followers=STATUSES)),
+    ("PIPELINE_STATUS_NOT_DECLARED", WARNING, lambda s: with_pipeline(s, followers=STATUSES, statuses=["BURNT", "QUEUED"])),
+    (
+        "PIPELINE_STATUS_UNREACHABLE",
+        WARNING,
+        lambda s: with_pipeline(s, followers={**STATUSES, "LOST": ["FOUND"], "FOUND": ["LOST"]}),
+    ),
+    ("PIPELINE_STATUS_UNREACHABLE", WARNING, lambda s: with_pipeline(s, followers={**STATUSES, "SENT": ["QUEUDE"]})),
+    ("PIPELINE_GUARANTEE_WEAK", WARNING, lambda s: with_pipeline(s, guarantee="at-most-once")),
+    ("PIPELINE_GUARANTEE_WEAK", NOTE, lambda s: with_pipeline(s, guarantee="at-least-once")),
+    ("PIPELINE_WITHOUT_HISTORY", NOTE, lambda s: with_pipeline(s, history=False)),
     ("PIPELINE_TOPIC_REPLACED", ERROR, lambda s: with_ledger(s, topic_id="t0")),
     ("PIPELINE_RECORDS_EXPIRED", ERROR, lambda s: with_topic(s, partitions=[partition(0, first=150, end=200)])),
     ("PIPELINE_AHEAD_OF_LOG", ERROR, lambda s: with_topic(s, partitions=[partition(0, end=90)])),
@@ -258,6 +341,41 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ("DATABASE_TIMEOUT_SHORT", WARNING, lambda s: with_database_settings(on_mysql(s), max_statement_time="2.000000")),
     ("DATABASE_FEW_CONNECTIONS", WARNING, lambda s: with_database_settings(s, max_connections="5")),
     ("DATABASE_FEW_CONNECTIONS", WARNING, lambda s: with_database_settings(on_mysql(s), max_user_connections="4")),
+    ("DATABASE_FEW_CONNECTIONS", WARNING, lambda s: with_database(s, limits={"ROLE_CONNECTIONS": 4})),
+    ("DATABASE_FEW_CONNECTIONS", ERROR, lambda s: with_database(s, limits={"ROLE_CONNECTIONS": 2})),
+    ("DATABASE_FEW_CONNECTIONS", ERROR, lambda s: with_database(s, limits={"DATABASE_CONNECTIONS": 1})),
+    ("DATABASE_FEW_CONNECTIONS", ERROR, lambda s: on_mysql(s, limits={"MAX_USER_CONNECTIONS": 1})),
+    ("DATABASE_TIMEOUT_SHORT", WARNING, lambda s: with_database_settings(s, idle_session_timeout="5000")),
+    ("DATABASE_TIMEOUT_SHORT", WARNING, lambda s: with_database_settings(on_mysql(s, "mysql"), max_execution_time="900")),
+    ("DATABASE_TIMEOUT_SHORT", WARNING, lambda s: with_database_settings(on_mysql(s), wait_timeout="10")),
+    ("DATABASE_ACCOUNT_LIMITED", WARNING, lambda s: on_mysql(s, limits={"MAX_UPDATES_PER_HOUR": 100})),
+    ("DATABASE_PASSWORD_EXPIRES", WARNING, lambda s: with_database(s, password_valid_s=5 * 86_400.0)),
+    ("DATABASE_PASSWORD_EXPIRES", ERROR, lambda s: with_database(s, password_valid_s=-1.0)),
+    ("DATABASE_DELETES_REFERENCED", WARNING, lambda s: with_database(s, referenced_by=[_reference("NO ACTION")])),
+    ("DATABASE_DELETES_REFERENCED", WARNING, lambda s: with_database(s, referenced_by=[_reference("CASCADE")])),
+    ("DATABASE_PARENT_MAY_BE_MISSING", NOTE, lambda s: with_database(s, references=[_reference("NO ACTION")])),
+    ("DATABASE_CHECKS_OFF", WARNING, lambda s: with_database_settings(s, session_replication_role="replica")),
+    ("DATABASE_CHECKS_OFF", WARNING, lambda s: with_database_settings(on_mysql(s), foreign_key_checks="OFF")),
+    ("DATABASE_ISOLATION_STRICT", WARNING, lambda s: with_database_settings(s, default_transaction_isolation="serializable")),
+    ("DATABASE_WAITS_FOR_STANDBY", NOTE, lambda s: with_database_settings(s, synchronous_standby_names="ANY 1 (a, b)")),
+    ("DATABASE_LOGS_STATEMENTS", NOTE, lambda s: with_database_settings(s, log_statement="all")),
+    ("DATABASE_LOGS_STATEMENTS", NOTE, lambda s: with_database_settings(on_mysql(s), general_log="ON")),
+    ("DATABASE_BINLOG_NOT_SYNCED", NOTE, lambda s: with_database_settings(on_mysql(s), sync_binlog="0")),
+    (
+        "DATABASE_TIMES_WITHOUT_ZONE",
+        NOTE,
+        lambda s: with_database_settings(with_database(s, times_without_zone=["printed_at"]), TimeZone="Europe/Berlin"),
+    ),
+    (
+        "DATABASE_TIMES_WITHOUT_ZONE",
+        NOTE,
+        lambda s: with_database_settings(
+            on_mysql(s, times_without_zone=["printed_at"]), time_zone="SYSTEM", system_time_zone="CET"
+        ),
+    ),
+    ("DATABASE_NOT_VERIFIED", WARNING, lambda s: with_database(s, host="db.example", encrypted=True, sslmode="require")),
+    ("DATABASE_SUPERUSER", WARNING, lambda s: on_mysql(s, host="db.example", superuser=True)),
+    ("DATABASE_READ_ONLY", ERROR, _read_only_by_default),
     ("DATABASE_PACKET_SMALL", WARNING, lambda s: with_database_settings(on_mysql(s), max_allowed_packet="1048576")),
     ("DATABASE_BINLOG_BY_STATEMENT", ERROR, lambda s: with_database_settings(on_mysql(s), binlog_format="STATEMENT")),
     ("DATABASE_RIGHTS_MISSING", ERROR, lambda s: with_database(s, lacking_rights=["INSERT on contract_document"])),
@@ -310,6 +428,8 @@ def test_a_rule_is_broken(name: str, severity: Severity, change: Change) -> None
         assert one.fix
         assert one.subject
         assert one.page == f"docs/rules/{name}.md"
+        for placeholder in ("…", "NAME", "<", "***"):
+            assert placeholder not in one.fix, "a fix can be run or pasted as it stands"
     assert (name in {one.rule for one in verdict.errors}) == (severity is ERROR)
 
 

@@ -257,7 +257,7 @@ def one_address(case: Case) -> Iterator[Broken]:
             Severity.WARNING,
             "kafka.bootstrap",
             (f'kafka.bootstrap="{case.cluster.bootstrap[0]}"', f"{len(case.cluster.brokers)} brokers"),
-            f'bootstrap = "{all_of_them}"',
+            f'[kafka]\nbootstrap = "{all_of_them}"',
         )
 
 
@@ -277,7 +277,7 @@ def in_clear(case: Case) -> Iterator[Broken]:
             Severity.WARNING,
             "kafka.security",
             (f'protocol="{case.cluster.protocol}" to {", ".join(far)}',),
-            f'protocol = "{"SASL_SSL" if case.cluster.protocol.startswith("SASL") else "SSL"}", and ca = "ca.pem"',
+            f'[kafka.security]\nprotocol = "{"SASL_SSL" if case.cluster.protocol.startswith("SASL") else "SSL"}"\nca = "ca.pem"',
         )
 
 
@@ -403,6 +403,76 @@ def clock_differs(case: Case) -> Iterator[Broken]:
         yield Broken(
             Severity.WARNING, "the cluster", (f"its clock is {abs(ahead_s):.1f} s {word} ours",), "set the clocks, best by NTP"
         )
+
+
+@rule(
+    "CLUSTER_OPEN_TO_EVERYONE",
+    Threat.LOSS,
+    when="anybody deletes the topic or publishes to it by mistake",
+    what="The cluster lets everybody use a topic that no rule is about.",
+    why="With allow.everyone.if.no.acl.found=true a topic without a rule of its own is open to whoever reaches a broker.",
+    mend="Set allow.everyone.if.no.acl.found=false, and grant each user what it needs.",
+    fine="While rules are being introduced.",
+)
+def open_to_everyone(case: Case) -> Iterator[Broken]:
+    guilty = _with_setting(case, "allow.everyone.if.no.acl.found", "true")
+    if guilty:
+        yield Broken(
+            Severity.NOTE,
+            "the cluster",
+            (f"allow.everyone.if.no.acl.found=true on broker {guilty}",),
+            "allow.everyone.if.no.acl.found=false in server.properties of every broker",
+        )
+
+
+@rule(
+    "CLUSTER_STOPS_ABRUPTLY",
+    Threat.STANDSTILL,
+    when="a broker is restarted",
+    what="A broker that is stopped does not hand its partitions over first.",
+    why="Its partitions have no leader until the cluster notices, as after a crash; publishers and pipelines wait.",
+    mend="Leave controlled.shutdown.enable at its default, true.",
+    fine="Never.",
+)
+def stops_abruptly(case: Case) -> Iterator[Broken]:
+    guilty = _with_setting(case, "controlled.shutdown.enable", "false")
+    if guilty:
+        yield Broken(
+            Severity.WARNING,
+            "the cluster",
+            (f"controlled.shutdown.enable=false on broker {guilty}",),
+            "controlled.shutdown.enable=true in server.properties of every broker",
+        )
+
+
+@rule(
+    "CLUSTER_TRANSACTIONS_UNVERIFIED",
+    Threat.STANDSTILL,
+    when="a record of an ended transaction arrives late",
+    what="A publisher uses transactions, and the brokers do not check that a record's transaction is open.",
+    why="Such a record opens a transaction that nobody ends. Pipelines wait behind it for ever.",
+    mend="Leave transaction.partition.verification.enable at its default, true.",
+    fine="Never with transactions.",
+)
+def transactions_unverified(case: Case) -> Iterator[Broken]:
+    guilty = _with_setting(case, "transaction.partition.verification.enable", "false")
+    if guilty and any(one.transactional for one in case.publishers.values()):
+        yield Broken(
+            Severity.WARNING,
+            "the cluster",
+            (f"transaction.partition.verification.enable=false on broker {guilty}",),
+            "transaction.partition.verification.enable=true in server.properties of every broker",
+        )
+
+
+def _with_setting(case: Case, name: str, value: str) -> str:
+    """The brokers that have this value of a setting; one that does not know the setting has not."""
+    found = []
+    for broker in case.cluster.brokers:
+        values = case.known(broker.settings, f"settings of broker {broker.node}")
+        if name in values and values[name].value == value:
+            found.append(str(broker.node))
+    return ", ".join(found)
 
 
 def is_loopback(host: str | None) -> bool:

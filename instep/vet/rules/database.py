@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from instep.vet import remedies
 from instep.vet.rule import Broken, Case, Severity, Threat, rule
 from instep.vet.rules.cluster import is_loopback
 
 VERSIONS_MIN = {"postgresql": (13,), "mariadb": (10, 6), "mysql": (8, 0, 19), "sqlite": (3, 35)}
 STATEMENT_S_MIN = 30.0
+IDLE_S_MIN = 60.0
+PASSWORD_DAYS_MIN = 30
 CONNECTIONS_SPARE = 5
 RESERVED = ("reserved_connections", "superuser_reserved_connections")
 PACKET_SHARE = 2  # a byte may become two in a statement
@@ -73,7 +76,9 @@ def read_only(case: Case) -> Iterator[Broken]:
             Severity.ERROR,
             _subject(case),
             tuple(f"{name}={values[name]}" for name in on),
-            f"point pipelines.{case.name}.target to the primary server",
+            remedies.setting(case.database, "default_transaction_read_only", "off", case.name)
+            if values.get("default_transaction_read_only", "off") == "on" and values.get("in_recovery", "off") == "off"
+            else f"change the host in pipelines.{case.name}.target to that of the primary server",
         )
 
 
@@ -92,14 +97,16 @@ def may_corrupt(case: Case) -> Iterator[Broken]:
         return
     for name in wanted:
         if case.database_setting(name).lower() in ("off", "0", "false"):
-            change = (
-                f"ALTER SYSTEM SET {name} = on" if case.database.kind == "postgresql" else f"{name} = ON in the server's file"
+            fix = (
+                remedies.setting(case.database, name, "on", case.name)
+                if case.database.kind == "postgresql"
+                else f"{name} = ON in the server's my.cnf, then restart the server"
             )
             yield Broken(
                 Severity.ERROR if case.must_not_lose else Severity.WARNING,
                 _subject(case),
                 (f"{name}={case.database_setting(name)}",),
-                f"{change}, and restart it",
+                fix,
             )
 
 
@@ -114,16 +121,14 @@ def may_corrupt(case: Case) -> Iterator[Broken]:
     fine="For speed, as long as the log still has the records.",
 )
 def commits_later(case: Case) -> Iterator[Broken]:
-    lazy = {"postgresql": ("synchronous_commit", ("off",), "ALTER SYSTEM SET synchronous_commit = on")}
-    name, weak, fix = lazy.get(
-        case.database.kind, ("innodb_flush_log_at_trx_commit", ("0", "2"), "SET GLOBAL innodb_flush_log_at_trx_commit = 1")
-    )
+    lazy = {"postgresql": ("synchronous_commit", ("off",), "on")}
+    name, weak, strong = lazy.get(case.database.kind, ("innodb_flush_log_at_trx_commit", ("0", "2"), "1"))
     if case.database.kind != "sqlite" and case.database_setting(name).lower() in weak:
         yield Broken(
             Severity.NOTE,
             _subject(case),
             (f"{name}={case.database_setting(name)}",),
-            fix,
+            remedies.setting(case.database, name, strong, case.name),
         )
 
 
@@ -140,7 +145,8 @@ def no_transactions(case: Case) -> Iterator[Broken]:
     if _is_mysql(case):
         for table, engine in case.database.engines.items():
             if engine.lower() != "innodb":
-                yield Broken(Severity.ERROR, f"table {table}", (f"engine {engine}",), f"ALTER TABLE {table} ENGINE = InnoDB")
+                quoted = case.database.quoted(*table.split("."))
+                yield Broken(Severity.ERROR, f"table {table}", (f"engine {engine}",), f"ALTER TABLE {quoted} ENGINE = InnoDB")
 
 
 @rule(
@@ -160,7 +166,7 @@ def table_unlogged(case: Case) -> Iterator[Broken]:
                 Severity.ERROR if case.must_not_lose else Severity.WARNING,
                 f"table {table}",
                 ("unlogged",),
-                f"ALTER TABLE {table} SET LOGGED",
+                f"ALTER TABLE {case.database.quoted(*table.split('.'))} SET LOGGED",
             )
 
 
@@ -211,59 +217,315 @@ def triggers(case: Case) -> Iterator[Broken]:
         )
 
 
+# seconds of a unit, and the fewest seconds that leave a pipeline in peace
+TIMEOUTS = {
+    "statement_timeout": (0.001, STATEMENT_S_MIN),
+    "transaction_timeout": (0.001, STATEMENT_S_MIN),
+    "idle_in_transaction_session_timeout": (0.001, STATEMENT_S_MIN),
+    "idle_session_timeout": (0.001, IDLE_S_MIN),
+    "max_statement_time": (1.0, STATEMENT_S_MIN),
+    "max_execution_time": (0.001, STATEMENT_S_MIN),
+    "idle_transaction_timeout": (1.0, STATEMENT_S_MIN),
+    "idle_write_transaction_timeout": (1.0, STATEMENT_S_MIN),
+    "wait_timeout": (1.0, IDLE_S_MIN),
+}
+
+
 @rule(
     "DATABASE_TIMEOUT_SHORT",
     Threat.STANDSTILL,
-    when="a batch takes longer than the database allows",
-    what="The database cuts statements or transactions off after a short time.",
-    why="A full batch in catch-up takes seconds. One that is cut off is rolled back and tried again, and again.",
+    when="a batch takes longer than the database allows, or no event comes for a while",
+    what="The database ends statements, transactions or idle connections after a short time.",
+    why="A full batch in catch-up takes seconds. One that is cut off is rolled back and tried again, and again. An idle "
+    "connection that is closed has to be opened again for the next event.",
     mend="Raise the time-out for the pipeline's user.",
     fine="When batches are small: lower batch_rows_max.",
 )
 def timeout_short(case: Case) -> Iterator[Broken]:
     values = case.database.settings or {}
-    named = {
-        "statement_timeout": 0.001, "transaction_timeout": 0.001, "idle_in_transaction_session_timeout": 0.001,
-        "max_statement_time": 1.0,
-    }  # fmt: skip
-    for name, unit_s in named.items():
-        if name in values and 0 < float(values[name]) * unit_s < STATEMENT_S_MIN:
-            fix = f"ALTER ROLE … SET {name} = 0" if case.database.kind == "postgresql" else f"SET GLOBAL {name} = 0"
-            yield Broken(Severity.WARNING, _subject(case), (f"{name}={values[name]}: {float(values[name]) * unit_s:g} s",), fix)
+    for name, (unit_s, least_s) in TIMEOUTS.items():
+        seconds = float(values.get(name, 0)) * unit_s
+        if 0 < seconds < least_s:
+            wanted = "28800" if name == "wait_timeout" else "0"
+            yield Broken(
+                Severity.WARNING,
+                _subject(case),
+                (f"{name}={values[name]}: {seconds:g} s{_source(case, name)}",),
+                remedies.setting(case.database, name, wanted, case.name),
+            )
+
+
+def _source(case: Case, name: str) -> str:
+    source = case.database.sources.get(name)
+    return f" (set by: {source})" if source else ""
 
 
 @rule(
     "DATABASE_FEW_CONNECTIONS",
     Threat.STANDSTILL,
     when="other programs take the connections",
-    what="The database allows hardly more connections than the pipeline's tasks need.",
+    what="The server, the database or the pipeline's user is allowed hardly more connections than the pipeline's tasks need.",
     why="Each task that runs at a time holds one, and so do instep's own commands.",
-    mend="Raise max_connections.",
+    mend="Raise the limit that is named: max_connections, or the role's, the account's or the database's own.",
     fine="When nothing else uses the server.",
 )
 def few_connections(case: Case) -> Iterator[Broken]:
     if case.database.kind == "sqlite":
         return
-    allowed = int(case.database_setting("max_connections"))
-    user_max = int((case.database.settings or {}).get("max_user_connections", "0"))
-    allowed = min(allowed, user_max) if user_max else allowed
-    reserved = sum(int((case.database.settings or {}).get(name, "0")) for name in RESERVED)
-    allowed -= reserved
+    values = case.database.settings or {}
+    reserved = sum(int(values.get(name, "0")) for name in RESERVED)
+    allowed = {"max_connections": int(case.database_setting("max_connections")) - reserved}
+    if int(values.get("max_user_connections", "0")):
+        allowed["max_user_connections"] = int(values["max_user_connections"])
+    kinds = ("ROLE_CONNECTIONS", "DATABASE_CONNECTIONS", "MAX_USER_CONNECTIONS")
+    allowed |= {name: int(limit) for name, limit in case.database.limits.items() if name in kinds}
     tasks = _tasks(case)
     needed = tasks + CONNECTIONS_SPARE
-    if allowed < needed:
-        yield Broken(
-            Severity.WARNING,
-            _subject(case),
-            (f"{allowed} connections", f"{tasks} tasks at a time and {CONNECTIONS_SPARE} to spare"),
-            f"max_connections = {reserved + 4 * needed}",
-        )
+    for name, limit in allowed.items():
+        # an account's own limit shows as the session's variable too
+        if limit < needed and not (name == "max_user_connections" and "MAX_USER_CONNECTIONS" in allowed):
+            wanted = 4 * needed + (reserved if name == "max_connections" else 0)
+            yield Broken(
+                Severity.WARNING if limit > tasks else Severity.ERROR,
+                _subject(case),
+                (f"{_words(name)}: {limit}", f"{tasks} tasks at a time and {CONNECTIONS_SPARE} to spare"),
+                remedies.connection_limit(case.database, name, wanted, case.name),
+            )
+
+
+def _words(limit: str) -> str:
+    named = {"ROLE_CONNECTIONS": "connection limit of the role", "DATABASE_CONNECTIONS": "connection limit of the database"}
+    return named.get(limit, f"{limit} of the account" if limit.isupper() else limit)
 
 
 def _tasks(case: Case) -> int:
     """How many tasks may run at a time: one a partition, and no more than a local master has threads."""
     threads = re.match(r"local\[(\d+)", case.snapshot.spark.master)
     return min(len(case.topic.partitions), int(threads[1])) if threads else len(case.topic.partitions)
+
+
+@rule(
+    "DATABASE_ACCOUNT_LIMITED",
+    Threat.STANDSTILL,
+    when="the account has used up its statements or connections of the hour",
+    what="The pipeline's account may run so many statements, changes or connections an hour and no more.",
+    why="MariaDB and MySQL refuse everything beyond that, and the pipeline waits until the hour is over.",
+    mend="Set the account's limits to 0, which means none.",
+    fine="Never for a pipeline.",
+)
+def account_limited(case: Case) -> Iterator[Broken]:
+    hourly = {name: limit for name, limit in case.database.limits.items() if name.endswith("_PER_HOUR")}
+    if hourly:
+        yield Broken(
+            Severity.WARNING,
+            _subject(case),
+            tuple(f"{name} {limit:g}" for name, limit in hourly.items()),
+            f"ALTER USER {case.database.user} WITH {' '.join(f'{name} 0' for name in hourly)}",
+        )
+
+
+@rule(
+    "DATABASE_PASSWORD_EXPIRES",
+    Threat.STANDSTILL,
+    when="the password expires and the pipeline connects again",
+    what="The password of the pipeline's role expires soon.",
+    why="Connections that are open stay so. The next one is refused, and nothing is applied until the password is changed.",
+    mend="Set a new password with a later VALID UNTIL.",
+    fine="When somebody changes the password before.",
+)
+def password_expires(case: Case) -> Iterator[Broken]:
+    left_s = case.database.password_valid_s
+    if left_s is not None and left_s < PASSWORD_DAYS_MIN * 86_400:
+        yield Broken(
+            Severity.ERROR if left_s < 86_400 else Severity.WARNING,
+            _subject(case),
+            (f"the password of {case.database.user} " + (f"expires in {left_s / 86_400:.0f} days" if left_s > 0 else "expired"),),
+            f"ALTER ROLE {case.database.user} VALID UNTIL 'infinity'",
+        )
+
+
+@rule(
+    "DATABASE_DELETES_REFERENCED",
+    Threat.STANDSTILL,
+    when="the source deletes a document that rows of another table point to",
+    what="Foreign keys of other tables point to the target's table, and the source may delete documents.",
+    why="Without a rule for deletes, or with RESTRICT, the database refuses to delete the row, and the document is parked. With "
+    "CASCADE the rows of the other table are deleted with it; with SET NULL they lose their document.",
+    mend="Decide what a delete means: keep the rows, or let the foreign key cascade.",
+    fine="When the source never deletes documents, or the foreign key's rule is what you want.",
+)
+def deletes_referenced(case: Case) -> Iterator[Broken]:
+    if not case.deletes_rows:
+        return
+    for one in case.database.referenced_by:
+        refused = one.on_delete in ("NO ACTION", "RESTRICT")
+        yield Broken(
+            Severity.WARNING,
+            f"table {case.pipeline.table}",
+            (f"{one.table} ({', '.join(one.columns)}) points to it, ON DELETE {one.on_delete}",),
+            f"let the source send no deletes for {case.pipeline.table}, or declare ON DELETE CASCADE in {one.table}"
+            if refused
+            else f"let the source send no deletes for {case.pipeline.table}, or declare ON DELETE RESTRICT in {one.table}",
+            when=None if refused else f"the source deletes a document: rows of {one.table} change with it",
+        )
+
+
+@rule(
+    "DATABASE_PARENT_MAY_BE_MISSING",
+    Threat.STANDSTILL,
+    when="an event arrives before the row that it points to",
+    what="A column that the pipeline writes has a foreign key to another table.",
+    why="The database refuses a row whose parent is not there, and its document is parked until the parent appears.",
+    mend="Fill the parent's table first, or drop the foreign key.",
+    fine="When parents are always there before their documents.",
+)
+def parent_may_be_missing(case: Case) -> Iterator[Broken]:
+    for one in case.database.references:
+        yield Broken(
+            Severity.NOTE,
+            f"table {case.pipeline.table}",
+            (f"({', '.join(one.columns)}) points to {one.refers_to}",),
+            f"fill {one.refers_to} before the pipeline is started; later: instep parked list {case.name}",
+        )
+
+
+@rule(
+    "DATABASE_CHECKS_OFF",
+    Threat.DISORDER,
+    when="an event brings a value that the table would refuse",
+    what="The pipeline's sessions do not check foreign keys or unique keys, or run no triggers.",
+    why="Rows that break the table's own rules are written without a word, and triggers that other programs rely on stay silent.",
+    mend="Switch the checks on for the pipeline's user.",
+    fine="While a copy of the database is being filled.",
+)
+def checks_off(case: Case) -> Iterator[Broken]:
+    values = case.database.settings or {}
+    if values.get("session_replication_role", "origin") == "replica":
+        fix = remedies.setting(case.database, "session_replication_role", "origin", case.name)
+        yield Broken(Severity.WARNING, _subject(case), ("session_replication_role=replica",), fix)
+    for name in ("foreign_key_checks", "unique_checks"):
+        if values.get(name, "ON").upper() in ("OFF", "0"):
+            yield Broken(
+                Severity.WARNING,
+                _subject(case),
+                (f"{name}={values[name]}",),
+                remedies.setting(case.database, name, "ON", case.name),
+            )
+
+
+@rule(
+    "DATABASE_ISOLATION_STRICT",
+    Threat.STANDSTILL,
+    when="another program changes the same rows at the same time",
+    what="Transactions of the pipeline's user are REPEATABLE READ or SERIALIZABLE by default.",
+    why="PostgreSQL then refuses a transaction that meets another one's change, and the whole batch is written again. The "
+    "pipeline locks what it needs and is right at READ COMMITTED.",
+    mend="Set default_transaction_isolation to read committed for the pipeline's user.",
+    fine="When no other program writes to the table.",
+)
+def isolation_strict(case: Case) -> Iterator[Broken]:
+    name = "default_transaction_isolation"
+    value = (case.database.settings or {}).get(name, "read committed")
+    if value in ("repeatable read", "serializable"):
+        yield Broken(
+            Severity.WARNING,
+            _subject(case),
+            (f"{name}={value}{_source(case, name)}",),
+            remedies.setting(case.database, name, "'read committed'", case.name),
+        )
+
+
+@rule(
+    "DATABASE_WAITS_FOR_STANDBY",
+    Threat.STANDSTILL,
+    when="the standby that must confirm every commit is down",
+    what="Every commit waits for a standby server.",
+    why="When too few of the named standbys are connected, a commit waits for ever, and the pipeline with it.",
+    mend="Keep one standby more than synchronous_standby_names needs.",
+    fine="When no loss with the primary's disk is acceptable, and a standstill is.",
+)
+def waits_for_standby(case: Case) -> Iterator[Broken]:
+    values = case.database.settings or {}
+    names = values.get("synchronous_standby_names", "")
+    if names and values.get("synchronous_commit") not in ("off", "local"):
+        yield Broken(
+            Severity.NOTE,
+            _subject(case),
+            (f"synchronous_standby_names={names}",),
+            "SELECT application_name, sync_state FROM pg_stat_replication shows whether enough of them are connected",
+        )
+
+
+@rule(
+    "DATABASE_LOGS_STATEMENTS",
+    Threat.EXPOSURE,
+    when="somebody reads the server's log",
+    what="The server writes every statement to its log.",
+    why="The log then holds documents' values, takes disk space as fast as the pipeline writes, and slows it.",
+    mend="Switch the log of statements off.",
+    fine="For a while, to find a fault.",
+)
+def logs_statements(case: Case) -> Iterator[Broken]:
+    values = case.database.settings or {}
+    if values.get("log_statement") in ("mod", "all"):
+        fix = remedies.setting(case.database, "log_statement", "ddl", case.name)
+        yield Broken(Severity.NOTE, _subject(case), (f"log_statement={values['log_statement']}",), fix)
+    if values.get("general_log", "OFF").upper() in ("ON", "1"):
+        fix = remedies.setting(case.database, "general_log", "OFF", case.name)
+        yield Broken(Severity.NOTE, _subject(case), ("general_log=ON",), fix)
+
+
+@rule(
+    "DATABASE_BINLOG_NOT_SYNCED",
+    Threat.LOSS,
+    when="the database's machine loses power and a replica takes over",
+    what="The server does not write its binary log to the disk at each commit.",
+    why="After a power failure the binary log may lack committed transactions, or have ones that were rolled back: replicas and "
+    "the primary no longer hold the same rows.",
+    mend="Set sync_binlog to 1.",
+    fine="When no replica is fed by this server.",
+)
+def binlog_not_synced(case: Case) -> Iterator[Broken]:
+    values = case.database.settings or {}
+    if values.get("log_bin", "OFF").upper() in ("ON", "1") and values.get("sync_binlog", "1") != "1":
+        yield Broken(
+            Severity.NOTE,
+            _subject(case),
+            (f"sync_binlog={values['sync_binlog']}", "log_bin=ON"),
+            remedies.setting(case.database, "sync_binlog", "1", case.name),
+        )
+
+
+@rule(
+    "DATABASE_TIMES_WITHOUT_ZONE",
+    Threat.DISORDER,
+    when="another program reads or writes the same column in the server's own time zone",
+    what="A column that the pipeline writes keeps times without a zone, and the server's time zone is not UTC.",
+    why="The pipeline writes UTC. A program that takes the column for local time is wrong by the difference, and its own writes "
+    "look earlier or later to the guard.",
+    mend="Keep times with a zone (timestamptz), or let every program read and write that column as UTC.",
+    fine="When all programs take the column for UTC.",
+)
+def times_without_zone(case: Case) -> Iterator[Broken]:
+    values = case.database.settings or {}
+    zone = values.get("TimeZone") or values.get("time_zone") or "UTC"
+    zone = values.get("system_time_zone", "UTC") if zone.upper() == "SYSTEM" else zone
+    columns = case.database.times_without_zone
+    if not columns or zone.upper() in ("UTC", "ETC/UTC", "GMT", "ETC/GMT", "+00:00", "UCT", "ZULU", "UNIVERSAL"):
+        return
+    table = case.database.quoted(*case.pipeline.table.split("."))
+    changes = ", ".join(
+        f"ALTER {case.database.quoted(name)} TYPE timestamptz USING {case.database.quoted(name)} AT TIME ZONE 'UTC'"
+        for name in columns
+    )
+    yield Broken(
+        Severity.NOTE,
+        f"table {case.pipeline.table}",
+        (f"{', '.join(columns)} without a time zone", f"the server's time zone is {zone}"),
+        f"ALTER TABLE {table} {changes}"
+        if case.database.kind == "postgresql"
+        else f"let every program that uses {', '.join(columns)} begin with SET time_zone = '+00:00'",
+    )
 
 
 @rule(
@@ -283,8 +545,13 @@ def packet_small(case: Case) -> Iterator[Broken]:
                 Severity.WARNING,
                 _subject(case),
                 (f"max_allowed_packet={packet}", case.found("max.message.bytes")),
-                f"SET GLOBAL max_allowed_packet = {4 * record}",
+                remedies.setting(case.database, "max_allowed_packet", str(_packet(4 * record)), case.name),
             )
+
+
+def _packet(wanted: int) -> int:
+    """A size that the server takes as it is: a multiple of 1024, at most 1 GiB."""
+    return min(2**30, -(-wanted // 1024) * 1024)
 
 
 @rule(
@@ -300,7 +567,10 @@ def binlog_by_statement(case: Case) -> Iterator[Broken]:
     values = case.database.settings or {}
     if values.get("log_bin", "OFF").upper() in ("ON", "1") and values.get("binlog_format", "ROW").upper() == "STATEMENT":
         yield Broken(
-            Severity.ERROR, _subject(case), ("log_bin=ON", "binlog_format=STATEMENT"), "SET GLOBAL binlog_format = 'ROW'"
+            Severity.ERROR,
+            _subject(case),
+            ("log_bin=ON", "binlog_format=STATEMENT"),
+            remedies.setting(case.database, "binlog_format", "ROW", case.name),
         )
 
 
@@ -341,7 +611,7 @@ def rows_hidden(case: Case) -> Iterator[Broken]:
             Severity.WARNING,
             f"table {case.pipeline.table}",
             ("row security is active for the pipeline's user",),
-            "ALTER ROLE … BYPASSRLS",
+            f"ALTER ROLE {case.database.user} BYPASSRLS",
         )
 
 
@@ -349,14 +619,20 @@ def rows_hidden(case: Case) -> Iterator[Broken]:
     "DATABASE_SUPERUSER",
     Threat.EXPOSURE,
     when="the settings or the pipeline's machine fall into wrong hands",
-    what="The pipeline works as a superuser.",
-    why="It needs four rights on eight tables, and has all of them on everything.",
+    what="The pipeline works as a superuser or an administrator: root, or an account with all rights.",
+    why="It needs four rights on a few tables, and has all of them on everything. Limits, row security and time-outs that guard "
+    "other users may not hold for it.",
     mend="Make a user of its own for the pipeline.",
     fine="On a laptop and in tests.",
 )
 def superuser(case: Case) -> Iterator[Broken]:
     if case.database.superuser:
-        yield Broken(Severity.NOTE, _subject(case), ("the user is a superuser",), f"CREATE ROLE {case.name} LOGIN; GRANT …")
+        yield Broken(
+            Severity.NOTE if is_loopback(case.database.host) else Severity.WARNING,
+            _subject(case),
+            (f"{case.database.user or 'the user'} has every right on the server",),
+            remedies.own_account(case.database, case.name, [*case.database.engines]),
+        )
 
 
 @rule(
@@ -374,7 +650,28 @@ def in_clear(case: Case) -> Iterator[Broken]:
             Severity.WARNING,
             _subject(case),
             (f"{case.database.host} without encryption",),
-            "target = …?sslmode=verify-full&sslrootcert=ca.pem",
+            f"add ?sslmode=verify-full&sslrootcert=ca.pem to the end of pipelines.{case.name}.target",
+        )
+
+
+@rule(
+    "DATABASE_NOT_VERIFIED",
+    Threat.EXPOSURE,
+    when="somebody on the way answers in the server's place",
+    what="The connection to a database on another machine is encrypted, and nobody checks who answers.",
+    why="Without sslmode=verify-full the server's certificate, or its name, is not checked: whoever is on the way can read "
+    "everything, the password included.",
+    mend="Use sslmode=verify-full with the authority's certificate in sslrootcert.",
+    fine="Within a network where nobody can step in between.",
+)
+def not_verified(case: Case) -> Iterator[Broken]:
+    facts = case.database
+    if facts.encrypted and not is_loopback(facts.host) and facts.sslmode != "verify-full":
+        yield Broken(
+            Severity.NOTE if facts.sslmode == "verify-ca" else Severity.WARNING,
+            _subject(case),
+            (f"sslmode={facts.sslmode or 'not set'} to {facts.host}",),
+            f"sslmode=verify-full&sslrootcert=ca.pem among the options of pipelines.{case.name}.target",
         )
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
+import msgspec
+
+from instep.document import transitions
 from instep.vet.rule import Broken, Case, Severity, Threat, rule
 from instep.vet.rules.cluster import is_loopback
 from instep.vet.snapshot import Ledger, Partition
 
 NEAR_EXPIRY_SHARE = 0.5
+DEFAULT_PORTS = {"postgresql": 5432, "mysql": 3306}
 BATCH_ROWS_FEW, BATCH_ROWS_MANY = 1_000, 2_000_000
 
 
@@ -28,7 +33,7 @@ def without_guard(case: Case) -> Iterator[Broken]:
             Severity.WARNING,
             f"pipeline {case.name}",
             (f"pipelines.{case.name}.event.order is not set",),
-            f'[pipelines.{case.name}.event] order = "version", and a column for it in [pipelines.{case.name}.columns]',
+            f'[pipelines.{case.name}.event]\norder = "version"\n[pipelines.{case.name}.columns]\nversion = "version"',
         )
 
 
@@ -47,7 +52,7 @@ def ordered_by_clocks(case: Case) -> Iterator[Broken]:
             Severity.WARNING,
             f"pipeline {case.name}",
             (f'event.order="{case.pipeline.order}" is a time', f"publishers: {', '.join(case.publishers)}"),
-            f'[pipelines.{case.name}.event] order = "version"',
+            f'[pipelines.{case.name}.event]\norder = "version"',
         )
 
 
@@ -66,7 +71,7 @@ def starts_late(case: Case) -> Iterator[Broken]:
             Severity.WARNING if case.must_not_lose else Severity.NOTE,
             f"pipeline {case.name}",
             (f'pipelines.{case.name}.start="{case.pipeline.start}"', "the ledger is empty"),
-            f'[pipelines.{case.name}] start = "earliest"',
+            f'[pipelines.{case.name}]\nstart = "earliest"',
         )
 
 
@@ -83,13 +88,24 @@ def shares_columns(case: Case) -> Iterator[Broken]:
     mine = case.pipeline
     for name, other in case.snapshot.writers.items():
         both = sorted(set(case.written) & set(other.columns))
-        if name != case.name and (other.target, other.table) == (mine.target, mine.table) and both:
+        if name != case.name and _place(other.target, other.table) == _place(mine.target, mine.table) and both:
             yield Broken(
                 Severity.ERROR,
                 f"table {mine.table}",
                 (f"{' and '.join(sorted((case.name, name)))} both write {', '.join(both)}",),
                 f"take {', '.join(both)} out of [pipelines.{case.name}.columns] or of [pipelines.{name}.columns]",
             )
+
+
+def _place(target: str, table: str) -> tuple[str, str, int | None, str, str]:
+    """Which table that is, whoever logs in and by whatever name of this machine."""
+    url = urlsplit(target)
+    kind = url.scheme.partition("+")[0].replace("mariadb", "mysql")
+    host = "" if is_loopback(url.hostname) else str(url.hostname)
+    database = url.path.lstrip("/")
+    schema, _, name = table.rpartition(".")
+    usual = database if kind == "mysql" else "public" if kind == "postgresql" else "main"
+    return kind, host, url.port or DEFAULT_PORTS.get(kind), database, f"{schema or usual}.{name}"
 
 
 @rule(
@@ -245,7 +261,7 @@ def sqlite_on_cluster(case: Case) -> Iterator[Broken]:
             Severity.ERROR,
             f"pipeline {case.name}",
             (f'spark.master="{case.snapshot.spark.master}"', f"target {case.pipeline.target}"),
-            '[spark] master = "local[*]"; or a target such as postgresql://…',
+            '[spark]\nmaster = "local[*]"',
         )
 
 
@@ -306,7 +322,7 @@ def small_batches(case: Case) -> Iterator[Broken]:
             Severity.WARNING,
             f"pipeline {case.name}",
             (f"batch_rows_max={case.pipeline.batch_rows_max}",),
-            f"[pipelines.{case.name}] batch_rows_max = 400000",
+            f"[pipelines.{case.name}]\nbatch_rows_max = 400000",
         )
 
 
@@ -326,7 +342,7 @@ def huge_batches(case: Case) -> Iterator[Broken]:
             Severity.WARNING,
             f"pipeline {case.name}",
             (f"batch_rows_max={case.pipeline.batch_rows_max}",),
-            f"[pipelines.{case.name}] batch_rows_max = 400000",
+            f"[pipelines.{case.name}]\nbatch_rows_max = 400000",
         )
 
 
@@ -345,5 +361,102 @@ def ignores_unknown(case: Case) -> Iterator[Broken]:
             Severity.NOTE,
             f"pipeline {case.name}",
             (f'pipelines.{case.name}.missing="ignore"',),
-            f'[pipelines.{case.name}] missing = "park"',
+            f'[pipelines.{case.name}]\nmissing = "park"',
+        )
+
+
+@rule(
+    "PIPELINE_STATUS_NOT_DECLARED",
+    Threat.STANDSTILL,
+    when="an event brings a status that no transition names",
+    what="Records or rows have a status that the declared transitions do not name.",
+    why="Such an event is refused and parks its document. A row with such a status never gets another one.",
+    mend="Add the status to [pipelines.NAME.transitions], with those that may follow it.",
+    fine="When that status is wrong, and parking it is right.",
+)
+def status_not_declared(case: Case) -> Iterator[Broken]:
+    declared = transitions.declare(case.pipeline.followers)
+    if not declared:
+        return
+    known = set(transitions.statuses(declared))
+    sample = case.topic.sample
+    seen = sample.seen[case.name].statuses if sample and case.name in sample.seen else {}
+    strange = {status: count for status, count in seen.items() if status not in known}
+    stored = sorted(set(case.pipeline.statuses or ()) - known)
+    if strange or stored:
+        evidence = [f"{count} of the newest {sum(seen.values())} events: {status!r}" for status, count in strange.items()]
+        evidence += [f"the table holds {status!r}" for status in stored]
+        lines = "\n".join(f"{msgspec.json.encode(status).decode()} = []" for status in dict.fromkeys([*strange, *stored]))
+        yield Broken(
+            Severity.ERROR if 2 * sum(strange.values()) >= max(1, sum(seen.values())) else Severity.WARNING,
+            f"pipeline {case.name}",
+            tuple(evidence),
+            f"[pipelines.{case.name}.transitions]\n{lines}",
+        )
+
+
+@rule(
+    "PIPELINE_STATUS_UNREACHABLE",
+    Threat.STANDSTILL,
+    when="a document gets to that status",
+    what="The declared transitions name a status that no document can get to, or one that looks misspelt.",
+    why="A transition that is missing or misspelt refuses events that are right, and parks their documents.",
+    mend="Let another status lead to it, or correct its name.",
+    fine="When the status is only for documents that begin with it.",
+)
+def status_unreachable(case: Case) -> Iterator[Broken]:
+    declared = transitions.declare(case.pipeline.followers)
+    if not declared:
+        return
+    evidence = transitions.findings(declared)
+    lonely = [(status, near) for status, near in transitions.doubtful(declared)]
+    if evidence:
+        corrected = f"write {lonely[0][1]!r} in place of {lonely[0][0]!r}" if lonely else "let another status lead to it"
+        yield Broken(
+            Severity.WARNING,
+            f"pipeline {case.name}",
+            tuple(evidence),
+            f"{corrected} in [pipelines.{case.name}.transitions]; instep settings draws them",
+        )
+
+
+@rule(
+    "PIPELINE_GUARANTEE_WEAK",
+    Threat.LOSS,
+    when="the pipeline dies in the middle of a batch",
+    what="The declared guarantee is weaker than exactly-once.",
+    why="at-most-once loses the events of a batch that did not end, at-least-once applies them twice. exactly-once does neither, "
+    "in the same transaction, and is as fast.",
+    mend='Set guarantee = "exactly-once".',
+    fine="When the loss or the repetition is meant, as in a comparison.",
+)
+def guarantee_weak(case: Case) -> Iterator[Broken]:
+    if case.pipeline.guarantee != "exactly-once":
+        loses = case.pipeline.guarantee == "at-most-once"
+        yield Broken(
+            Severity.WARNING if loses else Severity.NOTE,
+            f"pipeline {case.name}",
+            (f'pipelines.{case.name}.guarantee="{case.pipeline.guarantee}"',),
+            f'[pipelines.{case.name}]\nguarantee = "exactly-once"',
+            when=None if loses else "the pipeline dies in the middle of a batch: its events are applied twice",
+        )
+
+
+@rule(
+    "PIPELINE_WITHOUT_HISTORY",
+    Threat.LOSS,
+    when="somebody asks what happened to a document, or events must be replayed after the log has forgotten them",
+    what="The pipeline keeps no history.",
+    why="instep show and instep replay then know only what the log still holds. What was applied and is no longer in the log "
+    "cannot be looked up or applied again.",
+    mend="Set history = true; instep history prune keeps it small.",
+    fine="When the log keeps everything that you will ever look up.",
+)
+def without_history(case: Case) -> Iterator[Broken]:
+    if not case.pipeline.history:
+        yield Broken(
+            Severity.NOTE,
+            f"pipeline {case.name}",
+            (f"pipelines.{case.name}.history=false",),
+            f"[pipelines.{case.name}]\nhistory = true",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from instep import settings
 from instep.vet import clients
 from instep.vet.clients import Effective
 from instep.vet.rule import Broken, Case, Severity, Threat, rule
@@ -12,6 +13,8 @@ DELIVERY_MS_MIN = 30_000
 LINGER_MS_MAX = 500
 TRANSACTION_MS_MAX = 60_000
 IN_FLIGHT_ORDERED_MAX = 5
+REQUEST_MS_MIN = 5_000
+BLOCK_MS_MIN = 5_000
 # what a batch adds to its records
 BATCH_BYTES = 100
 
@@ -21,7 +24,11 @@ def _found(one: Effective, name: str, value: object) -> str:
 
 
 def _fix(name: str, change: str) -> str:
-    return f"{change} in the publisher, and in [publishers.{name}] config"
+    return f"{change} in the publisher, and the same in [publishers.{name}] config"
+
+
+def _remove(name: str, setting: str) -> str:
+    return f"remove {setting} from the publisher's settings and from [publishers.{name}] config: the default is right"
 
 
 def _repeating(case: Case) -> Severity:
@@ -45,8 +52,8 @@ def undeclared(case: Case) -> Iterator[Broken]:
         yield Broken(
             Severity.NOTE,
             f"topic {case.pipeline.topic}",
-            ("no [publishers.NAME] table names this topic",),
-            f'[publishers.NAME] topic = "{case.pipeline.topic}", client = "java"',
+            ("no table below [publishers] names this topic",),
+            f'[publishers."{case.pipeline.topic}"]\ntopic = "{case.pipeline.topic}"\nclient = "java"',
         )
 
 
@@ -67,7 +74,7 @@ def acks(case: Case) -> Iterator[Broken]:
                 Severity.ERROR if case.must_not_lose else Severity.NOTE,
                 f"publisher {name}",
                 (_found(one, "acks", one.acks),),
-                _fix(name, "acks=all"),
+                _fix(name, "set acks=all"),
             )
 
 
@@ -83,13 +90,23 @@ def acks(case: Case) -> Iterator[Broken]:
 )
 def not_idempotent(case: Case) -> Iterator[Broken]:
     for name, one in case.publishers.items():
-        if not one.idempotent and one.retries > 0 and not one.refused:
+        if not one.idempotent and not one.refused:
             yield Broken(
                 _repeating(case),
                 f"publisher {name}",
                 (_found(one, "enable.idempotence", "false"),),
-                _fix(name, "enable.idempotence=true"),
+                _fix(name, _idempotent(one)),
+                when=None if one.retries > 0 else "the application itself sends again what was not confirmed",
             )
+
+
+def _idempotent(one: Effective) -> str:
+    """What switches idempotence on, without what the client would refuse beside it."""
+    weak = (("acks", one.acks != "all"), ("retries", one.retries < 1))
+    clashing = [name for name, is_weak in weak if is_weak and one.said.get(name) == "set"]
+    if one.in_flight > IN_FLIGHT_ORDERED_MAX and one.said.get("max.in.flight.requests.per.connection") == "set":
+        clashing.append("max.in.flight.requests.per.connection")
+    return "set enable.idempotence=true" + (f" and remove {' and '.join(clashing)}" if clashing else "")
 
 
 @rule(
@@ -111,7 +128,7 @@ def overtakes(case: Case) -> Iterator[Broken]:
                     _found(one, "max.in.flight.requests.per.connection", one.in_flight),
                     _found(one, "enable.idempotence", "false"),
                 ),
-                _fix(name, "enable.idempotence=true"),
+                _fix(name, _idempotent(one)),
             )
 
 
@@ -133,7 +150,9 @@ def partitioner(case: Case) -> Iterator[Broken]:
                 Severity.ERROR if scatters and not case.guarded else Severity.WARNING,
                 f"publisher {name}",
                 (f"keys are hashed by {one.hashing} ({one.said['partitioner']})",),
-                _fix(name, "partitioner=murmur2" if case.snapshot.publishers[name].client == "librdkafka" else "no partitioner"),
+                _fix(name, "set partitioner=murmur2")
+                if case.snapshot.publishers[name].client == "librdkafka"
+                else _remove(name, "the partitioner setting"),
                 when="any document has a second event" if scatters else None,
             )
 
@@ -156,7 +175,7 @@ def hashes_differ(case: Case) -> Iterator[Broken]:
             Severity.WARNING if case.guarded else Severity.ERROR,
             f"topic {case.pipeline.topic}",
             tuple(f"{name}: {hashing}" for name, hashing in hashes.items()),
-            f"partitioner=murmur2 in {', '.join(odd)}",
+            f"set partitioner=murmur2 in {', '.join(odd)}",
         )
 
 
@@ -176,7 +195,7 @@ def does_not_retry(case: Case) -> Iterator[Broken]:
                 Severity.ERROR if case.must_not_lose else Severity.NOTE,
                 f"publisher {name}",
                 (_found(one, "retries", one.retries),),
-                _fix(name, "no retries"),
+                _remove(name, f"retries={one.retries}"),
             )
 
 
@@ -196,7 +215,7 @@ def gives_up_early(case: Case) -> Iterator[Broken]:
                 Severity.WARNING if case.must_not_lose else Severity.NOTE,
                 f"publisher {name}",
                 (_found(one, "delivery.timeout.ms", one.delivery_timeout_ms),),
-                _fix(name, "delivery.timeout.ms=120000"),
+                _fix(name, "set delivery.timeout.ms=120000"),
             )
 
 
@@ -229,7 +248,13 @@ def refused_settings(case: Case) -> Iterator[Broken]:
 def setting_misspelt(case: Case) -> Iterator[Broken]:
     for name, one in case.publishers.items():
         for wrong, meant in one.misspelt:
-            yield Broken(Severity.WARNING, f"publisher {name}", (f"{wrong}; {meant} is meant?",), _fix(name, f"{meant}=…"))
+            value = case.snapshot.publishers[name].config.get(wrong, "")
+            yield Broken(
+                Severity.WARNING,
+                f"publisher {name}",
+                (f"{wrong}; {meant} is meant?",),
+                _fix(name, f"rename {wrong} to {meant}: {meant}={value}"),
+            )
 
 
 @rule(
@@ -266,7 +291,7 @@ def lingers(case: Case) -> Iterator[Broken]:
     for name, one in case.publishers.items():
         if one.linger_ms > LINGER_MS_MAX:
             yield Broken(
-                Severity.WARNING, f"publisher {name}", (_found(one, "linger.ms", one.linger_ms),), _fix(name, "linger.ms=5")
+                Severity.WARNING, f"publisher {name}", (_found(one, "linger.ms", one.linger_ms),), _fix(name, "set linger.ms=5")
             )
 
 
@@ -287,7 +312,7 @@ def transactions_long(case: Case) -> Iterator[Broken]:
                 Severity.WARNING,
                 f"publisher {name}",
                 (_found(one, "transaction.timeout.ms", one.transaction_timeout_ms),),
-                _fix(name, f"transaction.timeout.ms={TRANSACTION_MS_MAX}"),
+                _fix(name, f"set transaction.timeout.ms={TRANSACTION_MS_MAX}"),
             )
 
 
@@ -314,5 +339,115 @@ def transactions_refused(case: Case) -> Iterator[Broken]:
                     _found(one, "transaction.timeout.ms", one.transaction_timeout_ms),
                     f"transaction.max.timeout.ms={allowed} of the brokers",
                 ),
-                _fix(name, f"transaction.timeout.ms={min(allowed, TRANSACTION_MS_MAX)}"),
+                _fix(name, f"set transaction.timeout.ms={min(allowed, TRANSACTION_MS_MAX)}"),
+            )
+
+
+@rule(
+    "PUBLISHER_TRANSACTIONAL_ID_SHARED",
+    Threat.STANDSTILL,
+    when="both publishers run at the same time",
+    what="Two publishers have the same transactional.id.",
+    why="The cluster takes the second for a restart of the first and fences the first off: its transactions are aborted, and it "
+    "cannot publish any more. Started again, it fences the other off.",
+    mend="Give each running publisher a transactional.id of its own.",
+    fine="Never for two that run at the same time.",
+)
+def transactional_id_shared(case: Case) -> Iterator[Broken]:
+    declared = {name: clients.effective(one.client, one.config) for name, one in case.snapshot.publishers.items()}
+    for name, one in case.publishers.items():
+        others = [other for other, its in declared.items() if other != name and its.transactional_id == one.transactional_id]
+        if one.transactional_id and others:
+            yield Broken(
+                Severity.ERROR,
+                f"publisher {name}",
+                (f"transactional.id={one.transactional_id}, as {' and '.join(others)} has",),
+                _fix(name, f"set transactional.id={one.transactional_id}-{name}"),
+            )
+
+
+@rule(
+    "PUBLISHER_REQUEST_TIMEOUT_SHORT",
+    Threat.REPETITION,
+    when="a broker answers slowly, as during an election or a full disk cache",
+    what="The publisher waits only a short time for a broker's answer.",
+    why="A request that is given up may still be written. It is sent again: without idempotence the record is there twice, and "
+    "the broker gets more work while it is slow.",
+    mend="Leave request.timeout.ms at its default, 30 s.",
+    fine="When the publisher is idempotent and the brokers are known to answer quickly.",
+)
+def request_timeout_short(case: Case) -> Iterator[Broken]:
+    for name, one in case.publishers.items():
+        if 0 < one.request_timeout_ms < REQUEST_MS_MIN:
+            yield Broken(
+                Severity.NOTE if one.idempotent else Severity.WARNING,
+                f"publisher {name}",
+                (_found(one, "request.timeout.ms", one.request_timeout_ms),),
+                _remove(name, f"request.timeout.ms={one.request_timeout_ms}"),
+            )
+
+
+@rule(
+    "PUBLISHER_BLOCKS_BRIEFLY",
+    Threat.LOSS,
+    when="the brokers are away for a moment or the publisher's buffer is full",
+    what="send() of the publisher gives up almost at once when it cannot take a record.",
+    why="It raises an error instead of waiting. An application that does not keep the record and try again has lost it.",
+    mend="Leave max.block.ms at its default, 60 s.",
+    fine="When the application keeps what send() refused, such as in an outbox table, and publishes it again.",
+)
+def blocks_briefly(case: Case) -> Iterator[Broken]:
+    for name, one in case.publishers.items():
+        if one.block_ms is not None and one.block_ms < BLOCK_MS_MIN:
+            yield Broken(
+                Severity.WARNING if case.must_not_lose else Severity.NOTE,
+                f"publisher {name}",
+                (_found(one, "max.block.ms", one.block_ms),),
+                _remove(name, f"max.block.ms={one.block_ms}"),
+            )
+
+
+@rule(
+    "PUBLISHER_TOPIC_NOT_FOLLOWED",
+    Threat.LOSS,
+    when="now: nobody applies what it publishes",
+    what="A declared publisher names a topic that no pipeline follows.",
+    why="What it publishes reaches no table, or its declaration is misspelt and its settings are not judged.",
+    mend="Correct the topic in [publishers.NAME], or declare a pipeline that follows it.",
+    fine="When other programs follow that topic.",
+)
+def topic_not_followed(case: Case) -> Iterator[Broken]:
+    followed = {one.topic for one in case.snapshot.writers.values() if one.topic}
+    for name, one in case.snapshot.publishers.items():
+        if followed and one.topic not in followed:
+            near = settings.nearest(one.topic, sorted(followed))
+            yield Broken(
+                Severity.WARNING,
+                f"publisher {name}",
+                (f'publishers.{name}.topic="{one.topic}"{near}', f"followed: {', '.join(sorted(followed))}"),
+                f'[publishers.{name}]\ntopic = "{case.pipeline.topic}"',
+            )
+
+
+@rule(
+    "PUBLISHER_COMPRESSION_CHANGED",
+    Threat.STANDSTILL,
+    when="always: the broker packs every batch again",
+    what="The topic asks for another compression than the publisher sends.",
+    why="The broker unpacks and packs every batch, which costs its processor more than everything else it does.",
+    mend="Set compression.type=producer on the topic.",
+    fine="When the publisher's compression cannot be changed and the topic must be small.",
+)
+def compression_changed(case: Case) -> Iterator[Broken]:
+    wanted = case.topic_settings.get("compression.type")
+    kind = wanted.value if wanted else None
+    if kind in (None, "producer"):
+        return
+    for name, one in case.publishers.items():
+        if one.compression != ("none" if kind == "uncompressed" else kind):
+            yield Broken(
+                Severity.NOTE,
+                f"publisher {name}",
+                (_found(one, "compression.type", one.compression), case.found("compression.type")),
+                f"instep topics alter {case.topic.name} -c compression.type=producer",
             )

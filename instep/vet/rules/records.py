@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from instep.vet.rule import Broken, Case, Severity, Threat, rule
-from instep.vet.snapshot import Sample
+from instep.vet.snapshot import Sample, Seen
 
 AHEAD_S_MAX = 60.0
 NEAR_LIMIT_SHARE = 0.8
+EVENTS_TELLING = 10
 FAR_BEYOND = 2  # the active segment outlives its time by as much as a segment lasts
 # a producer id is forgotten a day after its last record, by default
 PRODUCER_MEMORY_S = 12 * 3600.0
@@ -35,7 +36,7 @@ def without_key(case: Case) -> Iterator[Broken]:
             Severity.ERROR,
             f"topic {case.topic.name}",
             (f"{sample.keyless} of the newest {sample.records} records have no key",),
-            f"instep peek {case.topic.name} -n 20 shows them; then mend the publisher",
+            f"instep peek {case.topic.name} -n 20 shows them; then let the publisher send the document's id as key",
         )
 
 
@@ -92,8 +93,9 @@ def not_idempotent(case: Case) -> Iterator[Broken]:
     "RECORDS_UNREADABLE",
     Threat.STANDSTILL,
     when="a record that the pipeline does not understand arrives, which waits as a dead letter",
-    what="Some of the newest records cannot be understood by the pipeline.",
-    why="They become dead letters, or park their documents: kept with a reason, and not in the table.",
+    what="Some of the newest records cannot be understood by the pipeline, or none of them.",
+    why="They become dead letters, or park their documents: kept with a reason, and not in the table. When it is half of them or "
+    "more, the mapping is wrong, or the topic.",
     mend="Correct the mapping in [pipelines.NAME.event] and columns, or the publisher.",
     fine="When the topic also carries records that are not status events.",
 )
@@ -102,7 +104,7 @@ def unreadable(case: Case) -> Iterator[Broken]:
     mine = {key.partition(": ")[2]: count for key, count in sample.unreadable.items() if key.partition(": ")[0] == case.name}
     if mine:
         yield Broken(
-            Severity.WARNING,
+            Severity.ERROR if 2 * sum(mine.values()) >= sample.records else Severity.WARNING,
             f"topic {case.topic.name}",
             tuple(f"{count} of the newest {sample.records} records: {reason}" for reason, count in sorted(mine.items())),
             f"instep peek {case.topic.name} -n 20; then correct [pipelines.{case.name}.event]",
@@ -133,25 +135,35 @@ def near_limit(case: Case) -> Iterator[Broken]:
     "RECORDS_FROM_LONG_AGO",
     Threat.LOSS,
     when="the log's cleaner comes by before the pipeline",
-    what="New records carry timestamps that are older than the topic keeps records.",
+    what="New records carry timestamps that are older than the topic keeps records, or from 1970.",
     why="Retention goes by a record's timestamp. A segment whose newest timestamp is that old is deleted at the next look, "
-    "minutes after it was written. Seconds taken for milliseconds look like 1970.",
+    "minutes after it was written. On a compacted topic min.compaction.lag.ms protects such a record no longer, and "
+    "places such as @-1h miss it. Seconds taken for milliseconds look like 1970.",
     mend="Let the publisher stamp records in milliseconds, or with the time of sending; or set "
     "message.timestamp.type=LogAppendTime.",
     fine="When old events are being sent again, and the pipeline is running.",
 )
 def from_long_ago(case: Case) -> Iterator[Broken]:
+    if case.setting("message.timestamp.type").value != "CreateTime":
+        return
     kept_ms, sample = case.number("retention.ms"), _sample(case)
-    by_publishers = case.setting("message.timestamp.type").value == "CreateTime"
     deletes = "delete" in (case.setting("cleanup.policy").value or "") and kept_ms >= 0
     # the newest of the newest: a topic at rest has old records, and rightly
-    if deletes and by_publishers and sample.newest_age_s is not None and sample.newest_age_s * 1000 > FAR_BEYOND * kept_ms:
-        yield Broken(
-            Severity.WARNING,
-            f"topic {case.topic.name}",
-            (f"the newest timestamp is {sample.newest_age_s / 86_400:.0f} days old", case.found("retention.ms")),
-            f"instep topics alter {case.topic.name} -c message.timestamp.type=LogAppendTime; or mend the publisher",
-        )
+    old = deletes and sample.newest_age_s is not None and sample.newest_age_s * 1000 > FAR_BEYOND * kept_ms
+    if not old and not sample.before_2000:
+        return
+    seen = []
+    if sample.before_2000:
+        seen.append(f"{sample.before_2000} of the newest {sample.records} records have a timestamp before 2000")
+    if old:
+        seen.append(f"the newest timestamp is {(sample.newest_age_s or 0) / 86_400:.0f} days old")
+    yield Broken(
+        Severity.ERROR if deletes and sample.before_2000 and case.must_not_lose else Severity.WARNING,
+        f"topic {case.topic.name}",
+        (*seen, case.found("retention.ms"), case.found("cleanup.policy")),
+        f"instep topics alter {case.topic.name} -c message.timestamp.type=LogAppendTime; or stamp records in milliseconds",
+        when=None if deletes else "the cleaner or a place such as @-1h goes by the timestamp",
+    )
 
 
 @rule(
@@ -172,4 +184,123 @@ def from_the_future(case: Case) -> Iterator[Broken]:
             f"topic {case.topic.name}",
             (f"a record's timestamp lies {ahead_s:.0f} s ahead",),
             "set the publisher's clock right, best by NTP",
+        )
+
+
+def _seen(case: Case) -> Seen:
+    return case.known(_sample(case).seen.get(case.name, Seen() if case.has_target else None), f"newest events of {case.name}")
+
+
+@rule(
+    "RECORDS_KEY_NOT_DOCUMENT",
+    Threat.DISORDER,
+    when="a document has a second event under another key",
+    what="Records have another key than the document's id.",
+    why="Only the key ties a document's events to one partition, and so to their order. A delete names its document by the key, "
+    "and finds none.",
+    mend="Let the publisher send the document's id as key.",
+    fine="When the key is one for all events of a document, such as its customer's, and the source deletes nothing.",
+)
+def key_not_document(case: Case) -> Iterator[Broken]:
+    seen = _seen(case)
+    if seen.key_differs:
+        evidence = [f"{seen.key_differs} of the newest {seen.events} events have another key than their document's id"]
+        if seen.two_keys:
+            evidence.append(f"{seen.two_keys} documents have events under two keys or more")
+        yield Broken(
+            Severity.ERROR if seen.two_keys and not case.guarded else Severity.WARNING,
+            f"topic {case.topic.name}",
+            tuple(evidence),
+            f"send the field that pipelines.{case.name}.event.document names as the record's key",
+        )
+
+
+@rule(
+    "RECORDS_SAME_ORDER",
+    Threat.LOSS,
+    when="always: the second event is taken for a repetition",
+    what="Events of one document have the same order and different statuses.",
+    why="The guard takes an event with the same version for a repetition and skips it: the status that came second is not "
+    "applied.",
+    mend="Count the version up with every change, or name another field as event.order.",
+    fine="When the first of them is the right one.",
+)
+def same_order(case: Case) -> Iterator[Broken]:
+    seen = _seen(case)
+    if seen.same_order:
+        yield Broken(
+            Severity.ERROR if case.must_not_lose else Severity.WARNING,
+            f"topic {case.topic.name}",
+            (
+                f"{seen.same_order} of the newest {seen.events} events repeat a {case.pipeline.order} of their document"
+                " with another status",
+            ),
+            f"count {case.pipeline.order} up in the source with every change; or remove order from [pipelines.{case.name}.event]",
+        )
+
+
+@rule(
+    "RECORDS_OUT_OF_ORDER",
+    Threat.DISORDER,
+    when="always: an older event comes behind a newer one",
+    what="A document's events do not lie in the log in their order.",
+    why="A publisher overtakes itself, two publishers send the same document, or old events were sent again. The guard skips "
+    "what is older; without one, the older status stays.",
+    mend="Let one idempotent publisher send each document's events in order, and declare event.order.",
+    fine="After the source has sent old events again, with a guard.",
+)
+def out_of_order(case: Case) -> Iterator[Broken]:
+    seen = _seen(case)
+    if seen.backwards:
+        yield Broken(
+            Severity.WARNING if case.guarded else Severity.ERROR,
+            f"topic {case.topic.name}",
+            (f"{seen.backwards} of the newest {seen.events} events are older than the one before of their document",),
+            "set enable.idempotence=true in every publisher of the topic, and let one publisher send each document",
+        )
+
+
+@rule(
+    "RECORDS_ORDER_COARSE",
+    Threat.DISORDER,
+    when="a document changes twice within a second",
+    what="The guard compares times, and the events' times have whole seconds only.",
+    why="Two events of one second look equally old: the one that lies later in the log wins, even when it is a late repetition.",
+    mend="Order by a version that the source counts, or send times with microseconds.",
+    fine="When no document changes twice within a second.",
+)
+def order_coarse(case: Case) -> Iterator[Broken]:
+    seen = _seen(case)
+    if seen.whole_seconds is not None and seen.events >= EVENTS_TELLING and seen.whole_seconds == seen.events:
+        yield Broken(
+            Severity.WARNING,
+            f"topic {case.topic.name}",
+            (f"all of the newest {seen.events} events have a {case.pipeline.order} of whole seconds",),
+            f"send {case.pipeline.order} with microseconds, as in 2026-11-01T08:00:00.123456Z",
+        )
+
+
+@rule(
+    "RECORDS_EVENT_TIME_WRONG",
+    Threat.DISORDER,
+    when="the event's time decides or is shown",
+    what="Events happened before 2000, or more than a day from now, by their own time.",
+    why="Numbers are read as milliseconds since 1970. Seconds then look like January 1970, microseconds like the far future. The "
+    "column keeps a wrong time, freshness is wrong, and a guard that compares it lets nothing or everything through.",
+    mend="Send milliseconds since 1970, or ISO 8601 text.",
+    fine="When documents really happened then.",
+)
+def event_time_wrong(case: Case) -> Iterator[Broken]:
+    seen = _seen(case)
+    wrong = [
+        f"{count} of the newest {seen.events} events happened {words}"
+        for count, words in ((seen.before_2000, "before 2000"), (seen.ahead, "more than a day from now"))
+        if count
+    ]
+    if wrong:
+        yield Broken(
+            Severity.ERROR if case.pipeline.order_is_time else Severity.WARNING,
+            f"topic {case.topic.name}",
+            tuple(wrong),
+            f"send {case.pipeline.at or 'the timestamp of the record'} in milliseconds since 1970, or as 2026-11-01T08:00:00Z",
         )

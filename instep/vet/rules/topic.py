@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
+from instep.document.showing import counted
 from instep.vet.rule import Broken, Case, Severity, Threat, rule
 
 REPLICAS_WANTED = 3
+SEGMENT_MS_MIN, SEGMENT_BYTES_MIN = 600_000, 2**20
 TIMES_UNBOUNDED_MS = 24 * 3_600_000
 RECORD_BYTES_LOW = 64 * 1024
 # a partition's log is deleted by whole segments, so a little more than the limit is kept
@@ -30,7 +32,9 @@ def missing(case: Case) -> Iterator[Broken]:
             Severity.ERROR,
             f"topic {topic}",
             ("the cluster has no such topic",),
-            f"instep topics create {topic} -p 6 -r 3 -c min.insync.replicas=2",
+            f"instep topics create {topic} -p 6 -r 3 -c min.insync.replicas=2"
+            if len(case.cluster.brokers) >= REPLICAS_WANTED
+            else f"instep topics create {topic} -p 6 -r {len(case.cluster.brokers)}",
         )
 
 
@@ -51,7 +55,7 @@ def single_replica(case: Case) -> Iterator[Broken]:
             Severity.ERROR if case.must_not_lose else Severity.NOTE,
             f"topic {case.topic.name}",
             (f"{alone} of {len(case.topic.partitions)} partitions have 1 replica",),
-            _more_replicas(case),
+            _durable(case),
         )
 
 
@@ -67,7 +71,7 @@ def single_replica(case: Case) -> Iterator[Broken]:
 )
 def two_replicas(case: Case) -> Iterator[Broken]:
     if case.replicas == REPLICAS_WANTED - 1:
-        yield Broken(Severity.WARNING, f"topic {case.topic.name}", ("2 replicas",), _more_replicas(case))
+        yield Broken(Severity.WARNING, f"topic {case.topic.name}", ("2 replicas",), _durable(case))
 
 
 @rule(
@@ -85,8 +89,8 @@ def min_in_sync_one(case: Case) -> Iterator[Broken]:
         yield Broken(
             Severity.ERROR if case.must_not_lose else Severity.NOTE,
             f"topic {case.topic.name}",
-            (case.found("min.insync.replicas"), f"{case.replicas} replicas"),
-            f"instep topics alter {case.topic.name} -c min.insync.replicas=2",
+            (case.found("min.insync.replicas"), counted(case.replicas, "replica")),
+            _durable(case),
         )
 
 
@@ -104,10 +108,8 @@ def min_in_sync_all(case: Case) -> Iterator[Broken]:
         yield Broken(
             Severity.WARNING,
             f"topic {case.topic.name}",
-            (case.found("min.insync.replicas"), f"{case.replicas} replicas"),
-            f"instep topics alter {case.topic.name} -c min.insync.replicas={case.replicas - 1}"
-            if case.replicas > 2
-            else _more_replicas(case),
+            (case.found("min.insync.replicas"), counted(case.replicas, "replica")),
+            _durable(case),
         )
 
 
@@ -126,8 +128,8 @@ def min_in_sync_too_many(case: Case) -> Iterator[Broken]:
         yield Broken(
             Severity.WARNING,
             f"topic {case.topic.name}",
-            (case.found("min.insync.replicas"), f"{case.replicas} replicas"),
-            f"instep topics alter {case.topic.name} -c min.insync.replicas={max(1, case.replicas - 1)}",
+            (case.found("min.insync.replicas"), counted(case.replicas, "replica")),
+            _durable(case),
         )
 
 
@@ -429,6 +431,55 @@ def records_bounded_low(case: Case) -> Iterator[Broken]:
 
 
 @rule(
+    "TOPIC_SEGMENTS_TINY",
+    Threat.STANDSTILL,
+    when="the brokers run out of open files or memory maps",
+    what="The topic's log is cut into very small segments.",
+    why="Each segment is three files that a broker keeps open. Thousands of them slow its start, and may end it.",
+    mend="Leave segment.ms and segment.bytes at their defaults.",
+    fine="In a test of retention or compaction.",
+)
+def segments_tiny(case: Case) -> Iterator[Broken]:
+    small = []
+    for name, least in (("segment.ms", SEGMENT_MS_MIN), ("segment.bytes", SEGMENT_BYTES_MIN)):
+        if name in case.topic_settings and case.number(name) < least:
+            small.append(name)
+    if small:
+        yield Broken(
+            Severity.WARNING,
+            f"topic {case.topic.name}",
+            tuple(map(case.found, small)),
+            f"instep topics alter {case.topic.name} {' '.join(f'--unset {name}' for name in small)}",
+        )
+
+
+@rule(
+    "TOPIC_TRANSACTION_OPEN",
+    Threat.STANDSTILL,
+    when="now: pipelines wait behind it",
+    what="A transaction has been open for more than a minute.",
+    why="Pipelines read what is committed. Everything behind the first record of an open transaction waits, of all publishers, "
+    "until it is committed, aborted or timed out. One that hangs is never timed out.",
+    mend="Find out which publisher opened it. Abort it if that publisher is gone.",
+    fine="When transactions are long by nature, and waiting for them is right.",
+)
+def transaction_open(case: Case) -> Iterator[Broken]:
+    held = [part for part in case.topic.partitions if part.open_from is not None]
+    if held:
+        first = held[0]
+        servers = ",".join(case.cluster.bootstrap)
+        yield Broken(
+            Severity.ERROR,
+            f"topic {case.topic.name}",
+            tuple(
+                f"partition {part.partition}: open from offset {part.open_from}, and the log ends at {part.end}" for part in held
+            ),
+            f"kafka-transactions.sh --bootstrap-server {servers} abort --topic {case.topic.name}"
+            f" --partition {first.partition} --start-offset {first.open_from}",
+        )
+
+
+@rule(
     "TOPIC_THROTTLED",
     Threat.LOSS,
     when="the leader dies before the throttled replicas have caught up",
@@ -470,11 +521,17 @@ def led_by_one(case: Case) -> Iterator[Broken]:
         )
 
 
-def _more_replicas(case: Case) -> str:
-    return (
-        f"instep topics replicate {case.topic.name} -r {REPLICAS_WANTED} --execute; then"
-        f" instep topics alter {case.topic.name} -c min.insync.replicas=2"
-    )
+def _durable(case: Case) -> str:
+    """The one change of replicas and min.insync.replicas that every rule about them asks for."""
+    replicas = max(case.replicas, REPLICAS_WANTED)
+    in_sync = min(max(case.number("min.insync.replicas"), 2), replicas - 1)
+    alter = f"instep topics alter {case.topic.name} -c min.insync.replicas={in_sync}"
+    steps = [alter] if case.number("min.insync.replicas") != in_sync else []
+    if case.replicas < replicas:
+        steps.insert(0, f"instep topics replicate {case.topic.name} -r {replicas} --execute")
+    if len(case.cluster.brokers) < replicas:
+        steps.insert(0, f"add brokers until there are {replicas} (now {len(case.cluster.brokers)})")
+    return "; then ".join(steps)
 
 
 def _nodes(nodes: list[int]) -> str:

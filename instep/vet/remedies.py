@@ -1,0 +1,75 @@
+"""Statements that change a database's setting where it was set, so that they can be run as they stand."""
+
+from __future__ import annotations
+
+from instep.sinks.facts import Facts
+
+RESTARTED = ("max_connections",)
+# a session may set these, so a role's own value wins over the server's command line
+OF_SESSIONS = (
+    "synchronous_commit", "statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout",
+    "idle_session_timeout", "default_transaction_isolation", "default_transaction_read_only", "TimeZone",
+)  # fmt: skip
+
+
+def setting(facts: Facts, name: str, value: str, pipeline: str) -> str:
+    """The statement that sets a server's variable to this value for the pipeline, at the place it comes from now."""
+    if facts.kind == "postgresql":
+        return _postgres(facts, name, value, pipeline)
+    if facts.sources.get(name) == "account" and name in ("max_user_connections", "max_statement_time"):
+        return f"ALTER USER {facts.user} WITH {name.upper()} {value}"
+    if facts.kind == "mysql":
+        return f"SET PERSIST {name} = {value}"
+    return f"SET GLOBAL {name} = {value}; and keep it over a restart: {name} = {value} under [mariadbd] in the server's my.cnf"
+
+
+def _postgres(facts: Facts, name: str, value: str, pipeline: str) -> str:
+    role, database = facts.user or "CURRENT_USER", facts.quoted(facts.database)
+    match facts.sources.get(name, ""):
+        case "user":
+            return f"ALTER ROLE {role} SET {name} = {value}"
+        case "database user":
+            return f"ALTER ROLE {role} IN DATABASE {database} SET {name} = {value}"
+        case "database":
+            return f"ALTER DATABASE {database} SET {name} = {value}"
+        case "global":
+            return f"ALTER ROLE ALL SET {name} = {value}"
+        case "client" | "session" | "environment variable":
+            return f"remove {name} from the options in pipelines.{pipeline}.target, or from PGOPTIONS in the environment"
+        case "command line":
+            if name in OF_SESSIONS:
+                return f"ALTER ROLE {role} SET {name} = {value}"
+            return f"remove {name} from the command line that starts the server, then restart the server"
+    if name in RESTARTED:
+        return f"ALTER SYSTEM SET {name} = {value}; then restart the server"
+    return f"ALTER SYSTEM SET {name} = {value}; SELECT pg_reload_conf()"
+
+
+def connection_limit(facts: Facts, which: str, wanted: int, pipeline: str) -> str:
+    """The statement that raises the limit of connections that binds."""
+    match which:
+        case "ROLE_CONNECTIONS":
+            return f"ALTER ROLE {facts.user} CONNECTION LIMIT {wanted}"
+        case "DATABASE_CONNECTIONS":
+            return f"ALTER DATABASE {facts.quoted(facts.database)} CONNECTION LIMIT {wanted}"
+        case "MAX_USER_CONNECTIONS":
+            return f"ALTER USER {facts.user} WITH MAX_USER_CONNECTIONS {wanted}"
+    return setting(facts, which, str(wanted), pipeline)
+
+
+def own_account(facts: Facts, name: str, tables: list[str]) -> str:
+    """Statements that make an account with the rights that a pipeline needs, and no others."""
+    rights = "SELECT, INSERT, UPDATE, DELETE"
+    quoted = [facts.quoted(*table.split(".")) for table in tables]
+    if facts.kind == "postgresql":
+        role = facts.quoted(f"instep_{name}")
+        return (
+            f"CREATE ROLE {role} LOGIN; GRANT {rights} ON {', '.join(quoted)} TO {role};"
+            f" GRANT TEMPORARY ON DATABASE {facts.quoted(facts.database)} TO {role}; then give it a password: \\password {role}"
+        )
+    account = f"'instep_{name}'@'%'"
+    grants = "; ".join(f"GRANT {rights} ON {table} TO {account}" for table in quoted)
+    return (
+        f"CREATE USER {account} ACCOUNT LOCK; {grants}; GRANT CREATE TEMPORARY TABLES ON {facts.quoted(facts.database)}.*"
+        f" TO {account}; then give it a password and unlock it with ALTER USER"
+    )

@@ -1,0 +1,83 @@
+"""What the newest records show of a pipeline's events."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from instep.document import kinds
+from instep.document.mapping import Column, compile_mapping
+from instep.kafka.offsets import Record
+from instep.vet import sampling
+from instep.vet.snapshot import Seen
+from tests.sinks.conftest import declare
+
+NOW_S = 1_794_000_000.0
+COLUMNS = {
+    "doc_no": Column("doc_no", kinds.Text()),
+    "print_status": Column("print_status", kinds.Text()),
+    "print_version": Column("print_version", kinds.Integer()),
+    "printed_at": Column("printed_at", kinds.Time()),
+}
+
+
+def seen(*events: dict[str, Any] | bytes | None, keys: list[bytes] | None = None, order: str | None = "version") -> Seen:
+    named = {"document": "doc_id", "status": "status", "at": "updated_at", **({"order": order} if order else {})}
+    mapping = compile_mapping(declare("sqlite://", event=named), COLUMNS)
+    records = []
+    for offset, given in enumerate(events):
+        value = json.dumps(event(**given)).encode() if isinstance(given, dict) else given
+        records.append(Record(0, offset, int(NOW_S * 1000), keys[offset] if keys else b"C-1", value))
+    return sampling.seen(mapping, records, NOW_S)
+
+
+def event(**changes: Any) -> dict[str, Any]:
+    return {"doc_id": "C-1", "status": "QUEUED", "version": 1, "updated_at": "2026-11-01T08:00:00.5Z", **changes}
+
+
+def test_events_as_they_should_be() -> None:
+    found = seen({}, {"version": 2, "status": "PRINTED"}, {"version": 3, "status": "PRINTED"})
+    assert found == Seen(events=3, statuses={"PRINTED": 2, "QUEUED": 1})
+
+
+def test_deletes_and_what_is_no_event_are_left_out() -> None:
+    assert seen(None, b"no JSON", {}) == Seen(events=1, statuses={"QUEUED": 1})
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ({"status": "PRINTED"}, {"same_order": 1}),
+        ({}, {}),
+        ({"version": 0}, {"backwards": 1}),
+        ({"version": 2, "updated_at": 1_793_000_000}, {"before_2000": 1}),
+        ({"version": 2, "updated_at": 1_794_000_000_000 + 3 * 86_400_000}, {"ahead": 1}),
+    ],
+)
+def test_a_second_event(second: dict[str, Any], expected: dict[str, int]) -> None:
+    found = seen({}, second)
+    assert {name: getattr(found, name) for name in ("same_order", "backwards", "before_2000", "ahead")} == {
+        "same_order": 0,
+        "backwards": 0,
+        "before_2000": 0,
+        "ahead": 0,
+        **expected,
+    }
+
+
+def test_without_an_order_the_time_shows_what_came_late() -> None:
+    assert seen({}, {"updated_at": "2026-10-01T08:00:00Z"}, order=None).backwards == 1
+
+
+def test_times_of_whole_seconds() -> None:
+    times = [{"updated_at": f"2026-11-01T08:00:0{n}Z"} for n in range(3)]
+    assert seen(*times, order="updated_at").whole_seconds == 3
+    assert seen(*times, {}, order="updated_at").whole_seconds == 3
+    assert seen(*times).whole_seconds is None
+
+
+def test_keys_that_are_not_the_documents() -> None:
+    found = seen({}, {"version": 2}, keys=[b"x", b"C-1"])
+    assert (found.key_differs, found.two_keys) == (1, 1)
