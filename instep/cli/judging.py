@@ -12,10 +12,7 @@ from instep.cli import completing, shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug
 
 if TYPE_CHECKING:
-    from instep.vet.judgement import Finding, Verdict
     from instep.vet.snapshot import Snapshot
-
-EVIDENCE_SHOWN_MAX = 4
 
 app = typer.Typer()
 vet_app = typer.Typer(name="vet", rich_markup_mode=None)
@@ -44,13 +41,14 @@ def vet(
     """Judge cluster, topic, publishers, pipeline and database together against each pipeline's declared guarantee."""
     if context.invoked_subcommand is not None:
         return
-    from instep.vet import judgement
+    from instep.vet import judgement, report
 
     verdict = judgement.judge(_snapshot(snapshot, pipeline))
     if as_json:
         shared.print_json(verdict)
     else:
-        _print(verdict)
+        typer.echo(report.text(verdict))
+        shared.say("the page of a rule: instep vet explain RULE")
     if verdict.errors:
         raise typer.Exit(1)
 
@@ -111,48 +109,3 @@ def _snapshot(file: Path | None, names: list[str] | None) -> Snapshot:
         snapshot.save(taken, file)
         shared.say(f"what was found is in {file}")
     return taken
-
-
-def _print(verdict: Verdict) -> None:
-    for one in verdict.findings:
-        if one.accepted is None:
-            _print_finding(one)
-    for one in verdict.findings:
-        if one.accepted is not None:
-            typer.echo(f"accepted  {one.rule}  {shared.cell(one.subject)}: {shared.cell(one.accepted)}")
-    for unknown in verdict.unjudged:
-        typer.echo(f"not judged, as it is not known: {shared.cell(unknown.why)}\n          {', '.join(unknown.rules)}")
-    if verdict.findings or verdict.unjudged:
-        typer.echo("")
-    for outcome in verdict.outcomes:
-        state = "falls short of" if outcome.kept is False else "keeps"
-        known = ", as far as could be judged" if outcome.kept is None else ""
-        typer.echo(f"{shared.cell(outcome.pipeline)} {state} {outcome.guarantee}{known}. {shared.cell(outcome.sentence)}")
-    shared.say(_counted(verdict))
-
-
-def _print_finding(one: Finding) -> None:
-    evidence = one.evidence[:EVIDENCE_SHOWN_MAX]
-    if len(one.evidence) > EVIDENCE_SHOWN_MAX:
-        evidence.append(f"and {len(one.evidence) - EVIDENCE_SHOWN_MAX} more")
-    when = one.when if one.when.startswith(("now", "always")) else f"when {one.when}"
-    lines = (
-        f"{one.severity.upper():8}  {one.rule}  {shared.cell(one.subject)}",
-        f"{'':10}{one.what}",
-        f"{'':10}found:   {shared.cell('; '.join(evidence))}",
-        f"{'':10}threat:  {one.threat}, {when}",
-        f"{'':10}fix:     {shared.cell(one.fix)}",
-        "",
-    )
-    typer.echo("\n".join(lines))
-
-
-def _counted(verdict: Verdict) -> str:
-    open_ones = [one for one in verdict.findings if one.accepted is None]
-    counts = {word: sum(one.severity == word for one in open_ones) for word in ("error", "warning", "note")}
-    parts = [f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts.items()]
-    accepted = len(verdict.findings) - len(open_ones)
-    parts += [f"{accepted} accepted"] if accepted else []
-    unjudged = len({rule for one in verdict.unjudged for rule in one.rules})
-    parts += [f"{unjudged} not judged"] if unjudged else []
-    return f"{verdict.rules} rules: {', '.join(parts)}; a rule's page: instep vet explain RULE"

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 import msgspec
 
 from instep import errors
+from instep.document.showing import counted
 from instep.vet import rules
 from instep.vet.rule import Broken, Case, NotKnown, Rule, Severity, Threat
 from instep.vet.snapshot import Snapshot
 
 PARTS = ("publisher", "cluster", "topic", "records", "pipeline", "database")
 SEVERITIES = tuple(Severity)
+URGENT = (Threat.LOSS, Threat.DISORDER, Threat.REPETITION, Threat.STANDSTILL, Threat.EXPOSURE)
+WHENS_SAID_MAX = 3
 HAPPENS = {Threat.LOSS: "lost", Threat.REPETITION: "repeated", Threat.DISORDER: "reordered"}
 
 
@@ -51,11 +54,23 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
 
 
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """How many findings there are of each severity, accepted ones apart; rules that could not be judged; what to do first."""
+
+    errors: int
+    warnings: int
+    notes: int
+    accepted: int
+    unjudged: int
+    most_urgent: list[str]
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
     unjudged: list[Unjudged]
     outcomes: list[Outcome]
     rules: int
+    summary: Summary
 
     @property
     def errors(self) -> list[Finding]:
@@ -74,11 +89,26 @@ def judge(snapshot: Snapshot) -> Verdict:
             merged[key] = _merged(merged.get(key), finding)
         for rule, why in one.unjudged.items():
             unknown.setdefault(why, {})[rule] = None
+    findings = sorted(merged.values(), key=_rank)
     return Verdict(
-        findings=sorted(merged.values(), key=_rank),
+        findings=findings,
         unjudged=[Unjudged(why=why, rules=list(ids)) for why, ids in sorted(unknown.items())],
         outcomes=[_outcome(one) for one in judged],
         rules=len(rules.ALL),
+        summary=_summary(findings, {rule for ids in unknown.values() for rule in ids}),
+    )
+
+
+def _summary(findings: list[Finding], unjudged: set[str]) -> Summary:
+    still = [one for one in findings if one.accepted is None]
+    counts = {severity: sum(one.severity == severity for one in still) for severity in Severity}
+    return Summary(
+        errors=counts[Severity.ERROR],
+        warnings=counts[Severity.WARNING],
+        notes=counts[Severity.NOTE],
+        accepted=len(findings) - len(still),
+        unjudged=len(unjudged),
+        most_urgent=list(dict.fromkeys(one.rule for one in still if one.severity != Severity.NOTE))[:3],
     )
 
 
@@ -158,40 +188,52 @@ def _merged(before: Finding | None, now: Finding) -> Finding:
     return msgspec.structs.replace(worse, pipelines=[*before.pipelines, *now.pipelines])
 
 
-def _rank(one: Finding) -> tuple[bool, int, int, str]:
-    part = rules.ALL[one.rule].part
-    return (one.accepted is not None, SEVERITIES.index(Severity(one.severity)), PARTS.index(part), one.rule)
+def _rank(one: Finding) -> tuple[bool, int, int, int, int, str]:
+    """The most urgent first: by severity, then what happens already, then what threatens data."""
+    if one.when.startswith("now"):
+        soon = 0
+    elif one.when.startswith(("always", "the pipeline is started")):
+        soon = 1
+    else:
+        soon = 2
+    severity, threat = SEVERITIES.index(Severity(one.severity)), URGENT.index(Threat(one.threat))
+    return (one.accepted is not None, severity, soon, threat, PARTS.index(rules.ALL[one.rule].part), one.rule)
 
 
 # --- what can happen ----------------------------------------------------------------------------------
 
 
 def _outcome(one: _Judged) -> Outcome:
-    real = [finding for finding in one.findings if finding.severity != Severity.NOTE]
-    parts = list(_happenings(one, real))
-    stops = _whens(real, Threat.STANDSTILL)
-    if stops:
-        parts.append(f"the flow is held up {stops}")
-    parts += _tolerance(one.case)
-    broken = any(finding.severity == Severity.ERROR for finding in one.findings)
+    wrong = [finding for finding in one.findings if finding.severity == Severity.ERROR]
+    doubtful = [finding for finding in one.findings if finding.severity == Severity.WARNING]
+    parts = [*_happenings(one, wrong, doubtful), *_stops(wrong, "is"), *_tolerance(one.case)]
+    risks = [*_risks(doubtful), *_stops(doubtful, "may be")]
+    sentence = f"With these settings, {'; '.join(parts) or 'no error was found'}."
+    if risks:
+        sentence += f" The warnings tell of further risks: {'; '.join(risks)}."
     return Outcome(
         pipeline=one.case.name,
         guarantee=one.case.pipeline.guarantee,
-        kept=False if broken else None if one.unjudged or not one.case.publishers else True,
-        sentence=f"With these settings, {'; '.join(parts)}.",
+        kept=False if wrong else None if one.unjudged or not one.case.publishers else True,
+        sentence=sentence,
     )
 
 
-def _happenings(one: _Judged, findings: list[Finding]) -> Iterator[str]:
-    """Lost, repeated, reordered: each with when, that it is not known, or that it does not happen."""
+def _stops(findings: list[Finding], verb: str) -> list[str]:
+    whens = _whens(findings, Threat.STANDSTILL)
+    return [f"the flow {verb} held up {whens}"] if whens else []
+
+
+def _happenings(one: _Judged, wrong: list[Finding], doubtful: list[Finding]) -> Iterator[str]:
+    """Lost, repeated, reordered by a single mishap: each with when, that it is not known, or that it does not happen."""
     never, unknown = [], []
     for threat, word in HAPPENS.items():
-        whens = _whens(findings, threat, _by_guarantee(one.case, threat))
+        whens = _whens(wrong, threat, _by_guarantee(one.case, threat))
         if whens:
             yield f"status events can be {word} {whens}"
         elif any(rules.ALL[rule].threat is threat for rule in one.unjudged):
             unknown.append(word)
-        else:
+        elif not any(finding.threat == threat for finding in doubtful):
             never.append(word)
     if never:
         dying = "a publisher, a broker" if one.case.publishers else "a broker"
@@ -200,6 +242,14 @@ def _happenings(one: _Judged, findings: list[Finding]) -> Iterator[str]:
         yield f"whether anything is {' or '.join(unknown)} could not be judged in full"
     if not one.case.publishers:
         yield "what publishers lose, repeat or reorder before the broker is not known (PUBLISHER_UNDECLARED)"
+
+
+def _risks(doubtful: list[Finding]) -> Iterator[str]:
+    """What the warnings say may happen to data, once a second mishap comes or a guard does not hold."""
+    for threat, word in HAPPENS.items():
+        whens = _whens(doubtful, threat)
+        if whens:
+            yield f"events may be {word} {whens}"
 
 
 def _by_guarantee(case: Case, threat: Threat) -> list[str]:
@@ -218,7 +268,10 @@ def _whens(findings: list[Finding], threat: Threat, more: list[str] | None = Non
         if one.threat == threat:
             word = "" if one.when.startswith(("now", "always")) else "when "
             said[f"{word}{one.when} ({one.rule})"] = None
-    return ", or ".join(said)
+    shown = list(said)[:WHENS_SAID_MAX]
+    if len(said) > len(shown):
+        shown.append(f"for {counted(len(said) - len(shown), 'further reason')}")
+    return ", or ".join(shown)
 
 
 def _tolerance(case: Case) -> list[str]:

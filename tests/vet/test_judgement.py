@@ -30,8 +30,8 @@ def test_the_sentence_names_what_is_lost_repeated_and_reordered() -> None:
     base = with_publisher(base, "librdkafka", partitioner="murmur2")
     said = sentence(base)
     assert "can be lost when the leader of a partition dies after the others fell behind (TOPIC_MIN_IN_SYNC_ONE)" in said
-    assert "can be repeated when the publisher's request is answered late and sent again (PUBLISHER_NOT_IDEMPOTENT)" in said
-    assert "can be reordered when one of the publisher's requests fails" in said
+    assert "may be repeated when the publisher's request is answered late and sent again (PUBLISHER_NOT_IDEMPOTENT)" in said
+    assert "may be reordered when one of the publisher's requests fails" in said
     assert "publishing goes on with 2 brokers down, and what was acknowledged may be on one disk only" in said
 
 
@@ -115,7 +115,7 @@ def test_a_topic_whose_id_is_not_known_is_not_called_another() -> None:
 def test_what_two_pipelines_share_is_told_once() -> None:
     base = with_cluster(sound.snapshot(), voters=[1])
     mine = base.pipelines["contracts"]
-    other = msgspec.structs.replace(mine, table="other", guarantee="at-most-once")
+    other = msgspec.structs.replace(mine, table="other")
     base = changed(
         base,
         pipelines={"contracts": mine, "other": other},
@@ -137,3 +137,36 @@ def test_a_snapshot_goes_to_a_file_and_back(tmp_path: Path) -> None:
         snapshot.load(file.with_name("none"))
     with pytest.raises(errors.SettingsError, match="has no pipeline 'x'"):
         snapshot.only(sound.snapshot(), ["x"])
+
+
+def test_a_warning_does_not_contradict_a_guarantee_that_is_kept() -> None:
+    (outcome,) = judgement.judge(with_settings(sound.snapshot(), retention_bytes="1000000")).outcomes
+    assert outcome.kept
+    assert "can be lost" not in outcome.sentence
+    assert "nothing is repeated or reordered when a publisher, a broker, the pipeline or the database dies" in outcome.sentence
+    assert "The warnings tell of further risks: events may be lost when more is published during an outage" in outcome.sentence
+
+
+def test_the_most_urgent_comes_first() -> None:
+    base = with_settings(sound.snapshot(), min_insync_replicas="1", max_message_bytes="2000")
+    base = with_topic(base, partitions=[sound.partition(0), sound.partition(1, leader=None, in_sync=[])])
+    verdict = judgement.judge(base)
+    assert [one.rule for one in verdict.findings[:3]] == [
+        "TOPIC_UNDER_MIN_IN_SYNC",
+        "TOPIC_WITHOUT_LEADER",
+        "TOPIC_MIN_IN_SYNC_ONE",
+    ]
+    counted = [sum(one.severity == word for one in verdict.findings) for word in ("error", "warning", "note")]
+    assert [verdict.summary.errors, verdict.summary.warnings, verdict.summary.notes] == counted
+    assert verdict.summary.most_urgent == [one.rule for one in verdict.findings[:3]]
+
+
+@pytest.mark.parametrize("nodes", [(1,), (1, 2), (1, 2, 3)])
+@pytest.mark.parametrize("in_sync", ["1", "2", "3", "4"])
+def test_rules_about_replicas_ask_for_one_and_the_same_change(nodes: tuple[int, ...], in_sync: str) -> None:
+    base = with_settings(with_replicas(sound.snapshot(), *nodes), min_insync_replicas=in_sync)
+    names = ("TOPIC_SINGLE_REPLICA", "TOPIC_TWO_REPLICAS", "TOPIC_MIN_IN_SYNC")
+    fixes = {one.fix for one in judgement.judge(base).findings if one.rule.startswith(names)}
+    steps = ["instep topics replicate print-status -r 3 --execute"] if len(nodes) < 3 else []
+    steps += ["instep topics alter print-status -c min.insync.replicas=2"] if in_sync != "2" else []
+    assert fixes == ({"; then ".join(steps)} if steps else set())
