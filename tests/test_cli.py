@@ -210,15 +210,22 @@ def test_a_bad_line_in_a_file(place: Path) -> None:
     assert "suffix" in refused(place, "emit", "instep.toml")
 
 
-def test_csv_is_published_too(place: Path) -> None:
-    (place / "events.csv").write_text("doc_id,status,version\nd1,PRINTED,1\nd2,FAILED,2\n", encoding="utf-8")
+def test_csv_and_deletions_are_published_too(place: Path) -> None:
+    """The id lies within an object, as the pipeline's settings say, and its column holds integers."""
+    file, database = place / "instep.toml", f"sqlite:///{place}/contracts.db"
+    file.write_text(file.read_text(encoding="utf-8").replace('"doc_id"', '"document.no"'), encoding="utf-8")
+    (place / "events.csv").write_text("document.no,status,version\n1,PRINTED,1\n2,FAILED,2\n3,QUEUED,1\n", encoding="utf-8")
+    assert "ids are sent as text" in instep(place, "emit", "events.csv").stderr, "there is no table yet to say more"
+    columns = "doc_no INTEGER PRIMARY KEY, print_status TEXT, print_version INTEGER, printed_at TIMESTAMP"
+    run_sql(database, f"CREATE TABLE contract_document ({columns})")
     instep(place, "init")
     assert instep(place, "emit", "events.csv").returncode == 0
+    assert "2 deletions published" in instep(place, "emit", "--delete", "3", "7").stderr
+    assert "events.csv is a file" in refused(place, "emit", "--delete", "events.csv")
     assert instep(place, "run", "--once").returncode == 0
-    rows = run_sql(
-        f"sqlite:///{place}/contracts.db", "SELECT doc_no, print_status, print_version FROM contract_document ORDER BY 1"
-    )
-    assert rows == [("d1", "PRINTED", 1), ("d2", "FAILED", 2)]
+    rows = run_sql(database, "SELECT doc_no, print_status, print_version FROM contract_document ORDER BY 1")
+    assert rows == [(1, "PRINTED", 1), (2, "FAILED", 2)]
+    assert run_sql(database, "SELECT COUNT(*) FROM instep_dead_letters") == [(3,)]
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.3, 1.0, 2.0])

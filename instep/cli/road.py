@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,8 +13,18 @@ import typer
 from instep import errors, settings
 from instep.cli import completing, shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Master, Pipelines
+from instep.document.showing import counted
 
 STATUSES_MAX = 1_000
+
+
+class KeyType(enum.StrEnum):
+    """What the ids of a CSV file are sent as."""
+
+    AUTO = "auto"
+    TEXT = "text"
+    INTEGER = "integer"
+
 
 app = typer.Typer()
 up_app = typer.Typer(name="up", rich_markup_mode=None)
@@ -217,22 +229,84 @@ def status(
 
 @app.command()
 def emit(
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="JSON lines or CSV; - reads JSON lines from stdin.")],
+    given: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE|-|ID...", help="JSON lines or CSV; - reads JSON lines from stdin. With --delete: documents' ids."
+        ),
+    ],
     topic: Annotated[
         str | None, typer.Option(help="The topic; left out: that of the only pipeline.", autocompletion=completing.topics)
     ] = None,
-    key: Annotated[str, typer.Option(help="The field that holds the document's id, and becomes the record's key.")] = "doc_id",
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            help="The field that holds the document's id, and becomes the record's key; dots descend."
+            " Left out: `event.document` of the pipeline that follows the topic, else doc_id.",
+        ),
+    ] = None,
+    key_type: Annotated[
+        KeyType,
+        typer.Option(help="What a CSV file's ids are sent as; auto: as the key column of the pipeline's table holds them."),
+    ] = KeyType.AUTO,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Publish a deletion, a record without a value, for each document named.")
+    ] = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Publish status events from a file, keyed by document, with acks from all replicas."""
+    """Publish status events from a file, or deletions, keyed by document, with acks from all replicas."""
     from instep.emit import publishing
 
     declared = settings.load(GIVEN.config)
+    to = topic or shared.only_topic(declared)
+    if delete:
+        _refuse_files(given)
+        sent = publishing.publish_deletions(declared.kafka, shared.bootstrap(declared), to, given)
+        shared.say(f"{counted(sent, 'deletion')} published")
+        return
+    if len(given) > 1:
+        raise errors.SettingsError(f"one file at a time, and {len(given)} were given", "publish them one after the other")
+    field = key or publishing.key_field(declared, to)
     sent = publishing.publish_file(
-        declared.kafka, shared.bootstrap(declared), topic or shared.only_topic(declared), file, key=key, say=shared.say
+        declared.kafka,
+        shared.bootstrap(declared),
+        to,
+        given[0],
+        key=field,
+        say=shared.say,
+        integer_ids=key_type is KeyType.INTEGER or (key_type is KeyType.AUTO and _has_integer_ids(declared, to, given[0], field)),
     )
     shared.say(f"{sent} records published")
+
+
+def _refuse_files(documents: list[str]) -> None:
+    for one in documents:
+        if one == "-" or Path(one).is_file():
+            raise errors.SettingsError(
+                f"--delete takes documents' ids, and {one} is a file"
+                if one != "-"
+                else "--delete takes documents' ids, not stdin",
+                'in a file, a line such as {"doc_id": "C-1", "$delete": true} deletes a document',
+            )
+
+
+def _has_integer_ids(declared: settings.Settings, topic: str, file: str, field: str) -> bool:
+    """Whether a CSV file's ids are integers to the pipeline that reads them from this field; the table knows."""
+    from instep.sinks import facts
+
+    if not file.lower().endswith(".csv"):
+        return False
+    for one in declared.pipelines.values():
+        if one.topic == topic and one.event.document == field:
+            try:
+                return facts.has_integer_ids(one)
+            except errors.InstepError as error:
+                shared.say(
+                    f"ids are sent as text: the type of column {one.key} is not known, as {error.what}; --key-type says it"
+                )
+    return False
 
 
 @app.command()

@@ -1,10 +1,12 @@
 """Lines of a file as events: JSON lines or CSV, read as a stream, refused at the first line that is wrong.
 
 JSON lines: one object a line, taken as it stands. The document's id is the field `doc_id`, or another that is named: text
-or an integer. `{"doc_id": "x", "$delete": true}`, with no further field, deletes the document. Blank lines are skipped.
+or an integer; dots descend (`order.id`). `{"doc_id": "x", "$delete": true}`, with no further field, deletes the document.
+Blank lines are skipped.
 
-CSV: a header names the fields. A cell that is an integer as JSON writes it (12, -3; not 012 or +3) becomes an integer,
-an empty cell leaves its field out, all else is text; so is the id's column, always. CSV cannot delete.
+CSV: a header names the fields; dots descend. A cell that is an integer as JSON writes it (12, -3; not 012 or +3) becomes an
+integer, an empty cell leaves its field out, all else is text. The id's column is text, unless ids are said to be integers.
+CSV cannot delete.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ Format = Literal["jsonl", "csv"]
 FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv"}
 DELETE = "$delete"
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 LONE_RETURN = re.compile(r"(?<=\r)(?!\n)")
 
 
@@ -46,9 +49,16 @@ def format_of(path: str) -> Format:
     return FORMATS[suffix]
 
 
-def read(stream: Iterable[bytes], file_format: Format, *, key: str = "doc_id", name: str = "-") -> Iterator[Line]:
-    """The stream's events one by one. A wrong line raises, naming file and line; what came before it was handed out."""
-    return _read_csv(stream, key, name) if file_format == "csv" else _read_json_lines(stream, key, name)
+def read(
+    stream: Iterable[bytes], file_format: Format, *, key: str = "doc_id", name: str = "-", integer_ids: bool = False
+) -> Iterator[Line]:
+    """The stream's events one by one. A wrong line raises, naming file and line; what came before it was handed out.
+
+    `integer_ids` makes the ids of a CSV file integers; JSON says itself what they are.
+    """
+    if file_format == "csv":
+        return _read_csv(stream, key, name, integer_ids)
+    return _read_json_lines(stream, key, name)
 
 
 def wrong(name: str, number: int, what: str, remedy: str = "") -> errors.SettingsError:
@@ -72,12 +82,14 @@ def _read_json_lines(stream: Iterable[bytes], key: str, name: str) -> Iterator[L
         except (msgspec.DecodeError, UnicodeDecodeError) as failure:
             raise wrong(name, number, f"not valid JSON: {failure}", "write one object a line") from failure
         document = _document(fields, key, name, number)
-        if DELETE in fields and (fields[DELETE] is not True or fields.keys() != {key, DELETE}):
-            raise wrong(name, number, f"{DELETE} goes with the key alone", f'{{"{key}": …, "{DELETE}": true}} deletes a document')
+        if DELETE in fields and (fields[DELETE] is not True or not _has_nothing_but(fields, key)):
+            raise wrong(
+                name, number, f"{DELETE} goes with the key alone", f'{{"{key}": "C-1", "{DELETE}": true}} deletes document C-1'
+            )
         yield Line(number, document, None if DELETE in fields else text)
 
 
-def _read_csv(stream: Iterable[bytes], key: str, name: str) -> Iterator[Line]:
+def _read_csv(stream: Iterable[bytes], key: str, name: str, integer_ids: bool) -> Iterator[Line]:
     rows = csv.reader(_texts(stream), strict=True)
     try:
         header = next(rows, [])
@@ -87,9 +99,12 @@ def _read_csv(stream: Iterable[bytes], key: str, name: str) -> Iterator[Line]:
                 continue
             if len(row) != len(header):
                 raise wrong(name, rows.line_num, f"{len(row)} cells under a header of {len(header)}")
-            fields = {column: _cell(cell, column == key) for column, cell in zip(header, row, strict=True) if cell}
+            fields = {column: _cell(cell) for column, cell in zip(header, row, strict=True) if cell and column != key}
+            cell = row[header.index(key)]
+            if cell:
+                fields[key] = _integer_id(cell, key, name, rows.line_num) if integer_ids else cell
             document = _document(fields, key, name, rows.line_num)
-            yield Line(rows.line_num, document, msgspec.json.encode(fields))
+            yield Line(rows.line_num, document, msgspec.json.encode(_nested(header, fields)))
     except csv.Error as failure:
         raise wrong(name, rows.line_num, f"not valid CSV: {failure}") from failure
     except UnicodeDecodeError as failure:
@@ -106,18 +121,75 @@ def _check_header(header: list[str], key: str, name: str) -> None:
     repeated = sorted({column for column in header if header.count(column) > 1})
     if repeated or "" in header:
         raise wrong(name, 1, f"the header names {', '.join(map(repr, repeated))} twice" if repeated else "a column has no name")
+    for column in header:
+        above = [other for other in header if column.startswith(f"{other}.")]
+        if above:
+            raise wrong(name, 1, f"the header has {above[0]!r} and {column!r}, which would lie within it", "rename one of them")
     if key not in header:
         raise wrong(name, 1, f"no column {key!r}{settings.nearest(key, header)}", "name the key's column with --key")
 
 
-def _cell(text: str, is_key: bool) -> str | int:
-    return int(text) if INTEGER.fullmatch(text) and not is_key else text
+def _cell(text: str) -> str | int:
+    return int(text) if INTEGER.fullmatch(text) else text
+
+
+def _integer_id(text: str, key: str, name: str, number: int) -> int:
+    if not WHOLE.fullmatch(text):
+        raise wrong(
+            name, number, f"{key!r} is {text!r}, and ids are integers here", "write it as 12 or -3, or say --key-type text"
+        )
+    return int(text)
+
+
+def _nested(header: list[str], fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields in the header's order; a name with dots lies within the objects that it names."""
+    if not any("." in column for column in header):
+        return {column: fields[column] for column in header if column in fields}
+    tree: dict[str, Any] = {}
+    for column in header:
+        if column in fields:
+            *above, last = _steps(column)
+            branch = tree
+            for step in above:
+                branch = branch.setdefault(step, {})
+            branch[last] = fields[column]
+    return tree
+
+
+def _steps(name: str) -> list[str]:
+    steps = name.split(".")
+    return steps if all(steps) else [name]
+
+
+def _found(fields: dict[str, Any], key: str) -> tuple[bool, Any]:
+    """Whether the field is there, and its value: under that very name, or by descending at its dots."""
+    if key in fields:
+        return True, fields[key]
+    value: Any = fields
+    for step in _steps(key):
+        if not isinstance(value, dict) or step not in value:
+            return False, None
+        value = value[step]
+    return True, value
+
+
+def _has_nothing_but(fields: dict[str, Any], key: str) -> bool:
+    """Whether the id and the mark of a deletion are all that the object holds."""
+    rest = {name: value for name, value in fields.items() if name != DELETE}
+    if rest.keys() == {key}:
+        return True
+    value: Any = rest
+    for step in _steps(key):
+        if not isinstance(value, dict) or value.keys() != {step}:
+            return False
+        value = value[step]
+    return True
 
 
 def _document(fields: dict[str, Any], key: str, name: str, number: int) -> str:
-    if key not in fields:
+    is_there, value = _found(fields, key)
+    if not is_there:
         raise wrong(name, number, f"no field {key!r}{settings.nearest(key, fields)}", "name the key's field with --key")
-    value = fields[key]
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise wrong(name, number, f"{key!r} must be text or an integer, to be the record's key")
     return str(value)

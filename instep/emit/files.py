@@ -13,9 +13,11 @@ from instep.emit import outgoing
 __all__ = ["Format", "format_of", "read"]
 
 
-def read(stream: BinaryIO, file_format: Format, *, key: str = "doc_id", name: str = "-") -> Iterator[outgoing.OutgoingRecord]:
+def read(
+    stream: BinaryIO, file_format: Format, *, key: str = "doc_id", name: str = "-", integer_ids: bool = False
+) -> Iterator[outgoing.OutgoingRecord]:
     """The stream's records one by one. A wrong line raises, naming file and line; what came before it was handed out."""
-    for line in lines.read(stream, file_format, key=key, name=name):
+    for line in lines.read(stream, file_format, key=key, name=name, integer_ids=integer_ids):
         try:
             yield outgoing.OutgoingRecord(outgoing.document_key(line.document), line.value)
         except errors.SettingsError as failure:

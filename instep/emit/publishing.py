@@ -1,28 +1,51 @@
-"""`instep emit`: a file's or stdin's records to a topic, with progress."""
+"""`instep emit`: a file's or stdin's records to a topic, with progress; deletions of named documents."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from instep import errors, settings
-from instep.emit import files
+from instep.document import mapping
+from instep.emit import files, outgoing
 from instep.emit.publisher import Publisher
 
 STDIN = "-"
+SOURCE = "instep emit"
+USUAL_KEY = "doc_id"
 PROGRESS_INTERVAL_S = 2.0
 
 
-def publish_file(kafka: settings.Kafka, bootstrap: str, topic: str, file: str, *, key: str, say: Callable[[str], None]) -> int:
+def key_field(declared: settings.Settings, topic: str) -> str:
+    """The field that holds the document's id: where the pipelines that follow the topic look for it, else `doc_id`."""
+    named = {one.event.document for one in declared.pipelines.values() if one.topic == topic} - {mapping.KEY}
+    if len(named) > 1:
+        raise errors.SettingsError(
+            f"the pipelines that follow {topic!r} take the document's id from different fields: {', '.join(sorted(named))}",
+            "name the one that becomes the record's key with --key FIELD",
+        )
+    return named.pop() if named else USUAL_KEY
+
+
+def publish_file(
+    kafka: settings.Kafka,
+    bootstrap: str,
+    topic: str,
+    file: str,
+    *,
+    key: str,
+    say: Callable[[str], None],
+    integer_ids: bool = False,
+) -> int:
     """Publish every record; returns how many. A bad line ends it there, after those before it were delivered."""
     sent, said_at = 0, time.monotonic()
-    with _opened(file) as stream, Publisher(bootstrap, topic, source="instep emit", security=kafka.security) as publisher:
+    with _opened(file) as stream, Publisher(bootstrap, topic, source=SOURCE, security=kafka.security) as publisher:
         try:
-            for record in files.read(stream, files.format_of(file), key=key, name=file):
+            for record in files.read(stream, files.format_of(file), key=key, name=file, integer_ids=integer_ids):
                 publisher.send_raw(record.key, record.value, list(record.headers) or None)
                 sent += 1
                 if time.monotonic() - said_at >= PROGRESS_INTERVAL_S:
@@ -34,6 +57,16 @@ def publish_file(kafka: settings.Kafka, bootstrap: str, topic: str, file: str, *
                 error.what, f"{sent} records before it were published; {error.remedy or 'mend the line'}"
             ) from error
     return sent
+
+
+def publish_deletions(kafka: settings.Kafka, bootstrap: str, topic: str, documents: Sequence[str]) -> int:
+    """Publish a deletion, a record without a value, for each document; returns how many. A bad id is refused before the first."""
+    for document in documents:
+        outgoing.document_key(document)
+    with Publisher(bootstrap, topic, source=SOURCE, security=kafka.security) as publisher:
+        for document in documents:
+            publisher.delete(document)
+    return len(documents)
 
 
 @contextmanager

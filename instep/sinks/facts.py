@@ -118,6 +118,17 @@ def read(name: str, pipeline: settings.Pipeline) -> Facts:
     return found
 
 
+def has_integer_ids(pipeline: settings.Pipeline) -> bool:
+    """Whether the target table's key column holds integers."""
+    table = target.table_name(pipeline.table)
+    with inspection.connection(target.database_url(pipeline.target)) as opened:
+        view = sa.inspect(opened)
+        if not view.has_table(table.name, schema=table.schema):
+            raise errors.TargetUnfit(f"{pipeline.table} is not there", "run: instep init")
+        columns = {column["name"]: column["type"] for column in view.get_columns(table.name, schema=table.schema)}
+    return isinstance(columns.get(pipeline.key), sa.Integer)
+
+
 def _kind(opened: sa.Connection) -> str:
     """MariaDB answers to mysql:// too."""
     return "mariadb" if getattr(opened.dialect, "is_mariadb", False) else opened.dialect.name

@@ -17,7 +17,7 @@ from instep.emit.outgoing import OutgoingRecord
 WORDS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=40)
 
 
-def read(text: str | bytes, file_format: files.Format = "jsonl", **named: str) -> list[OutgoingRecord]:
+def read(text: str | bytes, file_format: files.Format = "jsonl", **named: Any) -> list[OutgoingRecord]:
     stream = io.BytesIO(text.encode() if isinstance(text, str) else text)
     return list(files.read(stream, file_format, **named))
 
@@ -43,6 +43,37 @@ def test_another_field_can_be_the_key_and_an_integer_is_fine() -> None:
 
 def test_a_deletion_has_no_value() -> None:
     assert read('{"doc_id": "a", "$delete": true}') == [OutgoingRecord(b"a", None)]
+    assert read('{"order": {"id": 7}, "$delete": true}', key="order.id") == [OutgoingRecord(b"7", None)]
+    with pytest.raises(errors.SettingsError, match="goes with the key alone"):
+        read('{"order": {"id": 7, "status": "A"}, "$delete": true}', key="order.id")
+
+
+def test_dots_in_the_keys_name_descend() -> None:
+    line = '{"order": {"id": 7, "lines": []}, "status": "A"}'
+    assert read(line, key="order.id") == [OutgoingRecord(b"7", line.encode())]
+    assert read('{"order.id": "x", "order": {"id": 7}}', key="order.id")[0].key == b"x"
+    for wrong in ('{"order": 7}', '{"order": {}}', '{"status": "A"}'):
+        with pytest.raises(errors.SettingsError, match=r"no field 'order\.id'"):
+            read(wrong, key="order.id")
+
+
+def test_dots_in_a_csv_header_descend() -> None:
+    found = read("order.id,order.total.net,status\nC-1,12,A\nC-2,,B\n", "csv", key="order.id")
+    assert [record.key for record in found] == [b"C-1", b"C-2"]
+    assert value(found[0]) == {"order": {"id": "C-1", "total": {"net": 12}}, "status": "A"}
+    assert value(found[1]) == {"order": {"id": "C-2"}, "status": "B"}
+    with pytest.raises(errors.SettingsError, match=r"the header has 'order' and 'order\.id'"):
+        read("order,order.id\n1,2\n", "csv", key="order.id")
+
+
+def test_ids_of_a_csv_file_may_be_integers() -> None:
+    found = read("doc_id,x\n12,y\n9223372036854775807,z\n", "csv", integer_ids=True)
+    assert [(record.key, value(record)["doc_id"]) for record in found] == [
+        (b"12", 12),
+        (b"9223372036854775807", 2**63 - 1),
+    ]
+    with pytest.raises(errors.SettingsError, match="line 2: 'doc_id' is '012', and ids are integers here"):
+        read("doc_id,x\n012,y\n", "csv", integer_ids=True)
 
 
 @pytest.mark.parametrize(
