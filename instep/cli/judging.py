@@ -101,10 +101,10 @@ def _snapshot(file: Path | None, names: list[str] | None) -> Snapshot:
         held = snapshot.only(snapshot.load(file), names or [])
         shared.say(f"judged as of {shared.cell(held.taken_at)}, from {file}: nobody was asked")
         return held
-    declared = settings.load(GIVEN.config)
-    chosen = shared.chosen(declared, names)
-    with shared.cluster(declared) as cluster:
-        taken = gathering.gather(cluster, declared, chosen)
+    loaded = settings.load_with_origins(GIVEN.config)
+    chosen = shared.chosen(loaded.settings, names)
+    with shared.cluster(loaded.settings) as cluster:
+        taken = gathering.gather(cluster, loaded.settings, chosen, loaded)
     if file is not None:
         snapshot.save(taken, file)
         shared.say(f"what was found is in {file}")

@@ -71,6 +71,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     referenced_by: list[Reference] = []  # foreign keys of other tables that point to the target's
     times_without_zone: list[str] = []  # columns that the pipeline writes
     sslmode: str | None = None
+    checks: dict[str, str] = {}  # CHECK constraints on columns that the pipeline writes, by name
+    order_column: tuple[str, str, int] | None = None  # that keeps the order, if small: name, type and highest value
 
     @property
     def granting(self) -> str:
@@ -148,6 +150,8 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
         references=_references(reader, pipeline) if reader else [],
         referenced_by=_referenced_by(opened, table) if reader else [],
         times_without_zone=_times_without_zone(reader, pipeline) if reader else [],
+        checks=_checks(reader, pipeline) if reader else {},
+        order_column=_order_column(reader, pipeline) if reader else None,
     )
     match blank.kind:
         case "sqlite":
@@ -157,7 +161,7 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
                 found, filesystem=_filesystem(file), lacking_rights=[f"WRITE on {place}" for place in closed]
             )
         case "postgresql":
-            return _read_postgres(opened, found, [*there, *own])
+            return _read_postgres(opened, found, [*there, *own], pipeline if there else None)
         case _:
             return _read_mysql(opened, found, [*there, *own], pipeline.key if there else None)
 
@@ -214,6 +218,29 @@ def _referenced_by_sqlite(opened: sa.Connection, table: TableName) -> list[Refer
     ]
 
 
+def _checks(reader: inspection.Reader, pipeline: settings.Pipeline) -> dict[str, str]:
+    """The table's own conditions on what the pipeline writes; those by which MariaDB keeps JSON are its own."""
+    found = reader.view.get_check_constraints(reader.table.name, schema=reader.table.schema)
+    return {
+        str(check["name"] or "check"): str(check["sqltext"])
+        for check in found
+        if any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", check["sqltext"]) for name in pipeline.columns)
+        and not inspection.JSON_CHECK.fullmatch(check["sqltext"])
+    }
+
+
+def _order_column(reader: inspection.Reader, pipeline: settings.Pipeline) -> tuple[str, str, int] | None:
+    """The column that keeps the order, when it holds fewer than 32 bits."""
+    if reader.dialect.name == "sqlite" or pipeline.event.order is None:
+        return None
+    name = next((name for name, field in pipeline.columns.items() if field == pipeline.event.order), None)
+    kind = reader.columns[name]["type"] if name in reader.columns else None
+    bits = inspection.INTEGER_BITS.get(type(kind).__name__, 64)
+    if name is None or bits >= 32:
+        return None
+    return name, type(kind).__name__, 2**bits - 1 if getattr(kind, "unsigned", False) else 2 ** (bits - 1) - 1
+
+
 def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
@@ -231,7 +258,7 @@ def _times_without_zone(reader: inspection.Reader, pipeline: settings.Pipeline) 
     return found
 
 
-def _read_postgres(opened: sa.Connection, found: Facts, known: Iterable[TableName]) -> Facts:
+def _read_postgres(opened: sa.Connection, found: Facts, known: Iterable[TableName], pipeline: settings.Pipeline | None) -> Facts:
     asked = sa.text("SELECT name, setting, source FROM pg_settings WHERE name = ANY(:names)")
     rows = opened.execute(asked, {"names": list(POSTGRES_SETTINGS)}).all()
     values, sources = {row[0]: row[1] for row in rows}, {row[0]: row[2] for row in rows}
@@ -256,7 +283,7 @@ def _read_postgres(opened: sa.Connection, found: Facts, known: Iterable[TableNam
             may = opened.execute(
                 sa.text("SELECT has_table_privilege(:table, :right)"), {"table": quoted, "right": right}
             ).scalar()
-            if not may and not _may_some_columns(opened, quoted, right):
+            if not may and not _may_columns(opened, quoted, right, _columns_for(right, table, pipeline)):
                 lacking.append(f"{right} on {table}")
     if not opened.execute(sa.text("SELECT has_database_privilege(current_database(), 'TEMP')")).scalar():
         lacking.append("TEMPORARY on the database")
@@ -277,12 +304,25 @@ def _read_postgres(opened: sa.Connection, found: Facts, known: Iterable[TableNam
     )
 
 
-def _may_some_columns(opened: sa.Connection, quoted: str, right: str) -> bool:
-    """Rights may be granted on the columns that a pipeline writes, and on no others."""
+def _columns_for(right: str, table: TableName, pipeline: settings.Pipeline | None) -> list[str]:
+    """The columns of the target's table that a right is needed on; of our own tables, none are known here."""
+    if pipeline is None or str(table) != pipeline.table:
+        return []
+    return [*pipeline.columns] if right == "UPDATE" else [pipeline.key, *pipeline.columns]
+
+
+def _may_columns(opened: sa.Connection, quoted: str, right: str, columns: list[str]) -> bool:
+    """Whether a right that the whole table does not give is granted on the columns that it is needed on."""
     if right == "DELETE":
         return False
-    asked = sa.text("SELECT has_any_column_privilege(:table, :right)")
-    return bool(opened.execute(asked, {"table": quoted, "right": right}).scalar())
+    if not columns:
+        asked = sa.text("SELECT has_any_column_privilege(:table, :right)")
+        return bool(opened.execute(asked, {"table": quoted, "right": right}).scalar())
+    asked = sa.text(
+        "SELECT bool_and(has_column_privilege(:table, attname, :right)) FROM pg_attribute"
+        " WHERE attrelid = CAST(:table AS regclass) AND attname = ANY(:columns)"
+    )
+    return bool(opened.execute(asked, {"table": quoted, "right": right, "columns": columns}).scalar())
 
 
 def _read_mysql(opened: sa.Connection, found: Facts, known: list[TableName], key: str | None) -> Facts:

@@ -6,8 +6,9 @@ What cannot be found out is left unknown, with the reason; only a cluster that d
 from __future__ import annotations
 
 import binascii
+import difflib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -33,17 +34,20 @@ INTERNAL = ("__consumer_offsets", "__transaction_state")
 Fact = TypeVar("Fact")
 
 
-def gather(cluster: Cluster, declared: settings.Settings, names: list[str]) -> found.Snapshot:
-    """Everything that the rules ask about these pipelines."""
-    return Gathering(cluster, declared).of(names)
+def gather(
+    cluster: Cluster, declared: settings.Settings, names: list[str], loaded: settings.Loaded | None = None
+) -> found.Snapshot:
+    """Everything that the rules ask about these pipelines; `loaded` says where the settings come from, if they were read."""
+    return Gathering(cluster, declared, loaded).of(names)
 
 
 class Gathering:
     """One look at everything; `unknown` collects what could not be found out."""
 
-    def __init__(self, cluster: Cluster, declared: settings.Settings) -> None:
+    def __init__(self, cluster: Cluster, declared: settings.Settings, loaded: settings.Loaded | None) -> None:
         self.cluster = cluster
         self.declared = declared
+        self.loaded = loaded
         self.unknown: dict[str, str] = {}
         self.now_s = time.time()
 
@@ -63,6 +67,7 @@ class Gathering:
             outage_hours_max=self.declared.vet.outage_hours_max,
             cluster=known_cluster,
             topics=known_topics,
+            near_topics=self._near_topics(wanted),
             publishers={name: _publisher(one) for name, one in self.declared.publishers.items()},
             pipelines={
                 name: self._pipeline(name, pipeline, known_topics[pipeline.topic]) for name, pipeline in pipelines.items()
@@ -112,6 +117,12 @@ class Gathering:
         replicas = min((len(part.replicas) for part in self.layouts.topics[name].partitions), default=0)
         in_sync = self._try(f"settings of topic {name}", lambda: layout.min_in_sync(self.cluster, [name]).get(name))
         return replicas, in_sync
+
+    def _near_topics(self, wanted: Iterable[str]) -> dict[str, str]:
+        """For each topic that is not there, the one whose name is nearest."""
+        there = [name for name in self.layouts.topics if not name.startswith("__")]
+        near = {name: difflib.get_close_matches(name, there, n=1) for name in wanted if name not in self.layouts.topics}
+        return {name: close[0] for name, close in near.items() if close}
 
     # --- topics ---------------------------------------------------------------------------------------
 
@@ -226,9 +237,19 @@ class Gathering:
             dead_letters=dead,
             parked_documents=parked,
             group_members=[str(member) for member in members] if members is not None else None,
+            password_written=self._writes_password(name, pipeline),
+            status_column=to.mapping.status_column.name if to and to.mapping.status_column else None,
             followers=dict(pipeline.transitions),
             statuses=statuses,
         )
+
+    def _writes_password(self, name: str, pipeline: settings.Pipeline) -> bool | None:
+        """Whether the target's password stands in the settings file itself."""
+        if self.loaded is None:
+            return None
+        origin = self.loaded.origin(f"pipelines.{name}.target")
+        in_file = "${" not in origin and not origin.startswith(settings.ENVIRONMENT_PREFIX)
+        return bool(target.database_url(pipeline.target).password) and in_file
 
     def _kept(self, to: Target, topic: found.Topic | None) -> tuple[list[found.Ledger], int, int, list[str]]:
         """The ledger, how much was set aside, and the statuses in the table."""

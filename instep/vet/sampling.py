@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from instep import errors
+import msgspec
+from msgspec import UNSET
+
+from instep import errors, settings
+from instep.document import kinds
 from instep.document.decoding import Decoder, Event, Record
-from instep.document.mapping import KEY, Mapping
+from instep.document.mapping import KEY, TIMESTAMP, Mapping, Path
 from instep.document.reasons import Unfit
 from instep.kafka import offsets
 from instep.vet import snapshot as found
@@ -15,6 +21,8 @@ from instep.vet import snapshot as found
 YEAR_2000_S = 946_684_800
 DAY_S = 86_400
 MICROS = 1_000_000
+EVENTS_TELLING = 5
+ZONE = re.compile(r"(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)$")
 
 
 def record(one: offsets.Record) -> Record:
@@ -25,24 +33,66 @@ def seen(mapping: Mapping, records: Iterable[offsets.Record], now_s: float) -> f
     """What the events among these records show; records that hold no event are left out."""
     decoder = Decoder(mapping)
     events = [(one, event) for one in sorted(records, key=_place) if (event := _event(decoder, one)) is not None]
+    bodies = [msgspec.json.decode(one.value or b"{}") for one, _ in events]
     keys: dict[object, set[bytes]] = {}
     differing = 0
     for one, event in events:
         keys.setdefault(event.document, set()).add(one.key or b"")
         differing += mapping.document != (KEY,) and not _is_key_of(decoder, one, event)
     times = [event.at_us / MICROS for _, event in events if event.at_us is not None]
-    same_order, backwards = _disorder(mapping, events)
+    order = _Order.of(mapping, events)
     return found.Seen(
         events=len(events),
         key_differs=differing,
         two_keys=sum(len(several) > 1 for several in keys.values()),
-        same_order=same_order,
-        backwards=backwards,
-        whole_seconds=sum((event.order or 0) % MICROS == 0 for _, event in events) if mapping.order_is_time else None,
+        same_order=order.same,
+        repeated=order.repeated,
+        backwards=order.backwards,
+        whole_seconds=_whole_seconds(mapping, events, bodies) if mapping.order_is_time else None,
+        without_zone=sum(_lacks_zone(_raw(body, mapping.at)) for body in bodies),
         before_2000=sum(when < YEAR_2000_S for when in times),
         ahead=sum(when > now_s + DAY_S for when in times),
         statuses=dict(sorted(Counter(event.status for _, event in events if event.status is not None).items())),
+        absent=_absent(mapping, events, bodies) if len(events) >= EVENTS_TELLING else {},
     )
+
+
+def _raw(body: Any, path: Path) -> Any:
+    for step in path:
+        body = body.get(step) if isinstance(body, dict) else None
+    return body
+
+
+def _whole_seconds(mapping: Mapping, events: list[tuple[offsets.Record, Event]], bodies: list[Any]) -> int:
+    """How many events have an order without a fraction of a second, whatever the column keeps of it."""
+    if mapping.order == (TIMESTAMP,):
+        return sum(one.timestamp_ms % 1000 == 0 for one, _ in events)
+    return sum(kinds.instant(_raw(body, mapping.order or ())).microsecond == 0 for body in bodies)
+
+
+def _lacks_zone(value: Any) -> bool:
+    return isinstance(value, str) and not ZONE.search(value)
+
+
+def _absent(mapping: Mapping, events: list[tuple[offsets.Record, Event]], bodies: list[Any]) -> dict[str, str]:
+    """The columns that no event brings a value for, by the field they come from."""
+    names = sorted({name for body in bodies for name in _names(body)})
+    missing = {}
+    for number, field in enumerate(mapping.fields):
+        if field.path not in ((KEY,), (TIMESTAMP,)) and all(
+            event.values is not None and event.values[number] is UNSET and event.refusal is None for _, event in events
+        ):
+            name = ".".join(field.path)
+            missing[field.column.name] = f"{name}{settings.nearest(name, names)}"
+    return missing
+
+
+def _names(body: Any, above: str = "") -> Iterator[str]:
+    """The fields of an event, those of objects within it with dots."""
+    if isinstance(body, dict):
+        for name, value in body.items():
+            yield f"{above}{name}"
+            yield from _names(value, f"{above}{name}.")
 
 
 def _place(one: offsets.Record) -> tuple[int, int]:
@@ -65,17 +115,27 @@ def _is_key_of(decoder: Decoder, one: offsets.Record, event: Event) -> bool:
         return False
 
 
-def _disorder(mapping: Mapping, events: list[tuple[offsets.Record, Event]]) -> tuple[int, int]:
-    """How many events repeat the order of another one with another status, and how many go back behind the one before."""
-    same, backwards = 0, 0
-    before: dict[tuple[int, object], Event] = {}
-    statuses: dict[tuple[object, int], str | None] = {}
-    for one, event in events:
-        if event.order is not None and not mapping.order_is_time:
-            same += statuses.setdefault((event.document, event.order), event.status) != event.status
-        last = before.get((one.partition, event.document))
-        if last is not None:
-            now, then = (event.order, last.order) if mapping.order else (event.at_us, last.at_us)
-            backwards += now is not None and then is not None and now < then
-        before[one.partition, event.document] = event
-    return same, backwards
+class _Order(msgspec.Struct, frozen=True):
+    """How many events come again, bring an order that another status had, or go back behind the one before."""
+
+    repeated: int
+    same: int
+    backwards: int
+
+    @classmethod
+    def of(cls, mapping: Mapping, events: list[tuple[offsets.Record, Event]]) -> _Order:
+        repeated, same, backwards = 0, 0, 0
+        before: dict[tuple[int, object], Event] = {}
+        statuses: dict[tuple[object, int], str | None] = {}
+        for one, event in events:
+            if event.order is not None:
+                known = (event.document, event.order) in statuses
+                status = statuses.setdefault((event.document, event.order), event.status)
+                repeated += known and status == event.status
+                same += known and status != event.status and not mapping.order_is_time
+            last = before.get((one.partition, event.document))
+            if last is not None:
+                now, then = (event.order, last.order) if mapping.order else (event.at_us, last.at_us)
+                backwards += now is not None and then is not None and now < then
+            before[one.partition, event.document] = event
+        return cls(repeated, same, backwards)

@@ -81,6 +81,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     before_2000: int = 0  # events that happened before 2000, by their own time
     ahead: int = 0  # events that happen more than a day from now, by their own time
     statuses: dict[str, int] = {}
+    repeated: int = 0  # events with the order and the status of an earlier one of their document
+    without_zone: int = 0  # events whose own time is a text that names no time zone
+    absent: dict[str, str] = {}  # columns whose field is in no event, with the field, and the one that may be meant
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -141,6 +144,8 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dead_letters: int | None = None
     parked_documents: int | None = None
     group_members: list[str] | None = None  # of the mirror group: there should be none
+    password_written: bool | None = None  # in the settings file, and not taken from the environment
+    status_column: str | None = None
     followers: dict[str, list[str]] = {}  # the declared transitions
     statuses: list[str] | None = None  # that the table holds, where transitions are declared
 
@@ -166,6 +171,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outage_hours_max: int
     cluster: Cluster
     topics: dict[str, Topic | None]  # None: the cluster has no such topic
+    near_topics: dict[str, str] = {}  # of a topic that is not there: the one that is nearest by its name
     publishers: dict[str, Publisher] = {}
     pipelines: dict[str, Pipeline] = {}
     databases: dict[str, Facts] = {}

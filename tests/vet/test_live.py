@@ -313,6 +313,8 @@ def test_postgres_set_up_wrong(cluster: Cluster, new_database: Callable[[str], s
         "CREATE TABLE page (doc_no text REFERENCES contract_document, number int)",
         "CREATE TABLE kind (name text PRIMARY KEY)",
         "ALTER TABLE contract_document ADD FOREIGN KEY (print_status) REFERENCES kind",
+        "ALTER TABLE contract_document ADD CHECK (print_status IN ('QUEUED', 'PRINTED'))",
+        "ALTER TABLE contract_document ALTER print_version TYPE smallint",
         "ALTER TABLE instep_ledger SET UNLOGGED",
         "ALTER TABLE contract_document ADD UNIQUE (print_version)",
         "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
@@ -340,6 +342,8 @@ def test_postgres_set_up_wrong(cluster: Cluster, new_database: Callable[[str], s
             "PARENT_MAY_BE_MISSING",
             "ISOLATION_STRICT",
             "TIMES_WITHOUT_ZONE",
+            "CHECK_CONSTRAINTS",
+            "ORDER_COLUMN_SMALL",
         }
         fixes = {one.fix for one in judgement.judge(look(cluster, pipeline)).findings}
         assert {
@@ -350,6 +354,11 @@ def test_postgres_set_up_wrong(cluster: Cluster, new_database: Callable[[str], s
         } <= fixes
         granting = next(fix for fix in fixes if fix.startswith("GRANT"))
         run_sql(url, *granting.split("; "))
+        assert "RIGHTS_MISSING" not in database_rules()
+        on_some = f"GRANT UPDATE (print_status) ON contract_document TO {role}"
+        run_sql(url, f"REVOKE UPDATE ON contract_document FROM {role}", on_some)
+        assert look(cluster, pipeline).databases["contracts"].lacking_rights == ["UPDATE on contract_document"]
+        run_sql(url, on_some.replace("print_status", "print_status, print_version, printed_at"))
         assert "RIGHTS_MISSING" not in database_rules()
         run_sql(url, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
         assert "READ_ONLY" in database_rules()

@@ -65,6 +65,11 @@ def _reference(on_delete: str) -> Reference:
     return Reference(table="page", columns=["doc_no"], refers_to="contract_document", on_delete=on_delete)
 
 
+def _refusing_check(base: Snapshot) -> Snapshot:
+    base = with_pipeline(with_seen(base, statuses={"QUEUED": 1, "LOST": 1}), status_column="print_status")
+    return with_database(base, checks={"known": "print_status IN ('QUEUED', 'PRINTED')"})
+
+
 def _read_only_by_default(base: Snapshot) -> Snapshot:
     return with_database_settings(base, transaction_read_only="on", default_transaction_read_only="on")
 
@@ -123,6 +128,7 @@ BREAKS: list[tuple[str, Severity, Change]] = [
         lambda s: with_publisher(with_brokers(s, transaction_partition_verification_enable="false"), transactional_id="x"),
     ),
     ("TOPIC_MISSING", ERROR, lambda s: changed(s, topics={"print-status": None})),
+    ("TOPIC_MISSING", ERROR, lambda s: changed(s, topics={"print-status": None}, near_topics={"print-status": "print_status"})),
     ("TOPIC_SINGLE_REPLICA", ERROR, lambda s: with_replicas(s, 1)),
     ("TOPIC_SINGLE_REPLICA", NOTE, lambda s: with_pipeline(with_replicas(s, 1), guarantee="at-most-once")),
     ("TOPIC_TWO_REPLICAS", WARNING, lambda s: with_replicas(s, 1, 2)),
@@ -205,6 +211,12 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ("RECORDS_ORDER_COARSE", WARNING, lambda s: with_pipeline(with_seen(s, whole_seconds=30), order_is_time=True)),
     ("RECORDS_EVENT_TIME_WRONG", WARNING, lambda s: with_seen(s, before_2000=30)),
     ("RECORDS_EVENT_TIME_WRONG", ERROR, lambda s: with_pipeline(with_seen(s, ahead=30), order_is_time=True)),
+    ("RECORDS_FIELD_ABSENT", WARNING, lambda s: with_seen(s, absent={"pages": "page; did you mean 'pages'?"})),
+    ("RECORDS_FIELD_ABSENT", WARNING, lambda s: with_seen(s, absent={"pages": "page"})),
+    ("RECORDS_TIME_WITHOUT_ZONE", NOTE, lambda s: with_seen(s, without_zone=30)),
+    ("RECORDS_TIME_WITHOUT_ZONE", WARNING, lambda s: with_pipeline(with_seen(s, without_zone=30), order_is_time=True)),
+    ("RECORDS_STATUS_SPELLINGS", NOTE, lambda s: with_seen(s, statuses={"PRINTED": 9, "printed": 1, "SENT": 2})),
+    ("RECORDS_REPEATED", NOTE, lambda s: with_seen(s, repeated=2)),
     ("RECORDS_FROM_THE_FUTURE", WARNING, lambda s: with_sample(s, ahead_s_max=3_600.0)),
     ("RECORDS_FROM_THE_FUTURE", ERROR, lambda s: with_pipeline(with_sample(s, ahead_s_max=3_600.0), order="@timestamp")),
     ("PUBLISHER_UNDECLARED", NOTE, lambda s: changed(s, publishers={})),
@@ -235,6 +247,7 @@ BREAKS: list[tuple[str, Severity, Change]] = [
         lambda s: _publishers(s, second=Publisher(topic="print-status", client="librdkafka")),
     ),
     ("PUBLISHER_DOES_NOT_RETRY", ERROR, lambda s: with_publisher(s, retries="0")),
+    ("PUBLISHER_RETRIES_FEW", WARNING, lambda s: with_publisher(s, retries="3")),
     ("PUBLISHER_GIVES_UP_EARLY", WARNING, lambda s: with_publisher(s, delivery_timeout_ms="5000", request_timeout_ms="2000")),
     ("PUBLISHER_REFUSED_SETTINGS", ERROR, lambda s: with_publisher(s, enable_idempotence="true", acks="1")),
     ("PUBLISHER_REFUSED_SETTINGS", ERROR, lambda s: with_publisher(s, delivery_timeout_ms="5000")),
@@ -301,6 +314,7 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ("PIPELINE_GUARANTEE_WEAK", WARNING, lambda s: with_pipeline(s, guarantee="at-most-once")),
     ("PIPELINE_GUARANTEE_WEAK", NOTE, lambda s: with_pipeline(s, guarantee="at-least-once")),
     ("PIPELINE_WITHOUT_HISTORY", NOTE, lambda s: with_pipeline(s, history=False)),
+    ("PIPELINE_PASSWORD_IN_FILE", NOTE, lambda s: with_pipeline(s, password_written=True)),
     ("PIPELINE_TOPIC_REPLACED", ERROR, lambda s: with_ledger(s, topic_id="t0")),
     ("PIPELINE_RECORDS_EXPIRED", ERROR, lambda s: with_topic(s, partitions=[partition(0, first=150, end=200)])),
     ("PIPELINE_AHEAD_OF_LOG", ERROR, lambda s: with_topic(s, partitions=[partition(0, end=90)])),
@@ -376,6 +390,10 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ("DATABASE_NOT_VERIFIED", WARNING, lambda s: with_database(s, host="db.example", encrypted=True, sslmode="require")),
     ("DATABASE_SUPERUSER", WARNING, lambda s: on_mysql(s, host="db.example", superuser=True)),
     ("DATABASE_READ_ONLY", ERROR, _read_only_by_default),
+    ("DATABASE_CLOCK_DIFFERS", WARNING, lambda s: with_database(s, clock_ahead_s=30.0)),
+    ("DATABASE_CHECK_CONSTRAINTS", NOTE, lambda s: with_database(s, checks={"positive": "print_version > 0"})),
+    ("DATABASE_CHECK_CONSTRAINTS", WARNING, _refusing_check),
+    ("DATABASE_ORDER_COLUMN_SMALL", WARNING, lambda s: with_database(s, order_column=("print_version", "SMALLINT", 32_767))),
     ("DATABASE_PACKET_SMALL", WARNING, lambda s: with_database_settings(on_mysql(s), max_allowed_packet="1048576")),
     ("DATABASE_BINLOG_BY_STATEMENT", ERROR, lambda s: with_database_settings(on_mysql(s), binlog_format="STATEMENT")),
     ("DATABASE_RIGHTS_MISSING", ERROR, lambda s: with_database(s, lacking_rights=["INSERT on contract_document"])),

@@ -78,6 +78,20 @@ def test_times_of_whole_seconds() -> None:
     assert seen(*times).whole_seconds is None
 
 
+def test_a_repetition_and_a_time_without_a_zone() -> None:
+    found = seen({}, {}, {"version": 2, "updated_at": "2026-11-01T08:00:00"})
+    assert (found.repeated, found.without_zone) == (1, 1)
+    assert seen({"updated_at": 1_793_000_000_000}, {"version": 2, "updated_at": "2026-11-01T08:00:00+0100"}).without_zone == 0
+
+
+def test_a_column_whose_field_is_in_no_event() -> None:
+    whole = [event(version=number) for number in range(5)]
+    misspelt = [json.dumps({name.removesuffix("_at"): value for name, value in one.items()}).encode() for one in whole]
+    assert seen(*misspelt).absent == {"printed_at": "updated_at; did you mean 'updated'?"}
+    assert seen(*misspelt[:4]).absent == {}, "too few to tell"
+    assert seen(*misspelt, {}).absent == {}
+
+
 def test_keys_that_are_not_the_documents() -> None:
     found = seen({}, {"version": 2}, keys=[b"x", b"C-1"])
     assert (found.key_differs, found.two_keys) == (1, 1)

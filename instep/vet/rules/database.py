@@ -13,6 +13,8 @@ VERSIONS_MIN = {"postgresql": (13,), "mariadb": (10, 6), "mysql": (8, 0, 19), "s
 STATEMENT_S_MIN = 30.0
 IDLE_S_MIN = 60.0
 PASSWORD_DAYS_MIN = 30
+CLOCK_S_MAX = 5.0
+LITERAL = re.compile(r"'((?:[^']|'')*)'")
 CONNECTIONS_SPARE = 5
 RESERVED = ("reserved_connections", "superuser_reserved_connections")
 PACKET_SHARE = 2  # a byte may become two in a statement
@@ -713,4 +715,71 @@ def on_network_disk(case: Case) -> Iterator[Broken]:
             _subject(case),
             (f"file system {case.database.filesystem}",),
             f"move the file of pipelines.{case.name}.target to a local disk",
+        )
+
+
+@rule(
+    "DATABASE_CLOCK_DIFFERS",
+    Threat.DISORDER,
+    when="times from the database and from here are compared",
+    what="The database's clock and ours do not agree.",
+    why="What triggers, defaults and other programs stamp with the database's clock does not fit the pipeline's own times.",
+    mend="Keep all clocks in step by NTP.",
+    fine="Never for long.",
+)
+def clock_differs(case: Case) -> Iterator[Broken]:
+    ahead_s = case.database.clock_ahead_s
+    if ahead_s is not None and abs(ahead_s) > CLOCK_S_MAX:
+        word = "ahead of" if ahead_s > 0 else "behind"
+        evidence = f"its clock is {abs(ahead_s):.1f} s {word} ours"
+        yield Broken(Severity.WARNING, _subject(case), (evidence,), "set the clocks, best by NTP")
+
+
+@rule(
+    "DATABASE_CHECK_CONSTRAINTS",
+    Threat.STANDSTILL,
+    when="an event brings a value that the constraint refuses",
+    what="The table has a CHECK constraint on a column that the pipeline writes.",
+    why="A row that it refuses parks its document, with all later events of that document.",
+    mend="Let the constraint allow every status that the source sends.",
+    fine="When the constraint allows all that is ever sent.",
+)
+def check_constraints(case: Case) -> Iterator[Broken]:
+    sample = case.topic.sample if case.is_there else None
+    seen = sample.seen[case.name].statuses if sample and case.name in sample.seen else {}
+    for name, condition in case.database.checks.items():
+        of_status = case.pipeline.status_column is not None and case.pipeline.status_column in condition
+        allowed = {text.replace("''", "'") for text in LITERAL.findall(condition)} if of_status else set()
+        strange = sorted(set(seen) - allowed) if allowed else []
+        yield Broken(
+            Severity.WARNING if strange else Severity.NOTE,
+            f"table {case.pipeline.table}",
+            (f"{name}: CHECK ({condition})", *(f"the newest events have the status {status!r}" for status in strange)),
+            f"ALTER TABLE {case.database.quoted(*case.pipeline.table.split('.'))} DROP CONSTRAINT {case.database.quoted(name)};"
+            " and add it again with every status that the source sends"
+            if strange
+            else f"compare it with what the source sends: instep peek {case.pipeline.topic} -n 20",
+        )
+
+
+@rule(
+    "DATABASE_ORDER_COLUMN_SMALL",
+    Threat.STANDSTILL,
+    when="the version outgrows the column",
+    what="The column that keeps the order holds small integers only.",
+    why="A version beyond it is refused, and its document parked, from then on for every event.",
+    mend="Make the column a BIGINT.",
+    fine="When versions never get that high.",
+)
+def order_column_small(case: Case) -> Iterator[Broken]:
+    if case.database.order_column is not None:
+        name, kind, highest = case.database.order_column
+        table, column = case.database.quoted(*case.pipeline.table.split(".")), case.database.quoted(name)
+        yield Broken(
+            Severity.WARNING,
+            f"table {case.pipeline.table}",
+            (f"{name} is {kind}: at most {highest:,}",),
+            f"ALTER TABLE {table} ALTER COLUMN {column} TYPE bigint"
+            if case.database.kind == "postgresql"
+            else f"ALTER TABLE {table} MODIFY {column} BIGINT",
         )

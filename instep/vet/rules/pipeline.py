@@ -460,3 +460,22 @@ def without_history(case: Case) -> Iterator[Broken]:
             (f"pipelines.{case.name}.history=false",),
             f"[pipelines.{case.name}]\nhistory = true",
         )
+
+
+@rule(
+    "PIPELINE_PASSWORD_IN_FILE",
+    Threat.EXPOSURE,
+    when="somebody reads the settings file, or it is committed to a repository",
+    what="The database's password stands in the settings file.",
+    why="Settings are copied, shown and kept in version control; a password in them goes everywhere they go.",
+    mend="Write ${DB_PASSWORD} in its place, and set the variable where the pipeline runs.",
+    fine="On a laptop and in tests.",
+)
+def password_in_file(case: Case) -> Iterator[Broken]:
+    if case.pipeline.password_written:
+        yield Broken(
+            Severity.NOTE,
+            f"pipeline {case.name}",
+            (f"pipelines.{case.name}.target holds a password",),
+            f"write ${{DB_PASSWORD}} in place of the password in pipelines.{case.name}.target, and export DB_PASSWORD",
+        )

@@ -13,6 +13,7 @@ DELIVERY_MS_MIN = 30_000
 LINGER_MS_MAX = 500
 TRANSACTION_MS_MAX = 60_000
 IN_FLIGHT_ORDERED_MAX = 5
+RETRIES_MIN = 20
 REQUEST_MS_MIN = 5_000
 BLOCK_MS_MIN = 5_000
 # what a batch adds to its records
@@ -193,6 +194,27 @@ def does_not_retry(case: Case) -> Iterator[Broken]:
         if one.retries < 1:
             yield Broken(
                 Severity.ERROR if case.must_not_lose else Severity.NOTE,
+                f"publisher {name}",
+                (_found(one, "retries", one.retries),),
+                _remove(name, f"retries={one.retries}"),
+            )
+
+
+@rule(
+    "PUBLISHER_RETRIES_FEW",
+    Threat.LOSS,
+    when="an election takes longer than the few retries",
+    what="The publisher tries again only a few times.",
+    why="With the usual pause of 100 ms, a few retries are over within a second. An election after a broker's death takes "
+    "longer, and the records are dropped.",
+    mend="Leave retries at its default, and bound the whole by delivery.timeout.ms.",
+    fine="When the publisher itself publishes again what was not confirmed.",
+)
+def retries_few(case: Case) -> Iterator[Broken]:
+    for name, one in case.publishers.items():
+        if 1 <= one.retries < RETRIES_MIN:
+            yield Broken(
+                Severity.WARNING if case.must_not_lose else Severity.NOTE,
                 f"publisher {name}",
                 (_found(one, "retries", one.retries),),
                 _remove(name, f"retries={one.retries}"),

@@ -304,3 +304,91 @@ def event_time_wrong(case: Case) -> Iterator[Broken]:
             tuple(wrong),
             f"send {case.pipeline.at or 'the timestamp of the record'} in milliseconds since 1970, or as 2026-11-01T08:00:00Z",
         )
+
+
+@rule(
+    "RECORDS_FIELD_ABSENT",
+    Threat.LOSS,
+    when="always: the column is never filled",
+    what="A column is mapped to a field that none of the newest events has.",
+    why="A field that an event does not have leaves its column as it is. A misspelt name therefore shows no error: the column "
+    "stays empty, or keeps its old value.",
+    mend="Correct the field in [pipelines.NAME.columns], or take the column out.",
+    fine="When the field comes with some events only, and none of them is among the newest.",
+)
+def field_absent(case: Case) -> Iterator[Broken]:
+    seen = _seen(case)
+    for column, field in seen.absent.items():
+        name, _, near = field.partition("; did you mean ")
+        meant = near.strip("'?")
+        yield Broken(
+            Severity.WARNING,
+            f"pipeline {case.name}",
+            (f"{column}: none of the newest {seen.events} events has {field}",),
+            f'[pipelines.{case.name}.columns]\n{column} = "{meant}"'
+            if meant
+            else f"remove {column} from [pipelines.{case.name}.columns], or let the publisher send {name}",
+        )
+
+
+@rule(
+    "RECORDS_TIME_WITHOUT_ZONE",
+    Threat.DISORDER,
+    when="the publisher's clock shows local time, or changes to summer time",
+    what="The events' own time names no time zone.",
+    why="It is taken for UTC. If it is local time, the column and freshness are wrong by hours, and an hour comes twice a year.",
+    mend="Send UTC with a Z behind it, or an offset such as +01:00.",
+    fine="When the publisher sends UTC.",
+)
+def time_without_zone(case: Case) -> Iterator[Broken]:
+    seen = _seen(case)
+    if seen.without_zone:
+        yield Broken(
+            Severity.WARNING if case.pipeline.order_is_time else Severity.NOTE,
+            f"topic {case.topic.name}",
+            (f"{seen.without_zone} of the newest {seen.events} events have a {case.pipeline.at} without a zone",),
+            f"send {case.pipeline.at} as 2026-11-01T08:00:00Z or 2026-11-01T09:00:00+01:00",
+        )
+
+
+@rule(
+    "RECORDS_STATUS_SPELLINGS",
+    Threat.DISORDER,
+    when="somebody counts or filters by status",
+    what="Statuses differ only in upper and lower case, or in spaces.",
+    why="To the database and to transitions they are different statuses: queries miss documents, and transitions refuse them.",
+    mend="Let the publisher send one spelling.",
+    fine="When they really mean different things.",
+)
+def status_spellings(case: Case) -> Iterator[Broken]:
+    alike: dict[str, list[str]] = {}
+    for status in _seen(case).statuses:
+        alike.setdefault("".join(status.split()).casefold().replace("_", "").replace("-", ""), []).append(status)
+    for several in alike.values():
+        if len(several) > 1:
+            yield Broken(
+                Severity.NOTE,
+                f"topic {case.topic.name}",
+                (" and ".join(map(repr, several)),),
+                f"send {several[0]!r} in place of {' and '.join(map(repr, several[1:]))}",
+            )
+
+
+@rule(
+    "RECORDS_REPEATED",
+    Threat.REPETITION,
+    when="always: events come more than once",
+    what="The newest records hold the same event more than once.",
+    why="A publisher sends again what had arrived. The guard skips repetitions, and the history shows them.",
+    mend="Set enable.idempotence=true in the publisher, and let the application send each event once.",
+    fine="After the source has sent old events again.",
+)
+def repeated(case: Case) -> Iterator[Broken]:
+    seen = _seen(case)
+    if seen.repeated:
+        yield Broken(
+            Severity.NOTE,
+            f"topic {case.topic.name}",
+            (f"{seen.repeated} of the newest {seen.events} events repeat an earlier one",),
+            "set enable.idempotence=true in every publisher of the topic",
+        )

@@ -27,12 +27,14 @@ SPAN_SLACK = 1.5
 )
 def missing(case: Case) -> Iterator[Broken]:
     if not case.is_there:
-        topic = case.pipeline.topic
+        topic, near = case.pipeline.topic, case.snapshot.near_topics.get(case.pipeline.topic)
         yield Broken(
             Severity.ERROR,
             f"topic {topic}",
-            ("the cluster has no such topic",),
-            f"instep topics create {topic} -p 6 -r 3 -c min.insync.replicas=2"
+            (f"the cluster has no such topic{f'; it has {near}' if near else ''}",),
+            f'[pipelines.{case.name}]\ntopic = "{near}"'
+            if near
+            else f"instep topics create {topic} -p 6 -r 3 -c min.insync.replicas=2"
             if len(case.cluster.brokers) >= REPLICAS_WANTED
             else f"instep topics create {topic} -p 6 -r {len(case.cluster.brokers)}",
         )
