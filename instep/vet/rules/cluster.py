@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from instep.document.showing import counted
 from instep.vet.rule import Broken, Case, Severity, Threat, rule
 
 LOOPBACK = ("localhost", "::1")
@@ -233,11 +234,14 @@ def _fragile(case: Case, topic: str, severity: Severity, in_sync_min: int = 1) -
     wanted = min(3, max(2, len(case.cluster.brokers)))
     weak_in_sync = in_sync is not None and in_sync < in_sync_min
     if replicas < wanted or weak_in_sync:
+        steps = [f"add brokers until there are {wanted}"] if len(case.cluster.brokers) < wanted else []
+        steps += [f"instep topics replicate {topic} -r {wanted} --execute"] if replicas < wanted else []
+        steps += [f"instep topics alter {topic} -c min.insync.replicas={in_sync_min}"] if weak_in_sync else []
         yield Broken(
             severity,
             f"topic {topic}",
-            (f"{replicas} replicas", f"min.insync.replicas={in_sync}"),
-            f"instep topics replicate {topic} -r {wanted} --execute",
+            (counted(replicas, "replica"), f"min.insync.replicas={in_sync}"),
+            "; then ".join(steps),
         )
 
 
