@@ -421,7 +421,6 @@ def test_mariadb_set_up_wrong(cluster: Cluster, new_database: Callable[[str], st
         place = url.partition("://")[2].rpartition("@")[2]
         pipeline = msgspec.structs.replace(pipeline, target=f"mariadb://{role}:x@{place}")
         assert database_rules() == {
-            "TABLE_UNFIT",
             "SECOND_UNIQUE_KEY",
             "NO_TRANSACTIONS",
             "RIGHTS_MISSING",
@@ -436,7 +435,8 @@ def test_mariadb_set_up_wrong(cluster: Cluster, new_database: Callable[[str], st
         assert f"ALTER USER {account} WITH MAX_UPDATES_PER_HOUR 0" in fixes
         assert f"ALTER USER {account} WITH MAX_STATEMENT_TIME 0" in fixes
         run_sql(url, *_statements(fixes))
-        assert database_rules() == {"DELETES_REFERENCED"}
+        # which of two documents may have a value is for people to say
+        assert database_rules() == {"DELETES_REFERENCED", "SECOND_UNIQUE_KEY"}
     finally:
         run_sql(url, f"DROP USER '{role}'@'127.0.0.1'", "SET GLOBAL innodb_flush_log_at_trx_commit = 1")
 

@@ -348,7 +348,6 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ),
     ("DATABASE_NO_TRANSACTIONS", ERROR, lambda s: on_mysql(s, engines={"contract_document": "MyISAM"})),
     ("DATABASE_TABLE_UNLOGGED", ERROR, lambda s: with_database(s, engines={"instep_ledger": "unlogged"})),
-    ("DATABASE_SECOND_UNIQUE_KEY", ERROR, lambda s: on_mysql(s, unique_keys=[["contract_no"], ["doc_no"]])),
     ("DATABASE_SECOND_UNIQUE_KEY", WARNING, lambda s: with_database(s, unique_keys=[["doc_no"], ["print_version"]])),
     ("DATABASE_TRIGGERS", NOTE, lambda s: with_database(s, triggers=["audit"])),
     ("DATABASE_TIMEOUT_SHORT", WARNING, lambda s: with_database_settings(s, statement_timeout="2000")),

@@ -177,26 +177,20 @@ def table_unlogged(case: Case) -> Iterator[Broken]:
     Threat.STANDSTILL,
     when="two documents bring the same value for it",
     what="The table has a unique key beside that of the document's id.",
-    why="On MariaDB and MySQL a document could meet another one's row, so such a table is refused. Elsewhere a row that breaks "
-    "the other key is refused, and its document parked.",
-    mend="Drop the unique key, or keep the documents in a table of their own.",
-    fine="On PostgreSQL and SQLite, when its columns are not among those that the pipeline writes.",
+    why="A row that breaks the other key is refused, and its document is parked until somebody releases it.",
+    mend="Make sure that the source never gives one value to two documents, or drop the unique key.",
+    fine="When its columns are not among those that the pipeline writes.",
 )
 def second_unique_key(case: Case) -> Iterator[Broken]:
     others = [key for key in case.database.unique_keys if key != [case.database.key]]
     touching = [key for key in others if set(key) & set(case.written)]
-    if _is_mysql(case) and others:
-        severity = Severity.ERROR
-    elif touching:
-        severity, others = Severity.WARNING, touching
-    else:
-        return
-    yield Broken(
-        severity,
-        f"table {case.pipeline.table}",
-        tuple(f"unique ({', '.join(key)})" for key in others),
-        f"drop the unique key on ({', '.join(others[0])}) of {case.pipeline.table}",
-    )
+    if touching:
+        yield Broken(
+            Severity.WARNING,
+            f"table {case.pipeline.table}",
+            tuple(f"unique ({', '.join(key)})" for key in touching),
+            f"drop the unique key on ({', '.join(touching[0])}) of {case.pipeline.table}",
+        )
 
 
 @rule(
