@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from instep import errors, settings
-from instep.cli import completing, shared
+from instep.cli import completing, shared, watching
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Master, Pipelines
+from instep.cli.watching import Watch
 from instep.document.showing import counted
 
 STATUSES_MAX = 1_000
@@ -168,9 +170,10 @@ def down(
     shared.print_servers(stopped, as_json)
 
 
-@app.command()
+@app.command(cls=watching.WatchCommand)
 def status(
     pipelines: Pipelines = None,
+    watch: Watch = None,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
@@ -179,52 +182,72 @@ def status(
     from instep.pipeline import status as reading
 
     declared = settings.load(GIVEN.config)
+    names = shared.chosen(declared, pipelines)
     with shared.cluster(declared) as cluster:
-        found = [reading.read(cluster, name, settings.pipeline(declared, name)) for name in shared.chosen(declared, pipelines)]
+
+        def look() -> list[reading.PipelineStatus]:
+            return [reading.read(cluster, name, settings.pipeline(declared, name)) for name in names]
+
+        if watch is not None:
+            watching.repeat(lambda: _status_block(look(), as_json), watch)
+        found = look()
     if as_json:
         shared.print_json({"pipelines": found})
     else:
-        head = (
-            "PIPELINE",
-            "TOPIC",
-            "PARTITION",
-            "NEXT-OFFSET",
-            "END-OFFSET",
-            "LAG",
-            "LAG-SECONDS",
-            "LAST-COMMIT",
-            "DEAD",
-            "PARKED",
-        )
-        rows: list[Sequence[Any]] = []
-        for one in found:
-            rows += [
-                (one.pipeline, one.topic, part.partition, part.next_offset, part.end_offset, part.lag_records,
-                 part.lag_seconds, part.committed_at, "", "")
-                for part in one.partitions
-            ]  # fmt: skip
-            if not one.error:
-                rows.append(
-                    (
-                        one.pipeline,
-                        one.topic,
-                        "all",
-                        "",
-                        "",
-                        one.lag_records,
-                        one.lag_seconds,
-                        one.committed_at,
-                        one.dead_letters,
-                        one.parked_documents,
-                    )
-                )
-        if rows:
-            typer.echo(shared.table(head, rows))
+        if table := _status_table(found):
+            typer.echo(table)
         for one in found:
             if one.error:
                 shared.say(f"instep: {one.pipeline}: {one.error}")
     if any(one.error for one in found):
         raise typer.Exit(1)
+
+
+def _status_block(found: Sequence[Any], as_json: bool) -> str:
+    """Return what one look of `--watch` shows, errors included."""
+    if as_json:
+        return shared.as_json({"pipelines": found})
+    failed = [shared.error_line(f"{one.pipeline}: {one.error}", sys.stdout) for one in found if one.error]
+    return "\n".join(filter(None, [_status_table(found), *failed]))
+
+
+def _status_table(found: Sequence[Any]) -> str:
+    """Return a row per partition and a sum per pipeline; nothing when no pipeline could be looked at."""
+    head = (
+        "PIPELINE",
+        "TOPIC",
+        "PARTITION",
+        "NEXT-OFFSET",
+        "END-OFFSET",
+        "LAG",
+        "LAG-SECONDS",
+        "LAST-COMMIT",
+        "DEAD",
+        "PARKED",
+    )
+    rows: list[Sequence[Any]] = []
+    for one in found:
+        rows += [
+            (one.pipeline, one.topic, part.partition, part.next_offset, part.end_offset, part.lag_records,
+             part.lag_seconds, part.committed_at, "", "")
+            for part in one.partitions
+        ]  # fmt: skip
+        if not one.error:
+            rows.append(
+                (
+                    one.pipeline,
+                    one.topic,
+                    "all",
+                    "",
+                    "",
+                    one.lag_records,
+                    one.lag_seconds,
+                    one.committed_at,
+                    one.dead_letters,
+                    one.parked_documents,
+                )
+            )
+    return shared.table(head, rows) if rows else ""
 
 
 @app.command()

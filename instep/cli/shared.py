@@ -6,18 +6,20 @@ import base64
 import getpass
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import msgspec
 import typer
 
-from instep import errors, settings
+from instep import errors, settings, terminal
 from instep.cli import completing
 from instep.document.showing import plain, plain_json
+from instep.terminal import Tone
 
 if TYPE_CHECKING:
     from instep.kafka.connection import Cluster
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from instep.pipeline.turns import Desk, Line
     from instep.trials.claim import Table
 
+ERROR = "instep: "
 SHOWN_MAX = 50
+TONED = frozenset({"STATE", "VERDICT", "OUTCOME", "KIND"})  # columns whose words have a colour
 SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -218,13 +222,30 @@ def report(outcomes: Sequence[Outcome], kind: str, as_json: bool) -> None:
 
 
 def print_json(value: Any) -> None:
-    typer.echo(plain_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()))
+    typer.echo(as_json(value))
+
+
+def as_json(value: Any) -> str:
+    return plain_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table for stdout. On a terminal its head is bold, and cells of the columns in TONED have their meaning's colour."""
     texts = [head, *([cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in texts) for column in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts)
+    lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in texts]
+    if not terminal.has_colour(sys.stdout):
+        return "\n".join("  ".join(line).rstrip() for line in lines)
+    toned = [name in TONED for name in head]
+    painted = [[terminal.paint(name, Tone.STRONG, sys.stdout) for name in lines[0]]]
+    painted += [
+        [
+            terminal.paint(text, terminal.tone_of(text), sys.stdout) if tinted else text
+            for text, tinted in zip(line, toned, strict=True)
+        ]
+        for line in lines[1:]
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in painted)
 
 
 def tabulated(data: Table) -> str:
@@ -362,4 +383,14 @@ def json_bytes(value: bytes | None) -> dict[str, str] | None:
 
 
 def say(text: str) -> None:
-    typer.echo("\n".join(map(plain, text.split("\n"))), err=True)
+    """Print to stderr. The first line of an error is red."""
+    if text.startswith(ERROR):
+        typer.echo(error_line(text.removeprefix(ERROR), sys.stderr), err=True)
+    else:
+        typer.echo("\n".join(map(plain, text.split("\n"))), err=True)
+
+
+def error_line(text: str, stream: TextIO) -> str:
+    """Return an error as this stream shows it: what happened in red, what to do below it."""
+    first, *others = map(plain, text.split("\n"))
+    return "\n".join([terminal.paint(f"{ERROR}{first}", Tone.BAD, stream), *others])

@@ -1,53 +1,66 @@
-"""What a person sees of a run: a live line on a terminal, a dated line an interval elsewhere, and every change of state."""
+"""What a person sees of a run: a live view on a terminal, a dated line an interval elsewhere, and every change of state."""
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TextIO
 
+from instep import terminal
 from instep.document.showing import plain
+from instep.pipeline import view
 from instep.pipeline.runner import Runner, State
+from instep.terminal import Tone
 
 LIVE_INTERVAL_S = 0.5
 LOG_INTERVAL_S = 10.0
 
 
 class Reporter:
-    """Writes to stderr; data belongs to stdout."""
+    """Writes to stderr; data belongs to stdout. A terminal gets a live view, unless Spark's log is shown there."""
 
-    def __init__(self, runners: Sequence[Runner], stream: TextIO = sys.stderr) -> None:
+    def __init__(self, runners: Sequence[Runner], stream: TextIO = sys.stderr, *, verbose: bool = False) -> None:
         self._runners, self._stream = runners, stream
-        self._live = stream.isatty()
+        self._view = view.View(stream) if terminal.is_live(stream) and not verbose else None
+        self._catch_ups = {runner.name: view.CatchUp() for runner in runners}
         self._next = 0.0
         self._states: dict[str, tuple[State, str]] = {}
-        self._width = 0
 
     def tick(self) -> None:
         """Say what is due."""
         self._say_changes()
         now = time.monotonic()
-        if now >= self._next:
-            self._next = now + (LIVE_INTERVAL_S if self._live else LOG_INTERVAL_S)
-            if self._live:
-                self._rewrite(" · ".join(line(runner) for runner in self._runners))
-            else:
-                for runner in self._runners:
-                    if runner.state is State.RUNNING:
-                        self.say(line(runner))
+        if now < self._next:
+            return
+        if self._view:
+            self._next = now + LIVE_INTERVAL_S
+            self._view.draw([view.row(runner, self._catch_ups[runner.name], now) for runner in self._runners])
+        else:
+            self._next = now + LOG_INTERVAL_S
+            for runner in self._runners:
+                if runner.state is State.RUNNING:
+                    self.say(line(runner))
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, tone: Tone = Tone.NONE) -> None:
         """One dated line."""
-        self._rewrite("")
         # an error may quote a row
-        self._stream.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {plain(text)}\n")
-        self._stream.flush()
+        dated = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {plain(text)}"
+        if self._view:
+            self._view.print(terminal.text(dated, tone))
+        else:
+            self._stream.write(terminal.paint(dated, tone, self._stream) + "\n")
+            self._stream.flush()
+
+    def stop(self) -> None:
+        """Remove the live view, before anything that could end the process: the cursor must be shown again."""
+        if self._view:
+            self._view.close()
 
     def end(self) -> None:
-        """Leave the live line and print the sums."""
+        """Print the sums."""
+        self.stop()
         self._say_changes()
         for runner in self._runners:
             self.say(f"{runner.name}: {summary(runner)}")
@@ -57,14 +70,14 @@ class Reporter:
             state = (runner.state, runner.waiting_for if runner.state is State.WAITING else "")
             if self._states.get(runner.name) != state:
                 self._states[runner.name] = state
-                self.say(describe(runner))
+                self.say(describe(runner), tone(runner))
 
-    def _rewrite(self, text: str) -> None:
-        if self._live:
-            text = text[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be rewritten
-            self._stream.write("\r" + text.ljust(self._width) + ("\r" if not text else ""))
-            self._stream.flush()
-            self._width = len(text)
+
+def tone(runner: Runner) -> Tone:
+    """Return the colour of a change of state. A run that ended as asked is nothing to worry about."""
+    if runner.state is State.ENDED:
+        return Tone.BAD if runner.error else Tone.NONE
+    return Tone.WARNING if runner.state is State.WAITING else Tone.NONE
 
 
 def describe(runner: Runner) -> str:

@@ -57,7 +57,7 @@ def run(
                     Runner(name, pipeline, cluster, spark, place.path / str(number), once=once)
                     for number, (name, pipeline) in enumerate(chosen.items())
                 ]
-                _work(spark, runners, stopped, server)
+                _work(spark, runners, stopped, server, verbose=verbose)
             finally:
                 with _deadline(stopped, END_WITHIN_S), contextlib.suppress(Py4JError, OSError):
                     spark.stop()
@@ -119,8 +119,8 @@ def _stop_signals() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
-def _work(spark: SparkSession, runners: Sequence[Runner], stop: Stop, server: Server | None) -> None:
-    reporter = Reporter(runners)
+def _work(spark: SparkSession, runners: Sequence[Runner], stop: Stop, server: Server | None, *, verbose: bool) -> None:
+    reporter = Reporter(runners, verbose=verbose)
     if server:
         reporter.say(f"metrics at {server.address}")
     warm = _KeepWarm(spark)
@@ -133,6 +133,7 @@ def _work(spark: SparkSession, runners: Sequence[Runner], stop: Stop, server: Se
             reporter.tick()
             warm.tick()
     finally:
+        reporter.stop()
         with _deadline(stop, END_WITHIN_S):
             _stop_all(runners)
         reporter.end()

@@ -1,0 +1,125 @@
+"""What a terminal shows: one colour per meaning, bars, remaining time, and consoles that treat every text as data.
+
+rich is imported only where something is drawn, so that a command that prints two lines starts quickly.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TextIO
+
+from instep.document.showing import plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+ETA_WINDOW_S = 20.0
+BAR_DONE, BAR_LEFT = "━", "─"
+
+
+class Tone(enum.StrEnum):
+    """What a colour means. The values are rich's names of styles."""
+
+    GOOD = "green"
+    WARNING = "yellow"
+    BAD = "red"
+    STRONG = "bold"
+    FAINT = "dim"
+    NONE = ""
+
+
+_ANSI: Mapping[Tone, str] = {Tone.GOOD: "32", Tone.WARNING: "33", Tone.BAD: "31", Tone.STRONG: "1", Tone.FAINT: "2"}
+_WORDS: Mapping[Tone, frozenset[str]] = {
+    Tone.GOOD: frozenset({"running", "applied", "released", "good", "in step"}),
+    Tone.WARNING: frozenset({"waiting", "starting", "paused", "parked", "stale", "skipped", "warning"}),
+    Tone.BAD: frozenset({"dead", "ended", "stopped", "error", "wrong", "refused", "failed", "missing", "different", "extra"}),
+}
+_TONES = {word: tone for tone, words in _WORDS.items() for word in words}
+
+
+def is_live(stream: TextIO) -> bool:
+    """Return whether lines of this stream can be redrawn: it is a terminal, and not a dumb one."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Return whether this stream shows colours. A non-empty NO_COLOR turns them off (no-color.org)."""
+    return is_live(stream) and not os.environ.get("NO_COLOR")
+
+
+def tone_of(word: str) -> Tone:
+    """Return the tone of a state, verdict or severity; NONE for every other text."""
+    return _TONES.get(word.strip().lower(), Tone.NONE)
+
+
+def paint(text: str, tone: Tone, stream: TextIO) -> str:
+    """Colour a text that is printed to this stream. The text must not contain escapes of its own."""
+    return f"\x1b[{_ANSI[tone]}m{text}\x1b[0m" if tone and has_colour(stream) else text
+
+
+def console(stream: TextIO, width: int | None = None) -> Console:
+    """Return a console that parses no markup, highlights nothing, and ignores FORCE_COLOR where there is no terminal."""
+    from rich.console import Console
+
+    return Console(
+        file=stream,
+        width=width,
+        force_terminal=stream.isatty(),
+        no_color=not has_colour(stream),
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def text(value: str, tone: Tone = Tone.NONE) -> Text:
+    """Return a text for rich. Markup in it is not parsed, and whatever does not print is escaped."""
+    from rich.text import Text
+
+    return Text(plain(value), style=tone.value, no_wrap=True)
+
+
+def bar(share: float, width: int, tone: Tone = Tone.GOOD) -> Text:
+    """Return a bar of this width. It is full only at 1.0, and not empty above 0."""
+    from rich.text import Text
+
+    filled = width if share >= 1 else min(width - 1, max(int(share * width), 1 if share > 0 else 0))
+    return Text.assemble((BAR_DONE * filled, tone.value), (BAR_LEFT * (width - filled), Tone.FAINT.value))
+
+
+def duration(seconds: float) -> str:
+    """Return minutes and seconds, with hours where there are any: 0:07, 12:30, 3:04:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Eta:
+    """Estimates the remaining time from how fast what is left has shrunk recently."""
+
+    def __init__(self, window_s: float = ETA_WINDOW_S) -> None:
+        self._window_s = window_s
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def add(self, now: float, left: float) -> None:
+        """Record how much is left. One older sample is kept beyond the window, so that rare updates count too."""
+        if not self._seen or self._seen[-1][1] != left:
+            self._seen.append((now, left))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - self._window_s:
+            self._seen.popleft()
+
+    def seconds(self, now: float) -> float | None:
+        """Return the seconds until nothing is left; None when that cannot be told or nothing shrinks."""
+        if len(self._seen) < 2:
+            return None
+        (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
+        if last >= first or last_at <= first_at:
+            return None
+        return max(0.0, last * (last_at - first_at) / (first - last) - (now - last_at))
+
+    def clear(self) -> None:
+        self._seen.clear()
