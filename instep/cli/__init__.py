@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from instep import __version__, errors
+from instep.cli import grouping
 from instep.cli.shared import GIVEN, Config, Debug, say
 
 # which module has which commands: one command does not wait for the others to be read
@@ -37,10 +38,11 @@ def assembled(parts: Iterable[str] = PARTS) -> typer.Typer:
     """The command line with the commands of these modules."""
     app = typer.Typer(
         name="instep",
+        cls=grouping.Group,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": grouping.WIDTH_MAX},
     )
     app.callback()(_before)
     for part in parts:

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from instep import errors
-from instep.cli import completing, shared
+from instep.cli import completing, grouping, shared
 from instep.cli.shared import AsJson, Debug
 from instep.document.showing import counted
 
@@ -32,8 +32,9 @@ app = typer.Typer()
 bench_app = typer.Typer(
     name="bench",
     no_args_is_help=True,
+    cls=grouping.Group,
     rich_markup_mode=None,
-    help="How fast and how fresh, measured on this machine and your servers.",
+    help="Measure speed and freshness on this machine and your servers.",
 )
 app.add_typer(bench_app)
 
@@ -71,7 +72,7 @@ def measure_polling(
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
-    """The old way, asking for every document, beside events: the seconds of a round, and how old a status is."""
+    """Compare polling every document with events: seconds per round, age of a status."""
     from instep.trials.bench import polling
 
     given = _given(
@@ -120,7 +121,7 @@ def measure_apply(
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
-    """Catching up with a log: events a second into each target, beside what one would write instead; cold and warm."""
+    """Measure how fast a backlog is applied to each target, beside other programs."""
     from instep.trials.bench import apply
 
     given = _given(
@@ -169,7 +170,7 @@ def measure_freshness(
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
-    """How old an event is when it is committed: at even rates, after a pause, and through faults."""
+    """Measure the age of events at commit: at even rates, after a pause, and with faults."""
     from instep.trials.bench import freshness
 
     given = _given(
@@ -215,7 +216,7 @@ def measure_scale(
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
-    """What an event costs as one thing grows and the others stay: rows, events, partitions, distance, cores."""
+    """Measure the cost per event as one thing grows: rows, events, partitions, cores."""
     from instep.trials.bench import scale
 
     given = _given(
@@ -274,7 +275,7 @@ def write_report(
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
-    """Write kept results as one HTML page that needs nothing else: figures with their spread, plots, and the machine."""
+    """Write kept results as one self-contained HTML page, with spread, plots and machine."""
     from instep.trials.bench import page
 
     found = dict(_found(named) for named in results or [LATEST])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from instep import errors, settings
-from instep.cli import completing, shared
+from instep.cli import completing, grouping, shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute
 from instep.document.showing import counted
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from instep.kafka.resets import How, Move, Moved
 
 app = typer.Typer()
-groups_app = typer.Typer(name="groups", no_args_is_help=True, rich_markup_mode=None, help="Consumer groups of the cluster.")
+groups_app = typer.Typer(
+    name="groups", no_args_is_help=True, cls=grouping.Group, rich_markup_mode=None, help="Consumer groups of the cluster."
+)
 app.add_typer(groups_app)
 
 
@@ -129,7 +131,7 @@ def reset(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Move a group that has no members to another place in the log, within what the log holds."""
+    """Move a group that has no members to another place in the log."""
     from instep.kafka import resets
 
     if dry_run and execute:

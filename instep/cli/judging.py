@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from instep import settings
-from instep.cli import completing, shared
+from instep.cli import completing, grouping, shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug
 
 if TYPE_CHECKING:
     from instep.vet.snapshot import Snapshot
 
 app = typer.Typer()
-vet_app = typer.Typer(name="vet", rich_markup_mode=None)
+vet_app = typer.Typer(name="vet", cls=grouping.Group, rich_markup_mode=None)
 app.add_typer(vet_app)
 
 
@@ -38,7 +38,7 @@ def vet(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Judge cluster, topic, publishers, pipeline and database together against each pipeline's declared guarantee."""
+    """Check cluster, topic, publishers, pipeline and database against the guarantee."""
     if context.invoked_subcommand is not None:
         return
     from instep.vet import judgement, report
@@ -76,7 +76,7 @@ def explain(
 
 @app.command()
 def doctor(as_json: AsJson = False, _config: Config = None, _debug: Debug = False) -> None:
-    """Whether everything instep needs is there and lets it work: what is wrong, and what to run."""
+    """Check that everything instep needs is installed, reachable and permitted."""
     from instep.vet import doctor as examining
 
     found = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from instep import errors, settings
-from instep.cli import completing, shared
+from instep.cli import completing, grouping, shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug
 from instep.document.showing import counted
 
@@ -23,7 +23,11 @@ REPORT_FILE = Path("lab-report.html")
 
 app = typer.Typer()
 lab_app = typer.Typer(
-    name="lab", no_args_is_help=True, rich_markup_mode=None, help="What is told about Kafka, settled on real servers."
+    name="lab",
+    no_args_is_help=True,
+    cls=grouping.Group,
+    rich_markup_mode=None,
+    help="Test common claims about Kafka on real servers.",
 )
 app.add_typer(lab_app)
 
@@ -43,7 +47,7 @@ RunId = Annotated[
 
 @lab_app.command("list")
 def list_claims(ids: Claims = None, as_json: AsJson = False, _debug: Debug = False) -> None:
-    """Claims, with what each needs, the rules of `instep vet` that look after it, and its verdict in the newest run."""
+    """List claims: what each needs, its rules of `instep vet`, and its newest verdict."""
     from instep.trials import claim, claims
 
     chosen = claim.chosen(claims.ALL, ids or [])
@@ -77,7 +81,7 @@ def run_claims(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Settle claims on real brokers that the lab starts for itself, or the harmless ones on a cluster of yours."""
+    """Test claims on brokers that the lab starts, or harmless claims on your cluster."""
     from instep.trials import claims, lab, store
     from instep.trials.claim import Tier
     from instep.trials.verdict import Verdict
@@ -152,7 +156,7 @@ def write_report(
     force: Annotated[bool, typer.Option("--force", help="Also over a file that is not a report of the lab.")] = False,
     _debug: Debug = False,
 ) -> None:
-    """Write a run as one HTML page that needs nothing else: a table of verdicts, and for each claim its numbers and plots."""
+    """Write a run as one self-contained HTML page, with numbers and plots for each claim."""
     from instep.trials.report import page
 
     report = _report(run)

@@ -36,7 +36,7 @@ def show_offsets(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Where the log of each partition begins and ends, and where a time or another place is in it."""
+    """Show where each partition's log begins and ends, and the offset of a time or place."""
     from instep.kafka import bounds, places
 
     place = places.parse_place(at) if at is not None else None

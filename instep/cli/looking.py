@@ -7,14 +7,16 @@ from typing import Annotated, Any
 import typer
 
 from instep import errors, settings
-from instep.cli import shared
+from instep.cli import grouping, shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Named, Pipelines
 from instep.document import showing
 
 PRUNED_SAID_EVERY = 100_000
 
 app = typer.Typer()
-history_app = typer.Typer(name="history", no_args_is_help=True, rich_markup_mode=None, help="The history of every event.")
+history_app = typer.Typer(
+    name="history", no_args_is_help=True, cls=grouping.Group, rich_markup_mode=None, help="The history of every event."
+)
 app.add_typer(history_app)
 
 
@@ -26,7 +28,7 @@ def show(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """The timeline of a document: every event with its verdict, what people decided, and the row as it stands."""
+    """Show the timeline of a document: events with verdicts, decisions, and its row."""
     from instep.pipeline import timeline
 
     declared = settings.load(GIVEN.config)
@@ -73,7 +75,7 @@ def prune(
 
 @app.command("settings")
 def show_settings(pipeline: Named = None, as_json: AsJson = False, _config: Config = None, _debug: Debug = False) -> None:
-    """The settings in force and where each comes from, secrets masked; and each pipeline's state machine."""
+    """Show every setting with its origin (secrets masked), and the state machines."""
     from instep.document import transitions
 
     loaded = settings.load_with_origins(GIVEN.config)

@@ -30,7 +30,7 @@ def rewind(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Move a pipeline's ledger to another place in the log: what to run after a named stop. A running pipeline follows."""
+    """Move a pipeline to another place in the log, for example after a named stop. A running pipeline follows."""
     from instep.kafka import places
     from instep.pipeline import rewind as moving
 
@@ -68,7 +68,7 @@ def replay(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Apply a stretch of the log again under the guard, to mend a damaged table. Safe while the pipeline runs."""
+    """Apply a range of the log again, under the guard, to repair a damaged table. Safe while the pipeline runs."""
     from instep.kafka import places
     from instep.pipeline import replay as applying
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from instep import errors, settings
-from instep.cli import completing, shared, watching
+from instep.cli import completing, grouping, shared, watching
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Master, Pipelines
 from instep.cli.watching import Watch
 from instep.document.showing import counted
@@ -29,7 +29,7 @@ class KeyType(enum.StrEnum):
 
 
 app = typer.Typer()
-up_app = typer.Typer(name="up", rich_markup_mode=None)
+up_app = typer.Typer(name="up", cls=grouping.Group, rich_markup_mode=None)
 app.add_typer(up_app)
 
 Server = Annotated[str, typer.Argument(metavar="NAME", help="A broker by its number (1, 2, 3), or postgres, mariadb.")]
@@ -42,7 +42,7 @@ def demo(
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
-    """The whole story in about a minute: polling, then events, with a kill -9 in the middle."""
+    """Watch polling beside events, through kills of pipeline and broker, in about a minute."""
     from instep.trials import story
 
     result = story.tell(target_url=target, documents=documents, say=shared.say)
@@ -61,7 +61,7 @@ def init(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Make the tables that a pipeline needs in its target database, or say what is missing there."""
+    """Create the tables that a pipeline needs in its database, or report what is missing."""
     from instep.sinks import inspection, preparation
 
     declared = settings.load(GIVEN.config)
@@ -178,7 +178,7 @@ def status(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Where every pipeline stands: offsets, lag in records and seconds, last commit, what was set aside."""
+    """Show where every pipeline stands: offsets, lag, last commit, dead letters, parked."""
     from instep.pipeline import status as reading
 
     declared = settings.load(GIVEN.config)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from instep import errors, settings
-from instep.cli import shared
+from instep.cli import grouping, shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute, Named, Pipelines
 from instep.document import showing
 
@@ -19,13 +19,18 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 dead_app = typer.Typer(
-    name="dead", no_args_is_help=True, rich_markup_mode=None, help="Dead letters: events that nobody could understand."
+    name="dead",
+    no_args_is_help=True,
+    cls=grouping.Group,
+    rich_markup_mode=None,
+    help="Dead letters: events that nobody could understand.",
 )
 parked_app = typer.Typer(
     name="parked",
     no_args_is_help=True,
+    cls=grouping.Group,
     rich_markup_mode=None,
-    help="Parked documents: an event was refused for a business reason, and later ones wait behind it.",
+    help="Documents whose event was refused for a business reason; later events wait.",
 )
 app.add_typer(dead_app)
 app.add_typer(parked_app)
@@ -139,7 +144,7 @@ def replay_dead(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Send dead letters through the pipeline's own code again, under the guard: after the settings or the table were mended."""
+    """Apply dead letters again, under the guard, after the settings or the table were fixed."""
     from instep.pipeline import dead, replay
 
     declared = settings.load(GIVEN.config)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from instep import errors, settings
-from instep.cli import completing, shared
+from instep.cli import completing, grouping, shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute
 from instep.document.showing import counted
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from instep.kafka.layout import Layouts
 
 app = typer.Typer()
-topics_app = typer.Typer(name="topics", no_args_is_help=True, rich_markup_mode=None, help="Topics of the cluster.")
+topics_app = typer.Typer(
+    name="topics", no_args_is_help=True, cls=grouping.Group, rich_markup_mode=None, help="Topics of the cluster."
+)
 app.add_typer(topics_app)
 
 NO_LEADER = "none"
@@ -86,7 +88,7 @@ def describe(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Topics in detail: settings and where they come from; leader, replicas, offsets, size and last record of each partition."""
+    """Show topics in detail: settings with their origin, and the state of each partition."""
     from instep.kafka import details
 
     with shared.cluster(settings.load(GIVEN.config)) as cluster:
