@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from instep import settings
+from instep import settings, terminal
 from instep.cli import completing, grouping, shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug
 
@@ -47,7 +48,7 @@ def vet(
     if as_json:
         shared.print_json(verdict)
     else:
-        typer.echo(report.text(verdict))
+        typer.echo(_coloured(report.text(verdict)))
         shared.say("the page of a rule: instep vet explain RULE")
     if verdict.errors:
         raise typer.Exit(1)
@@ -109,3 +110,13 @@ def _snapshot(file: Path | None, names: list[str] | None) -> Snapshot:
         snapshot.save(taken, file)
         shared.say(f"what was found is in {file}")
     return taken
+
+
+def _coloured(report: str) -> str:
+    """Colour the severity that a finding begins with."""
+    lines = []
+    for line in report.splitlines():
+        severity, _, rest = line.partition(" ")
+        tone = terminal.tone_of(severity) if severity.isupper() else terminal.Tone.NONE
+        lines.append(f"{terminal.paint(severity, tone, sys.stdout)} {rest}" if tone else line)
+    return "\n".join(lines)

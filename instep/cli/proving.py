@@ -12,6 +12,7 @@ import typer
 from instep import errors, settings
 from instep.cli import shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute, Master, Pipelines
+from instep.terminal import Tone
 
 if TYPE_CHECKING:
     from instep.pipeline.reconcile import Report, Request
@@ -137,7 +138,8 @@ def _print(report: Report, request: Request) -> None:
             shared.say(f"  {_cell(document)}: {_cell(why)}")
     elif request.fix and report.rows_file:
         shared.say(f"{report.pipeline}: nothing was changed; --execute carries the plan out")
-    shared.say(f"{report.pipeline}: {'in step' if report.in_step else 'not in step'}")
+    verdict, tone = ("in step", Tone.GOOD) if report.in_step else ("not in step", Tone.BAD)
+    shared.say(f"{report.pipeline}: {verdict}", tone)
 
 
 ROW = ("kind", "document", "column", "expected", "found", "place")

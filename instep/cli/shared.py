@@ -382,12 +382,12 @@ def json_bytes(value: bytes | None) -> dict[str, str] | None:
         return {"base64": base64.b64encode(value).decode()}
 
 
-def say(text: str) -> None:
+def say(text: str, tone: Tone = Tone.NONE) -> None:
     """Print to stderr. The first line of an error is red."""
     if text.startswith(ERROR):
         typer.echo(error_line(text.removeprefix(ERROR), sys.stderr), err=True)
     else:
-        typer.echo("\n".join(map(plain, text.split("\n"))), err=True)
+        typer.echo("\n".join(terminal.paint(plain(line), tone, sys.stderr) for line in text.split("\n")), err=True)
 
 
 def error_line(text: str, stream: TextIO) -> str:

@@ -1,0 +1,58 @@
+"""Colours: on a terminal, where they mean something, around text that was made harmless before."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+import typer
+
+from instep.cli import shared
+from instep.terminal import Tone
+
+RED, BOLD, OFF = "\x1b[31m", "\x1b[1m", "\x1b[0m"
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Tty:
+    """A terminal that shows colours, as stdout and stderr."""
+    stream = Tty()
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(shared, "sys", SimpleNamespace(stdout=stream, stderr=stream))  # pytest sets sys.stdout itself
+    monkeypatch.setattr(typer, "echo", lambda text, err=False: stream.write(f"{text}\n"))  # it keeps streams of its own
+    return stream
+
+
+ROWS = [("a", "dead"), ("dead", "running"), ("\x1b[2J", "dead\x1b[31m")]
+
+
+def test_a_table_colours_the_words_of_its_columns_of_states_only(screen: Tty) -> None:
+    head, first, second, third = shared.table(("SERVER", "STATE"), ROWS).split("\n")
+    assert head == f"{BOLD}SERVER {OFF}  {BOLD}STATE       {OFF}"
+    assert first == f"a        {RED}dead        {OFF}"
+    assert second == "dead     \x1b[32mrunning     \x1b[0m"
+    assert third == r"\x1b[2J  dead\x1b[31m"
+
+
+def test_without_a_terminal_a_table_is_the_same_text() -> None:
+    assert shared.table(("SERVER", "STATE"), ROWS[:2]) == "SERVER  STATE\na       dead\ndead    running"
+
+
+def test_an_error_is_red_and_what_to_do_is_not(screen: Tty) -> None:
+    shared.say("instep: the table\x1b is gone\nmake it again")
+    shared.say("contracts: in step", Tone.GOOD)
+    assert screen.getvalue() == f"{RED}instep: the table\\x1b is gone{OFF}\nmake it again\n\x1b[32mcontracts: in step\x1b[0m\n"
+
+
+def test_no_colour_where_it_is_not_wanted(screen: Tty, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    shared.say("instep: gone")
+    assert screen.getvalue() == "instep: gone\n"
+    assert "\x1b" not in shared.table(("SERVER", "STATE"), ROWS)
