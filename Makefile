@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 help: ## print these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
-demo: $(READY) ## the whole story in a terminal: local broker, Spark, SQLite, a kill -9 in the middle
+demo: $(READY) ## events beside polling in a terminal: local broker, Spark, SQLite, kill -9 of pipeline and broker
 	@$(BIN)/instep demo
 
 test: $(READY) ## the whole test suite, against real servers

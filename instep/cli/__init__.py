@@ -20,7 +20,8 @@ from instep.cli.shared import GIVEN, Config, Debug, say
 
 # which module has which commands: one command does not wait for the others to be read
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "road": ("demo", "init", "up", "down", "status", "emit", "run"),
+    "demo": ("demo",),
+    "road": ("init", "up", "down", "status", "emit", "run"),
     "looking": ("show", "settings", "history"),
     "setaside": ("dead", "parked"),
     "mending": ("rewind", "replay"),

@@ -36,25 +36,6 @@ Server = Annotated[str, typer.Argument(metavar="NAME", help="A broker by its num
 
 
 @app.command()
-def demo(
-    target: Annotated[str | None, typer.Option(help="Tell the story on this database instead of a SQLite file.")] = None,
-    documents: Annotated[int, typer.Option(min=100, help="How many documents.")] = 9_000,
-    as_json: AsJson = False,
-    _debug: Debug = False,
-) -> None:
-    """Watch polling beside events, through kills of pipeline and broker, in about a minute."""
-    from instep.trials import story
-
-    result = story.tell(target_url=target, documents=documents, say=shared.say)
-    if as_json:
-        shared.print_json(result)
-    else:
-        typer.echo(story.table(result))
-    if result.differences:
-        raise typer.Exit(1)
-
-
-@app.command()
 def init(
     pipelines: Pipelines = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print the statements, and change nothing.")] = False,

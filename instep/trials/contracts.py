@@ -32,10 +32,18 @@ class Contracts:
     """A table, a topic and a pipeline, of names that nobody else has; with what was published, and what that must come to."""
 
     def __init__(
-        self, folder: Path, bootstrap: str, url: str, count: int, *, prefix: str, batch_rows_max: int | None = None
+        self,
+        folder: Path,
+        bootstrap: str,
+        url: str,
+        count: int,
+        *,
+        prefix: str,
+        name: str | None = None,
+        batch_rows_max: int | None = None,
     ) -> None:
         self.folder, self.bootstrap, self.url = folder, bootstrap, url
-        self.name = f"{prefix}-{uuid.uuid4().hex[:8]}"
+        self.name = name or f"{prefix}-{uuid.uuid4().hex[:8]}"
         self.config = folder / "instep.toml"
         self.config.write_text(_settings(self.name, bootstrap, url, batch_rows_max), encoding="utf-8")
         self._environment = {"INSTEP__KAFKA__BOOTSTRAP": bootstrap}  # not the one that the user's environment may name
@@ -90,20 +98,24 @@ class Contracts:
 
     def done(self, sink: Sink) -> int:
         """How many records are dealt with."""
-        return sum(position.next_offset for position in sink.positions().values())
+        return sum(self.ledger(sink).values())
+
+    def ledger(self, sink: Sink) -> dict[int, int]:
+        """The next offset of each partition."""
+        return {partition: position.next_offset for partition, position in sink.positions().items()}
 
     def applied(self, sink: Sink) -> int:
         statement = f"SELECT count(*) FROM instep_history WHERE verdict = 'applied' AND pipeline = {sink.placeholder}"  # noqa: S608
         return int(sink.select(statement, (self.name,))[0][0])
 
-    def freshness_ms(self, sink: Sink, version: int, since: datetime) -> list[float]:
-        """From an event happening to its commit: of this version's events that happened since, in order."""
+    def freshness_ms(self, sink: Sink, version: int, since: datetime, until: datetime | None = None) -> list[float]:
+        """From an event happening to its commit: of this version's events that happened since, and before `until`, in order."""
         held = sink.placeholder
         statement = f"SELECT event_time, committed_at FROM instep_history WHERE order_value = {held} AND pipeline = {held}"  # noqa: S608
         return sorted(
             (_time(committed) - _time(happened)).total_seconds() * 1000
             for happened, committed in sink.select(statement, (version, self.name))
-            if _time(happened) >= since
+            if since <= _time(happened) and (until is None or _time(happened) < until)
         )
 
     def differences(self, sink: Sink) -> int:

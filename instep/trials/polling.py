@@ -83,3 +83,30 @@ def poll_at_once(port: int, documents: Sequence[str], connections: int) -> tuple
             found.update(statuses)
             slowest_s = max(slowest_s, seconds)
     return found, slowest_s
+
+
+class Poller(threading.Thread):
+    """Asks for one document after the other in the background, until it is stopped or has asked for all of them."""
+
+    def __init__(self, port: int, documents: Sequence[str]) -> None:
+        super().__init__(name="poller", daemon=True)
+        self._port, self._documents = port, documents
+        self._stopped = threading.Event()
+        self.count = 0
+        self.seconds = 0.0
+
+    def run(self) -> None:
+        for document in self._documents:
+            if self._stopped.is_set():
+                return
+            _, seconds = poll(self._port, [document])
+            self.count, self.seconds = self.count + 1, self.seconds + seconds
+
+    def stop(self) -> None:
+        """Stop after the call that is under way."""
+        self._stopped.set()
+        self.join()
+
+    def round_s(self) -> float:
+        """Return how long a whole round takes, extrapolated from the calls so far."""
+        return self.seconds / self.count * len(self._documents) if self.count else 0.0

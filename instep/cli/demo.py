@@ -1,0 +1,115 @@
+"""`instep demo`: the story in a terminal, and a folder that stays."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from instep import terminal
+from instep.cli import shared
+from instep.cli.shared import AsJson, Debug
+from instep.terminal import Tone
+
+if TYPE_CHECKING:
+    from instep.trials.story import Result
+
+app = typer.Typer()
+
+PAGE = "demo.html"
+SETTINGS_NOTE = """\
+# Left behind by `instep demo`. Its broker is gone, so only commands that need the database alone work:
+# show, dead, parked, history.
+
+"""
+
+
+@app.command()
+def demo(
+    target: Annotated[str | None, typer.Option(help="Tell the story on this database instead of a SQLite file.")] = None,
+    documents: Annotated[int, typer.Option(min=100, max=99_999, help="How many documents.")] = 9_000,
+    folder: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="A new folder for what stays; left out: ./instep-demo, numbered if taken."),
+    ] = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Watch polling beside events, through kills of pipeline and broker, in about a minute."""
+    from instep.trials import demo_page, stage, story
+    from instep.trials.report import sheet
+
+    kept = story.new_folder(folder)
+    try:
+        with stage.Stage(sys.stderr) as shown:
+            result, samples = story.tell(target_url=target, documents=documents, folder=kept.absolute(), stage=shown)
+    except SystemExit:  # interrupted: half a story is of no use; after an error the logs are
+        story.discard(kept)
+        raise
+    commands = [] if target else _commands(kept, result)
+    page = kept / PAGE
+    sheet.write(demo_page.render(result, samples, commands), page)
+    if not target:
+        _annotate(kept / "instep.toml")
+    if as_json:
+        shared.print_json({**msgspec.to_builtins(result), "folder": str(kept), "page": str(page), "commands": commands})
+    else:
+        _print(result, page, commands)
+    if result.differences:
+        raise typer.Exit(1)
+
+
+def _print(result: Result, page: Path, commands: Sequence[str]) -> None:
+    from instep.trials import story
+
+    typer.echo(f"\nthe life of {result.document}:\n")
+    rows: list[Sequence[Any]] = [
+        (step.place, step.status, step.version, step.happened, _milliseconds(step.freshness_ms), step.verdict)
+        for step in result.life
+    ]
+    typer.echo(shared.table(("PLACE", "STATUS", "VERSION", "HAPPENED", "FRESHNESS", "VERDICT"), rows))
+    typer.echo("")
+    for line in story.table(result).splitlines():
+        typer.echo(terminal.paint(line, _tone(line, result), sys.stdout))
+    typer.echo(f"\na page to send to a colleague: {page}")
+    if commands:
+        typer.echo("to try, as long as the folder is there:")
+        for command in commands:
+            typer.echo(f"  {command}")
+
+
+def _tone(line: str, result: Result) -> Tone:
+    """The comparison is what the demo is about: what is right is green, what is wrong red."""
+    if line.startswith("differences"):
+        return Tone.BAD if result.differences else Tone.GOOD
+    return Tone.BAD if line.startswith("naive loop") and result.naive.differences else Tone.NONE
+
+
+def _commands(folder: Path, result: Result) -> list[str]:
+    """Return commands that work on the folder, as they can be pasted here."""
+    start = [*_program(), "--config", str(folder / "instep.toml")]
+    tried = (["show", result.document], ["dead", "list", "--each"], ["dead", "show", result.dead_letter])
+    return [shlex.join([*start, *arguments]) for arguments in tried]
+
+
+def _program() -> list[str]:
+    """Return how instep is started here: `make demo` runs one that is not on the PATH."""
+    if shutil.which("instep"):
+        return ["instep"]
+    beside = Path(sys.executable).with_name("instep")
+    return [os.path.relpath(beside)] if beside.exists() else [sys.executable, "-m", "instep"]
+
+
+def _annotate(config: Path) -> None:
+    config.write_text(SETTINGS_NOTE + config.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def _milliseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f} ms"
