@@ -126,17 +126,28 @@ def tell(*, target_url: str | None, documents: int, folder: Path, stage: Stage) 
     with contextlib.ExitStack() as stack:
         stage.say("starting a Kafka broker on this machine")
         kafka = stack.enter_context(broker.Cluster())
-        rows = max(FIRST, min(BATCH_ROWS_MAX, documents * 3 // 7))
-        if target_url:
-            # the settings hold the URL with its password: they do not stay
-            work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="instep-demo-")))
-            system = Contracts(work, kafka.bootstrap, target_url, documents, prefix="demo", batch_rows_max=rows)
-            stack.callback(system.leave_database)
-        else:
-            url = f"sqlite:///{folder / 'contracts.db'}"
-            system = Contracts(folder, kafka.bootstrap, url, documents, prefix="", name="contracts", batch_rows_max=rows)
-        system.prepare()
+        system = stack.enter_context(prepared(kafka.bootstrap, target_url, documents, folder))
         return _Story(system, kafka, folder, stage).run(stack)
+
+
+@contextlib.contextmanager
+def prepared(bootstrap: str, target_url: str | None, documents: int, folder: Path) -> Iterator[Contracts]:
+    """Make table, topic and settings: to stay in the folder; or, in a database of the user's, to be removed afterwards."""
+    rows = max(FIRST, min(BATCH_ROWS_MAX, documents * 3 // 7))
+    if target_url is None:
+        url = f"sqlite:///{folder / 'contracts.db'}"
+        system = Contracts(folder, bootstrap, url, documents, prefix="", name="contracts", batch_rows_max=rows)
+        system.prepare()
+        yield system
+        return
+    # the settings hold the URL with its password: they do not stay
+    with tempfile.TemporaryDirectory(prefix="instep-demo-") as work:
+        system = Contracts(Path(work), bootstrap, target_url, documents, prefix="demo", batch_rows_max=rows)
+        try:
+            system.prepare()
+            yield system
+        finally:
+            system.leave_database()
 
 
 class _Story:

@@ -1,4 +1,4 @@
-"""The demo, as a user runs it: on its own SQLite file with what stays behind, and on a database of the user's."""
+"""The demo, as a user runs it, with what it leaves behind; and the parts it is made of."""
 
 from __future__ import annotations
 
@@ -13,22 +13,32 @@ from typing import Any
 import pytest
 
 from instep import errors
+from instep.local.broker import Cluster
 from instep.trials import polling, story
 from instep.trials.report import sheet
 from tests.sinks.conftest import run_sql
 
 
-def demo(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
-    """Run it; what it found and what it said."""
-    command = [sys.executable, "-m", "instep", "demo", "--json", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+def test_the_demo_ends_with_no_differences_and_leaves_a_folder_to_try_things_on(tmp_path: Path) -> None:
+    documents = 2_000
+    command = [sys.executable, "-m", "instep", "demo", "--json", "--documents", str(documents)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stderr
-    return json.loads(done.stdout), done.stderr
+    assert done.stderr.count("ledger: ") == 3
+    found = json.loads(done.stdout)
+    judge(found, documents)
+    assert [path.name for path in tmp_path.iterdir()] == ["instep-demo"]
+    assert sheet.is_one("demo", tmp_path / found["page"])
+    life, letters, letter = (tried(line, tmp_path) for line in found["commands"])
+    assert "stale" in life
+    assert len(letters.splitlines()) == 1 + 8
+    assert found["dead_letter"] in letters
+    assert letter
 
 
 def judge(found: dict[str, Any], documents: int) -> None:
-    """What holds of every demo, however fast the machine is."""
+    """Check what holds of every demo, however fast the machine is."""
     assert found["differences"] == 0
     assert (found["documents"], found["applied"], found["dead_letters"]) == (documents, 4 * documents, 8)
     assert found["events"] == found["applied"] + 65
@@ -47,36 +57,25 @@ def judge(found: dict[str, Any], documents: int) -> None:
     assert (found["life"][-1]["version"], found["life"][-1]["verdict"]) == (3, "stale")
 
 
-def test_the_demo_ends_with_no_differences_and_leaves_a_folder_to_try_things_on(tmp_path: Path) -> None:
-    found, said = demo(tmp_path, "--documents", "2000")
-    judge(found, 2000)
-    assert said.count("ledger: ") == 3
-    assert [path.name for path in tmp_path.iterdir()] == ["instep-demo"]
-    assert sheet.is_one("demo", tmp_path / found["page"])
-    shown = []
-    for command in found["commands"]:
-        program, *arguments = shlex.split(command)
-        assert Path(program).name in ("instep", Path(sys.executable).name)
-        arguments = arguments[arguments.index("--config") :]
-        done = subprocess.run(
-            [sys.executable, "-m", "instep", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        shown.append(done.stdout)
-    life, letters, letter = shown
-    assert "stale" in life
-    assert len(letters.splitlines()) == 1 + 8
-    assert found["dead_letter"] in letters
-    assert letter
+def tried(command: str, folder: Path) -> str:
+    """Run a command that the demo names, by the instep that is tested, and return what it prints."""
+    program, *arguments = shlex.split(command)
+    assert Path(program).name in ("instep", Path(sys.executable).name)
+    argv = [sys.executable, "-m", "instep", *arguments[arguments.index("--config") :]]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
 
 
-def test_on_a_database_of_the_users_it_leaves_nothing_there(new_database: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_database_of_the_users_is_left_as_it_was(new_database: Callable[[str], str], broker: Cluster, tmp_path: Path) -> None:
     url = new_database("postgres")
-    found, _ = demo(tmp_path, "--documents", "400", "--folder", "kept", "--target", url)
-    judge(found, 400)
-    assert found["commands"] == []
-    assert run_sql(url, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
-    assert {path.name for path in (tmp_path / "kept").iterdir()} <= {"demo.html", "naive.db", "naive.log"}
+    tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+    with story.prepared(broker.bootstrap, url, 100, tmp_path) as system:
+        assert system.folder != tmp_path
+        assert len(run_sql(url, tables)) > 1
+    assert run_sql(url, tables) == []
+    assert not system.folder.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_there_is_never_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
