@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import enum
 import os
+import shutil
+import time
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TextIO
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
 
 from instep.document.showing import plain
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 ETA_WINDOW_S = 20.0
 BAR_DONE, BAR_LEFT = "━", "─"
+BAR_WIDTH = 24
+REDRAW_S = 0.1
 
 
 class Tone(enum.StrEnum):
@@ -87,8 +92,14 @@ def bar(share: float, width: int, tone: Tone = Tone.GOOD) -> Text:
     """Return a bar of this width. It is full only at 1.0, and not empty above 0."""
     from rich.text import Text
 
+    done, left = bar_parts(share, width)
+    return Text.assemble((done, tone.value), (left, Tone.FAINT.value))
+
+
+def bar_parts(share: float, width: int) -> tuple[str, str]:
+    """Return the part of a bar that is done and the part that is left."""
     filled = width if share >= 1 else min(width - 1, max(int(share * width), 1 if share > 0 else 0))
-    return Text.assemble((BAR_DONE * filled, tone.value), (BAR_LEFT * (width - filled), Tone.FAINT.value))
+    return BAR_DONE * filled, BAR_LEFT * (width - filled)
 
 
 def duration(seconds: float) -> str:
@@ -123,3 +134,60 @@ class Eta:
 
     def clear(self) -> None:
         self._seen.clear()
+
+
+class ProgressLine:
+    """One line that a terminal redraws: what is done, a bar, how much of how much, and the time left. Elsewhere nothing."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_live = is_live(stream)
+        self._what = ""
+        self._eta = Eta()
+        self._drawn_at = 0.0
+        self._is_drawn = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.clear()
+
+    def update(self, what: str, done: float, total: float | None, unit: str = "", now: float | None = None) -> None:
+        """Redraw the line, at most ten times a second. Without a total there is no bar and no time left."""
+        now = time.monotonic() if now is None else now
+        if what != self._what:
+            self._what = what
+            self._eta.clear()
+        if total is not None:
+            self._eta.add(now, total - done)
+        if self._is_live and now - self._drawn_at >= REDRAW_S:
+            self._drawn_at, self._is_drawn = now, True
+            columns = shutil.get_terminal_size().columns
+            self._stream.write("\r\x1b[K" + self._line(done, total, unit, now, columns))
+            self._stream.flush()
+
+    def clear(self) -> None:
+        """Remove the line: what is written next begins where it began."""
+        if self._is_drawn:
+            self._is_drawn, self._drawn_at = False, 0.0
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+    def _line(self, done: float, total: float | None, unit: str, now: float, columns: int) -> str:
+        what = plain(self._what)
+        if not total:
+            return f"{what}: {amount(done, unit)}"[: columns - 1]
+        left_s = self._eta.seconds(now)
+        figures = f" {amount(done)} of {amount(total, unit)}" + (f", {duration(left_s)} left" if left_s is not None else "")
+        width = min(BAR_WIDTH, columns - 1 - len(what) - len(figures) - 2)
+        if width < 1:
+            return f"{what}:{figures}"[: columns - 1]
+        filled, empty = bar_parts(done / total, width)
+        return f"{what}: {paint(filled, Tone.GOOD, self._stream)}{paint(empty, Tone.FAINT, self._stream)}{figures}"
+
+
+def amount(value: float, unit: str = "") -> str:
+    """Return a number for people: counts whole, measures with one digit."""
+    text = f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+    return f"{text} {unit}" if unit else text

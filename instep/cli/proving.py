@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from instep import errors, settings
+from instep import errors, settings, terminal
 from instep.cli import shared
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute, Master, Pipelines
 from instep.terminal import Tone
@@ -73,11 +74,17 @@ def reconcile(
             out=_emptied(out),
             fix=mending.Fix(execute=execute, delete_extra=delete_extra, who=shared.who()) if fix else None,
         )
-        with shared.cluster(declared) as cluster:
-            reports = proof.run(declared, names, cluster, jars, request, say=shared.say, verbose=GIVEN.debug)
+        with shared.cluster(declared) as cluster, terminal.ProgressLine(sys.stderr) as line:
+
+            def say(text: str) -> None:
+                line.clear()
+                shared.say(text)
+
+            reports = proof.run(declared, names, cluster, jars, request, say=say, progress=line.update, verbose=GIVEN.debug)
             found = []
             for report in reports:
                 found.append(report)
+                line.clear()
                 if not as_json:
                     _print(report, request)
     if as_json:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.sax import saxutils
 
-from instep import errors
+from instep import errors, terminal
 from instep.local import java, keeping, places
 
 DESCRIPTION = """<ivy-module version="2.0">
@@ -89,33 +89,31 @@ def refusal(name: str, log: str, work: Path) -> errors.InstepError:
 
 
 class Progress:
-    """Bytes fetched so far on stderr: a live line on a terminal, elsewhere a line at the start and one at the end."""
+    """Megabytes fetched so far: a live line on a terminal, elsewhere a line at the start; and one at the end."""
 
     def __init__(self, what: str, folder: Path) -> None:
         self._what = what
         self._folder = folder
-        self._live = sys.stderr.isatty()
+        self._line = terminal.ProgressLine(sys.stderr)
         self._started = time.monotonic()
 
     def __enter__(self) -> Progress:
-        self._write(f"{self._what} …")
+        if not terminal.is_live(sys.stderr):
+            self._say(f"{self._what} …")
         return self
 
     def __exit__(self, *failure: object) -> None:
-        if self._live and failure[0] is not None:
-            sys.stderr.write("\n")
+        self._line.clear()
 
     def show(self) -> None:
-        if self._live:
-            self._write(f"{self._what} … {self._fetched_mb():.1f} MB")
+        self._line.update(self._what, self._fetched_mb(), None, "MB")
 
     def done(self) -> None:
-        self._write(f"{self._what}: {self._fetched_mb():.0f} MB in {time.monotonic() - self._started:.0f} s")
-        if self._live:
-            sys.stderr.write("\n")
+        self._line.clear()
+        self._say(f"{self._what}: {self._fetched_mb():.0f} MB in {time.monotonic() - self._started:.0f} s")
 
-    def _write(self, line: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{line}" if self._live else f"{line}\n")
+    def _say(self, line: str) -> None:
+        sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
     def _fetched_mb(self) -> float:

@@ -37,7 +37,7 @@ from instep.document.mapping import TIMESTAMP
 from instep.kafka import offsets, places, reading, topics
 from instep.kafka.connection import Cluster, java_config
 from instep.kafka.topics import Topic
-from instep.pipeline import arrow, continuity, failures, findings, mending, parts, query, runner, session, source, steps
+from instep.pipeline import arrow, continuity, failures, findings, jobs, mending, parts, query, runner, session, source, steps
 from instep.pipeline.findings import Difference
 from instep.pipeline.mending import Mended
 from instep.sinks import inspection, target
@@ -54,6 +54,10 @@ SHOWN_MAX = 20
 
 Say = Callable[[str], None]
 Offsets = dict[int, int]
+
+
+def _unseen(_what: str, _done: int, _total: int, _unit: str) -> None:
+    """Progress that nobody looks at."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -116,6 +120,7 @@ def run(
     request: Request,
     *,
     say: Say,
+    progress: jobs.Progress = _unseen,
     verbose: bool = False,
 ) -> Iterator[Report]:
     """Reconcile the named pipelines one after the other in one Spark session."""
@@ -131,7 +136,9 @@ def run(
             signal.signal(wanted, handler)  # Spark sets one of its own when it starts
         try:
             for number, (name, pipeline) in enumerate(chosen.items()):
-                yield reconcile(spark, place.path / f"reconcile-{number}", cluster, name, pipeline, request, say=say)
+                yield reconcile(
+                    spark, place.path / f"reconcile-{number}", cluster, name, pipeline, request, say=say, progress=progress
+                )
         finally:
             with contextlib.suppress(Py4JError, OSError):
                 spark.stop()
@@ -148,11 +155,13 @@ def reconcile(
     request: Request,
     *,
     say: Say,
+    progress: jobs.Progress = _unseen,
 ) -> Report:
     """Reconcile one pipeline; `folder` is for its own files."""
     refuse_unclear_start(name, pipeline, request)
     sink = sinks.open_sink(inspection.inspect(name, pipeline))
     work = _Work(spark, folder, cluster, pipeline, request, sink, lambda text: say(f"{name}: {text}"))
+    work.progress = lambda what, done, total, unit: progress(f"{name}: {what}", done, total, unit)
     try:
         try:
             return work.done()
@@ -183,6 +192,7 @@ class _Work:
     ) -> None:
         self.spark, self.folder, self.cluster, self.pipeline = spark, folder, cluster, pipeline
         self.request, self.sink, self.say = request, sink, say
+        self.progress: jobs.Progress = _unseen
         self.notes: list[str] = []
         self._folders = itertools.count()
 
@@ -241,9 +251,14 @@ class _Work:
         """Step 1: a running pipeline gets to the end in a moment; one that stands still is not waited for."""
         ends = self._ends()
         deadline, moved_at, seen = time.monotonic() + self.request.wait_s, time.monotonic(), None
+        began: Offsets = {}
         while True:
             with self.sink.translated():
                 positions = {p: row.next_offset for p, row in self.sink.positions().items()}
+            began = began or positions
+            if began and self.request.wait_s > 0:
+                done, total = (sum(at.get(p, 0) - first for p, first in began.items()) for at in (positions, ends))
+                self.progress("waiting for the pipeline", done, total, "records")
             if positions != seen:
                 if not self._open(positions, ends):
                     return ends
@@ -334,7 +349,9 @@ class _Work:
         return judged.persist(StorageLevel.DISK_ONLY)
 
     def _report(self, judged: DataFrame) -> Report:
-        request, to, counts = self.request, self.sink.to, findings.counted(judged)
+        with jobs.followed(self.spark, "comparing", self.progress):
+            counts = findings.counted(judged)
+        request, to = self.request, self.sink.to
         count = sum(counts.get(kind, 0) for kind in LISTED)
         if self.apart:
             self.behind = Behind(self.behind.records, counts.get(Kind.BEHIND, 0))

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import threading
+import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -15,13 +16,14 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import TopicPartition
 from msgspec import UNSET
+from pyspark.sql import SparkSession
 
 from instep import errors
 from instep.document.decoding import Event
 from instep.document.guard import Rules
 from instep.kafka import offsets, places, topics
 from instep.kafka.connection import Cluster
-from instep.pipeline import dead, mending, parked, rewind
+from instep.pipeline import dead, jobs, mending, parked, rewind
 from instep.pipeline.reconcile import Report
 from instep.pipeline.runner import Runner
 from instep.pipeline.turns import Desk
@@ -504,3 +506,13 @@ def test_a_record_that_spark_cannot_read(
     run_sql(url, "DELETE FROM contract_document WHERE doc_no = 'd1'")
     report, listed = prove(pipeline, fix=FIX)
     assert (found(listed), report.in_step) == ([("d1", "missing", None)], True)
+
+
+def test_the_tasks_of_a_job_are_followed(spark: SparkSession) -> None:
+    name, told = f"counting {uuid.uuid4().hex}", list[tuple[str, int, int, str]]()
+    tracker = spark.sparkContext.statusTracker()
+    with jobs.followed(spark, name, lambda *progress: told.append(progress)):
+        assert len(spark.range(0, 8, 1, 4).collect()) == 8
+        wait_until(lambda: (name, 4, 4, "tasks") in told, "the progress of the job")
+    spark.range(0, 8, 1, 2).collect()  # after the block: of no group
+    assert jobs.tasks(tracker, name) == (4, 4)
