@@ -39,9 +39,11 @@ class Tone(enum.StrEnum):
 
 _ANSI: Mapping[Tone, str] = {Tone.GOOD: "32", Tone.WARNING: "33", Tone.BAD: "31", Tone.STRONG: "1", Tone.FAINT: "2"}
 _WORDS: Mapping[Tone, frozenset[str]] = {
-    Tone.GOOD: frozenset({"running", "applied", "released", "good", "in step"}),
+    Tone.GOOD: frozenset({"running", "applied", "released", "good"}),
     Tone.WARNING: frozenset({"waiting", "starting", "paused", "parked", "stale", "skipped", "warning"}),
-    Tone.BAD: frozenset({"dead", "ended", "stopped", "error", "wrong", "refused", "failed", "missing", "different", "extra"}),
+    Tone.BAD: frozenset(
+        {"dead", "presumed", "ended", "stopped", "error", "wrong", "refused", "failed", "missing", "different", "extra"}
+    ),
 }
 _TONES = {word: tone for tone, words in _WORDS.items() for word in words}
 
@@ -56,9 +58,10 @@ def has_colour(stream: TextIO) -> bool:
     return is_live(stream) and not os.environ.get("NO_COLOR")
 
 
-def tone_of(word: str) -> Tone:
-    """Return the tone of a state, verdict or severity; NONE for every other text."""
-    return _TONES.get(word.strip().lower(), Tone.NONE)
+def tone_of(text: str) -> Tone:
+    """Return the tone of a state, verdict or severity, by its first word: `waiting for ...`; NONE for every other text."""
+    first, *_ = *text.lower().split(), ""
+    return _TONES.get(first.rstrip(",:;"), Tone.NONE)
 
 
 def paint(text: str, tone: Tone, stream: TextIO) -> str:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 
+from instep import terminal
 from instep.cli import shared
 from instep.terminal import Tone
 
@@ -56,3 +57,19 @@ def test_no_colour_where_it_is_not_wanted(screen: Tty, monkeypatch: pytest.Monke
     shared.say("instep: gone")
     assert screen.getvalue() == "instep: gone\n"
     assert "\x1b" not in shared.table(("SERVER", "STATE"), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("text", "tone"),
+    [
+        ("running", Tone.GOOD),
+        ("running since 08:00 on host-1", Tone.GOOD),
+        ("waiting, for the broker", Tone.WARNING),
+        ("stopped: TOPIC_GONE", Tone.BAD),
+        ("  ERROR ", Tone.BAD),
+        ("it is running", Tone.NONE),
+        ("", Tone.NONE),
+    ],
+)
+def test_the_first_word_of_a_state_has_the_colour(text: str, tone: Tone) -> None:
+    assert terminal.tone_of(text) is tone
