@@ -260,7 +260,7 @@ def emit(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Publish status events from a file, or deletions, keyed by document, with acks from all replicas."""
+    """Publish status events or deletions, keyed by document, acknowledged by all replicas."""
     from instep.emit import publishing
 
     declared = settings.load(GIVEN.config)
