@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from instep import errors, settings
@@ -54,6 +55,17 @@ class Remembered:
     producer: int
     epoch: int
     last_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that is neither committed nor aborted, in one partition. Readers of committed records stop at its start."""
+
+    partition: int
+    start_offset: int
+    producer: int
+    since: datetime | None
+    transactional_id: str | None
 
 
 class Inquiry:
@@ -116,6 +128,42 @@ class Inquiry:
             ]
 
         return _told(ask)
+
+    def open_transactions(self, topic: str, partitions: Collection[int]) -> list[OpenTransaction] | None:
+        """The open transactions in these partitions, with their start by the coordinator, or else the last record's time."""
+
+        def ask() -> list[OpenTransaction]:
+            from kafka import TopicPartition
+
+            states = self._admin.describe_producers([TopicPartition(topic, partition) for partition in partitions])
+            writing = [
+                (place.partition, one)
+                for place, state in sorted(states.items())
+                for one in state.active_producers
+                if one.current_transaction_start_offset >= 0
+            ]
+            known = _told(lambda: self._transactions({one.producer_id for _, one in writing})) or {}
+            found = []
+            for partition, one in writing:
+                named, since_ms = known.get(one.producer_id, (None, one.last_timestamp))
+                since = datetime.fromtimestamp(since_ms / 1000, UTC) if since_ms > 0 else None
+                found.append(OpenTransaction(partition, one.current_transaction_start_offset, one.producer_id, since, named))
+            return found
+
+        return _told(ask)
+
+    def _transactions(self, producers: Collection[int]) -> dict[int, tuple[str, int]]:
+        """Transactional id and start time, by producer id. A transaction that its coordinator forgot is left out."""
+        if not producers:
+            return {}
+        listed = self._admin.list_transactions(producer_id_filters=list(producers))
+        names = [one.transactional_id for some in listed.values() for one in some]
+        told = self._admin.describe_transactions(names) if names else {}
+        return {
+            one.producer_id: (name, one.transaction_start_time_ms)
+            for name, one in told.items()
+            if one.transaction_start_time_ms > 0
+        }
 
     def quorum(self) -> Quorum | None:
         def ask() -> Quorum:

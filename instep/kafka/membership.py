@@ -17,12 +17,11 @@ from confluent_kafka import KafkaError
 
 from instep import errors
 from instep.document.showing import counted
-from instep.kafka import connection, faults, groups, layout, offsets
+from instep.kafka import backlog, connection, faults, groups, inquiry, layout, offsets
 from instep.kafka.offsets import Spot
 
-NEVER_COMMITTED = "never committed"
+NEVER_COMMITTED = "never committed: counted from its first record"
 MARKERS_ONLY = "transaction markers only"
-OPEN_TRANSACTION = "an open transaction ahead"
 NO_LEADER = "no leader"
 NO_TOPIC = "no such topic or partition now"
 EXPIRED = "records below {first} are gone"
@@ -199,25 +198,33 @@ class _Ground:
 
     there: Collection[Spot]
     spans: Mapping[Spot, offsets.Span]
+    holders: Mapping[Spot, inquiry.OpenTransaction]
 
 
 def _survey(cluster: connection.Cluster, spots: Collection[Spot]) -> _Ground:
     known = layout.read(cluster).topics if spots else {}
-    there = {spot for spot in spots if spot[0] in known and spot[1] < len(known[spot[0]].partitions)}
-    return _Ground(there, offsets.spans(cluster, [spot for spot in sorted(there) if spot[1] in known[spot[0]].led]))
+    # all partitions of the topics that the group reads, also those in which it never committed
+    there = {(topic, part.partition) for topic in {spot[0] for spot in spots} & set(known) for part in known[topic].partitions}
+    spans = offsets.spans(cluster, [spot for spot in sorted(there) if spot[1] in known[spot[0]].led])
+    held = [spot for spot, span in spans.items() if span.committed_end < span.end]
+    return _Ground(there, spans, backlog.holders_of_each(cluster, held))
 
 
 def _standings(
     cluster: connection.Cluster, ground: _Ground, committed: Mapping[Spot, int], assigned: Mapping[Spot, Member]
 ) -> list[Standing]:
-    spots, spans, there = sorted({*committed, *assigned}), ground.spans, ground.there
-    waiting = _next_records(cluster, {s: o for s, o in committed.items() if s in spans and o < spans[s].committed_end})
+    topics, spans, there = {spot[0] for spot in (*committed, *assigned)}, ground.spans, ground.there
+    spots = sorted({*committed, *assigned, *(spot for spot in there if spot[0] in topics)})
+    begun = {spot: committed.get(spot, span.first) for spot, span in spans.items() if spot[0] in topics}
+    waiting = _next_records(cluster, {s: o for s, o in begun.items() if o < spans[s].committed_end})
     now_ms = time.time() * 1000
     found = []
     for spot in spots:
         span, current = spans.get(spot), committed.get(spot)
         lost = "" if spot in spans else NO_LEADER if spot in there else NO_TOPIC
         lag, seconds, note = (None, None, lost) if span is None else _lag(span, current, waiting.get(spot), now_ms)
+        if span is not None and span.committed_end < span.end and lag:
+            note = "; ".join(filter(None, (note, f"behind {backlog.named(spot[1], ground.holders.get(spot))}")))
         end = span.end if span else None
         found.append(Standing(*spot, current, end, lag, seconds, note, assigned.get(spot)))
     return found
@@ -228,7 +235,7 @@ def _lag(
 ) -> tuple[int | None, float | None, str]:
     """Lag in records and in seconds, and what there is to say about it."""
     if current is None:
-        return None, None, NEVER_COMMITTED
+        return *_lag(span, span.first, record, now_ms)[:2], NEVER_COMMITTED
     if current > span.end:
         return None, None, BEYOND
     if current == span.end:
@@ -237,7 +244,7 @@ def _lag(
         age = max(0.0, (now_ms - record.timestamp_ms) / 1000) if record and record.timestamp_ms >= 0 else None
         return span.end - current, age, EXPIRED.format(first=span.first) if current < span.first else ""
     if span.committed_end < span.end:
-        return span.end - current, None, OPEN_TRANSACTION
+        return span.end - max(current, span.committed_end), None, ""
     return 0, 0.0, MARKERS_ONLY
 
 
