@@ -15,13 +15,16 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.main import get_command
 
-from instep import __version__, cli
+from instep import __version__, cli, settings, sinks
 from instep.local.broker import Cluster
 from instep.local.ports import free
+from instep.sinks import inspection
 from instep.trials.processes import PipelineProcess
+from tests.pipeline.test_transaction import apply, begun, event, record
 from tests.sinks.conftest import run_sql
 from tests.waiting import wait_until
 
@@ -97,6 +100,27 @@ def test_the_first_pipeline(place: Path) -> None:
     assert sum(part["next_offset"] for part in after["partitions"]) == 20
     assert "NEXT-OFFSET" in instep(place, "status").stdout
     assert run_sql(f"sqlite:///{place}/contracts.db", "SELECT count(*) FROM contract_document") == [(20,)]
+
+
+def test_each_that_is_named_is_reported(place: Path) -> None:
+    """Of parked documents and dead letters that are named, those that are not there do not keep the others from being done."""
+    text = (place / "instep.toml").read_text(encoding="utf-8").replace('key = "doc_no"', 'key = "doc_no"\nmissing = "park"')
+    (place / "instep.toml").write_text(text, encoding="utf-8")
+    instep(place, "init")
+    pipeline = settings.pipeline(settings.load(place / "instep.toml"), "contracts")
+    pipeline = msgspec.structs.replace(pipeline, target=f"sqlite:///{place}/contracts.db")
+    sink = begun(sinks.open_sink(inspection.inspect("contracts", pipeline)))
+    apply(sink, [event(0, "a", 1), event(1, "b", 1), record(2, "c", {"status": 1}), record(3, "c", {"status": 1})])
+    sink.close()
+    run_sql(f"sqlite:///{place}/contracts.db", "INSERT INTO contract_document (doc_no) VALUES ('a'), ('b')")
+    done = instep(place, "parked", "release", "a", "x", "b")
+    assert (done.returncode, done.stdout.count("applied")) == (1, 2), done
+    assert "instep: document 'x' is not parked\nrun: instep parked list\n" in done.stderr
+    assert "nothing was done: document 'x' is not parked" in refused(place, "parked", "release", "x")
+    dropped = instep(place, "dead", "drop", "0:2", "0:9", "0:3", "--why", "void", "--execute", "--json")
+    told = json.loads(dropped.stdout)
+    assert (dropped.returncode, len(told["events"]), told["not_found"]) == (1, 2, ["0:9"])
+    assert "instep: there is no dead letter at 0:9" in dropped.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

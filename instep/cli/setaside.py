@@ -151,9 +151,10 @@ def replay_dead(
     with shared.desk(declared, shared.named(declared, pipeline)) as desk:
         chosen = _choice(desk, places or [], reason, since, until, document)
         _need_choice(chosen, everything)
+        missing = dead.missing(desk, chosen)
         overtaken = replay.Overtaken(desk, lambda: shared.cluster(declared))
         lines = list(dead.replay(desk, chosen, overtaken, execute=execute))
-    shared.print_lines(lines, execute, as_json, nothing="no dead letter is chosen")
+    _print_dead(lines, missing, execute, as_json)
     if any(line.verdict == dead.DEAD for line in lines):
         raise typer.Exit(1)
 
@@ -181,8 +182,9 @@ def drop_dead(
     with shared.desk(declared, shared.named(declared, pipeline)) as desk:
         chosen = _choice(desk, places or [], reason, since, until, document)
         _need_choice(chosen, everything)
+        missing = dead.missing(desk, chosen)
         lines = dead.drop(desk, chosen, why, execute=execute)
-    shared.print_lines(lines, execute, as_json, nothing="no dead letter is chosen")
+    _print_dead(lines, missing, execute, as_json)
 
 
 @parked_app.command("list")
@@ -272,18 +274,30 @@ def release(
     if not documents and not reason and not everything:
         raise errors.SettingsError("no document is named", "name documents, or say --reason NAME or --all")
     lines: list[Line] = []
+    missing: list[str] = []
     with shared.desk(declared, shared.named(declared, pipeline)) as desk:
         names = list(dict.fromkeys(documents or []))
         if not names:
             with desk.look() as sink:
                 names = [one.document for one in setaside.parked_heads(sink, setaside.Choice(reason=reason))]
         for name in names:
-            lines += parked.release(desk, name, execute=not dry_run)
-    shared.print_lines(
-        lines, not dry_run, as_json, nothing="no document is parked for that reason", how="without --dry-run it is"
-    )
-    if any(line.verdict == Verdict.PARKED.value for line in lines):
+            try:
+                lines += parked.release(desk, name, execute=not dry_run)
+            except parked.NotParked:
+                missing.append(name)
+    if lines or not missing:
+        shared.print_lines(
+            lines,
+            not dry_run,
+            as_json,
+            nothing="no document is parked for that reason",
+            how="without --dry-run it is",
+            not_found=missing,
+        )
+    if waits := any(line.verdict == Verdict.PARKED.value for line in lines):
         shared.say("what is refused again goes on waiting: mend its reason, or pass the first over: instep parked skip")
+    _refuse_missing([f"document {name!r} is not parked" for name in missing], "instep parked list", lines)
+    if waits:
         raise typer.Exit(1)
 
 
@@ -340,6 +354,24 @@ def _need_choice(chosen: Choice, everything: bool) -> None:
 def _need_words(why: str) -> None:
     if not why.strip():
         raise errors.SettingsError("--why is empty", "say why: whoever looks at it later will want to know")
+
+
+def _print_dead(lines: Sequence[Line], missing: Sequence[Place], execute: bool, as_json: bool) -> None:
+    """What became of dead letters; ends with an error when one that was named is not there."""
+    if lines or not missing:
+        shared.print_lines(lines, execute, as_json, nothing="no dead letter is chosen", not_found=list(map(str, missing)))
+    _refuse_missing([f"there is no dead letter at {place}" for place in missing], "instep dead list --each", lines)
+
+
+def _refuse_missing(texts: Sequence[str], remedy: str, lines: Sequence[Line]) -> None:
+    """End with an error when something was named that is not there; what was there has been done, unless nothing was."""
+    if texts and not lines:
+        raise errors.SettingsError(f"nothing was done: {'; '.join(texts)}", f"run: {remedy}")
+    for text in texts:
+        shared.say(f"instep: {text}")
+    if texts:
+        shared.say(f"run: {remedy}")
+        raise typer.Exit(1)
 
 
 def _print_decisions(decided: Sequence[Any]) -> None:

@@ -291,10 +291,18 @@ def _written(file: Path, option: str) -> Iterator[None]:
         ) from error
 
 
-def print_lines(lines: Sequence[Line], executed: bool, as_json: bool, *, nothing: str, how: str = "with --execute it is") -> None:
+def print_lines(
+    lines: Sequence[Line],
+    executed: bool,
+    as_json: bool,
+    *,
+    nothing: str,
+    how: str = "with --execute it is",
+    not_found: Sequence[str] = (),
+) -> None:
     """Outcomes row by row, with what changes in the table, and counted; `how` says what a plan still needs."""
     if as_json:
-        print_json({"executed": executed, "events": lines})
+        print_json({"executed": executed, "events": lines, **({"not_found": not_found} if not_found else {})})
     elif lines:
         rows = [
             (

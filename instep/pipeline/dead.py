@@ -42,6 +42,12 @@ def drop(desk: Desk, chosen: Choice, why: str, *, execute: bool) -> list[Line]:
     return lines
 
 
+def missing(desk: Desk, chosen: Choice) -> list[Place]:
+    """Places that were named one by one and where no dead letter lies."""
+    there = set(_places(desk, Choice(places=chosen.places))) if chosen.places else set()
+    return [place for place in chosen.places if place not in there]
+
+
 def document_of(letter: SetAside) -> str | None:
     """What is known of a dead letter's document: its key, if that is text that an id could be."""
     key = letter.record.key

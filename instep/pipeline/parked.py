@@ -19,6 +19,10 @@ from instep.sinks.setaside import Deed, Place, SetAside
 from instep.sinks.target import Position
 
 
+class NotParked(errors.SettingsError):
+    """A document was named that is not parked, or is not any more."""
+
+
 def release(desk: Desk, document: str, *, execute: bool) -> list[Line]:
     """Apply a document's waiting events in order, in one transaction; each event's outcome."""
     return desk.insist(lambda: _release(desk, document, execute))
@@ -98,5 +102,5 @@ def _ledger_offset(desk: Desk, ledger: dict[int, Position], place: Place) -> int
 def _waiting(desk: Desk, document: str) -> list[SetAside]:
     waiting = setaside.waiting_events(desk.sink, document)
     if not waiting:
-        raise errors.SettingsError(f"document {document!r} of pipeline {desk.name!r} is not parked", "run: instep parked list")
+        raise NotParked(f"document {document!r} of pipeline {desk.name!r} is not parked", "run: instep parked list")
     return waiting
