@@ -35,6 +35,7 @@ Callers retry by type, never by text. Each driver's errors are translated in one
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 
@@ -206,3 +207,10 @@ class AccessLost(NamedStop):
 # What a statement that writes rows may raise because of a single row. A trigger can fail with any code, also with one that
 # usually means a missing table or right, so the last two are believed only after a look at the table.
 MAY_BE_A_ROW = (RowRefused, TargetChanged, PermissionLost)
+
+
+def code_of(error: InstepError) -> str:
+    """A short name for an error: the code of a named stop, else its type in the same spelling."""
+    if isinstance(error, NamedStop):
+        return error.code
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).upper()

@@ -6,8 +6,11 @@ import os
 import time
 from pathlib import Path
 
+from instep import errors
+from instep.pipeline import session
 from instep.pipeline.transaction import Moment
 
+TASKS = 2  # at most, that run at once
 FOLDER, STEP = "INSTEP_TEST_HOLD_FOLDER", "INSTEP_TEST_HOLD_STEP"
 
 
@@ -20,3 +23,12 @@ def hold(moment: Moment) -> None:
     while os.getppid() == parent:
         time.sleep(0.01)
     os._exit(1)
+
+
+def restart_once(moment: Moment) -> None:
+    """Fail after a transaction was committed, as often as Spark tries a task: what it did is then in no report of the query."""
+    tries = Path(os.environ[FOLDER], "tries")
+    if moment.step == 9 and (not tries.exists() or tries.stat().st_size < session.TASK_TRIES_MAX * TASKS):
+        with tries.open("ab") as file:
+            file.write(b".")
+        raise errors.LedgerMoved("the test has the query start again")

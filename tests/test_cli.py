@@ -24,6 +24,7 @@ from instep.local.broker import Cluster
 from instep.local.ports import free
 from instep.sinks import inspection
 from instep.trials.processes import PipelineProcess
+from tests import probes
 from tests.pipeline.test_transaction import apply, begun, event, record
 from tests.sinks.conftest import run_sql
 from tests.waiting import wait_until
@@ -91,15 +92,48 @@ def test_the_first_pipeline(place: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "20 records published\n")
     before = json.loads(instep(place, "status", "--json").stdout)["pipelines"][0]
     assert before["lag_records"] is None
-    done = instep(place, "run", "--once")
+    done = instep(place, "run", "--once", "--fail-on", "set-aside")
     assert done.returncode == 0, done.stderr
     assert "20 records: 20 applied" in done.stderr
+    assert "WARNING" not in done.stderr
     assert done.stdout == ""
+    assert "contracts: 20 records waiting; starting Spark" in done.stderr.splitlines()[0]
     after = json.loads(instep(place, "status", "--json").stdout)["pipelines"][0]
+    assert (after["run"]["state"], after["run"]["code"], after["run"]["epoch"]) == ("stopped", None, 1)
     assert (after["lag_records"], after["lag_seconds"], after["dead_letters"], after["parked_documents"]) == (0, 0.0, 0, 0)
     assert sum(part["next_offset"] for part in after["partitions"]) == 20
     assert "NEXT-OFFSET" in instep(place, "status").stdout
     assert run_sql(f"sqlite:///{place}/contracts.db", "SELECT count(*) FROM contract_document") == [(20,)]
+
+
+def test_a_run_that_set_most_aside_says_so_and_counts_across_restarts(place: Path) -> None:
+    bad = [json.dumps({"doc_id": f"x{number}", "status": "PRINTED", "version": "one"}) for number in range(30)]
+    instep(place, "init")
+    instep(place, "emit", "-", given="\n".join([EVENTS, *bad]))
+    here = str(Path(__file__).parents[1])
+    probed = {"INSTEP_PROBE": "tests.probes:restart_once", probes.FOLDER: str(place), "PYTHONPATH": here}
+    done = instep(place, "run", "--once", "--fail-on", "set-aside", **probed)
+    assert done.returncode == 1, done.stderr
+    assert "contracts: 50 records: 20 applied" in done.stderr
+    assert re.search("30 dead letters; [1-9] restarts", done.stderr), done.stderr
+    assert (
+        "WARNING: contracts: 30 of 50 records were set aside (30 dead letters, 0 parked), all for WRONG_TYPE;"
+        " look: instep dead list contracts\n" in done.stderr
+    )
+
+
+def test_status_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "instep.toml").write_text(SETTINGS.format(bootstrap="", topic="t").replace('bootstrap = ""', ""))
+    home = {"INSTEP_HOME": str(tmp_path / "home"), "INSTEP__SPARK__MASTER": "spark://nowhere:7077"}
+    assert instep(tmp_path, "init", **home).returncode == 0
+    done = instep(tmp_path, "status", **home)
+    assert done.returncode == 1
+    assert re.search(r"^contracts .* never run$", done.stdout, re.MULTILINE)
+    assert "the local Kafka is not running, so the lag is not known\nstart it: instep up\n" in done.stderr
+    assert instep(tmp_path, "up", "status", **home).stderr == "no local server was started\n"
+    run_sql(f"sqlite:///{tmp_path}/contracts.db", "DROP TABLE instep_runs")
+    told = instep(tmp_path, "status", **home)
+    assert "has no table instep_runs\nrun: instep init\n" in told.stderr
 
 
 def test_each_that_is_named_is_reported(place: Path) -> None:
@@ -155,7 +189,8 @@ def refused(folder: Path, *arguments: str, **changes: Any) -> str:
     done = instep(folder, *arguments, **changes)
     assert done.returncode == 2, done
     assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) <= 2, done.stderr
+    said = [line for line in done.stderr.strip().splitlines() if not line.endswith("waiting; starting Spark")]
+    assert len(said) <= 2, done.stderr
     return done.stderr
 
 

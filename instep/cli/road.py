@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,10 +17,13 @@ from instep.cli.shared import GIVEN, AsJson, Config, Debug, Master, Pipelines
 from instep.cli.watching import Watch
 from instep.document.showing import counted
 
+if TYPE_CHECKING:
+    from instep.pipeline.status import PipelineStatus
+
 STATUSES_MAX = 1_000
 
 
-class KeyType(enum.StrEnum):
+class KeyType(StrEnum):
     """What the ids of a CSV file are sent as."""
 
     AUTO = "auto"
@@ -33,6 +36,12 @@ up_app = typer.Typer(name="up", cls=grouping.Group, rich_markup_mode=None)
 app.add_typer(up_app)
 
 Server = Annotated[str, typer.Argument(metavar="NAME", help="A broker by its number (1, 2, 3), or postgres, mariadb.")]
+
+
+class FailOn(StrEnum):
+    """What makes a run that ended as asked a failure."""
+
+    SET_ASIDE = "set-aside"
 
 
 @app.command()
@@ -159,14 +168,14 @@ def status(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Show where every pipeline stands: offsets, lag, last commit, dead letters, parked."""
+    """Show state, lag, last commit and what was set aside of every pipeline. Starts nothing, and only reads."""
     from instep.pipeline import status as reading
 
     declared = settings.load(GIVEN.config)
     names = shared.chosen(declared, pipelines)
-    with shared.cluster(declared) as cluster:
+    with shared.running_cluster(declared) as cluster:
 
-        def look() -> list[reading.PipelineStatus]:
+        def look() -> list[PipelineStatus]:
             return [reading.read(cluster, name, settings.pipeline(declared, name)) for name in names]
 
         if watch is not None:
@@ -175,60 +184,49 @@ def status(
     if as_json:
         shared.print_json({"pipelines": found})
     else:
-        if table := _status_table(found):
-            typer.echo(table)
-        for one in found:
-            if one.error:
-                shared.say(f"instep: {one.pipeline}: {one.error}")
+        if tables := _status_tables(found):
+            typer.echo(tables)
+        for line in _status_notes(found):
+            shared.say(line)
     if any(one.error for one in found):
         raise typer.Exit(1)
 
 
-def _status_block(found: Sequence[Any], as_json: bool) -> str:
+def _status_block(found: Sequence[PipelineStatus], as_json: bool) -> str:
     """Return what one look of `--watch` shows, errors included."""
     if as_json:
         return shared.as_json({"pipelines": found})
-    failed = [shared.error_line(f"{one.pipeline}: {one.error}", sys.stdout) for one in found if one.error]
-    return "\n".join(filter(None, [_status_table(found), *failed]))
+    return "\n".join(filter(None, [_status_tables(found), *_status_notes(found)]))
 
 
-def _status_table(found: Sequence[Any]) -> str:
-    """Return a row per partition and a sum per pipeline; nothing when no pipeline could be looked at."""
-    head = (
-        "PIPELINE",
-        "TOPIC",
-        "PARTITION",
-        "NEXT-OFFSET",
-        "END-OFFSET",
-        "LAG",
-        "LAG-SECONDS",
-        "LAST-COMMIT",
-        "DEAD",
-        "PARKED",
-    )
-    rows: list[Sequence[Any]] = []
-    for one in found:
-        rows += [
-            (one.pipeline, one.topic, part.partition, part.next_offset, part.end_offset, part.lag_records,
-             part.lag_seconds, part.committed_at, "", "")
-            for part in one.partitions
+def _status_tables(found: Sequence[PipelineStatus]) -> str:
+    """Return a row per pipeline, then a row per partition; nothing when no pipeline could be looked at."""
+    known = [one for one in found if one.run is not None]
+    blocks = []
+    if known:
+        head = ("PIPELINE", "LAG", "LAG-SECONDS", "LAST-COMMIT", "DEAD", "PARKED", "STATE")
+        rows: list[Sequence[Any]] = [
+            (one.pipeline, one.lag_records, one.lag_seconds, one.committed_at, one.dead_letters, one.parked_documents,
+             one.run.words if one.run else None)
+            for one in known
         ]  # fmt: skip
-        if not one.error:
-            rows.append(
-                (
-                    one.pipeline,
-                    one.topic,
-                    "all",
-                    "",
-                    "",
-                    one.lag_records,
-                    one.lag_seconds,
-                    one.committed_at,
-                    one.dead_letters,
-                    one.parked_documents,
-                )
-            )
-    return shared.table(head, rows) if rows else ""
+        blocks.append(shared.table(head, rows))
+    parts: list[Sequence[Any]] = [
+        (one.pipeline, one.topic, part.partition, part.next_offset, part.end_offset, part.lag_records, part.lag_seconds,
+         part.committed_at)
+        for one in known
+        for part in one.partitions
+    ]  # fmt: skip
+    if parts:
+        columns = ("PIPELINE", "TOPIC", "PARTITION", "NEXT-OFFSET", "END-OFFSET", "LAG", "LAG-SECONDS", "LAST-COMMIT")
+        blocks.append(shared.table(columns, parts))
+    return "\n\n".join(blocks)
+
+
+def _status_notes(found: Sequence[PipelineStatus]) -> list[str]:
+    """Return what holds pipelines back, and which could not be looked at."""
+    notes = [f"{one.pipeline}: {note}" for one in found for note in one.notes]
+    return notes + [shared.error_line(f"{one.pipeline}: {one.error}", sys.stdout) for one in found if one.error]
 
 
 @app.command()
@@ -321,6 +319,9 @@ def run(
     metrics: Annotated[
         int | None, typer.Option(min=1, max=65535, metavar="PORT", help="Serve Prometheus metrics on this port of localhost.")
     ] = None,
+    fail_on: Annotated[
+        FailOn | None, typer.Option("--fail-on", help="Exit with status 1 if this run set any event aside.")
+    ] = None,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
@@ -331,7 +332,13 @@ def run(
         from instep.pipeline import supervisor
 
         with shared.cluster(declared) as cluster:
-            supervisor.run(declared, names, cluster, jars, once=once, metrics_port=metrics, verbose=GIVEN.debug)
+            ended = supervisor.run(declared, names, cluster, jars, once=once, metrics_port=metrics, verbose=GIVEN.debug)
+        from instep.pipeline import setting_aside
+
+        aside = sum(map(setting_aside.count, ended))
+    if aside and fail_on is FailOn.SET_ASIDE:
+        shared.say(f"instep: {aside:,} events were set aside (--fail-on set-aside)\nlook: instep dead list; instep parked list")
+        raise typer.Exit(1)
 
 
 def _judge_statuses(declared: settings.Settings, name: str, pipeline: settings.Pipeline) -> None:

@@ -137,6 +137,20 @@ def bootstrap(declared: settings.Settings) -> str:
     return lent.broker_on_demand(say)
 
 
+@contextmanager
+def running_cluster(declared: settings.Settings) -> Iterator[Cluster | None]:
+    """The cluster, for a command that starts nothing: None when the settings name none and no local one runs."""
+    from instep.kafka.connection import Cluster
+    from instep.local import register
+
+    address = declared.kafka.bootstrap or register.bootstrap()
+    if address is None:
+        yield None
+        return
+    with Cluster(declared.kafka, address) as opened:
+        yield opened
+
+
 def cluster(declared: settings.Settings) -> Cluster:
     from instep.kafka.connection import Cluster
 

@@ -31,7 +31,10 @@ class Pipelines(Collector):
         freshness = HistogramMetricFamily(
             "instep_freshness_seconds", "From an event happening to its commit in the target.", labels=label
         )
-        lag = GaugeMetricFamily("instep_lag_records", "Records in the log that are not applied yet.", labels=label)
+        lag = GaugeMetricFamily("instep_lag_records", "Offsets up to the end of the log that are not applied yet.", labels=label)
+        held = GaugeMetricFamily(
+            "instep_held_back_records", "Of the lag: offsets that wait behind an open Kafka transaction.", labels=label
+        )
         up = GaugeMetricFamily("instep_pipeline_up", "1 while the pipeline runs, 0 while it waits or has ended.", labels=label)
         for runner in self._runners:
             totals = runner.progress.totals
@@ -40,8 +43,9 @@ class Pipelines(Collector):
             freshness.add_metric([runner.name], _cumulative(totals), totals["freshness_us"] / 1_000_000)
             if runner.progress.lag is not None:
                 lag.add_metric([runner.name], runner.progress.lag)
+            held.add_metric([runner.name], runner.progress.held_back)
             up.add_metric([runner.name], 1.0 if runner.state is State.RUNNING else 0.0)
-        yield from (events, freshness, lag, up)
+        yield from (events, freshness, lag, held, up)
         yield self._counter("instep_records", "Records taken from the log.", lambda runner: runner.progress.totals["records"])
         yield self._counter(
             "instep_dead_letters", "Records set aside as dead letters.", lambda runner: runner.progress.totals["dead"]

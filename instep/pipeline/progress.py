@@ -1,11 +1,11 @@
-"""What a pipeline has done so far, from the counts that its query reports."""
+"""What a pipeline has done so far, from the counts that its query reports and the ledger sums up; and what still waits."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     counts: dict[str, int]
     positions: dict[int, int]
-    lag: int
+    ends: dict[int, int]  # of what is committed in the log, as far as the query knows
 
 
 def read(text: str, topic: str) -> Batch:
@@ -29,7 +29,7 @@ def read(text: str, topic: str) -> Batch:
     latest = _offsets(source["latestOffset"], topic)
     observed = report.get("observedMetrics", {}).get(query.OBSERVED, {})
     counts = {name: int(observed.get(name) or 0) for name in task.SCHEMA.names}
-    return Batch(counts, ends, sum(max(0, latest.get(p, 0) - end) for p, end in ends.items()))
+    return Batch(counts, ends, latest)
 
 
 def _offsets(found: Any, topic: str) -> dict[int, int]:
@@ -48,14 +48,39 @@ class Progress:
         self._started = now()
         self.totals = dict.fromkeys(task.SCHEMA.names, 0)
         self.positions: dict[int, int] = {}
-        self.lag: int | None = None
+        self.lag: int | None = None  # to the end of the log; None: not known yet
+        self.held_back = 0  # of the lag: offsets behind an open transaction
+        self.held_by: list[str] = []  # a sentence for each partition that an open transaction holds back
+        self._begun: dict[int, int] = {}  # where partitions stood before the first report of the query
+        self._ends: dict[int, int] = {}
+
+    def begin(self, positions: Mapping[int, int], ends: Mapping[int, int]) -> None:
+        """Take the positions of the ledger and the ends of the log, so that the lag is known before the query reports."""
+        self._begun = dict(positions)
+        self.see_ends(ends)
+
+    def see_ends(self, ends: Mapping[int, int]) -> None:
+        """Take the ends of the log, open transactions included."""
+        self._ends = dict(ends)
+        self._measure()
+
+    def _measure(self) -> None:
+        stands = {**self._begun, **self.positions}
+        self.lag = sum(max(0, end - stands.get(partition, 0)) for partition, end in self._ends.items())
+
+    def settle(self, totals: Mapping[str, int]) -> None:
+        """Take the sums that the ledger has: a query that failed does not report what its last tasks committed."""
+        for name, count in totals.items():
+            if name in self.totals:
+                self.totals[name] = max(self.totals[name], count)
 
     def add(self, batch: Batch) -> None:
         for name, count in batch.counts.items():
             self.totals[name] += count
         self._window.append((self._now(), batch.counts))
         self.positions |= batch.positions
-        self.lag = batch.lag
+        self._ends |= {partition: max(end, self._ends.get(partition, 0)) for partition, end in batch.ends.items()}
+        self._measure()
 
     def rate(self) -> float:
         """Events applied a second, over the window."""

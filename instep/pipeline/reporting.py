@@ -10,7 +10,8 @@ from typing import TextIO
 
 from instep import terminal
 from instep.document.showing import plain
-from instep.pipeline import view
+from instep.pipeline import setting_aside, view
+from instep.pipeline.progress import Progress
 from instep.pipeline.runner import Runner, State
 from instep.terminal import Tone
 
@@ -27,6 +28,7 @@ class Reporter:
         self._catch_ups = {runner.name: view.CatchUp() for runner in runners}
         self._next = 0.0
         self._states: dict[str, tuple[State, str]] = {}
+        self._held: dict[str, list[str]] = {}
 
     def tick(self) -> None:
         """Say what is due."""
@@ -64,6 +66,9 @@ class Reporter:
         self._say_changes()
         for runner in self._runners:
             self.say(f"{runner.name}: {summary(runner)}")
+        for runner in self._runners:
+            if warning := setting_aside.warning(runner):
+                self.say(warning)
 
     def _say_changes(self) -> None:
         for runner in self._runners:
@@ -71,6 +76,10 @@ class Reporter:
             if self._states.get(runner.name) != state:
                 self._states[runner.name] = state
                 self.say(describe(runner), tone(runner))
+            if self._held.get(runner.name, []) != runner.progress.held_by:
+                self._held[runner.name] = list(runner.progress.held_by)
+                for text in runner.progress.held_by or ["nothing waits behind an open transaction any more"]:
+                    self.say(f"{runner.name}: {text}")
 
 
 def tone(runner: Runner) -> Tone:
@@ -96,11 +105,24 @@ def line(runner: Runner) -> str:
     if runner.state is State.WAITING:
         return f"{runner.name}: waiting {runner.waiting_s():.0f} s"
     done = runner.progress
-    lag = "?" if done.lag is None else f"{done.lag:,}"
+    if runner.state is State.STARTING:
+        return f"{runner.name}: starting, lag {lag(done)}"
     middle, tail = done.freshness_s(0.5), done.freshness_s(0.99)
-    fresh = f"freshness p50 ≤ {_seconds(middle)}, p99 ≤ {_seconds(tail)}" if middle is not None else "no events lately"
+    fresh = f"freshness p50 ≤ {_seconds(middle)}, p99 ≤ {_seconds(tail)}" if middle is not None else _idle(done)
     sums = f"{done.totals['applied']:,} applied, {done.totals['parked']:,} parked, {done.totals['dead']:,} dead"
-    return f"{runner.name}: {done.rate():,.0f} applied/s, lag {lag}, {fresh}, {sums}"
+    return f"{runner.name}: {done.rate():,.0f} applied/s, lag {lag(done)}, {fresh}, {sums}"
+
+
+def lag(done: Progress) -> str:
+    """The lag, and how much of it waits behind an open transaction."""
+    if done.lag is None:
+        return "not known yet"
+    return f"{done.lag:,} ({done.held_back:,} behind an open transaction)" if done.held_back else f"{done.lag:,}"
+
+
+def _idle(done: Progress) -> str:
+    """Why there is no freshness to show."""
+    return "first events on their way" if (done.lag or 0) > done.held_back else "no events lately"
 
 
 def summary(runner: Runner) -> str:

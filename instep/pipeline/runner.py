@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -21,8 +22,8 @@ from instep import errors, settings, sinks
 from instep.kafka import groups, offsets
 from instep.kafka.connection import Cluster, java_config
 from instep.kafka.topics import Topic
-from instep.pipeline import continuity, failures, progress, query, task, transaction, unreadable
-from instep.sinks import inspection, setaside
+from instep.pipeline import continuity, failures, progress, query, task, transaction, unreadable, waiting, watch
+from instep.sinks import inspection, runs, setaside
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position, Target
 
@@ -60,6 +61,7 @@ class Runner(threading.Thread):
         self.state = State.STARTING
         self.error: errors.InstepError | None = None
         self.waiting_for = ""
+        self.started_at = datetime.now(UTC)
         self.restarts = 0
         self.progress = progress.Progress()
         self._folder = folder
@@ -79,11 +81,21 @@ class Runner(threading.Thread):
         self._try_at = 0.0
         self._waiting_since = 0.0
         self._checked = self._table_checked = self._mirrored = time.monotonic()
+        self._ending = threading.Lock()  # held while the query is stopped
+        self._counted: dict[str, int] | None = None  # what the ledger had summed up before this run
+        self._lag = watch.LagWatch(name, cluster, pipeline.topic, self.progress, lambda: self.state is not State.WAITING)
+        self._heartbeat = watch.HeartbeatWatch(name, pipeline, self._reported)
 
     def run(self) -> None:
         """Look after the pipeline until it has ended or is asked to."""
+        self._lag.start()
+        self._heartbeat.start()
         while self.state is not State.ENDED and not self._asked_to_stop.wait(LOOK_INTERVAL_S):
             self._guarded(self._look)
+        self._lag.end()
+        self._stop_query()
+        self._settle_at_end()
+        self._heartbeat.end()
         self._mirror()
         self._let_go()
 
@@ -130,13 +142,16 @@ class Runner(threading.Thread):
             known = sink.positions()
         topic = self._believed(lambda: continuity.describe(self.cluster, self.name, self.pipeline.topic, known))
         continuity.refuse_replaced(self.name, topic, known)
-        epoch, ledger = sink.take_epoch(self._begin(topic, known))
+        begins = waiting.begins(self.cluster, topic, self.pipeline, known)
+        epoch, ledger = sink.take_epoch(Position(p, at, 0, topic.cluster_id, topic.id) for p, at in begins.items())
         continuity.refuse_expired(self.cluster, self.name, topic, ledger)
         self._believed(lambda: continuity.refuse_diverged(self.cluster, self.name, topic, ledger))
         with sink.translated():
             applied = setaside.applied_before(sink)
         writer = transaction.Writer(epoch, topic.cluster_id, topic.id, applied)
+        self._settle(ledger)
         self._topic, self._target, self._epoch, self._ledger = topic, target, epoch, ledger
+        self._lag.partitions = tuple(topic.partitions)
         self._checked = self._table_checked = time.monotonic()
         self._report_seen, self._applied = "", {}
         self._plan = task.Plan(target, self.pipeline, writer, self.cluster.kafka, self.cluster.bootstrap)
@@ -159,19 +174,32 @@ class Runner(threading.Thread):
             self._asked_to_stop.wait(DOUBT_S)
             return check()
 
-    def _begin(self, topic: Topic, known: dict[int, Position]) -> list[Position]:
-        """Ledger rows for partitions that have none: a new pipeline begins by `start`, a new partition at its first record."""
-        fresh = [partition for partition in topic.partitions if partition not in known]
-        if not fresh:
-            return []
-        moment = settings.start_time(self.pipeline.start)
-        if known or self.pipeline.start == "earliest":
-            found = offsets.earliest(self.cluster, topic.name, fresh)
-        elif moment is None:
-            found = offsets.latest(self.cluster, topic.name, fresh)
-        else:
-            found = offsets.at_time(self.cluster, topic.name, fresh, moment)
-        return [Position(partition, found[partition], 0, topic.cluster_id, topic.id) for partition in fresh]
+    def _settle(self, ledger: Mapping[int, Position]) -> None:
+        """Take the ledger's sums: what tasks of a failed query committed, it never reported."""
+        now = {name: sum(at.totals.get(name, 0) for at in ledger.values()) for name in transaction.TOTALS}
+        if self._counted is None:
+            self._counted = now
+        self.progress.settle({name: now[name] - before for name, before in self._counted.items()})
+
+    def _settle_at_end(self) -> None:
+        """The same once more when the query is over, unless another run counts on in the same ledger by now."""
+        if self._counted is None or self._target is None or self.state is State.WAITING:
+            return
+        with contextlib.suppress(errors.InstepError):
+            sink = self._look_at(self._target)
+            with sink.translated():
+                ledger = sink.positions()
+            if all(position.epoch <= self._epoch for position in ledger.values()):
+                self._settle(ledger)
+
+    def _reported(self) -> tuple[int, str, str | None, str | None]:
+        """Epoch, state, code of the error and detail, for the heartbeat."""
+        state, error = self.state, self.error
+        if state is not State.ENDED and not self._asked_to_stop.is_set():
+            return self._epoch, state.value, None, self.waiting_for if state is State.WAITING else None
+        if error is None:
+            return self._epoch, runs.STOPPED, None, None
+        return self._epoch, runs.STOPPED, errors.code_of(error), error.what
 
     # --- watching --------------------------------------------------------------------------------------
 
@@ -213,7 +241,7 @@ class Runner(threading.Thread):
         found = False
         for partition, end, outcome in unreadable.apply(self._plan, self.cluster, ledger):
             found = True
-            self.progress.add(progress.Batch(task.counts(outcome), {partition: end}, self.progress.lag or 0))
+            self.progress.add(progress.Batch(task.counts(outcome), {partition: end}, {partition: end}))
         self.restarts += found
         return found
 
@@ -310,11 +338,13 @@ class Runner(threading.Thread):
         self.waiting_for = error.what
 
     def _stop_query(self) -> None:
-        running, self._query = self._query, None
-        if running is not None:
-            # it would not end in time, and the epoch keeps it harmless; or Spark is gone
-            with contextlib.suppress(PySparkException, Py4JError, OSError):
-                running.stop()
+        """Stop the query; when another thread is stopping it, wait for that."""
+        with self._ending:
+            running, self._query = self._query, None
+            if running is not None:
+                # it would not end in time, and the epoch keeps it harmless; or Spark is gone
+                with contextlib.suppress(PySparkException, Py4JError, OSError):
+                    running.stop()
 
     def _mirror(self) -> None:
         """Write the position to the consumer group named after the pipeline, for the tools people have."""

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError
 
 from instep import errors, settings
-from instep.kafka import topics
+from instep.document.showing import counted
+from instep.kafka import backlog, topics
+from instep.kafka.backlog import Waiting
 from instep.kafka.connection import Cluster, java_config
-from instep.pipeline import arrow, session, task
+from instep.pipeline import arrow, session, task, waiting
 from instep.pipeline.metrics import Server
 from instep.pipeline.reporting import Reporter
 from instep.pipeline.runner import Runner, State
@@ -41,10 +43,11 @@ def run(
     once: bool = False,
     metrics_port: int | None = None,
     verbose: bool = False,
-) -> None:
-    """Run the named pipelines; raises the first error that ended one of them, once all have ended."""
+) -> list[Runner]:
+    """Run the named pipelines, and return them; raises the first error that ended one of them, once all have ended."""
     chosen = {name: settings.pipeline(declared, name) for name in names}
     _check(chosen, cluster)
+    backlogs = _measure(chosen, cluster)
     runners: list[Runner] = []
     server = Server(metrics_port, runners) if metrics_port is not None else None
     place = session.Workplace()
@@ -57,6 +60,10 @@ def run(
                     Runner(name, pipeline, cluster, spark, place.path / str(number), once=once)
                     for number, (name, pipeline) in enumerate(chosen.items())
                 ]
+                for runner in runners:
+                    if ahead := backlogs.get(runner.name):
+                        ends = {partition: one.end for partition, one in ahead.items()}
+                        runner.progress.begin({p: end - ahead[p].records for p, end in ends.items()}, ends)
                 _work(spark, runners, stopped, server, verbose=verbose)
             finally:
                 with _deadline(stopped, END_WITHIN_S), contextlib.suppress(Py4JError, OSError):
@@ -68,6 +75,22 @@ def run(
     failed = next((runner.error for runner in runners if runner.error), None)
     if failed is not None:
         raise failed
+    return runners
+
+
+def _measure(chosen: dict[str, settings.Pipeline], cluster: Cluster) -> dict[str, dict[int, Waiting]]:
+    """Say what waits for each pipeline: it is known at once, and Spark takes seconds to start."""
+    say, found = Reporter([]).say, dict[str, dict[int, Waiting]]()
+    for name, pipeline in chosen.items():
+        try:
+            ahead = found[name] = waiting.ahead(cluster, name, pipeline)
+        except errors.InstepError:  # the runner meets the same, and knows whether to wait or to end
+            continue
+        held = {partition: one.held_back for partition, one in ahead.items() if one.held_back}
+        say(f"{name}: {counted(sum(one.records for one in ahead.values()), 'record')} waiting; starting Spark")
+        for text in backlog.explained(held, backlog.open_transactions(cluster, pipeline.topic, held)):
+            say(f"{name}: {text}")
+    return found
 
 
 def _check(chosen: dict[str, settings.Pipeline], cluster: Cluster) -> None:

@@ -45,6 +45,7 @@ Check = Callable[[], None]
 
 OUTRUN_MAX = 3
 ISOLATED_RECORDS = 1_000  # in a transaction that looks for refused rows: what is good of a large batch is kept in between
+TOTALS = ("records", *(verdict.value for verdict in Verdict), "dead")  # what the ledger sums up
 FRESHNESS_US_MAX = 24 * 3600 * 1_000_000  # clocks differ and dates are absurd; beyond a day the number says nothing
 
 
@@ -70,6 +71,11 @@ class Outcome(msgspec.Struct, frozen=True):
     verdicts: dict[Verdict, int]
     dead: int
     freshness_us: list[int]
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """The counts that the ledger sums up."""
+        return dict(zip(TOTALS, (self.records, *(self.verdicts[verdict] for verdict in Verdict), self.dead), strict=True))
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -245,7 +251,7 @@ class Work:
                     before = self._lock()  # 1
                     outcome = self._write(before, careful)  # 2-6
                     self._same_topic()
-                    self._advance(before)  # 7
+                    self._advance(before, outcome)  # 7
                     self._at(8)
             case "at-least-once":
                 with self.sink.transaction():
@@ -253,7 +259,7 @@ class Work:
                     self._same_topic()
                 self._at(7)
                 with self.sink.transaction():
-                    self._advance(self._lock())
+                    self._advance(self._lock(), outcome)
             case _:
                 if self.part.claimed is None:
                     with self.sink.transaction():
@@ -271,7 +277,9 @@ class Work:
             return self._outcome(0, (), (), (), datetime.now(UTC))
         try:
             with self.sink.transaction():
-                return self._write(claimed, careful)
+                outcome = self._write(claimed, careful)
+                self.sink.keep_totals(msgspec.structs.replace(claimed, epoch=self.writer.epoch, totals=_sum(claimed, outcome)))
+            return outcome
         except errors.Unreachable:
             self.part.lost = True
             raise
@@ -353,8 +361,8 @@ class Work:
                 found.add(event.offset)
         return found
 
-    def _advance(self, before: Position) -> None:
-        """Step 7."""
+    def _advance(self, before: Position, outcome: Outcome | None = None) -> None:
+        """Step 7. The outcome is not known yet where the ledger is moved first."""
         if self.sink.to.guarantee == "exactly-once":
             self._at(7)
         last = self.part.records[-1]
@@ -366,6 +374,7 @@ class Work:
             epoch=self.writer.epoch,
             last_digest=digest(last),
             committed_at=datetime.now(UTC),
+            totals=_sum(before, outcome) if outcome else before.totals,
         )
         self.sink.advance(before, after)
 
@@ -385,3 +394,8 @@ class Work:
         if self._probe is not no_probe:
             first, last = self.part.records[0].offset, self.part.records[-1].offset
             self._probe(Moment(self.sink.to.pipeline, step, self.partition, first, last))
+
+
+def _sum(before: Position, outcome: Outcome) -> dict[str, int]:
+    """The totals of a partition with one more outcome."""
+    return {name: before.totals.get(name, 0) + count for name, count in outcome.totals.items()}

@@ -5,12 +5,14 @@ A table that cannot is refused before anything runs, with the exact column and t
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -36,11 +38,15 @@ CONFUSABLE = {
 
 
 @contextmanager
-def connection(url: sa.URL, *, create: bool = False) -> Iterator[sa.Connection]:
-    """A connection for looking and for making tables; errors come out as ours. `create` makes a missing SQLite file."""
+def connection(url: sa.URL, *, create: bool = False, read_only: bool = False) -> Iterator[sa.Connection]:
+    """A connection for looking and for making tables; errors come out as ours. `create` makes a missing SQLite file.
+
+    `read_only` asks for no more than the right to read, of a SQLite file and its folder too.
+    """
     asked, since = url, time.monotonic()
     if url.get_backend_name() == "sqlite" and not create:
-        url = url.set(database=f"file:{url.database}", query={**url.query, "mode": "rw", "uri": "true"})
+        mode = _reading_mode(Path(str(url.database))) if read_only else {"mode": "rw"}
+        url = url.set(database=f"file:{url.database}", query={**url.query, **mode, "uri": "true"})
     try:
         engine = sa.create_engine(tls.without_mysql(url), poolclass=sa.pool.NullPool, connect_args=_arguments(url))
     except ModuleNotFoundError:
@@ -64,6 +70,16 @@ def connection(url: sa.URL, *, create: bool = False) -> Iterator[sa.Connection]:
         engine.dispose()
 
 
+def _reading_mode(file: Path) -> dict[str, str]:
+    """How to open a SQLite file for reading.
+
+    A database in WAL mode that nobody has open lacks the files beside it, which even a reader makes, and cannot in a folder that
+    is read-only. As nobody writes it either, it may be read as it stands.
+    """
+    unused = not Path(f"{file}-wal").exists() and not os.access(file.parent, os.W_OK)
+    return {"mode": "ro", "immutable": "1"} if unused and file.exists() else {"mode": "ro"}
+
+
 def _arguments(url: sa.URL) -> dict[str, Any]:
     """What the driver takes beside the URL."""
     match url.get_backend_name():
@@ -71,7 +87,7 @@ def _arguments(url: sa.URL) -> dict[str, Any]:
             return {}
         case "postgresql":
             tls.check(url)
-            return {"connect_timeout": 5}
+            return {"connect_timeout": 5, "prepare_threshold": None}  # a pooler may give each statement another session
         case _:
             return {"connect_timeout": 5, **tls.mysql_arguments(url)}
 
@@ -97,7 +113,7 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
     table = target.table_name(pipeline.table)
     with connection(url) as opened:
         view = sa.inspect(opened)
-        _judge_own(opened, url, own_tables(view))
+        judge_own(opened, url, own_tables(view))
         if not view.has_table(table.name, schema=table.schema):
             raise errors.TargetUnfit(f"{target.shown(url)} has no table {table}", "run: instep init")
         reader = Reader(opened, table)
@@ -168,7 +184,8 @@ def own_tables(view: sa.Inspector) -> dict[str, set[str]]:
     return {name: {column["name"] for column in columns} for (_, name), columns in found.items() if columns}
 
 
-def _judge_own(opened: sa.Connection, url: sa.URL, own: dict[str, set[str]]) -> None:
+def judge_own(opened: sa.Connection, url: sa.URL, own: dict[str, set[str]]) -> None:
+    """Raise TargetUnfit when one of instep's own tables, or a column of it, is missing."""
     for name, table in sorted(tables.metadata.tables.items()):
         if name not in own:
             sa.inspect(opened).has_table(name)  # MariaDB and MySQL hide a table without rights, and refuse when asked by name

@@ -34,7 +34,7 @@ HISTORY_COLUMNS = (
     "ledger_offset",
 )  # fmt: skip
 SELECT_LEDGER = (
-    "SELECT {partition}, next_offset, epoch, cluster_id, topic_id, last_digest, committed_at, since_offset"
+    "SELECT {partition}, next_offset, epoch, cluster_id, topic_id, last_digest, committed_at, since_offset, totals"
     " FROM instep_ledger WHERE pipeline = ? AND topic = ?"
 )
 INSERT_LEDGER = (
@@ -42,9 +42,10 @@ INSERT_LEDGER = (
     " last_digest, committed_at, since_offset) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 ADVANCE_LEDGER = (
-    "UPDATE instep_ledger SET next_offset = ?, epoch = ?, last_digest = ?, committed_at = ?"
+    "UPDATE instep_ledger SET next_offset = ?, epoch = ?, last_digest = ?, committed_at = ?, totals = ?"
     " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND next_offset = ? AND epoch = ?"
 )
+COUNT_LEDGER = "UPDATE instep_ledger SET totals = ? WHERE pipeline = ? AND topic = ? AND {partition} = ? AND epoch = ?"
 FENCE_LEDGER = "UPDATE instep_ledger SET epoch = ? WHERE pipeline = ? AND topic = ?"
 MOVE_LEDGER = (
     "UPDATE instep_ledger SET next_offset = ?, cluster_id = ?, topic_id = ?, last_digest = ?, since_offset = ?"
@@ -357,7 +358,7 @@ class Sink(abc.ABC):
         changed = self.execute(
             self.sql(ADVANCE_LEDGER),
             (
-                after.next_offset, after.epoch, after.last_digest, self._bound_time(after.committed_at),
+                after.next_offset, after.epoch, after.last_digest, self._bound_time(after.committed_at), _text(after.totals),
                 self.to.pipeline, self.to.topic, before.partition, before.next_offset, before.epoch,
             ),
         )  # fmt: skip
@@ -366,6 +367,11 @@ class Sink(abc.ABC):
                 f"the ledger of pipeline {self.to.pipeline!r}, partition {before.partition}, was moved by another writer",
                 "the other goes on, and nothing is lost; to take over from it: instep run",
             )
+
+    def keep_totals(self, position: Position) -> None:
+        """Write the totals of a partition whose ledger row was advanced before its outcome was known."""
+        place = (self.to.pipeline, self.to.topic, position.partition, position.epoch)
+        self.execute(self.sql(COUNT_LEDGER), (_text(position.totals), *place))
 
     def take_epoch(self, partitions: Iterable[Position]) -> tuple[int, dict[int, Position]]:
         """Fence every older writer of this pipeline, and add the rows of partitions that the ledger lacks.
@@ -685,7 +691,12 @@ def clock_text(at: datetime) -> str:
 
 def _position(row: tuple[Any, ...]) -> Position:
     partition, next_offset, epoch, cluster_id, topic_id, last_digest = row[:6]
-    return Position(partition, next_offset, epoch, cluster_id, topic_id, last_digest, moment(row[6]), row[7])
+    totals = msgspec.json.decode(row[8], type=dict[str, int]) if row[8] else {}
+    return Position(partition, next_offset, epoch, cluster_id, topic_id, last_digest, moment(row[6]), row[7], totals)
+
+
+def _text(totals: dict[str, int]) -> str:
+    return _encode(totals).decode()
 
 
 def no_driver(name: str, extra: str) -> errors.MissingPart:

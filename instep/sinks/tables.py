@@ -73,6 +73,7 @@ LEDGER = sa.Table(
     sa.Column("last_digest", name_type(64)),
     sa.Column("committed_at", time_type()),
     sa.Column("since_offset", sa.BigInteger),  # where the present stretch began: at `start`, or where it was moved to
+    sa.Column("totals", name_type(255)),  # what became of all records so far, as JSON: see `Position.totals`
     **TRANSACTIONAL,
 )
 
@@ -83,6 +84,24 @@ APPLIED = sa.Table(
     *_place(),
     sa.Column("start_offset", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("end_offset", sa.BigInteger, nullable=False),
+    **TRANSACTIONAL,
+)
+
+# One row per pipeline: its latest run. Written beside the data, never with it; see `runs.py`.
+RUNS = sa.Table(
+    "instep_runs",
+    metadata,
+    sa.Column("pipeline", name_type(100), primary_key=True),
+    sa.Column("run", name_type(36), nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("host", name_type(255), nullable=False),
+    sa.Column("pid", sa.BigInteger, nullable=False),
+    sa.Column("started_at", time_type(), nullable=False),
+    sa.Column("heartbeat_at", time_type(), nullable=False),
+    sa.Column("state", name_type(16), nullable=False),
+    sa.Column("state_at", time_type(), nullable=False),
+    sa.Column("code", name_type(64)),
+    sa.Column("detail", long_text()),
     **TRANSACTIONAL,
 )
 

@@ -61,6 +61,7 @@ class Position(msgspec.Struct, frozen=True):
     last_digest: str | None = None
     committed_at: datetime | None = None
     since_offset: int | None = None  # where the stretch of the log that was applied without a jump begins
+    totals: dict[str, int] = {}  # records so far, and how many of each outcome; advanced in the transaction that wrote them
 
 
 class Decision(msgspec.Struct, frozen=True):

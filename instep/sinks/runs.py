@@ -1,0 +1,147 @@
+"""The heartbeat of a run: who runs a pipeline, since when, in which state. Kept in `instep_runs`, one row per pipeline.
+
+It is written on a connection of its own, in a short transaction of its own, beside the data and never with it. All times are
+the database's, so that whoever reads them can tell how old a heartbeat is, whatever the clocks of the machines say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import uuid
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from instep.sinks import inspection, tables
+from instep.sinks.sink import kept_text, moment
+
+INTERVAL_S = 5.0
+DEAD_AFTER_S = 30.0  # without a heartbeat
+STOPPED = "stopped"
+CLOCKS = {
+    "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now')",
+    "postgresql": "clock_timestamp()",
+    "mysql": "UTC_TIMESTAMP(6)",
+    "mariadb": "UTC_TIMESTAMP(6)",
+}
+
+RUNS = tables.RUNS
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A pipeline's latest run, as it last reported itself."""
+
+    run: str
+    epoch: int
+    host: str
+    pid: int
+    started_at: datetime
+    heartbeat_at: datetime
+    state: str
+    state_at: datetime  # since when it is in that state
+    code: str | None  # of the error that ended it
+    detail: str | None  # what it waits for, or why it ended
+
+    def is_silent(self, now: datetime) -> bool:
+        """Whether a run that did not say goodbye has not been heard of for so long that it is presumed dead."""
+        return self.state != STOPPED and (now - self.heartbeat_at).total_seconds() > DEAD_AFTER_S
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a run says of itself. Durations are counted on its own machine, by a clock that nobody sets."""
+
+    epoch: int  # 0: it has not taken one yet
+    state: str
+    running_s: float
+    state_s: float
+    code: str | None = None
+    detail: str | None = None
+
+
+def clock(opened: sa.Connection) -> datetime:
+    """The database's time."""
+    now = moment(opened.exec_driver_sql(f"SELECT {CLOCKS[opened.dialect.name]}").scalar())
+    assert now is not None
+    return now
+
+
+def read(opened: sa.Connection, pipeline: str) -> Run | None:
+    """The latest run of a pipeline; None when it never ran."""
+    columns = [RUNS.c[name] for name in Run.__struct_fields__]
+    row = opened.execute(sa.select(*columns).where(RUNS.c.pipeline == pipeline)).one_or_none()
+    if row is None:
+        return None
+    facts: list[Any] = [moment(value) if isinstance(value, datetime) else value for value in row]
+    return Run(*facts)
+
+
+class Heartbeat:
+    """Writes the row of one run. Not for use by several threads."""
+
+    def __init__(self, pipeline: str, url: sa.URL) -> None:
+        self._pipeline, self._url = pipeline, url
+        self._identity = {"run": str(uuid.uuid4()), "host": kept_text(socket.gethostname())[:255], "pid": os.getpid()}
+        self._held = contextlib.ExitStack()
+        self._opened: sa.Connection | None = None
+
+    def beat(self, report: Report) -> bool:
+        """Write the row; False when another run has it. Raises the driver's own errors; the next beat connects again."""
+        try:
+            return self._write(self._connection(), report)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if self._url.get_backend_name() == "sqlite":
+                self.close()  # an open connection would outlive its file, and keep others from removing it
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._opened = None
+        with contextlib.suppress(Exception):  # it may be broken already
+            self._held.close()
+
+    def _connection(self) -> sa.Connection:
+        if self._opened is None:
+            self._held = contextlib.ExitStack()
+            opened = self._held.enter_context(inspection.connection(self._url))
+            self._opened = opened.execution_options(isolation_level="AUTOCOMMIT")
+        return self._opened
+
+    def _write(self, opened: sa.Connection, report: Report) -> bool:
+        now = clock(opened)
+        said = {
+            "heartbeat_at": now,
+            "state": report.state,
+            "state_at": now - timedelta(seconds=report.state_s),
+            "code": report.code,
+            "detail": None if report.detail is None else kept_text(report.detail),
+        }
+        if report.epoch:
+            said["epoch"] = report.epoch
+        whole = {**self._identity, **said, "started_at": now - timedelta(seconds=report.running_s)}
+        here = sa.update(RUNS).where(RUNS.c.pipeline == self._pipeline)
+        if opened.execute(here.where(RUNS.c.run == self._identity["run"]).values(said)).rowcount:
+            return True
+        if opened.execute(here.where(self._may_take(report.epoch, now)).values(whole)).rowcount:
+            return True
+        try:
+            opened.execute(sa.insert(RUNS).values({"pipeline": self._pipeline, "epoch": 0, **whole}))
+        except sa.exc.IntegrityError:  # the row is another run's
+            return False
+        return True
+
+    def _may_take(self, epoch: int, now: datetime) -> sa.ColumnElement[bool]:
+        """Whether the row of another run may be taken: that run is older, has ended, or is presumed dead.
+
+        A run without an epoch has not fenced anybody yet, so it leaves a living run alone.
+        """
+        silent = RUNS.c.heartbeat_at < now - timedelta(seconds=DEAD_AFTER_S)
+        ended = RUNS.c.state == STOPPED
+        if not epoch:
+            return sa.or_(ended, silent)
+        return sa.or_(RUNS.c.epoch < epoch, sa.and_(ended, RUNS.c.epoch <= epoch), silent)
