@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 CELL_CHARACTERS_MAX = 60
+HELD_BACK_STATUS = 4
 
 
 @app.command()
@@ -56,7 +57,10 @@ def reconcile(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Compare the table with what the topic says that it should be. Exit status 0 only when they are in step."""
+    """Compare the table with what the topic says that it should be. Exit status 0 only when they are in step.
+
+    Status 1: not in step. Status 4: nothing differs, but records wait behind an open Kafka transaction.
+    """
     if (execute or delete_extra) and not fix:
         raise errors.SettingsError("--execute and --delete-extra go with --fix", "add --fix")
     declared = shared.on_master(settings.load(GIVEN.config), master)
@@ -89,8 +93,11 @@ def reconcile(
                     _print(report, request)
     if as_json:
         shared.print_json({"pipelines": found})
-    if not all(report.in_step for report in found):
+    verdicts = {report.verdict for report in found}
+    if proof.Verdict.NOT_IN_STEP in verdicts:
         raise typer.Exit(1)
+    if proof.Verdict.HELD_BACK in verdicts:
+        raise typer.Exit(HELD_BACK_STATUS)
 
 
 def _refuse_unclear_source(
@@ -145,8 +152,7 @@ def _print(report: Report, request: Request) -> None:
             shared.say(f"  {_cell(document)}: {_cell(why)}")
     elif request.fix and report.rows_file:
         shared.say(f"{report.pipeline}: nothing was changed; --execute carries the plan out")
-    verdict, tone = ("in step", Tone.GOOD) if report.in_step else ("not in step", Tone.BAD)
-    shared.say(f"{report.pipeline}: {verdict}", tone)
+    shared.say(f"{report.pipeline}: {report.verdict}", Tone.GOOD if report.in_step else Tone.BAD)
 
 
 ROW = ("kind", "document", "column", "expected", "found", "place")

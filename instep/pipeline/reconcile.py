@@ -2,7 +2,7 @@
 
 Exact while the pipeline runs, because of the order of reading:
 
-1. the log's committed end E, and a while for the ledger to reach it
+1. the log's end E, and a while for open transactions to end and for the ledger to reach it
 2. the target in one snapshot: the table's rows and the ledger's position L belong together
 3. the topic from where the pipeline began up to L, folded as the guard does, one event at a time per document
 4. both sides through one sort by document, compared column by column
@@ -11,6 +11,9 @@ So lag explains no difference: what waits in the log, from L to E, is counted ap
 source's own table) its rows are read after the snapshot, and the log's end after them: a document that differs and has
 events at or beyond L is behind, and all other differences are real. The weaker guarantees move table and ledger in two
 transactions, so the same holds for them.
+
+Records behind a transaction that is still open cannot be read, though their publishers were told that they are in the log. While
+such records wait, nobody can say that the table is in step: they are counted as held back, and the verdict says so.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -34,7 +38,7 @@ from instep import errors, settings, sinks
 from instep.document import comparison, kinds
 from instep.document.comparison import Kind, Question
 from instep.document.mapping import TIMESTAMP
-from instep.kafka import offsets, places, reading, topics
+from instep.kafka import backlog, offsets, places, reading, topics
 from instep.kafka.connection import Cluster, java_config
 from instep.kafka.topics import Topic
 from instep.pipeline import arrow, continuity, failures, findings, jobs, mending, parts, query, runner, session, source, steps
@@ -86,8 +90,16 @@ class Behind(msgspec.Struct, frozen=True):
     documents: int = 0
 
 
+class Verdict(StrEnum):
+    """What a reconciliation came to."""
+
+    IN_STEP = "in step"
+    NOT_IN_STEP = "not in step"
+    HELD_BACK = "held back by an open transaction"  # nothing else differs, but records wait that nobody can read yet
+
+
 class Report(msgspec.Struct, frozen=True):
-    """One pipeline's proof. `in_step` is the verdict."""
+    """One pipeline's proof."""
 
     pipeline: str
     topic: str
@@ -110,6 +122,8 @@ class Report(msgspec.Struct, frozen=True):
     rows_file: str | None
     first_rows: list[dict[str, Any]]
     mended: Mended | None = None
+    verdict: Verdict = Verdict.IN_STEP
+    held_back: int = 0  # offsets that an open transaction kept out of the comparison
 
 
 def run(
@@ -194,6 +208,7 @@ class _Work:
         self.request, self.sink, self.say = request, sink, say
         self.progress: jobs.Progress = _unseen
         self.notes: list[str] = []
+        self.held: Offsets = {}  # ends that were seen and that an open transaction keeps readers from
         self._folders = itertools.count()
 
     def done(self, *, through_spark: bool = True) -> Report:
@@ -249,25 +264,36 @@ class _Work:
 
     def _wait(self) -> Offsets:
         """Step 1: a running pipeline gets to the end in a moment; one that stands still is not waited for."""
-        ends = self._ends()
+        goal = offsets.latest(self.cluster, self.topic.name, self.topic.partitions, committed=False)
         deadline, moved_at, seen = time.monotonic() + self.request.wait_s, time.monotonic(), None
         began: Offsets = {}
         while True:
+            committed = self._ends()
+            ends = {p: min(end, goal[p]) for p, end in committed.items()}
+            self.held = backlog.still_held(goal, committed)
             with self.sink.translated():
                 positions = {p: row.next_offset for p, row in self.sink.positions().items()}
             began = began or positions
             if began and self.request.wait_s > 0:
                 done, total = (sum(at.get(p, 0) - first for p, first in began.items()) for at in (positions, ends))
                 self.progress("waiting for the pipeline", done, total, "records")
-            if positions != seen:
-                if not self._open(positions, ends):
+            if (positions, ends) != seen:
+                if not self.held and not self._open(positions, ends):
                     return ends
                 if seen is None and self.request.wait_s > 0:
                     self.say("waiting for the pipeline to reach the end of the log")
-                moved_at, seen = time.monotonic(), positions
+                moved_at, seen = time.monotonic(), (positions, ends)
             if time.monotonic() >= min(deadline, moved_at + STANDSTILL_S):
                 return ends
             time.sleep(LOOK_INTERVAL_S)
+
+    def _held_back(self) -> int:
+        """Offsets that were in the log before the comparison, and that an open transaction kept out of it; notes say whose."""
+        counts = {p: end - max(self.end.get(p, 0), self.applied.get(p, 0)) for p, end in self.held.items()}
+        counts = {p: count for p, count in counts.items() if count > 0}
+        if counts:
+            self.notes += backlog.explained(counts, backlog.open_transactions(self.cluster, self.topic.name, counts))
+        return sum(counts.values())
 
     def _open(self, positions: Mapping[int, int], ends: Offsets) -> Offsets:
         """Partitions with records between a position and the end; markers of transactions are none."""
@@ -370,12 +396,16 @@ class _Work:
                     mended = fixer.mend(real, functools.partial(self._left_alone, rows), self.say)
         left = sum(counts.get(kind, 0) for kind in comparison.REAL) - (mended.done if mended else 0)
         waits = self.behind.documents or (self.behind.records and not self.from_source)
+        held = self._held_back()
+        verdict = Verdict.HELD_BACK if held else Verdict.IN_STEP
+        if left or waits or counts.get(steps.UNREADABLE_KIND, 0):
+            verdict = Verdict.NOT_IN_STEP
         return Report(
             pipeline=to.pipeline,
             topic=to.topic,
             target=target.shown(self.sink.url),
             compared_with=request.source.named if request.source else f"topic {to.topic}",
-            in_step=not left and not waits and not counts.get(steps.UNREADABLE_KIND, 0),
+            in_step=verdict is Verdict.IN_STEP,
             documents=counts["documents"],
             documents_in_step=counts.get(Kind.IN_STEP, 0),
             missing=counts.get(Kind.MISSING, 0),
@@ -392,6 +422,8 @@ class _Work:
             rows_file=str(out) if out else None,
             first_rows=first,
             mended=mended,
+            verdict=verdict,
+            held_back=held,
         )
 
     def _write(self, out: Path, differences: Iterator[Difference], fixer: mending.Fixer | None) -> list[dict[str, Any]]:

@@ -15,12 +15,13 @@ from instep.kafka.connection import Cluster
 from instep.kafka.offsets import Span
 from instep.pipeline import reporting, status, task
 from instep.pipeline.progress import Batch, Progress
+from instep.pipeline.reconcile import Verdict
 from instep.pipeline.runner import State
 from instep.pipeline.watch import HELD_AFTER_S, HeldBack
 from instep.sinks import glance
 from instep.sinks.runs import Run
 from tests.hanging import hanging_transaction
-from tests.pipeline.conftest import drained, following
+from tests.pipeline.conftest import Prove, drained, following
 from tests.pipeline.test_runner import Run as Start
 from tests.pipeline.test_runner import event, rows, send
 from tests.sinks.conftest import run_sql
@@ -30,7 +31,7 @@ NOW = datetime(2026, 11, 16, 10, tzinfo=UTC)
 
 
 def test_an_open_transaction_hides_nothing(
-    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Start
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Start, prove: Prove
 ) -> None:
     """Acknowledged records behind it are lag in every place that says so, and the proof does not hold."""
     url = new_database("sqlite")
@@ -51,6 +52,12 @@ def test_an_open_transaction_hides_nothing(
         [holder] = found.open_transactions
         assert f"producer id {holder.producer_id}, transactional id 'hangs-{topic}'" in note
         assert f"lag {found.lag_records} ({found.held_back} behind an open transaction)" in reporting.line(run)
+        report, _ = prove(pipeline)
+        assert (report.verdict, report.in_step, report.held_back) == (Verdict.HELD_BACK, False, found.held_back)
+        assert report.notes == [note]
+        run_sql(url, "DELETE FROM contract_document WHERE doc_no = 'a0'")
+        assert prove(pipeline)[0].verdict is Verdict.NOT_IN_STEP
+        run_sql(url, "INSERT INTO contract_document (doc_no) VALUES ('a0')")
     wait_until(lambda: len(rows(url)) == 69, "what was held back")
     wait_until(lambda: run.progress.lag == 0 and not run.progress.held_by, "the lag to be gone")
     assert status.read(cluster, "contracts", pipeline).lag_records == 0
