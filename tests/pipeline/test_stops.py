@@ -33,7 +33,7 @@ from instep.local import broker as local
 from instep.pipeline import runner as running
 from instep.pipeline import task, transaction
 from instep.pipeline.runner import Runner, State
-from instep.sinks import inspection, preparation
+from instep.sinks import inspection, preparation, tables
 from instep.sinks.target import Position
 from instep.trials.processes import PipelineProcess
 from tests.pipeline.conftest import drained
@@ -153,7 +153,7 @@ def ended(run: Runner, kind: type[errors.NamedStop]) -> errors.NamedStop:
     return run.error
 
 
-OWN = ("instep_ledger", "instep_history", "instep_dead_letters", "instep_parked", "instep_deleted", "instep_decisions")
+OWN = tuple(tables.metadata.tables)
 
 
 def granted(owner: str, topic: str) -> str:
