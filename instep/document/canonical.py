@@ -1,7 +1,7 @@
 """One text for one value: what an event brought and what a table gave back, made comparable.
 
 Databases change values on the way in, each by its own rules: times are cut to the column's precision, CHAR is padded, a
-four-byte number loses digits, SQLite keeps a decimal as a binary number and a truth as 0 or 1. `former` gives, for a column
+four-byte number loses digits, SQLite keeps a truth as 0 or 1. `former` gives, for a column
 of one database, the function that undoes those differences on both sides; `restorer` leads back from the text to the value.
 A found value that is none of its column's kind (SQLite keeps anything anywhere) is compared by its own text.
 """
@@ -13,7 +13,7 @@ import re
 import struct
 from collections.abc import Callable
 from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -29,7 +29,6 @@ Restorer = Callable[[str], Any]
 PADDED = re.compile(r"(char|character|bpchar|nchar)(\(\d+\))?( .*)?$")
 NUMBER_SCALE = re.compile(r"(?:float|double|real)\(\d+,(\d+)\)")
 SINGLE = re.compile(r"(real|float4|float(?!8)(\(\d+,\d+\))?)( .*)?$")
-SQLITE_DIGITS = 15
 POSTGRES_EPOCH_US = 946_684_800_000_000  # 2000-01-01, from which PostgreSQL counts and rounds
 
 
@@ -81,7 +80,7 @@ def _former(column: Column, database: str) -> Former:
             scale = NUMBER_SCALE.match(declared) if not is_sqlite else None
             return _real(not is_sqlite and bool(SINGLE.fullmatch(declared)), int(scale[1]) if scale else None)
         case kinds.Exact():
-            return _loose_exact if is_sqlite else _exact
+            return _exact
         case kinds.Truth():
             return lambda value: "true" if TRUTHS[str(value).lower()] else "false"
         case kinds.Time():
@@ -132,17 +131,6 @@ def _exact(value: Any) -> str:
     return "0" if text == "-0" else text
 
 
-def _loose_exact(value: Any) -> str:
-    """SQLite keeps a whole number of 64 bits as it is, and any other as a binary number."""
-    try:
-        number = Decimal(repr(value) if type(value) is float else value)
-    except InvalidOperation:
-        raise ValueError(value) from None
-    if number == number.to_integral_value() and abs(number) < 2**63:
-        return str(int(number))
-    return format(Decimal(f"{float(number):.{SQLITE_DIGITS}g}"), "f")
-
-
 def _time(precision: int, database: str) -> Former:
     step = 10 ** (6 - precision)
 
@@ -167,9 +155,10 @@ def _rounded(micros: int, step: int, database: str) -> int:
     return (micros + (step // 2 if database == "mysql" else 0)) // step * step
 
 
-def _number(text: str) -> int | float:
-    number = float(text)
-    return int(number) if number.is_integer() and abs(number) < 2**63 else number
+def _number(text: str | int) -> int | Decimal:
+    """A number of JSON by its exact value, however it was written: 1.0, 1e0 and 1 are the same."""
+    number = kinds.WIDE.create_decimal(text).normalize(kinds.WIDE)
+    return int(number) if abs(number) < 2**63 and number == number.to_integral_value() else number
 
 
 JSON_DECODER = msgspec.json.Decoder(float_hook=_number)
@@ -178,27 +167,27 @@ HUGE_INTEGER = re.compile(r"(?<![\d.eE+-])-?\d{19,}(?![\d.eE])")
 
 
 def _json(value: Any) -> str:
-    """By content: names in order, and a number by its value as every database keeps it."""
+    """By content: names in order, and a number by its exact value."""
     if isinstance(value, (str, bytes)):
         content = JSON_DECODER.decode(value)
         if HUGE_INTEGER.search(value if isinstance(value, str) else value.decode()):
-            content = _shrunk(content)
+            content = _with_long_integers(content)
     else:
-        content = _shrunk(_number(repr(value)) if type(value) is float else value)
+        content = _with_long_integers(_number(repr(value)) if type(value) is float else value)
     return JSON_ENCODER.encode(content).decode()
 
 
-def _shrunk(content: Any) -> Any:
-    """Integers of more than 64 bits as the binary numbers that most databases make of them."""
+def _with_long_integers(content: Any) -> Any:
+    """Integers of more than 64 bits in the one form that the encoder and the other side have for them."""
     match content:
         case dict():
-            return {name: _shrunk(value) for name, value in content.items()}
+            return {name: _with_long_integers(value) for name, value in content.items()}
         case list():
-            return [_shrunk(value) for value in content]
+            return [_with_long_integers(value) for value in content]
         case bool():
             return content
         case int() if abs(content) >= 2**63:
-            return float(content)
+            return _number(content)
         case _:
             return content
 

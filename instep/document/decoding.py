@@ -63,7 +63,7 @@ class Decoder:
     def __init__(self, mapping: Mapping, record_bytes_max: int | None = None) -> None:
         """`record_bytes_max` is the largest record that the target can keep, should it have to be set aside."""
         self._bytes_max = record_bytes_max if record_bytes_max is not None else 2**62
-        exact = any(isinstance(column.kind, kinds.Exact) for column in mapping.columns)
+        exact = any(isinstance(column.kind, (kinds.Exact, kinds.Json)) for column in mapping.columns)
         number = _exact_number if exact else None
         self._parse = msgspec.json.Decoder(float_hook=number).decode
         self._mapping = mapping

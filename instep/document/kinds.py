@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
-from typing import Any
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -20,6 +20,8 @@ from instep.document.reasons import Reason, Unfit
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
+WIDE = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # keeps every digit: Python's default context has 28
+SQLITE_DIGITS = 15  # significant digits of a number in text that SQLite promises to keep
 
 Converter = Callable[[Any], Any]
 
@@ -74,10 +76,14 @@ class Real(Kind, frozen=True):
 
 
 class Exact(Kind, frozen=True):
-    """A decimal number of `digits` digits, `scale` of them after the point."""
+    """A decimal number of `digits` digits, `scale` of them after the point.
+
+    `binary` is a column of SQLite, which keeps a 64-bit integer or a double whatever its type says.
+    """
 
     digits: int | None = None
     scale: int | None = None
+    binary: bool = False
 
 
 class Truth(Kind, frozen=True):
@@ -97,9 +103,13 @@ class Date(Kind, frozen=True):
 
 
 class Json(Kind, frozen=True):
-    """Any JSON value, kept as its text; nested at most `depth` deep."""
+    """Any JSON value, kept as its text; nested at most `depth` deep.
+
+    `doubles` says which numbers the database turns into doubles: all (MySQL), or one that is the whole value (SQLite).
+    """
 
     depth: int | None = None
+    doubles: Literal["none", "all", "whole"] = "none"
 
 
 class Uuid(Kind, frozen=True):
@@ -266,9 +276,17 @@ def _exact(kind: Exact) -> Converter:
             whole = kind.digits - (kind.scale or 0)
             if number and number.adjusted() >= whole:
                 raise Unfit(Reason.NUMBER_OUT_OF_RANGE, f"the column holds {whole} digits before the point")
+            scale = kind.scale or 0
             exponent = number.as_tuple().exponent
-            if isinstance(exponent, int) and -exponent > (kind.scale or 0) and number != round(number, kind.scale or 0):
-                raise Unfit(Reason.NUMBER_OUT_OF_RANGE, f"the column holds {kind.scale or 0} digits after the point")
+            if isinstance(exponent, int) and -exponent > scale:
+                shorter = number.quantize(Decimal((0, (1,), -scale)), context=WIDE)
+                if shorter != number:
+                    raise Unfit(Reason.NUMBER_OUT_OF_RANGE, f"the column holds {scale} digits after the point")
+                number = shorter
+        if kind.binary and not _is_kept_by_sqlite(number):
+            raise Unfit(
+                Reason.NUMBER_OUT_OF_RANGE, f"SQLite keeps this number as a double, which cannot hold {_shown_number(number)}"
+            )
         return number
 
     return convert
@@ -312,6 +330,7 @@ def _uuid(value: Any) -> UUID:
 
 def _json(kind: Json) -> Converter:
     encode = msgspec.json.Encoder(decimal_format="number").encode
+    changes = {"none": lambda _: None, "all": _changed_by_mysql, "whole": _changed_by_sqlite}[kind.doubles]
 
     def convert(value: Any) -> str:
         try:
@@ -322,9 +341,45 @@ def _json(kind: Json) -> Converter:
             raise Unfit(Reason.NESTED_TOO_DEEP, f"nested deeper than the column's {kind.depth}")
         if NUL_ESCAPED.search(text):
             raise Unfit(Reason.NUL_IN_TEXT, "the value holds the character NUL")
+        if (changed := changes(value)) is not None:
+            raise Unfit(
+                Reason.NUMBER_OUT_OF_RANGE,
+                f"the database keeps this number as a double, which cannot hold {_shown_number(changed)}",
+            )
         return text.decode()
 
     return convert
+
+
+def is_double(number: int | Decimal) -> bool:
+    """Whether a double has exactly this value when it is written with the fewest digits."""
+    try:
+        return Decimal(repr(float(number))) == number
+    except OverflowError:
+        return False
+
+
+def _is_kept_by_sqlite(number: Decimal) -> bool:
+    return is_double(number) or (abs(number) < 2**63 and number == number.to_integral_value())
+
+
+def _changed_by_sqlite(value: Any) -> int | Decimal | None:
+    """The value itself if it is a number that SQLite would change: in a JSON column it reads the text of a number as one."""
+    if type(value) is int:
+        return None if -(2**63) <= value < 2**63 else value
+    if not isinstance(value, Decimal):
+        return None
+    return None if is_double(value) and len(value.normalize(WIDE).as_tuple().digits) <= SQLITE_DIGITS else value
+
+
+def _changed_by_mysql(value: Any) -> int | Decimal | None:
+    """The first number within a JSON value that MySQL would change: it keeps integers of 64 bits, and doubles."""
+    if isinstance(value, (dict, list)):
+        parts = value.values() if isinstance(value, dict) else value
+        return next((found for part in parts if (found := _changed_by_mysql(part)) is not None), None)
+    if type(value) is int:
+        return None if -(2**63) <= value < 2**64 or is_double(value) else value
+    return value if isinstance(value, Decimal) and not is_double(value) else None
 
 
 NUL_ESCAPED = re.compile(rb"(?<!\\)(?:\\\\)*+\\u0000")
@@ -365,6 +420,11 @@ def is_finer(value: Any) -> bool:
 def _name(value: Any) -> str:
     names = {str: "text", bool: "true or false", int: "an integer", list: "a list", dict: "an object", type(None): "null"}
     return names.get(type(value), "a number")
+
+
+def _shown_number(number: int | Decimal) -> str:
+    text = str(number)
+    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def _shown(value: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy import types
@@ -26,6 +26,7 @@ from instep.sinks.target import TableName, Target
 
 INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "MEDIUMINT": 24, "INTEGER": 32, "INT": 32, "BIGINT": 64}
 TEXT_BYTES = {"TINYTEXT": 2**8 - 1, "TEXT": 2**16 - 1, "MEDIUMTEXT": 2**24 - 1, "LONGTEXT": 2**32 - 1}
+JSON_DOUBLES: dict[str, Literal["all", "whole"]] = {"mysql": "all", "sqlite": "whole"}  # others keep every digit of a number
 JSON_DEPTH = {"mysql": 100, "mariadb": 31}  # what their parsers take; PostgreSQL takes more than an event may have
 JSON_CHECK = re.compile(r"json_valid\(.*\)")  # MariaDB's own, which every value that we write keeps
 # pairs of ids that a collation may confuse: case, trailing space, one letter in two Unicode forms
@@ -442,7 +443,7 @@ class Reader:
             case types.Enum():
                 return kinds.Choice(labels=tuple(kind.enums))
             case types.JSON():
-                return kinds.Json(depth=JSON_DEPTH.get(self.dialect.name))
+                return kinds.Json(JSON_DEPTH.get(self.dialect.name), JSON_DOUBLES.get(self.dialect.name, "none"))
             case types.Uuid():
                 return kinds.Uuid()
             case types.Boolean():
@@ -452,7 +453,7 @@ class Reader:
             case types.Float():
                 return kinds.Real()
             case types.Numeric():
-                return kinds.Exact(digits=kind.precision, scale=kind.scale)
+                return kinds.Exact(kind.precision, kind.scale, binary=self.dialect.name == "sqlite")
             case types.DateTime():
                 return self._time(kind)
             case types.Date():

@@ -139,7 +139,7 @@ LITERALS: dict[type, Callable[[Any], str]] = {
     type(None): lambda _: "NULL",
     datetime: _time,
     bool: lambda value: "TRUE" if value else "FALSE",
-    Decimal: str,
+    Decimal: "{:f}".format,  # with an exponent it would be read as a double
     UUID: lambda value: f"'{value}'",
     date: lambda value: f"'{value.isoformat()}'",
 }

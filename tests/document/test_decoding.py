@@ -436,6 +436,15 @@ def test_a_field_name_that_cannot_be(field: str) -> None:
         mapping.path(field)
 
 
+@pytest.mark.parametrize("text", ["0.12345678901234567891", "[1.10,123456789012345678901234567890]", '{"a":1E-400}'])
+def test_a_number_in_json_is_kept_as_it_is_written(text: str) -> None:
+    """No column of this table is a decimal."""
+    using = decoder({**COLUMNS, "note": Column("note", kinds.Json())})
+    value = f'{{"doc_id":"d1","status":"X","version":1,"note":{text}}}'.encode()
+    assert reason(record(value), using) is None
+    assert (using.decode(record(value)).values or ())[-1] == text
+
+
 def test_every_reason_is_explained() -> None:
     assert set(EXPLANATIONS) == set(Reason)
 
