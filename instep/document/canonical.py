@@ -62,6 +62,9 @@ def restorer(kind: kinds.Kind) -> Restorer:
             return date.fromisoformat
         case kinds.Uuid():
             return UUID
+        case kinds.Json(doubles="whole"):
+            convert, decode = kinds.converter(kind), msgspec.json.Decoder(float_hook=Decimal).decode
+            return lambda text: convert(decode(text))
         case _:
             return str
 

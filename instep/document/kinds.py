@@ -21,7 +21,6 @@ from instep.document.reasons import Reason, Unfit
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 WIDE = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # keeps every digit: Python's default context has 28
-SQLITE_DIGITS = 15  # significant digits of a number in text that SQLite promises to keep
 
 Converter = Callable[[Any], Any]
 
@@ -105,7 +104,8 @@ class Date(Kind, frozen=True):
 class Json(Kind, frozen=True):
     """Any JSON value, kept as its text; nested at most `depth` deep.
 
-    `doubles` says which numbers the database turns into doubles: all (MySQL), or one that is the whole value (SQLite).
+    `doubles` says which numbers the database turns into doubles: all (MySQL), or one that is the whole value (SQLite, which
+    reads the text of a number as a number: such a value is given to it as one).
     """
 
     depth: int | None = None
@@ -332,7 +332,7 @@ def _json(kind: Json) -> Converter:
     encode = msgspec.json.Encoder(decimal_format="number").encode
     changes = {"none": lambda _: None, "all": _changed_by_mysql, "whole": _changed_by_sqlite}[kind.doubles]
 
-    def convert(value: Any) -> str:
+    def convert(value: Any) -> str | int | float:
         try:
             text = encode(value)
         except RecursionError:
@@ -346,6 +346,8 @@ def _json(kind: Json) -> Converter:
                 Reason.NUMBER_OUT_OF_RANGE,
                 f"the database keeps this number as a double, which cannot hold {_shown_number(changed)}",
             )
+        if kind.doubles == "whole" and type(value) in (int, float, Decimal):
+            return sqlite_number(Decimal(text.decode()))
         return text.decode()
 
     return convert
@@ -359,17 +361,18 @@ def is_double(number: int | Decimal) -> bool:
         return False
 
 
+def sqlite_number(number: Decimal) -> int | float:
+    """A number as SQLite keeps it: a 64-bit integer, else a double. Its own conversion of text is not exact to the last digit."""
+    return int(number) if abs(number) < 2**63 and number == number.to_integral_value() else float(number)
+
+
 def _is_kept_by_sqlite(number: Decimal) -> bool:
-    return is_double(number) or (abs(number) < 2**63 and number == number.to_integral_value())
+    return is_double(number) or type(sqlite_number(number)) is int
 
 
 def _changed_by_sqlite(value: Any) -> int | Decimal | None:
-    """The value itself if it is a number that SQLite would change: in a JSON column it reads the text of a number as one."""
-    if type(value) is int:
-        return None if -(2**63) <= value < 2**63 else value
-    if not isinstance(value, Decimal):
-        return None
-    return None if is_double(value) and len(value.normalize(WIDE).as_tuple().digits) <= SQLITE_DIGITS else value
+    """The value itself if it is a number that SQLite would change."""
+    return value if type(value) in (int, Decimal) and not _is_kept_by_sqlite(Decimal(value)) else None
 
 
 def _changed_by_mysql(value: Any) -> int | Decimal | None:

@@ -168,8 +168,8 @@ class SqliteSink(sink.Sink):
             return value
         if isinstance(value, datetime):
             return sink.clock_text(value)
-        if isinstance(value, Decimal):  # not as text: SQLite's own conversion is not exact to the last digit
-            return int(value) if abs(value) < 2**63 and value == value.to_integral_value() else float(value)
+        if isinstance(value, Decimal):
+            return kinds.sqlite_number(value)
         if isinstance(value, UUID):
             return str(value)
         return value.isoformat() if isinstance(value, date) else value

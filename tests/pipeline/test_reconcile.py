@@ -142,6 +142,7 @@ KINDS = {
     },
 }  # fmt: skip
 
+HUGE = 12345678901234567890123
 VALUES: list[dict[str, Any]] = [
     {"a_text": "é 😀 \\ % ' \" ", "a_char": "ab", "an_integer": -(2**63), "a_real": 0.1, "a_single": 0.1, "a_decimal": 12.5,
      "a_truth": True, "a_time": "2026-11-01T08:00:00.123456Z", "a_coarse": "2026-11-01T08:00:00.550000Z", "a_date": "2026-11-01",
@@ -150,7 +151,7 @@ VALUES: list[dict[str, Any]] = [
     {"a_text": "", "a_char": "abcdef", "an_integer": 2**63 - 1, "a_real": 1e300, "a_single": 16777217,
      "a_decimal": 1234567890123456, "a_truth": False,
      "a_time": "1999-12-31T23:59:59.999999Z", "a_coarse": "1999-12-31T23:59:59.949999Z", "a_date": "1000-01-01",
-     "a_choice": "bad", "a_json": 12345678901234567890123, "a_uuid": "00000000-0000-0000-0000-000000000000"},
+     "a_choice": "bad", "a_json": HUGE, "a_uuid": "00000000-0000-0000-0000-000000000000"},
     {"a_text": "0", "a_char": "0", "an_integer": 0, "a_real": -0.0, "a_single": 123456.789, "a_decimal": 0.0001,
      "a_truth": False, "a_time": 1_790_000_000_123, "a_coarse": 1_790_000_000_999, "a_date": "9999-12-31",
      "a_choice": "bad", "a_json": "text", "a_uuid": "ffffffff-ffff-ffff-ffff-ffffffffffff"},
@@ -176,7 +177,10 @@ def test_every_kind_of_column_compares_equal_after_its_round_trip(
     exact = {"mysql": " COLLATE utf8mb4_0900_bin", "mariadb": " COLLATE utf8mb4_nopad_bin"}.get(kind, "")
     run_sql(url, f"CREATE TABLE kinds (id VARCHAR(20){charset}{exact} NOT NULL PRIMARY KEY, {declared}){charset}")
     pipeline = following(url, topic, table="kinds", key="id", event={"status": "status"}, columns={name: name for name in types})
-    send(cluster, topic, *((f"d{n}".encode(), {"status": "S", **values}) for n, values in enumerate(VALUES)))
+    values = VALUES
+    if kind in ("sqlite", "mysql"):  # which would keep it as a double: its document would be parked
+        values = [{**row, "a_json": 2**62} if row.get("a_json") == HUGE else row for row in VALUES]
+    send(cluster, topic, *((f"d{n}".encode(), {"status": "S", **row}) for n, row in enumerate(values)))
     drained(runner(pipeline, once=True))
     assert run_sql(url, "SELECT reason, detail FROM instep_dead_letters") == []
     report, listed = prove(pipeline)
