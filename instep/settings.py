@@ -32,12 +32,21 @@ SECRET = re.compile(
     r"|user[._]info|oauthbearer[._]config|javaoptions"
 )
 
+# the types that a column can be declared with, by the same names for every database
+TYPES = ("text", "varchar(N)", "integer", "bigint", "decimal(P,S)", "double", "boolean", "timestamp", "date", "uuid", "json")
+KEY_TYPES = ("text", "varchar(N)", "integer", "bigint", "uuid")
+TYPE = re.compile(
+    r"(text|integer|bigint|double|boolean|timestamp|date|uuid|json)|(varchar)\((\d{1,5})\)|(decimal)\((\d{1,3}), ?(\d{1,3})\)"
+)
+
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")  # what a string may hold from the environment
 
 Guarantee = Literal["exactly-once", "at-least-once", "at-most-once"]
 Missing = Literal["insert", "park", "ignore"]
 Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+Unit = Literal["s", "ms", "us"]
+Convert = Literal["number", "boolean", "text"]
 Client = Literal["instep", "java", "librdkafka", "kafka-python", "aiokafka"]
 
 
@@ -73,9 +82,32 @@ class Event(Table, frozen=True, kw_only=True):
     document: Annotated[
         str, Meta(description="field that holds the document's id; dots descend, \"@key\" is the record's key")
     ] = "@key"
-    status: Annotated[str, Meta(description="field that holds the status")]
+    status: Annotated[str | None, Meta(description="field that holds the status; left out: the events have none")] = None
     order: Annotated[str | None, Meta(description="what the guard compares: an integer or a time; left out: log order")] = None
     at: Annotated[str | None, Meta(description='when it happened: epoch ms or ISO 8601; left out: "@timestamp"')] = None
+
+
+class Column(Table, frozen=True, kw_only=True):
+    """A column in the long form. The short form, `column = "field"`, is the same with a field only."""
+
+    field: Annotated[str | None, Meta(description="the event field it comes from")] = None
+    value: Annotated[str | int | float | bool | None, Meta(description="a constant, instead of a field")] = None
+    type: Annotated[
+        str | None, Meta(description=f"its type, for `instep init` and to check the table against: {', '.join(TYPES)}")
+    ] = None
+    unit: Annotated[
+        Unit | None,
+        Meta(description="the field is a time and the column an integer: what it counts since 1970; left out: ms"),
+    ] = None
+    convert: Annotated[
+        Convert | None,
+        Meta(
+            description='number: take "20.50" for 20.50; boolean: take 0, 1, "true" and "false", and write 0 and 1 into a number'
+            " column; text: write numbers, booleans and objects into a text column"
+        ),
+    ] = None
+    round: Annotated[bool, Meta(description="round a number half up to the column's scale instead of refusing it")] = False
+    trim: Annotated[bool, Meta(description="cut white space from both ends of a text")] = False
 
 
 class Pipeline(Table, frozen=True, kw_only=True):
@@ -87,14 +119,22 @@ class Pipeline(Table, frozen=True, kw_only=True):
     target: Annotated[str, Meta(description="the target database as a SQLAlchemy URL", extra={"secret": IN_URL})]
     table: Annotated[str, Meta(description="the target table, schema.table where it has a schema")]
     key: Annotated[str, Meta(description="the table's key column: the document's id")]
+    key_type: Annotated[
+        str | None, Meta(description=f"the key column's type, like a column's `type`: {', '.join(KEY_TYPES)}")
+    ] = None
     missing: Annotated[Missing, Meta(description="the table does not have the document: insert, park or ignore")] = "insert"
     history: Annotated[bool, Meta(description="keep every event in instep_history")] = True
     batch_rows_max: Annotated[int, Meta(description="records in one micro-batch, over all partitions", ge=1)] = 400_000
     event: Annotated[Event, Meta(description="where things stand in the record")]
-    columns: Annotated[dict[str, str], Meta(description="table column = event field")]
+    columns: Annotated[dict[str, str | Column], Meta(description="table column = event field, or a table with `field` and more")]
     transitions: Annotated[
         dict[str, list[str]], Meta(description="which status may follow which; an event that breaks it parks its document")
     ] = {}
+
+    @property
+    def mapped(self) -> dict[str, Column]:
+        """The columns, each in the long form."""
+        return {name: one if isinstance(one, Column) else Column(field=one) for name, one in self.columns.items()}
 
 
 class Publisher(Table, frozen=True, kw_only=True):
@@ -237,6 +277,8 @@ def _override(tree: dict[str, Any], table: Any, path: list[str], text: str, name
     elif get_origin(kind) is dict:
         key = next((key for key in tree if key.upper() == step.upper()), step.lower())
         child = get_args(kind)[1]
+        if rest and isinstance(tree.get(key), str):  # a column's short form becomes its long form
+            tree[key] = {"field": tree[key]}
     else:
         raise errors.SettingsError(f"environment variable {name} names no setting: nothing is below {step!r}")
     if rest:
@@ -245,7 +287,8 @@ def _override(tree: dict[str, Any], table: Any, path: list[str], text: str, name
             raise errors.SettingsError(f"environment variable {name} names no setting: {key} is a value, not a table")
         below, value = _override(branch, child, rest, text, name)
         return f"{key}.{below}", value
-    tree[key] = _from_text(_plain(child), text, name)
+    is_short = child == str | Column and not text.lstrip().startswith("{")
+    tree[key] = text if is_short else _from_text(_plain(child), text, name)
     return str(key), tree[key]
 
 
@@ -344,6 +387,7 @@ def _plain(kind: Any) -> Any:
         rest = [part for part in get_args(kind) if part is not type(None)]
         if len(rest) == 1:
             return _plain(rest[0])
+        return next((part for part in rest if _is_table(part)), kind)  # the short form beside it is a value
     return kind
 
 
@@ -364,11 +408,13 @@ def _check(name: str, pipeline: Pipeline) -> None:
         raise errors.SettingsError(
             f"{place}.columns.{pipeline.key} is the key column, which holds the document's id already", "take the line out"
         )
-    if pipeline.event.order is not None and pipeline.event.order not in pipeline.columns.values():
+    fields = {column.field for column in pipeline.mapped.values()}
+    if pipeline.event.order is not None and pipeline.event.order not in fields:
         raise errors.SettingsError(
             f"{place}.event.order is {pipeline.event.order!r}, and no column keeps it, so the guard has nothing to compare with",
             f'add a column to [{place}.columns]: print_version = "{pipeline.event.order}"',
         )
+    _check_columns(place, pipeline)
     _check_transitions(place, pipeline)
     try:
         start_time(pipeline.start)
@@ -378,10 +424,73 @@ def _check(name: str, pipeline: Pipeline) -> None:
         ) from None
 
 
+def _check_columns(place: str, pipeline: Pipeline) -> None:
+    event = pipeline.event
+    if event.document.startswith("@") and event.document != "@key":
+        raise errors.SettingsError(f"{place}.event.document is {event.document!r}", 'use "@key" or a field of the value')
+    for part in ("status", "order", "at"):
+        if getattr(event, part) in ("@offset", "@partition"):
+            raise errors.SettingsError(
+                f"{place}.event.{part} is {getattr(event, part)!r}, which says nothing about the document",
+                "use a field of the value, a header or @timestamp",
+            )
+    if pipeline.key_type is not None:
+        column_type(pipeline.key_type, f"{place}.key_type", KEY_TYPES)
+    for name, column in pipeline.mapped.items():
+        _check_column(f"{place}.columns.{name}", column, event)
+
+
+def _check_column(place: str, column: Column, event: Event) -> None:
+    if (column.field is None) is (column.value is None):
+        both = "has a field and a value" if column.field is not None else "has neither a field nor a value"
+        raise errors.SettingsError(f"{place} {both}", 'give it one of them: field = "…" or value = …')
+    if column.type is not None:
+        column_type(column.type, f"{place}.type", TYPES)
+    used = [name for name in ("unit", "convert", "round", "trim") if getattr(column, name)]
+    if column.value is not None and used:
+        raise errors.SettingsError(
+            f"{place} is a constant, which takes no {used[0]}", f"write the value as it is to be stored, without {used[0]}"
+        )
+    if column.unit is not None and used != ["unit"]:
+        raise errors.SettingsError(
+            f"{place} has a unit, so its field is a time, which takes no {(set(used) - {'unit'}).pop()}", "take one of them out"
+        )
+    if column.field is not None and column.field == event.order and (column.round or column.convert in ("boolean", "text")):
+        raise errors.SettingsError(
+            f"{place} keeps the order value, and the guard compares it as it is",
+            'take `round` out; of `convert`, use "number" only',
+        )
+
+
+def column_type(text: str, place: str, known: tuple[str, ...] = TYPES) -> tuple[str, tuple[int, ...]]:
+    """A declared type as its name and its numbers: `decimal(12,2)` is ("decimal", (12, 2))."""
+    found = TYPE.fullmatch(text.strip().lower())
+    name, *numbers = [part for part in found.groups() if part is not None] if found else [""]
+    if not found or not any(one.partition("(")[0] == name for one in known):
+        bare = [one.partition("(")[0] for one in known]
+        raise errors.SettingsError(
+            f"{place} is {text!r}, which is no type{nearest(text.partition('(')[0].lower(), bare)}", f"types: {', '.join(known)}"
+        )
+    sizes = tuple(map(int, numbers))
+    if (name == "varchar" and sizes[0] == 0) or (
+        name == "decimal" and not (1 <= sizes[0] <= 65 and sizes[1] <= min(sizes[0], 30))
+    ):
+        raise errors.SettingsError(
+            f"{place} is {text!r}, which not every database can hold",
+            "varchar has at least 1 character, decimal 1 to 65 digits and a scale up to 30",
+        )
+    return name, sizes
+
+
 def _check_transitions(place: str, pipeline: Pipeline) -> None:
     if not pipeline.transitions:
         return
-    if pipeline.event.status not in pipeline.columns.values():
+    if pipeline.event.status is None:
+        raise errors.SettingsError(
+            f"{place}.transitions needs the event's status, and event.status is not set",
+            f'add to [{place}.event]: status = "status"',
+        )
+    if pipeline.event.status not in {column.field for column in pipeline.mapped.values()}:
         raise errors.SettingsError(
             f"{place}.transitions needs the document's present status, and no column keeps {pipeline.event.status!r}",
             f'add a column to [{place}.columns]: print_status = "{pipeline.event.status}"',
@@ -418,7 +527,11 @@ def describe(table: type[Table] = Settings) -> list[tuple[str, str, str, str]]:
         kind = _plain(hints[field.name])
         children = describe(kind) if _is_table(kind) else []
         if get_origin(kind) is dict and _is_table(_plain(get_args(kind)[1])):
-            children = [(f"NAME.{key}", *rest) for key, *rest in describe(_plain(get_args(kind)[1]))]  # type: ignore[misc]
+            short = not _is_table(get_args(kind)[1])
+            below = "COLUMN" if short else "NAME"
+            children = [(f"{below}.{key}", *rest) for key, *rest in describe(_plain(get_args(kind)[1]))]  # type: ignore[misc]
+            if short:
+                rows.append((field.name, _type_name(kind), _default(field), meta.description or ""))
         if children:
             rows += [(f"{field.name}.{key}", *rest) for key, *rest in children]  # type: ignore[misc]
         else:
@@ -436,7 +549,8 @@ def effective(table: Table, where: str = "") -> list[tuple[str, Any]]:
         if isinstance(value, Table):
             rows += effective(value, f"{key}.")
         elif isinstance(value, dict) and any(isinstance(child, Table) for child in value.values()):
-            rows += [row for name, child in value.items() for row in effective(child, f"{key}.{name}.")]
+            for name, child in value.items():
+                rows += effective(child, f"{key}.{name}.") if isinstance(child, Table) else [(f"{key}.{name}", child)]
         elif isinstance(value, dict):
             rows.append((key, {name: "***" if SECRET.search(name) else child for name, child in value.items()}))
         else:
@@ -467,7 +581,9 @@ def _type_name(kind: Any) -> str:
         return " or ".join(get_args(kind))
     if get_origin(kind) is dict:
         return "table"
-    return {str: "text", int: "integer", bool: "true or false"}.get(kind, str(kind))
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(_type_name(part) for part in get_args(kind) if part is not type(None))
+    return {str: "text", int: "integer", float: "number", bool: "true or false"}.get(kind, str(kind))
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:

@@ -48,25 +48,31 @@ class FailOn(StrEnum):
 def init(
     pipelines: Pipelines = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print the statements, and change nothing.")] = False,
+    add_columns: Annotated[bool, typer.Option("--add-columns", help="Add the columns that an existing table lacks.")] = False,
+    infer: Annotated[
+        bool | None,
+        typer.Option(
+            "--infer/--no-infer",
+            help="Take the types of new columns from the topic's last records; by default if it can be read at once.",
+        ),
+    ] = None,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Create the tables that a pipeline needs in its database, or report what is missing."""
-    from instep.sinks import inspection, preparation
+    """Create the tables that a pipeline needs in its database, or report what does not fit there."""
+    from instep.cli import preparing
 
     declared = settings.load(GIVEN.config)
+    faults = {}
     for name in shared.chosen(declared, pipelines):
-        pipeline = settings.pipeline(declared, name)
-        if sql:
-            for statement in preparation.statements(pipeline):
-                typer.echo(f"{statement};\n")
+        faults[name] = preparing.prepare(declared, name, sql=sql, add_columns=add_columns, infer=infer)
+        if sql or faults[name]:
             continue
-        for statement in preparation.prepare(pipeline):
-            typer.echo(f"{name}: {' '.join(statement.split())}")
-        inspection.inspect(name, pipeline)
+        pipeline = settings.pipeline(declared, name)
         if pipeline.transitions:
             _judge_statuses(declared, name, pipeline)
         shared.say(f"{name}: ready")
+    preparing.report(faults)
     if not sql and declared.spark.master.startswith("local"):
         _keep_ready()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -14,24 +13,39 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import astuple
 
 from instep import errors
-from instep.document import kinds, plain
+from instep.document import conversion, kinds, plain
 from instep.document.event import ID_CHARACTERS_MAX
-from instep.document.mapping import KEY, TIMESTAMP, Mapping, Path
+from instep.document.mapping import CONSTANT, HEADER, KEY, OFFSET, PARTITION, TIMESTAMP, Field, Mapping, Path
 from instep.document.reasons import COLUMN_REFUSES, Reason, Refusal, Unfit
 
 STATUS_CHARACTERS_MAX = 255
-EXPONENT_MAX = 1_000
 NESTING_MAX = 500
+UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 MISSING: Any = object()
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """A record as it lies in the log. A timestamp below 0 means that it has none."""
+    """A record as it lies in the log. A timestamp below 0 means that it has none, a partition below 0 that it lies in no log.
+
+    The headers are there only where the mapping reads one.
+    """
 
     offset: int
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
+    partition: int = -1
+    headers: plain.Headers = ()
+
+
+def record_of(found: plain.Record) -> Record:
+    """A record that was read from the log by another client, as the decoder takes it."""
+    return Record(found.offset, found.timestamp_ms, found.key, found.value, found.partition, found.headers)
+
+
+def _size(record: Record) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -63,35 +77,41 @@ class Decoder:
     def __init__(self, mapping: Mapping, record_bytes_max: int | None = None) -> None:
         """`record_bytes_max` is the largest record that the target can keep, should it have to be set aside."""
         self._bytes_max = record_bytes_max if record_bytes_max is not None else 2**62
-        exact = any(isinstance(column.kind, (kinds.Exact, kinds.Json)) for column in mapping.columns)
-        number = _exact_number if exact else None
+        exact = mapping.order_is_time or any(
+            isinstance(field.column.kind, (kinds.Exact, kinds.Json))
+            or field.conversion.convert == "text"
+            or field.conversion.round
+            for field in mapping.fields
+        )
+        number = kinds.exact_number if exact else None
         self._parse = msgspec.json.Decoder(float_hook=number).decode
         self._mapping = mapping
         self._id = kinds.converter(mapping.key.kind)
         self._id_is_padded = isinstance(mapping.key.kind, kinds.Text) and mapping.key.kind.padded
         self._id_is_integer = isinstance(mapping.key.kind, kinds.Integer)
-        self._guard_kind = next((c.kind for c in mapping.columns if c.name == mapping.guard), None)
-        self._fields = [
-            (
-                field.column.name,
-                field.path,
-                field.column.nullable,
-                kinds.time_converter(field.column.kind) if field.holds_time else kinds.converter(field.column.kind),
-            )
-            for field in mapping.fields
-        ]
-        paths = {mapping.document, mapping.status, mapping.at, *(field.path for field in mapping.fields)} - {(KEY,), (TIMESTAMP,)}
+        self._guard = mapping.guard_field
+        self._prepare_order = _preparer(self._guard)
+        self._prepare_status = _preparer(next((field for field in mapping.fields if field.path == mapping.status), None))
+        self._fields = [(field.column.name, field.path, field.column.nullable, converter(field)) for field in mapping.fields]
+        self._constants = {
+            field.path[0]: convert(field.constant)
+            for field, (_, _, _, convert) in zip(mapping.fields, self._fields, strict=True)
+            if field.constant is not None
+        }
+        named = {mapping.document, mapping.status or (KEY,), mapping.at, *(field.path for field in mapping.fields)}
+        paths = {path for path in named if not path[0].startswith("@")}
         self._paths = sorted(paths)
         self._names = [json.dumps(step, ensure_ascii=False).encode() for step in {step for path in paths for step in path}]
         self._tops = sorted({path[0] for path in paths})
         shape: list[Any] = [(f"f{number}", Any | UnsetType, UNSET) for number in range(len(self._tops))]
         mapped = msgspec.defstruct("Mapped", shape, rename={f"f{number}": name for number, name in enumerate(self._tops)})
         self._parse_mapped = msgspec.json.Decoder(mapped, float_hook=number).decode
-        self._plain = plain.Reader(self._uses(), bytes_max=self._bytes_max, float_hook=number)
+        constants = {CONSTANT: None, **self._constants}
+        self._plain = plain.Reader(self._uses(), bytes_max=self._bytes_max, float_hook=number, constants=constants)
 
     def decode(self, record: Record) -> Event:
         """The event that a record holds. Raises Unfit, and nothing else, for one that cannot be used."""
-        if len(record.key or b"") + len(record.value or b"") > self._bytes_max:
+        if _size(record) > self._bytes_max:
             raise _too_large(record, self._bytes_max)
         if record.key is None:
             raise Unfit(Reason.KEY_MISSING, "the record has no key")
@@ -104,12 +124,17 @@ class Decoder:
         body = self._body(record.value)
         mapping = self._mapping
         document = self._document(key if mapping.document == (KEY,) else self._required(body, mapping.document, record, key))
-        status, refusal = self._status(self._required(body, mapping.status, record, key))
+        status, refusal = None, None
+        if mapping.status is not None:
+            status, refusal = self._status(self._required(body, mapping.status, record, key))
         at = _find(body, mapping.at, record, key)
         moment = _named(mapping.at, kinds.instant, at) if at is not MISSING and at is not None else _timestamp(record)
         order = self._order(self._required(body, mapping.order, record, key)) if mapping.order is not None else None
         values: list[Any] = []
         for name, path, nullable, convert in self._fields:
+            if path[0] in self._constants:
+                values.append(self._constants[path[0]])
+                continue
             raw = _find(body, path, record, key)
             try:
                 if raw is MISSING:
@@ -164,19 +189,25 @@ class Decoder:
         elif isinstance(key, kinds.Integer):
             id_type = plain.type_of(key)
         order_type = None if mapping.order_is_time else plain.integer_type(-(2**63), 2**63 - 1)
+        if self._guard and self._guard.conversion:
+            order_type = None
         order = [plain.Use(mapping.order, order_type, self._order)] if mapping.order is not None else []
+        status = plain.Use((CONSTANT,), None, self._plain_status, nullable=True)  # which is None
+        if mapping.status is not None:
+            status_type = plain.text_type(STATUS_CHARACTERS_MAX, None) if self._prepare_status is None else None
+            status = plain.Use(mapping.status, status_type, self._plain_status)
         return [
             plain.Use(mapping.document, id_type, self._document),
-            plain.Use(mapping.status, plain.text_type(STATUS_CHARACTERS_MAX, None), self._plain_status),
+            status,
             plain.Use(mapping.at, plain.time_type(), kinds.instant),
             *order,
             *(
                 plain.Use(
                     field.path,
                     None
-                    if field.holds_time and not isinstance(field.column.kind, kinds.Time)
+                    if field.conversion or (field.holds_time and not isinstance(field.column.kind, kinds.Time))
                     else plain.type_of(field.column.kind),
-                    convert,
+                    convert if field.constant is None else lambda value: value,
                     True,
                     nullable,
                 )
@@ -211,7 +242,7 @@ class Decoder:
         except RecursionError:
             raise Unfit(Reason.NESTED_TOO_DEEP, "the value is nested too deep") from None
         except msgspec.ValidationError:
-            raise _beyond_range() from None
+            raise kinds.beyond_range() from None
         except msgspec.DecodeError as error:
             raise _not_json(value, str(error)) from None
         return body
@@ -236,6 +267,8 @@ class Decoder:
 
     def _document(self, raw: Any, of_key: bool = False) -> str | int | UUID:
         name = "the key" if of_key else ".".join(self._mapping.document)
+        if type(raw) is int and isinstance(self._mapping.key.kind, kinds.Text):
+            raw = str(raw)  # as the record's key has it
         if self._id_is_integer and type(raw) is str and (of_key or self._mapping.document == (KEY,)):
             raw = _canonical_integer(raw)
         if type(raw) is str:
@@ -254,20 +287,28 @@ class Decoder:
         return document
 
     def _status(self, raw: Any) -> tuple[str, Refusal | None]:
+        name = ".".join(self._mapping.status or ())
+        if self._prepare_status is not None and raw is not None:
+            raw = _named((name,), self._prepare_status, raw)
         if type(raw) is int:
             raw = str(raw)
         if type(raw) is not str:
-            raise Unfit(Reason.WRONG_TYPE, f"{'.'.join(self._mapping.status)}: a status is a text or an integer")
+            raise Unfit(Reason.WRONG_TYPE, f"{name}: a status is a text or an integer")
         if "\0" in raw:
-            raise Unfit(Reason.NUL_IN_TEXT, f"{'.'.join(self._mapping.status)}: the text holds the character NUL")
+            raise Unfit(Reason.NUL_IN_TEXT, f"{name}: the text holds the character NUL")
         if len(raw) > STATUS_CHARACTERS_MAX:
-            detail = f"{'.'.join(self._mapping.status)}: {len(raw)} characters, a status has at most {STATUS_CHARACTERS_MAX}"
+            detail = f"{name}: {len(raw)} characters, a status has at most {STATUS_CHARACTERS_MAX}"
             return raw[:STATUS_CHARACTERS_MAX], Refusal(Reason.TEXT_TOO_LONG, detail)
         return raw, None
 
     def _order(self, raw: Any) -> int:
-        """The order value as an integer: a version as it is, a time as microseconds (as milliseconds in an integer column)."""
+        """The order value as an integer: a version as it is, a time as microseconds, or in the unit of an integer column.
+
+        A time that is finer than what is compared is refused: cut, it might seem as late as one that is later.
+        """
         path = self._mapping.order or ()
+        if self._prepare_order is not None and raw is not None:
+            raw = _named(path, self._prepare_order, raw)
         if not self._mapping.order_is_time:
             if type(raw) is not int:
                 raise Unfit(Reason.WRONG_TYPE, f"{'.'.join(path)}: the order value must be an integer")
@@ -277,15 +318,48 @@ class Decoder:
         if kinds.is_finer(raw):
             raise Unfit(Reason.TIME_TOO_FINE, f"{'.'.join(path)}: finer than a microsecond")
         order = kinds.micros(_named(path, kinds.instant, raw))
-        return order // 1000 if isinstance(self._guard_kind, kinds.Integer) else order
+        if self._guard is None or not isinstance(self._guard.column.kind, kinds.Integer):
+            return order
+        step = kinds.UNIT_US[self._guard.unit]
+        if order % step:
+            raise Unfit(
+                Reason.TIME_TOO_FINE,
+                f"{'.'.join(path)}: finer than the {UNITS[self._guard.unit]} that column {self._guard.column.name} counts in",
+            )
+        return order // step
+
+
+def converter(field: Field) -> kinds.Converter:
+    """The function from a field's value, not null, to its column's value."""
+    kind = field.column.kind
+    convert = kinds.time_converter(kind, field.unit) if field.holds_time else kinds.converter(kind)
+    prepare = _preparer(field)
+    return convert if prepare is None else lambda value: convert(prepare(value))
+
+
+def _preparer(field: Field | None) -> kinds.Converter | None:
+    return conversion.preparer(field.conversion, field.column.kind) if field is not None and field.conversion else None
+
+
+def _own(name: str, record: Record, key: str) -> Any:
+    """One of the record's own fields. Of headers with the same name the last one counts."""
+    if name == KEY:
+        return key
+    if name == TIMESTAMP:
+        return record.timestamp_ms if record.timestamp_ms >= 0 else MISSING
+    if name in (OFFSET, PARTITION):
+        return MISSING if record.partition < 0 else record.offset if name == OFFSET else record.partition
+    found = next((value for header, value in reversed(record.headers) if header == name[len(HEADER) :]), MISSING)
+    try:
+        return found.decode() if isinstance(found, bytes) else found
+    except UnicodeDecodeError as error:
+        raise Unfit(Reason.WRONG_TYPE, f"{name}: not UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _find(body: dict[str, Any], path: Path, record: Record, key: str) -> Any:
     if len(path) == 1:
-        if path[0] == KEY:
-            return key
-        if path[0] == TIMESTAMP:
-            return record.timestamp_ms if record.timestamp_ms >= 0 else MISSING
+        if path[0].startswith("@"):
+            return _own(path[0], record, key)
         return body.get(path[0], MISSING)
     found: Any = body
     for step in path:
@@ -298,10 +372,9 @@ def _find(body: dict[str, Any], path: Path, record: Record, key: str) -> Any:
 
 
 def _too_large(record: Record, most: int) -> Unfit:
-    size = len(record.key or b"") + len(record.value or b"")
     return Unfit(
         Reason.RECORD_TOO_LARGE,
-        f"key and value have {size} bytes, the target takes {most}; the whole is in the log at this offset",
+        f"key and value have {_size(record)} bytes, the target takes {most}; the whole is in the log at this offset",
     )
 
 
@@ -330,21 +403,6 @@ def _canonical_integer(text: str) -> int:
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 20) or str(int(text)) != text:
         raise Unfit(Reason.WRONG_TYPE, "the key is no integer, and the key column is one")
     return int(text)
-
-
-def _beyond_range() -> Unfit:
-    return Unfit(Reason.NUMBER_OUT_OF_RANGE, "a number in the value is beyond any range")
-
-
-def _exact_number(text: str) -> Decimal:
-    """A decimal with every digit it was written with; one that no column could hold is refused before anybody expands it."""
-    try:
-        number = Decimal(text)
-    except ArithmeticError:
-        number = Decimal("Infinity")
-    if not number.is_finite() or abs(number.adjusted()) > EXPONENT_MAX:
-        raise _beyond_range()
-    return number
 
 
 class _Pairs(dict[str, Any]):

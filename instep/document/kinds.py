@@ -20,6 +20,8 @@ from instep.document.reasons import Reason, Unfit
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
+UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
+EXPONENT_MAX = 1_000
 WIDE = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # keeps every digit: Python's default context has 28
 
 Converter = Callable[[Any], Any]
@@ -146,12 +148,13 @@ def converter(kind: Kind) -> Converter:
             raise TypeError(f"no converter for {kind}")
 
 
-def time_converter(kind: Kind) -> Converter:
-    """The converter for a field that holds a time: integer columns take epoch milliseconds, text columns ISO 8601."""
+def time_converter(kind: Kind, unit: str = "ms") -> Converter:
+    """The converter for a field that holds a time: integer columns take units since 1970, text columns ISO 8601."""
     convert = converter(kind)
     match kind:
         case Integer():
-            return lambda value: convert(micros(instant(value)) // 1000)
+            step = UNIT_US[unit]
+            return lambda value: convert(micros(instant(value)) // step)
         case Text():
             return lambda value: convert(value if isinstance(value, str) and instant(value) else iso(instant(value)))
         case _:
@@ -168,7 +171,7 @@ def instant(value: Any) -> datetime:
         try:
             return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
         except OverflowError:
-            raise Unfit(Reason.TIME_OUT_OF_RANGE, f"{_shown(value)} lies outside the years 1 to 9999") from None
+            raise Unfit(Reason.TIME_OUT_OF_RANGE, f"{shown(value)} lies outside the years 1 to 9999") from None
     if type(value) is int or type(value) is float or isinstance(value, Decimal):
         try:
             return EPOCH + timedelta(milliseconds=value if type(value) is int else float(value))
@@ -236,7 +239,7 @@ def _choice(kind: Choice) -> Converter:
         if type(value) is not str:
             raise Unfit(Reason.WRONG_TYPE, f"text expected, not {_name(value)}")
         if value not in labels:
-            raise Unfit(Reason.NOT_A_CHOICE, f"{_shown(value)} is none of {', '.join(kind.labels)}")
+            raise Unfit(Reason.NOT_A_CHOICE, f"{shown(value)} is none of {', '.join(kind.labels)}")
         return value
 
     return convert
@@ -325,7 +328,7 @@ def _uuid(value: Any) -> UUID:
     try:
         return UUID(value)
     except ValueError:
-        raise Unfit(Reason.WRONG_TYPE, f"{_shown(value)} is no UUID") from None
+        raise Unfit(Reason.WRONG_TYPE, f"{shown(value)} is no UUID") from None
 
 
 def _json(kind: Json) -> Converter:
@@ -351,6 +354,21 @@ def _json(kind: Json) -> Converter:
         return text.decode()
 
     return convert
+
+
+def exact_number(text: str) -> Decimal:
+    """A decimal with every digit it was written with; one that no column could hold is refused before anybody expands it."""
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        number = Decimal("Infinity")
+    if not number.is_finite() or abs(number.adjusted()) > EXPONENT_MAX:
+        raise beyond_range()
+    return number
+
+
+def beyond_range() -> Unfit:
+    return Unfit(Reason.NUMBER_OUT_OF_RANGE, "a number in the value is beyond any range")
 
 
 def is_double(number: int | Decimal) -> bool:
@@ -409,15 +427,21 @@ def _lenient(value: str) -> datetime:
     try:
         return datetime.fromisoformat(value)
     except ValueError:
-        raise Unfit(Reason.NOT_A_TIME, f"{_shown(value)} is not ISO 8601") from None
+        raise Unfit(Reason.NOT_A_TIME, f"{shown(value)} is not ISO 8601") from None
 
 
 FINER_THAN_MICROSECONDS = re.compile(r"[.,]\d{6}\d*[1-9]")
 
 
 def is_finer(value: Any) -> bool:
-    """Whether a time in text says more than a microsecond does."""
-    return isinstance(value, str) and FINER_THAN_MICROSECONDS.search(value) is not None
+    """Whether a time, as text or as milliseconds, says more than a microsecond does."""
+    if isinstance(value, str):
+        return FINER_THAN_MICROSECONDS.search(value) is not None
+    if type(value) not in (float, Decimal):
+        return False
+    number = Decimal(repr(value)) if type(value) is float else value
+    exponent = number.normalize(WIDE).as_tuple().exponent
+    return isinstance(exponent, int) and exponent < -3
 
 
 def _name(value: Any) -> str:
@@ -430,5 +454,6 @@ def _shown_number(number: int | Decimal) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-def _shown(value: str) -> str:
+def shown(value: str) -> str:
+    """A text within a message, cut where it is long."""
     return repr(value) if len(value) <= 40 else repr(value[:40]) + "…"

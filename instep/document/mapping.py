@@ -8,10 +8,14 @@ from __future__ import annotations
 import msgspec
 
 from instep import errors, settings
-from instep.document import kinds
+from instep.document import conversion, kinds
 
 KEY = "@key"
 TIMESTAMP = "@timestamp"
+OFFSET = "@offset"
+PARTITION = "@partition"
+HEADER = "@header."
+CONSTANT = "@value."  # followed by the column's name: where a constant stands among the paths
 
 Path = tuple[str, ...]
 
@@ -32,6 +36,9 @@ class Field(msgspec.Struct, frozen=True):
     column: Column
     path: Path
     holds_time: bool = False
+    unit: settings.Unit = "ms"
+    conversion: conversion.Conversion = conversion.Conversion()
+    constant: str | int | float | bool | None = None
 
 
 class Mapping(msgspec.Struct, frozen=True):
@@ -39,7 +46,7 @@ class Mapping(msgspec.Struct, frozen=True):
 
     document: Path
     key: Column
-    status: Path
+    status: Path | None
     order: Path | None
     at: Path
     fields: tuple[Field, ...]
@@ -51,6 +58,17 @@ class Mapping(msgspec.Struct, frozen=True):
         return tuple(field.column for field in self.fields)
 
     @property
+    def guard_field(self) -> Field | None:
+        """The field that the guard's column keeps."""
+        return next((field for field in self.fields if field.column.name == self.guard), None)
+
+    @property
+    def reads_headers(self) -> bool:
+        """Whether records are needed with their headers."""
+        paths = (self.status, self.at, *(field.path for field in self.fields))
+        return any(path is not None and path[0].startswith(HEADER) for path in paths)
+
+    @property
     def status_column(self) -> Column | None:
         """The column that keeps the document's status, if one does."""
         return next((field.column for field in self.fields if field.path == self.status), None)
@@ -60,28 +78,43 @@ def compile_mapping(pipeline: settings.Pipeline, columns: dict[str, Column]) -> 
     """The mapping of a pipeline onto the columns of its table; the sink has checked that they are there."""
     event = pipeline.event
     at = event.at or TIMESTAMP
-    fields = tuple(
-        Field(column=columns[name], path=path(field), holds_time=field in (at, TIMESTAMP))
-        for name, field in pipeline.columns.items()
-    )
-    guard = next((field.column for field in fields if event.order is not None and field.path == path(event.order)), None)
+    fields = tuple(_field(columns[name], declared, at) for name, declared in pipeline.mapped.items())
+    kept = next((field for field in fields if event.order is not None and field.path == path(event.order)), None)
+    guard = kept.column if kept else None
+    is_time = kept is not None and (isinstance(kept.column.kind, kinds.Time) or kept.holds_time)
     return Mapping(
         document=path(event.document),
         key=columns[pipeline.key],
-        status=path(event.status),
+        status=path(event.status) if event.status is not None else None,
         order=path(event.order) if event.order is not None else None,
         at=path(at),
         fields=fields,
         guard=guard.name if guard else None,
-        order_is_time=guard is not None and (isinstance(guard.kind, kinds.Time) or event.order in (at, TIMESTAMP)),
+        order_is_time=is_time,
+    )
+
+
+def _field(column: Column, declared: settings.Column, at: str) -> Field:
+    if declared.field is None:
+        return Field(column=column, path=(CONSTANT + column.name,), constant=declared.value)
+    return Field(
+        column=column,
+        path=path(declared.field),
+        holds_time=declared.field in (at, TIMESTAMP) or declared.unit is not None,
+        unit=declared.unit or "ms",
+        conversion=conversion.Conversion(declared.convert, declared.round, declared.trim),
     )
 
 
 def path(field: str) -> Path:
-    """The steps to a field: dots descend; `@key` and `@timestamp` are the record's own."""
+    """The steps to a field: dots descend; names that begin with @ are the record's own."""
     if field.startswith("@"):
-        if field not in (KEY, TIMESTAMP):
-            raise errors.SettingsError(f"unknown field {field!r}", f"a record's own fields are {KEY} and {TIMESTAMP}")
+        is_header = field.startswith(HEADER) and field != HEADER
+        if not is_header and field not in (KEY, TIMESTAMP, OFFSET, PARTITION):
+            own = (KEY, TIMESTAMP, OFFSET, PARTITION, f"{HEADER}NAME")
+            raise errors.SettingsError(
+                f"unknown field {field!r}{settings.nearest(field, own)}", f"a record's own fields are {', '.join(own)}"
+            )
         return (field,)
     steps = tuple(field.split("."))
     if not all(steps):

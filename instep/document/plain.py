@@ -7,7 +7,7 @@ of its column's own type: then a parser that knows the types does the checking. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Annotated, Any, Literal, Protocol
@@ -17,12 +17,13 @@ from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import astuple
 
 from instep.document import kinds
-from instep.document.mapping import KEY, TIMESTAMP, Path
+from instep.document.mapping import CONSTANT, HEADER, KEY, OFFSET, PARTITION, TIMESTAMP, Path
 
 LENGTH_MAX = 1_000  # a longer value might be nested too deep
 EVER = kinds.Time()
 
 Row = tuple[Any, ...]
+Headers = tuple[tuple[str, bytes | None], ...]
 Convert = Callable[[Any], Any]
 
 
@@ -35,6 +36,12 @@ class Record(Protocol):
     def value(self) -> bytes | None: ...
     @property
     def timestamp_ms(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def headers(self) -> Headers: ...
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -85,21 +92,24 @@ def time_type(low: datetime = EVER.low, high: datetime = EVER.high) -> Any:
 class Reader:
     """Reads plain records. `uses` say what is wanted of each, and in which order it is given."""
 
-    def __init__(self, uses: Sequence[Use], *, bytes_max: int, float_hook: Convert | None) -> None:
+    def __init__(
+        self, uses: Sequence[Use], *, bytes_max: int, float_hook: Convert | None, constants: Mapping[str, Any] | None = None
+    ) -> None:
         fields: dict[str, list[Use]] = {}
+        own: dict[str, list[Use]] = {}  # which are the record's own, and constants
         for use in uses:
-            if use.path not in ((KEY,), (TIMESTAMP,)):
-                fields.setdefault(use.path[0], []).append(use)
+            (own if use.path[0].startswith("@") else fields).setdefault(use.path[0], []).append(use)
         types = {name: _joined(of_one) for name, of_one in fields.items()}
         shape = [_field(f"f{number}", types[name], of_one) for number, (name, of_one) in enumerate(fields.items())]
         renamed = {f"f{number}": name for number, name in enumerate(fields)}
         self._parse = msgspec.json.Decoder(
             msgspec.defstruct("Wanted", shape, rename=renamed, gc=False), float_hook=float_hook
         ).decode
-        places = {name: place for place, name in enumerate([*fields, KEY, TIMESTAMP])}
+        places = {name: place for place, name in enumerate([*fields, *own])}
         self._pick = itemgetter(*(places[use.path[0]] for use in uses))
-        self._own = any(use.path in ((KEY,), (TIMESTAMP,)) for use in uses)
-        self._stamped = any(use.path == (TIMESTAMP,) for use in uses)
+        self._own = [
+            _own(name, optional=all(use.optional for use in of_one), constants=constants or {}) for name, of_one in own.items()
+        ]
         times = [(places[name], *type_.__metadata__[0]) for name, type_ in types.items() if _is_time(type_)]
         self._times = [place for place, _, _ in times]
         self._bounded = [one for one in times if one[1:] != (EVER.low, EVER.high)]
@@ -121,7 +131,7 @@ class Reader:
                 if bounded:
                     self._hold(row)
                 if own:
-                    row = (*row, record.key.decode(), self._timestamp(record))  # type: ignore[union-attr] # as above
+                    row = (*row, *[get(record) for get in own])
                 row = pick(row)
                 rows.append(self._as_columns(row) if self._converted else row)
             except Exception:  # noqa: BLE001 - whatever it is, the record is not plain, and is looked at by itself
@@ -135,11 +145,6 @@ class Reader:
         for place, low, high in self._bounded:
             if isinstance(row[place], datetime) and not low <= row[place] <= high:
                 raise ValueError("beyond what the column holds")
-
-    def _timestamp(self, record: Record) -> int:
-        if self._stamped and record.timestamp_ms < 0:
-            raise ValueError("no timestamp")
-        return record.timestamp_ms
 
     def _in_utc(self, row: Row) -> Row:
         found = list(row)
@@ -176,6 +181,34 @@ class Reader:
         if key is None or value is None or len(value) > LENGTH_MAX or len(key) + len(value) > self._bytes_max or b"\\" in value:
             return False
         return _is_text(key) and _is_text(value) and all(value.count(name) <= 1 for name, _ in self._names)
+
+
+def _own(name: str, *, optional: bool, constants: Mapping[str, Any]) -> Callable[[Record], Any]:
+    """The function that gives one of a record's own fields; it raises for a record that is not plain."""
+
+    def timestamp(record: Record) -> Any:
+        return record.timestamp_ms if record.timestamp_ms >= 0 else lacking()
+
+    def place(record: Record) -> Any:
+        return lacking() if record.partition < 0 else record.offset if name == OFFSET else record.partition
+
+    def header(record: Record) -> Any:
+        if sum(len(value or b"") for _, value in record.headers) > LENGTH_MAX:
+            raise ValueError("the record may be larger than the target takes")
+        found = [value for key, value in record.headers if key == name[len(HEADER) :]]
+        return (found[-1] if found[-1] is None else found[-1].decode()) if found else lacking()
+
+    def lacking() -> Any:
+        if not optional:
+            raise ValueError(f"{name} is missing")
+        return UNSET
+
+    if name.startswith(CONSTANT):
+        value = constants[name]
+        return lambda _: value
+    if name == KEY:
+        return lambda record: record.key.decode()  # type: ignore[union-attr] # a record without a key is not plain
+    return timestamp if name == TIMESTAMP else place if name in (OFFSET, PARTITION) else header
 
 
 def _is_text(raw: bytes) -> bool:

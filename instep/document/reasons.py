@@ -60,7 +60,7 @@ EXPLANATIONS = {
     Reason.NUMBER_OUT_OF_RANGE: "a number does not fit its column",
     Reason.NOT_A_TIME: "a text that should be a time is not ISO 8601",
     Reason.TIME_OUT_OF_RANGE: "a time lies outside what the column can hold",
-    Reason.TIME_TOO_FINE: "an order time is finer than a microsecond, which the guard could not tell apart",
+    Reason.TIME_TOO_FINE: "an order time is finer than a microsecond, or than the unit of the guard's integer column",
     Reason.NOT_A_CHOICE: "a text is none of the values that the column's enumeration allows",
     Reason.STATUS_UNKNOWN: "the status is not in the settings' transitions",
     Reason.TRANSITION_NOT_ALLOWED: "the settings do not let this status follow the document's present one",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]
@@ -36,6 +37,7 @@ class Record:
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,4 +234,6 @@ def record(message: Message, partition: int) -> Record:
     """A message of the client as a record."""
     offset = message.offset()
     assert offset is not None
-    return Record(partition, offset, message.timestamp()[1], message.key(), message.value())
+    given: Any = message.headers()  # pairs, whatever the client's types say
+    headers = tuple((name, value) for name, value in given or ())
+    return Record(partition, offset, message.timestamp()[1], message.key(), message.value(), headers)

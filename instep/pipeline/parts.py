@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from instep.pipeline import arrow, query, steps
+from instep.pipeline import arrow, batches, query, steps
 from instep.sinks import scanning, setaside
 from instep.sinks.scanning import PAGE_ROWS
 from instep.sinks.sink import Sink
@@ -93,9 +93,10 @@ def take(sink: Sink, folder: Path, say: Say) -> Snapshot:
     return Snapshot(ledger, parts, left_out, documents, rewound, another)
 
 
-def keep_records(records: Iterable[Row], folder: Path, say: Say) -> Parts:
-    """Records that Spark does not read itself: partition, offset, timestamp, key and value of each."""
-    parts = Parts(folder, RECORD_SCHEMA, query.RECORD_SCHEMA)
+def keep_records(records: Iterable[Row], folder: Path, say: Say, *, headers: bool = False) -> Parts:
+    """Records that Spark does not read itself: partition, offset, timestamp, key, value and, if asked for, headers of each."""
+    schema = RECORD_SCHEMA.append(pa.field(batches.HEADERS, batches.HEADERS_TYPE)) if headers else RECORD_SCHEMA
+    parts = Parts(folder, schema, query.record_schema(headers=headers))
     source = iter(records)
     while page := list(itertools.islice(source, PAGE_ROWS)):
         parts.add(page)

@@ -7,16 +7,15 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 from pyspark.sql.streaming.query import StreamingQuery
 
-from instep.pipeline import arrow, task
+from instep.pipeline import arrow, batches, task
 
 OBSERVED = "instep"
 TRIGGER = "100 milliseconds"
 POLL_RECORDS = 10_000
-RECORD_SCHEMA = "partition int, offset long, timestamp_ms long, key binary, value binary"
 
 
 def start(
@@ -30,7 +29,7 @@ def start(
     once: bool,
 ) -> StreamingQuery:
     """Start the query at the ledger's offsets, with a fresh checkpoint: the ledger is the truth, the checkpoint a cache."""
-    records = _records(spark, plan.target.topic, kafka, offsets, rows_max)
+    records = _records(spark, plan.target.topic, kafka, offsets, rows_max, headers=plan.target.mapping.reads_headers)
     if str(spark.sparkContext.master).startswith("local"):
         # more tasks than cores would only wait for each other; each applies its partitions one after the other
         records = records.coalesce(spark.sparkContext.defaultParallelism)
@@ -46,7 +45,15 @@ def start(
     return quick.trigger(processingTime=TRIGGER).start()
 
 
-def _records(spark: SparkSession, topic: str, kafka: Mapping[str, str], offsets: Mapping[int, int], rows_max: int) -> DataFrame:
+def _records(
+    spark: SparkSession,
+    topic: str,
+    kafka: Mapping[str, str],
+    offsets: Mapping[int, int],
+    rows_max: int,
+    *,
+    headers: bool,
+) -> DataFrame:
     reader = spark.readStream.format("kafka")
     for name, value in kafka.items():
         reader = reader.option(f"kafka.{name}", value)
@@ -60,18 +67,25 @@ def _records(spark: SparkSession, topic: str, kafka: Mapping[str, str], offsets:
         .option("kafka.fetch.max.wait.ms", "1")
         # after each poll Spark asks for the log's ends and seeks, and what was fetched ahead is fetched again
         .option("kafka.max.poll.records", POLL_RECORDS)
+        .option("includeHeaders", headers)
         .load()
-        .select("partition", "offset", F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value")
+        .select(*_columns(headers=headers))
     )
 
 
 def read(
-    spark: SparkSession, topic: str, kafka: Mapping[str, str], start: Mapping[int, int], end: Mapping[int, int]
+    spark: SparkSession,
+    topic: str,
+    kafka: Mapping[str, str],
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    *,
+    headers: bool = False,
 ) -> DataFrame:
-    """The committed records of a topic between offsets, as a batch."""
+    """The committed records of a topic between offsets, as a batch; with their headers where they are needed."""
     asked = sorted(partition for partition in end if start[partition] < end[partition])
     if not asked:
-        return spark.createDataFrame([], RECORD_SCHEMA)
+        return spark.createDataFrame([], record_schema(headers=headers))
     reader = spark.read.format("kafka")
     for name, value in kafka.items():
         reader = reader.option(f"kafka.{name}", value)
@@ -84,6 +98,18 @@ def read(
         .option("minPartitions", spark.sparkContext.defaultParallelism)
         .option("kafka.isolation.level", "read_committed")
         .option("kafka.fetch.max.wait.ms", "1")
+        .option("includeHeaders", headers)
         .load()
-        .select("partition", "offset", F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value")
+        .select(*_columns(headers=headers))
     )
+
+
+def record_schema(*, headers: bool) -> str:
+    """The columns of records in Spark's words."""
+    schema = "partition int, offset long, timestamp_ms long, key binary, value binary"
+    return f"{schema}, {batches.HEADERS} {batches.HEADERS_SPARK}" if headers else schema
+
+
+def _columns(*, headers: bool) -> list[Column | str]:
+    columns: list[Column | str] = ["partition", "offset", F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value"]
+    return [*columns, batches.HEADERS] if headers else columns

@@ -317,12 +317,15 @@ class _Work:
 
     def _records(self, start: Mapping[int, int], end: Mapping[int, int]) -> DataFrame:
         """The committed records of the topic between offsets."""
+        headers = self.sink.to.mapping.reads_headers
         if self.through_spark:
             kafka = java_config(self.cluster.kafka, self.cluster.bootstrap)
-            return query.read(self.spark, self.topic.name, kafka, start, end)
+            return query.read(self.spark, self.topic.name, kafka, start, end, headers=headers)
         found = reading.read(self.cluster, self.topic.name, {partition: (start[partition], end[partition]) for partition in end})
-        rows = ((one.partition, one.offset, one.timestamp_ms, one.key, one.value) for one in found)
-        return parts.keep_records(rows, self._folder("log"), self.say).frame(self.spark)
+        rows = (
+            (*_place(one), one.key, one.value, one.headers) if headers else (*_place(one), one.key, one.value) for one in found
+        )
+        return parts.keep_records(rows, self._folder("log"), self.say, headers=headers).frame(self.spark)
 
     def _folder(self, name: str) -> Path:
         return self.folder / f"{name}-{next(self._folders)}"
@@ -456,6 +459,10 @@ class _Work:
 
 
 LISTED = (*comparison.REAL, Kind.PARKED, Kind.BEHIND, steps.UNREADABLE_KIND)
+
+
+def _place(record: offsets.Record) -> tuple[int, int, int]:
+    return record.partition, record.offset, record.timestamp_ms
 
 
 def refuse_unclear_start(name: str, pipeline: settings.Pipeline, request: Request) -> None:

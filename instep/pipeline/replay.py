@@ -22,7 +22,7 @@ import msgspec
 
 from instep import errors
 from instep.document import guard
-from instep.document.decoding import Event, Record
+from instep.document.decoding import Event, record_of
 from instep.document.guard import Document, Stored, Values, Verdict
 from instep.document.mapping import KEY
 from instep.document.reasons import Reason
@@ -133,7 +133,7 @@ def _events(
     for record in reading.read(cluster, topic, ranges):
         if (keys and record.key not in keys) or Place(topic, record.partition, record.offset) in over:
             continue
-        found, _ = desk.decoder.decode_all([Record(record.offset, record.timestamp_ms, record.key, record.value)])
+        found, _ = desk.decoder.decode_all([record_of(record)])
         yield from (one for one in found if one.refusal is None and (not documents or one.document in documents))
 
 

@@ -26,12 +26,14 @@ from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.folding import ABSENT, Run, Shape, State, Step
 from instep.document.mapping import Mapping
 from instep.document.reasons import Refusal
+from instep.pipeline import batches as arriving
 
 STRETCH_RECORDS = 100_000
 STRETCH_BYTES = 32 * 1024 * 1024
 BATCH_ROWS = 10_000
 
 PARKED, FORGOTTEN, FOUND, WAITING = -4, -3, -2, -1
+NO_LOG = -1  # the partition of a row that another source gave: it has no place in a log, and no headers
 UNREADABLE = 3  # the shape of a row of the source that cannot be decoded
 
 SCHEMA = pa.schema(
@@ -84,7 +86,7 @@ def from_records(plan: Plan, batches: Batches) -> Batches:
     """Decode records and thin them, stretch by stretch."""
     decoder = Decoder(plan.mapping)
     step_of = _stepper(plan)
-    for records in _stretches(batches):
+    for records in _stretches(batches, from_source=plan.from_source):
         runs: dict[tuple[int, str], Run] = {}
         unreadable: list[Row] = []
         for partition, some in records.items():
@@ -248,14 +250,14 @@ def _unreadable(name: str, partition: int, offset: int, why: DeadLetter | Refusa
     return name, partition, offset, -1, None, None, UNREADABLE, f"{why.reason}: {why.detail}".encode()
 
 
-def _stretches(batches: Batches) -> Iterator[dict[int, list[Record]]]:
+def _stretches(batches: Batches, *, from_source: bool = False) -> Iterator[dict[int, list[Record]]]:
     """Records by partition, in log order, in stretches that fit into memory."""
     records: dict[int, list[Record]] = {}
     count = size = 0
     for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "timestamp_ms", "key", "value")]
-        for partition, offset, timestamp_ms, key, value in zip(*columns, strict=True):
-            records.setdefault(partition, []).append(Record(offset, timestamp_ms, key, value))
+        for partition, offset, timestamp_ms, key, value, headers in arriving.rows(batch):
+            place = NO_LOG if from_source else partition
+            records.setdefault(partition, []).append(Record(offset, timestamp_ms, key, value, place, headers))
             count += 1
             size += len(value) if value is not None else 0
             if count >= STRETCH_RECORDS or size > STRETCH_BYTES:

@@ -24,6 +24,7 @@ from instep.document.decoding import Decoder, Record
 from instep.document.guard import Verdict
 from instep.kafka import offsets, topics
 from instep.kafka.connection import Cluster
+from instep.pipeline import batches as arriving
 from instep.pipeline import continuity, failures, transaction
 from instep.pipeline.transaction import Outcome, Probe, Writer
 from instep.sinks import inspection
@@ -192,13 +193,12 @@ def _runs(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[Record]
     current, size = -1, 0
     records: list[Record] = []
     for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "timestamp_ms", "key", "value")]
-        for partition, offset, timestamp_ms, key, value in zip(*columns, strict=True):
+        for partition, offset, timestamp_ms, key, value, headers in arriving.rows(batch):
             if records and (partition != current or is_full(records, size)):
                 yield current, records
                 records, size = [], 0
             current = partition
-            records.append(Record(offset, timestamp_ms, key, value))
+            records.append(Record(offset, timestamp_ms, key, value, partition, headers))
             size += len(value) if value is not None else 0
     if records:
         yield current, records

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from instep.document import guard, kinds
-from instep.document.decoding import Event, Record
+from instep.document.decoding import Event, record_of
 from instep.document.guard import Document, Stored, Verdict
 from instep.document.mapping import KEY
 from instep.document.reasons import Unfit
@@ -134,6 +134,6 @@ def _events_of(desk: Desk, document: Document, cluster: Cluster) -> Iterator[tup
         for record in reading.read(cluster, topic.name, {partition: (first[partition], end[partition])}):
             if by_key and record.key != key:
                 continue
-            events, _ = desk.decoder.decode_all([Record(record.offset, record.timestamp_ms, record.key, record.value)])
+            events, _ = desk.decoder.decode_all([record_of(record)])
             if events and events[0].document == document:
                 yield partition, events[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from instep.document.decoding import Record
+from instep.document.decoding import Record, record_of
 from instep.kafka import reading
 from instep.kafka.connection import Cluster
 from instep.pipeline import task
@@ -44,4 +44,4 @@ def _end(plan: task.Plan, cluster: Cluster, position: Position) -> int:
 
 def _records(plan: task.Plan, cluster: Cluster, partition: int, start: int, end: int) -> Iterator[Record]:
     for found in reading.read(cluster, plan.target.topic, {partition: (start, end)}):
-        yield Record(found.offset, found.timestamp_ms, found.key, found.value)
+        yield record_of(found)

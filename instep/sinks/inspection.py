@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from instep import errors, settings
 from instep.document import guard, kinds, mapping, transitions
-from instep.sinks import sqlite, tables, target, tls
+from instep.sinks import declared, sqlite, tables, target, tls
 from instep.sinks.target import TableName, Target
 
 INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "MEDIUMINT": 24, "INTEGER": 32, "INT": 32, "BIGINT": 64}
@@ -223,7 +223,32 @@ class Reader:
         compiled = mapping.compile_mapping(pipeline, columns)
         if compiled.guard:
             self._judge_guard(columns[compiled.guard], compiled.order_is_time)
+        for fault in declared.faults(str(self.table), pipeline, columns):
+            raise fault
         return compiled
+
+    def faults(self, pipeline: settings.Pipeline, *, may_lack: bool = False) -> list[errors.TargetUnfit]:
+        """Everything that does not fit, not only the first; columns that may be lacking are passed over."""
+        found: list[errors.TargetUnfit] = []
+
+        def attempt(judge: Callable[..., Any], *arguments: Any) -> Any:
+            try:
+                return judge(*arguments)
+            except errors.TargetUnfit as unfit:
+                found.append(unfit)
+
+        attempt(self.judge_table, pipeline)
+        asked = [name for name in pipeline.columns if name in self.columns or not may_lack]
+        columns = {name: column for name in asked if (column := attempt(self._column, name)) is not None}
+        if pipeline.missing == "insert":
+            for name in self.columns:
+                attempt(self._judge_unmapped, pipeline, name)
+        if pipeline.key in self.columns and not found and not (pipeline.columns.keys() - columns.keys()):
+            columns[pipeline.key] = self._column(pipeline.key)
+            compiled = mapping.compile_mapping(pipeline, columns)
+            if compiled.guard:
+                attempt(self._judge_guard, columns[compiled.guard], compiled.order_is_time)
+        return [*found, *declared.faults(str(self.table), pipeline, columns)]
 
     def judge_table(self, pipeline: settings.Pipeline) -> None:
         """What must be right before the table is changed or written: its engine, and the key."""
@@ -366,9 +391,9 @@ class Reader:
 
     # --- the other columns -----------------------------------------------------------------------------
 
-    def _judge_unmapped(self, pipeline: settings.Pipeline) -> None:
+    def _judge_unmapped(self, pipeline: settings.Pipeline, only: str | None = None) -> None:
         for name, column in self.columns.items():
-            if name == pipeline.key or name in pipeline.columns:
+            if name == pipeline.key or name in pipeline.columns or only not in (None, name):
                 continue
             filled = column["nullable"] or column.get("default") is not None or column.get("computed") or column.get("identity")
             if not filled and column.get("autoincrement") is not True:
@@ -415,7 +440,8 @@ class Reader:
         found = self.columns.get(name)
         if found is None:
             raise errors.TargetUnfit(
-                f"table {self.table} has no column {name!r}{settings.nearest(name, self.columns)}", "run: instep init"
+                f"table {self.table} has no column {name!r}{settings.nearest(name, self.columns)}",
+                "correct the name in the settings; or, to add the column: instep init --add-columns",
             )
         if found.get("computed"):
             raise self._unfit(name, "is computed by the database and cannot be written", "map another column")

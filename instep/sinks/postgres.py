@@ -84,7 +84,7 @@ CAST_KINDS = (kinds.Choice, kinds.Json)
 APPEND_TYPES = {
     "pipeline": "text", "topic": "text", "partition": "int4", "offset": "int8", "document": "text", "status": "text",
     "ledger_offset": "int8", "order_value": "int8", "event_time": "timestamptz", "verdict": "text", "committed_at": "timestamptz",
-    "key": "bytea", "value": "bytea", "reason": "text", "detail": "text", "at": "timestamptz",
+    "key": "bytea", "value": "bytea", "headers": "bytea", "reason": "text", "detail": "text", "at": "timestamptz",
     "timestamp_ms": "int8", "deed": "text", "outcome": "text", "why": "text", "who": "text",
 }  # fmt: skip
 

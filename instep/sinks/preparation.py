@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from instep import errors, settings
-from instep.sinks import inspection, tables, target
+from instep.sinks import declared, inspection, tables, target
+
+Show = Callable[[Sequence[str]], None]
 
 
-def statements(pipeline: settings.Pipeline) -> list[str]:
+def statements(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[str]:
     """What is missing in the target database; an empty list when nothing is."""
-    url = target.database_url(pipeline.target)
-    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
-        dialect = url.get_dialect()()
-        return [*tables.business_statements(dialect, pipeline, None), *tables.create_statements(dialect, {})]
-    with inspection.connection(url) as opened:
-        return _missing(opened, pipeline)
+    with _looking(pipeline) as opened:
+        return _missing(opened, pipeline, add_columns)
 
 
-def prepare(pipeline: settings.Pipeline) -> list[str]:
-    """Make what is missing; the statements that were carried out."""
+def prepare(pipeline: settings.Pipeline, *, add_columns: bool = False, show: Show = lambda _: None) -> list[str]:
+    """Make what is missing; the statements that were carried out, of which `show` was told before."""
     url = target.database_url(pipeline.target)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).parent.is_dir():
         raise errors.SettingsError(
             f"the folder {Path(str(url.database)).parent} does not exist", "make it, or correct the target"
         )
     with inspection.connection(url, create=True) as opened:
-        missing = _missing(opened, pipeline)
+        missing = _missing(opened, pipeline, add_columns)
+        show(missing)
         for statement in missing:
             opened.exec_driver_sql(
                 statement.replace("%", "%%") if opened.dialect.paramstyle in ("format", "pyformat") else statement
@@ -37,18 +38,67 @@ def prepare(pipeline: settings.Pipeline) -> list[str]:
     return missing
 
 
-def _missing(opened: sa.Connection, pipeline: settings.Pipeline) -> list[str]:
-    view = sa.inspect(opened)
-    name = target.table_name(pipeline.table)
-    known = None
-    if view.has_table(name.name, schema=name.schema):
-        reader = inspection.Reader(opened, name)
-        reader.judge_table(pipeline)  # a table that cannot be used is not changed either
-        known = set(reader.columns)
-    return [
-        *tables.business_statements(opened.dialect, pipeline, known),
-        *tables.create_statements(opened.dialect, inspection.own_tables(view)),
+def faults(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[errors.TargetUnfit]:
+    """Everything about an existing table that does not fit the settings; with `add_columns` it may lack columns."""
+    with _looking(pipeline) as opened:
+        reader = _reader(opened, pipeline)
+        return reader.faults(pipeline, may_lack=add_columns) if reader else []
+
+
+def untyped(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[str]:
+    """The columns that would be made and of which the settings say no type; the key's among them."""
+    with _looking(pipeline) as opened:
+        reader = _reader(opened, pipeline)
+    if reader is not None and not add_columns:
+        return []
+    known = set(reader.columns) if reader else set()
+    key = [pipeline.key] if pipeline.key not in known and pipeline.key_type is None else []
+    return key + [
+        name
+        for name, column in pipeline.mapped.items()
+        if name not in known and column.type is None and declared.usual_type(pipeline, column) is None
     ]
+
+
+@contextmanager
+def _looking(pipeline: settings.Pipeline) -> Iterator[sa.Connection]:
+    """A connection that changes nothing; for a SQLite file that does not exist, to an empty database in memory."""
+    url = target.database_url(pipeline.target)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
+        with sa.create_engine("sqlite://").connect() as opened:
+            yield opened
+    else:
+        with inspection.connection(url) as opened:
+            yield opened
+
+
+def _reader(opened: sa.Connection, pipeline: settings.Pipeline) -> inspection.Reader | None:
+    name = target.table_name(pipeline.table)
+    return inspection.Reader(opened, name) if sa.inspect(opened).has_table(name.name, schema=name.schema) else None
+
+
+def _missing(opened: sa.Connection, pipeline: settings.Pipeline, add_columns: bool) -> list[str]:
+    reader = _reader(opened, pipeline)
+    if reader is not None:
+        for fault in reader.faults(pipeline, may_lack=add_columns):
+            raise fault  # a table that cannot be used is not changed either
+    known = set(reader.columns) if reader is not None else None
+    return [
+        *_table_statements(opened.dialect, pipeline, known),
+        *tables.create_statements(opened.dialect, inspection.own_tables(sa.inspect(opened))),
+    ]
+
+
+def _table_statements(dialect: sa.Dialect, pipeline: settings.Pipeline, known: set[str] | None) -> list[str]:
+    """The statements that make the target table, or add to an existing one the columns that the mapping names."""
+    name = target.table_name(pipeline.table)
+    columns = [sa.Column(column, declared.type_of(pipeline, one)) for column, one in pipeline.mapped.items()]
+    if known is None:
+        key = declared.key_column(pipeline)
+        table = sa.Table(name.name, sa.MetaData(), key, *columns, schema=name.schema, **tables.TRANSACTIONAL)
+        return tables.create(table, dialect)
+    table = sa.Table(name.name, sa.MetaData(), *columns, schema=name.schema)
+    return [tables.alter_statement(dialect, column) for column in table.columns if column.name not in known]
 
 
 def remove(name: str, pipeline: settings.Pipeline, *, own_tables: bool) -> None:

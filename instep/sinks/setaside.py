@@ -18,10 +18,10 @@ import msgspec
 from instep.document.decoding import Record
 from instep.document.guard import Document
 from instep.document.reasons import Reason
-from instep.sinks.sink import Sink, chunks, kept_text, moment
+from instep.sinks.sink import Sink, chunks, kept_text, moment, read_headers
 
 PLACE = "topic, {partition}, {offset}"
-RECORD = PLACE + ", timestamp_ms, {key}, {value}, reason, detail, {at}"
+RECORD = PLACE + ", timestamp_ms, {key}, {value}, headers, reason, detail, {at}"
 SELECT_DEAD = f"SELECT {RECORD} FROM instep_dead_letters WHERE pipeline = ?"
 GROUP_DEAD = "SELECT reason, count(*), min({at}), max({at}) FROM instep_dead_letters WHERE pipeline = ?"
 SELECT_PARKED = f"SELECT {RECORD}, document FROM instep_parked WHERE pipeline = ?"
@@ -414,8 +414,10 @@ def _judge_again(sink: Sink, table: str, place: Place, reason: Reason, detail: s
 
 
 def _set_aside(row: tuple[Any, ...], document: str | None = None) -> SetAside:
-    topic, partition, offset, timestamp_ms, key, value, reason, detail, at = row
-    record = Record(offset, -1 if timestamp_ms is None else timestamp_ms, _bytes(key), _bytes(value))
+    topic, partition, offset, timestamp_ms, key, value, headers, reason, detail, at = row
+    record = Record(
+        offset, -1 if timestamp_ms is None else timestamp_ms, _bytes(key), _bytes(value), partition, read_headers(_bytes(headers))
+    )
     return SetAside(Place(topic, partition, offset), record, reason, detail or "", _sure(at), document)
 
 

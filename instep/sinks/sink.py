@@ -25,6 +25,7 @@ from instep.document import guard, kinds
 from instep.document.decoding import DeadLetter, Event, Record
 from instep.document.guard import Document, Parked, Stored, Verdict
 from instep.document.mapping import Column
+from instep.document.plain import Headers
 from instep.document.reasons import Reason
 from instep.sinks import target
 from instep.sinks.target import Decision, Position, Target
@@ -62,7 +63,7 @@ ANY_PARKED = "SELECT 1 FROM instep_parked WHERE pipeline = ? LIMIT 1"
 COUNT_DEAD = "SELECT count(*) FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
 COUNT_PARKED = "SELECT count(DISTINCT document) FROM instep_parked WHERE pipeline = ?"
 DECISION_COLUMNS = ("pipeline", "topic", "partition", "offset", "at", "document", "deed", "outcome", "why", "who")
-DEAD_COLUMNS = ("pipeline", "topic", "partition", "offset", "timestamp_ms", "key", "value", "reason", "detail", "at")
+DEAD_COLUMNS = ("pipeline", "topic", "partition", "offset", "timestamp_ms", "key", "value", "headers", "reason", "detail", "at")
 PARKED_COLUMNS = ("document", *DEAD_COLUMNS)
 
 DETAIL_CHARACTERS_MAX = 1_000
@@ -583,11 +584,12 @@ class Sink(abc.ABC):
         ]  # fmt: skip
 
     def _set_aside(self, partition: int, record: Record, reason: Reason, detail: str, at: datetime) -> tuple[Any, ...]:
-        key, value = record.key, record.value
+        key, value, headers = record.key, record.value, kept_headers(record.headers)
         if reason is Reason.RECORD_TOO_LARGE:
             key, value = (part if part is None else part[:BEGINNING_BYTES] for part in (key, value))
+            headers = None
         return (
-            self.to.pipeline, self.to.topic, partition, record.offset, record.timestamp_ms, key, value,
+            self.to.pipeline, self.to.topic, partition, record.offset, record.timestamp_ms, key, value, headers,
             reason.value, kept_text(detail), self._bound_time(at),
         )  # fmt: skip
 
@@ -672,6 +674,19 @@ def chunks(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 def kept_text(text: str) -> str:
     """Words about a record, of a length and in characters that every database keeps."""
     return text.replace("\0", "␀")[:DETAIL_CHARACTERS_MAX]
+
+
+def kept_headers(headers: Headers) -> bytes | None:
+    """Headers as they are kept beside a record that was set aside; None for none."""
+    return msgspec.json.encode(headers) if headers else None
+
+
+_decode_headers = msgspec.json.Decoder(Headers).decode
+
+
+def read_headers(kept: bytes | None) -> Headers:
+    """The headers that `kept_headers` made."""
+    return _decode_headers(kept) if kept else ()
 
 
 def moment(value: Any) -> datetime | None:

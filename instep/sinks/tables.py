@@ -9,10 +9,6 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.types import TypeEngine
 
-from instep import settings
-from instep.document.mapping import TIMESTAMP
-from instep.sinks import target
-
 # collations that tell apart what a document's id tells apart: case, accents and trailing spaces
 EXACT_COLLATIONS = {"mysql": "utf8mb4_0900_bin", "mariadb": "utf8mb4_nopad_bin"}
 
@@ -113,6 +109,7 @@ DEAD_LETTERS = sa.Table(
     sa.Column("timestamp_ms", sa.BigInteger),
     sa.Column("key", bytes_type()),
     sa.Column("value", bytes_type()),
+    sa.Column("headers", bytes_type()),
     sa.Column("reason", name_type(64), nullable=False),
     sa.Column("detail", long_text()),
     sa.Column("at", time_type(), nullable=False),
@@ -128,6 +125,7 @@ PARKED = sa.Table(
     sa.Column("timestamp_ms", sa.BigInteger),
     sa.Column("key", bytes_type()),
     sa.Column("value", bytes_type()),
+    sa.Column("headers", bytes_type()),
     sa.Column("reason", name_type(64), nullable=False),
     sa.Column("detail", long_text()),
     sa.Column("at", time_type(), nullable=False),
@@ -183,7 +181,7 @@ def create_statements(dialect: sa.Dialect, existing: dict[str, set[str]]) -> lis
     statements: list[str] = []
     for table in metadata.sorted_tables:
         if table.name not in existing:
-            statements += _create(table, dialect)
+            statements += create(table, dialect)
         else:
             statements += [alter_statement(dialect, column) for column in lacking(table, existing[table.name])]
     return statements
@@ -194,17 +192,6 @@ def lacking(table: sa.Table, columns: set[str]) -> list[sa.Column[Any]]:
     return [column for column in table.columns if column.name not in columns]
 
 
-def business_statements(dialect: sa.Dialect, pipeline: settings.Pipeline, existing: set[str] | None) -> list[str]:
-    """The statements that make the target table, or add to an existing one the columns that the mapping names."""
-    name = target.table_name(pipeline.table)
-    columns = [sa.Column(column, guessed_type(pipeline, field)) for column, field in pipeline.columns.items()]
-    if existing is None:
-        key = sa.Column(pipeline.key, name_type(255), primary_key=True)
-        return _create(sa.Table(name.name, sa.MetaData(), key, *columns, schema=name.schema, **TRANSACTIONAL), dialect)
-    table = sa.Table(name.name, sa.MetaData(), *columns, schema=name.schema)
-    return [alter_statement(dialect, column) for column in table.columns if column.name not in existing]
-
-
 def alter_statement(dialect: sa.Dialect, column: sa.Column[Any]) -> str:
     """The statement that adds one column to the table it belongs to."""
     compiler = dialect.ddl_compiler(dialect, CreateTable(column.table))
@@ -212,19 +199,8 @@ def alter_statement(dialect: sa.Dialect, column: sa.Column[Any]) -> str:
     return f"ALTER TABLE {table} ADD COLUMN {compiler.get_column_specification(column)}"
 
 
-def guessed_type(pipeline: settings.Pipeline, field: str) -> TypeEngine[object]:
-    """The type for a column that instep makes: by the field's part in the event, else text."""
-    event = pipeline.event
-    if field in (event.at, TIMESTAMP):
-        return time_type()
-    if field == event.order:
-        return sa.BigInteger()  # type: ignore[return-value]
-    if field == event.status:
-        return name_type(255)  # type: ignore[return-value]
-    return long_text()  # type: ignore[return-value]
-
-
-def _create(table: sa.Table, dialect: sa.Dialect) -> list[str]:
+def create(table: sa.Table, dialect: sa.Dialect) -> list[str]:
+    """The statements that make a table with its indexes."""
     indexes = sorted(table.indexes, key=lambda index: str(index.name))
     parts: list[CreateTable | CreateIndex] = [CreateTable(table), *(CreateIndex(index) for index in indexes)]
     return [_tidy(str(part.compile(dialect=dialect))) for part in parts]

@@ -430,7 +430,7 @@ def test_a_null_where_the_column_takes_none() -> None:
     assert reason(record(note=None), decoder(columns)) is Reason.NULL_NOT_ALLOWED
 
 
-@pytest.mark.parametrize("field", ["@offset", "", "a..b", ".a"])
+@pytest.mark.parametrize("field", ["@ofset", "@header.", "", "a..b", ".a"])
 def test_a_field_name_that_cannot_be(field: str) -> None:
     with pytest.raises(errors.SettingsError, match="field"):
         mapping.path(field)

@@ -54,7 +54,7 @@ def runner(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Iterator[Ca
     started: list[Runner] = []
 
     def make(pipeline: settings.Pipeline, name: str = "contracts", *, once: bool = False) -> Runner:
-        preparation.prepare(pipeline)
+        preparation.prepare(pipeline, add_columns=True)
         one = Runner(name, pipeline, cluster, spark, tmp_path / str(len(started)), once=once)
         started.append(one)
         one.start()

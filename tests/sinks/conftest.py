@@ -43,7 +43,7 @@ def open_sink() -> Iterator[Callable[[settings.Pipeline], Sink]]:
     opened: list[Sink] = []
 
     def make(pipeline: settings.Pipeline, name: str = "contracts") -> Sink:
-        preparation.prepare(pipeline)
+        preparation.prepare(pipeline, add_columns=True)
         opened.append(sinks.open_sink(inspection.inspect(name, pipeline)))
         return opened[-1]
 

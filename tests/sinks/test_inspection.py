@@ -61,7 +61,16 @@ def test_init_makes_everything_and_a_second_time_nothing(database_url: str) -> N
 def test_init_adds_to_an_existing_table_only_what_the_mapping_names(database_url: str) -> None:
     make(database_url, "print_status VARCHAR(20), owner VARCHAR(20)")
     pipeline = declare(database_url)
-    added = [statement for statement in preparation.prepare(pipeline) if "contract_document" in statement]
+    with pytest.raises(errors.TargetUnfit, match=r"no column 'print_version'.*did you mean 'print_status'") as refusal:
+        preparation.prepare(pipeline)
+    assert "--add-columns" in refusal.value.remedy
+    assert [fault.what.partition(";")[0] for fault in preparation.faults(pipeline)] == [
+        f"table contract_document has no column {name!r}" for name in ("print_version", "printed_at")
+    ]
+    shown: list[str] = []
+    made = preparation.prepare(pipeline, add_columns=True, show=shown.extend)
+    assert made == shown
+    added = [statement for statement in made if "contract_document" in statement]
     assert len(added) == 2
     assert all(statement.startswith("ALTER TABLE") for statement in added)
     columns = run_sql(database_url, "SELECT * FROM contract_document")
@@ -154,7 +163,9 @@ def test_character_sets_of_text_columns(kind: str, new_database: Callable[[str],
 def test_a_column_that_takes_no_null_and_is_not_mapped(database_url: str) -> None:
     make(database_url, REST + ", owner VARCHAR(20) NOT NULL")
     assert "column 'owner' takes no null" in refused(database_url).what
-    inspection.inspect("contracts", declare(database_url, missing="ignore"))
+    ignoring = declare(database_url, missing="ignore")
+    preparation.prepare(ignoring)
+    inspection.inspect("contracts", ignoring)
 
 
 def test_a_guard_column_of_a_type_that_has_no_order(database_url: str) -> None:
