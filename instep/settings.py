@@ -125,7 +125,7 @@ class Pipeline(Table, frozen=True, kw_only=True):
     missing: Annotated[Missing, Meta(description="the table does not have the document: insert, park or ignore")] = "insert"
     history: Annotated[bool, Meta(description="keep every event in instep_history")] = True
     batch_rows_max: Annotated[int, Meta(description="records in one micro-batch, over all partitions", ge=1)] = 400_000
-    event: Annotated[Event, Meta(description="where things stand in the record")]
+    event: Annotated[Event, Meta(description="where things stand in the record")] = Event()
     columns: Annotated[dict[str, str | Column], Meta(description="table column = event field, or a table with `field` and more")]
     transitions: Annotated[
         dict[str, list[str]], Meta(description="which status may follow which; an event that breaks it parks its document")

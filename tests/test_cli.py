@@ -375,3 +375,50 @@ def test_a_command_is_found_where_the_table_says() -> None:
     for part, commands in cli.PARTS.items():
         assert set(get_command(cli.assembled([part])).commands) == set(commands)  # type: ignore[attr-defined]
     assert set(get_command(cli.assembled()).commands) == {name for names in cli.PARTS.values() for name in names}  # type: ignore[attr-defined]
+
+
+ORDERS = """
+[pipelines.{name}]
+topic = "{topic}"
+target = "sqlite:///{name}.db"
+table = "customer_order"
+key = "no"
+
+[pipelines.{name}.event]
+document = "no"
+
+[pipelines.{name}.columns]
+total = "total"
+paid = "paid"
+"""
+
+
+def test_init_takes_types_from_the_topic_and_reports_every_fault(place: Path) -> None:
+    file = place / "instep.toml"
+    kafka, _, rest = file.read_text(encoding="utf-8").partition("[pipelines")
+    topic = re.findall('topic = "(.*)"', rest)[0]
+    file.write_text(kafka + "".join(ORDERS.format(name=name, topic=topic) for name in ("one", "two", "three")), encoding="utf-8")
+    told = instep(place, "init", "one", "--no-infer", "--sql")
+    assert (told.stderr, "total TEXT" in told.stdout) == ("", True)
+    assert "no type is known for total, paid" in instep(place, "init", "one", "--sql").stderr
+    rows = "\n".join(f'{{"no": {number}, "total": 20.5, "paid": true}}' for number in range(5))
+    assert instep(place, "emit", "-", "--topic", topic, "--key", "no", given=rows).returncode == 0
+    told = instep(place, "init", "one", "--infer")
+    assert "types seen in 5 records" in told.stderr
+    assert re.search(r"no BIGINT NOT NULL, total NUMERIC\(38, 6\), paid BOOLEAN", told.stdout)
+
+    for name in ("two", "three"):
+        run_sql(
+            f"sqlite:///{place}/{name}.db",
+            "CREATE TABLE customer_order (no INTEGER NOT NULL PRIMARY KEY, tota TEXT, x INT NOT NULL)",
+        )
+    told = instep(place, "init")
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "one: ready" in told.stderr
+    for name in ("two", "three"):
+        assert f"instep: {name}: table customer_order has no column 'total'; did you mean 'tota'?" in told.stderr
+        assert f"instep: {name}: table customer_order has no column 'paid'" in told.stderr
+        assert f"instep: {name}: table customer_order: column 'x' takes no null" in told.stderr
+    run_sql(f"sqlite:///{place}/two.db", "ALTER TABLE customer_order DROP COLUMN x")
+    told = instep(place, "init", "two", "--add-columns")
+    assert (told.returncode, told.stdout.count("ALTER TABLE")) == (0, 2)

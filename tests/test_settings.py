@@ -38,6 +38,21 @@ def changed(old: str, new: str) -> str:
     return GOOD.replace(old, new)
 
 
+def long(column: str) -> str:
+    """The settings with one more column."""
+    return f"{GOOD}extra = {column}\n"
+
+
+def test_a_column_has_a_short_and_a_long_form() -> None:
+    found = settings.parse(long('{ field = "note", type = "varchar(20)", trim = true }'), SECRETS)
+    mapped = found.pipelines["contracts"].mapped
+    assert mapped["extra"] == settings.Column(field="note", type="varchar(20)", trim=True)
+    assert mapped["print_status"] == settings.Column(field="status")
+    shown = dict(settings.effective(found))
+    assert shown["pipelines.contracts.columns.extra.type"] == "varchar(20)"
+    assert shown["pipelines.contracts.columns.print_status"] == "status"
+
+
 def test_defaults() -> None:
     found = settings.parse(GOOD, SECRETS)
     pipeline = found.pipelines["contracts"]
@@ -82,6 +97,22 @@ def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
         (GOOD.partition("[pipelines.contracts.columns]")[0] + "[pipelines.contracts.columns]\n", "columns is empty"),
         (GOOD + '\n[kafka.security]\nprotocol = "SASL_SSL"\n', "needs mechanism"),
         (GOOD + '\n[kafka.security]\nusername = "x"\n', "takes no user"),
+        (long('{ field = "status", tipe = "text" }'), "unknown key 'tipe' in [pipelines.contracts.columns.extra]"),
+        (long('{ type = "text" }'), "columns.extra has neither a field nor a value"),
+        (long('{ field = "x", value = 1 }'), "columns.extra has a field and a value"),
+        (long("{ value = 1, trim = true }"), "is a constant, which takes no trim"),
+        (long('{ field = "x", type = "varchr(20)" }'), "is no type; did you mean 'varchar'?"),
+        (long('{ field = "x", type = "decimal(2,4)" }'), "not every database can hold"),
+        (long('{ field = "x", convert = "integer" }'), "invalid enum value 'integer'"),
+        (long('{ field = "x", unit = "us", trim = true }'), "so its field is a time, which takes no trim"),
+        (changed('= "version"\nprinted', '= { field = "version", round = true }\nprinted'), "keeps the order value"),
+        (changed('key = "doc_no"', 'key = "doc_no"\nkey_type = "json"'), "key_type is 'json', which is no type"),
+        (changed('document = "doc_id"', 'document = "@offset"'), "event.document is '@offset'"),
+        (changed('at = "updated_at"\n', 'at = "@partition"\n'), "event.at is '@partition'"),
+        (
+            changed('status = "status"\norder', "order").replace('key = "doc_no"', 'key = "doc_no"\ntransitions = {A = ["B"]}'),
+            "event.status is not set",
+        ),
         ("[pipelines", "not valid TOML"),
         (GOOD.replace("DB_PASSWORD", "NOT_THERE"), "${NOT_THERE}, which is not in the environment"),
     ],
@@ -103,6 +134,18 @@ def test_refused_by_name(text: str, words: str) -> None:
         ("INSTEP__PIPELINES__CONTRACTS__HISTORY", "false", ("pipelines", "contracts", "history"), False),
         ("INSTEP__PIPELINES__CONTRACTS__EVENT__AT", "@timestamp", ("pipelines", "contracts", "event", "at"), "@timestamp"),
         ("INSTEP__PIPELINES__CONTRACTS__COLUMNS__EXTRA", "note", ("pipelines", "contracts", "columns", "extra"), "note"),
+        (
+            "INSTEP__PIPELINES__CONTRACTS__COLUMNS__EXTRA",
+            '{"field": "note", "trim": true}',
+            ("pipelines", "contracts", "columns", "extra"),
+            settings.Column(field="note", trim=True),
+        ),
+        (
+            "INSTEP__PIPELINES__CONTRACTS__COLUMNS__PRINT_STATUS__TYPE",
+            "text",
+            ("pipelines", "contracts", "columns", "print_status"),
+            settings.Column(field="status", type="text"),
+        ),
         ("INSTEP__SPARK__CONF", '{"a": "b"}', ("spark", "conf"), {"a": "b"}),
         ("INSTEP__KAFKA__SECURITY__PROTOCOL", "SSL", ("kafka", "security", "protocol"), "SSL"),
     ],
