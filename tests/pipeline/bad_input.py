@@ -262,7 +262,7 @@ def _keys() -> Iterator[Case]:
 
 def _fields() -> Iterator[Case]:
     wrong: dict[str, list[Any]] = {
-        "doc_id": [None, True, 7, 1.5, [], {}],
+        "doc_id": [None, True, 1.5, [], {}],
         "status": [None, True, 7, 1.5, [], {}],
         "version": [None, True, "5", 5.0, [], {}],
         "updated_at": [True, [], {}],
@@ -326,7 +326,8 @@ def _nested() -> Iterator[Case]:
     )
     yield dead("NUL in a JSON column", Reason.NUL_IN_TEXT, changed(extra={"a": ["\0"]}))
     odd = {"big": 2**90, "small": 0.1, "text": "\\u0000 \U0001f600 \u2028", "": None, "a": {"a": [True, False]}}
-    yield applied("odd values in a JSON column", changed(extra=odd), kept={"extra": odd})
+    double = {"mysql": (Fate.PARKED, Reason.NUMBER_OUT_OF_RANGE)}  # it would keep the big number as a double
+    yield applied("odd values in a JSON column", changed(extra=odd), kept={"extra": odd}, elsewhere=double)
 
 
 def _numbers() -> Iterator[Case]:
