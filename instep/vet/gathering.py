@@ -16,7 +16,7 @@ import msgspec
 
 from instep import __version__, errors, settings, sinks
 from instep.document import partition as hashing
-from instep.document.decoding import Decoder
+from instep.document.decoding import Decoder, record_of
 from instep.document.reasons import Unfit
 from instep.kafka import configs, inquiry, layout, membership, offsets, reading, topics
 from instep.kafka.connection import Cluster
@@ -293,7 +293,7 @@ class Gathering:
 
 def _refused(decoder: Decoder, record: offsets.Record) -> str | None:
     try:
-        event = decoder.decode(sampling.record(record))
+        event = decoder.decode(record_of(record))
     except Unfit as unfit:
         return unfit.reason.value
     return event.refusal.reason.value if event.refusal else None

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from instep import errors, settings
 from instep.document import kinds
-from instep.document.decoding import Decoder, Event, Record
+from instep.document.decoding import Decoder, Event, record_of
 from instep.document.mapping import KEY, TIMESTAMP, Mapping, Path
 from instep.document.reasons import Unfit
 from instep.kafka import offsets
@@ -23,10 +23,6 @@ DAY_S = 86_400
 MICROS = 1_000_000
 EVENTS_TELLING = 5
 ZONE = re.compile(r"(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)$")
-
-
-def record(one: offsets.Record) -> Record:
-    return Record(one.offset, one.timestamp_ms, one.key, one.value)
 
 
 def seen(mapping: Mapping, records: Iterable[offsets.Record], now_s: float) -> found.Seen:
@@ -102,7 +98,7 @@ def _place(one: offsets.Record) -> tuple[int, int]:
 def _event(decoder: Decoder, one: offsets.Record) -> Event | None:
     """The event of a record; None for one that holds none, and for a delete."""
     try:
-        event = decoder.decode(record(one))
+        event = decoder.decode(record_of(one))
     except Unfit:
         return None
     return event if event.values is not None else None
