@@ -59,7 +59,7 @@ def init(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Create the tables that a pipeline needs in its database, or report what does not fit there."""
+    """Create the tables that a pipeline needs in its database, or report what does not fit."""
     from instep.cli import preparing
 
     declared = settings.load(GIVEN.config)
