@@ -6,21 +6,21 @@ Precedence: command line, environment (`INSTEP__KAFKA__BOOTSTRAP=…`), file, de
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
-import types
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import quote
 
 import msgspec
 from msgspec import Meta
 
-from instep import errors
+from instep import conversion_errors, errors
+from instep.conversion_errors import nearest as nearest
+from instep.masking import STARS, masked_url
 
 FILE_NAME = "instep.toml"
 ENVIRONMENT_PREFIX = "INSTEP__"
@@ -40,6 +40,13 @@ TYPE = re.compile(
 )
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")  # what a string may hold from the environment
+
+# lines of [kafka.security] for whoever left them out
+EXAMPLES = {
+    "mechanism": 'mechanism = "SCRAM-SHA-512"',
+    "username": 'username = "instep"',
+    "password": 'password = "${KAFKA_PASSWORD}"',
+}
 
 Guarantee = Literal["exactly-once", "at-least-once", "at-most-once"]
 Missing = Literal["insert", "park", "ignore"]
@@ -161,10 +168,15 @@ class Settings(Table, frozen=True, kw_only=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Settings, and for every key that was set, in the words of a person, where."""
+    """Settings; for every key that was set, where; and of values with `${NAME}` in them, what may be shown."""
 
     settings: Settings
     origins: Mapping[str, str]
+    hidden: Mapping[str, Any] = {}
+
+    def shown(self) -> list[tuple[str, Any]]:
+        """(key, value) of every setting in force, without its secrets and without what came from `${NAME}`."""
+        return effective(self.settings, hidden=self.hidden)
 
     def origin(self, key: str) -> str:
         """Where a setting comes from; of a table, all the places that its keys come from."""
@@ -195,7 +207,9 @@ def load_with_origins(path: Path | None = None, environ: Mapping[str, str] = os.
             ) from None
         text = ""
     except (OSError, UnicodeDecodeError) as error:
-        raise errors.SettingsError(f"settings file {found} cannot be read: {error}") from error
+        raise errors.SettingsError(
+            f"settings file {found} cannot be read: {error}", "make it readable for this user, as UTF-8 text"
+        ) from error
     try:
         return _read(text, environ, str(found))
     except errors.SettingsError as error:
@@ -213,7 +227,9 @@ def _read(text: str, environ: Mapping[str, str], file: str) -> Loaded:
     try:
         tree: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise errors.SettingsError(f"not valid TOML: {error}") from error
+        raise errors.SettingsError(
+            f"{file} is not valid TOML: {error}", "correct that line: texts stand in quotes, tables in [brackets]"
+        ) from error
     _join_dotted(tree)
     origins = {key: _origin(file, value) for key, value in _leaves(tree, "")}
     for name, value in environ.items():
@@ -224,6 +240,17 @@ def _read(text: str, environ: Mapping[str, str], file: str) -> Loaded:
     _join_dotted(tree)
     _refuse_unknown(tree, Settings, "")
     expanded = _expand(tree, "", environ)
+    try:
+        settings = _converted(expanded)
+    except errors.SettingsError as error:
+        raise errors.SettingsError(
+            _without(error.what, tree, environ), _without(error.remedy, tree, environ)
+        ) from error.__cause__
+    return Loaded(settings, origins, _hidden(tree))
+
+
+def _converted(expanded: dict[str, Any]) -> Settings:
+    """The tree as settings, checked."""
     named = expanded.get("pipelines", {})
     for pipeline_name, table in named.items() if isinstance(named, dict) else ():
         _convert(table, Pipeline, f"pipelines.{pipeline_name}")
@@ -231,7 +258,27 @@ def _read(text: str, environ: Mapping[str, str], file: str) -> Loaded:
     for pipeline_name, pipeline in settings.pipelines.items():
         _check(pipeline_name, pipeline)
     _check_security(settings.kafka.security)
-    return Loaded(_with_whole_paths(settings), origins)
+    return _with_whole_paths(settings)
+
+
+def _hidden(tree: dict[str, Any]) -> dict[str, Any]:
+    """For every value with `${NAME}` in it, its text with stars in place of each variable's value."""
+
+    def masked(value: Any) -> Any:
+        if isinstance(value, list):
+            return [masked(one) for one in value]
+        return VARIABLE.sub(STARS, value) if isinstance(value, str) else value
+
+    return {key: masked(value) for key, value in _leaves(tree, "") if masked(value) != value}
+
+
+def _without(text: str, tree: dict[str, Any], environ: Mapping[str, str]) -> str:
+    """An error's text with the names of the variables in place of what they hold."""
+    names = {name for _, value in _leaves(tree, "") for name in VARIABLE.findall(str(value))}
+    for name in sorted(names, key=lambda name: len(environ.get(name, "")), reverse=True):
+        if value := environ.get(name):
+            text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", f"${{{name}}}", text)
+    return text
 
 
 def _origin(file: str, value: Any) -> str:
@@ -272,7 +319,10 @@ def _override(tree: dict[str, Any], table: Any, path: list[str], text: str, name
     if _is_table(kind):
         known = {field.name.upper(): (field.name, field.type) for field in msgspec.structs.fields(kind)}
         if step.upper() not in known:
-            raise errors.SettingsError(f"environment variable {name} names no setting{nearest(step.upper(), known)}")
+            raise errors.SettingsError(
+                f"environment variable {name} names no setting{nearest(step.upper(), known)}",
+                f"known there: {', '.join(known)}; the parts of a name are separated by two underscores",
+            )
         key, child = known[step.upper()]
     elif get_origin(kind) is dict:
         key = next((key for key in tree if key.upper() == step.upper()), step.lower())
@@ -280,11 +330,16 @@ def _override(tree: dict[str, Any], table: Any, path: list[str], text: str, name
         if rest and isinstance(tree.get(key), str):  # a column's short form becomes its long form
             tree[key] = {"field": tree[key]}
     else:
-        raise errors.SettingsError(f"environment variable {name} names no setting: nothing is below {step!r}")
+        raise errors.SettingsError(
+            f"environment variable {name} names no setting: nothing is below {step!r}", f"unset {name}, or correct its name"
+        )
     if rest:
         branch = tree.setdefault(key, {})
         if not isinstance(branch, dict):
-            raise errors.SettingsError(f"environment variable {name} names no setting: {key} is a value, not a table")
+            raise errors.SettingsError(
+                f"environment variable {name} names no setting: {key} is a value, not a table",
+                f"unset {name}, or correct its name",
+            )
         below, value = _override(branch, child, rest, text, name)
         return f"{key}.{below}", value
     is_short = child == str | Column and not text.lstrip().startswith("{")
@@ -297,11 +352,14 @@ def _from_text(kind: Any, text: str, name: str) -> Any:
         try:
             return msgspec.json.decode(text)
         except msgspec.DecodeError as error:
-            raise errors.SettingsError(f"environment variable {name} must hold JSON: {error}") from error
+            raise errors.SettingsError(
+                f"environment variable {name} must hold JSON: {error}", f"""write e.g. export {name}='{{"name": "value"}}'"""
+            ) from error
     try:
         return msgspec.to_builtins(msgspec.convert(text, kind, strict=False))
     except msgspec.ValidationError as error:
-        raise errors.SettingsError(f"environment variable {name}: {_readable(str(error))}") from error
+        problem = conversion_errors.explain(str(error), kind, name)
+        raise errors.SettingsError(f"environment variable {problem.what}", problem.remedy) from error
 
 
 def _join_dotted(tree: dict[str, Any]) -> None:
@@ -363,32 +421,15 @@ def _convert(tree: Any, table: type[Any], where: str) -> Any:
     try:
         return msgspec.convert(tree, table)
     except msgspec.ValidationError as error:
-        raise errors.SettingsError(_readable(str(error), where)) from error
-
-
-def _readable(message: str, where: str = "") -> str:
-    """msgspec's `… - at `$.a.b`` as `a.b: …`; a dict's value has no name of its own there (`[...]`)."""
-    text, _, path = message.partition(" - at `$")
-    place = f"{where}{path.rstrip('`').replace('[...]', '.*')}".lstrip(".")
-    text = text.replace("Object missing required field", "missing the key").replace("`", "'")
-    return f"{place}: {text[0].lower()}{text[1:]}" if place else text
-
-
-def nearest(word: str, known: Any) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+        raise errors.SettingsError(*conversion_errors.explain(str(error), table, where)) from error
 
 
 def _plain(kind: Any) -> Any:
-    """The type behind Annotated and Optional."""
-    while get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    if get_origin(kind) in (Union, types.UnionType):
-        rest = [part for part in get_args(kind) if part is not type(None)]
-        if len(rest) == 1:
-            return _plain(rest[0])
-        return next((part for part in rest if _is_table(part)), kind)  # the short form beside it is a value
-    return kind
+    """The type behind Annotated and Optional; of a table that has a short form, which is a value, the table."""
+    found = conversion_errors.plain(kind)
+    if get_origin(found) in (Union, types.UnionType):
+        return next((part for part in get_args(found) if _is_table(part)), found)
+    return found
 
 
 def _is_table(kind: Any) -> bool:
@@ -401,7 +442,7 @@ def _is_table(kind: Any) -> bool:
 def _check(name: str, pipeline: Pipeline) -> None:
     place = f"pipelines.{name}"
     if not name or len(name) > 100:
-        raise errors.SettingsError(f"{place}: a pipeline's name has 1 to 100 characters")
+        raise errors.SettingsError(f"{place}: a pipeline's name has 1 to 100 characters", "give it a shorter name, not empty")
     if not pipeline.columns:
         raise errors.SettingsError(f"{place}.columns is empty", "name at least one column = field that the pipeline keeps")
     if pipeline.key in pipeline.columns:
@@ -513,9 +554,14 @@ def _check_security(security: Security) -> None:
     if security.protocol.startswith("SASL"):
         for key in ("mechanism", "username", "password"):
             if getattr(security, key) is None:
-                raise errors.SettingsError(f"kafka.security: protocol {security.protocol} needs {key}")
+                raise errors.SettingsError(
+                    f"kafka.security: protocol {security.protocol} needs {key}", f"add to [kafka.security]: {EXAMPLES[key]}"
+                )
     elif security.username or security.password or security.mechanism:
-        raise errors.SettingsError(f"kafka.security: protocol {security.protocol} takes no user; use SASL_SSL or SASL_PLAINTEXT")
+        raise errors.SettingsError(
+            f"kafka.security: protocol {security.protocol} takes no user",
+            'set protocol = "SASL_SSL" or "SASL_PLAINTEXT", or take username, password and mechanism out',
+        )
 
 
 def describe(table: type[Table] = Settings) -> list[tuple[str, str, str, str]]:
@@ -539,22 +585,31 @@ def describe(table: type[Table] = Settings) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def effective(table: Table, where: str = "") -> list[tuple[str, Any]]:
-    """(key, value) of every setting in force; a secret is masked, and so is the password in a URL."""
+def effective(table: Table, where: str = "", *, hidden: Mapping[str, Any] | None = None) -> list[tuple[str, Any]]:
+    """(key, value) of every setting in force; a secret is masked, and so is the password in a URL.
+
+    `hidden` has what to show in place of values that came from the environment, by key.
+    """
+    hidden = hidden or {}
     rows: list[tuple[str, Any]] = []
     hints = get_type_hints(type(table), include_extras=True)
     for field in msgspec.structs.fields(table):
         value, key = getattr(table, field.name), f"{where}{field.name}"
         extra = next((part.extra or {} for part in get_args(hints[field.name]) if isinstance(part, Meta)), {})
         if isinstance(value, Table):
-            rows += effective(value, f"{key}.")
+            rows += effective(value, f"{key}.", hidden=hidden)
         elif isinstance(value, dict) and any(isinstance(child, Table) for child in value.values()):
             for name, child in value.items():
-                rows += effective(child, f"{key}.{name}.") if isinstance(child, Table) else [(f"{key}.{name}", child)]
+                rows += (
+                    effective(child, f"{key}.{name}.", hidden=hidden)
+                    if isinstance(child, Table)
+                    else [(f"{key}.{name}", hidden.get(f"{key}.{name}", child))]
+                )
         elif isinstance(value, dict):
-            rows.append((key, {name: "***" if SECRET.search(name) else child for name, child in value.items()}))
+            shown = {name: hidden.get(f"{key}.{name}", child) for name, child in value.items()}
+            rows.append((key, {name: STARS if SECRET.search(name) else child for name, child in shown.items()}))
         else:
-            rows.append((key, _masked(value, extra.get("secret"))))
+            rows.append((key, _masked(hidden.get(key, value), extra.get("secret"))))
     return rows
 
 
@@ -562,18 +617,7 @@ def _masked(value: Any, secret: object) -> Any:
     """A value as it may be shown: a secret as stars, a URL with stars in it."""
     if not secret or not value:
         return value
-    return masked_url(value) if secret == IN_URL else "***"
-
-
-def masked_url(url: str) -> str:
-    """A database URL as it may be shown: stars for its password; whole stars where it is no URL."""
-    scheme, sign, rest = url.partition("://")
-    if not sign:
-        return "***"
-    login, at, place = rest.rpartition("@")
-    user, colon, _ = login.partition(":")
-    place = re.sub(r"(?i)([?&][^=&]*pass[^=&]*=)[^&]*", r"\1***", place)
-    return f"{scheme}://{user}{':***' if colon else ''}{at}{place}"
+    return masked_url(value) if secret == IN_URL else STARS
 
 
 def _type_name(kind: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from instep import errors, settings
+from instep import errors, masking, settings
 
 GOOD = """
 [kafka]
@@ -83,8 +83,15 @@ def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
         (changed("[kafka]", "[kafca]"), "unknown key 'kafca' in the settings file; did you mean 'kafka'?"),
         (changed('status = "status"\norder', 'statsu = "status"\norder'), "did you mean 'status'?"),
         (changed('topic = "print-status"', ""), "missing the key 'topic'"),
-        (changed('topic = "print-status"', "topic = 3"), "expected 'str', got 'int'"),
-        (changed('key = "doc_no"', 'key = "doc_no"\nguarantee = "twice"'), "invalid enum value 'twice'"),
+        (changed('topic = "print-status"', "topic = 3"), "topic must be text in quotes, not a whole number"),
+        (changed('topic = "print-status"', 'topic = ["a"]'), 'write e.g. topic = "text"'),
+        (changed('at = "updated_at"', 'at = ["a"]'), "event.at must be text in quotes, not a list"),
+        (changed('key = "doc_no"', 'key = "doc_no"\nguarantee = "exactly_once"'), "did you mean 'exactly-once'?"),
+        (changed('key = "doc_no"', 'key = "doc_no"\nguarantee = "twice"'), 'guarantee = "at-most-once"'),
+        (changed('key = "doc_no"', 'key = "doc_no"\nhistory = "no"'), "history must be true or false, not text in quotes"),
+        (changed('key = "doc_no"', 'key = "doc_no"\ntransitions = "A"'), "transitions must be a table, not text in quotes"),
+        (changed('key = "doc_no"', 'key = "doc_no"\ntransitions = { A = "B" }'), "transitions.* must be a list"),
+        (GOOD + "\n[vet]\noutage_hours_max = 1.5\n", "outage_hours_max = 72"),
         (changed('key = "doc_no"', 'key = "doc_no"\nstart = "tomorrow"'), "start is 'tomorrow'"),
         (
             changed('print_status = "status"\n', "").replace('key = "doc_no"', 'key = "doc_no"\ntransitions = {A = ["B"]}'),
@@ -122,6 +129,7 @@ def test_refused_by_name(text: str, words: str) -> None:
     with pytest.raises(errors.SettingsError) as caught:
         settings.parse(text, SECRETS)
     assert words in str(caught.value)
+    assert caught.value.remedy
     assert caught.value.exit_status == 2
     assert "secret" not in str(caught.value)
 
@@ -170,6 +178,7 @@ def test_a_variable_that_fits_nothing(variable: str, value: str, words: str) -> 
     with pytest.raises(errors.SettingsError) as caught:
         settings.parse(GOOD, {**SECRETS, variable: value})
     assert words in str(caught.value)
+    assert caught.value.remedy
 
 
 def test_the_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,10 +227,46 @@ def test_what_is_in_force_is_shown_without_its_secrets() -> None:
         ("sqlite:///f.db", "sqlite:///f.db"),
         ("mysql://u:p@h/d", "mysql://u:***@h/d"),
         ("mysql://u@h/d", "mysql://u@h/d"),
+        ("mysql://u:p@ss@h/d", "mysql://u:***@h/d"),
+        ("postgresql://u:p@s/s?@h:1/d?sslpassword=x&a=b", "postgresql://u:***@h:1/d?sslpassword=***&a=b"),
     ],
 )
 def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
-    assert settings.masked_url(url) == shown
+    assert masking.masked_url(url) == shown
+    if url != "x":
+        assert masking.masked_text(f'no connection to "{url}": refused') == f'no connection to "{shown}": refused'
+
+
+def test_what_came_from_the_environment_is_never_shown() -> None:
+    """Whatever the key is called: only the file's own text is shown."""
+    text = """
+    [kafka]
+    bootstrap = "${HOST}:9092"
+    [spark]
+    conf = { "spark.hadoop.some.name" = "a-${HIDDEN}" }
+    [publishers.print]
+    topic = "t"
+    config = { "client.id" = "${HIDDEN}" }
+    [pipelines.p]
+    topic = "t"
+    target = "postgresql://${HIDDEN}:${HIDDEN}@${HOST}/d"
+    table = "t"
+    key = "k"
+    event = { status = "s" }
+    columns = { a = "${HIDDEN}", b = "s" }
+    transitions = { A = ["${HIDDEN}", "B"] }
+    """
+    loaded = settings._read(text, {"HOST": "lair", "HIDDEN": "hush"}, "instep.toml")
+    found = dict(loaded.shown())
+    assert "hush" not in str(found)
+    assert "lair" not in str(found)
+    assert found["spark.conf"] == {"spark.hadoop.some.name": "a-***"}
+    assert found["kafka.bootstrap"] == "***:9092"
+    assert found["pipelines.p.target"] == "postgresql://***:***@***/d"
+    assert found["pipelines.p.transitions"] == {"A": ["***", "B"]}
+    with pytest.raises(errors.SettingsError, match=r"guarantee is '\$\{HIDDEN\}'") as caught:
+        settings.parse(text.replace('table = "t"', 'table = "t"\nguarantee = "${HIDDEN}"'), {"HOST": "lair", "HIDDEN": "hush"})
+    assert "hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

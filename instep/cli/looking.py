@@ -81,7 +81,7 @@ def show_settings(pipeline: Named = None, as_json: AsJson = False, _config: Conf
     loaded = settings.load_with_origins(GIVEN.config)
     declared = loaded.settings
     names = shared.chosen(declared, [pipeline] if pipeline else None) if pipeline or declared.pipelines else []
-    values = settings.effective(declared)
+    values = loaded.shown()
     machines = {name: transitions.declare(settings.pipeline(declared, name).transitions) for name in names}
     said = {name: transitions.findings(machine) for name, machine in machines.items() if machine}
     if as_json:

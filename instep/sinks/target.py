@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import sqlalchemy as sa
 
-from instep import errors, settings
+from instep import errors, masking, settings
 from instep.document import guard
 from instep.document.mapping import Mapping
 from instep.sinks import tls
@@ -91,11 +91,19 @@ def database_url(text: str) -> sa.URL:
         raise errors.SettingsError(
             "the target is no database URL", "write e.g. postgresql://user@host/database or sqlite:///file.db"
         ) from None
+    except ValueError:  # what stands behind the host's colon; it is not shown, as it may be a password
+        raise errors.SettingsError(
+            "the target's URL has a port that is not a number",
+            "write scheme://user:password@host:port/database, e.g. postgresql://app:${DB_PASSWORD}@db:5432/contracts",
+        ) from None
     scheme = url.drivername.partition("+")[0]
     if scheme not in DRIVERS:
         raise errors.SettingsError(
-            f"the target's database {scheme!r} is not one instep writes to", f"known: {', '.join(DRIVERS)}"
+            f"the target's database {scheme!r} is not one instep writes to{settings.nearest(scheme, DRIVERS)}",
+            f"known: {', '.join(DRIVERS)}",
         )
+    if scheme != "sqlite":
+        _check_address(url)
     url = tls.with_whole_paths(url.set(drivername=DRIVERS[scheme]))
     if scheme != "sqlite":
         return url
@@ -106,6 +114,20 @@ def database_url(text: str) -> sa.URL:
     return url.set(database=str(Path(url.database).absolute()))
 
 
+def _check_address(url: sa.URL) -> None:
+    """Refuse an address that was cut in the wrong place, or that no server can have."""
+    if "@" in f"{url.host}{url.database}":
+        raise errors.SettingsError(
+            "the target's URL has more than one @, so where its password ends is not clear",
+            "write an @ in the user or the password as %40; a value of ${NAME} there needs no such care",
+        )
+    if url.port is not None and not 0 < url.port < 65536:
+        raise errors.SettingsError(f"the target's URL has port {url.port}", "use a port from 1 to 65535")
+
+
 def shown(url: sa.URL) -> str:
-    """The URL without its password, and without its options, among which may be another."""
-    return url.set(query={}).render_as_string(hide_password=True)
+    """The URL as its user wrote it, without the driver that instep adds, its password and its options."""
+    scheme = url.drivername.partition("+")[0]
+    if scheme == "sqlite":
+        return f"sqlite:///{url.database}"
+    return masking.masked_url(url.set(drivername=scheme, query={}).render_as_string(hide_password=False))

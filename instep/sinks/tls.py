@@ -40,6 +40,17 @@ OPTIONS = {
     "mysql": ("sslmode", *FILES, "sslpassword", "connect_timeout", "unix_socket", "charset"),
 }  # fmt: skip
 OPTIONS["mariadb"] = OPTIONS["mysql"]
+# how other drivers spell these options
+OTHER_SPELLINGS = {
+    "ssl": "sslmode",
+    "tls": "sslmode",
+    "usessl": "sslmode",
+    "ssldisabled": "sslmode",
+    "sslca": "sslrootcert",
+    "cafile": "sslrootcert",
+    "unixsocket": "unix_socket",
+    "connecttimeout": "connect_timeout",
+}
 
 
 def with_whole_paths(url: sa.URL) -> sa.URL:
@@ -48,7 +59,7 @@ def with_whole_paths(url: sa.URL) -> sa.URL:
     for option in url.query:
         if option not in OPTIONS[name]:
             raise errors.SettingsError(
-                f"the target's URL has an option {option!r}, which {name} does not take{settings.nearest(option, OPTIONS[name])}",
+                f"the target's URL has an option {option!r}, which {name} does not take{_meant(option, OPTIONS[name])}",
                 f"known: {', '.join(OPTIONS[name])}",
             )
     known = PG_MODES if name == "postgresql" else MODES
@@ -58,6 +69,15 @@ def with_whole_paths(url: sa.URL) -> sa.URL:
         )
     whole = {file: str(Path(path).absolute()) for file in FILES if (path := _option(url, file)) and path != SYSTEM}
     return url.update_query_dict(whole) if whole else url
+
+
+def _meant(option: str, known: tuple[str, ...]) -> str:
+    """Suggest the option that a misspelling, or another driver's spelling, stands for."""
+    squeezed = option.lower().replace("_", "").replace("-", "").replace(".", "")
+    same = OTHER_SPELLINGS.get(squeezed) or next((one for one in known if one.replace("_", "") == squeezed), None)
+    if same in known:
+        return f"; did you mean {same!r}?"
+    return settings.nearest(option.lower(), known)
 
 
 def context(url: sa.URL) -> ssl.SSLContext | None:

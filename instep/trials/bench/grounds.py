@@ -16,7 +16,7 @@ from typing import Self
 
 import msgspec
 
-from instep import errors, settings, sinks
+from instep import errors, masking, settings, sinks
 from instep.kafka import connection, membership, topics
 from instep.local import broker, keeping, mariadb, postgres, server, spark
 from instep.sinks import inspection, preparation, target
@@ -204,7 +204,7 @@ class Grounds:
                 started.close()
                 raise
             return Place(name, started.url, self.folder, started, is_ours=True)
-        return Place(settings.masked_url(name), name, self.folder, is_ours=False)
+        return Place(masking.masked_url(name), name, self.folder, is_ours=False)
 
     def close(self) -> None:
         """End what was started, and leave no topic and no group on a cluster of the user's."""

@@ -1,0 +1,162 @@
+"""Explain why a value does not fit its setting, in the words of a TOML file and with an example.
+
+msgspec says "Expected `str | null`, got `array` - at `$.a.b`". A reader of the settings file needs "a.b must be text in
+quotes, not a list", and a line to write instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import types
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+# msgspec's names of types, as TOML has them
+WORDS = {
+    "str": "text in quotes",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "object": "a table",
+    "array": "a list",
+    "null": "left out",
+    "datetime": "a time",
+    "date": "a date",
+    "time": "a time of day",
+}
+EXAMPLES: dict[Any, Any] = {str: "text", int: 1, float: 1.5, bool: True}
+_EXPECTED = re.compile(r"Expected `([^`]+)`(?: (>=|<=|>|<) ([\d.]+))?(?:, got `([^`]+)`)?")
+_MISSING = re.compile(r"Object missing required field `([^`]+)`")
+_ENUM = re.compile(r"Invalid enum value (?:'(.*)'|(\S+))", re.DOTALL)
+_BOUNDS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
+
+
+class Problem(NamedTuple):
+    """What is wrong, and what to write instead."""
+
+    what: str
+    remedy: str
+
+
+def explain(message: str, kind: Any, place: str = "") -> Problem:
+    """Turn msgspec's message about a value of type `kind`, found at `place` of the settings, into a problem with a remedy."""
+    text, _, path = message.partition(" - at `$")
+    path = path.rstrip("`")
+    within, found = _descend(kind, path)
+    name = f"{place}{path.replace('[...]', '.*')}".lstrip(".")
+    key = name.rpartition(".")[2] or "value"
+    if missing := _MISSING.match(text):
+        return _missing(missing[1], within, name)
+    if enum := _ENUM.match(text):
+        return _not_a_choice(enum[1] or enum[2], within, name, key)
+    if expected := _EXPECTED.match(text):
+        return _wrong_type(expected, Setting(within, found, name, key))
+    shown = text.replace("`", "'")
+    return Problem(f"{name}: {shown[:1].lower()}{shown[1:]}" if name else shown, f"write e.g. {example(key, within, found)}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Suggest the known word that comes nearest, as the end of a sentence; empty when none comes near."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def plain(kind: Any) -> Any:
+    """The type behind Annotated and Optional."""
+    while get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) in (Union, types.UnionType):
+        rest = [part for part in get_args(kind) if part is not type(None)]
+        if len(rest) == 1:
+            return plain(rest[0])
+    return kind
+
+
+def example(key: str, kind: Any, default: Any = None) -> str:
+    """A line of TOML that sets this key to a value of this type."""
+    kind = plain(kind)
+    if get_origin(kind) is dict or _is_struct(kind):
+        return f"a table: [{key}] on a line of its own, and a line name = value below it for each entry"
+    if get_origin(kind) is list:
+        return f"{key} = [{_value(get_args(kind)[0], None)}]"
+    return f"{key} = {_value(kind, default)}"
+
+
+class Setting(NamedTuple):
+    """A setting by its type, default, full name and own key."""
+
+    kind: Any
+    default: Any
+    name: str
+    key: str
+
+
+def _value(kind: Any, default: Any) -> str:
+    kind = plain(kind)
+    if default is None and get_origin(kind) is Literal:
+        default = get_args(kind)[0]
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = get_args(kind)[0]
+    return json.dumps(EXAMPLES.get(kind, "text") if default is None else default)
+
+
+def _missing(field: str, within: Any, name: str) -> Problem:
+    kind, description = str, ""
+    if _is_struct(within):
+        hint = get_type_hints(within, include_extras=True)[field]
+        kind = plain(hint)
+        description = next((part.description or "" for part in get_args(hint) if isinstance(part, Meta)), "")
+    where = f"[{name}]: " if name else ""
+    said = f" ({description})" if description else ""
+    return Problem(f"{where}missing the key '{field}'", f"add {example(field, kind)}{said}")
+
+
+def _not_a_choice(word: str, kind: Any, name: str, key: str) -> Problem:
+    choices = [str(one) for one in get_args(plain(kind))]
+    return Problem(
+        f"{name or 'the value'} is {word!r}, which is not one of its values{nearest(word, choices)}",
+        f"use one of: {', '.join(f'{key} = {json.dumps(choice)}' for choice in choices)}",
+    )
+
+
+def _wrong_type(expected: re.Match[str], setting: Setting) -> Problem:
+    wanted = _worded(expected[1])
+    if expected[2]:
+        wanted = f"{wanted} of {_BOUNDS[expected[2]]} {expected[3]}"
+    instead = f", not {WORDS.get(expected[4], expected[4])}" if expected[4] else ""
+    name = f"{setting.name} " if setting.name else "the value "
+    return Problem(f"{name}must be {wanted}{instead}", f"write e.g. {example(setting.key, setting.kind, setting.default)}")
+
+
+def _worded(names: str) -> str:
+    return " or ".join(WORDS.get(name, name) for name in names.split(" | ") if name != "null")
+
+
+def _descend(kind: Any, path: str) -> tuple[Any, Any]:
+    """The type at msgspec's path (`.field`, `[...]`, `[0]`) below this one, and its default."""
+    default: Any = None
+    for field, item in re.findall(r"\.([^.\[]+)|(\[[^\]]*\])", path):
+        kind = plain(kind)
+        default = None
+        if item:
+            inner = get_args(kind)
+            kind = inner[-1] if inner else str
+        elif _is_struct(kind):
+            known = {one.name: one for one in msgspec.structs.fields(kind)}
+            if field not in known:
+                return str, None
+            kind = get_type_hints(kind, include_extras=True)[field]
+            default = known[field].default
+            default = None if default is msgspec.NODEFAULT or not isinstance(default, (str, int, float)) else default
+        else:
+            return str, None
+    return plain(kind), default
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
