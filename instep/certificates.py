@@ -126,7 +126,10 @@ def read(setting: str, path: str, holds: str = "certificate") -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as failure:
-        raise errors.SettingsError(f"{setting} {path} cannot be read: {failure.strerror}") from failure
+        raise errors.SettingsError(
+            f"{setting} {path} cannot be read: {failure.strerror}",
+            "correct its path in the settings, or make it readable for this user",
+        ) from failure
     except UnicodeDecodeError as failure:
         raise _not_pem(setting, path, holds) from failure
 

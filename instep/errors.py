@@ -3,8 +3,11 @@
     InstepError                   what happened, to what, and what to do next
     ├── SettingsError             wrong usage or settings                         exit 2
     │   ├── TargetUnfit           the table cannot hold what the mapping says
+    │   ├── DatabaseMissing       the server has no database of that name
+    │   ├── NoSuchDocument        the table cannot have a document of this id
     │   └── TopicMissing          the topic is not there
     ├── MissingPart               Java, a package or a fetched file is missing    exit 2
+    ├── SparkGone                 Spark's JVM was killed or ran out of memory     exit 1
     ├── Unreachable               no answer from a server; waited for             exit 2
     │   ├── BrokerUnreachable
     │   ├── DatabaseUnreachable
@@ -30,7 +33,8 @@
         ├── PermissionLost        PERMISSION_LOST
         └── AccessLost            ACCESS_LOST
 
-Callers retry by type, never by text. Each driver's errors are translated in one place, beside the driver.
+Callers retry by type, never by text. Each driver's errors are translated in one place, beside the driver. Each type has a
+usual remedy, for errors that are raised without one of their own.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ class InstepError(Exception):
     """Something instep was asked for could not be done."""
 
     exit_status: ClassVar[int] = 1
-    usual_remedy: ClassVar[str] = ""
+    usual_remedy: ClassVar[str] = "run the same command with --debug to see more; if it happens again, report it with that output"
 
     def __init__(self, what: str, remedy: str = "") -> None:
         remedy = remedy or self.usual_remedy
@@ -52,59 +56,93 @@ class InstepError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.what}\n{self.remedy}" if self.remedy else self.what
+        return f"{self.what}\n{self.remedy}"
 
 
 class SettingsError(InstepError):
     """The command line or the settings file asks for something that cannot be."""
 
     exit_status = 2
+    usual_remedy = "correct it; `instep settings` shows every value in force and where it comes from, --help what a command takes"
 
 
 class TargetUnfit(SettingsError):
     """The target table cannot hold what the mapping says; the remedy is the statement that mends it."""
 
+    usual_remedy = "see what the table lacks: instep init --sql"
+
+
+class DatabaseMissing(SettingsError):
+    """The database server has no database of the name that the target's URL gives."""
+
+    usual_remedy = "create the database on that server (CREATE DATABASE ...), or correct its name in `target`"
+
+
+class NoSuchDocument(SettingsError):
+    """The id that was given cannot be a document of the table: its key column has another type."""
+
 
 class TopicMissing(SettingsError):
     """The topic is not on the cluster; the remedy is the command that creates it."""
+
+    usual_remedy = "see which topics there are: instep topics list"
 
 
 class MissingPart(InstepError):
     """Something that must be installed or fetched is not there."""
 
     exit_status = 2
+    usual_remedy = "install it, then run the command again; `instep doctor` shows what is missing"
+
+
+class SparkGone(InstepError):
+    """Spark's JVM ended or stopped answering: it was killed, or ran out of memory."""
+
+    usual_remedy = "run the command again; if it happens again, give it more memory: [spark] memory"
 
 
 class Unreachable(InstepError):
     """A server gave no answer. A running pipeline waits for it."""
 
     exit_status = 2
+    usual_remedy = "start the server, or correct its address in the settings; `instep doctor` tries each address"
 
 
 class BrokerUnreachable(Unreachable):
     """No Kafka broker answered."""
 
+    usual_remedy = "start the broker, or correct kafka.bootstrap; `instep doctor` tries each address"
+
 
 class DatabaseUnreachable(Unreachable):
     """The target database gave no answer, or the connection to it broke."""
 
+    usual_remedy = "start the database, or correct host and port in `target`; `instep doctor` tries the connection"
+
 
 class DatabaseFull(Unreachable):
     """The target database has no room left. A running pipeline waits until there is."""
+
+    usual_remedy = "free space on the disk of the database; a running pipeline then goes on by itself"
 
 
 class NotAuthorised(InstepError):
     """The server answered and refused: a wrong password or a missing right."""
 
     exit_status = 2
+    usual_remedy = "check the user and the password in the settings, and what that user may do on the server"
 
 
 class Undelivered(InstepError):
     """The broker did not take a record, so the source must not count it as published."""
 
+    usual_remedy = "send the record again once the broker takes it; `instep doctor` checks the broker and the topic"
+
 
 class Transient(InstepError):
     """The database gave this transaction up (deadlock, lock time-out); the same again may work."""
+
+    usual_remedy = "run the command again; a running pipeline tries again by itself"
 
 
 class Outrun(Transient):
@@ -118,6 +156,8 @@ class TooMuchAtOnce(Transient):
 class StartAgain(InstepError):
     """What a query was started with holds no longer. It is started again, by itself."""
 
+    usual_remedy = "nothing needs to be done: the pipeline starts again from the ledger by itself"
+
 
 class TableConstrained(StartAgain):
     """The table has got a constraint or a trigger since the query was started, and must be let judge every event from now on."""
@@ -130,6 +170,8 @@ class LedgerMoved(StartAgain):
 class RowRefused(InstepError):
     """The target table refuses a row: a constraint, a trigger or a value that does not fit."""
 
+    usual_remedy = "compare the row with the table's constraints and triggers; a running pipeline parks it: instep parked list"
+
 
 class TransactionUndone(RowRefused):
     """The target table refused a row, and the database has rolled back the whole transaction rather than one statement."""
@@ -139,40 +181,46 @@ class NamedStop(InstepError):
     """A pipeline ended on purpose, before anything wrong was written. Each has a page of its own."""
 
     exit_status = 3
+    usual_remedy = "see what happened and what to run: instep explain CODE"
     code: ClassVar[str] = "STOPPED"
 
     def __str__(self) -> str:
-        return f"{self.code}: {super().__str__()} (docs/stops/{self.code}.md)"
+        return f"{self.code}: {super().__str__()} (instep explain {self.code})"
 
 
 class Fenced(NamedStop):
     """A newer run of the same pipeline took over; this one must not write any more."""
 
     code = "FENCED"
+    usual_remedy = "end the other run first if this one should go on; then: instep run"
 
 
 class TopicGone(NamedStop):
     """The topic that the ledger knows was deleted."""
 
     code = "TOPIC_GONE"
+    usual_remedy = "create the topic again and decide where to begin: instep rewind; then: instep run"
 
 
 class TopicReplaced(NamedStop):
     """The topic was deleted and made again, or belongs to another cluster: the ledger's offsets mean nothing there."""
 
     code = "TOPIC_REPLACED"
+    usual_remedy = "decide where to begin in the new topic: instep rewind; then: instep run"
 
 
 class LogDiverged(NamedStop):
     """The log no longer holds what was applied: it was truncated or lost its newest records."""
 
     code = "LOG_DIVERGED"
+    usual_remedy = "compare the table with the log: instep reconcile; then decide where to go on: instep rewind"
 
 
 class OffsetsExpired(NamedStop):
     """Records that were not applied yet are no longer in the log."""
 
     code = "OFFSETS_EXPIRED"
+    usual_remedy = "decide where to go on: instep rewind; then see what is missing: instep reconcile"
 
 
 class TargetChanged(NamedStop):
@@ -202,6 +250,7 @@ class AccessLost(NamedStop):
     """A server that the pipeline worked with does not accept it any more: a password, a certificate or a right on the topic."""
 
     code = "ACCESS_LOST"
+    usual_remedy = "have the access granted again, or correct the settings; then: instep run"
 
 
 # What a statement that writes rows may raise because of a single row. A trigger can fail with any code, also with one that

@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+import types
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 from urllib.parse import quote
 
 import msgspec
 from msgspec import Meta
 
-from instep import conversion_errors, errors
+from instep import conversion_errors, errors, spark_options
 from instep.conversion_errors import nearest as nearest
 from instep.masking import STARS, masked_url
 
@@ -258,6 +259,7 @@ def _converted(expanded: dict[str, Any]) -> Settings:
     for pipeline_name, pipeline in settings.pipelines.items():
         _check(pipeline_name, pipeline)
     _check_security(settings.kafka.security)
+    spark_options.check(settings.spark.master, settings.spark.memory)
     return _with_whole_paths(settings)
 
 

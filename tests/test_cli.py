@@ -313,8 +313,11 @@ def test_a_dead_jvm_ends_it_with_an_error(place: Path) -> None:
 
 def test_spark_settings_that_cannot_be(place: Path) -> None:
     instep(place, "init")
-    assert "Spark could not start" in refused(place, "run", INSTEP__SPARK__MEMORY="lots")
-    assert "Spark could not start" in refused(place, "run", "--master", "spork://x")
+    assert 'write e.g. memory = "640m"' in refused(place, "run", INSTEP__SPARK__MEMORY="lots")
+    assert "no Spark master" in refused(place, "run", "--master", "spork://x")
+    assert "no Spark master answers at spark://127.0.0.1:1" in refused(place, "run", "--master", "spark://127.0.0.1:1")
+    given = {"INSTEP__SPARK__CONF": '{"spark.driver.cores": "none"}'}
+    assert "Spark could not start" in refused(place, "run", **given)
     assert "65535" in instep(place, "run", "--metrics", "99999").stderr
 
 

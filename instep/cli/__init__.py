@@ -14,9 +14,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from instep import __version__, errors
-from instep.cli import grouping
-from instep.cli.shared import GIVEN, Config, Debug, say
+from instep import __version__
+from instep.cli import ending, grouping
+from instep.cli.shared import Config, Debug
 
 # which module has which commands: one command does not wait for the others to be read
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -74,23 +74,12 @@ def _before(
 
 def main() -> NoReturn:
     """Run a command; errors become one or two lines on stderr and the exit status that their type says."""
+    ending.prepare_process()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupted)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored
         signal.signal(signal.SIGHUP, _interrupted)
-    try:
-        assembled(_needed(sys.argv[1:]))()
-    except errors.InstepError as error:
-        if GIVEN.debug:
-            raise
-        say(f"instep: {error}")
-        sys.exit(error.exit_status)
-    except UnicodeEncodeError as error:
-        if GIVEN.debug or not any(error.object in argument for argument in sys.argv):
-            raise
-        say(f"instep: {error.object!r} is not UTF-8\nids and texts are; check how the terminal passes them on")
-        sys.exit(errors.SettingsError.exit_status)
-    sys.exit(0)
+    sys.exit(ending.status_of(lambda: assembled(_needed(sys.argv[1:]))()))
 
 
 def _interrupted(number: int, _frame: FrameType | None) -> NoReturn:

@@ -135,7 +135,7 @@ def reset(
     from instep.kafka import resets
 
     if dry_run and execute:
-        raise errors.SettingsError("--dry-run and --execute cannot both be said")
+        raise errors.SettingsError("--dry-run and --execute cannot both be given", "give one of them")
     how = _how(group, to, to_earliest, to_latest, to_offset, to_datetime, by_duration, shift_by, to_current, from_file)
     if isinstance(how, resets.ToOffsets) == bool(topic or all_topics) or (topic and all_topics):
         raise errors.SettingsError(
@@ -307,7 +307,7 @@ def _from_file(name: str, group: str) -> Any:
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as failure:
-        raise errors.SettingsError(f"{name} cannot be read: {failure}") from failure
+        raise errors.SettingsError(f"{name} cannot be read: {failure}", "name a file that this user can read") from failure
     return resets.parse_csv(text, group, "stdin" if name == "-" else name)
 
 

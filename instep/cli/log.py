@@ -95,7 +95,7 @@ def peek(
     from instep.kafka import filters, peeking, places, rendering
 
     if format_ is not None and as_json:
-        raise errors.SettingsError("-f and -J cannot both be said")
+        raise errors.SettingsError("-f and -J cannot both be given", "give one of them")
     wanted_key = None if key is None else key.encode()
     narrowed = wanted_key is not None or bool(condition)
     alone = where is None and not narrowed and not follow
@@ -128,12 +128,13 @@ def peek(
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
     if not shown:
-        shared.say(_nothing(topic, wanted_key, numbers))
+        hint = "" if uncommitted or not part.offsets else " that are committed; with --uncommitted all are shown"
+        shared.say(f"topic {topic} holds no records{hint}" if alone else _nothing(topic, wanted_key, numbers))
 
 
 def _nothing(topic: str, key: bytes | None, numbers: Sequence[int]) -> str:
     if key is None or numbers:
-        return f"no such records in {topic}"
+        return f"no record of {topic} is as asked for; without --offset, --partition and --filter the newest are shown"
     return (
         f"no record of {topic} with this key lies where Java's partitioner (murmur2) puts it now;"
         f" records from other publishers, or from before the topic grew, are found with: --filter key={key.decode()}"

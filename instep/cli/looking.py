@@ -32,12 +32,18 @@ def show(
     from instep.pipeline import timeline
 
     declared = settings.load(GIVEN.config)
-    found = []
-    for name in shared.chosen(declared, [pipeline] if pipeline else None):
+    names = shared.chosen(declared, [pipeline] if pipeline else None)
+    found, unfit = [], []
+    for name in names:
         with shared.desk(declared, name) as desk:
             if not desk.sink.to.history:
                 shared.say(f"{name}: no history is kept (history = false), so the topic is read: times of commits are unknown")
-            found.append(timeline.read(desk, document, lambda: shared.cluster(declared)))
+            try:
+                found.append(timeline.read(desk, document, lambda: shared.cluster(declared)))
+            except errors.NoSuchDocument as error:  # another pipeline's key may be of another type
+                unfit.append(error)
+    if unfit and not found:
+        raise unfit[0]
     known = [one for one in found if one]
     if as_json:
         shared.print_json([_json(one) for one in known])
@@ -45,9 +51,9 @@ def show(
         for one in known:
             _print_timeline(one)
     if not known:
-        names = ", ".join(one.pipeline for one in found)
         raise errors.SettingsError(
-            f"no pipeline knows document {document!r} (asked: {names})", "ids are compared exactly, case and spaces included"
+            f"no pipeline knows document {document!r} (asked: {', '.join(names)})",
+            "ids are compared exactly, case and spaces included",
         )
 
 

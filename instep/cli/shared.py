@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import msgspec
 import typer
 
-from instep import errors, settings, terminal
+from instep import errors, extras, settings, spark_options, terminal
 from instep.cli import completing
 from instep.document.showing import plain, plain_json
 from instep.terminal import Tone
@@ -162,7 +162,7 @@ def need_spark() -> None:
 
     for package in ("pyspark", "pyarrow"):
         if find_spec(package) is None:
-            raise errors.MissingPart(f"{package} is not installed", "pip install 'instep[spark]'")
+            raise extras.missing(package, "spark")
 
 
 @contextmanager
@@ -185,6 +185,7 @@ def on_master(declared: settings.Settings, master: str | None) -> settings.Setti
     """The settings, with another Spark master where one is named."""
     if not master:
         return declared
+    spark_options.check(master, declared.spark.memory)
     return msgspec.structs.replace(declared, spark=msgspec.structs.replace(declared.spark, master=master))
 
 

@@ -158,7 +158,9 @@ class Decoder:
         try:
             return self._document(text, of_key=True)
         except Unfit as unfit:
-            raise errors.SettingsError(f"{text!r} is no document of this table: {unfit.detail}") from None
+            raise errors.NoSuchDocument(
+                f"{text!r} is no document of this table: {unfit.detail}", "write the id as the table's key column holds it"
+            ) from None
 
     def decode_all(self, records: Sequence[Record]) -> tuple[list[Event], list[DeadLetter]]:
         """Events and dead letters, each in log order."""

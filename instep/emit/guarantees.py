@@ -133,4 +133,4 @@ def _number(text: str) -> int:
     try:
         return int(text)
     except ValueError as failure:
-        raise errors.SettingsError(f"{text!r} is not a whole number") from failure
+        raise errors.SettingsError(f"{text!r} is not a whole number", "write a number such as 5") from failure

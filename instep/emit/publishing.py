@@ -77,6 +77,6 @@ def _opened(file: str) -> Iterator[BinaryIO]:
     try:
         stream = Path(file).open("rb")  # noqa: SIM115 - closed below; only its opening is explained
     except OSError as error:
-        raise errors.SettingsError(f"{file} cannot be read: {error.strerror}") from error
+        raise errors.SettingsError(f"{file} cannot be read: {error.strerror}", "name a file that this user can read") from error
     with stream:
         yield stream

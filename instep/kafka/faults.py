@@ -231,9 +231,11 @@ def _operation(right: str | None) -> str:
 
 
 def topic_missing(topic: str, bootstrap: str, known: Iterable[str]) -> errors.TopicMissing:
+    create = f"instep topics create {shlex.quote(topic)} --partitions 6"
+    close = near(topic, known)
     return errors.TopicMissing(
-        f"topic {topic!r} does not exist at {', '.join(addresses(bootstrap))}{near(topic, known)}",
-        f"instep topics create {shlex.quote(topic)} --partitions 6",
+        f"topic {topic!r} does not exist at {', '.join(addresses(bootstrap))}{close}",
+        f"correct the name of the topic; or, if it is a new one: {create}" if close else create,
     )
 
 

@@ -67,7 +67,7 @@ def alter(
     if not given and not unset:
         raise errors.SettingsError("nothing is to be changed", "say -c NAME=VALUE or --unset NAME")
     if both := sorted(set(given) & set(unset)):
-        raise errors.SettingsError(f"{', '.join(both)} cannot be both set and unset")
+        raise errors.SettingsError(f"{', '.join(both)} cannot be both set and unset", "leave one of the two out")
     before = _settings(cluster, topic)
     for name in (*given, *unset):
         if name not in before:
@@ -146,7 +146,10 @@ def _explained(
 
 
 def _unknown(name: str, known: Iterable[str]) -> errors.SettingsError:
-    return errors.SettingsError(f"topics have no setting {name!r}{settings.nearest(name, sorted(known))}")
+    return errors.SettingsError(
+        f"topics have no setting {name!r}{settings.nearest(name, sorted(known))}",
+        "see what there is: instep topics describe TOPIC",
+    )
 
 
 def _settings(cluster: connection.Cluster, topic: str) -> configs.Settings:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.sax import saxutils
 
-from instep import errors, terminal
+from instep import errors, extras, terminal
 from instep.local import java, keeping, places
 
 DESCRIPTION = """<ivy-module version="2.0">
@@ -57,9 +57,7 @@ def find() -> Path:
     places = spec.submodule_search_locations if spec else None
     found = sorted(jar for place in places or () for jar in Path(place, "jars").glob("ivy-*.jar"))
     if not found:
-        raise errors.MissingPart(
-            "pyspark is missing, whose Ivy fetches the local servers", "install it: pip install 'instep[spark]'"
-        )
+        raise errors.MissingPart("pyspark is missing, whose Ivy resolves the jars of the local servers", extras.command("spark"))
     return found[-1]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import resource
 import shutil
 import subprocess
 from pathlib import Path
@@ -51,8 +52,14 @@ def _find(java_home: str, path: str) -> tuple[Path, int]:
     shown = run.stderr + run.stdout
     version = parse_version(shown)
     if run.returncode != 0 or version is None:
-        first_line = next(iter(shown.strip().splitlines()), "nothing")
-        raise errors.MissingPart(f"Java is missing: {program} -version answered {first_line!r}", REMEDY)
+        said = " ".join(shown.split())[:200] or f"nothing, and exit status {run.returncode}"
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            raise errors.MissingPart(
+                f"Java cannot start within {limit // 2**20} MB of address space (ulimit -v): {program} said {said!r}",
+                "raise the limit: ulimit -v unlimited",
+            )
+        raise errors.MissingPart(f"Java does not work: {program} -version said {said!r}", REMEDY)
     if version < OLDEST_VERSION:
         raise errors.MissingPart(f"Java {OLDEST_VERSION} or newer is needed; {program} is Java {version}", REMEDY)
     return program, version

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import re
+import secrets
 import shutil
 import sys
 import tempfile
@@ -18,7 +19,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from instep import errors, settings
+from instep import errors, settings, spark_options
+from instep.pipeline import launching
 
 STOP_TIMEOUT_MS = 2_500
 TASK_TRIES_MAX = 4
@@ -29,7 +31,7 @@ COMPILER = (
     "-XX:Tier4CompileThreshold=150000",
     "-XX:Tier4BackEdgeThreshold=400000",
 )
-LISTS = {"spark.driver.extraJavaOptions": " ", "spark.driver.extraClassPath": os.pathsep}
+LISTS = {"spark.driver.extraClassPath": os.pathsep}
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -47,19 +49,24 @@ class Workplace:
 
 def open_session(spark: settings.Spark, jars: Sequence[Path], place: Workplace, *, verbose: bool = False) -> SparkSession:
     """Start Spark, or raise what keeps it from starting."""
+    spark_options.check(spark.master, spark.memory)
+    spark_options.refuse_silent(spark.master)
     if not verbose:
         logging.getLogger().addFilter(_is_news)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.appName("instep").master(retrying(spark.master))
-    for name, value in joined(_conf(spark, jars, place, verbose), spark.conf).items():
+    given, options = launching.without_arguments(spark.conf, place.path)
+    conf = joined(_conf(spark, jars, place, verbose, options), given)
+    conf |= {"spark.master": retrying(spark.master), "spark.app.name": conf.get("spark.app.name", "instep")}
+    builder = SparkSession.builder
+    for name, value in conf.items():
         builder = builder.config(name, value)
     try:
         with nullcontext() if verbose else _stderr_to(place.log):
+            launching.launch(conf, place.path)
             session = builder.getOrCreate()
     except (PySparkException, Py4JError) as error:
-        raise errors.SettingsError(
-            f"Spark could not start: {_reason(place.log, error)}", "check [spark] in the settings"
-        ) from error
+        remedy = launching.memory_limit() or "correct [spark] in the settings; with --debug Spark's whole log is shown"
+        raise errors.SettingsError(f"Spark could not start: {_reason(place.log, error)}", remedy) from error
     session.sparkContext.setLogLevel("WARN" if verbose else "ERROR")
     return session
 
@@ -73,7 +80,7 @@ def refuse_dead(session: SparkSession) -> None:
     """Raise when Spark's JVM is gone: every thread would wait for answers that nobody gives."""
     gateway = session.sparkContext._gateway
     if gateway is not None and gateway.proc.poll() is not None:
-        raise errors.InstepError("Spark's JVM is gone: killed, or out of memory", "run again; [spark] memory gives it more")
+        raise errors.SparkGone("Spark's JVM is gone: killed, or out of memory")
 
 
 def _reason(log: Path, error: Exception) -> str:
@@ -110,8 +117,11 @@ def joined(ours: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
     return {**ours, **given, **both}
 
 
-def _conf(spark: settings.Spark, jars: Sequence[Path], place: Workplace, verbose: bool) -> dict[str, str]:
+def _conf(
+    spark: settings.Spark, jars: Sequence[Path], place: Workplace, verbose: bool, given: Sequence[str] = ()
+) -> dict[str, str]:
     options = [f"-Dinstep.log={place.log}", "-XX:+UseSerialGC", f"-Djava.io.tmpdir={place.path}", *COMPILER, *_archived(jars)]
+    options += given
     if not verbose:
         options.append(f"-Dlog4j2.configurationFile={LOG_SETTINGS}")
     conf = {
@@ -140,6 +150,8 @@ def _conf(spark: settings.Spark, jars: Sequence[Path], place: Workplace, verbose
         # on the class path from the start, where the archive of classes has them too
         conf |= {"spark.driver.extraClassPath": os.pathsep.join(map(str, jars))}
         conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        # its ports take nobody else on this machine
+        conf |= {"spark.authenticate": "true", "spark.authenticate.secret": secrets.token_hex(32)}
         conf |= {"spark.python.daemon.module": "instep.pipeline.daemon"}  # executors elsewhere may be sent instep only later
     else:
         conf |= {"spark.jars": ",".join(map(str, jars))}

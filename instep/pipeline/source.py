@@ -48,7 +48,7 @@ def _of_file(file: str, key: str) -> Iterator[Row]:
             for line in lines.read(stream, file_format, key=key, name=file):
                 yield (PARTITION, line.number, NO_TIMESTAMP, line.document.encode(errors="surrogatepass"), line.value)
     except OSError as error:
-        raise errors.SettingsError(f"{file} cannot be read: {error.strerror}") from error
+        raise errors.SettingsError(f"{file} cannot be read: {error.strerror}", "name a file that this user can read") from error
 
 
 def _of_query(url: str, query: str, key: str) -> Iterator[Row]:

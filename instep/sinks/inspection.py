@@ -19,9 +19,9 @@ import sqlalchemy as sa
 from sqlalchemy import types
 from sqlalchemy.dialects import mysql, postgresql
 
-from instep import errors, settings
+from instep import errors, extras, settings
 from instep.document import guard, kinds, mapping, transitions
-from instep.sinks import declared, sqlite, tables, target, tls
+from instep.sinks import declared, schemas, sqlite, tables, target, tls
 from instep.sinks.target import TableName, Target
 
 INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "MEDIUMINT": 24, "INTEGER": 32, "INT": 32, "BIGINT": 64}
@@ -52,11 +52,10 @@ def connection(url: sa.URL, *, create: bool = False, read_only: bool = False) ->
         engine = sa.create_engine(tls.without_mysql(url), poolclass=sa.pool.NullPool, connect_args=_arguments(url))
     except ModuleNotFoundError:
         name = url.get_backend_name()
-        raise errors.MissingPart(
-            f"the driver for {name} is not installed", f"pip install 'instep[{target.EXTRAS[name]}]'"
-        ) from None
+        raise extras.missing(f"the driver for {name}", target.EXTRAS[name]) from None
     try:
         with engine.connect() as opened:
+            _refuse_raw_bytes(opened, asked)
             yield opened
     except sa.exc.DBAPIError as error:
         ours = translate(asked, error.orig) if isinstance(error.orig, Exception) else None
@@ -81,6 +80,16 @@ def _reading_mode(file: Path) -> dict[str, str]:
     return {"mode": "ro", "immutable": "1"} if unused and file.exists() else {"mode": "ro"}
 
 
+def _refuse_raw_bytes(opened: sa.Connection, url: sa.URL) -> None:
+    """PostgreSQL's SQL_ASCII keeps bytes of any encoding: what is read back may not be text at all."""
+    if opened.dialect.name != "postgresql" or opened.exec_driver_sql("SHOW server_encoding").scalar_one() != "SQL_ASCII":
+        return
+    raise errors.TargetUnfit(
+        f"{target.shown(url)} has the encoding SQL_ASCII, which keeps bytes of any encoding instead of text",
+        "move the tables to a database made with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0",
+    )
+
+
 def _arguments(url: sa.URL) -> dict[str, Any]:
     """What the driver takes beside the URL."""
     match url.get_backend_name():
@@ -88,7 +97,8 @@ def _arguments(url: sa.URL) -> dict[str, Any]:
             return {}
         case "postgresql":
             tls.check(url)
-            return {"connect_timeout": 5, "prepare_threshold": None}  # a pooler may give each statement another session
+            # a pooler may give each statement another session
+            return {"connect_timeout": 5, "prepare_threshold": None, "client_encoding": "utf8"}
         case _:
             return {"connect_timeout": 5, **tls.mysql_arguments(url)}
 
@@ -116,6 +126,7 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
         view = sa.inspect(opened)
         judge_own(opened, url, own_tables(view))
         if not view.has_table(table.name, schema=table.schema):
+            schemas.refuse_missing(view, table, url)
             raise errors.TargetUnfit(f"{target.shown(url)} has no table {table}", "run: instep init")
         reader = Reader(opened, table)
         compiled = reader.judge(pipeline)

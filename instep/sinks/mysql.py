@@ -103,7 +103,7 @@ CODES: dict[int, type[errors.InstepError]] = {
     3118: errors.NotAuthorised,  # account locked
     3159: errors.NotAuthorised,  # only TLS is let in
     4151: errors.NotAuthorised,  # account locked, MariaDB
-    1049: errors.SettingsError,  # no such database
+    1049: errors.DatabaseMissing,
     1142: errors.PermissionLost,
     1143: errors.PermissionLost,
     1227: errors.PermissionLost,

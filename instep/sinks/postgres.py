@@ -15,7 +15,7 @@ from instep.document import kinds
 from instep.document.decoding import Event
 from instep.document.guard import Verdict
 from instep.document.mapping import Column
-from instep.sinks import sink, target, tls
+from instep.sinks import logins, sink, target, tls
 
 try:
     import psycopg
@@ -48,7 +48,7 @@ CODES: dict[str, type[errors.InstepError]] = {
     "XX001": errors.DatabaseUnreachable,  # data corrupted
     "XX002": errors.DatabaseUnreachable,  # index corrupted
     "28": errors.NotAuthorised,
-    "3D000": errors.SettingsError,  # no such database
+    "3D000": errors.DatabaseMissing,
     "3F000": errors.TargetChanged,  # no such schema
     "22": errors.RowRefused,
     "23": errors.RowRefused,
@@ -301,7 +301,7 @@ def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:
         if lost and (fault := tls.postgres_fault(url)):
             return fault
         if lost and _refused_login(error):
-            return errors.NotAuthorised(f"{where}: {text}", "check the user, the password and the name of the database")
+            return logins.postgres_refusal(url, text)
         return errors.DatabaseUnreachable(f"no connection to {where}: {text}") if lost else errors.RowRefused(f"{where}: {text}")
     ours = CODES.get(state) or CODES.get(state[:2], errors.RowRefused)
     return ours(f"{where}: {text} (SQLSTATE {state})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from instep import errors, settings
-from instep.sinks import declared, inspection, tables, target
+from instep.sinks import declared, inspection, schemas, tables, target
 
 Show = Callable[[Sequence[str]], None]
 
@@ -23,11 +24,9 @@ def statements(pipeline: settings.Pipeline, *, add_columns: bool = False) -> lis
 def prepare(pipeline: settings.Pipeline, *, add_columns: bool = False, show: Show = lambda _: None) -> list[str]:
     """Make what is missing; the statements that were carried out, of which `show` was told before."""
     url = target.database_url(pipeline.target)
-    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).parent.is_dir():
-        raise errors.SettingsError(
-            f"the folder {Path(str(url.database)).parent} does not exist", "make it, or correct the target"
-        )
-    with inspection.connection(url, create=True) as opened:
+    if url.get_backend_name() == "sqlite":
+        _check_folder(Path(str(url.database)))
+    with _rights_explained(), inspection.connection(url, create=True) as opened:
         missing = _missing(opened, pipeline, add_columns)
         show(missing)
         for statement in missing:
@@ -36,6 +35,31 @@ def prepare(pipeline: settings.Pipeline, *, add_columns: bool = False, show: Sho
             )
         opened.commit()
     return missing
+
+
+def _check_folder(file: Path) -> None:
+    """Refuse a SQLite file that cannot be made or written where it is to be."""
+    folder = file.parent
+    if not folder.is_dir():
+        raise errors.SettingsError(f"the folder {folder} does not exist", "make it, or correct the target")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise errors.SettingsError(
+            f"the folder {folder} cannot be written by this user, and SQLite needs files of its own beside {file.name}",
+            "give this user the right to write there, or name a file in another folder in `target`",
+        )
+
+
+@contextmanager
+def _rights_explained() -> Iterator[None]:
+    """What init lacks is not what a running pipeline lacks: somebody else may have to make the tables."""
+    try:
+        yield
+    except errors.PermissionLost as refused:
+        raise errors.NotAuthorised(
+            f"the tables cannot be made: {refused.what}",
+            "have an administrator run the statements that `instep init --sql` prints, and grant SELECT, INSERT, UPDATE and"
+            " DELETE on those tables; then run `instep init` again to check them",
+        ) from refused
 
 
 def faults(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[errors.TargetUnfit]:
@@ -82,6 +106,8 @@ def _missing(opened: sa.Connection, pipeline: settings.Pipeline, add_columns: bo
     if reader is not None:
         for fault in reader.faults(pipeline, may_lack=add_columns):
             raise fault  # a table that cannot be used is not changed either
+    else:
+        schemas.refuse_missing(sa.inspect(opened), target.table_name(pipeline.table), target.database_url(pipeline.target))
     known = set(reader.columns) if reader is not None else None
     return [
         *_table_statements(opened.dialect, pipeline, known),

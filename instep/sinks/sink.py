@@ -20,7 +20,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET
 
-from instep import errors
+from instep import errors, extras
 from instep.document import guard, kinds
 from instep.document.decoding import DeadLetter, Event, Record
 from instep.document.guard import Document, Parked, Stored, Verdict
@@ -716,4 +716,4 @@ def _text(totals: dict[str, int]) -> str:
 
 def no_driver(name: str, extra: str) -> errors.MissingPart:
     """The error for a database whose driver is not installed."""
-    return errors.MissingPart(f"the driver for {name} is not installed", f"pip install 'instep[{extra}]'")
+    return extras.missing(f"the driver for {name}", extra)

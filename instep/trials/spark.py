@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 import instep
-from instep import errors
+from instep import errors, extras
 from instep.local import keeping, ports, processes
 
 START_TIMEOUT_S = 90.0
@@ -70,7 +70,7 @@ class SparkCluster:
     def _launch(self, name: str, program: str, *arguments: str) -> None:
         found = find_spec("pyspark")
         if found is None or found.origin is None:
-            raise errors.MissingPart("Spark is not installed", "pip install 'instep[spark]'")
+            raise extras.missing("pyspark", "spark")
         home, package_root = Path(found.origin).parent, str(Path(instep.__file__).parents[1])
         environment = {
             **os.environ,

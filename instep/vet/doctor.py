@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from instep import errors, settings
+from instep import errors, extras, settings
 from instep.kafka import faults, inquiry, layout, membership, offsets
 from instep.kafka.connection import Cluster
 from instep.local import artifacts, java, lent, places, ports, register
@@ -84,7 +84,7 @@ def _packages() -> Iterator[Check]:
         try:
             yield Check("spark", State.GOOD, f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
-            yield Check("spark", State.WRONG, f"{package} is not installed: nothing can be run", "pip install 'instep[spark]'")
+            yield Check("spark", State.WRONG, f"{package} is not installed: nothing can be run", extras.command("spark"))
     kept = artifacts.is_kept("spark-kafka")
     yield Check(
         "jars",
@@ -139,7 +139,7 @@ def _drivers(declared: settings.Settings) -> Iterator[Check]:
         try:
             yield Check("driver", State.GOOD, f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
-            yield Check("driver", State.WRONG, f"{package}, for {scheme}, is not installed", f"pip install 'instep[{extra}]'")
+            yield Check("driver", State.WRONG, f"{package}, for {scheme}, is not installed", extras.command(extra))
 
 
 def _scheme(pipeline: settings.Pipeline) -> str:

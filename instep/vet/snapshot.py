@@ -185,14 +185,18 @@ def save(snapshot: Snapshot, file: Path) -> None:
     try:
         file.write_bytes(msgspec.json.format(msgspec.json.encode(snapshot), indent=1) + b"\n")
     except OSError as error:
-        raise errors.SettingsError(f"the snapshot cannot be written to {file}: {error.strerror}") from error
+        raise errors.SettingsError(
+            f"the snapshot cannot be written to {file}: {error.strerror}", "name a file that this user can write"
+        ) from error
 
 
 def load(file: Path) -> Snapshot:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Snapshot)
     except OSError as error:
-        raise errors.SettingsError(f"the snapshot {file} cannot be read: {error.strerror}") from error
+        raise errors.SettingsError(
+            f"the snapshot {file} cannot be read: {error.strerror}", "name a file that this user can read"
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.SettingsError(
             f"{file} is no snapshot: {error}", "make one where the cluster can be reached: instep vet --snapshot FILE"

@@ -20,16 +20,14 @@ def test_a_local_master_tries_a_failed_task_again(master: str, expected: str) ->
 
 
 def test_what_the_settings_say_comes_before_what_we_say() -> None:
-    given = {"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Da=b", "spark.driver.extraClassPath": "/x.jar"}
+    given = {"spark.ui.enabled": "true", "spark.driver.extraClassPath": "/x.jar"}
     ours = {
         "spark.ui.enabled": "false",
-        "spark.driver.extraJavaOptions": "-Dc=d",
         "spark.driver.extraClassPath": "/y.jar",
         "z": "1",
     }
     assert session.joined(ours, given) == {
         "spark.ui.enabled": "true",
-        "spark.driver.extraJavaOptions": "-Dc=d -Da=b",
         "spark.driver.extraClassPath": os.pathsep.join(("/y.jar", "/x.jar")),
         "z": "1",
     }

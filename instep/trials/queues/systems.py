@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import Protocol, Self
 
-from instep import errors
+from instep import errors, extras
 from instep.local import activemq, rabbitmq, redis, server
 from instep.trials.queues.system import Holder, Queue, Served, System
 
@@ -105,5 +105,5 @@ def _client(name: str) -> ModuleType:
         return importlib.import_module(f"instep.trials.queues.{home}")
     except ModuleNotFoundError as error:
         raise errors.MissingPart(
-            f"the Python client of {home} is missing: no module {error.name}", "install it: pip install 'instep[lab]'"
+            f"the Python client of {home} is missing: no module {error.name}", extras.command("lab")
         ) from error

@@ -1,0 +1,23 @@
+"""The schema of a target table, looked for before the table is."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from instep import errors, settings
+from instep.sinks import target
+from instep.sinks.target import TableName
+
+
+def refuse_missing(view: sa.Inspector, table: TableName, url: sa.URL) -> None:
+    """Raise TargetUnfit when the table is to be in a schema that the database does not have."""
+    if table.schema is None:
+        return
+    known = view.get_schema_names()
+    if table.schema not in known:
+        quoted = url.get_dialect()().identifier_preparer.quote_identifier(table.schema)
+        kind = "schema" if url.get_backend_name() == "postgresql" else "database"
+        raise errors.TargetUnfit(
+            f"{target.shown(url)} has no {kind} {table.schema!r}{settings.nearest(table.schema, known)}",
+            f"CREATE {kind.upper()} {quoted}; or correct `table` in the settings",
+        )
