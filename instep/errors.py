@@ -3,7 +3,6 @@
     InstepError                   what happened, to what, and what to do next
     ├── SettingsError             wrong usage or settings                         exit 2
     │   ├── TargetUnfit           the table cannot hold what the mapping says
-    │   ├── DatabaseMissing       the server has no database of that name
     │   ├── NoSuchDocument        the table cannot have a document of this id
     │   └── TopicMissing          the topic is not there
     ├── MissingPart               Java, a package or a fetched file is missing    exit 2
@@ -11,6 +10,7 @@
     ├── Unreachable               no answer from a server; waited for             exit 2
     │   ├── BrokerUnreachable
     │   ├── DatabaseUnreachable
+    │   │   └── DatabaseMissing   the server has no database of that name
     │   └── DatabaseFull          no room left
     ├── NotAuthorised             a server answered: wrong password, or no right  exit 2
     ├── Undelivered               a record was not taken by the broker            exit 1
@@ -72,12 +72,6 @@ class TargetUnfit(SettingsError):
     usual_remedy = "see what the table lacks: instep init --sql"
 
 
-class DatabaseMissing(SettingsError):
-    """The database server has no database of the name that the target's URL gives."""
-
-    usual_remedy = "create the database on that server (CREATE DATABASE ...), or correct its name in `target`"
-
-
 class NoSuchDocument(SettingsError):
     """The id that was given cannot be a document of the table: its key column has another type."""
 
@@ -118,6 +112,12 @@ class DatabaseUnreachable(Unreachable):
     """The target database gave no answer, or the connection to it broke."""
 
     usual_remedy = "start the database, or correct host and port in `target`; `instep doctor` tries the connection"
+
+
+class DatabaseMissing(DatabaseUnreachable):
+    """The database server has no database of the name that the target's URL gives; it may be put back."""
+
+    usual_remedy = "create the database on that server (CREATE DATABASE ...), or correct its name in `target`"
 
 
 class DatabaseFull(Unreachable):

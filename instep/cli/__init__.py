@@ -27,6 +27,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "mending": ("rewind", "replay"),
     "proving": ("reconcile",),
     "judging": ("vet", "doctor"),
+    "explaining": ("explain",),
     "topics": ("topics",),
     "groups": ("groups",),
     "log": ("offsets", "peek"),

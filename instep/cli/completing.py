@@ -37,6 +37,12 @@ def rules(_context: typer.Context, incomplete: str) -> list[str]:
     return _names(incomplete.upper(), lambda: rules.ALL)
 
 
+def codes(_context: typer.Context, incomplete: str) -> list[str]:
+    from instep.cli import explaining
+
+    return _names(incomplete.upper(), explaining.pages)
+
+
 def claims(_context: typer.Context, incomplete: str) -> list[str]:
     from instep.trials import claims
 

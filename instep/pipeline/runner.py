@@ -7,6 +7,8 @@ again in the same Spark session; what cannot mend itself ends the pipeline with 
 from __future__ import annotations
 
 import contextlib
+import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -357,7 +359,13 @@ class Runner(threading.Thread):
 
 def unexplained(failure: BaseException) -> errors.InstepError:
     """An error that is none of ours: Spark's own words, cut to what a person reads."""
-    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-    return errors.InstepError(
-        f"the query failed: {type(failure).__name__}: {' '.join(lines)[:400]}", "run with --debug to see Spark's log"
-    )
+    said = str(failure)
+    if "No space left on device" in said:
+        return errors.InstepError(
+            f"no space left for Spark's temporary files below {tempfile.gettempdir()}",
+            "free some space there, or set TMPDIR to a folder on another disk",
+        )
+    # what follows is the query's plan, or the JVM's stack
+    lines = [line.strip() for line in re.split(r"=== Streaming Query ===|\n\s*at \S+\(", said)[0].splitlines()]
+    words = " ".join(filter(None, lines))[:400]
+    return errors.InstepError(f"the query failed: {type(failure).__name__}: {words}", "run with --debug to see Spark's log")

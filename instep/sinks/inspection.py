@@ -82,7 +82,8 @@ def _reading_mode(file: Path) -> dict[str, str]:
 
 def _refuse_raw_bytes(opened: sa.Connection, url: sa.URL) -> None:
     """PostgreSQL's SQL_ASCII keeps bytes of any encoding: what is read back may not be text at all."""
-    if opened.dialect.name != "postgresql" or opened.exec_driver_sql("SHOW server_encoding").scalar_one() != "SQL_ASCII":
+    driver: Any = opened.connection.driver_connection
+    if opened.dialect.name != "postgresql" or driver.info.parameter_status("server_encoding") != "SQL_ASCII":
         return
     raise errors.TargetUnfit(
         f"{target.shown(url)} has the encoding SQL_ASCII, which keeps bytes of any encoding instead of text",

@@ -298,15 +298,8 @@ def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:
     text = " ".join(str(error).split())
     if not state:
         lost = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
-        if lost and (fault := tls.postgres_fault(url)):
+        if lost and (fault := tls.postgres_fault(url) or logins.refusal(error, url, text)):
             return fault
-        if lost and _refused_login(error):
-            return logins.postgres_refusal(url, text)
         return errors.DatabaseUnreachable(f"no connection to {where}: {text}") if lost else errors.RowRefused(f"{where}: {text}")
     ours = CODES.get(state) or CODES.get(state[:2], errors.RowRefused)
     return ours(f"{where}: {text} (SQLSTATE {state})")
-
-
-def _refused_login(error: psycopg.Error) -> bool:
-    """Whether the server answered: libpq gives no SQLSTATE for a refused login, but knows that a password was asked for."""
-    return bool(error.pgconn and (error.pgconn.needs_password or error.pgconn.used_password))

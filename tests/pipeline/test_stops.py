@@ -148,7 +148,7 @@ def ended(run: Runner, kind: type[errors.NamedStop]) -> errors.NamedStop:
     wait_until(lambda: run.state is State.ENDED, f"the pipeline to end with {kind.code}")
     assert isinstance(run.error, kind), run.error
     assert str(run.error).startswith(f"{kind.code}: ")
-    assert str(run.error).endswith(f"(docs/stops/{kind.code}.md)")
+    assert str(run.error).endswith(f"(instep explain {kind.code})")
     assert "instep " in run.error.remedy
     return run.error
 
@@ -437,7 +437,7 @@ def test_an_older_writer_that_wakes_up(road: Callable[..., Road]) -> None:
         way.publish(*(event(f"c{n}", 1) for n in range(20)))
         assert process.wait(60) == 3, process.tail()
         assert "FENCED: " in process.tail()
-        assert "docs/stops/FENCED.md" in process.tail()
+        assert "instep explain FENCED" in process.tail()
     wait_until(way.in_step, "the second run to go on")
     assert second.state is State.RUNNING
     way.assert_in_step()

@@ -297,11 +297,11 @@ def test_unreachable_and_unauthorised_are_told_apart(postgres: Postgres, mariadb
     with pytest.raises(errors.NotAuthorised) as caught:
         inspection.inspect("contracts", declare(f"mariadb://stranger:topsecret@127.0.0.1:{mariadb.port}/instep"))
     assert "topsecret" not in str(caught.value)
-    with pytest.raises(errors.DatabaseUnreachable, match='"nowhere" does not exist'):
+    with pytest.raises(errors.DatabaseMissing, match='"nowhere" does not exist'):
         inspection.inspect("contracts", declare(postgres.url.removesuffix("/instep") + "/nowhere"))
     with pytest.raises(errors.NotAuthorised, match=r"nowhere|stranger"):
         inspection.inspect("contracts", declare(f"mariadb://stranger@127.0.0.1:{mariadb.port}/nowhere"))
-    with pytest.raises(errors.SettingsError, match="nowhere"):
+    with pytest.raises(errors.DatabaseMissing, match="nowhere"):
         inspection.inspect("contracts", declare(mariadb.url.removesuffix("/instep") + "/nowhere"))
 
 
@@ -323,6 +323,10 @@ def test_a_wrong_postgres_password_is_not_unreachable(postgres: Postgres) -> Non
     try:
         wait_until(is_refused, "the server to ask for a password")
         assert "topsecret" not in str(refused[-1])
+        assert "password of user 'careful'" in refused[-1].remedy
+        nowhere = postgres.url.replace("instep@", "careful:right@").replace("/instep", "/nowhere")
+        with pytest.raises(errors.DatabaseMissing, match="nowhere"):
+            inspection.inspect("contracts", declare(nowhere))
     finally:
         rules.write_text(before, encoding="utf-8")
         os.kill(postgres.pid, signal.SIGHUP)

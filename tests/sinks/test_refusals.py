@@ -1,0 +1,85 @@
+"""Databases that do not let a pipeline in, or do not let it make its tables: each is told by name, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urlparse, urlunparse
+
+import psycopg
+import pytest
+
+from instep import errors
+from instep.local.mariadb import MariaDB
+from instep.local.ports import free
+from instep.local.postgres import Postgres
+from instep.sinks import inspection, preparation
+from tests.sinks.conftest import declare, run_sql
+
+SERVERS = ["postgres", "mariadb"]
+
+
+def another(url: str, *, user: str | None = None, port: int | None = None, database: str | None = None) -> str:
+    parts = urlparse(url)
+    login = f"{user or parts.username}@{parts.hostname}:{port or parts.port}"
+    return urlunparse(parts._replace(netloc=login, path=f"/{database}" if database else parts.path))
+
+
+def refused(url: str, kind: type[errors.InstepError], **changes: str) -> errors.InstepError:
+    """What `init` is refused with: a type, a remedy, and the URL as the user wrote it."""
+    with pytest.raises(kind) as caught:
+        preparation.prepare(declare(url, **changes))
+    assert type(caught.value) is kind
+    assert caught.value.remedy
+    assert "+p" not in caught.value.what
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_a_database_that_does_not_exist(kind: str, new_database: Callable[[str], str]) -> None:
+    url = another(new_database(kind), database="nowhere")
+    error = refused(url, errors.DatabaseMissing)
+    assert "nowhere" in error.what
+    assert "create the database" in error.remedy
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_a_server_that_is_not_there(kind: str, new_database: Callable[[str], str]) -> None:
+    port = free()[0]
+    error = refused(another(new_database(kind), port=port), errors.DatabaseUnreachable)
+    assert str(port) in error.what
+    assert "start the database" in error.remedy
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_a_schema_that_does_not_exist(kind: str, new_database: Callable[[str], str]) -> None:
+    error = refused(new_database(kind), errors.TargetUnfit, table="nowhere.contract_document")
+    assert "nowhere" in error.what
+    assert error.remedy.startswith("CREATE ")
+
+
+def test_a_postgresql_user_who_may_not_create_tables(new_database: Callable[[str], str]) -> None:
+    url = new_database("postgres")
+    run_sql(url, "DO $$ BEGIN CREATE ROLE reader LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+    error = refused(another(url, user="reader"), errors.NotAuthorised)
+    assert "instep init --sql" in error.remedy
+
+
+def test_a_mariadb_user_who_may_not_create_tables(mariadb: MariaDB, new_database: Callable[[str], str]) -> None:
+    url = new_database("mariadb")
+    name = urlparse(url).path[1:]
+    run_sql(url, "CREATE USER IF NOT EXISTS reader@'%'", f"GRANT SELECT ON {name}.* TO reader@'%'")
+    error = refused(another(url, user="reader"), errors.NotAuthorised)
+    assert "instep init --sql" in error.remedy
+    assert refused(another(url, user="nobody"), errors.NotAuthorised).remedy
+
+
+def test_a_database_of_bytes_is_refused_by_name(postgres: Postgres) -> None:
+    url = another(postgres.url, database="raw")
+    with psycopg.connect(postgres.url, autocommit=True) as opened:
+        opened.execute("CREATE DATABASE raw ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C' LOCALE_PROVIDER libc")
+        try:
+            assert "ENCODING 'UTF8'" in refused(url, errors.TargetUnfit).remedy
+            with pytest.raises(errors.TargetUnfit, match="SQL_ASCII"):
+                inspection.inspect("contracts", declare(url))
+        finally:
+            opened.execute("DROP DATABASE raw")
