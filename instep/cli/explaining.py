@@ -72,17 +72,17 @@ def _reasons() -> Iterable[Page]:
         parks = reason in PARKS
         becomes = "The document is parked: its later events wait behind this one." if parks else "The event is a dead letter."
         look = f"instep {'parked' if parks else 'dead'} list --reason {reason.value}"
-        command = "parked release ID" if parks else f"dead replay --reason {reason.value}"
-        wrong = "parked skip ID" if parks else f"dead drop --reason {reason.value}"
+        command = "parked release ID" if parks else f"dead replay --reason {reason.value} --execute"
+        wrong = "parked skip ID --why TEXT" if parks else f"dead drop --reason {reason.value} --why TEXT --execute"
         parts = (
             f"# {reason.value}",
             _sentence(text),
             f"{becomes} Other documents are not held up.",
             f"## How to look\n\n    {look}",
             "## What to run\n\nWhere the settings or the table were wrong, correct them and apply the event:",
-            f"    instep {command} --execute",
+            f"    instep {command}",
             "Where the record itself is wrong, have it published again, and pass over this one:",
-            f"    instep {wrong} --why TEXT --execute\n",
+            f"    instep {wrong}\n",
         )
         yield Page(reason.value, "reasons", _sentence(text), "\n\n".join(parts))
 

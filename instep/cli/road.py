@@ -83,7 +83,7 @@ def _keep_ready() -> None:
 
     with contextlib.suppress(errors.MissingPart):
         shared.need_spark()
-        spark.prepare(shared.say)
+        spark.prepare_in_background(shared.say)
 
 
 @up_app.callback(invoke_without_command=True)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from instep import errors
-from instep.local import archives, ivy, keeping, places
+from instep.local import archives, ivy, keeping, maven, places
 
 LOCK = Path(__file__).with_name("artifacts.lock")
 MARK = ".verified"
@@ -179,7 +179,7 @@ def _kept(bundle: str, locked: Locked, cache: Path) -> Path:
 
 def _fetch(bundle: str, locked: Locked, folder: Path) -> None:
     with workshop(folder.parent, bundle) as (keeper, work):
-        found = ivy.retrieve(keeper, work, bundle, list(locked))
+        found = maven.retrieve(keeper, work, bundle, list(locked))
         verify(found, locked)
         made = work / "made"
         made.mkdir()

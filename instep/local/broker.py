@@ -198,6 +198,8 @@ class Cluster:
 
     def start(self) -> None:
         """Start every node that does not run, on its old port and data, and return when all know each other."""
+        java.find()
+        artifacts.jars("kafka")  # here, where Ctrl-C is heard at once: a thread of the pool would be waited for
         for _ in range(server.ATTEMPTS_ON_FREE_PORTS):
             if not self._has_answered:
                 self._choose_ports()

@@ -88,11 +88,16 @@ def explained(folder: Path) -> Iterator[None]:
 def explain(error: OSError, folder: Path) -> errors.InstepError:
     """What to tell about an error in writing below a folder."""
     elsewhere = "or set INSTEP_HOME to a folder elsewhere"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return errors.InstepError(f"no space left below {folder}", f"free some space there, {elsewhere}")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return errors.InstepError(f"{folder} cannot be written: {error}", f"give this user the right to write there, {elsewhere}")
     return errors.InstepError(f"{folder} cannot be used: {error}", f"mend it, {elsewhere}")
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a disk or a quota is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def tells_full_disk(log: str) -> bool:

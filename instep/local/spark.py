@@ -14,24 +14,45 @@ import hashlib
 import json
 import lzma
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import instep
 from instep import errors
-from instep.local import artifacts, ivy, java, keeping
+from instep.local import artifacts, ivy, java, keeping, places
 
 CLASSES = Path(__file__).with_name("spark-classes.xz")
 TIMEOUT_S = 300.0
+
+
+def prepare_in_background(say: Callable[[str], None]) -> subprocess.Popen[bytes] | None:
+    """Have the archive made by a process that outlives this one, unless it is there; nobody waits for it."""
+    if artifacts.is_kept("spark-kafka"):
+        archive, wanted = _archive(artifacts.jars("spark-kafka"))
+        if _is_there(archive, wanted):
+            return None
+    say("preparing Spark's classes in the background for quicker starts: once for this Java and this Spark")
+    log = places.cache() / "spark-classes.log"
+    package_root = str(Path(instep.__file__).parent.parent)
+    with places.explained(log.parent), log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "instep.local.spark"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))},
+        )
 
 
 def prepare(say: Callable[[str], None]) -> bool:
     """Make the archive unless it is there; whether it is. Nothing depends on it, so a failure is told and no more."""
     jars = artifacts.jars("spark-kafka")
     folder = jars[0].parent
-    wanted = _made_for(jars)
-    archive = folder / f"classes-{hashlib.sha256(wanted['spark'].encode()).hexdigest()[:12]}.jsa"
+    archive, wanted = _archive(jars)
     if _is_there(archive, wanted):
         return True
     with (folder / "classes.lock").open("a") as lock:
@@ -47,6 +68,12 @@ def prepare(say: Callable[[str], None]) -> bool:
             say(f"that failed, and starts take some seconds longer: {error}")
             return False
     return True
+
+
+def _archive(jars: list[Path]) -> tuple[Path, dict[str, str]]:
+    """Where the archive for this Spark lies, and what it must have been made for."""
+    wanted = _made_for(jars)
+    return jars[0].with_name(f"classes-{hashlib.sha256(wanted['spark'].encode()).hexdigest()[:12]}.jsa"), wanted
 
 
 def _is_there(archive: Path, wanted: dict[str, str]) -> bool:
@@ -120,4 +147,7 @@ def _class_path(jars: list[Path]) -> str:
 
 
 if __name__ == "__main__":
-    prepare(lambda line: print(line, file=sys.stderr))  # noqa: T201 - a program of its own
+    try:
+        prepare(lambda line: print(line, file=sys.stderr))  # noqa: T201 - a program of its own
+    except errors.InstepError as error:
+        sys.exit(str(error))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from instep import errors
-from instep.local import artifacts, ivy, keeping, ports
+from instep.local import artifacts, ivy, keeping, maven, ports
 from tests.waiting import wait_until
 
 MODULE = "org.example:thing:1.0"
@@ -25,14 +25,14 @@ def sum_of(text: bytes) -> str:
 
 
 def bring(monkeypatch: pytest.MonkeyPatch, content: bytes, name: str = "thing-1.0.jar") -> None:
-    """Let Ivy bring one file of this content, and the spark-kafka bundle consist of thing-1.0.jar holding `good`."""
+    """Let one file of this content come from Maven, and the spark-kafka bundle consist of thing-1.0.jar holding `good`."""
 
     def retrieve(keeper: keeping.Keeper, work: Path, bundle: str, modules: list[str]) -> list[Path]:
         (work / "jars").mkdir()
         (work / "jars" / name).write_bytes(content)
         return [work / "jars" / name]
 
-    monkeypatch.setattr(ivy, "retrieve", retrieve)
+    monkeypatch.setattr(maven, "retrieve", retrieve)
     monkeypatch.setattr(artifacts, "read_lock", lambda: {"spark-kafka": {MODULE: sum_of(b"good")}})
 
 
@@ -132,9 +132,35 @@ def test_a_fetch_killed_half_way_leaves_nothing(bare_home: Path) -> None:
     wait_until(lambda: [path.name for path in (bare_home / "cache").iterdir()] == ["kafka.lock"])
 
 
+def test_a_fetch_is_interrupted_at_once_and_leaves_nothing(bare_home: Path) -> None:
+    """By Ctrl-C, as a command is, in the middle of the first file."""
+    command = [sys.executable, "-m", "instep", "up"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as fetching:
+        wait_until(lambda: any(bare_home.rglob("*.part")))
+        fetching.send_signal(signal.SIGINT)
+        assert fetching.wait(10) == 128 + signal.SIGINT
+        assert fetching.stderr is not None
+        assert "Traceback" not in fetching.stderr.read()
+    assert [path.name for path in (bare_home / "cache").iterdir()] == ["kafka.lock"]
+
+
+@pytest.mark.parametrize(
+    ("fetched", "total", "elapsed_s", "shown"),
+    [
+        (0, None, 0.0, "0.0 MB"),
+        (1_500_000, None, 1.0, "1.5 MB"),
+        (0, 4_000_000, 1.0, "0.0 of 4.0 MB"),
+        (1_000_000, 4_000_000, 2.0, "1.0 of 4.0 MB, 6 s left"),
+    ],
+)
+def test_a_fetch_shows_its_total_and_the_time_left(fetched: int, total: int | None, elapsed_s: float, shown: str) -> None:
+    assert maven.described(fetched, total, elapsed_s) == shown
+
+
 def test_no_network_is_told(bare_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = ports.free()[0]
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort={closed}")
+    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{closed}")
+    monkeypatch.delenv("no_proxy", raising=False)
     with pytest.raises(errors.MissingPart, match=r"spark-kafka could not be fetched from Maven Central: (?s:.)*network"):
         artifacts.jars("spark-kafka")
     assert [path.name for path in (bare_home / "cache").iterdir()] == ["spark-kafka.lock"]
@@ -163,7 +189,7 @@ def test_a_disk_that_fills_while_unpacking_is_told(tiny_disk: Path, tmp_path: Pa
     with zipfile.ZipFile(jar, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x/linux/bin/mariadbd", bytes(8_000_000))
     monkeypatch.setattr(artifacts, "read_lock", lambda: {"mariadb": {MODULE: artifacts.sha256(jar)}})
-    monkeypatch.setattr(ivy, "retrieve", lambda *_: [jar])
+    monkeypatch.setattr(maven, "retrieve", lambda *_: [jar])
     with pytest.raises(errors.InstepError, match=r"no space left below .*\n.*INSTEP_HOME"):
         artifacts.unpacked("mariadb")
     assert [path.name for path in (tiny_disk / "cache").iterdir()] == ["mariadb.lock"]
@@ -178,7 +204,7 @@ def test_a_cache_that_cannot_be_written_is_told(bare_home: Path, monkeypatch: py
 
 def test_pyspark_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(errors.MissingPart, match=r"pip install 'instep\[spark\]'"):
+    with pytest.raises(errors.MissingPart, match=r"pip install .*'pyspark==4.2.0'"):
         ivy.find()
 
 

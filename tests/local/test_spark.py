@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from instep.local import artifacts, java, spark
+from instep.local import artifacts, java, places, spark
 from instep.pipeline import session
 
 
@@ -56,6 +56,25 @@ def test_one_that_was_made_for_something_else_is_made_anew(jars: list[Path], mon
     made[0].with_suffix(".json").write_text("{")
     assert spark.prepare(said.append)
     assert len(made) == 4
+
+
+def test_it_is_made_in_the_background(jars: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a process of its own, whose log says what became of it; nothing is started when the archive is there."""
+    monkeypatch.setattr(artifacts, "is_kept", lambda _bundle: True)
+    monkeypatch.setattr(spark, "_is_there", lambda *_: False)
+    monkeypatch.setattr(places, "cache", lambda: tmp_path)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(spark, "_archive", lambda _jars: (jars[0], {}))
+    said: list[str] = []
+    started = spark.prepare_in_background(said.append)
+    assert started is not None
+    assert os.getsid(started.pid) != os.getsid(0)
+    assert started.wait(60) != 0
+    assert "in the background" in said[0]
+    assert "JAVA_HOME" in (tmp_path / "spark-classes.log").read_text()
+    monkeypatch.setattr(spark, "_is_there", lambda *_: True)
+    assert spark.prepare_in_background(said.append) is None
+    assert len(said) == 1
 
 
 def test_a_jvm_that_cannot_is_told_and_nothing_is_left(jars: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,171 @@
+"""Jars from Maven Central, by HTTPS: the lock names each module, so nothing has to be resolved and no JVM is needed.
+
+A process of its own fetches, under a keeper: whoever waits for it can be interrupted, or killed, at any moment.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import HTTPError
+
+import instep
+from instep import errors
+from instep.local import keeping, places
+
+CENTRAL = ""  # set from the environment
+THREADS = 4
+TIMEOUT_S = 30.0
+TRIES = 3
+CHUNK_BYTES = 1 << 18
+TICK_S = 0.1
+FULL_DISK_BYTES = 1 << 20
+PROGRAM = "import sys; sys.path.insert(0, {root!r}); from instep.local import maven; maven.main(sys.argv[1:])"
+
+
+def retrieve(keeper: keeping.Keeper, work: Path, name: str, modules: Sequence[str]) -> list[Path]:
+    """Bring the jars of these modules (ORG:NAME:REVISION) to work/jars."""
+    folder, log = work / "jars", work / "fetch.log"
+    folder.mkdir()
+    program = PROGRAM.format(root=str(Path(instep.__file__).parent.parent))
+    keeper.launch([sys.executable, "-I", "-S", "-c", program, str(folder), *modules], log=log)
+    progress = Progress(f"fetching {name}")
+    try:
+        while (status := keeper.poll()) is None:
+            progress.show(_fetched(folder), _total(folder))
+            time.sleep(TICK_S)
+    finally:
+        progress.end()
+    if status != 0:
+        raise refusal(name, log.read_text(encoding="utf-8", errors="replace"), work)
+    progress.done(_fetched(folder))
+    return sorted(folder.glob("*.jar"))
+
+
+def refusal(name: str, log: str, work: Path) -> errors.InstepError:
+    """The error for a fetch that failed; the last line of its log says why."""
+    # on a full disk the log may have had no room for saying so
+    if places.tells_full_disk(log) or shutil.disk_usage(work).free < FULL_DISK_BYTES:
+        return errors.InstepError(f"no space left below {work.parent} to fetch {name}", "free some space, or set INSTEP_HOME")
+    said = [line.strip() for line in log.splitlines() if line.strip()]
+    return errors.MissingPart(
+        f"{name} could not be fetched from Maven Central: {said[-1] if said else 'no reason was given'}",
+        "check the network (behind a proxy: export https_proxy=http://HOST:PORT), then run the command again",
+    )
+
+
+def _fetched(folder: Path) -> int:
+    total = 0
+    for file in folder.iterdir():
+        if file.suffix in (".jar", ".part"):
+            try:
+                total += file.stat().st_size
+            except FileNotFoundError:  # renamed just now
+                continue
+    return total
+
+
+def _total(folder: Path) -> int | None:
+    """The bytes of all jars together, once they are known."""
+    try:
+        return int(json.loads((folder / "total.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+class Progress:
+    """Megabytes fetched, of how many, and the time left: a live line on a terminal, elsewhere one at the start and the end."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._live = sys.stderr.isatty()
+        self._started = time.monotonic()
+        self._write(f"{what} …")
+
+    def show(self, fetched: int, total: int | None) -> None:
+        if self._live:
+            self._write(f"{self._what} … {described(fetched, total, time.monotonic() - self._started)}")
+
+    def done(self, fetched: int) -> None:
+        sys.stderr.write(f"{self._what}: {fetched / 1e6:.0f} MB in {time.monotonic() - self._started:.0f} s\n")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Leave the live line: what is written next begins at its start."""
+        if self._live:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def _write(self, line: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{line}" if self._live else f"{line}\n")
+        sys.stderr.flush()
+
+
+def described(fetched: int, total: int | None, elapsed_s: float) -> str:
+    """How far a fetch is, for people."""
+    if not total:
+        return f"{fetched / 1e6:.1f} MB"
+    left = f", {(total - fetched) * elapsed_s / fetched:.0f} s left" if fetched else ""
+    return f"{fetched / 1e6:.1f} of {total / 1e6:.1f} MB{left}"
+
+
+# --- the process that fetches -------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Fetch the modules into a folder; what goes wrong is the last line of stderr, and exit status 1."""
+    folder, modules = Path(arguments[0]), arguments[1:]
+    try:
+        with ThreadPoolExecutor(THREADS) as pool:
+            sizes = pool.map(_size, modules)
+            jars = [pool.submit(_insist, module, folder) for module in modules]
+            (folder / "total.json").write_text(json.dumps(sum(sizes)), encoding="utf-8")
+            for jar in jars:
+                jar.result()
+    except (OSError, HTTPException) as failure:
+        sys.stderr.write(f"{failure}\n")
+        sys.exit(1)
+
+
+def _address(module: str) -> str:
+    org, artifact, revision = module.split(":")
+    return f"{CENTRAL}/{org.replace('.', '/')}/{artifact}/{revision}/{artifact}-{revision}.jar"
+
+
+def _size(module: str) -> int:
+    with urllib.request.urlopen(urllib.request.Request(_address(module), method="HEAD"), timeout=TIMEOUT_S) as answer:  # noqa: S310
+        return int(answer.headers.get("Content-Length") or 0)
+
+
+def _insist(module: str, folder: Path) -> None:
+    for tries_left in reversed(range(TRIES)):
+        try:
+            _fetch(module, folder)
+        except (OSError, HTTPException) as failure:
+            # a disk that is full, and a file that is not there, stay so
+            absent = isinstance(failure, HTTPError) and failure.code < 500
+            if not tries_left or absent or places.is_full(failure):
+                raise
+            time.sleep(1.0)
+        else:
+            return
+
+
+def _fetch(module: str, folder: Path) -> None:
+    address = _address(module)
+    file = folder / address.rpartition("/")[2]
+    part = file.with_suffix(".part")
+    with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer, part.open("wb") as opened:  # noqa: S310
+        size = int(answer.headers.get("Content-Length") or 0)
+        while chunk := answer.read(CHUNK_BYTES):
+            opened.write(chunk)
+    if size and part.stat().st_size != size:
+        raise ConnectionError(f"the connection broke off within {file.name}")
+    part.rename(file)
