@@ -240,6 +240,25 @@ def test_wrong_use_is_said_in_a_line_and_changes_nothing(place: Path) -> None:
     assert json.loads(instep(place, "parked", "list", "--json").stdout) == []
 
 
+def test_a_document_is_shown_although_another_pipeline_has_keys_of_another_type(tmp_path: Path) -> None:
+    text = SETTINGS.format(bootstrap="127.0.0.1:1", topic="t")
+    numbered = text.partition("[pipelines.contracts]")[2].replace("contracts.", "numbered.", 2).replace("contract_document", "n")
+    numbered = numbered.replace("pipelines.contracts", "pipelines.numbered").replace(
+        "sqlite:///numbered.db", "sqlite:///contracts.db"
+    )
+    (tmp_path / "instep.toml").write_text(f"{text}\n[pipelines.numbered]{numbered}", encoding="utf-8")
+    url = f"sqlite:///{tmp_path}/contracts.db"
+    run_sql(url, "CREATE TABLE n (doc_no INTEGER PRIMARY KEY, print_status TEXT, print_version BIGINT, printed_at TIMESTAMP)")
+    assert instep(tmp_path, "init").returncode == 0
+    run_sql(url, "INSERT INTO contract_document (doc_no, print_status) VALUES ('abc', 'PRINTED')")
+    shown = instep(tmp_path, "show", "abc")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "document abc of pipeline contracts" in shown.stdout
+    assert "PRINTED" in shown.stdout
+    assert "no pipeline knows document '7' (asked: contracts, numbered)" in refused(tmp_path, "show", "7")
+    assert "is no document of this table" in refused(tmp_path, "show", "abc", "--pipeline", "numbered")
+
+
 def test_a_missing_topic_names_the_command_that_makes_it(place: Path) -> None:
     instep(place, "init")
     file = place / "instep.toml"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import urlparse, urlunparse
 
 import psycopg
@@ -83,3 +87,28 @@ def test_a_database_of_bytes_is_refused_by_name(postgres: Postgres) -> None:
                 inspection.inspect("contracts", declare(url))
         finally:
             opened.execute("DROP DATABASE raw")
+
+
+AS_NOBODY = """
+import os, sys
+from instep import errors
+from instep.sinks import preparation, target
+from tests.sinks.conftest import declare
+pipeline = declare(f"sqlite:///{sys.argv[1]}/contracts.db")
+target.database_url(pipeline.target).get_dialect()()
+if os.geteuid() == 0:  # whom no folder refuses
+    os.setuid(65534)
+try:
+    preparation.prepare(pipeline)
+except errors.SettingsError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_a_folder_that_cannot_be_written() -> None:
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o555)
+    done = subprocess.run([sys.executable, "-c", AS_NOBODY, str(folder)], capture_output=True, text=True, check=False)
+    folder.rmdir()
+    assert f"the folder {folder} cannot be written by this user" in done.stderr
+    assert "another folder" in done.stderr

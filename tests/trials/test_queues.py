@@ -118,7 +118,7 @@ def test_without_the_client_the_system_is_missing(servers: Servers, monkeypatch:
     monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(errors.MissingPart, match=r"Python client of zeromq is missing") as caught:
         servers.system("zeromq", durable=False)
-    assert caught.value.remedy == "install it: pip install 'instep[lab]'"
+    assert "'pika" in caught.value.remedy
 
 
 def settled(
