@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyspark
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -65,8 +66,7 @@ def open_session(spark: settings.Spark, jars: Sequence[Path], place: Workplace, 
             launching.launch(conf, place.path)
             session = builder.getOrCreate()
     except (PySparkException, Py4JError) as error:
-        remedy = launching.memory_limit() or "correct [spark] in the settings; with --debug Spark's whole log is shown"
-        raise errors.SettingsError(f"Spark could not start: {_reason(place.log, error)}", remedy) from error
+        raise _not_started(place.log, error) from error
     session.sparkContext.setLogLevel("WARN" if verbose else "ERROR")
     return session
 
@@ -83,12 +83,17 @@ def refuse_dead(session: SparkSession) -> None:
         raise errors.SparkGone("Spark's JVM is gone: killed, or out of memory")
 
 
-def _reason(log: Path, error: Exception) -> str:
-    """What the JVM said last before it gave up, else what PySpark says."""
+def _not_started(log: Path, error: Exception) -> errors.InstepError:
+    """Why Spark did not start: what the JVM gave as its reason, else that it was killed, else what PySpark says."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    said = [line.strip() for line in lines if line.strip() and not line.startswith(("\t", "WARNING: Using incubator"))]
-    causes = [line for line in said if "Exception" in line or "rror" in line]
-    return (causes or said or str(error).splitlines())[0][:300]
+    causes = [line.strip() for line in lines if not line.startswith("\t") and ("Exception" in line or "rror" in line)]
+    gateway = SparkContext._gateway
+    if not causes and (gateway is None or gateway.proc.poll() is not None):
+        return errors.SparkGone(
+            "Spark's JVM ended while it was starting: killed, or out of memory", launching.memory_limit() or ""
+        )
+    remedy = launching.memory_limit() or "correct [spark] in the settings; with --debug Spark's whole log is shown"
+    return errors.SettingsError(f"Spark could not start: {(causes or str(error).splitlines())[0][:300]}", remedy)
 
 
 @contextmanager

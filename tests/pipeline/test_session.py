@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from pyspark import SparkContext
 
-from instep import settings
+from instep import errors, settings
 from instep.pipeline import session
 
 
@@ -31,6 +32,19 @@ def test_what_the_settings_say_comes_before_what_we_say() -> None:
         "spark.driver.extraClassPath": os.pathsep.join(("/y.jar", "/x.jar")),
         "z": "1",
     }
+
+
+def test_a_jvm_that_was_killed_at_its_start_is_not_blamed_on_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "spark.log"
+    log.write_text("2026-11-16T10:55:04Z WARN Utils: Your hostname resolves to a loopback address\n", encoding="utf-8")
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    assert type(session._not_started(log, Exception("gone"))) is errors.SparkGone
+    log.write_text("java.lang.IllegalArgumentException: spark.x\n\tat y\n", encoding="utf-8")
+    found = session._not_started(log, Exception("gone"))
+    assert isinstance(found, errors.SettingsError)
+    assert "IllegalArgumentException: spark.x" in found.what
 
 
 @pytest.mark.parametrize(("master", "key"), [("local[2]", "spark.driver.extraClassPath"), ("spark://h:7077", "spark.jars")])
