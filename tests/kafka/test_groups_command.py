@@ -235,7 +235,7 @@ def test_a_broken_file_is_refused_by_its_line(text: str, says: str) -> None:
         (["--from-file", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--all-topics", "--to-earliest"], "does not exist"),
         (["--topic", "nowhere", "--to-earliest"], "topic 'nowhere' does not exist"),
-        (["--all-topics", "--to-earliest", "--dry-run", "--execute"], "cannot both be said"),
+        (["--all-topics", "--to-earliest", "--dry-run", "--execute"], "cannot both be given"),
     ],
 )
 def test_a_reset_that_makes_no_sense_is_refused(

@@ -224,7 +224,7 @@ def test_a_pipe_that_closes_ends_it_quietly(place: Path, cluster: connection.Clu
         (["-o", "9:3"], "ends before it begins"),
         (["-p", "9"], "has no partition 9"),
         (["-f", "%z"], "'%z' in the format means nothing"),
-        (["-f", "%s", "-J"], "cannot both be said"),
+        (["-f", "%s", "-J"], "cannot both be given"),
         (["--filter", "status"], "'status' is no condition"),
         (["--filter", "key~("], "is no regular expression"),
     ],
