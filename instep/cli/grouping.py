@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Set up": ("demo", "init", "up", "down", "settings", "doctor"),
     "Run": ("emit", "run"),
-    "Look": ("status", "show", "history"),
+    "Look": ("status", "show", "history", "explain"),
     "Set aside": ("dead", "parked"),
     "Check and repair": ("vet", "reconcile", "replay", "rewind"),
     "Kafka": ("topics", "groups", "offsets", "peek"),
