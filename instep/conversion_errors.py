@@ -141,7 +141,7 @@ def _descend(kind: Any, path: str) -> tuple[Any, Any]:
     """The type at msgspec's path (`.field`, `[...]`, `[0]`) below this one, and its default."""
     default: Any = None
     for field, item in re.findall(r"\.([^.\[]+)|(\[[^\]]*\])", path):
-        kind = plain(kind)
+        kind = _table_of(plain(kind))
         default = None
         if item:
             inner = get_args(kind)
@@ -156,6 +156,13 @@ def _descend(kind: Any, path: str) -> tuple[Any, Any]:
         else:
             return str, None
     return plain(kind), default
+
+
+def _table_of(kind: Any) -> Any:
+    """Of a table that has a short form, which is a value, the table: only that has something below it."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return next((part for part in get_args(kind) if _is_struct(part)), kind)
+    return kind
 
 
 def _is_struct(kind: Any) -> bool:

@@ -110,7 +110,7 @@ def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
         (long("{ value = 1, trim = true }"), "is a constant, which takes no trim"),
         (long('{ field = "x", type = "varchr(20)" }'), "is no type; did you mean 'varchar'?"),
         (long('{ field = "x", type = "decimal(2,4)" }'), "not every database can hold"),
-        (long('{ field = "x", convert = "integer" }'), "invalid enum value 'integer'"),
+        (long('{ field = "x", convert = "integer" }'), "convert is 'integer', which is not one of its values"),
         (long('{ field = "x", unit = "us", trim = true }'), "so its field is a time, which takes no trim"),
         (changed('= "version"\nprinted', '= { field = "version", round = true }\nprinted'), "keeps the order value"),
         (changed('key = "doc_no"', 'key = "doc_no"\nkey_type = "json"'), "key_type is 'json', which is no type"),

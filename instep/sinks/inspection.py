@@ -62,7 +62,7 @@ def connection(url: sa.URL, *, create: bool = False, read_only: bool = False) ->
         if ours is None:
             raise
         if isinstance(ours, errors.RowRefused):  # no row was written here
-            ours = errors.TargetUnfit(ours.what)
+            ours = errors.TargetUnfit(ours.what, "have an administrator run the statements that `instep init --sql` prints")
         if isinstance(ours, errors.Unreachable):
             ours = type(ours)(f"{ours.what} (tried for {time.monotonic() - since:.0f} s)", ours.remedy)
         raise ours from error
