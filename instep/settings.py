@@ -51,6 +51,7 @@ EXAMPLES = {
 
 Guarantee = Literal["exactly-once", "at-least-once", "at-most-once"]
 Missing = Literal["insert", "park", "ignore"]
+Deletes = Literal["row", "ignore", "park", "clear"]
 Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 Unit = Literal["s", "ms", "us"]
@@ -131,6 +132,14 @@ class Pipeline(Table, frozen=True, kw_only=True):
         str | None, Meta(description=f"the key column's type, like a column's `type`: {', '.join(KEY_TYPES)}")
     ] = None
     missing: Annotated[Missing, Meta(description="the table does not have the document: insert, park or ignore")] = "insert"
+    deletes: Annotated[
+        Deletes | None,
+        Meta(
+            description="a record without a value: row deletes the whole row, clear empties the mapped columns, park, ignore;"
+            " left out: row, but park or ignore where `missing` says so"
+        ),
+    ] = None
+    cleared_status: Annotated[str | None, Meta(description='the status that deletes = "clear" writes; left out: null')] = None
     history: Annotated[bool, Meta(description="keep every event in instep_history")] = True
     batch_rows_max: Annotated[int, Meta(description="records in one micro-batch, over all partitions", ge=1)] = 400_000
     event: Annotated[Event, Meta(description="where things stand in the record")] = Event()
@@ -143,6 +152,12 @@ class Pipeline(Table, frozen=True, kw_only=True):
     def mapped(self) -> dict[str, Column]:
         """The columns, each in the long form."""
         return {name: one if isinstance(one, Column) else Column(field=one) for name, one in self.columns.items()}
+
+    @property
+    def on_delete(self) -> Deletes:
+        """What a record without a value does. A table whose rows others make loses none of them unless that is asked for."""
+        defaults: dict[Missing, Deletes] = {"insert": "row", "park": "park", "ignore": "ignore"}
+        return self.deletes or defaults[self.missing]
 
 
 class Publisher(Table, frozen=True, kw_only=True):
@@ -459,6 +474,11 @@ def _check(name: str, pipeline: Pipeline) -> None:
         )
     _check_columns(place, pipeline)
     _check_transitions(place, pipeline)
+    if pipeline.cleared_status is not None and (pipeline.deletes != "clear" or pipeline.event.status not in fields):
+        raise errors.SettingsError(
+            f'{place}.cleared_status needs deletes = "clear", and a column that keeps the status',
+            f'add deletes = "clear" to [{place}], or take cleared_status out',
+        )
     try:
         start_time(pipeline.start)
     except msgspec.ValidationError:

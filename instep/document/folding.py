@@ -35,6 +35,7 @@ class Shape(IntEnum):
     DELETE = 0
     PARTIAL = 1
     FULL = 2
+    CLEAR = 4  # a delete that empties the columns of a document that is there, and leaves its order value
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -70,7 +71,7 @@ class Run:
 
     def add(self, step: Step, rules: Rules) -> None:
         if not rules.ordered:
-            if step.shape is not Shape.PARTIAL:
+            if step.shape not in (Shape.PARTIAL, Shape.CLEAR):
                 self.steps.clear()
             self.steps.append(step)
             return
@@ -78,12 +79,18 @@ class Run:
             return
         if step.shape is Shape.DELETE and step.order is None:
             self.steps = [msgspec.structs.replace(step, floor=self._high)]
+        elif step.shape is Shape.CLEAR:
+            # one without an order value takes effect whatever is stored, and makes those before it needless
+            kept = self.steps if step.order is not None else [known for known in self.steps if known.shape is not Shape.CLEAR]
+            self.steps = [*kept, step]
         elif step.shape is Shape.PARTIAL:
             self.steps.append(step)
         else:
-            kept = [known for known in self.steps if known.shape is Shape.DELETE and known.order is None]
-            self.steps = [*kept[-1:], step]
-        self._high = _higher(self._high, step.order)
+            deletes = [known for known in self.steps if known.shape is Shape.DELETE and known.order is None]
+            clears = [known for known in self.steps if known.shape is Shape.CLEAR]
+            self.steps = [*deletes[-1:], *clears, step]
+        if step.shape is not Shape.CLEAR:
+            self._high = _higher(self._high, step.order)
 
 
 class State:
@@ -120,6 +127,11 @@ class State:
     def apply(self, step: Step, rules: Rules) -> None:
         """One event, as the guard treats it."""
         if rules.ordered and guard.judge(step.order, self.order, rules.order_is_time) is not Verdict.APPLIED:
+            return
+        if step.shape is Shape.CLEAR:
+            if self.present:
+                self.last = step
+                self._values, self._line = _merged(self.values, unpack(step.values or b"[]")), None
             return
         self.last = step
         if step.shape is Shape.DELETE:

@@ -5,6 +5,7 @@ The model is one event at a time, in log order, per document:
 - an event whose order value is below the stored one is *stale* and changes nothing;
 - one whose order value equals the stored one is *repeated* and changes nothing; where the order is a time, two facts may
   share an instant, and the later in the log wins;
+- a delete removes the row, or clears the columns that the pipeline keeps, is ignored, or is refused, as the pipeline says;
 - a delete has no order value of its own: it stands where it stands in the log, and leaves behind the highest order value
   seen, so that a late event does not bring the document back;
 - without an order every event is later than those before it;
@@ -52,6 +53,9 @@ class Rules(msgspec.Struct, frozen=True):
     order_is_time: bool = False
     missing: settings.Missing = "insert"
     transitions: Transitions = Transitions()
+    deletes: settings.Deletes = "row"
+    cleared: Values = ()  # what a delete writes where it clears the columns
+    cleared_status: str | None = None
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
@@ -74,6 +78,7 @@ class Parked(msgspec.Struct, frozen=True, gc=False):
 
 ABSENT = Stored(present=False, order=None)
 BEHIND = Refusal(Reason.WAITS_BEHIND, "an earlier event of the document is parked")
+UNDELETABLE = Refusal(Reason.DELETE_NOT_ALLOWED, 'the settings say deletes = "park"')
 LACKING = Refusal(Reason.DOCUMENT_MISSING, "the table does not have the document")
 
 
@@ -268,16 +273,7 @@ def _apply(state: _State, event: Event, rules: Rules) -> Verdict | Refusal:
         if verdict is not Verdict.APPLIED:
             return verdict
     if event.values is None:
-        if event.refusal is not None and state.present:
-            return event.refusal
-        if event.order is not None:
-            state.order = event.order
-        state.values = state.status = None
-        if not state.present:
-            return Verdict.IGNORED
-        state.present = False
-        state.deleted = True
-        return Verdict.APPLIED
+        return _delete(state, event, rules)
     if not state.present and rules.missing != "insert":
         return Verdict.IGNORED if rules.missing == "ignore" else LACKING
     refusal = event.refusal
@@ -289,6 +285,25 @@ def _apply(state: _State, event: Event, rules: Rules) -> Verdict | Refusal:
     state.present = True
     state.order = event.order
     state.status = event.status
+    return Verdict.APPLIED
+
+
+def _delete(state: _State, event: Event, rules: Rules) -> Verdict | Refusal:
+    if rules.deletes == "ignore" or (rules.deletes != "row" and not state.present):
+        return Verdict.IGNORED
+    if state.present and (event.refusal is not None or rules.deletes == "park"):
+        return event.refusal or UNDELETABLE
+    if rules.deletes == "clear":
+        state.values = merged(state.values, rules.cleared)
+        state.status = rules.cleared_status
+        return Verdict.APPLIED
+    if event.order is not None:
+        state.order = event.order
+    state.values = state.status = None
+    if not state.present:
+        return Verdict.IGNORED
+    state.present = False
+    state.deleted = True
     return Verdict.APPLIED
 
 

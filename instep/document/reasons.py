@@ -34,6 +34,7 @@ class Reason(StrEnum):
     STATUS_UNKNOWN = "STATUS_UNKNOWN"
     TRANSITION_NOT_ALLOWED = "TRANSITION_NOT_ALLOWED"
     DOCUMENT_MISSING = "DOCUMENT_MISSING"
+    DELETE_NOT_ALLOWED = "DELETE_NOT_ALLOWED"
     ID_TAKEN_FOR_ANOTHER = "ID_TAKEN_FOR_ANOTHER"
     REFUSED_BY_TARGET = "REFUSED_BY_TARGET"
     WAITS_BEHIND = "WAITS_BEHIND"
@@ -65,6 +66,7 @@ EXPLANATIONS = {
     Reason.STATUS_UNKNOWN: "the status is not in the settings' transitions",
     Reason.TRANSITION_NOT_ALLOWED: "the settings do not let this status follow the document's present one",
     Reason.DOCUMENT_MISSING: 'the table does not have the document, and the settings say `missing = "park"`',
+    Reason.DELETE_NOT_ALLOWED: 'the record deletes the document, and the settings say `deletes = "park"`',
     Reason.ID_TAKEN_FOR_ANOTHER: (
         "the table has a row under another id that the key column's collation takes for the same (a and A, for example)"
     ),
@@ -88,6 +90,7 @@ PARKS = COLUMN_REFUSES | {
     Reason.STATUS_UNKNOWN,
     Reason.TRANSITION_NOT_ALLOWED,
     Reason.DOCUMENT_MISSING,
+    Reason.DELETE_NOT_ALLOWED,
     Reason.ID_TAKEN_FOR_ANOTHER,
     Reason.REFUSED_BY_TARGET,
     Reason.WAITS_BEHIND,

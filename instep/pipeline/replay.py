@@ -202,12 +202,16 @@ class _Fold:
         self.values: Values | None = None
         self.partition = self.offset = 0
 
-    def add(self, partition: int, event: Event) -> None:
+    def add(self, partition: int, event: Event, rules: guard.Rules) -> None:
+        if event.values is None and rules.deletes in ("ignore", "park"):
+            return
         self.partition, self.offset = partition, event.offset
-        if event.values is None:
-            self.deleted, self.values = True, None
-        else:
+        if event.values is not None:
             self.values = guard.merged(self.values, event.values)
+        elif rules.deletes == "clear":
+            self.values = guard.merged(self.values, rules.cleared)
+        else:
+            self.deleted, self.values = True, None
 
     def events(self, document: Document) -> Iterator[Event]:
         if self.deleted:
@@ -224,7 +228,7 @@ def _replay_unordered(desk: Desk, cluster: Cluster, part: Stretch, over: set[Pla
         for partition, end in ends.items():
             if partition in read_to and end > read_to[partition]:
                 for event in _events(desk, cluster, {partition: (read_to[partition], end)}, part.documents, over):
-                    folds.setdefault(event.document, _Fold()).add(partition, event)
+                    folds.setdefault(event.document, _Fold()).add(partition, event, desk.sink.to.rules)
                 read_to[partition] = end
 
     def mend(some: Sequence[Document]) -> list[Line]:

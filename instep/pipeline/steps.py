@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from msgspec import UNSET
 from pyspark import SparkFiles
 
-from instep.document import canonical, comparison, folding
+from instep.document import canonical, comparison, folding, guard
 from instep.document.comparison import Finding, Kind, Question
 from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.folding import ABSENT, Run, Shape, State, Step
@@ -99,10 +99,13 @@ def from_records(plan: Plan, batches: Batches) -> Batches:
                     if plan.from_source:
                         unreadable.append(_unreadable(name, partition, event.offset, event.refusal))
                     continue
+                step = step_of(partition, event, times[event.offset])
+                if step is None:
+                    continue
                 run = runs.get((partition, name))
                 if run is None:
                     run = runs[partition, name] = Run()
-                run.add(step_of(partition, event, times[event.offset]), plan.asked.rules)
+                run.add(step, plan.asked.rules)
             if plan.from_source:
                 for letter in dead:
                     name = (letter.record.key or b"").decode(errors="replace")
@@ -229,19 +232,25 @@ class _Judging:
 SHAPES = {shape.value: shape for shape in Shape}
 
 
-def _stepper(plan: Plan) -> Callable[[int, Event, int], Step]:
+def _stepper(plan: Plan) -> Callable[[int, Event, int], Step | None]:
+    """The function from an event to its step; None for a delete that changes nothing."""
     forms = [canonical.former(column, plan.database) for column in plan.mapping.columns]
+    rules = plan.asked.rules
 
-    def step_of(partition: int, event: Event, timestamp_ms: int) -> Step:
+    def packed(values: guard.Values) -> bytes:
+        brought = zip(forms, values, strict=True)
+        return folding.pack([ABSENT if value is UNSET else None if value is None else form(value) for form, value in brought])
+
+    def step_of(partition: int, event: Event, timestamp_ms: int) -> Step | None:
         brought = event.values
-        if brought is None:
+        if brought is not None:
+            shape = Shape.PARTIAL if UNSET in brought else Shape.FULL
+            return Step(partition, event.offset, timestamp_ms, event.order, shape, packed(brought))
+        if rules.deletes == "row":
             return Step(partition, event.offset, timestamp_ms, event.order, Shape.DELETE, None)
-        values = [
-            ABSENT if value is UNSET else None if value is None else form(value)
-            for form, value in zip(forms, brought, strict=True)
-        ]
-        shape = Shape.PARTIAL if UNSET in brought else Shape.FULL
-        return Step(partition, event.offset, timestamp_ms, event.order, shape, folding.pack(values))
+        if rules.deletes == "clear":
+            return Step(partition, event.offset, timestamp_ms, event.order, Shape.CLEAR, packed(rules.cleared))
+        return None
 
     return step_of
 

@@ -56,6 +56,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     engines: dict[str, str] = {}  # of the target's and instep's own tables: InnoDB …; on PostgreSQL logged or unlogged
     key: str = ""
     unique_keys: list[list[str]] = []
+    other_columns: list[str] = []  # that the pipeline does not write
     triggers: list[str] = []
     row_security: bool = False
     superuser: bool | None = None
@@ -146,6 +147,7 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
         blank,
         version=tuple(part for part in opened.dialect.server_version_info or () if isinstance(part, int)),
         unique_keys=sorted([sorted(key) for key in reader.unique_keys()]) if reader else [],
+        other_columns=[name for name in reader.columns if name not in (pipeline.key, *pipeline.columns)] if reader else [],
         triggers=reader.triggers() if reader else [],
         references=_references(reader, pipeline) if reader else [],
         referenced_by=_referenced_by(opened, table) if reader else [],
@@ -233,7 +235,7 @@ def _order_column(reader: inspection.Reader, pipeline: settings.Pipeline) -> tup
     """The column that keeps the order, when it holds fewer than 32 bits."""
     if reader.dialect.name == "sqlite" or pipeline.event.order is None:
         return None
-    name = next((name for name, field in pipeline.columns.items() if field == pipeline.event.order), None)
+    name = next((name for name, column in pipeline.mapped.items() if column.field == pipeline.event.order), None)
     kind = reader.columns[name]["type"] if name in reader.columns else None
     bits = inspection.INTEGER_BITS.get(type(kind).__name__, 64)
     if name is None or bits >= 32:

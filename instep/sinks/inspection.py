@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import sqlalchemy as sa
+from msgspec import UNSET
 from sqlalchemy import types
 from sqlalchemy.dialects import mysql, postgresql
 
@@ -146,6 +147,9 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
             order_is_time=compiled.order_is_time,
             missing=pipeline.missing,
             transitions=transitions.declare(pipeline.transitions),
+            deletes=pipeline.on_delete,
+            cleared=_cleared(table, pipeline, compiled) if pipeline.on_delete == "clear" else (),
+            cleared_status=pipeline.cleared_status,
         ),
         guarantee=pipeline.guarantee,
         history=pipeline.history,
@@ -154,6 +158,25 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
         unique=unique,
         loose_key=loose_key,
     )
+
+
+def _cleared(table: TableName, pipeline: settings.Pipeline, compiled: mapping.Mapping) -> guard.Values:
+    """What a delete writes to each mapped column: null, or the status for it. The guard's value and constants stay."""
+    values: list[Any] = []
+    for field in compiled.fields:
+        column = field.column
+        if column.name == compiled.guard or field.constant is not None:
+            values.append(UNSET)
+        elif column == compiled.status_column and pipeline.cleared_status is not None:
+            values.append(kinds.converter(column.kind)(pipeline.cleared_status))
+        elif column.nullable:
+            values.append(None)
+        else:
+            raise errors.TargetUnfit(
+                f'table {table}: column {column.name!r} takes no null, so deletes = "clear" cannot empty it',
+                "let the column be null, give the status column a cleared_status, or choose another value of `deletes`",
+            )
+    return tuple(values)
 
 
 def refuse_restrained(known: Target, pipeline: settings.Pipeline) -> None:

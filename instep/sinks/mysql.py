@@ -413,7 +413,7 @@ class MysqlSink(sink.Sink):
         """Write these columns of the staged rows whose documents are there; how many rows the guard let through."""
         values = ", ".join(f"t.{self.quoted(column)} = s.{self.quoted(column)}" for column in columns)
         join = f"{self.table} AS t JOIN instep_stage AS s ON {self.key_equals(f't.{self.key}', f's.{self.key}')}"
-        return self.execute(f"UPDATE {join} SET {values} WHERE TRUE{self._guarded()}")
+        return self.execute(f"UPDATE {join} SET {values} WHERE TRUE{self._guarded(columns=columns)}")
 
     def _bound_time(self, at: datetime | None) -> Any:
         return at if at is None else sink.clock_text(at)

@@ -264,7 +264,8 @@ class PostgresSink(sink.Sink):
         values = ", ".join(f"{self.quoted(column)} = {self._cast(column)}" for column in group.columns)
         return self.execute(
             f"UPDATE {self.table} AS t SET {values} FROM instep_stage AS s"
-            f" WHERE s.stage_group = %s AND {self.key_equals(f't.{self.key}', f's.{self.key}')}{self._guarded()}",
+            f" WHERE s.stage_group = %s AND {self.key_equals(f't.{self.key}', f's.{self.key}')}"
+            f"{self._guarded(columns=group.columns)}",
             (group.number,),
         )
 

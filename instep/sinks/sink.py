@@ -593,14 +593,15 @@ class Sink(abc.ABC):
             reason.value, kept_text(detail), self._bound_time(at),
         )  # fmt: skip
 
-    def _guarded(self, written: str = "s.{}", table: str = "t") -> str:
+    def _guarded(self, written: str = "s.{}", table: str = "t", columns: Sequence[str] | None = None) -> str:
         """What a row that is there must be to be written over: the same document, and not as late.
 
+        `columns` are those that are written, if not all: without the guard's there is no order to compare, as a delete has none.
         `written` is how the statement names a column of the rows to write. The key is compared exactly, as an upsert may meet
         another document's row: through a second unique key, or through a collation that takes two ids for one.
         """
         same = f" AND {self.exactly(f'{table}.{self.key}', written.format(self.key))}" if self._key_is_text else ""
-        if not self.guard or not self.is_guarding:
+        if not self.guard or not self.is_guarding or (columns is not None and self.to.mapping.guard not in columns):
             return same
         later = "<=" if self.to.rules.order_is_time else "<"
         return f"{same} AND ({table}.{self.guard} IS NULL OR {table}.{self.guard} {later} {written.format(self.guard)})"

@@ -227,6 +227,7 @@ class Gathering:
             target=target.shown(target.database_url(pipeline.target)),
             table=pipeline.table,
             missing=pipeline.missing,
+            deletes=pipeline.on_delete,
             history=pipeline.history,
             batch_rows_max=pipeline.batch_rows_max,
             order=pipeline.event.order,

@@ -108,7 +108,7 @@ class Case:
     @property
     def deletes_rows(self) -> bool:
         """Whether a record without a value deletes the document's row."""
-        return True
+        return self.pipeline.deletes == "row"
 
     # --- the topic ------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from instep import errors
-from instep.settings import Client, Guarantee, Missing
+from instep.settings import Client, Deletes, Guarantee, Missing
 from instep.sinks.facts import Facts
 
 FORMAT = 1
@@ -134,6 +134,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     target: str
     table: str
     missing: Missing
+    deletes: Deletes = "row"
     history: bool
     batch_rows_max: int
     order: str | None

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from instep.document import folding
+from instep.document import folding, guard
 from instep.document.decoding import Event
 from instep.document.folding import ABSENT, Run, Shape, State, Step
 from instep.document.guard import Rules
@@ -134,3 +134,38 @@ def test_a_delete_in_another_partition_stands_where_its_time_is() -> None:
 def test_without_an_order_the_later_partition_wins() -> None:
     early, late = in_partition(5, (1, None, {"x": "1", "y": "1"})), in_partition(2, (2, None, {"x": "2"}))
     assert row(folding.fold([*late, *early], UNORDERED)) == {"x": "2", "y": "1"}
+
+
+CLEARED = (None, "gone", UNSET)
+
+
+@given(logs())
+@settings(max_examples=600)
+def test_deletes_that_clear_are_one_by_one_wherever_the_log_is_cut(case: tuple[Rules, list[Event], list[int]]) -> None:
+    """Against a model of a few lines, and so is the guard that writes the rows."""
+    rules, events, cuts = case
+    rules = msgspec.structs.replace(rules, deletes="clear", cleared=CLEARED)
+    kept, order = None, None
+    for event in events:
+        if rules.ordered and guard.judge(event.order, order, rules.order_is_time) is not guard.Verdict.APPLIED:
+            continue
+        if event.values is not None:
+            kept, order = guard.merged(kept, event.values), event.order if rules.ordered else None
+        elif kept is not None:
+            kept = guard.merged(kept, CLEARED)
+    changes = guard.settle(events, {}, rules)
+    assert changes.inserts.get("d") == kept
+    assert not changes.deletes
+
+    thinned: list[Step] = []
+    for start, end in zip([0, *cuts], [*cuts, len(events)], strict=True):
+        run = Run()
+        for event in events[start:end]:
+            clearing = msgspec.structs.replace(
+                step(event), shape=Shape.CLEAR, values=folding.pack([ABSENT if one is UNSET else one for one in CLEARED])
+            )
+            run.add(step(event) if event.values is not None else clearing, rules)
+        thinned += run.steps
+    state = folding.fold(thinned, rules)
+    found = [UNSET if value == ABSENT else value for value in state.values] if state.present else None
+    assert found == (None if kept is None else list(kept))

@@ -331,6 +331,12 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ("PIPELINE_SPECULATION", WARNING, lambda s: changed(s, spark=Spark(master="yarn", conf={"spark.speculation": "true"}))),
     ("PIPELINE_SMALL_BATCHES", WARNING, lambda s: with_pipeline(s, batch_rows_max=10)),
     ("PIPELINE_HUGE_BATCHES", WARNING, lambda s: with_pipeline(s, batch_rows_max=10_000_000)),
+    ("PIPELINE_DELETES_OTHERS_DATA", NOTE, lambda s: with_database(s, other_columns=["owner"])),
+    (
+        "PIPELINE_DELETES_OTHERS_DATA",
+        WARNING,
+        lambda s: with_pipeline(with_database(s, other_columns=["owner"]), missing="park"),
+    ),
     ("PIPELINE_IGNORES_UNKNOWN", NOTE, lambda s: with_pipeline(s, missing="ignore")),
     ("DATABASE_UNREACHABLE", ERROR, lambda s: with_database(s, unreachable="no connection to db\nstart it")),
     ("DATABASE_TABLE_UNFIT", ERROR, lambda s: with_database(s, unfit=("no table contract_document", "run: instep init"))),

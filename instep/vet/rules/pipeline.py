@@ -366,6 +366,26 @@ def ignores_unknown(case: Case) -> Iterator[Broken]:
 
 
 @rule(
+    "PIPELINE_DELETES_OTHERS_DATA",
+    Threat.LOSS,
+    when="the source publishes a record without a value",
+    what="A delete record removes the whole row, also the columns that this pipeline does not write.",
+    why="What your application or another pipeline keeps in those columns is gone with the row.",
+    mend='Set deletes = "clear" to empty only the mapped columns, or deletes = "park" to decide case by case.',
+    fine="When the row is worth nothing without the source's document.",
+)
+def deletes_others_data(case: Case) -> Iterator[Broken]:
+    others = case.database.other_columns
+    if case.deletes_rows and others:
+        yield Broken(
+            Severity.NOTE if case.pipeline.missing == "insert" else Severity.WARNING,
+            f"pipeline {case.name}",
+            (f"columns that it does not write: {', '.join(others)}",),
+            f'[pipelines.{case.name}]\ndeletes = "clear"',
+        )
+
+
+@rule(
     "PIPELINE_STATUS_NOT_DECLARED",
     Threat.STANDSTILL,
     when="an event brings a status that no transition names",
