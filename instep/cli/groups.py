@@ -53,7 +53,7 @@ def list_groups(
                         "group": one.group,
                         "state": one.state,
                         "protocol": one.protocol,
-                        "mirrors_pipeline": one.group in declared.pipelines,
+                        "mirrors_pipeline": bool(_mirrored(declared, one.group)),
                     }
                     for one in shown
                 ]
@@ -142,10 +142,10 @@ def reset(
             "what to move is not clear", "say --topic TOPIC[:0,1], or --all-topics; with --from-file neither: the file names them"
         )
     declared = settings.load(GIVEN.config)
-    if group in declared.pipelines:
+    if mirrored := _mirrored(declared, group):
         shared.say(
-            f"group {group} is the mirror of pipeline {group}: resetting it does not move the pipeline, which goes by its ledger;"
-            f" this does: instep rewind {shlex.quote(group)} --to PLACE"
+            f"group {group} is the mirror of pipeline {mirrored}: resetting it does not move the pipeline, which goes by its"
+            f" ledger; this does: instep rewind {shlex.quote(mirrored)} --to PLACE"
         )
     with shared.cluster(declared) as cluster:
         if isinstance(how, resets.ToOffsets):
@@ -190,13 +190,21 @@ def delete(
     with shared.cluster(declared) as cluster:
         done = outcomes.of_each(names, lambda name: membership.delete(cluster, name))
     for name in names:
-        if name in declared.pipelines:
+        if _mirrored(declared, name):
             shared.say(f"group {name} is the mirror of a pipeline, whose next commit makes it again")
     shared.report(done, "group", as_json)
 
 
+def _mirrored(declared: settings.Settings, group: str) -> str | None:
+    """The pipeline whose position a group mirrors."""
+    from instep.kafka import groups
+
+    return next((name for name in declared.pipelines if groups.mirror_name(name) == group), None)
+
+
 def _mirror(declared: settings.Settings, group: str) -> str:
-    return f"mirror of pipeline {group}" if group in declared.pipelines else ""
+    mirrored = _mirrored(declared, group)
+    return f"mirror of pipeline {mirrored}" if mirrored else ""
 
 
 def _print_group(declared: settings.Settings, one: Group) -> None:
@@ -258,7 +266,7 @@ def _json(declared: settings.Settings, one: Group) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins(one)
     return {
         **found,
-        "mirrors_pipeline": one.group in declared.pipelines,
+        "mirrors_pipeline": bool(_mirrored(declared, one.group)),
         "topics": totals,
         "lag_records": lag,
         "lag_seconds": seconds,

@@ -1,7 +1,8 @@
 """Offsets of consumer groups: read, and committed without being a member.
 
-A pipeline mirrors where it stands to the group of its name, for the tools people have. The ledger is the truth about
-progress; nothing that is read here decides anything about a pipeline.
+A pipeline mirrors where it stands to a group of its own, for the tools people have. Its commits carry a mark, and a group with
+offsets that lack it belongs to somebody else: it is not written. The ledger is the truth about progress; nothing that is read
+here decides anything about a pipeline.
 """
 
 from __future__ import annotations
@@ -17,13 +18,36 @@ from instep.kafka import connection, faults
 from instep.kafka.offsets import Spot
 
 AT_ONCE = 100
+MIRROR_PREFIX = "instep-"
+MARK = "mirror of an instep pipeline"  # in the metadata of each commit
+
+
+def mirror_name(pipeline: str) -> str:
+    """The group that a pipeline mirrors its position to."""
+    return f"{MIRROR_PREFIX}{pipeline}"
 
 
 def mirror(cluster: connection.Cluster, group: str, topic: str, positions: Mapping[int, int]) -> None:
     """Commit the next offsets to the group. A new cluster's first commit waits for its offsets topic to be made."""
     spots = {(topic, part): offset for part, offset in positions.items()}
-    for failure in commit(cluster, group, spots).values():
+    for failure in commit(cluster, group, spots, MARK).values():
         raise failure
+
+
+def foreign_offsets(cluster: connection.Cluster, group: str) -> list[Spot]:
+    """The partitions that another program has committed for in a group."""
+    places = cluster.insist(lambda: _places(cluster, [group]))[group]
+    return sorted((place.topic, place.partition) for place in places if place.metadata != MARK)
+
+
+def refuse_foreign(cluster: connection.Cluster, group: str) -> None:
+    """Raise when another program keeps its offsets in a group: a mirror would overwrite them."""
+    if found := foreign_offsets(cluster, group):
+        topic, partition = found[0]
+        raise errors.SettingsError(
+            f"group {group!r} holds offsets of another program ({topic} {partition}, {len(found)} in all), so it is no mirror",
+            f"have that program use another group.id; or, if nobody needs the offsets: instep groups delete {group}",
+        )
 
 
 def positions(cluster: connection.Cluster, group: str, topic: str) -> dict[int, int]:
@@ -45,33 +69,39 @@ def positions_of_each(cluster: connection.Cluster, names: Sequence[str]) -> dict
 
 
 def _positions(cluster: connection.Cluster, names: Sequence[str]) -> dict[str, dict[Spot, int]]:
-    def ask() -> dict[str, dict[Spot, int]]:
-        answers: dict[str, concurrent.futures.Future[ConsumerGroupTopicPartitions]] = {}
-        for name in names:
-            asked = [ConsumerGroupTopicPartitions(name)]
-            answers |= cluster.admin.list_consumer_group_offsets(asked, request_timeout=cluster.timeout_s)
-        return {name: told(name, answer) for name, answer in answers.items()}
+    found = cluster.insist(lambda: _places(cluster, names))
+    return {name: {(one.topic, one.partition): one.offset for one in places} for name, places in found.items()}
 
-    def told(name: str, answer: concurrent.futures.Future[ConsumerGroupTopicPartitions]) -> dict[Spot, int]:
+
+def _places(cluster: connection.Cluster, names: Sequence[str]) -> dict[str, list[TopicPartition]]:
+    """What was committed to each group, with its metadata."""
+    answers: dict[str, concurrent.futures.Future[ConsumerGroupTopicPartitions]] = {}
+    for name in names:
+        asked = [ConsumerGroupTopicPartitions(name)]
+        answers |= cluster.admin.list_consumer_group_offsets(asked, request_timeout=cluster.timeout_s)
+    found = {}
+    for name, answer in answers.items():
         deed = cluster.deed(f"read the offsets of group {name!r}", group=name, right="DESCRIBE")
-        places = cluster.wait(answer, deed).topic_partitions
-        return {(place.topic, place.partition): place.offset for place in places or () if place.offset >= 0}
-
-    return cluster.insist(ask)
+        found[name] = [one for one in cluster.wait(answer, deed).topic_partitions or () if one.offset >= 0]
+    return found
 
 
-def commit(cluster: connection.Cluster, group: str, positions: Mapping[Spot, int]) -> dict[Spot, errors.InstepError]:
+def commit(
+    cluster: connection.Cluster, group: str, positions: Mapping[Spot, int], metadata: str = ""
+) -> dict[Spot, errors.InstepError]:
     """Commit next offsets to a group without members, and return the partitions that were refused, with why."""
-    return cluster.insist(lambda: _commit(cluster, group, positions)) if positions else {}
+    return cluster.insist(lambda: _commit(cluster, group, positions, metadata)) if positions else {}
 
 
-def _commit(cluster: connection.Cluster, group: str, positions: Mapping[Spot, int]) -> dict[Spot, errors.InstepError]:
+def _commit(
+    cluster: connection.Cluster, group: str, positions: Mapping[Spot, int], metadata: str
+) -> dict[Spot, errors.InstepError]:
     """Through a consumer: the admin client's request for this aborts the process when a broker comes back in its middle."""
     deed = cluster.deed(f"commit offsets to group {group!r}", topic=next(iter(positions))[0], group=group, right="READ")
     since = time.monotonic()
     committer, answers = cluster.committer(group)
     answers.clear()
-    places = [TopicPartition(topic, part, offset) for (topic, part), offset in positions.items()]
+    places = [TopicPartition(topic, part, offset, metadata=metadata) for (topic, part), offset in positions.items()]
     try:
         committer.commit(offsets=places, asynchronous=True)
         while not answers:

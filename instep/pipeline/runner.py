@@ -40,6 +40,7 @@ CHECK_INTERVAL_S = 5.0
 TABLE_CHECK_INTERVAL_S = 30.0  # reads the database's catalogue, which costs more than the ledger
 DOUBT_S = 2.0
 MIRROR_INTERVAL_S = 1.0
+MIRROR_OWNER_INTERVAL_S = 10.0
 LOOK_INTERVAL_S = 0.1
 
 Found = TypeVar("Found")
@@ -77,6 +78,7 @@ class Runner(threading.Thread):
         self._ledger: dict[int, Position] = {}  # as it stood at the last check
         self._applied: dict[int, int] = {}  # how far this query has come
         self._mirror_shows: dict[int, int] = {}
+        self._ask_owner_at = 0.0
         self._report_seen = ""
         self._failures = 0
         self._hopeless = 0
@@ -349,11 +351,14 @@ class Runner(threading.Thread):
                     running.stop()
 
     def _mirror(self) -> None:
-        """Write the position to the consumer group named after the pipeline, for the tools people have."""
-        positions = dict(self.progress.positions)
+        """Write the position to the pipeline's own consumer group, for the tools people have; never to another program's."""
+        positions, group = dict(self.progress.positions), groups.mirror_name(self.name)
         if positions != self._mirror_shows and self.state is not State.WAITING:
             with contextlib.suppress(errors.InstepError):  # a mirror is a courtesy: the ledger has the truth
-                groups.mirror(self.cluster, self.name, self.pipeline.topic, positions)
+                if time.monotonic() >= self._ask_owner_at:
+                    groups.refuse_foreign(self.cluster, group)
+                    self._ask_owner_at = time.monotonic() + MIRROR_OWNER_INTERVAL_S
+                groups.mirror(self.cluster, group, self.pipeline.topic, positions)
                 self._mirror_shows = positions
 
 

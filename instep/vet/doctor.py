@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from instep import errors, extras, settings
-from instep.kafka import faults, inquiry, layout, membership, offsets
+from instep.kafka import faults, groups, inquiry, layout, membership, offsets
 from instep.kafka.connection import Cluster
 from instep.local import artifacts, java, lent, places, ports, register
 from instep.sinks import facts, target
@@ -202,7 +202,7 @@ def _brokers(cluster: Cluster, declared: settings.Settings) -> Iterator[Check]:
             yield Check(part, State.WRONG, f"{pipeline.topic} is not there, or not to be seen{near}", fix)
             continue
         yield _attempt(part, lambda: _readable(cluster, found.topics[pipeline.topic]))  # noqa: B023 - called at once
-        yield _attempt(f"group of {name}", lambda: _group(cluster, name))  # noqa: B023 - called at once
+        yield _attempt(f"group of {name}", lambda: _group(cluster, groups.mirror_name(name)))  # noqa: B023 - called at once
 
 
 def _readable(cluster: Cluster, topic: layout.Layout) -> Check:
@@ -216,6 +216,7 @@ def _group(cluster: Cluster, name: str) -> Check:
     if members:
         fix = "give the other program another group.id: the pipeline mirrors its position there"
         return Check("", State.WRONG, f"group {name} has members: {', '.join(map(str, members))}", fix)
+    groups.refuse_foreign(cluster, name)
     return Check("", State.GOOD, f"group {name} can be seen, and is the pipeline's own")
 
 

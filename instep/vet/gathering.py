@@ -18,7 +18,7 @@ from instep import __version__, errors, settings, sinks
 from instep.document import partition as hashing
 from instep.document.decoding import Decoder, record_of
 from instep.document.reasons import Unfit
-from instep.kafka import configs, inquiry, layout, membership, offsets, reading, topics
+from instep.kafka import configs, groups, inquiry, layout, membership, offsets, reading, topics
 from instep.kafka.connection import Cluster
 from instep.sinks import facts, inspection, target
 from instep.sinks.target import Target
@@ -219,7 +219,9 @@ class Gathering:
         to = self.targets[name]
         kept = self._try(f"ledger of {name}", lambda: self._kept(to, topic)) if to else None
         ledger, dead, parked, statuses = kept or (None, None, None, None)
-        members = self._try(f"members of group {name}", lambda: membership.members(self.cluster, name))
+        group = groups.mirror_name(name)
+        members = self._try(f"members of group {group}", lambda: membership.members(self.cluster, group))
+        foreign = self._try(f"offsets of group {group}", lambda: groups.foreign_offsets(self.cluster, group))
         return found.Pipeline(
             topic=pipeline.topic,
             guarantee=pipeline.guarantee,
@@ -238,6 +240,7 @@ class Gathering:
             dead_letters=dead,
             parked_documents=parked,
             group_members=[str(member) for member in members] if members is not None else None,
+            group_foreign=[f"{topic} {partition}" for topic, partition in foreign] if foreign is not None else None,
             password_written=self._writes_password(name, pipeline),
             status_column=to.mapping.status_column.name if to and to.mapping.status_column else None,
             followers=dict(pipeline.transitions),

@@ -145,6 +145,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dead_letters: int | None = None
     parked_documents: int | None = None
     group_members: list[str] | None = None  # of the mirror group: there should be none
+    group_foreign: list[str] | None = None  # partitions that another program committed for in the mirror group
     password_written: bool | None = None  # in the settings file, and not taken from the environment
     status_column: str | None = None
     followers: dict[str, list[str]] = {}  # the declared transitions

@@ -140,14 +140,14 @@ def test_what_lag_means_at_the_edges(span: offsets.Span, current: int, lag: tupl
 
 def test_the_list_names_mirrors(place: Path, cluster: connection.Cluster, new_topic: Callable[..., str], group: str) -> None:
     topic = new_topic(1)
-    for name in (group, "contracts"):
+    for name in (group, "instep-contracts"):
         groups.commit(cluster, name, {(topic, 0): 0})
     listed = {one["group"]: one for one in told(place, "groups", "list")["groups"]}
     assert listed[group] == {"group": group, "state": "Empty", "protocol": "classic", "mirrors_pipeline": False}
-    assert listed["contracts"]["mirrors_pipeline"]
-    assert "mirror of pipeline contracts" in instep(place, "groups", "list", "contract*", "--state", "empty").stdout
+    assert listed["instep-contracts"]["mirrors_pipeline"]
+    assert "mirror of pipeline contracts" in instep(place, "groups", "list", "instep-contract*", "--state", "empty").stdout
     assert instep(place, "groups", "list", group, "--state", "Stable").stdout == ""
-    reset = instep(place, "groups", "reset", "contracts", "--topic", topic, "--to-earliest")
+    reset = instep(place, "groups", "reset", "instep-contracts", "--topic", topic, "--to-earliest")
     assert "resetting it does not move the pipeline" in reset.stderr
     assert f"did you mean '{group}'" in refused(place, "groups", "describe", group[:-1])
 

@@ -182,3 +182,13 @@ def test_mirroring_is_cheap(cluster: connection.Cluster, new_topic: Callable[...
     for position in range(10):
         groups.mirror(cluster, group, topic, {0: position, 1: position, 2: position})
     assert time.monotonic() - began < 2
+
+
+def test_a_group_of_another_program_is_not_taken_for_a_mirror(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+    topic, group = new_topic(2), f"contracts-{uuid.uuid4().hex}"
+    groups.refuse_foreign(cluster, group)
+    groups.mirror(cluster, group, topic, {0: 5})
+    assert groups.foreign_offsets(cluster, group) == []
+    groups.commit(cluster, group, {(topic, 1): 3})
+    with pytest.raises(errors.SettingsError, match="offsets of another program"):
+        groups.refuse_foreign(cluster, group)

@@ -57,7 +57,9 @@ def test_publish_to_table(database_url: str, topic: str, cluster: Cluster, runne
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(601,)]
     found = status.read(cluster, "contracts", pipeline)
     assert (found.lag_records, found.lag_seconds, found.dead_letters, found.error) == (0, 0.0, 0, None)
-    assert groups.positions(cluster, "contracts", topic) == {part.partition: part.next_offset for part in found.partitions}
+    assert groups.positions(cluster, groups.mirror_name("contracts"), topic) == {
+        part.partition: part.next_offset for part in found.partitions
+    }
     drained(runner(pipeline, once=True))
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(601,)]
 

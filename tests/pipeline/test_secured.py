@@ -81,7 +81,7 @@ def test_a_right_that_is_taken_away(
     monkeypatch.setattr(running, "BACKOFF_FIRST_S", 0.05)
     pipeline = following(new_database("sqlite"), topic)
     preparation.prepare(pipeline)
-    names = {"topic": topic, "group": "contracts"}
+    names = {"topic": topic, "group": "instep-contracts"}
     for right, on in RIGHTS:
         secured.grant(plain, "User:bob", right, **{on: names[on]})
     bob = kafka(secured_broker, **user("SCRAM-SHA-512", "bob", "bob"))

@@ -143,6 +143,7 @@ def snapshot() -> Snapshot:
                 dead_letters=0,
                 parked_documents=0,
                 group_members=[],
+                group_foreign=[],
             )
         },
         databases={

@@ -224,7 +224,7 @@ def test_what_waits_and_what_was_set_aside(cluster: Cluster, tmp_path: Path) -> 
 def test_a_stranger_in_the_mirror_group(vet: Vet, cluster: Cluster) -> None:
     name = f"vet-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, name, 1)
-    stranger = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "contracts", "client.id": "billing"})
+    stranger = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "instep-contracts", "client.id": "billing"})
     try:
         stranger.subscribe([name])
         wait_until(lambda: stranger.poll(0.1) is None and bool(stranger.assignment()), "the stranger's assignment")

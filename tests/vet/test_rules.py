@@ -322,6 +322,7 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     ("PIPELINE_SET_ASIDE", WARNING, lambda s: with_pipeline(s, parked_documents=2)),
     ("PIPELINE_SET_ASIDE", NOTE, lambda s: with_pipeline(s, dead_letters=2)),
     ("PIPELINE_GROUP_IN_USE", ERROR, lambda s: with_pipeline(s, group_members=["app-1 at /10.0.0.7"])),
+    ("PIPELINE_GROUP_IN_USE", WARNING, lambda s: with_pipeline(s, group_foreign=["print-status 0"])),
     (
         "PIPELINE_SQLITE_ON_CLUSTER",
         ERROR,

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from instep.document import transitions
+from instep.kafka import groups
 from instep.vet.rule import Broken, Case, Severity, Threat, rule
 from instep.vet.rules.cluster import is_loopback
 from instep.vet.snapshot import Ledger, Partition
@@ -229,19 +230,21 @@ def set_aside(case: Case) -> Iterator[Broken]:
     "PIPELINE_GROUP_IN_USE",
     Threat.REPETITION,
     when="the other program or the pipeline commits",
-    what="A consumer of another program is a member of the group that is named after the pipeline.",
-    why="instep writes its position there for the tools people have. Both overwrite each other: the other program will skip "
-    "or repeat records, and the lag that tools show is wrong.",
-    mend="Rename the pipeline, or the other program's group.",
+    what="Another program uses the consumer group that the pipeline mirrors its position to.",
+    why="instep does not write a group that holds another program's offsets, so the pipeline has no mirror. A member that "
+    "commits there from now on overwrites the mirror, and starts where the pipeline stands.",
+    mend="Rename the other program's group, or the pipeline.",
     fine="Never.",
 )
 def group_in_use(case: Case) -> Iterator[Broken]:
-    members = case.known(case.pipeline.group_members, f"members of group {case.name}")
-    if members:
+    group = groups.mirror_name(case.name)
+    members = case.known(case.pipeline.group_members, f"members of group {group}")
+    foreign = case.known(case.pipeline.group_foreign, f"offsets of group {group}")
+    if members or foreign:
         yield Broken(
-            Severity.ERROR,
-            f"group {case.name}",
-            tuple(f"member {member}" for member in members),
+            Severity.ERROR if members else Severity.WARNING,
+            f"group {group}",
+            (*(f"member {member}" for member in members), *(f"committed by another program: {one}" for one in foreign)),
             "give the other program another group.id",
         )
 
