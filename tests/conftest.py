@@ -14,6 +14,7 @@ from instep.local.broker import Cluster
 from instep.local.mariadb import MariaDB
 from instep.local.postgres import Postgres
 from tests.kafka.secured import SecuredBroker
+from tests.pooler import PROGRAM, PgBouncer
 
 # the same examples in every run, and no judgement by the clock: the machine may be busy
 settings.register_profile("instep", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -47,6 +48,15 @@ def secured_broker() -> Iterator[SecuredBroker]:
 def postgres() -> Iterator[Postgres]:
     with Postgres() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgres: Postgres) -> Iterator[PgBouncer]:
+    """A connection pooler in transaction mode, with two sessions for all clients of a database."""
+    if PROGRAM is None:
+        pytest.skip("pgbouncer is not installed (Debian: apt-get install pgbouncer)")
+    with PgBouncer(postgres) as pooler:
+        yield pooler
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from instep.sinks import logins, sink, target, tls
 
 try:
     import psycopg
+    from psycopg.pq import TransactionStatus
 except ImportError:  # the extra is not installed
     raise sink.no_driver("PostgreSQL", "postgres") from None
 
@@ -66,6 +67,8 @@ CODES: dict[str, type[errors.InstepError]] = {
     "0A": errors.TargetChanged,  # a cached plan that no longer fits
 }
 
+PROTOCOL_VIOLATION = "08P01"
+
 STAGE_TYPES: dict[type[kinds.Kind], str] = {
     kinds.Text: "text",
     kinds.Choice: "text",
@@ -88,6 +91,9 @@ APPEND_TYPES = {
     "timestamp_ms": "int8", "deed": "text", "outcome": "text", "why": "text", "who": "text",
 }  # fmt: skip
 
+# what every transaction relies on: times as text in one form, and no wait for a lock without an end
+SETTINGS = {"TimeZone": "UTC", "DateStyle": "ISO", "lock_timeout": "30s"}
+
 # binary COPY: a head, rows of a count and then each field with its length before it, an end
 COPY_HEAD, COPY_END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
 NULL = b"\xff\xff\xff\xff"
@@ -103,7 +109,12 @@ _number_and_length = struct.Struct(">iqi").pack
 
 
 class PostgresSink(sink.Sink):
-    """The target in a PostgreSQL database."""
+    """The target in a PostgreSQL database.
+
+    Behind a connection pooler (PgBouncer, for example) each transaction may run in another server session. The sink then keeps
+    nothing in the session: every transaction makes its own settings and temporary tables, no statement is prepared, and a
+    read outside a transaction gets one of its own. A direct connection prepares its session once instead.
+    """
 
     def connect(self) -> None:
         tls.check(self.url)
@@ -111,27 +122,38 @@ class PostgresSink(sink.Sink):
         arguments = {**CONNECTION, "application_name": f"instep {self.to.pipeline}"[:63], **arguments}
         # autocommit: transactions begin and end where the pipeline says
         self._connection = psycopg.connect(**arguments, autocommit=True)
-        self._connection.execute("SET TIME ZONE 'UTC'")
-        self._connection.execute("SET datestyle = 'ISO'")
-        self._connection.execute("SET lock_timeout = '30s'")
+        self.is_pooled = self._connection.info.backend_pid != self._server_pid()
         declared = self.to.mapping.key.declared.partition("(")[0]
         self._key_cast = KEY_CASTS.get(declared.rpartition(".")[2], "")
         types = [("stage_group", "int2"), *((column.name, STAGE_TYPES[type(column.kind)]) for column in self._stage_columns)]
         first = (sink.STAGE_FIRST, "int8" if self.guard_kind is None else STAGE_TYPES[type(self.guard_kind)])
         columns = ", ".join(f"{self._name(name)} {kind}" for name, kind in (*types, first))
-        self._connection.execute(f"CREATE TEMPORARY TABLE instep_stage ({columns}) ON COMMIT DELETE ROWS")
         self._group_types = [kind for _, kind in types]
         self._stage_types = [*self._group_types[1:], first[1]]
         self._cursor = self._connection.cursor(binary=True)
         self._plain_cursor = self._connection.cursor()
+        if self.is_pooled:
+            self._connection.prepare_threshold = None
+            self._local_settings = [f"SET LOCAL {name} = '{value}'" for name, value in SETTINGS.items()]
+            # an older version may have left a stage in a session that the pooler still keeps
+            self._own_stage = [
+                "DROP TABLE IF EXISTS pg_temp.instep_stage",
+                f"CREATE TEMPORARY TABLE instep_stage ({columns}) ON COMMIT DROP",
+            ]
+            with self.transaction(keep=False):  # a pooler in statement mode is refused here
+                pass
+        else:
+            self._local_settings = self._own_stage = []
+            self._run_all(*(f"SET {name} = '{value}'" for name, value in SETTINGS.items()))
+            self._run_all(f"CREATE TEMPORARY TABLE instep_stage ({columns}) ON COMMIT DELETE ROWS")
 
     def begin(self) -> None:
         self.stage_is_used = False
-        # what a deferred constraint refuses is refused row by row, not at the end; both in one round trip
-        self._plain_cursor.execute("BEGIN; SET CONSTRAINTS ALL IMMEDIATE")
+        # what a deferred constraint refuses is refused row by row, not at the end; all in one round trip
+        self._run_all("BEGIN", *self._local_settings, "SET CONSTRAINTS ALL IMMEDIATE", *self._own_stage)
 
     def begin_snapshot(self) -> None:
-        self.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        self._run_all("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", *self._local_settings)
 
     def key_read(self, table: str = "") -> str:
         # CHAR(n) is padded with spaces, and a cast to text takes them away
@@ -172,12 +194,18 @@ class PostgresSink(sink.Sink):
         return self._cursor.rowcount
 
     def select(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        if self._lacks_settings:
+            with self.snapshot():
+                return self._cursor.execute(statement, parameters).fetchall()
         return self._cursor.execute(statement, parameters).fetchall()
 
     def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         # an array is one parameter however many documents there are
         cast = f"{self._key_cast}[]" if self._key_cast and f"{self.key} IN " in statement else ""
         asked = statement.replace("IN {documents}", f"= ANY(%s{cast})")
+        if self._lacks_settings:
+            yield from self.select(asked, (*parameters, list(documents)))
+            return
         # never prepared: a plan for any array compares each row with each of its values
         yield from self._cursor.execute(asked, (*parameters, list(documents)), prepare=False)
 
@@ -186,7 +214,8 @@ class PostgresSink(sink.Sink):
         into = table
         if skip_known:
             into = f"{table}_new"
-            self.execute(f"CREATE TEMPORARY TABLE IF NOT EXISTS {into} (LIKE {table}) ON COMMIT DELETE ROWS")
+            at_the_end = "DROP" if self.is_pooled else "DELETE ROWS"
+            self.execute(f"CREATE TEMPORARY TABLE IF NOT EXISTS {into} (LIKE {table}) ON COMMIT {at_the_end}")
         with self._cursor.copy(f"COPY {into} ({names}) FROM STDIN (FORMAT BINARY)") as copy:
             copy.set_types([APPEND_TYPES[column] for column in columns])
             for row in rows:
@@ -274,6 +303,20 @@ class PostgresSink(sink.Sink):
         cast = f"::{column.declared}".replace("%", "%%") if isinstance(column.kind, CAST_KINDS) else ""
         return f"s.{self.quoted(name)}{cast}"
 
+    def _server_pid(self) -> int:
+        """The process of the server session. A pooler tells its clients a number of its own when they connect."""
+        row = self._connection.execute("SELECT pg_backend_pid()").fetchone()
+        return int(row[0]) if row else 0
+
+    @property
+    def _lacks_settings(self) -> bool:
+        """Whether a statement would run under settings that are not ours: behind a pooler, outside a transaction."""
+        return self.is_pooled and self._connection.info.transaction_status is TransactionStatus.IDLE
+
+    def _run_all(self, *statements: str) -> None:
+        """Run statements without parameters in one round trip."""
+        self._plain_cursor.execute("; ".join(statements))
+
     @property
     def _stage_columns(self) -> tuple[Any, ...]:
         return (self.to.mapping.key, *self.to.mapping.columns)
@@ -302,5 +345,10 @@ def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:
         if lost and (fault := tls.postgres_fault(url) or logins.refusal(error, url, text)):
             return fault
         return errors.DatabaseUnreachable(f"no connection to {where}: {text}") if lost else errors.RowRefused(f"{where}: {text}")
+    if state == PROTOCOL_VIOLATION and "statement pooling" in text:  # PgBouncer has this one code for all of its own errors
+        return errors.SettingsError(
+            f"{where} is behind a connection pooler in statement mode, which allows no transactions",
+            "set pool_mode = transaction (or session) in PgBouncer for this database, or connect `target` to the server directly",
+        )
     ours = CODES.get(state) or CODES.get(state[:2], errors.RowRefused)
     return ours(f"{where}: {text} (SQLSTATE {state})")

@@ -134,7 +134,7 @@ class Sink(abc.ABC):
 
     @abc.abstractmethod
     def connect(self) -> None:
-        """Open the connection and set the session up; temporary tables are made here, outside any transaction."""
+        """Open the connection and prepare the session: its settings, and temporary tables that outlive transactions."""
 
     @abc.abstractmethod
     def close(self) -> None:
