@@ -14,6 +14,7 @@ from instep.cli import assembled
 from instep.document.reasons import EXPLANATIONS, PARKS
 from instep.pipeline.metrics import Pipelines
 from instep.vet import judgement, rules
+from tests import error_codes
 
 FOLDER = Path(__file__).parent.parent / "docs"
 
@@ -26,6 +27,7 @@ def pages() -> dict[str, str]:
         "reference/commands.md": _commands(),
         "reference/reasons.md": _reasons(),
         "reference/errors.md": _errors(),
+        "reference/database-errors.md": error_codes.page(),
         "reference/metrics.md": _metrics(),
         "reference/rules.md": _rules(),
         **{f"rules/{one.id}.md": judgement.page(one) for one in rules.ALL.values()},

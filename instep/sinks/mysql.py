@@ -54,6 +54,7 @@ LOAD_HISTORY = (
 # server error numbers: what each means for a pipeline. Any other refuses the row, as a trigger may signal whatever number
 # its author liked.
 CODES: dict[int, type[errors.InstepError]] = {
+    1015: errors.Transient,  # a file that cannot be locked
     1020: errors.Transient,  # record has changed since last read
     1180: errors.Transient,  # error during COMMIT; the ledger tells whether it was done
     1205: errors.Transient,  # lock wait time-out: undoes one statement only
@@ -66,6 +67,7 @@ CODES: dict[int, type[errors.InstepError]] = {
     1637: errors.Transient,  # too many transactions at once
     3101: errors.Transient,  # group replication has rolled back
     3572: errors.Transient,  # NOWAIT, and there is a lock
+    1197: errors.TooMuchAtOnce,  # max_binlog_cache_size
     1206: errors.TooMuchAtOnce,  # more locks than the lock table holds
     1969: errors.TooMuchAtOnce,  # max_statement_time
     3024: errors.TooMuchAtOnce,  # max_execution_time
@@ -108,6 +110,7 @@ CODES: dict[int, type[errors.InstepError]] = {
     1143: errors.PermissionLost,
     1227: errors.PermissionLost,
     1370: errors.PermissionLost,  # on a routine
+    1036: errors.TargetReadOnly,  # one table, or all of InnoDB
     1290: errors.TargetReadOnly,
     1792: errors.TargetReadOnly,
     1836: errors.TargetReadOnly,

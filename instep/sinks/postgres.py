@@ -44,6 +44,7 @@ CODES: dict[str, type[errors.InstepError]] = {
     "57P05": errors.DatabaseUnreachable,  # idle too long
     "53": errors.DatabaseUnreachable,  # out of memory or connections
     "53100": errors.DatabaseFull,
+    "53400": errors.TooMuchAtOnce,  # temp_file_limit
     "58": errors.DatabaseUnreachable,  # the server's own I/O
     "HV00N": errors.DatabaseUnreachable,  # a foreign table's server does not answer
     "XX001": errors.DatabaseUnreachable,  # data corrupted
