@@ -52,6 +52,7 @@ SQLITE = {
 
 EFFECTS: Mapping[Error, str] = {
     errors.DatabaseUnreachable: "waits and connects again",
+    errors.DatabaseMissing: "ends at the start; while running, waits until the database is back",
     errors.DatabaseFull: "waits until there is room",
     errors.Transient: "retries the transaction",
     errors.TooMuchAtOnce: "retries in smaller transactions",
