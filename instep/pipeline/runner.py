@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 15.0
 DOUBTFUL_TRIES_MAX = 6  # for what may pass, and may not: unknown errors, deadlocks, a server that says it does not know us
+FORGET_AFTER_S = 60.0  # with every look since then a good one, an error and the next have nothing to do with each other
 CHECK_INTERVAL_S = 5.0
 TABLE_CHECK_INTERVAL_S = 30.0  # reads the database's catalogue, which costs more than the ledger
 DOUBT_S = 2.0
@@ -82,6 +83,7 @@ class Runner(threading.Thread):
         self._report_seen = ""
         self._failures = 0
         self._hopeless = 0
+        self._failed_at = 0.0
         self._try_at = 0.0
         self._waiting_since = 0.0
         self._checked = self._table_checked = self._mirrored = time.monotonic()
@@ -300,6 +302,8 @@ class Runner(threading.Thread):
         self._ledger = ledger
         if self.state is State.WAITING:
             self.state = State.RUNNING
+        if time.monotonic() - self._failed_at > FORGET_AFTER_S:
+            self._failures = self._hopeless = 0
 
     def _guarded(self, step: Callable[[], None]) -> None:
         try:
@@ -325,6 +329,7 @@ class Runner(threading.Thread):
         passing = (errors.Transient, errors.NotAuthorised, errors.TopicMissing)
         doubtful = type(error) is errors.InstepError or isinstance(error, passing)
         self._hopeless += doubtful
+        self._failed_at = time.monotonic()
         if first_start or not (waits or doubtful) or self._hopeless >= DOUBTFUL_TRIES_MAX:
             lost = isinstance(error, errors.NotAuthorised) and not first_start
             self.error = errors.AccessLost(error.what, f"{error.remedy}; then: instep run") if lost else error

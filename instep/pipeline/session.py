@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -10,6 +11,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -33,19 +35,27 @@ COMPILER = (
     "-XX:Tier4BackEdgeThreshold=400000",
 )
 LISTS = {"spark.driver.extraClassPath": os.pathsep}
+LOCK = "lock"
+LOCKLESS_S_MAX = 24 * 3600
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
 class Workplace:
-    """A run's temporary folder: checkpoints, Spark's scratch files and its log. A checkpoint is a cache, so none is kept."""
+    """A run's temporary folder: checkpoints, Spark's scratch files and its log. A checkpoint is a cache, so none is kept.
+
+    A lock on a file in it says that the run lives. A process id would not: in another container it is another process.
+    """
 
     def __init__(self) -> None:
         _sweep()
-        self.path = Path(tempfile.mkdtemp(prefix=f"instep-run-{os.getpid()}-"))
+        self.path = Path(tempfile.mkdtemp(prefix="instep-run-"))
+        self._lock = (self.path / LOCK).open("wb")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.log = self.path / "spark.log"
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
 
 
 def open_session(spark: settings.Spark, jars: Sequence[Path], place: Workplace, *, verbose: bool = False) -> SparkSession:
@@ -173,16 +183,17 @@ def _archived(jars: Sequence[Path]) -> list[str]:
 def _sweep() -> None:
     """Remove the folders of runs that were killed."""
     for folder in Path(tempfile.gettempdir()).glob("instep-run-*"):
-        pid = folder.name.split("-")[2]
-        if pid.isdigit() and not _alive(int(pid)):
+        if _is_left_behind(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _alive(pid: int) -> bool:
+def _is_left_behind(folder: Path) -> bool:
+    """Whether nobody holds the folder's lock. One without a lock was made just now, or long ago by an earlier release."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        with (folder / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except FileNotFoundError:
+        return folder.is_dir() and time.time() - folder.stat().st_mtime > LOCKLESS_S_MAX
+    except OSError:  # held by a run, or another user's
         return False
-    except PermissionError:
-        return True
-    return True

@@ -191,14 +191,18 @@ class PostgresSink(sink.Sink):
         return translate(error, self.url)
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> int:
-        self._cursor.execute(statement, parameters)
+        self._run(statement, parameters)
         return self._cursor.rowcount
 
     def select(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         if self._lacks_settings:
             with self.snapshot():
-                return self._cursor.execute(statement, parameters).fetchall()
-        return self._cursor.execute(statement, parameters).fetchall()
+                return self._run(statement, parameters).fetchall()
+        return self._run(statement, parameters).fetchall()
+
+    def _run(self, statement: str, parameters: Sequence[Any]) -> psycopg.Cursor[Any]:
+        # without values the driver looks for no marks, and leaves doubled percent signs as they are
+        return self._cursor.execute(statement, parameters) if parameters else self._cursor.execute(statement.replace("%%", "%"))
 
     def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         # an array is one parameter however many documents there are

@@ -561,9 +561,9 @@ class Sink(abc.ABC):
     # --- parts ---------------------------------------------------------------------------------------
 
     def quoted(self, name: str) -> str:
-        """A name as the database quotes it; a percent sign is doubled where the driver would read it."""
+        """A name as the database quotes it; SQLAlchemy doubles a percent sign where the driver would read it."""
         quoted: str = self.dialect.identifier_preparer.quote_identifier(name)
-        return quoted.replace("%", "%%") if self.placeholder == "%s" else quoted
+        return quoted
 
     def _history(
         self,

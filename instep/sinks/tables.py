@@ -196,14 +196,19 @@ def alter_statement(dialect: sa.Dialect, column: sa.Column[Any]) -> str:
     """The statement that adds one column to the table it belongs to."""
     compiler = dialect.ddl_compiler(dialect, CreateTable(column.table))
     table = dialect.identifier_preparer.format_table(column.table)
-    return f"ALTER TABLE {table} ADD COLUMN {compiler.get_column_specification(column)}"
+    return undoubled(f"ALTER TABLE {table} ADD COLUMN {compiler.get_column_specification(column)}", dialect)
 
 
 def create(table: sa.Table, dialect: sa.Dialect) -> list[str]:
     """The statements that make a table with its indexes."""
     indexes = sorted(table.indexes, key=lambda index: str(index.name))
     parts: list[CreateTable | CreateIndex] = [CreateTable(table), *(CreateIndex(index) for index in indexes)]
-    return [_tidy(str(part.compile(dialect=dialect))) for part in parts]
+    return [undoubled(_tidy(str(part.compile(dialect=dialect))), dialect) for part in parts]
+
+
+def undoubled(statement: str, dialect: sa.Dialect) -> str:
+    """A statement as the database takes it: SQLAlchemy doubles the percent signs of names for drivers that format by them."""
+    return statement.replace("%%", "%") if dialect.paramstyle in ("format", "pyformat") else statement
 
 
 def _tidy(statement: str) -> str:

@@ -53,8 +53,8 @@ def _sqlite(action: str) -> list[str]:
 
 
 ROW_SECURITY = [
-    "DO 'BEGIN CREATE ROLE careful LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END'",
-    "GRANT ALL ON ALL TABLES IN SCHEMA public TO careful",
+    "DO 'BEGIN CREATE ROLE restricted LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END'",
+    "GRANT ALL ON ALL TABLES IN SCHEMA public TO restricted",
     "ALTER TABLE contract_document ENABLE ROW LEVEL SECURITY",
     "CREATE POLICY mine ON contract_document USING (true) WITH CHECK (print_status <> 'BAD')",
 ]
@@ -84,7 +84,7 @@ def test_one_row_is_refused(refusal: str, guarantee: str, new_database: Callable
     preparation.prepare(declare(url))
     run_sql(url, *statements)
     if statements is ROW_SECURITY:
-        url = url.replace("instep@", "careful@")
+        url = url.replace("instep@", "restricted@")
     sink = begun(open_sink(declare(url, guarantee=guarantee)))
     apply(sink, [event(0, "a", 1), event(1, "b", 1), event(2, "c", 1)])
     outcome = apply(sink, [event(3, "a", 2), event(4, "b", 2, "BAD"), event(5, "new", 1, "BAD"), event(6, "c", 2)])

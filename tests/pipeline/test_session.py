@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -55,3 +58,24 @@ def test_where_the_connector_comes_from(master: str, key: str, tmp_path: Path) -
     assert "a.jar" in conf[key]
     assert "b.jar" in conf[key]
     assert ("spark.python.daemon.module" in conf) is master.startswith("local")
+
+
+def test_the_folder_of_a_run_that_lives_elsewhere_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process has no id here, as in another container that shares the temporary folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-c", "from instep.pipeline.session import Workplace as W; w = W(); print(w.path, flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        folder = Path(other.stdout.readline().strip())
+        mine = session.Workplace()
+        assert folder.is_dir()
+        other.kill()
+    session.Workplace().remove()
+    assert not folder.exists()
+    assert mine.path.is_dir()
+    mine.remove()
