@@ -50,7 +50,11 @@ def reconcile(
     fix: Annotated[bool, typer.Option("--fix", help="Plan the mending of what differs.")] = False,
     execute: Execute = False,
     delete_extra: Annotated[
-        bool, typer.Option("--delete-extra", help="With --fix: delete rows that the log does not know as well.")
+        bool,
+        typer.Option("--delete-extra", help="With --fix: also delete rows that the pipeline wrote and the log does not know."),
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Count every row that the topic does not explain as extra, whoever wrote it.")
     ] = False,
     master: Master = None,
     as_json: AsJson = False,
@@ -77,6 +81,7 @@ def reconcile(
             source=elsewhere.Source(source, source_url, query, key) if source or source_url else None,
             out=_emptied(out),
             fix=mending.Fix(execute=execute, delete_extra=delete_extra, who=shared.who()) if fix else None,
+            strict=strict,
         )
         with shared.cluster(declared) as cluster, terminal.ProgressLine(sys.stderr) as line:
 

@@ -2,6 +2,10 @@
 
 A difference is real unless something explains it: the document is parked, or events of it still wait in the log. What a log
 that was cut (retention, compaction, a later start) cannot say is not judged.
+
+A row that the log does not name is judged only if the pipeline wrote it. Something must show that: a record of instep's own
+(`recorded`), or a value in one of the columns in `Question.signs`. All other rows are not ours: they belong to the application,
+are counted and never compared. A row whose mapped columns are all null holds nothing of the pipeline, so it is not ours either.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ class Kind(StrEnum):
     PARKED = "parked"
     BEHIND = "behind"
     NOT_IN_LOG = "not_in_log"
+    NOT_OURS = "not_ours"
     IN_STEP = "in_step"
 
 
@@ -38,6 +43,7 @@ class Question(msgspec.Struct, frozen=True):
     whole: bool  # the log still holds every event of the pipeline
     guard: int | None = None  # which of the columns keeps the order value
     guard_is_time: bool = False
+    signs: tuple[int, ...] = ()  # columns in which a value shows that the pipeline wrote the row
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -50,6 +56,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 IN_STEP = Finding(Kind.IN_STEP, Kind.IN_STEP)
 NOT_IN_LOG = Finding(Kind.NOT_IN_LOG, Kind.NOT_IN_LOG)
+NOT_OURS = Finding(Kind.NOT_OURS, Kind.NOT_OURS)
 
 
 def compare(
@@ -60,9 +67,14 @@ def compare(
     forgotten: int | None = None,
     parked: bool = False,
     waiting: bool = False,
+    recorded: bool = False,
 ) -> Finding | None:
-    """How a document stands; None when neither side has it. `forgotten` is the order value that instep_deleted keeps of it."""
-    finding = _compare(asked, expected, found, forgotten)
+    """How a document stands; None when neither side has it.
+
+    `forgotten` is the order value that instep_deleted keeps of it. `recorded` says that instep's tables know the document as
+    one that the pipeline has written.
+    """
+    finding = _compare(asked, expected, found, forgotten, ours=recorded or parked or waiting)
     if finding is None or finding.kind not in REAL:
         return finding
     if parked:
@@ -72,9 +84,11 @@ def compare(
     return finding
 
 
-def _compare(asked: Question, expected: State | None, found: bytes | None, forgotten: int | None) -> Finding | None:
+def _compare(
+    asked: Question, expected: State | None, found: bytes | None, forgotten: int | None, *, ours: bool
+) -> Finding | None:
     if expected is None or not expected.present:
-        return None if found is None else _unexpected(asked, expected, folding.unpack(found))
+        return None if found is None else _unexpected(asked, expected, folding.unpack(found), ours=ours)
     if found is None:
         return _absent(asked, expected, forgotten)
     if found == expected.line:
@@ -95,11 +109,11 @@ def _absent(asked: Question, expected: State, forgotten: int | None) -> Finding:
     return NOT_IN_LOG if cut_away else Finding(Kind.MISSING, Kind.MISSING)
 
 
-def _unexpected(asked: Question, expected: State | None, row: Values) -> Finding:
+def _unexpected(asked: Question, expected: State | None, row: Values, *, ours: bool) -> Finding:
     untouched = all(value is None for value in row)
     if expected is None or not expected.deleted:
-        if untouched:
-            return IN_STEP  # the target's own row, which the source has not reached
+        if untouched or not (ours or any(row[number] is not None for number in asked.signs)):
+            return NOT_OURS
         return Finding(Kind.EXTRA, Kind.EXTRA) if asked.whole else NOT_IN_LOG
     if untouched and asked.rules.missing != "insert":
         return IN_STEP  # made again by the target itself

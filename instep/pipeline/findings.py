@@ -32,6 +32,7 @@ class Difference(msgspec.Struct, frozen=True):
     order: int | None
     known: bool  # the log, or the source, knows the document
     split: bool  # its events lie in several partitions
+    recorded: bool  # instep's tables say that the pipeline has written it
     columns: tuple[int, ...]
     expected: bytes | None
     found: bytes | None
@@ -60,7 +61,7 @@ def listed(findings: DataFrame, count: int) -> Iterator[Difference]:
     for row in ranked.sortWithinPartitions("document").toLocalIterator():
         yield Difference(
             row.kind, row.seems, row.document, row.partition, row.offset, row.order_value, bool(row.known), bool(row.split),
-            tuple(row.columns or ()), _bytes(row.expected), _bytes(row.found),
+            bool(row.recorded), tuple(row.columns or ()), _bytes(row.expected), _bytes(row.found),
         )  # fmt: skip
 
 

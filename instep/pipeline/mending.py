@@ -4,7 +4,8 @@ A plan says for each real difference what would be done. Carried out, some docum
 
 1. lock every ledger row of the pipeline, so that no task writes meanwhile
 2. leave alone the documents that have had events since they were compared, that are parked now, whose row is no longer as
-   it was read, and those whose stored order value is higher than the expected one
+   it was read, those whose stored order value is higher than the expected one, and rows to delete that nothing in instep's own
+   tables says the pipeline has written
 3. insert what is missing, write what differs, delete what the log says was deleted; a row that the table refuses is
    found and left out alone
 4. keep a decision for each document that was mended
@@ -44,7 +45,10 @@ Touched = Callable[[Mapping[int, int], Mapping[int, int], Sequence[str]], set[st
 
 
 class Fix(msgspec.Struct, frozen=True):
-    """How to mend: plan only, or carry it out; and whether rows that the log does not know are deleted."""
+    """How to mend: plan only, or carry it out; and whether rows that the log does not know are deleted.
+
+    A row is deleted only if instep's own tables say that the pipeline has written it.
+    """
 
     execute: bool = False
     delete_extra: bool = False
@@ -90,6 +94,8 @@ class Fixer:
         stored = self._stored_order(one)
         if one.kind == Kind.MISSING:
             return INSERT, ""
+        if one.kind == Kind.EXTRA and not one.recorded:
+            return LEAVE, "no record says that this pipeline wrote it: delete it by hand if it is wrong"
         if one.kind == Kind.EXTRA and not one.known:
             return (DELETE, "") if self._fix.delete_extra else (LEAVE, "nothing says that it was deleted: --delete-extra")
         if stored is not None and one.order is not None and stored > one.order:

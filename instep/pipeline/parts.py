@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from instep.pipeline import arrow, batches, query, steps
+from instep.pipeline.coverage import Coverage
 from instep.sinks import scanning, setaside
 from instep.sinks.scanning import PAGE_ROWS
 from instep.sinks.sink import Sink
@@ -32,6 +33,7 @@ RECORD_SCHEMA = pa.schema(
 
 Say = Callable[[str], None]
 Row = tuple[Any, ...]
+Covered = Callable[[dict[int, Position], setaside.Applied], Coverage]
 
 
 class Parts:
@@ -67,10 +69,15 @@ class Snapshot(msgspec.Struct, frozen=True):
     documents: int  # rows of the table
     rewound_from: dict[int, int]
     followed_another: bool
+    coverage: Coverage
+    replayed: dict[int, tuple[int, int]]  # per partition the first and last offset that was passed over and replayed since
 
 
-def take(sink: Sink, folder: Path, say: Say) -> Snapshot:
-    """The table, what is parked and deleted, the places that were left out, and the ledger, all of one moment."""
+def take(sink: Sink, folder: Path, covered: Covered, say: Say) -> Snapshot:
+    """The table, what is parked, deleted and recorded, the places that were left out, and the ledger, all of one moment.
+
+    `covered` tells from the ledger and the stretches before it which part of the log was applied.
+    """
     line = steps.liner(sink.to.mapping, sink.url.get_backend_name())
     parts = Parts(folder, steps.SCHEMA, steps.SPARK_SCHEMA)
     with sink.snapshot():
@@ -88,9 +95,30 @@ def take(sink: Sink, folder: Path, say: Say) -> Snapshot:
             parts.add([(document, steps.PARKED, 0, -1, None, None, None, None) for (document,) in parked])
         for deleted in scanning.deleted_documents(sink):
             parts.add([(document, steps.FORGOTTEN, 0, -1, order, None, None, None) for document, order in deleted])
-        rewound = {partition: max(end for _, end in ranges) for partition, ranges in setaside.applied_before(sink).items()}
+        for written in scanning.written_documents(sink):
+            parts.add([(document, steps.RECORDED, 0, -1, None, None, None, None) for (document,) in written])
+        before = setaside.applied_before(sink)
+        rewound = {partition: max(end for _, end in ranges) for partition, ranges in before.items()}
+        applied = covered(ledger, before)
+        replayed = _replayed(sink, ledger, applied, parts)
         another = scanning.followed_another(sink)
-    return Snapshot(ledger, parts, left_out, documents, rewound, another)
+    return Snapshot(ledger, parts, left_out, documents, rewound, another, applied, replayed)
+
+
+def _replayed(sink: Sink, ledger: dict[int, Position], applied: Coverage, parts: Parts) -> dict[int, tuple[int, int]]:
+    """Add a mark for each document with events that were passed over and replayed since; where those events lie.
+
+    Without an order a replay goes up to the ledger, and its decision names the last event of the document.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    for partition, ranges in applied.passed_over.items():
+        for start, end in ranges:
+            until = end if sink.to.rules.ordered else ledger[partition].next_offset
+            for page in scanning.replayed_documents(sink, partition, start, until):
+                parts.add([(document, steps.REPLAYED, at, -1, partition, None, None, None) for document, at in page])
+                first, last = found.get(partition, (start, -1))
+                found[partition] = (first, max(last, *(at for _, at in page)))
+    return found
 
 
 def keep_records(records: Iterable[Row], folder: Path, say: Say, *, headers: bool = False) -> Parts:

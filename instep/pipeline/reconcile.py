@@ -12,6 +12,19 @@ source's own table) its rows are read after the snapshot, and the log's end afte
 events at or beyond L is behind, and all other differences are real. The weaker guarantees move table and ledger in two
 transactions, so the same holds for them.
 
+Only rows that the pipeline wrote, or should have written, can be differences:
+
+- An event counts if the pipeline has applied it. Records that it has passed over, before its `start` or by a rewind, are not
+  folded, unless `instep replay` has applied them since (`coverage.py`). `--from` overrules that: everything from there counts.
+- A row that no such event names is *extra* if the pipeline is known to have written it. The history, instep_deleted or a
+  decision says so; these records are read in pages and join the sort as marks. Without a history, or with another source, a
+  value in the guard column says so too (with another source and no guard column: a value in any mapped column).
+- Every other row is the application's own. Such rows are counted as not ours, and neither compared nor mended.
+- In a log that was cut, a row without an event and without a value in the guard column (or in any mapped column, if there is
+  no guard column) is not ours; the rest count as not in the log.
+- `strict` takes every row with a value in a mapped column for one that the pipeline wrote. Mending still deletes only rows that
+  a record names.
+
 Records behind a transaction that is still open cannot be read, though their publishers were told that they are in the log. While
 such records wait, nobody can say that the table is in step: they are counted as held back, and the verdict says so.
 """
@@ -41,11 +54,26 @@ from instep.document.mapping import TIMESTAMP
 from instep.kafka import backlog, offsets, places, reading, topics
 from instep.kafka.connection import Cluster, java_config
 from instep.kafka.topics import Topic
-from instep.pipeline import arrow, continuity, failures, findings, jobs, mending, parts, query, runner, session, source, steps
+from instep.pipeline import (
+    arrow,
+    continuity,
+    coverage,
+    failures,
+    findings,
+    jobs,
+    mending,
+    parts,
+    query,
+    runner,
+    session,
+    source,
+    steps,
+)
 from instep.pipeline.findings import Difference
 from instep.pipeline.mending import Mended
-from instep.sinks import inspection, target
+from instep.sinks import inspection, setaside, target
 from instep.sinks.sink import Sink
+from instep.sinks.target import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,6 +100,7 @@ class Request(msgspec.Struct, frozen=True):
     source: source.Source | None = None
     out: Path | None = None
     fix: mending.Fix | None = None
+    strict: bool = False  # every row that the topic does not explain is extra, whoever wrote it
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -124,6 +153,8 @@ class Report(msgspec.Struct, frozen=True):
     mended: Mended | None = None
     verdict: Verdict = Verdict.IN_STEP
     held_back: int = 0  # offsets that an open transaction kept out of the comparison
+    not_ours: int = 0  # rows that the pipeline never wrote, which are not compared
+    passed_over: int = 0  # offsets that the pipeline never applied: before its start, or skipped by a rewind
 
 
 def run(
@@ -141,7 +172,7 @@ def run(
     chosen = {name: settings.pipeline(declared, name) for name in names}
     for name, pipeline in chosen.items():  # before Spark starts: wrong settings end it at once
         inspection.inspect(name, pipeline)
-        refuse_unclear_start(name, pipeline, request)
+        refuse_unfit_source(name, pipeline, request)
     place = session.Workplace()
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
@@ -172,7 +203,7 @@ def reconcile(
     progress: jobs.Progress = _unseen,
 ) -> Report:
     """Reconcile one pipeline; `folder` is for its own files."""
-    refuse_unclear_start(name, pipeline, request)
+    refuse_unfit_source(name, pipeline, request)
     sink = sinks.open_sink(inspection.inspect(name, pipeline))
     work = _Work(spark, folder, cluster, pipeline, request, sink, lambda text: say(f"{name}: {text}"))
     work.progress = lambda what, done, total, unit: progress(f"{name}: {what}", done, total, unit)
@@ -217,7 +248,8 @@ class _Work:
         self.through_spark, self.notes = through_spark, []
         self.topic, self.begin = self._log()
         end = self._wait()  # 1
-        self.snapshot = parts.take(sink, self._folder("table"), self.say)  # 2
+        first = offsets.earliest(self.cluster, self.topic.name, self.topic.partitions)
+        self.snapshot = parts.take(sink, self._folder("table"), functools.partial(self._covered, first), self.say)  # 2
         self.say(f"{self.snapshot.documents:,} rows in the table")
         self.applied = self._applied()
         rows = source.records(request.source, sink.to.mapping) if request.source else None
@@ -227,11 +259,20 @@ class _Work:
         end = self._ends() if self.apart else end
         self.end = {partition: max(end.get(partition, 0), at) for partition, at in self.applied.items()}
         left_out = {} if self.from_source else self.snapshot.left_out
-        self.plan = steps.Plan(sink.to.mapping, sink.url.get_backend_name(), self._question(), left_out, self.from_source)
+        self.plan = steps.Plan(
+            sink.to.mapping,
+            sink.url.get_backend_name(),
+            self._question(),
+            left_out,
+            self.from_source,
+            applied={} if self.from_source else self.snapshot.coverage.applied,
+            replayed={p: last for p, (_, last) in self.snapshot.replayed.items()},
+        )
         self.behind, marks = self._behind()
-        count = kept.rows if kept is not None else sum(at - self.begin[p] for p, at in self.applied.items())
+        start = {p: min(at, self.snapshot.replayed.get(p, (at, at))[0]) for p, at in self.begin.items()}
+        count = kept.rows if kept is not None else sum(at - start[p] for p, at in self.applied.items())
         self.say(f"comparing with {count:,} {'rows of the source' if self.from_source else 'offsets of the log'}")
-        records = kept.frame(self.spark) if kept is not None else self._records(self.begin, self.applied)  # 3
+        records = kept.frame(self.spark) if kept is not None else self._records(start, self.applied)  # 3
         sides = [arrow.map_batches(records, functools.partial(steps.from_records, self.plan), steps.SPARK_SCHEMA)]
         sides.append(self.snapshot.parts.frame(self.spark))
         if marks is not None and self.apart:
@@ -257,6 +298,7 @@ class _Work:
             raise errors.SettingsError(
                 f"pipeline {sink.to.pipeline!r} has no ledger: it has never run", "run it first: instep run --once"
             )
+        refuse_unknown_start(sink.to.pipeline, self.pipeline, self.request, known)
         return topic, beginning(self.cluster, topic, self.pipeline, self.request.begin)
 
     def _ends(self) -> Offsets:
@@ -302,10 +344,17 @@ class _Work:
         found = offsets.first_records(self.cluster, self.topic.name, asked) if asked else {}
         return {p: asked[p] for p, record in found.items() if record is not None and record.offset < ends[p]}
 
+    def _covered(self, first: Offsets, ledger: dict[int, Position], before: setaside.Applied) -> coverage.Coverage:
+        if self.request.begin is not None:
+            return coverage.begun(ledger, self.begin)
+        return coverage.covered(ledger, before, first, self.begin)
+
     def _applied(self) -> Offsets:
-        """L: up to where each partition is applied, by the ledger as the snapshot saw it."""
+        """L: up to where each partition is applied, by the ledger as the snapshot saw it; `begin` becomes where it began."""
         applied = {p: self.begin[p] for p in self.topic.partitions}
         applied |= {p: row.next_offset for p, row in self.snapshot.ledger.items()}
+        for partition, ranges in self.snapshot.coverage.applied.items():
+            self.begin[partition] = ranges[0][0] if ranges else applied[partition]
         for partition, at in applied.items():
             self.begin[partition] = min(self.begin.get(partition, 0), at)
         return applied
@@ -347,7 +396,21 @@ class _Work:
         names = [column.name for column in mapping.columns]
         guard = names.index(mapping.guard) if mapping.guard and rules.ordered else None
         is_time = guard is not None and isinstance(mapping.columns[guard].kind, kinds.Time)
-        return Question(rules=rules, whole=self.from_source or self._whole(), guard=guard, guard_is_time=is_time)
+        whole = self.from_source or self._whole()
+        signs = self._signs(guard, whole=whole)
+        return Question(rules=rules, whole=whole, guard=guard, guard_is_time=is_time, signs=signs)
+
+    def _signs(self, guard: int | None, *, whole: bool) -> tuple[int, ...]:
+        """The columns in which a value shows that the pipeline wrote a row that the other side does not name.
+
+        Needed where no record is complete: the history may be switched off or pruned, and the log cut or not read at all.
+        """
+        every = tuple(range(len(self.sink.to.mapping.columns)))
+        if self.request.strict:
+            return every
+        if self.from_source or not whole:
+            return every if guard is None else (guard,)
+        return () if self.sink.to.history or guard is None else (guard,)
 
     def _whole(self) -> bool:
         """Whether the log still says everything: nothing was cut from it, and it is read from its first record."""
@@ -365,7 +428,7 @@ class _Work:
         if self.snapshot.followed_another:
             self.notes.append("the pipeline has followed another topic before, whose rows may still be in the table")
         if late or compacted or self.snapshot.followed_another:
-            self.notes.append("rows that such a log does not mention are not judged: they count as not in the log")
+            self.notes.append("rows that the pipeline may have written and that such a log does not mention are not judged")
         return not late and not compacted and not self.snapshot.followed_another
 
     def _judged(self, sides: list[DataFrame], weight: int) -> DataFrame:
@@ -400,6 +463,9 @@ class _Work:
         left = sum(counts.get(kind, 0) for kind in comparison.REAL) - (mended.done if mended else 0)
         waits = self.behind.documents or (self.behind.records and not self.from_source)
         held = self._held_back()
+        not_ours, passed_over = counts.get(Kind.NOT_OURS, 0), self._passed_over()
+        if not_ours:
+            self.notes.append(f"{_rows(not_ours)} never written by this pipeline, and not compared")
         verdict = Verdict.HELD_BACK if held else Verdict.IN_STEP
         if left or waits or counts.get(steps.UNREADABLE_KIND, 0):
             verdict = Verdict.NOT_IN_STEP
@@ -427,7 +493,17 @@ class _Work:
             mended=mended,
             verdict=verdict,
             held_back=held,
+            not_ours=not_ours,
+            passed_over=passed_over,
         )
+
+    def _passed_over(self) -> int:
+        """Offsets that were never applied, with a note. They do not matter for another source."""
+        count = 0 if self.from_source else self.snapshot.coverage.offsets_passed_over
+        if count:
+            where = "before the pipeline's start, or passed over by a rewind"
+            self.notes.append(f"up to {count:,} records of the log were never applied ({where}) and are not compared")
+        return count
 
     def _write(self, out: Path, differences: Iterator[Difference], fixer: mending.Fixer | None) -> list[dict[str, Any]]:
         """The rows to the file, and the first of them."""
@@ -461,21 +537,30 @@ class _Work:
 LISTED = (*comparison.REAL, Kind.PARKED, Kind.BEHIND, steps.UNREADABLE_KIND)
 
 
+def _rows(count: int) -> str:
+    return "1 row was" if count == 1 else f"{count:,} rows were"
+
+
 def _place(record: offsets.Record) -> tuple[int, int, int]:
     return record.partition, record.offset, record.timestamp_ms
 
 
-def refuse_unclear_start(name: str, pipeline: settings.Pipeline, request: Request) -> None:
-    """A pipeline that began at the latest record began at a place that nobody wrote down."""
-    if request.source is None and request.begin is None and pipeline.start == "latest":
-        raise errors.SettingsError(
-            f'pipeline {name!r} has start = "latest", so the log does not say where it began',
-            "say it with --from, e.g. --from @2026-11-01T08:00:00Z",
-        )
+def refuse_unfit_source(name: str, pipeline: settings.Pipeline, request: Request) -> None:
+    """The record's own time cannot be compared with another source."""
     if request.source is not None and pipeline.event.order == TIMESTAMP:
         raise errors.SettingsError(
             f"pipeline {name!r} is ordered by the record's own time, which a row of the source does not have",
             "reconcile it with the topic: leave --source and --source-url out",
+        )
+
+
+def refuse_unknown_start(name: str, pipeline: settings.Pipeline, request: Request, ledger: Mapping[int, Position]) -> None:
+    """A ledger of an earlier release does not say where a pipeline that began at the latest record did so."""
+    unknown = any(row.since_offset is None for row in ledger.values())
+    if request.source is None and request.begin is None and pipeline.start == "latest" and unknown:
+        raise errors.SettingsError(
+            f'pipeline {name!r} has start = "latest", and its ledger does not say where it began',
+            "say it with --from, e.g. --from @2026-11-01T08:00:00Z",
         )
 
 

@@ -1,8 +1,8 @@
 """What `instep reconcile` does inside Spark tasks: records and rows in, steps out; sorted steps in, findings out.
 
 Rows of the table and events of the log go through one sort by document. Marks, as partitions below 0, come first: a
-document is parked, was deleted, stands in the table, has events that wait. Nothing here holds more than one stretch of records,
-or more than one document.
+document is recorded as written by the pipeline, was replayed, is parked, was deleted, stands in the table, has events that
+wait. Nothing here holds more than one stretch of records, or more than one document.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from instep.document.folding import ABSENT, Run, Shape, State, Step
 from instep.document.mapping import Mapping
 from instep.document.reasons import Refusal
 from instep.pipeline import batches as arriving
+from instep.pipeline import coverage
+from instep.pipeline.coverage import Ranges
 
 STRETCH_RECORDS = 100_000
 STRETCH_BYTES = 32 * 1024 * 1024
 BATCH_ROWS = 10_000
 
-PARKED, FORGOTTEN, FOUND, WAITING = -4, -3, -2, -1
+RECORDED, REPLAYED, PARKED, FORGOTTEN, FOUND, WAITING = -6, -5, -4, -3, -2, -1
 NO_LOG = -1  # the partition of a row that another source gave: it has no place in a log, and no headers
 UNREADABLE = 3  # the shape of a row of the source that cannot be decoded
 
@@ -49,12 +51,12 @@ FINDINGS = pa.schema(
     [
         ("kind", pa.string()), ("seems", pa.string()), ("document", pa.string()), ("partition", pa.int32()),
         ("offset", pa.int64()), ("order_value", pa.int64()), ("known", pa.bool_()), ("split", pa.bool_()),
-        ("columns", pa.list_(pa.int32())), ("expected", pa.binary()), ("found", pa.binary()),
+        ("recorded", pa.bool_()), ("columns", pa.list_(pa.int32())), ("expected", pa.binary()), ("found", pa.binary()),
     ]
 )  # fmt: skip
 FINDINGS_SPARK = (
     "kind string, seems string, document string, partition int, offset long, order_value long, known boolean, split boolean,"
-    " columns array<int>, expected binary, found binary"
+    " recorded boolean, columns array<int>, expected binary, found binary"
 )
 COUNTS, UNREADABLE_KIND = "counts", "unreadable"
 
@@ -70,6 +72,8 @@ class Plan(msgspec.Struct, frozen=True):
     asked: Question
     left_out: dict[int, Any]  # per partition a sorted array of offsets
     from_source: bool = False
+    applied: dict[int, Ranges] = {}  # per partition the offsets that the pipeline has applied; all, if it is not named
+    replayed: dict[int, int] = {}  # per partition the last offset outside of those that `instep replay` has applied
 
 
 def liner(mapping: Mapping, database: str) -> Callable[[Row], bytes]:
@@ -87,10 +91,11 @@ def from_records(plan: Plan, batches: Batches) -> Batches:
     decoder = Decoder(plan.mapping)
     step_of = _stepper(plan)
     for records in _stretches(batches, from_source=plan.from_source):
-        runs: dict[tuple[int, str], Run] = {}
+        runs: dict[tuple[int, int, str], Run] = {}
         unreadable: list[Row] = []
         for partition, some in records.items():
-            kept = _without(some, plan.left_out.get(partition))
+            kept = _without(_within(some, plan, partition), plan.left_out.get(partition))
+            ranges = plan.applied.get(partition, [])
             events, dead = decoder.decode_all(kept)
             times = {record.offset: record.timestamp_ms for record in kept}
             for event in events:
@@ -102,9 +107,11 @@ def from_records(plan: Plan, batches: Batches) -> Batches:
                 step = step_of(partition, event, times[event.offset])
                 if step is None:
                     continue
-                run = runs.get((partition, name))
+                # events of different stretches are thinned apart, as not all of them may count
+                stretch = coverage.place(ranges, event.offset)
+                run = runs.get((partition, stretch, name))
                 if run is None:
-                    run = runs[partition, name] = Run()
+                    run = runs[partition, stretch, name] = Run()
                 run.add(step, plan.asked.rules)
             if plan.from_source:
                 for letter in dead:
@@ -142,7 +149,7 @@ def judge(plan: Plan, batches: Batches) -> Batches:
                     if (found := judging.take(row)) is not None]  # fmt: skip
         yield from _batches(FINDINGS, iter(findings))
     last = judging.finish()
-    rows = [*([last] if last else []), (COUNTS, *[None] * 8, msgspec.json.encode(judging.counts), None)]
+    rows = [*([last] if last else []), (COUNTS, *[None] * 9, msgspec.json.encode(judging.counts), None)]
     yield from _batches(FINDINGS, iter(rows))
 
 
@@ -150,14 +157,15 @@ class _Judging:
     """The one document that is being gathered, and the counts of those before it."""
 
     def __init__(self, plan: Plan) -> None:
-        self._asked = plan.asked
+        self._asked, self._applied = plan.asked, plan.applied
         self._names = [column.name for column in plan.mapping.columns]
         self.counts: dict[str, Any] = {"documents": 0, "columns": {}}
         self._document: str | None = None
         self._clear()
 
     def _clear(self) -> None:
-        self._parked = self._waiting = False
+        self._parked = self._waiting = self._recorded = False
+        self._replayed: dict[int, int] = {}
         self._forgotten: int | None = None
         self._found: bytes | None = None
         self._why: bytes | None = None
@@ -174,7 +182,7 @@ class _Judging:
         if partition >= 0:
             if shape == UNREADABLE:
                 self._why = line
-            else:
+            elif self._counts(partition, offset):
                 if partition != self._partition:
                     self._partition = partition
                     self._states.append(State())
@@ -183,12 +191,21 @@ class _Judging:
         elif partition == FOUND:
             self._found = line
         elif partition == FORGOTTEN:
-            self._forgotten = order
+            self._forgotten, self._recorded = order, True
         elif partition == PARKED:
             self._parked = True
+        elif partition == RECORDED:
+            self._recorded = True
+        elif partition == REPLAYED:
+            self._replayed[order] = max(offset, self._replayed.get(order, 0))
         else:
             self._waiting = True
         return done
+
+    def _counts(self, partition: int, offset: int) -> bool:
+        """Whether an event took effect: it was applied in the flow, or lies before one of the document that was replayed."""
+        ranges = self._applied.get(partition)
+        return ranges is None or coverage.holds(ranges, offset) or offset <= self._replayed.get(partition, -1)
 
     def finish(self) -> Row | None:
         """The finding on the document at hand, None when it is in step."""
@@ -196,7 +213,7 @@ class _Judging:
             return None
         if self._why is not None:
             self._count(UNREADABLE_KIND)
-            done: Row | None = (UNREADABLE_KIND, None, self._document, *[None] * 6, self._why, self._found)
+            done: Row | None = (UNREADABLE_KIND, None, self._document, *[None] * 7, self._why, self._found)
         else:
             done = self._judged(self._document)
         self._clear()
@@ -205,9 +222,13 @@ class _Judging:
     def _judged(self, document: str) -> Row | None:
         state = folding.joined(self._states, self._asked.rules) if self._states else None
         finding = comparison.compare(
-            self._asked, state, self._found, forgotten=self._forgotten, parked=self._parked, waiting=self._waiting
-        )
+            self._asked, state, self._found,
+            forgotten=self._forgotten, parked=self._parked, waiting=self._waiting, recorded=self._recorded,
+        )  # fmt: skip
         if finding is None:
+            return None
+        if finding.kind is Kind.NOT_OURS:
+            self._count(finding.kind.value)
             return None
         self.counts["documents"] += 1
         self._count(finding.kind.value)
@@ -221,7 +242,7 @@ class _Judging:
         last = state.last if state else None
         return (
             finding.kind.value, finding.seems.value, document, last.partition if last else None, last.offset if last else None,
-            state.order if state else None, state is not None, len(self._states) > 1, list(finding.columns),
+            state.order if state else None, state is not None, len(self._states) > 1, self._recorded, list(finding.columns),
             state.line if state else None, self._found,
         )  # fmt: skip
 
@@ -276,6 +297,15 @@ def _stretches(batches: Batches, *, from_source: bool = False) -> Iterator[dict[
         yield records
 
 
+def _within(records: list[Record], plan: Plan, partition: int) -> list[Record]:
+    """The records that were applied, and those before one that was replayed: `_Judging` knows of which documents these count."""
+    ranges = plan.applied.get(partition)
+    if ranges is None:
+        return records
+    last = plan.replayed.get(partition, -1)
+    return [record for record in records if record.offset <= last or coverage.holds(ranges, record.offset)]
+
+
 def _without(records: list[Record], left_out: array[int] | None) -> list[Record]:
     if not left_out:
         return records
@@ -287,8 +317,8 @@ def _holds(ranked: array[int], offset: int) -> bool:
     return at < len(ranked) and ranked[at] == offset
 
 
-def _step_rows(runs: dict[tuple[int, str], Run], further: list[Row]) -> Iterator[Row]:
-    for (partition, name), run in runs.items():
+def _step_rows(runs: dict[tuple[int, int, str], Run], further: list[Row]) -> Iterator[Row]:
+    for (partition, _, name), run in runs.items():
         for step in run.steps:
             yield name, partition, step.offset, step.timestamp_ms, step.order, step.floor, int(step.shape), step.values
     yield from further

@@ -1,4 +1,4 @@
-"""Reading a target whole, for `instep reconcile`: pages of the table, what is parked and deleted.
+"""Reading a target whole, for `instep reconcile`: pages of the table, what is parked, deleted and recorded as written.
 
 Everything here runs on a pipeline's sink, most of it inside one snapshot (`Sink.snapshot`).
 """
@@ -15,6 +15,16 @@ PAGE_ROWS = 50_000
 
 PARKED_PAGE = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ?"
 DELETED_PAGE = "SELECT document, order_value FROM instep_deleted WHERE pipeline = ?"
+# documents that the pipeline has written, as the history and people's decisions say
+WRITTEN_PAGES = (
+    "SELECT DISTINCT document FROM instep_history WHERE pipeline = ? AND verdict IN ('applied', 'released')",
+    "SELECT DISTINCT document FROM instep_decisions WHERE pipeline = ? AND document IS NOT NULL"
+    " AND outcome IN ('applied', 'released', 'inserted', 'written', 'deleted')",
+)
+REPLAYED_PAGE = (
+    "SELECT document, max({offset}) FROM instep_decisions WHERE pipeline = ? AND topic = ? AND {partition} = ?"
+    " AND {offset} >= ? AND {offset} < ? AND deed = 'replayed' AND outcome = 'applied' AND document IS NOT NULL"
+)
 OTHER_TOPIC = "SELECT 1 FROM {{table}} WHERE pipeline = ? AND topic <> ? LIMIT 1"
 
 
@@ -48,6 +58,20 @@ def deleted_documents(sink: Sink) -> Iterator[list[tuple[str, int]]]:
     return _pages(sink, DELETED_PAGE)
 
 
+def written_documents(sink: Sink) -> Iterator[list[tuple[str]]]:
+    """Every document that the pipeline is recorded to have written, a page at a time. One may come more than once.
+
+    Those that it has deleted are in `deleted_documents` too.
+    """
+    for statement in WRITTEN_PAGES:
+        yield from _pages(sink, statement)
+
+
+def replayed_documents(sink: Sink, partition: int, start: int, end: int) -> Iterator[list[tuple[str, int]]]:
+    """Every document with a replayed event between two offsets, and the last one's offset, a page at a time."""
+    return _pages(sink, REPLAYED_PAGE, (sink.to.topic, partition, start, end), " GROUP BY document")
+
+
 def followed_another(sink: Sink) -> bool:
     """Whether the table may hold what another topic brought: the ledger, the history or a decision knows one."""
     tables = ("instep_ledger", "instep_decisions", "instep_history")  # the last one takes a walk through it
@@ -59,11 +83,12 @@ def _select(sink: Sink) -> str:
     return f"SELECT {columns} FROM {sink.table}"
 
 
-def _pages(sink: Sink, statement: str) -> Iterator[list[Any]]:
+def _pages(sink: Sink, statement: str, values: tuple[Any, ...] = (), grouped: str = "") -> Iterator[list[Any]]:
     last: tuple[Any, ...] = ()
     while True:
         beyond = " AND document > ?" if last else ""
-        found = sink.select(sink.sql(f"{statement}{beyond} ORDER BY document LIMIT {PAGE_ROWS}"), (sink.to.pipeline, *last))
+        page = sink.sql(f"{statement}{beyond}{grouped} ORDER BY document LIMIT {PAGE_ROWS}")
+        found = sink.select(page, (sink.to.pipeline, *values, *last))
         if found:
             last = (found[-1][0],)
             yield found

@@ -14,6 +14,9 @@ from instep.document.guard import Rules
 RULES = Rules(ordered=True)
 WHOLE = Question(rules=RULES, whole=True, guard=1)
 CUT = Question(rules=RULES, whole=False, guard=1)
+STRICT = Question(rules=RULES, whole=True, guard=1, signs=(0, 1))
+BY_GUARD = Question(rules=RULES, whole=True, guard=1, signs=(1,))
+CUT_BY_GUARD = Question(rules=RULES, whole=False, guard=1, signs=(1,))
 KEEPING = Question(rules=Rules(ordered=True, missing="ignore"), whole=True, guard=1)
 
 
@@ -43,8 +46,12 @@ def judged(asked: Question, expected: State | None, row: list[Any] | None, **fur
         (WHOLE, state(None, "2"), [None, "2"], Kind.IN_STEP, ()),
         (WHOLE, state(ABSENT, "2"), ["anything", "2"], Kind.IN_STEP, ()),
         (WHOLE, state("A", "2"), None, Kind.MISSING, ()),
-        (WHOLE, None, ["A", "2"], Kind.EXTRA, ()),
-        (WHOLE, None, [None, None], Kind.IN_STEP, ()),
+        (WHOLE, None, ["A", "2"], Kind.NOT_OURS, ()),
+        (WHOLE, None, [None, None], Kind.NOT_OURS, ()),
+        (STRICT, None, ["A", None], Kind.EXTRA, ()),
+        (STRICT, None, [None, None], Kind.NOT_OURS, ()),
+        (BY_GUARD, None, ["A", "2"], Kind.EXTRA, ()),
+        (BY_GUARD, None, ["A", None], Kind.NOT_OURS, ()),
         (WHOLE, deleted(), ["A", "2"], Kind.EXTRA, ()),
         (WHOLE, deleted(2), ["A", "2"], Kind.EXTRA, ()),
         (WHOLE, deleted(2), [None, None], Kind.EXTRA, ()),
@@ -52,7 +59,8 @@ def judged(asked: Question, expected: State | None, row: list[Any] | None, **fur
         (KEEPING, deleted(2), ["A", "2"], Kind.EXTRA, ()),
         (KEEPING, state("A", "2"), None, Kind.IN_STEP, ()),
         (KEEPING, state("A", "2"), ["B", "2"], Kind.DIFFERENT, (0,)),
-        (CUT, None, ["A", "2"], Kind.NOT_IN_LOG, ()),
+        (CUT_BY_GUARD, None, ["A", "2"], Kind.NOT_IN_LOG, ()),
+        (CUT_BY_GUARD, None, ["A", None], Kind.NOT_OURS, ()),
         (CUT, state("A", "2"), ["B", "9"], Kind.NOT_IN_LOG, ()),
         (CUT, state("A", "2"), ["B", "2"], Kind.DIFFERENT, (0,)),
         (CUT, deleted(2), ["B", "9"], Kind.NOT_IN_LOG, ()),
@@ -64,6 +72,21 @@ def test_how_a_document_stands(asked: Question, expected: State | None, row: Any
     finding = judged(asked, expected, row)
     assert finding is not None
     assert (finding.kind, finding.columns) == (kind, columns)
+
+
+@pytest.mark.parametrize(
+    ("asked", "row", "kind"),
+    [
+        (WHOLE, ["A", "2"], Kind.EXTRA),
+        (WHOLE, ["A", None], Kind.EXTRA),
+        (WHOLE, [None, None], Kind.NOT_OURS),
+        (CUT_BY_GUARD, ["A", None], Kind.NOT_IN_LOG),
+    ],
+)
+def test_a_row_that_the_pipeline_is_recorded_to_have_written(asked: Question, row: list[Any], kind: Kind) -> None:
+    finding = judged(asked, None, row, recorded=True)
+    assert finding is not None
+    assert finding.kind is kind
 
 
 @pytest.mark.parametrize("expected", [None, deleted(), deleted(3)])
