@@ -364,13 +364,15 @@ def test_reconcile_says_what_differs_and_mends_it(place: Path) -> None:
     assert "--execute" in found.stderr
     [file] = place.glob("reconcile-contracts-*.jsonl")
     assert [json.loads(line)["document"] for line in file.read_text(encoding="utf-8").splitlines()] == ["d3", odd]
+    run_sql(url, "INSERT INTO contract_document (doc_no, print_status) VALUES ('own', 'OLD')")  # the application's own row
     mended = instep(place, "reconcile", "--fix", "--execute", "--json", "--out", "rows.jsonl")
     assert mended.returncode == 0, mended.stderr
     [report] = json.loads(mended.stdout)["pipelines"]
-    assert (report["in_step"], report["missing"], report["different"]) == (True, 1, 1)
+    assert (report["in_step"], report["missing"], report["different"], report["not_ours"]) == (True, 1, 1, 1)
     assert (report["mended"]["inserted"], report["mended"]["written"]) == (1, 1)
     again = instep(place, "reconcile", "--source", "events.jsonl")
     assert again.returncode == 0, again.stderr
+    assert "contracts: 1 row was never written by this pipeline, and not compared" in again.stderr
     assert again.stderr.rstrip().endswith("contracts: in step")
     assert len(list(place.glob("reconcile-*.jsonl"))) == 1
 
