@@ -178,6 +178,7 @@ class Work:
         self._parts = [Part(records)]
         self._done: list[Outcome] = []
         self._outrun = 0
+        self._found_same = False
         self._decoded: tuple[Part, Decoder, list[Event], list[DeadLetter]] | None = None
 
     def apply(self, sink: Sink, decoder: Decoder) -> Outcome:
@@ -190,6 +191,8 @@ class Work:
             if isinstance(instead, Outcome):
                 self._done.append(instead)
                 del self._parts[0]
+                if self._parts and self.part.isolate and instead.verdicts[Verdict.PARKED]:
+                    self._parts[0].isolate = True  # refused rows come in crowds
             else:
                 self._parts[:1] = instead
         return _together(self._done)
@@ -222,7 +225,9 @@ class Work:
 
     def _refuse_changed(self, error: errors.InstepError) -> None:
         """Raise when it is not a row that is refused: the table is another one now, or takes no statement at all."""
-        self._same_table()
+        if not self._found_same:  # once is enough: a look at the table costs as much as a thousand rows
+            self._same_table()
+            self._found_same = True
         if not isinstance(error, errors.RowRefused):
             self.sink.try_statements()
 
