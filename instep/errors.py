@@ -21,6 +21,7 @@
     │   ├── LedgerMoved           the ledger is not where this run left it
     │   └── TableConstrained      the table has got a constraint or a trigger
     ├── RowRefused                the target table refuses a row
+    │   ├── ParentMissing         by a foreign key: the row it points to is not there
     │   └── TransactionUndone     and the database has undone the whole transaction
     └── NamedStop                 ends a pipeline; the database is untouched      exit 3
         ├── Fenced                FENCED
@@ -171,6 +172,10 @@ class RowRefused(InstepError):
     """The target table refuses a row: a constraint, a trigger or a value that does not fit."""
 
     usual_remedy = "compare the row with the table's constraints and triggers; a running pipeline parks it: instep parked list"
+
+
+class ParentMissing(RowRefused):
+    """A foreign key refuses a row: the row that it refers to does not exist, or a row that is deleted is referred to."""
 
 
 class TransactionUndone(RowRefused):

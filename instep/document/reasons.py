@@ -36,6 +36,7 @@ class Reason(StrEnum):
     DOCUMENT_MISSING = "DOCUMENT_MISSING"
     DELETE_NOT_ALLOWED = "DELETE_NOT_ALLOWED"
     ID_TAKEN_FOR_ANOTHER = "ID_TAKEN_FOR_ANOTHER"
+    PARENT_MISSING = "PARENT_MISSING"
     REFUSED_BY_TARGET = "REFUSED_BY_TARGET"
     WAITS_BEHIND = "WAITS_BEHIND"
     UNFORESEEN = "UNFORESEEN"
@@ -70,6 +71,7 @@ EXPLANATIONS = {
     Reason.ID_TAKEN_FOR_ANOTHER: (
         "the table has a row under another id that the key column's collation takes for the same (a and A, for example)"
     ),
+    Reason.PARENT_MISSING: "a foreign key of the target table refuses the row: the row that it refers to does not exist yet",
     Reason.REFUSED_BY_TARGET: "the target table refuses the row: a constraint or a trigger",
     Reason.WAITS_BEHIND: "an earlier event of the document is parked, and this one waits behind it",
     Reason.UNFORESEEN: "reading the record failed in a way that instep does not know: worth a report",
@@ -92,9 +94,13 @@ PARKS = COLUMN_REFUSES | {
     Reason.DOCUMENT_MISSING,
     Reason.DELETE_NOT_ALLOWED,
     Reason.ID_TAKEN_FOR_ANOTHER,
+    Reason.PARENT_MISSING,
     Reason.REFUSED_BY_TARGET,
     Reason.WAITS_BEHIND,
 }
+
+# Another writer's INSERT ends the wait: a running pipeline tries these again by itself for a while.
+RETRIED = frozenset({Reason.DOCUMENT_MISSING, Reason.PARENT_MISSING})
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):

@@ -120,6 +120,12 @@ def relaxed(rules: guard.Rules) -> guard.Rules:
     return msgspec.structs.replace(rules, missing=missing, transitions=Transitions())
 
 
+def refused_by(error: errors.InstepError, event: Event | None) -> Refusal:
+    """Return why the target refused an event's row. A foreign key that refuses a delete misses no parent: a child is left."""
+    missing = isinstance(error, errors.ParentMissing) and event is not None and event.values is not None
+    return Refusal(Reason.PARENT_MISSING if missing else Reason.REFUSED_BY_TARGET, error.what)
+
+
 class _Batch:
     """What is known so far of a batch: verdicts by offset, and which documents are held."""
 
@@ -157,7 +163,7 @@ class _Batch:
                 raise
             except errors.MAY_BE_A_ROW as error:
                 if len(together) == 1:
-                    self._park(together[0], self._refusal(together[0].document, error))
+                    self._park(together[0], self._refusal(together[0], error))
                 elif len(some) == 1:
                     waiting += [[[event]] for event in reversed(together)]  # one by one: the first that is refused holds the rest
                 else:
@@ -176,17 +182,18 @@ class _Batch:
         self.parked += changes.parked
         self.verdicts.update(zip((event.offset for event in events), changes.verdicts, strict=True))
 
-    def _refusal(self, document: Document, error: errors.InstepError) -> Refusal:
+    def _refusal(self, event: Event, error: errors.InstepError) -> Refusal:
         """Why the table refuses a document's row, which is not so when another writer has inserted it just now."""
+        document = event.document
         if self.stored.get(document, guard.ABSENT).present:
-            return Refusal(Reason.REFUSED_BY_TARGET, error.what)
+            return refused_by(error, event)
         occupants = self.sink.occupants(document)
         if document in occupants:
             raise errors.Outrun(f"document {document} of {self.sink.to.table} was inserted by another writer just now")
         if occupants:
             other = next(iter(occupants))
             return Refusal(Reason.ID_TAKEN_FOR_ANOTHER, f"the table has the row {other!r}, which its key takes for this id")
-        return Refusal(Reason.REFUSED_BY_TARGET, error.what)
+        return refused_by(error, event)
 
     def _park(self, event: Event, refusal: Refusal) -> None:
         self.held.add(event.document)

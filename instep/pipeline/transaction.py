@@ -32,7 +32,7 @@ import msgspec
 from instep import errors
 from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.guard import Verdict
-from instep.document.reasons import Reason, Refusal
+from instep.document.reasons import Refusal
 from instep.pipeline import documents
 from instep.sinks import setaside
 from instep.sinks.sink import Sink
@@ -245,7 +245,7 @@ class Work:
             return halves
         if part.refusal is not None:
             raise error
-        part.refusal, self._decoded = Refusal(Reason.REFUSED_BY_TARGET, error.what), None
+        part.refusal, self._decoded = documents.refused_by(error, next(iter(self._events), None)), None
         return [part]
 
     def _run(self, careful: bool) -> Outcome:

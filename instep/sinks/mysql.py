@@ -68,6 +68,8 @@ CODES: dict[int, type[errors.InstepError]] = {
     3101: errors.Transient,  # group replication has rolled back
     3572: errors.Transient,  # NOWAIT, and there is a lock
     1197: errors.TooMuchAtOnce,  # max_binlog_cache_size
+    1216: errors.ParentMissing,  # a foreign key, for users without rights on the parent table
+    1452: errors.ParentMissing,  # a foreign key
     1206: errors.TooMuchAtOnce,  # more locks than the lock table holds
     1969: errors.TooMuchAtOnce,  # max_statement_time
     3024: errors.TooMuchAtOnce,  # max_execution_time

@@ -54,6 +54,7 @@ CODES: dict[str, type[errors.InstepError]] = {
     "3F000": errors.TargetChanged,  # no such schema
     "22": errors.RowRefused,
     "23": errors.RowRefused,
+    "23503": errors.ParentMissing,
     "40": errors.Transient,  # deadlock, serialization
     "25": errors.Transient,  # the transaction is not in the state that it should be in
     "72000": errors.Transient,  # snapshot too old

@@ -24,13 +24,14 @@ from instep.sinks.target import Position
 BUSY_TIMEOUT_S = 30.0
 TAKEN_AS_THEY_ARE = {str, int, float, bytes, type(None)}
 
-# primary result codes of SQLite: what each means for a pipeline. Any other refuses the row.
+# result codes of SQLite, extended or primary: what each means for a pipeline. Any other refuses the row.
 CODES: dict[int, type[errors.InstepError]] = {
     sqlite3.SQLITE_BUSY: errors.Transient,
     sqlite3.SQLITE_LOCKED: errors.Transient,
     sqlite3.SQLITE_PROTOCOL: errors.Transient,
     sqlite3.SQLITE_INTERRUPT: errors.Transient,
     sqlite3.SQLITE_CONSTRAINT: errors.RowRefused,
+    sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY: errors.ParentMissing,
     sqlite3.SQLITE_MISMATCH: errors.RowRefused,
     sqlite3.SQLITE_TOOBIG: errors.RowRefused,
     sqlite3.SQLITE_FULL: errors.DatabaseFull,
@@ -201,8 +202,9 @@ def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:
     where = target.shown(url)
     if isinstance(error, sqlite3.ProgrammingError):  # raised by the module itself: the connection is closed
         return errors.DatabaseUnreachable(f"no connection to {where} any more: {error}")
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    ours = CODES.get(code, errors.RowRefused)
+    extended = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    code = extended & 0xFF
+    ours = CODES.get(extended) or CODES.get(code, errors.RowRefused)
     if code == sqlite3.SQLITE_CANTOPEN and _is_read_only(Path(str(url.database).removeprefix("file:"))):
         return errors.TargetReadOnly(f"{where}: the file or its folder is read-only for this user: {error}")
     if ours is errors.DatabaseUnreachable and code == sqlite3.SQLITE_CANTOPEN:

@@ -111,7 +111,7 @@ def test_a_foreign_key_that_is_checked_at_the_commit(kind: str, new_database: Ca
     records = [event(number, f"d{number}", 1, parent="nobody" if number in (3, 17) else "p") for number in range(20)]
     assert apply(sink, records).verdicts[Verdict.PARKED] == 2
     assert len(table(url)) == 18
-    assert parked(url) == [(3, "d3", "REFUSED_BY_TARGET"), (17, "d17", "REFUSED_BY_TARGET")]
+    assert parked(url) == [(3, "d3", "PARENT_MISSING"), (17, "d17", "PARENT_MISSING")]
 
 
 def test_a_delete_that_is_refused_at_the_commit(new_database: Callable[[str], str], open_sink: Open) -> None:
