@@ -140,6 +140,15 @@ class Pipeline(Table, frozen=True, kw_only=True):
         ),
     ] = None
     cleared_status: Annotated[str | None, Meta(description='the status that deletes = "clear" writes; left out: null')] = None
+    retry_parked_s: Annotated[
+        int,
+        Meta(
+            description="for how many seconds a running pipeline retries a parked document whose row or parent row does not exist"
+            " yet; 0: it waits for an operator",
+            ge=0,
+            le=31_536_000,
+        ),
+    ] = 900
     history: Annotated[bool, Meta(description="keep every event in instep_history")] = True
     batch_rows_max: Annotated[int, Meta(description="records in one micro-batch, over all partitions", ge=1)] = 400_000
     event: Annotated[Event, Meta(description="where things stand in the record")] = Event()

@@ -146,6 +146,9 @@ def test_each_that_is_named_is_reported(place: Path) -> None:
     sink = begun(sinks.open_sink(inspection.inspect("contracts", pipeline)))
     apply(sink, [event(0, "a", 1), event(1, "b", 1), record(2, "c", {"status": 1}), record(3, "c", {"status": 1})])
     sink.close()
+    for limit, retried in (("900", 2), ("0", 0)):
+        listed = instep(place, "parked", "list", "--json", INSTEP__PIPELINES__CONTRACTS__RETRY_PARKED_S=limit)
+        assert sum(one["retried_until"] is not None for one in json.loads(listed.stdout)) == retried
     run_sql(f"sqlite:///{place}/contracts.db", "INSERT INTO contract_document (doc_no) VALUES ('a'), ('b')")
     done = instep(place, "parked", "release", "a", "x", "b")
     assert (done.returncode, done.stdout.count("applied")) == (1, 2), done

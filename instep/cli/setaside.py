@@ -198,23 +198,28 @@ def list_parked(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Parked documents: what holds each, since when, and how many events wait."""
+    """Parked documents: why each waits, since when, and until when it is retried."""
+    from instep.pipeline import retries, turns
     from instep.sinks import setaside
 
     declared = settings.load(GIVEN.config)
     found: list[tuple[str, setaside.Head]] = []
+    now = turns.now()
     totals = 0
     for name in shared.chosen(declared, pipelines):
         with shared.desk(declared, name) as desk, desk.look() as sink:
             found += [(name, one) for one in setaside.parked_heads(sink, _choice(desk, [], reason, since, until, None), limit)]
             totals += sink.parked_count()
+    ends = [retries.retried_until(declared.pipelines[name], one.reason, one.since, now) for name, one in found]
     if as_json:
-        shared.print_json([{"pipeline": name, **_json(one)} for name, one in found])
+        shared.print_json(
+            [{"pipeline": name, **_json(one), "retried_until": at} for (name, one), at in zip(found, ends, strict=True)]
+        )
     elif found:
-        head = ("PIPELINE", "DOCUMENT", "WAITING", "SINCE", "PLACE", "REASON", "DETAIL")
+        head = ("PIPELINE", "DOCUMENT", "WAITING", "SINCE", "RETRIED UNTIL", "PLACE", "REASON", "DETAIL")
         rows = [
-            (name, one.document, one.waiting, one.since, one.place, one.reason, shared.shortened(one.detail, 80))
-            for name, one in found
+            (name, one.document, one.waiting, one.since, at or "-", one.place, one.reason, shared.shortened(one.detail, 80))
+            for (name, one), at in zip(found, ends, strict=True)
         ]
         typer.echo(shared.table(head, rows))
         if len(found) < totals:

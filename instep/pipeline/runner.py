@@ -24,7 +24,7 @@ from instep import errors, settings, sinks
 from instep.kafka import groups, offsets
 from instep.kafka.connection import Cluster, java_config
 from instep.kafka.topics import Topic
-from instep.pipeline import continuity, failures, progress, query, task, transaction, unreadable, waiting, watch
+from instep.pipeline import continuity, failures, progress, query, retries, task, transaction, unreadable, waiting, watch
 from instep.sinks import inspection, runs, setaside
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position, Target
@@ -91,15 +91,18 @@ class Runner(threading.Thread):
         self._counted: dict[str, int] | None = None  # what the ledger had summed up before this run
         self._lag = watch.LagWatch(name, cluster, pipeline.topic, self.progress, lambda: self.state is not State.WAITING)
         self._heartbeat = watch.HeartbeatWatch(name, pipeline, self._reported)
+        self._retries = retries.Retries(name, pipeline, lambda: self._epoch if self.state is not State.STARTING else 0)
 
     def run(self) -> None:
         """Look after the pipeline until it has ended or is asked to."""
         self._lag.start()
         self._heartbeat.start()
+        self._retries.start()
         while self.state is not State.ENDED and not self._asked_to_stop.wait(LOOK_INTERVAL_S):
             self._guarded(self._look)
         self._lag.end()
         self._stop_query()
+        self._retries.end(once_more=self.once and self.state is State.ENDED and self.error is None)
         self._settle_at_end()
         self._heartbeat.end()
         self._mirror()

@@ -46,8 +46,9 @@ class Line(msgspec.Struct, frozen=True):
 class Desk:
     """Where decisions about one pipeline are made: its sink, and a decoder by the settings of now."""
 
-    def __init__(self, name: str, pipeline: settings.Pipeline, who: str) -> None:
-        self.name, self.who = name, who
+    def __init__(self, name: str, pipeline: settings.Pipeline, who: str, *, waits: bool = True) -> None:
+        """Without `waits` a turn is given up, as Transient, when a task holds the ledger: nobody waits for the one who waits."""
+        self.name, self.who, self._waits = name, who, waits
         self.sink: Sink = sinks.open_sink(inspection.inspect(name, pipeline))
         self.decoder = Decoder(self.sink.to.mapping, self.sink.record_bytes_max)
 
@@ -67,7 +68,7 @@ class Desk:
     def turn(self, *, execute: bool) -> Iterator[dict[int, Position]]:
         """A transaction with the ledger in hand. Without `execute` all of it is undone at the end: what was seen is the plan."""
         with self.sink.transaction(keep=execute):
-            yield self.sink.positions(lock=True)
+            yield self.sink.positions(lock=True, wait=self._waits)
 
     def insist(self, attempt: Callable[[], Result]) -> Result:
         """Try again what the database gave up for another's sake."""

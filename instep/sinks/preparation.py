@@ -109,9 +109,12 @@ def _missing(opened: sa.Connection, pipeline: settings.Pipeline, add_columns: bo
     else:
         schemas.refuse_missing(sa.inspect(opened), target.table_name(pipeline.table), target.database_url(pipeline.target))
     known = set(reader.columns) if reader is not None else None
+    view = sa.inspect(opened)
+    own = inspection.own_tables(view)
     return [
         *_table_statements(opened.dialect, pipeline, known),
-        *tables.create_statements(opened.dialect, inspection.own_tables(sa.inspect(opened))),
+        *tables.create_statements(opened.dialect, own),
+        *tables.index_statements(opened.dialect, {name: {str(one["name"]) for one in view.get_indexes(name)} for name in own}),
     ]
 
 

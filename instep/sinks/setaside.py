@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -25,6 +25,7 @@ RECORD = PLACE + ", timestamp_ms, {key}, {value}, headers, reason, detail, {at}"
 SELECT_DEAD = f"SELECT {RECORD} FROM instep_dead_letters WHERE pipeline = ?"
 GROUP_DEAD = "SELECT reason, count(*), min({at}), max({at}) FROM instep_dead_letters WHERE pipeline = ?"
 SELECT_PARKED = f"SELECT {RECORD}, document FROM instep_parked WHERE pipeline = ?"
+SELECT_RETRIED = f"SELECT document, {PLACE} FROM instep_parked WHERE pipeline = ? AND reason = ? AND {{at}} >= ?"
 # the event that holds each document, and how many wait in all
 SELECT_HEADS = (
     "SELECT document, waiting, reason, detail, {at}, topic, {partition}, {offset} FROM ("
@@ -199,6 +200,20 @@ def parked_heads(sink: Sink, chosen: Choice, limit: int | None = None) -> list[H
         Head(document, waiting, reason, detail or "", _sure(at), Place(topic, partition, offset))
         for document, waiting, reason, detail, at, topic, partition, offset in rows
     ]
+
+
+def parked_for(sink: Sink, reason: Reason, since: datetime, limit: int) -> list[tuple[str, Place]]:
+    """Document and place of events that were parked for a reason since a time, longest waiting first. Answered by an index."""
+    statement = sink.sql(SELECT_RETRIED + " ORDER BY {at}") + f" LIMIT {int(limit)}"
+    return [(row[0], Place(*row[1:])) for row in sink.select(statement, (sink.to.pipeline, reason.value, sink.bind(since)))]
+
+
+def parked_at(sink: Sink, places: Sequence[Place]) -> list[SetAside]:
+    """The parked events at these places, in log order."""
+    where, values = _where(sink, Choice(places=tuple(places)), by_key=False)
+    order = sink.sql(" ORDER BY topic, {partition}, {offset}")
+    rows = sink.select(sink.sql(SELECT_PARKED) + where + order, (sink.to.pipeline, *values)) if places else []
+    return [_set_aside(row[:-1], row[-1]) for row in rows]
 
 
 def waiting_events(sink: Sink, document: str) -> list[SetAside]:

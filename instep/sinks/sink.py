@@ -332,9 +332,15 @@ class Sink(abc.ABC):
 
     # --- the ledger ----------------------------------------------------------------------------------
 
-    def positions(self, lock: bool = False) -> dict[int, Position]:
-        """The pipeline's ledger rows by partition; locked until the transaction ends when asked for."""
-        rows = self.select(self.sql(SELECT_LEDGER) + (self.for_update if lock else ""), (self.to.pipeline, self.to.topic))
+    def positions(self, lock: bool = False, *, wait: bool = True) -> dict[int, Position]:
+        """The pipeline's ledger rows by partition; locked until the transaction ends when asked for.
+
+        Without `wait` it raises Transient when another transaction has locked one of them.
+        """
+        locking = self.for_update if lock else ""
+        if locking and not wait:
+            locking += " NOWAIT"
+        rows = self.select(self.sql(SELECT_LEDGER) + locking, (self.to.pipeline, self.to.topic))
         return {row[0]: _position(row) for row in rows}
 
     def lock(self, partition: int) -> Position | None:

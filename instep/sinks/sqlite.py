@@ -85,10 +85,10 @@ class SqliteSink(sink.Sink):
         self._follow_file()
         self.execute("BEGIN")
 
-    def positions(self, lock: bool = False) -> dict[int, Position]:
+    def positions(self, lock: bool = False, *, wait: bool = True) -> dict[int, Position]:
         if not self._connection.in_transaction:
             self._follow_file()
-        return super().positions(lock)
+        return super().positions(lock, wait=wait)
 
     def _follow_file(self) -> None:
         """An open connection outlives its file, and would read and write what nobody sees any more."""

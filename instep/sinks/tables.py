@@ -130,6 +130,7 @@ PARKED = sa.Table(
     sa.Column("detail", long_text()),
     sa.Column("at", time_type(), nullable=False),
     sa.Index("instep_parked_document", "pipeline", "document"),
+    sa.Index("instep_parked_reason", "pipeline", "reason", "at"),  # for the retries, which look every second
     **TRANSACTIONAL,
 )
 
@@ -185,6 +186,17 @@ def create_statements(dialect: sa.Dialect, existing: dict[str, set[str]]) -> lis
         else:
             statements += [alter_statement(dialect, column) for column in lacking(table, existing[table.name])]
     return statements
+
+
+def index_statements(dialect: sa.Dialect, existing: dict[str, set[str]]) -> list[str]:
+    """The statements that add to existing tables, given with the names of their indexes, the indexes that they lack."""
+    lacking = [
+        index
+        for name in sorted(existing)
+        for index in sorted(metadata.tables[name].indexes, key=lambda index: str(index.name))
+        if index.name not in existing[name]
+    ]
+    return [_tidy(str(CreateIndex(index).compile(dialect=dialect))) for index in lacking]
 
 
 def lacking(table: sa.Table, columns: set[str]) -> list[sa.Column[Any]]:

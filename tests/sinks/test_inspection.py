@@ -341,3 +341,6 @@ def test_tables_of_an_earlier_release_are_brought_up_to_date(database_url: str) 
     assert "instep init" in found.value.remedy
     assert len(preparation.prepare(pipeline)) == 3
     inspection.inspect("contracts", pipeline)
+    run_sql(database_url, "DROP INDEX instep_parked_reason" + (" ON instep_parked" if database_url.startswith("m") else ""))
+    assert ["instep_parked_reason" in statement for statement in preparation.prepare(pipeline)] == [True]
+    assert preparation.prepare(pipeline) == []

@@ -1,0 +1,271 @@
+"""Parked documents whose row or parent row comes later are applied by themselves, on every real database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from instep.document.reasons import Reason
+from instep.kafka.connection import Cluster
+from instep.pipeline import parked as releasing
+from instep.pipeline import retries, turns
+from instep.pipeline.retries import Retries, Schedule
+from instep.pipeline.runner import Runner
+from instep.sinks import setaside
+from instep.sinks.setaside import Choice, Place
+from tests.pipeline.conftest import drained, following
+from tests.pipeline.test_runner import event as published
+from tests.pipeline.test_runner import send
+from tests.pipeline.test_setaside import desk
+from tests.pipeline.test_transaction import KNOWN_DOCUMENTS, Open, apply, begun, event, open_sink, parked, table
+from tests.sinks.conftest import declare, run_sql
+from tests.waiting import wait_until
+
+__all__ = ["open_sink"]
+
+COLUMNS = {"print_status": "status", "print_version": "version", "batch": "batch"}
+BATCHES = [
+    "CREATE TABLE batch (id VARCHAR(20) NOT NULL PRIMARY KEY)",
+    "INSERT INTO batch VALUES ('known')",
+    "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY, print_status VARCHAR(20), print_version BIGINT,"
+    " batch VARCHAR(20), FOREIGN KEY (batch) REFERENCES batch (id))",
+]
+
+
+def now(later_s: float = 0) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=later_s)
+
+
+@contextmanager
+def retrying(url: str, **changes: Any) -> Iterator[Retries]:
+    """The retries of a pipeline without their thread: the test has the clock."""
+    opened = Retries("contracts", declare(url, **changes), lambda: 1)
+    yield opened
+    opened._close()
+
+
+def insert(url: str, *documents: str) -> None:
+    """What the application does."""
+    run_sql(url, *(f"INSERT INTO contract_document (doc_no, owner) VALUES ('{name}', 'Ann')" for name in documents))
+
+
+def add_batch(url: str, name: str) -> None:
+    run_sql(url, f"INSERT INTO batch VALUES ('{name}')")
+
+
+def decided(url: str) -> list[Any]:
+    return run_sql(url, "SELECT document, deed, outcome, who FROM instep_decisions ORDER BY document, outcome")
+
+
+def test_a_schedule_doubles_its_delays_up_to_a_minute() -> None:
+    start, place = datetime(2026, 11, 1, tzinfo=UTC), Place("t", 0, 7)
+    schedule = Schedule()
+    schedule.add("a", place, start)
+    tries, at = [], start
+    while at < start + timedelta(seconds=250):
+        if schedule.due(at, 10):
+            tries.append((at - start).total_seconds())
+            schedule.refused("a", place, at)
+            schedule.add("a", place, at)  # it is known already
+        at += timedelta(seconds=1)
+    assert tries == [0, 1, 3, 7, 15, 31, 63, 123, 183, 243]
+
+
+def test_a_schedule_starts_with_what_is_longest_overdue() -> None:
+    start = datetime(2026, 11, 1, tzinfo=UTC)
+    schedule = Schedule()
+    for number, name in enumerate("cab"):
+        schedule.add(name, Place("t", 0, number), start + timedelta(seconds=number))
+    assert list(schedule.due(start + timedelta(seconds=1), 10)) == ["c", "a"]
+    schedule.postpone("c", start + timedelta(seconds=5))
+    schedule.forget("a")
+    assert list(schedule.due(start + timedelta(seconds=6), 1)) == ["b"]
+
+
+def test_a_document_is_applied_once_its_row_is_inserted(database_url: str, open_sink: Open) -> None:
+    run_sql(database_url, KNOWN_DOCUMENTS(database_url))
+    sink = begun(open_sink(declare(database_url, missing="park")), 2)
+    apply(sink, [event(0, "a", 1, "CREATED"), event(1, "b", 1), event(2, "a", 2, "QUEUED")])
+    apply(sink, [event(0, "c", 1)], partition=1)
+    insert(database_url, "long")
+    apply(sink, [event(3, "long", 1, "x" * 300)])
+    with retrying(database_url, missing="park") as trying:
+        assert trying.round(now()) == 3, "a document that is parked for another reason was tried"
+        assert trying.round(now()) == 0, "a refused document was tried again at once"
+        insert(database_url, "a", "c")
+        apply(sink, [event(4, "a", 1, "LATE"), event(5, "long", 2)])  # the flow goes on, and waits behind
+        assert trying.round(now(2)) == 3
+    assert table(database_url) == [("a", "QUEUED", 2), ("c", "PRINTED", 1), ("long", None, None)]
+    assert [(row[1], row[2]) for row in parked(database_url)] == [
+        ("b", "DOCUMENT_MISSING"),
+        ("long", "TEXT_TOO_LONG"),
+        ("long", "WAITS_BEHIND"),
+    ]
+    assert decided(database_url) == [
+        ("a", "released", "applied", "instep"),
+        ("a", "released", "applied", "instep"),
+        ("a", "released", "stale", "instep"),
+        ("c", "released", "applied", "instep"),
+    ]
+    with desk(database_url, missing="park") as at:
+        assert [(one.place.offset, one.verdict) for one in setaside.lived(at.sink, "a")] == [
+            (0, "released"),
+            (2, "released"),
+            (4, "stale"),
+        ]
+
+
+def test_a_document_is_applied_once_its_parent_is_inserted(database_url: str, open_sink: Open) -> None:
+    run_sql(database_url, *BATCHES)
+    sink = begun(open_sink(declare(database_url, columns=COLUMNS)))
+    first = [event(0, "a", 1, batch="new"), event(1, "a", 2, batch="next"), event(2, "b", 1, batch="known"), event(3, "a", 3)]
+    apply(sink, [*first, event(4, "c", 1, batch="new")])
+    assert parked(database_url) == [
+        (0, "a", "PARENT_MISSING"),
+        (1, "a", "WAITS_BEHIND"),
+        (3, "a", "WAITS_BEHIND"),
+        (4, "c", "PARENT_MISSING"),
+    ]
+    with retrying(database_url, columns=COLUMNS) as trying:
+        assert trying.round(now()) == 2
+        add_batch(database_url, "new")
+        assert trying.round(now(2)) == 2
+        assert table(database_url, "doc_no, print_version, batch") == [("a", 1, "new"), ("b", 1, "known"), ("c", 1, "new")]
+        assert parked(database_url) == [(1, "a", "PARENT_MISSING"), (3, "a", "WAITS_BEHIND")]
+        add_batch(database_url, "next")
+        assert trying.round(now(10)) == 1
+    assert table(database_url, "doc_no, print_version, batch")[0] == ("a", 3, "next")
+    assert parked(database_url) == []
+
+
+def test_retries_end_after_their_time(new_database: Callable[[str], str], open_sink: Open) -> None:
+    url = new_database("sqlite")
+    run_sql(url, KNOWN_DOCUMENTS(url))
+    sink = begun(open_sink(declare(url, missing="park")))
+    apply(sink, [event(0, "a", 1), event(1, "b", 1)])
+    with retrying(url, missing="park", retry_parked_s=60) as trying:
+        assert trying.round(now(59)) == 2
+        insert(url, "a")
+        assert trying.round(now(61)) == 0
+    with retrying(url, missing="park", retry_parked_s=60) as started_later:
+        assert started_later.round(now(61)) == 0
+    assert [row[1] for row in parked(url)] == ["a", "b"]
+    with desk(url, missing="park", retry_parked_s=60) as at:
+        [head, _] = setaside.parked_heads(at.sink, Choice())
+    pipeline = declare(url, missing="park", retry_parked_s=60)
+    until = head.since + timedelta(seconds=60)
+    assert retries.retried_until(pipeline, head.reason, head.since, now()) == until
+    assert retries.retried_until(pipeline, head.reason, head.since, until) is None
+    assert retries.retried_until(pipeline, Reason.TEXT_TOO_LONG, head.since, now()) is None
+
+
+def test_zero_turns_retries_off(new_database: Callable[[str], str]) -> None:
+    for seconds, is_started in ((0, False), (1, True)):
+        trying = Retries("contracts", declare(new_database("sqlite"), retry_parked_s=seconds), lambda: 0)
+        trying.start()
+        assert trying._thread.is_alive() is is_started
+        trying.end(once_more=False)
+
+
+def test_a_document_that_meets_another_reason_is_left_to_an_operator(new_database: Callable[[str], str], open_sink: Open) -> None:
+    url = new_database("sqlite")
+    run_sql(url, KNOWN_DOCUMENTS(url))
+    sink = begun(open_sink(declare(url, missing="park", transitions={"NEW": ["DONE"]})))
+    apply(sink, [event(0, "a", 1, "NEW")])
+    run_sql(url, "INSERT INTO contract_document (doc_no, owner, print_status) VALUES ('a', 'Ann', 'DONE')")
+    with retrying(url, missing="park", transitions={"NEW": ["DONE"]}) as trying:
+        assert trying.round(now()) == 1
+        assert parked(url) == [(0, "a", "TRANSITION_NOT_ALLOWED")]
+        assert trying.round(now(100)) == 0
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb", "mysql"])
+def test_a_release_that_dies_before_its_commit_is_done_again(
+    kind: str, new_database: Callable[[str], str], open_sink: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = new_database(kind)
+    run_sql(url, *BATCHES)
+    sink = begun(open_sink(declare(url, columns=COLUMNS)))
+    apply(sink, [event(0, "a", 1, batch="new"), event(1, "a", 2, batch="new")])
+    add_batch(url, "new")
+    with retrying(url, columns=COLUMNS) as trying:
+        with monkeypatch.context() as dying:
+            dying.setattr(trying._opened().sink, "commit", trying._opened().sink.close)  # the server undoes what is open
+            dying.setattr(releasing, "release", _one_try(releasing.release))
+            with pytest.raises(Died):
+                trying.round(now())
+        trying._close()
+        assert (table(url), len(parked(url)), decided(url)) == ([], 2, [])
+        assert trying.round(now(2)) == 1
+    assert (table(url), parked(url)) == ([("a", "PRINTED", 2)], [])
+    assert len(decided(url)) == 2
+
+
+class Died(Exception):
+    """The process is no more."""
+
+
+def _one_try(release: Callable[..., Any]) -> Callable[..., Any]:
+    def dies(*arguments: Any, **options: Any) -> None:
+        release(*arguments, **options)
+        raise Died
+
+    return dies
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
+def test_a_retry_does_not_wait_for_a_task(
+    kind: str, new_database: Callable[[str], str], open_sink: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task holds one partition's ledger row: the release gives up, and locks no other partition's row meanwhile."""
+    monkeypatch.setattr(turns, "TRIES_MAX", 2)
+    url = new_database(kind)
+    run_sql(url, KNOWN_DOCUMENTS(url))
+    sink = begun(open_sink(declare(url, missing="park")), 2)
+    apply(sink, [event(0, "a", 1)])
+    insert(url, "a")
+    with retrying(url, missing="park") as trying:
+        with sink.transaction():
+            sink.lock(1)
+            assert trying.round(now()) == 1
+            assert len(parked(url)) == 1
+        assert trying.round(now(2)) == 1
+    assert parked(url) == []
+
+
+def test_a_deferred_foreign_key_is_retried_too(new_database: Callable[[str], str], open_sink: Open) -> None:
+    url = new_database("sqlite")
+    run_sql(url, *BATCHES[:2], BATCHES[2].replace("(id))", "(id) DEFERRABLE INITIALLY DEFERRED)"))
+    sink = begun(open_sink(declare(url, columns=COLUMNS)))
+    apply(sink, [event(0, "a", 1, batch="new"), event(1, "b", 1, batch="new")])
+    with retrying(url, columns=COLUMNS) as trying:
+        assert trying.round(now()) == 2
+        assert [row[2] for row in parked(url)] == ["PARENT_MISSING"] * 2
+        add_batch(url, "new")
+        assert trying.round(now(2)) == 2
+    assert (len(table(url)), parked(url)) == (2, [])
+
+
+def test_a_running_pipeline_retries_by_itself(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Callable[..., Runner]
+) -> None:
+    url = new_database("postgres")
+    run_sql(url, KNOWN_DOCUMENTS(url))
+    insert(url, "b")
+    pipeline = following(url, topic, missing="park")
+    run = runner(pipeline)
+    send(cluster, topic, published("a", 1, "CREATED"), published("a", 2), published("b", 1))
+    wait_until(lambda: len(parked(url)) == 2, "both events of the document to wait")
+    assert ("b", "PRINTED", 1) in table(url)
+    insert(url, "a")
+    wait_until(lambda: table(url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1)], "the document to be applied")
+    send(cluster, topic, published("c", 1))
+    wait_until(lambda: len(parked(url)) == 1, "an event of another document to wait")
+    run.stop(patience_s=10)
+    insert(url, "c")
+    drained(runner(pipeline, once=True))
+    assert parked(url) == []
