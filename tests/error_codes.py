@@ -57,6 +57,7 @@ EFFECTS: Mapping[Error, str] = {
     errors.Transient: "retries the transaction",
     errors.TooMuchAtOnce: "retries in smaller transactions",
     errors.RowRefused: "parks the document (`REFUSED_BY_TARGET`)",
+    errors.ParentMissing: "parks the document (`PARENT_MISSING`) and retries it for a time",
     errors.TargetChanged: "checks the table: stops with `TARGET_CHANGED` if it changed, else parks the document",
     errors.PermissionLost: "checks the rights: stops with `PERMISSION_LOST` if one is missing, else parks the document",
     errors.TargetReadOnly: "stops with `TARGET_READ_ONLY`",
