@@ -63,7 +63,7 @@ EFFECTS: Mapping[Error, str] = {
     errors.TargetReadOnly: "stops with `TARGET_READ_ONLY`",
     errors.NotAuthorised: "retries a few times, then stops with `ACCESS_LOST`",
     errors.SettingsError: "ends with exit status 2",
-}
+} | {sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY: "CONSTRAINT_FOREIGNKEY"}
 DEFAULT = f"default: {EFFECTS[errors.RowRefused]}"
 
 
@@ -103,7 +103,10 @@ DRIVERS: Mapping[str, tuple[str, Callable[[], list[Code]]]] = {
         " not listed is treated like those marked as default.",
         mysql_codes,
     ),
-    "SQLite": ("Primary result codes, without `SQLITE_`. An extended code is treated like its primary code.", sqlite_codes),
+    "SQLite": (
+        "Primary result codes, without `SQLITE_`. An extended code is treated like its primary code, unless it is listed.",
+        sqlite_codes,
+    ),
 }
 
 
