@@ -46,7 +46,7 @@ SQLITE = {
     for name in (
         "ERROR", "INTERNAL", "PERM", "ABORT", "BUSY", "LOCKED", "NOMEM", "READONLY", "INTERRUPT", "IOERR", "CORRUPT", "NOTFOUND",
         "FULL", "CANTOPEN", "PROTOCOL", "EMPTY", "SCHEMA", "TOOBIG", "CONSTRAINT", "MISMATCH", "MISUSE", "NOLFS", "AUTH",
-        "FORMAT", "RANGE", "NOTADB", "NOTICE", "WARNING",
+        "FORMAT", "RANGE", "NOTADB", "NOTICE", "WARNING", "CONSTRAINT_FOREIGNKEY",
     )
 }  # fmt: skip
 
@@ -63,7 +63,7 @@ EFFECTS: Mapping[Error, str] = {
     errors.TargetReadOnly: "stops with `TARGET_READ_ONLY`",
     errors.NotAuthorised: "retries a few times, then stops with `ACCESS_LOST`",
     errors.SettingsError: "ends with exit status 2",
-} | {sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY: "CONSTRAINT_FOREIGNKEY"}
+}
 DEFAULT = f"default: {EFFECTS[errors.RowRefused]}"
 
 
