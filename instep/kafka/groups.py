@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 
@@ -34,18 +34,30 @@ def mirror(cluster: connection.Cluster, group: str, topic: str, positions: Mappi
         raise failure
 
 
-def foreign_offsets(cluster: connection.Cluster, group: str) -> list[Spot]:
-    """The partitions that another program has committed for in a group."""
-    places = cluster.insist(lambda: _places(cluster, [group]))[group]
-    return sorted((place.topic, place.partition) for place in places if place.metadata != MARK)
+def foreign_offsets(cluster: connection.Cluster, group: str, topic: str, partitions: Iterable[int]) -> list[int]:
+    """Those of a topic's partitions that another program has committed for in a group.
+
+    Asked through a consumer: the admin client's request for offsets can crash the process when a coordinator moves.
+    """
+    deed = cluster.deed(f"read the offsets of group {group!r}", topic=topic, group=group, right="DESCRIBE")
+    asked = [TopicPartition(topic, partition) for partition in partitions]
+
+    def ask() -> list[int]:
+        since = time.monotonic()
+        try:
+            found = cluster.committer(group)[0].committed(asked, timeout=cluster.timeout_s)
+        except KafkaException as failure:
+            raise cluster.translate(failure.args[0], deed, since) from failure
+        return sorted(one.partition for one in found if one.offset >= 0 and one.metadata != MARK)
+
+    return cluster.insist(ask)
 
 
-def refuse_foreign(cluster: connection.Cluster, group: str) -> None:
+def refuse_foreign(cluster: connection.Cluster, group: str, topic: str, partitions: Iterable[int]) -> None:
     """Raise when another program keeps its offsets in a group: a mirror would overwrite them."""
-    if found := foreign_offsets(cluster, group):
-        topic, partition = found[0]
+    if found := foreign_offsets(cluster, group, topic, partitions):
         raise errors.SettingsError(
-            f"group {group!r} holds offsets of another program ({topic} {partition}, {len(found)} in all), so it is no mirror",
+            f"group {group!r} holds offsets of another program in {topic} ({', '.join(map(str, found))}), so it is no mirror",
             f"have that program use another group.id; or, if nobody needs the offsets: instep groups delete {group}",
         )
 
@@ -69,21 +81,19 @@ def positions_of_each(cluster: connection.Cluster, names: Sequence[str]) -> dict
 
 
 def _positions(cluster: connection.Cluster, names: Sequence[str]) -> dict[str, dict[Spot, int]]:
-    found = cluster.insist(lambda: _places(cluster, names))
-    return {name: {(one.topic, one.partition): one.offset for one in places} for name, places in found.items()}
+    def ask() -> dict[str, dict[Spot, int]]:
+        answers: dict[str, concurrent.futures.Future[ConsumerGroupTopicPartitions]] = {}
+        for name in names:
+            asked = [ConsumerGroupTopicPartitions(name)]
+            answers |= cluster.admin.list_consumer_group_offsets(asked, request_timeout=cluster.timeout_s)
+        return {name: told(name, answer) for name, answer in answers.items()}
 
-
-def _places(cluster: connection.Cluster, names: Sequence[str]) -> dict[str, list[TopicPartition]]:
-    """What was committed to each group, with its metadata."""
-    answers: dict[str, concurrent.futures.Future[ConsumerGroupTopicPartitions]] = {}
-    for name in names:
-        asked = [ConsumerGroupTopicPartitions(name)]
-        answers |= cluster.admin.list_consumer_group_offsets(asked, request_timeout=cluster.timeout_s)
-    found = {}
-    for name, answer in answers.items():
+    def told(name: str, answer: concurrent.futures.Future[ConsumerGroupTopicPartitions]) -> dict[Spot, int]:
         deed = cluster.deed(f"read the offsets of group {name!r}", group=name, right="DESCRIBE")
-        found[name] = [one for one in cluster.wait(answer, deed).topic_partitions or () if one.offset >= 0]
-    return found
+        places = cluster.wait(answer, deed).topic_partitions
+        return {(place.topic, place.partition): place.offset for place in places or () if place.offset >= 0}
+
+    return cluster.insist(ask)
 
 
 def commit(

@@ -364,7 +364,7 @@ class Runner(threading.Thread):
         if positions != self._mirror_shows and self.state is not State.WAITING:
             with contextlib.suppress(errors.InstepError):  # a mirror is a courtesy: the ledger has the truth
                 if time.monotonic() >= self._ask_owner_at:
-                    groups.refuse_foreign(self.cluster, group)
+                    groups.refuse_foreign(self.cluster, group, self.pipeline.topic, positions)
                     self._ask_owner_at = time.monotonic() + MIRROR_OWNER_INTERVAL_S
                 groups.mirror(self.cluster, group, self.pipeline.topic, positions)
                 self._mirror_shows = positions

@@ -202,7 +202,7 @@ def _brokers(cluster: Cluster, declared: settings.Settings) -> Iterator[Check]:
             yield Check(part, State.WRONG, f"{pipeline.topic} is not there, or not to be seen{near}", fix)
             continue
         yield _attempt(part, lambda: _readable(cluster, found.topics[pipeline.topic]))  # noqa: B023 - called at once
-        yield _attempt(f"group of {name}", lambda: _group(cluster, groups.mirror_name(name)))  # noqa: B023 - called at once
+        yield _attempt(f"group of {name}", lambda: _group(cluster, groups.mirror_name(name), found.topics[pipeline.topic]))  # noqa: B023 - called at once
 
 
 def _readable(cluster: Cluster, topic: layout.Layout) -> Check:
@@ -211,12 +211,12 @@ def _readable(cluster: Cluster, topic: layout.Layout) -> Check:
     return Check("", State.GOOD, f"{topic.topic} can be read: {len(topic.led)} of {len(topic.partitions)} partitions are led")
 
 
-def _group(cluster: Cluster, name: str) -> Check:
+def _group(cluster: Cluster, name: str, topic: layout.Layout) -> Check:
     members = membership.members(cluster, name)
     if members:
         fix = "give the other program another group.id: the pipeline mirrors its position there"
         return Check("", State.WRONG, f"group {name} has members: {', '.join(map(str, members))}", fix)
-    groups.refuse_foreign(cluster, name)
+    groups.refuse_foreign(cluster, name, topic.topic, topic.led)
     return Check("", State.GOOD, f"group {name} can be seen, and is the pipeline's own")
 
 

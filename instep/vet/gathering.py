@@ -221,7 +221,7 @@ class Gathering:
         ledger, dead, parked, statuses = kept or (None, None, None, None)
         group = groups.mirror_name(name)
         members = self._try(f"members of group {group}", lambda: membership.members(self.cluster, group))
-        foreign = self._try(f"offsets of group {group}", lambda: groups.foreign_offsets(self.cluster, group))
+        foreign = self._try(f"offsets of group {group}", lambda: self._foreign_offsets(group, pipeline.topic, topic))
         return found.Pipeline(
             topic=pipeline.topic,
             guarantee=pipeline.guarantee,
@@ -240,12 +240,18 @@ class Gathering:
             dead_letters=dead,
             parked_documents=parked,
             group_members=[str(member) for member in members] if members is not None else None,
-            group_foreign=[f"{topic} {partition}" for topic, partition in foreign] if foreign is not None else None,
+            group_foreign=[f"{pipeline.topic} {partition}" for partition in foreign] if foreign is not None else None,
             password_written=self._writes_password(name, pipeline),
             status_column=to.mapping.status_column.name if to and to.mapping.status_column else None,
             followers=dict(pipeline.transitions),
             statuses=statuses,
         )
+
+    def _foreign_offsets(self, group: str, name: str, topic: found.Topic | None) -> list[int]:
+        """The partitions that another program has committed for in the mirror group."""
+        if topic is None:
+            return []
+        return groups.foreign_offsets(self.cluster, group, name, [one.partition for one in topic.partitions])
 
     def _writes_password(self, name: str, pipeline: settings.Pipeline) -> bool | None:
         """Whether the target's password stands in the settings file itself."""

@@ -186,9 +186,9 @@ def test_mirroring_is_cheap(cluster: connection.Cluster, new_topic: Callable[...
 
 def test_a_group_of_another_program_is_not_taken_for_a_mirror(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
     topic, group = new_topic(2), f"contracts-{uuid.uuid4().hex}"
-    groups.refuse_foreign(cluster, group)
+    groups.refuse_foreign(cluster, group, topic, [0, 1])
     groups.mirror(cluster, group, topic, {0: 5})
-    assert groups.foreign_offsets(cluster, group) == []
+    assert groups.foreign_offsets(cluster, group, topic, [0, 1]) == []
     groups.commit(cluster, group, {(topic, 1): 3})
     with pytest.raises(errors.SettingsError, match="offsets of another program"):
-        groups.refuse_foreign(cluster, group)
+        groups.refuse_foreign(cluster, group, topic, [0, 1])
