@@ -167,6 +167,12 @@ class Ear:
         return self._refused_at >= since and self._all_down_at >= self._refused_at
 
 
+# what to do about errors whose type says too little
+REMEDIES = {
+    KafkaError.TOPIC_EXCEPTION: "a topic's name has 1 to 249 letters, digits, dots, underscores and hyphens: correct it",
+}
+
+
 def translate(error: KafkaError, deed: Deed, ear: Ear | None = None, since: float = 0.0) -> errors.InstepError:
     """The client's error as one of ours; raise it `from` the client's."""
     kind = MEANING.get(error.code(), errors.InstepError)
@@ -177,7 +183,7 @@ def translate(error: KafkaError, deed: Deed, ear: Ear | None = None, since: floa
         return not_allowed(error, deed) if error.code() in RIGHTS else not_accepted(error, deed)
     if kind is errors.TopicMissing and deed.topic is not None:
         return topic_missing(deed.topic, deed.bootstrap, ())
-    return kind(f"cannot {deed.doing}: {readable(error)} ({error.name()})")
+    return kind(f"cannot {deed.doing}: {readable(error)} ({error.name()})", REMEDIES.get(error.code(), ""))
 
 
 def ends_reading(error: KafkaError) -> bool:

@@ -48,7 +48,13 @@ class Road:
 
     def settings(self, url: str, topic: str, columns: dict[str, str]) -> settings.Pipeline:
         event = {"document": "doc_id", "status": "status", **({"order": "version"} if self.ordered else {})}
-        more: dict[str, Any] = {"missing": self.missing, "event": event, "columns": columns}
+        more: dict[str, Any] = {
+            "missing": self.missing,
+            "deletes": "row",
+            "retry_parked_s": 0,
+            "event": event,
+            "columns": columns,
+        }
         return following(url, topic, **more, transitions=model.TRANSITIONS, batch_rows_max=BATCH_ROWS)
 
 
