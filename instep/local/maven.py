@@ -5,11 +5,15 @@ A process of its own fetches, under a keeper: whoever waits for it can be interr
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import re
 import shutil
 import sys
 import time
 import urllib.request
+import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
@@ -20,7 +24,8 @@ import instep
 from instep import errors
 from instep.local import keeping, places
 
-CENTRAL = ""  # set from the environment
+REPOSITORY = "INSTEP_MAVEN_REPOSITORY"  # the environment variable that names another repository than Maven Central
+ROOT = re.compile(rb"https://[\x21-\x7e]+/maven2(?=/)")
 THREADS = 4
 TIMEOUT_S = 30.0
 TRIES = 3
@@ -35,7 +40,7 @@ def retrieve(keeper: keeping.Keeper, work: Path, name: str, modules: Sequence[st
     folder, log = work / "jars", work / "fetch.log"
     folder.mkdir()
     program = PROGRAM.format(root=str(Path(instep.__file__).parent.parent))
-    keeper.launch([sys.executable, "-I", "-S", "-c", program, str(folder), *modules], log=log)
+    keeper.launch([sys.executable, "-I", "-S", "-c", program, repository(), str(folder), *modules], log=log)
     progress = Progress(f"fetching {name}")
     try:
         while (status := keeper.poll()) is None:
@@ -47,6 +52,23 @@ def retrieve(keeper: keeping.Keeper, work: Path, name: str, modules: Sequence[st
         raise refusal(name, log.read_text(encoding="utf-8", errors="replace"), work)
     progress.done(_fetched(folder))
     return sorted(folder.glob("*.jar"))
+
+
+def repository() -> str:
+    """The address of the repository: what the environment names, else what the Ivy inside pyspark takes for Maven Central."""
+    if named := os.environ.get(REPOSITORY):
+        return named.rstrip("/")
+    spark = importlib.util.find_spec("pyspark")
+    for folder in (spark.submodule_search_locations or []) if spark else []:
+        for jar in Path(folder).glob("jars/ivy-*.jar"):
+            with zipfile.ZipFile(jar) as opened:
+                found = ROOT.search(opened.read("org/apache/ivy/plugins/resolver/IBiblioResolver.class"))
+            if found:
+                return found[0].decode()
+    raise errors.MissingPart(
+        "nothing here says where Maven Central is: pyspark, which knows it, is not installed",
+        f"install pyspark, or name a Maven repository: export {REPOSITORY}=https://HOST/PATH",
+    )
 
 
 def refusal(name: str, log: str, work: Path) -> errors.InstepError:
@@ -121,11 +143,12 @@ def described(fetched: int, total: int | None, elapsed_s: float) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Fetch the modules into a folder; what goes wrong is the last line of stderr, and exit status 1."""
-    folder, modules = Path(arguments[0]), arguments[1:]
+    root, folder, modules = arguments[0], Path(arguments[1]), arguments[2:]
+    addresses = [_address(root, module) for module in modules]
     try:
         with ThreadPoolExecutor(THREADS) as pool:
-            sizes = pool.map(_size, modules)
-            jars = [pool.submit(_insist, module, folder) for module in modules]
+            sizes = pool.map(_size, addresses)
+            jars = [pool.submit(_insist, address, folder) for address in addresses]
             (folder / "total.json").write_text(json.dumps(sum(sizes)), encoding="utf-8")
             for jar in jars:
                 jar.result()
@@ -134,20 +157,20 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(1)
 
 
-def _address(module: str) -> str:
+def _address(root: str, module: str) -> str:
     org, artifact, revision = module.split(":")
-    return f"{CENTRAL}/{org.replace('.', '/')}/{artifact}/{revision}/{artifact}-{revision}.jar"
+    return f"{root}/{org.replace('.', '/')}/{artifact}/{revision}/{artifact}-{revision}.jar"
 
 
-def _size(module: str) -> int:
-    with urllib.request.urlopen(urllib.request.Request(_address(module), method="HEAD"), timeout=TIMEOUT_S) as answer:  # noqa: S310
+def _size(address: str) -> int:
+    with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=TIMEOUT_S) as answer:  # noqa: S310
         return int(answer.headers.get("Content-Length") or 0)
 
 
-def _insist(module: str, folder: Path) -> None:
+def _insist(address: str, folder: Path) -> None:
     for tries_left in reversed(range(TRIES)):
         try:
-            _fetch(module, folder)
+            _fetch(address, folder)
         except (OSError, HTTPException) as failure:
             # a disk that is full, and a file that is not there, stay so
             absent = isinstance(failure, HTTPError) and failure.code < 500
@@ -158,8 +181,7 @@ def _insist(module: str, folder: Path) -> None:
             return
 
 
-def _fetch(module: str, folder: Path) -> None:
-    address = _address(module)
+def _fetch(address: str, folder: Path) -> None:
     file = folder / address.rpartition("/")[2]
     part = file.with_suffix(".part")
     with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer, part.open("wb") as opened:  # noqa: S310

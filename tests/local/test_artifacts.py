@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -212,3 +213,15 @@ def test_databases_are_not_to_be_had_elsewhere(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(errors.MissingPart, match="Linux on x86-64 with glibc only; this is Linux aarch64"):
         artifacts.unpacked("postgres")
+
+
+def test_where_jars_are_fetched_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(maven.REPOSITORY, raising=False)
+    assert maven.repository().startswith("https://")
+    monkeypatch.setenv(maven.REPOSITORY, "https://jars.example/central/")
+    assert maven.repository() == "https://jars.example/central"
+    monkeypatch.delenv(maven.REPOSITORY)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(errors.MissingPart, match="where Maven Central is") as caught:
+        maven.repository()
+    assert maven.REPOSITORY in caught.value.remedy
