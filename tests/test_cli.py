@@ -259,7 +259,7 @@ def test_a_document_is_shown_although_another_pipeline_has_keys_of_another_type(
     assert "document abc of pipeline contracts" in shown.stdout
     assert "PRINTED" in shown.stdout
     assert "no pipeline knows document '7' (asked: contracts, numbered)" in refused(tmp_path, "show", "7")
-    assert "is no document of this table" in refused(tmp_path, "show", "abc", "--pipeline", "numbered")
+    assert "is not a document id of this table" in refused(tmp_path, "show", "abc", "--pipeline", "numbered")
 
 
 def test_a_missing_topic_names_the_command_that_makes_it(place: Path) -> None:

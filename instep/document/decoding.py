@@ -159,7 +159,7 @@ class Decoder:
             return self._document(text, of_key=True)
         except Unfit as unfit:
             raise errors.NoSuchDocument(
-                f"{text!r} is no document of this table: {unfit.detail}", "write the id as the table's key column holds it"
+                f"{text!r} is not a document id of this table: {unfit.detail}", "write the id as the table's key column holds it"
             ) from None
 
     def decode_all(self, records: Sequence[Record]) -> tuple[list[Event], list[DeadLetter]]:

@@ -82,8 +82,8 @@ def holders_of_each(cluster: connection.Cluster, spots: Collection[Spot]) -> dic
     if spots:
         with inquiry.opened(cluster) as asked:
             for topic in sorted({spot[0] for spot in spots}) if asked else ():
-                told = asked.open_transactions(topic, [part for name, part in spots if name == topic]) if asked else None
-                found |= {(topic, partition): one for partition, one in holders(told or ()).items()}
+                opened = asked.open_transactions(topic, [part for name, part in spots if name == topic]) if asked else None
+                found |= {(topic, partition): one for partition, one in holders(opened or ()).items()}
     return found
 
 

@@ -304,7 +304,7 @@ def _tasks(case: Case) -> int:
     "DATABASE_ACCOUNT_LIMITED",
     Threat.STANDSTILL,
     when="the account has used up its statements or connections of the hour",
-    what="The pipeline's account may run so many statements, changes or connections an hour and no more.",
+    what="The database limits how many statements, changes or connections per hour the pipeline's account may use.",
     why="MariaDB and MySQL refuse everything beyond that, and the pipeline waits until the hour is over.",
     mend="Set the account's limits to 0, which means none.",
     fine="Never for a pipeline.",
