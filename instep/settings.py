@@ -36,6 +36,7 @@ SECRET = re.compile(
 # the types that a column can be declared with, by the same names for every database
 TYPES = ("text", "varchar(N)", "integer", "bigint", "decimal(P,S)", "double", "boolean", "timestamp", "date", "uuid", "json")
 KEY_TYPES = ("text", "varchar(N)", "integer", "bigint", "uuid")
+PART_TYPES = (*KEY_TYPES, "date")  # of the columns of a composite key
 TYPE = re.compile(
     r"(text|integer|bigint|double|boolean|timestamp|date|uuid|json)|(varchar)\((\d{1,5})\)|(decimal)\((\d{1,3}), ?(\d{1,3})\)"
 )
@@ -89,11 +90,20 @@ class Spark(Table, frozen=True, kw_only=True):
 
 class Event(Table, frozen=True, kw_only=True):
     document: Annotated[
-        str, Meta(description="field that holds the document's id; dots descend, \"@key\" is the record's key")
+        str | list[str],
+        Meta(
+            description="field that holds the document's id; dots descend, \"@key\" is the record's key;"
+            ' for a composite key also a field for each of its columns: ["tenant", "number"]'
+        ),
     ] = "@key"
     status: Annotated[str | None, Meta(description="field that holds the status; left out: the events have none")] = None
     order: Annotated[str | None, Meta(description="what the guard compares: an integer or a time; left out: log order")] = None
     at: Annotated[str | None, Meta(description='when it happened: epoch ms or ISO 8601; left out: "@timestamp"')] = None
+
+    @property
+    def documents(self) -> tuple[str, ...]:
+        """The field of the whole id, or a field for each column of a composite key."""
+        return tuple(_listed(self.document))
 
 
 class Column(Table, frozen=True, kw_only=True):
@@ -127,10 +137,20 @@ class Pipeline(Table, frozen=True, kw_only=True):
     )
     target: Annotated[str, Meta(description="the target database as a SQLAlchemy URL", extra={"secret": IN_URL})]
     table: Annotated[str, Meta(description="the target table, schema.table where it has a schema")]
-    key: Annotated[str, Meta(description="the table's key column: the document's id")]
+    key: Annotated[
+        str | list[str],
+        Meta(description='the table\'s key column, which holds the document\'s id; a composite key is a list: ["tenant", "no"]'),
+    ]
     key_type: Annotated[
-        str | None, Meta(description=f"the key column's type, like a column's `type`: {', '.join(KEY_TYPES)}")
+        str | list[str] | None,
+        Meta(
+            description=f"the key column's type, like a column's `type`: {', '.join(KEY_TYPES)};"
+            " for a composite key a list, where date is a type too"
+        ),
     ] = None
+    key_separator: Annotated[
+        str, Meta(description="one character: what separates the parts of a composite key in a document's id and a record's key")
+    ] = "/"
     missing: Annotated[Missing, Meta(description="the table does not have the document: insert, park or ignore")] = "insert"
     deletes: Annotated[
         Deletes | None,
@@ -156,6 +176,17 @@ class Pipeline(Table, frozen=True, kw_only=True):
     transitions: Annotated[
         dict[str, list[str]], Meta(description="which status may follow which; an event that breaks it parks its document")
     ] = {}
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns of the key: one, or those of a composite key."""
+        return tuple(_listed(self.key))
+
+    @property
+    def key_types(self) -> dict[str, str | None]:
+        """The declared type of each key column; None where none is declared."""
+        types = _listed(self.key_type) if self.key_type is not None else [None] * len(self.keys)
+        return dict(zip(self.keys, types, strict=True))
 
     @property
     def mapped(self) -> dict[str, Column]:
@@ -207,6 +238,10 @@ class Loaded(msgspec.Struct, frozen=True):
         """Where a setting comes from; of a table, all the places that its keys come from."""
         below = [where for name, where in self.origins.items() if name == key or name.startswith(f"{key}.")]
         return ", ".join(dict.fromkeys(below)) or "default"
+
+
+def _listed(one_or_several: str | list[str]) -> list[str]:
+    return [one_or_several] if isinstance(one_or_several, str) else one_or_several
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -369,8 +404,15 @@ def _override(tree: dict[str, Any], table: Any, path: list[str], text: str, name
         below, value = _override(branch, child, rest, text, name)
         return f"{key}.{below}", value
     is_short = child == str | Column and not text.lstrip().startswith("{")
+    if _takes_list(child) and text.lstrip().startswith("["):
+        child = list[str]
     tree[key] = text if is_short else _from_text(_plain(child), text, name)
     return str(key), tree[key]
+
+
+def _takes_list(kind: Any) -> bool:
+    """Whether a setting takes a list as well as a single value."""
+    return list[str] in get_args(conversion_errors.plain(kind))
 
 
 def _from_text(kind: Any, text: str, name: str) -> Any:
@@ -471,10 +513,7 @@ def _check(name: str, pipeline: Pipeline) -> None:
         raise errors.SettingsError(f"{place}: a pipeline's name has 1 to 100 characters", "give it a shorter name, not empty")
     if not pipeline.columns:
         raise errors.SettingsError(f"{place}.columns is empty", "name at least one column = field that the pipeline keeps")
-    if pipeline.key in pipeline.columns:
-        raise errors.SettingsError(
-            f"{place}.columns.{pipeline.key} is the key column, which holds the document's id already", "take the line out"
-        )
+    _check_key(place, pipeline)
     fields = {column.field for column in pipeline.mapped.values()}
     if pipeline.event.order is not None and pipeline.event.order not in fields:
         raise errors.SettingsError(
@@ -496,18 +535,49 @@ def _check(name: str, pipeline: Pipeline) -> None:
         ) from None
 
 
+def _check_key(place: str, pipeline: Pipeline) -> None:
+    keys, documents = pipeline.keys, pipeline.event.documents
+    if not keys or len(set(keys)) < len(keys):
+        raise errors.SettingsError(
+            f"{place}.key is {pipeline.key!r}", 'name each key column once: key = "id", or key = ["tenant", "no"]'
+        )
+    for key in keys:
+        if key in pipeline.columns:
+            raise errors.SettingsError(
+                f"{place}.columns.{key} is a key column, which holds the document's id already", "take the line out"
+            )
+    for document in documents:
+        if document.startswith("@") and document != "@key":
+            raise errors.SettingsError(f"{place}.event.document is {document!r}", 'use "@key" or a field of the value')
+    if len(documents) not in (1, len(keys)) or len(set(documents)) < len(documents):
+        raise errors.SettingsError(
+            f"{place}.event.document is {pipeline.event.document!r}, and the key has the columns {', '.join(keys)}",
+            "name one field that holds the whole id, or a field for each key column, in the order of `key`",
+        )
+    if pipeline.key_type is not None and len(_listed(pipeline.key_type)) != len(keys):
+        raise errors.SettingsError(
+            f"{place}.key_type is {pipeline.key_type!r}, and the key has the columns {', '.join(keys)}",
+            'give a type for each key column, in the order of `key`: key_type = ["text", "bigint"]',
+        )
+    for kind in pipeline.key_types.values():
+        if kind is not None:
+            column_type(kind, f"{place}.key_type", KEY_TYPES if len(keys) == 1 else PART_TYPES)
+    separator = pipeline.key_separator
+    if len(separator) != 1 or separator.isalnum() or not separator.isprintable():
+        raise errors.SettingsError(
+            f"{place}.key_separator is {separator!r}",
+            'use one character that no part of a key holds and that is neither letter nor digit: "/", ":" or "|"',
+        )
+
+
 def _check_columns(place: str, pipeline: Pipeline) -> None:
     event = pipeline.event
-    if event.document.startswith("@") and event.document != "@key":
-        raise errors.SettingsError(f"{place}.event.document is {event.document!r}", 'use "@key" or a field of the value')
     for part in ("status", "order", "at"):
         if getattr(event, part) in ("@offset", "@partition"):
             raise errors.SettingsError(
                 f"{place}.event.{part} is {getattr(event, part)!r}, which says nothing about the document",
                 "use a field of the value, a header or @timestamp",
             )
-    if pipeline.key_type is not None:
-        column_type(pipeline.key_type, f"{place}.key_type", KEY_TYPES)
     for name, column in pipeline.mapped.items():
         _check_column(f"{place}.columns.{name}", column, event)
 
@@ -658,6 +728,8 @@ def _type_name(kind: Any) -> str:
         return "table"
     if get_origin(kind) in (Union, types.UnionType):
         return " or ".join(_type_name(part) for part in get_args(kind) if part is not type(None))
+    if get_origin(kind) is list:
+        return "list"
     return {str: "text", int: "integer", float: "number", bool: "true or false"}.get(kind, str(kind))
 
 

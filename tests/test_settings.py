@@ -100,7 +100,7 @@ def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
         (changed('key = "doc_no"', 'key = "doc_no"\ntransitions = {A = [""]}'), "empty status"),
         (changed('key = "doc_no"', 'key = "doc_no"\nbatch_rows_max = 0'), "batch_rows_max"),
         (changed('print_version = "version"\n', ""), "event.order is 'version', and no column keeps it"),
-        (changed('print_status = "status"', 'doc_no = "doc_id"'), "is the key column"),
+        (changed('print_status = "status"', 'doc_no = "doc_id"'), "is a key column"),
         (GOOD.partition("[pipelines.contracts.columns]")[0] + "[pipelines.contracts.columns]\n", "columns is empty"),
         (GOOD + '\n[kafka.security]\nprotocol = "SASL_SSL"\n', "needs mechanism"),
         (GOOD + '\n[kafka.security]\nusername = "x"\n', "takes no user"),
@@ -114,6 +114,25 @@ def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
         (long('{ field = "x", unit = "us", trim = true }'), "so its field is a time, which takes no trim"),
         (changed('= "version"\nprinted', '= { field = "version", round = true }\nprinted'), "keeps the order value"),
         (changed('key = "doc_no"', 'key = "doc_no"\nkey_type = "json"'), "key_type is 'json', which is no type"),
+        (changed('key = "doc_no"', 'key = "doc_no"\nkey_type = "date"'), "key_type is 'date', which is no type"),
+        (changed('key = "doc_no"', "key = []"), "key is []"),
+        (changed('key = "doc_no"', 'key = ["a", "a"]'), "name each key column once"),
+        (changed('key = "doc_no"', "key = [1]"), "must be text in quotes, not a whole number"),
+        (changed('key = "doc_no"', 'key = ["a", "print_status"]'), "columns.print_status is a key column"),
+        (
+            changed('key = "doc_no"', 'key = ["a", "b"]\nkey_type = "bigint"'),
+            "key_type is 'bigint', and the key has the columns a, b",
+        ),
+        (changed('key = "doc_no"', 'key = ["a", "b"]\nkey_separator = "--"'), "key_separator is '--'"),
+        (changed('key = "doc_no"', 'key = ["a", "b"]\nkey_separator = "x"'), "neither letter nor digit"),
+        (
+            changed('document = "doc_id"', 'document = ["a", "b"]'),
+            "event.document is ['a', 'b'], and the key has the columns doc_no",
+        ),
+        (
+            changed('document = "doc_id"', 'document = ["a", "a"]').replace('"doc_no"', '["x", "y"]'),
+            "a field for each key column",
+        ),
         (changed('document = "doc_id"', 'document = "@offset"'), "event.document is '@offset'"),
         (changed('at = "updated_at"\n', 'at = "@partition"\n'), "event.at is '@partition'"),
         (
@@ -155,6 +174,8 @@ def test_refused_by_name(text: str, words: str) -> None:
             settings.Column(field="status", type="text"),
         ),
         ("INSTEP__SPARK__CONF", '{"a": "b"}', ("spark", "conf"), {"a": "b"}),
+        ("INSTEP__PIPELINES__CONTRACTS__KEY", "no", ("pipelines", "contracts", "keys"), ("no",)),
+        ("INSTEP__PIPELINES__CONTRACTS__KEY", '["no"]', ("pipelines", "contracts", "keys"), ("no",)),
         ("INSTEP__KAFKA__SECURITY__PROTOCOL", "SSL", ("kafka", "security", "protocol"), "SSL"),
     ],
 )

@@ -64,7 +64,7 @@ def _typed(
     from instep.sinks import preparation
 
     columns = preparation.untyped(pipeline, add_columns=add_columns)
-    fields = [column for column in columns if column != pipeline.key]
+    fields = [column for column in columns if column not in pipeline.keys]
     if infer is False or not (fields or (columns and infer)):
         return pipeline
     try:
@@ -76,8 +76,7 @@ def _typed(
         shared.say(f"{name}: no types could be read from the topic: {error.what}")
     typed = inference.typed(pipeline, values, columns)
     found = {column: typed.mapped[column].type for column in fields}
-    if typed.key_type != pipeline.key_type:
-        found[pipeline.key] = typed.key_type
+    found |= {key: kind for key, kind in typed.key_types.items() if kind != pipeline.key_types[key]}
     shown = ", ".join(f"{column} {kind}" for column, kind in found.items() if kind)
     if shown:
         shared.say(f"{name}: types seen in {len(values):,} records of topic {pipeline.topic!r}: {shown}")

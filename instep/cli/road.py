@@ -9,12 +9,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from instep import errors, settings
 from instep.cli import completing, grouping, shared, watching
 from instep.cli.shared import GIVEN, AsJson, Config, Debug, Master, Pipelines
 from instep.cli.watching import Watch
+from instep.document import lines
 from instep.document.showing import counted
 
 if TYPE_CHECKING:
@@ -251,6 +253,7 @@ def emit(
         typer.Option(
             metavar="FIELD",
             help="The field that holds the document's id, and becomes the record's key; dots descend."
+            " For a composite key the fields of its parts: tenant,number."
             " Left out: `event.document` of the pipeline that follows the topic, else doc_id.",
         ),
     ] = None,
@@ -276,15 +279,18 @@ def emit(
         return
     if len(given) > 1:
         raise errors.SettingsError(f"one file at a time, and {len(given)} were given", "publish them one after the other")
-    field = key or publishing.key_field(declared, to)
+    where = publishing.key_of(declared, to) if key is None else _named_key(declared, to, key)
+    if key_type is KeyType.INTEGER:
+        where = msgspec.structs.replace(where, integers=frozenset(where.fields))
+    elif key_type is KeyType.AUTO:
+        where = msgspec.structs.replace(where, integers=_integer_fields(declared, to, given[0], where.fields))
     sent = publishing.publish_file(
         declared.kafka,
         shared.bootstrap(declared),
         to,
         given[0],
-        key=field,
+        key=where,
         say=shared.say,
-        integer_ids=key_type is KeyType.INTEGER or (key_type is KeyType.AUTO and _has_integer_ids(declared, to, given[0], field)),
     )
     shared.say(f"{sent} records published")
 
@@ -300,21 +306,29 @@ def _refuse_files(documents: list[str]) -> None:
             )
 
 
-def _has_integer_ids(declared: settings.Settings, topic: str, file: str, field: str) -> bool:
-    """Whether a CSV file's ids are integers to the pipeline that reads them from this field; the table knows."""
+def _named_key(declared: settings.Settings, topic: str, fields: str) -> lines.Key:
+    """The fields that --key names, joined as the pipeline that follows the topic joins the parts of a composite key."""
+    named = tuple(fields.split(","))
+    separators = {one.key_separator for one in declared.pipelines.values() if one.topic == topic and len(one.keys) == len(named)}
+    return lines.Key(named, separators.pop()) if len(separators) == 1 else lines.Key(named)
+
+
+def _integer_fields(declared: settings.Settings, topic: str, file: str, fields: tuple[str, ...]) -> frozenset[str]:
+    """Which of these fields of a CSV file are integers to the pipeline that reads its ids from them; the table knows."""
     from instep.sinks import facts
 
     if not file.lower().endswith(".csv"):
-        return False
+        return frozenset()
     for one in declared.pipelines.values():
-        if one.topic == topic and one.event.document == field:
+        if one.topic == topic and one.event.documents == fields:
             try:
-                return facts.has_integer_ids(one)
+                return facts.integer_fields(one)
             except errors.InstepError as error:
+                columns = ", ".join(one.keys)
                 shared.say(
-                    f"ids are sent as text: the type of column {one.key} is not known, as {error.what}; --key-type says it"
+                    f"ids are sent as text: the type of column {columns} is not known, as {error.what}; --key-type says it"
                 )
-    return False
+    return frozenset()
 
 
 @app.command()

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
-from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -15,6 +14,7 @@ from msgspec.structs import astuple
 from instep import errors
 from instep.document import conversion, kinds, plain
 from instep.document.event import ID_CHARACTERS_MAX
+from instep.document.identity import Id, Identity
 from instep.document.mapping import CONSTANT, HEADER, KEY, OFFSET, PARTITION, TIMESTAMP, Field, Mapping, Path
 from instep.document.reasons import COLUMN_REFUSES, Reason, Refusal, Unfit
 
@@ -55,7 +55,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     """
 
     offset: int
-    document: str | int | UUID
+    document: Id
     order: int | None
     at_us: int | None
     status: str | None
@@ -86,9 +86,7 @@ class Decoder:
         number = kinds.exact_number if exact else None
         self._parse = msgspec.json.Decoder(float_hook=number).decode
         self._mapping = mapping
-        self._id = kinds.converter(mapping.key.kind)
-        self._id_is_padded = isinstance(mapping.key.kind, kinds.Text) and mapping.key.kind.padded
-        self._id_is_integer = isinstance(mapping.key.kind, kinds.Integer)
+        self._identity = Identity(mapping)
         self._guard = mapping.guard_field
         self._prepare_order = _preparer(self._guard)
         self._prepare_status = _preparer(next((field for field in mapping.fields if field.path == mapping.status), None))
@@ -98,7 +96,7 @@ class Decoder:
             for field, (_, _, _, convert) in zip(mapping.fields, self._fields, strict=True)
             if field.constant is not None
         }
-        named = {mapping.document, mapping.status or (KEY,), mapping.at, *(field.path for field in mapping.fields)}
+        named = {*mapping.documents, mapping.status or (KEY,), mapping.at, *(field.path for field in mapping.fields)}
         paths = {path for path in named if not path[0].startswith("@")}
         self._paths = sorted(paths)
         self._names = [json.dumps(step, ensure_ascii=False).encode() for step in {step for path in paths for step in path}]
@@ -123,7 +121,7 @@ class Decoder:
             return self._delete(record, key)
         body = self._body(record.value)
         mapping = self._mapping
-        document = self._document(key if mapping.document == (KEY,) else self._required(body, mapping.document, record, key))
+        document = self._identity.of_fields([self._required(body, path, record, key) for path in mapping.documents])
         status, refusal = None, None
         if mapping.status is not None:
             status, refusal = self._status(self._required(body, mapping.status, record, key))
@@ -153,13 +151,14 @@ class Decoder:
                 refusal = refusal or Refusal(unfit.reason, detail)
         return Event(record.offset, document, order, kinds.micros(moment) if moment else None, status, tuple(values), refusal)
 
-    def document(self, text: str) -> str | int | UUID:
+    def document(self, text: str) -> Id:
         """A document's id as the key column holds it, from the text that a person writes."""
         try:
-            return self._document(text, of_key=True)
+            return self._identity.of_text(text)
         except Unfit as unfit:
             raise errors.NoSuchDocument(
-                f"{text!r} is not a document id of this table: {unfit.detail}", "write the id as the table's key column holds it"
+                f"{text!r} is not a document id of this table: {unfit.detail}",
+                "write the id as the table's key column holds it, the parts of a composite key with key_separator between them",
             ) from None
 
     def decode_all(self, records: Sequence[Record]) -> tuple[list[Event], list[DeadLetter]]:
@@ -167,8 +166,10 @@ class Decoder:
         events: list[Event] = []
         dead: list[DeadLetter] = []
         micros, ordered = kinds.micros, self._mapping.order is not None
+        parts = len(self._mapping.documents)
         first = 4 if ordered else 3
-        for record, row in zip(records, self._plain.read(records), strict=True):
+        for record, found in zip(records, self._plain.read(records), strict=True):
+            row = found if parts == 1 or found is None else self._with_id(found, parts)
             if row is not None:
                 order = row[3] if ordered else None
                 events.append(Event(record.offset, row[0], order, micros(row[2]), row[1], row[first:]))
@@ -181,15 +182,16 @@ class Decoder:
                 dead.append(DeadLetter(record, Reason.UNFORESEEN, f"{type(error).__name__}: {error}"))
         return events, dead
 
+    def _with_id(self, row: plain.Row, parts: int) -> plain.Row | None:
+        """A plain row with the id in place of its parts; None when they make no id."""
+        try:
+            return (self._identity.of_fields(row[:parts]), *row[parts:])
+        except Unfit:
+            return None
+
     def _uses(self) -> list[plain.Use]:
         """What an event needs of a plain record: document, status, time and order value, then the columns."""
-        mapping, key = self._mapping, self._mapping.key.kind
-        id_type = None
-        if isinstance(key, kinds.Text) and key.charset is None and not key.padded:
-            most = ID_CHARACTERS_MAX if key.characters is None else min(key.characters, ID_CHARACTERS_MAX)
-            id_type = plain.text_type(most, key.size, least=1)
-        elif isinstance(key, kinds.Integer):
-            id_type = plain.type_of(key)
+        mapping = self._mapping
         order_type = None if mapping.order_is_time else plain.integer_type(-(2**63), 2**63 - 1)
         if self._guard and self._guard.conversion:
             order_type = None
@@ -199,7 +201,7 @@ class Decoder:
             status_type = plain.text_type(STATUS_CHARACTERS_MAX, None) if self._prepare_status is None else None
             status = plain.Use(mapping.status, status_type, self._plain_status)
         return [
-            plain.Use(mapping.document, id_type, self._document),
+            *self._id_uses(),
             status,
             plain.Use(mapping.at, plain.time_type(), kinds.instant),
             *order,
@@ -223,11 +225,25 @@ class Decoder:
             raise Unfit(refusal.reason, refusal.detail)
         return status
 
+    def _id_uses(self) -> list[plain.Use]:
+        mapping = self._mapping
+        if len(mapping.documents) > 1:  # the parts as they are; `_with_id` converts them
+            return [plain.Use(path, None, lambda value: value) for path in mapping.documents]
+        key, id_type = mapping.keys[0].kind, None
+        if self._identity.is_composite:
+            return [plain.Use(mapping.documents[0], None, self._identity.of_field)]
+        if isinstance(key, kinds.Text) and key.charset is None and not key.padded:
+            most = ID_CHARACTERS_MAX if key.characters is None else min(key.characters, ID_CHARACTERS_MAX)
+            id_type = plain.text_type(most, key.size, least=1)
+        elif isinstance(key, kinds.Integer):
+            id_type = plain.type_of(key)
+        return [plain.Use(mapping.documents[0], id_type, self._identity.of_field)]
+
     def _delete(self, record: Record, key: str) -> Event:
         moment = _timestamp(record)
         timed = self._mapping.order == (TIMESTAMP,) and moment is not None
         order = self._order(record.timestamp_ms) if timed else None
-        return Event(record.offset, self._document(key, of_key=True), order, kinds.micros(moment) if moment else None, None, None)
+        return Event(record.offset, self._identity.of_text(key), order, kinds.micros(moment) if moment else None, None, None)
 
     def _body(self, value: bytes) -> dict[str, Any]:
         try:
@@ -266,27 +282,6 @@ class Decoder:
         if found is MISSING:
             raise Unfit(Reason.FIELD_MISSING, f"{'.'.join(path)} is missing")
         return found
-
-    def _document(self, raw: Any, of_key: bool = False) -> str | int | UUID:
-        name = "the key" if of_key else ".".join(self._mapping.document)
-        if type(raw) is int and isinstance(self._mapping.key.kind, kinds.Text):
-            raw = str(raw)  # as the record's key has it
-        if self._id_is_integer and type(raw) is str and (of_key or self._mapping.document == (KEY,)):
-            raw = _canonical_integer(raw)
-        if type(raw) is str:
-            if not raw:
-                raise Unfit(Reason.ID_EMPTY, f"{name} is empty")
-            if len(raw) > ID_CHARACTERS_MAX:
-                raise Unfit(Reason.ID_TOO_LONG, f"{name} has {len(raw)} characters, an id has at most {ID_CHARACTERS_MAX}")
-        try:
-            document: str | int | UUID = self._id(raw)
-        except Unfit as unfit:
-            reason = Reason.ID_TOO_LONG if unfit.reason is Reason.TEXT_TOO_LONG else unfit.reason
-            raise Unfit(reason, f"{name}: {unfit.detail}") from None
-        if self._id_is_padded and str(raw).endswith(" "):
-            detail = f"{name} ends with a space, which the CHAR column does not keep: it would be another document's id"
-            raise Unfit(Reason.ID_TAKEN_FOR_ANOTHER, detail)
-        return document
 
     def _status(self, raw: Any) -> tuple[str, Refusal | None]:
         name = ".".join(self._mapping.status or ())
@@ -398,13 +393,6 @@ def _named(path: Path, convert: kinds.Converter, raw: Any) -> Any:
 
 def _timestamp(record: Record) -> Any:
     return kinds.instant(record.timestamp_ms) if record.timestamp_ms >= 0 else None
-
-
-def _canonical_integer(text: str) -> int:
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20) or str(int(text)) != text:
-        raise Unfit(Reason.WRONG_TYPE, "the key is no integer, and the key column is one")
-    return int(text)
 
 
 class _Pairs(dict[str, Any]):

@@ -21,17 +21,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
-from uuid import UUID
 
 import msgspec
 from msgspec import UNSET
 
 from instep import settings
 from instep.document.decoding import Event
+from instep.document.identity import Id
 from instep.document.reasons import Reason, Refusal
 from instep.document.transitions import Transitions
 
-Document = str | int | UUID
+Document = Id
 Values = tuple[Any, ...]  # one for each mapped column; UNSET leaves it as it is
 
 

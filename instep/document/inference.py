@@ -31,11 +31,23 @@ def typed(pipeline: settings.Pipeline, values: Iterable[bytes | None], columns: 
         name: msgspec.structs.replace(column, type=found[name]) if found.get(name) else pipeline.columns[name]
         for name, column in pipeline.mapped.items()
     }
-    key_type = pipeline.key_type
-    if pipeline.key in columns and not pipeline.event.document.startswith("@"):
-        ids = [_at(body, pipeline.event.document) for body in bodies]
-        key_type = "bigint" if ids and all(type(one) is int and -(2**63) <= one < 2**63 for one in ids) else key_type
-    return msgspec.structs.replace(pipeline, columns=mapped, key_type=key_type)
+    return msgspec.structs.replace(pipeline, columns=mapped, key_type=_key_type(pipeline, bodies, columns))
+
+
+def _key_type(pipeline: settings.Pipeline, bodies: list[dict[str, Any]], columns: Collection[str]) -> Any:
+    """The type of each key column that is among `columns` and whose field holds integers; otherwise what is declared."""
+    documents = pipeline.event.documents
+    if len(documents) < len(pipeline.keys):  # one text, joined of all parts
+        return pipeline.key_type
+    types = pipeline.key_types
+    for name, field in zip(pipeline.keys, documents, strict=True):
+        if name in columns and not field.startswith("@"):
+            ids = [_at(body, field) for body in bodies]
+            types[name] = "bigint" if ids and all(type(one) is int and -(2**63) <= one < 2**63 for one in ids) else types[name]
+    if not any(types.values()):
+        return pipeline.key_type
+    found = [kind or "text" for kind in types.values()]
+    return found[0] if isinstance(pipeline.key, str) else found
 
 
 def type_of(values: Iterable[Any]) -> str | None:

@@ -1,8 +1,8 @@
 """Lines of a file as events: JSON lines or CSV, read as a stream, refused at the first line that is wrong.
 
 JSON lines: one object a line, taken as it stands. The document's id is the field `doc_id`, or another that is named: text
-or an integer; dots descend (`order.id`). `{"doc_id": "x", "$delete": true}`, with no further field, deletes the document.
-Blank lines are skipped.
+or an integer; dots descend (`order.id`). The id of a composite key is in several fields, whose values are joined.
+`{"doc_id": "x", "$delete": true}`, with no further field, deletes the document. Blank lines are skipped.
 
 CSV: a header names the fields; dots descend. A cell that is an integer as JSON writes it (12, -3; not 012 or +3) becomes an
 integer, an empty cell leaves its field out, all else is text. The id's column is text, unless ids are said to be integers.
@@ -30,6 +30,17 @@ WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 LONE_RETURN = re.compile(r"(?<=\r)(?!\n)")
 
 
+class Key(msgspec.Struct, frozen=True):
+    """Where a line's document id is: in one field, or in several whose values are joined."""
+
+    fields: tuple[str, ...] = ("doc_id",)
+    separator: str = "/"
+    integers: frozenset[str] = frozenset()  # those of the fields that are integers; a CSV file does not say so itself
+
+
+USUAL_KEY = Key()
+
+
 class Line(msgspec.Struct, frozen=True, gc=False):
     """One event of a file: whose, and its value in the wire format; None deletes."""
 
@@ -49,16 +60,9 @@ def format_of(path: str) -> Format:
     return FORMATS[suffix]
 
 
-def read(
-    stream: Iterable[bytes], file_format: Format, *, key: str = "doc_id", name: str = "-", integer_ids: bool = False
-) -> Iterator[Line]:
-    """The stream's events one by one. A wrong line raises, naming file and line; what came before it was handed out.
-
-    `integer_ids` makes the ids of a CSV file integers; JSON says itself what they are.
-    """
-    if file_format == "csv":
-        return _read_csv(stream, key, name, integer_ids)
-    return _read_json_lines(stream, key, name)
+def read(stream: Iterable[bytes], file_format: Format, *, key: Key = USUAL_KEY, name: str = "-") -> Iterator[Line]:
+    """The stream's events one by one. A wrong line raises, naming file and line; what came before it was handed out."""
+    return _read_csv(stream, key, name) if file_format == "csv" else _read_json_lines(stream, key, name)
 
 
 def wrong(name: str, number: int, what: str, remedy: str = "") -> errors.SettingsError:
@@ -66,7 +70,7 @@ def wrong(name: str, number: int, what: str, remedy: str = "") -> errors.Setting
     return errors.SettingsError(f"{name}, line {number}: {what}", remedy)
 
 
-def _read_json_lines(stream: Iterable[bytes], key: str, name: str) -> Iterator[Line]:
+def _read_json_lines(stream: Iterable[bytes], key: Key, name: str) -> Iterator[Line]:
     for number, line in enumerate(stream, start=1):
         text = line.strip()
         if number == 1:
@@ -83,13 +87,12 @@ def _read_json_lines(stream: Iterable[bytes], key: str, name: str) -> Iterator[L
             raise wrong(name, number, f"not valid JSON: {failure}", "write one object a line") from failure
         document = _document(fields, key, name, number)
         if DELETE in fields and (fields[DELETE] is not True or not _has_nothing_but(fields, key)):
-            raise wrong(
-                name, number, f"{DELETE} goes with the key alone", f'{{"{key}": "C-1", "{DELETE}": true}} deletes document C-1'
-            )
+            example = ", ".join(f'"{field}": "C-1"' for field in key.fields)
+            raise wrong(name, number, f"{DELETE} goes with the key alone", f'{{{example}, "{DELETE}": true}} deletes a document')
         yield Line(number, document, None if DELETE in fields else text)
 
 
-def _read_csv(stream: Iterable[bytes], key: str, name: str, integer_ids: bool) -> Iterator[Line]:
+def _read_csv(stream: Iterable[bytes], key: Key, name: str) -> Iterator[Line]:
     rows = csv.reader(_texts(stream), strict=True)
     try:
         header = next(rows, [])
@@ -99,10 +102,12 @@ def _read_csv(stream: Iterable[bytes], key: str, name: str, integer_ids: bool) -
                 continue
             if len(row) != len(header):
                 raise wrong(name, rows.line_num, f"{len(row)} cells under a header of {len(header)}")
-            fields = {column: _cell(cell) for column, cell in zip(header, row, strict=True) if cell and column != key}
-            cell = row[header.index(key)]
-            if cell:
-                fields[key] = _integer_id(cell, key, name, rows.line_num) if integer_ids else cell
+            fields: dict[str, Any] = {}
+            for column, cell in zip(header, row, strict=True):
+                if cell and column in key.integers:
+                    fields[column] = _integer_id(cell, column, name, rows.line_num)
+                elif cell:
+                    fields[column] = cell if column in key.fields else _cell(cell)
             document = _document(fields, key, name, rows.line_num)
             yield Line(rows.line_num, document, msgspec.json.encode(_nested(header, fields)))
     except csv.Error as failure:
@@ -117,7 +122,7 @@ def _texts(stream: Iterable[bytes]) -> Iterator[str]:
         yield from LONE_RETURN.split(text) if "\r" in text else (text,)
 
 
-def _check_header(header: list[str], key: str, name: str) -> None:
+def _check_header(header: list[str], key: Key, name: str) -> None:
     repeated = sorted({column for column in header if header.count(column) > 1})
     if repeated or "" in header:
         raise wrong(name, 1, f"the header names {', '.join(map(repr, repeated))} twice" if repeated else "a column has no name")
@@ -125,8 +130,9 @@ def _check_header(header: list[str], key: str, name: str) -> None:
         above = [other for other in header if column.startswith(f"{other}.")]
         if above:
             raise wrong(name, 1, f"the header has {above[0]!r} and {column!r}, which would lie within it", "rename one of them")
-    if key not in header:
-        raise wrong(name, 1, f"no column {key!r}{settings.nearest(key, header)}", "name the key's column with --key")
+    for field in key.fields:
+        if field not in header:
+            raise wrong(name, 1, f"no column {field!r}{settings.nearest(field, header)}", "name the key's column with --key")
 
 
 def _cell(text: str) -> str | int:
@@ -173,23 +179,28 @@ def _found(fields: dict[str, Any], key: str) -> tuple[bool, Any]:
     return True, value
 
 
-def _has_nothing_but(fields: dict[str, Any], key: str) -> bool:
+def _has_nothing_but(fields: dict[str, Any], key: Key) -> bool:
     """Whether the id and the mark of a deletion are all that the object holds."""
-    rest = {name: value for name, value in fields.items() if name != DELETE}
-    if rest.keys() == {key}:
-        return True
-    value: Any = rest
-    for step in _steps(key):
-        if not isinstance(value, dict) or value.keys() != {step}:
-            return False
-        value = value[step]
-    return True
+    wanted = {(field,) if field in fields else tuple(_steps(field)) for field in key.fields}
+    return {path for path in _leaves(fields) if path != (DELETE,)} == wanted
 
 
-def _document(fields: dict[str, Any], key: str, name: str, number: int) -> str:
-    is_there, value = _found(fields, key)
+def _leaves(tree: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if isinstance(tree, dict) and tree:
+        for name, value in tree.items():
+            yield from _leaves(value, (*above, name))
+    else:
+        yield above
+
+
+def _document(fields: dict[str, Any], key: Key, name: str, number: int) -> str:
+    return key.separator.join(_part(fields, field, name, number) for field in key.fields)
+
+
+def _part(fields: dict[str, Any], field: str, name: str, number: int) -> str:
+    is_there, value = _found(fields, field)
     if not is_there:
-        raise wrong(name, number, f"no field {key!r}{settings.nearest(key, fields)}", "name the key's field with --key")
+        raise wrong(name, number, f"no field {field!r}{settings.nearest(field, fields)}", "name the key's field with --key")
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise wrong(name, number, f"{key!r} must be text or an integer, to be the record's key")
+        raise wrong(name, number, f"{field!r} must be text or an integer, to be the record's key")
     return str(value)

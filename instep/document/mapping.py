@@ -44,14 +44,20 @@ class Field(msgspec.Struct, frozen=True):
 class Mapping(msgspec.Struct, frozen=True):
     """Everything that decoding a record needs."""
 
-    document: Path
-    key: Column
+    documents: tuple[Path, ...]  # where the id is: whole in one field, or a field for each key column
+    keys: tuple[Column, ...]
     status: Path | None
     order: Path | None
     at: Path
     fields: tuple[Field, ...]
     guard: str | None = None
     order_is_time: bool = False
+    separator: str = "/"  # between the parts of a composite key
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether the record's key is the document's id."""
+        return self.documents == ((KEY,),)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -83,14 +89,15 @@ def compile_mapping(pipeline: settings.Pipeline, columns: dict[str, Column]) -> 
     guard = kept.column if kept else None
     is_time = kept is not None and (isinstance(kept.column.kind, kinds.Time) or kept.holds_time)
     return Mapping(
-        document=path(event.document),
-        key=columns[pipeline.key],
+        documents=tuple(map(path, event.documents)),
+        keys=tuple(columns[name] for name in pipeline.keys),
         status=path(event.status) if event.status is not None else None,
         order=path(event.order) if event.order is not None else None,
         at=path(at),
         fields=fields,
         guard=guard.name if guard else None,
         order_is_time=is_time,
+        separator=pipeline.key_separator,
     )
 
 

@@ -15,6 +15,7 @@ class Reason(StrEnum):
     RECORD_TOO_LARGE = "RECORD_TOO_LARGE"
     ID_EMPTY = "ID_EMPTY"
     ID_TOO_LONG = "ID_TOO_LONG"
+    ID_PARTS_WRONG = "ID_PARTS_WRONG"
     NOT_UTF8 = "NOT_UTF8"
     NOT_JSON = "NOT_JSON"
     NOT_AN_OBJECT = "NOT_AN_OBJECT"
@@ -48,6 +49,9 @@ EXPLANATIONS = {
     Reason.RECORD_TOO_LARGE: "the record is larger than the target database takes in one statement: only its beginning is kept",
     Reason.ID_EMPTY: "the document's id is empty",
     Reason.ID_TOO_LONG: "the document's id is longer than 255 characters or than the key column",
+    Reason.ID_PARTS_WRONG: (
+        "the document's id has not one part for each column of the composite key, or a part contains the separator"
+    ),
     Reason.NOT_UTF8: "the value is not UTF-8 text",
     Reason.NOT_JSON: "the value is not one JSON text: empty, cut short, followed by more, or not JSON at all",
     Reason.NOT_AN_OBJECT: "the value is JSON, but not an object",

@@ -7,17 +7,15 @@ from typing import BinaryIO
 
 from instep import errors
 from instep.document import lines
-from instep.document.lines import Format, format_of
+from instep.document.lines import USUAL_KEY, Format, Key, format_of
 from instep.emit import outgoing
 
-__all__ = ["Format", "format_of", "read"]
+__all__ = ["USUAL_KEY", "Format", "Key", "format_of", "read"]
 
 
-def read(
-    stream: BinaryIO, file_format: Format, *, key: str = "doc_id", name: str = "-", integer_ids: bool = False
-) -> Iterator[outgoing.OutgoingRecord]:
+def read(stream: BinaryIO, file_format: Format, *, key: Key = USUAL_KEY, name: str = "-") -> Iterator[outgoing.OutgoingRecord]:
     """The stream's records one by one. A wrong line raises, naming file and line; what came before it was handed out."""
-    for line in lines.read(stream, file_format, key=key, name=name, integer_ids=integer_ids):
+    for line in lines.read(stream, file_format, key=key, name=name):
         try:
             yield outgoing.OutgoingRecord(outgoing.document_key(line.document), line.value)
         except errors.SettingsError as failure:

@@ -16,19 +16,20 @@ from instep.emit.publisher import Publisher
 
 STDIN = "-"
 SOURCE = "instep emit"
-USUAL_KEY = "doc_id"
 PROGRESS_INTERVAL_S = 2.0
 
 
-def key_field(declared: settings.Settings, topic: str) -> str:
-    """The field that holds the document's id: where the pipelines that follow the topic look for it, else `doc_id`."""
-    named = {one.event.document for one in declared.pipelines.values() if one.topic == topic} - {mapping.KEY}
+def key_of(declared: settings.Settings, topic: str) -> files.Key:
+    """Where the document's id is: where the pipelines that follow the topic look for it, else in `doc_id`."""
+    following = [one for one in declared.pipelines.values() if one.topic == topic]
+    named = {(one.event.documents, one.key_separator) for one in following if one.event.documents != (mapping.KEY,)}
     if len(named) > 1:
+        fields = sorted("+".join(documents) for documents, _ in named)
         raise errors.SettingsError(
-            f"the pipelines that follow {topic!r} take the document's id from different fields: {', '.join(sorted(named))}",
-            "name the one that becomes the record's key with --key FIELD",
+            f"the pipelines that follow {topic!r} take the document's id from different fields: {', '.join(fields)}",
+            "name the one that becomes the record's key with --key FIELD, or several: --key FIELD,FIELD",
         )
-    return named.pop() if named else USUAL_KEY
+    return files.Key(*named.pop()) if named else files.USUAL_KEY
 
 
 def publish_file(
@@ -37,15 +38,14 @@ def publish_file(
     topic: str,
     file: str,
     *,
-    key: str,
+    key: files.Key,
     say: Callable[[str], None],
-    integer_ids: bool = False,
 ) -> int:
     """Publish every record; returns how many. A bad line ends it there, after those before it were delivered."""
     sent, said_at = 0, time.monotonic()
     with _opened(file) as stream, Publisher(bootstrap, topic, source=SOURCE, security=kafka.security) as publisher:
         try:
-            for record in files.read(stream, files.format_of(file), key=key, name=file, integer_ids=integer_ids):
+            for record in files.read(stream, files.format_of(file), key=key, name=file):
                 publisher.send_raw(record.key, record.value, list(record.headers) or None)
                 sent += 1
                 if time.monotonic() - said_at >= PROGRESS_INTERVAL_S:

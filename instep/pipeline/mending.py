@@ -26,6 +26,7 @@ from instep import errors
 from instep.document import canonical, comparison, folding, guard
 from instep.document.comparison import Kind, Question
 from instep.document.guard import Document, Stored
+from instep.document.identity import Identity
 from instep.pipeline import steps
 from instep.pipeline.findings import Difference
 from instep.sinks import scanning
@@ -82,7 +83,7 @@ class Fixer:
     def __init__(self, sink: Sink, ledger: Ledger, asked: Question, fix: Fix, *, from_source: bool) -> None:
         self._sink, self._ledger, self._asked, self._fix, self._from_source = sink, ledger, asked, fix, from_source
         mapping = sink.to.mapping
-        self._id = canonical.restorer(mapping.key.kind)
+        self._id = Identity(mapping).of_kept
         self._restorers = [canonical.restorer(column.kind) for column in mapping.columns]
         self._line = steps.liner(mapping, sink.url.get_backend_name())
         self._number = itertools.count()

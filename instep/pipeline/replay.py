@@ -24,7 +24,6 @@ from instep import errors
 from instep.document import guard
 from instep.document.decoding import Event, record_of
 from instep.document.guard import Document, Stored, Values, Verdict
-from instep.document.mapping import KEY
 from instep.document.reasons import Reason
 from instep.kafka import offsets, places, reading
 from instep.kafka.connection import Cluster
@@ -129,7 +128,7 @@ def _events(
 ) -> Iterator[Event]:
     """The events that the flow applied, or would have, in log order per partition. Those that do not fit were set aside."""
     topic = desk.sink.to.topic
-    keys = {str(document).encode() for document in documents} if desk.sink.to.mapping.document == (KEY,) else set()
+    keys = {str(document).encode() for document in documents} if desk.sink.to.mapping.is_keyed else set()
     for record in reading.read(cluster, topic, ranges):
         if (keys and record.key not in keys) or Place(topic, record.partition, record.offset) in over:
             continue

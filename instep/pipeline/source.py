@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from instep import errors, settings
-from instep.document import lines
-from instep.document.mapping import KEY, Mapping
+from instep.document import kinds, lines
+from instep.document.mapping import Mapping
 from instep.sinks import querying, target
 
 NO_TIMESTAMP = -1
@@ -27,7 +27,7 @@ class Source(msgspec.Struct, frozen=True):
     file: str | None = None
     url: str | None = None
     query: str | None = None
-    key: str | None = None  # the field that holds the document's id
+    key: str | None = None  # the field that holds the document's id; of a composite key several, with commas between them
 
     @property
     def named(self) -> str:
@@ -36,12 +36,15 @@ class Source(msgspec.Struct, frozen=True):
 
 def records(source: Source, mapping: Mapping) -> Iterator[Row]:
     """The source's rows as records, numbered from 1."""
-    named = USUAL_KEY if mapping.document == (KEY,) else ".".join(mapping.document)
-    key = source.key or named
+    named = (USUAL_KEY,) if mapping.is_keyed else tuple(".".join(path) for path in mapping.documents)
+    fields = tuple(source.key.split(",")) if source.key else named
+    columns = zip(fields, mapping.keys, strict=True) if len(fields) == len(mapping.keys) else ()
+    integers = frozenset(field for field, column in columns if isinstance(column.kind, kinds.Integer) and not mapping.is_keyed)
+    key = lines.Key(fields, mapping.separator, integers)
     return _of_file(source.file, key) if source.file else _of_query(source.url or "", source.query or "", key)
 
 
-def _of_file(file: str, key: str) -> Iterator[Row]:
+def _of_file(file: str, key: lines.Key) -> Iterator[Row]:
     file_format = lines.format_of(file)
     try:
         with Path(file).open("rb") as stream:
@@ -51,13 +54,15 @@ def _of_file(file: str, key: str) -> Iterator[Row]:
         raise errors.SettingsError(f"{file} cannot be read: {error.strerror}", "name a file that this user can read") from error
 
 
-def _of_query(url: str, query: str, key: str) -> Iterator[Row]:
+def _of_query(url: str, query: str, key: lines.Key) -> Iterator[Row]:
     with contextlib.closing(querying.rows(url, query)) as rows:
         for number, row in enumerate(rows, start=1):
-            if key not in row:
-                raise errors.SettingsError(
-                    f"the query gives no column {key!r}{settings.nearest(key, row)}",
-                    "name the columns like the event's fields, with AS; --key names the one that holds the document's id",
-                )
-            document = None if row[key] is None else str(row[key]).encode()
+            for field in key.fields:
+                if field not in row:
+                    raise errors.SettingsError(
+                        f"the query gives no column {field!r}{settings.nearest(field, row)}",
+                        "name the columns like the event's fields, with AS; --key names the one that holds the document's id",
+                    )
+            parts = [row[field] for field in key.fields]
+            document = None if None in parts else key.separator.join(map(str, parts)).encode()
             yield (PARTITION, number, NO_TIMESTAMP, document, querying.value(row))

@@ -15,7 +15,6 @@ import msgspec
 from instep.document import guard, kinds
 from instep.document.decoding import Event, record_of
 from instep.document.guard import Document, Stored, Verdict
-from instep.document.mapping import KEY
 from instep.document.reasons import Unfit
 from instep.kafka import offsets, reading, topics
 from instep.kafka.connection import Cluster
@@ -128,7 +127,7 @@ def _events_of(desk: Desk, document: Document, cluster: Cluster) -> Iterator[tup
     topic = topics.describe(cluster, desk.sink.to.topic)
     first = offsets.earliest(cluster, topic.name, topic.partitions)
     end = offsets.latest(cluster, topic.name, topic.partitions)
-    by_key = desk.sink.to.mapping.document == (KEY,)
+    by_key = desk.sink.to.mapping.is_keyed
     key = str(document).encode()
     for partition in topic.partitions:
         for record in reading.read(cluster, topic.name, {partition: (first[partition], end[partition])}):

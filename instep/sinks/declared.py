@@ -59,20 +59,25 @@ def usual_type(pipeline: settings.Pipeline, column: settings.Column) -> str | No
     return "text" if column.field and column.field.startswith("@") else None
 
 
-def key_column(pipeline: settings.Pipeline) -> sa.Column[Any]:
-    """The key column of a table that instep makes."""
-    name, sizes = settings.column_type(pipeline.key_type or "text", "key_type")
-    kind: TypeEngine[Any] = {
-        "integer": sa.Integer(),
-        "bigint": sa.BigInteger(),
-        "uuid": _sql_type("uuid"),
-    }.get(name) or tables.name_type(sizes[0] if sizes else 255)
-    return sa.Column(pipeline.key, kind, primary_key=True, autoincrement=False)
+def key_columns(pipeline: settings.Pipeline) -> list[sa.Column[Any]]:
+    """The key columns of a table that instep makes; text has room for an id, shared between the parts of a composite key."""
+    characters = 255 // len(pipeline.keys)
+    columns: list[sa.Column[Any]] = []
+    for column, declared in pipeline.key_types.items():
+        name, sizes = settings.column_type(declared or "text", "key_type", settings.PART_TYPES)
+        kind: TypeEngine[Any] = {
+            "integer": sa.Integer(),
+            "bigint": sa.BigInteger(),
+            "uuid": _sql_type("uuid"),
+            "date": _sql_type("date"),
+        }.get(name) or tables.name_type(sizes[0] if sizes else characters)
+        columns.append(sa.Column(column, kind, primary_key=True, autoincrement=False))
+    return columns
 
 
 def faults(table: str, pipeline: settings.Pipeline, columns: Mapping[str, mapping.Column]) -> Iterator[errors.TargetUnfit]:
     """What the settings declare of columns and the table's columns contradict."""
-    declared = {pipeline.key: pipeline.key_type, **{name: one.type for name, one in pipeline.mapped.items()}}
+    declared = {**pipeline.key_types, **{name: one.type for name, one in pipeline.mapped.items()}}
     for name, kind in declared.items():
         column = columns.get(name)
         if kind is not None and column is not None and not _agrees(kind, column.kind):

@@ -54,7 +54,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     encrypted: bool | None = None
     settings: dict[str, str] | None = None
     engines: dict[str, str] = {}  # of the target's and instep's own tables: InnoDB …; on PostgreSQL logged or unlogged
-    key: str = ""
+    key: list[str] = []
     unique_keys: list[list[str]] = []
     other_columns: list[str] = []  # that the pipeline does not write
     triggers: list[str] = []
@@ -106,7 +106,7 @@ def read(name: str, pipeline: settings.Pipeline) -> Facts:
     blank = Facts(
         kind=url.get_backend_name(),
         host=url.host or (named if isinstance(named, str) else None),
-        key=pipeline.key,
+        key=sorted(pipeline.keys),
         sslmode=asked if isinstance(asked, str) else None,
     )
     try:
@@ -121,15 +121,18 @@ def read(name: str, pipeline: settings.Pipeline) -> Facts:
     return found
 
 
-def has_integer_ids(pipeline: settings.Pipeline) -> bool:
-    """Whether the target table's key column holds integers."""
+def integer_fields(pipeline: settings.Pipeline) -> frozenset[str]:
+    """The event's fields that hold the document's id, as far as the target table's key columns are integers."""
     table = target.table_name(pipeline.table)
     with inspection.connection(target.database_url(pipeline.target)) as opened:
         view = sa.inspect(opened)
         if not view.has_table(table.name, schema=table.schema):
             raise errors.TargetUnfit(f"{pipeline.table} is not there", "run: instep init")
         columns = {column["name"]: column["type"] for column in view.get_columns(table.name, schema=table.schema)}
-    return isinstance(columns.get(pipeline.key), sa.Integer)
+    if len(pipeline.event.documents) < len(pipeline.keys):  # one text, joined of all parts
+        return frozenset()
+    fields = zip(pipeline.keys, pipeline.event.documents, strict=True)
+    return frozenset(field for name, field in fields if isinstance(columns.get(name), sa.Integer))
 
 
 def _kind(opened: sa.Connection) -> str:
@@ -147,7 +150,7 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
         blank,
         version=tuple(part for part in opened.dialect.server_version_info or () if isinstance(part, int)),
         unique_keys=sorted([sorted(key) for key in reader.unique_keys()]) if reader else [],
-        other_columns=[name for name in reader.columns if name not in (pipeline.key, *pipeline.columns)] if reader else [],
+        other_columns=[name for name in reader.columns if name not in (*pipeline.keys, *pipeline.columns)] if reader else [],
         triggers=reader.triggers() if reader else [],
         references=_references(reader, pipeline) if reader else [],
         referenced_by=_referenced_by(opened, table) if reader else [],
@@ -165,7 +168,7 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
         case "postgresql":
             return _read_postgres(opened, found, [*there, *own], pipeline if there else None)
         case _:
-            return _read_mysql(opened, found, [*there, *own], pipeline.key if there else None)
+            return _read_mysql(opened, found, [*there, *own], pipeline.keys[0] if there else None)
 
 
 def _references(reader: inspection.Reader, pipeline: settings.Pipeline) -> list[Reference]:
@@ -310,7 +313,7 @@ def _columns_for(right: str, table: TableName, pipeline: settings.Pipeline | Non
     """The columns of the target's table that a right is needed on; of our own tables, none are known here."""
     if pipeline is None or str(table) != pipeline.table:
         return []
-    return [*pipeline.columns] if right == "UPDATE" else [pipeline.key, *pipeline.columns]
+    return [*pipeline.columns] if right == "UPDATE" else [*pipeline.keys, *pipeline.columns]
 
 
 def _may_columns(opened: sa.Connection, quoted: str, right: str, columns: list[str]) -> bool:

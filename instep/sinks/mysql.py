@@ -40,6 +40,7 @@ LOAD_REFUSED = (1148, 1235, 3948, 4166)  # by the server or something before it 
 LOADED_LEAST = 100  # rows for which the two more questions are worth it
 STATEMENT_BYTES_MAX = 1_000_000  # of one statement of many rows
 LITERAL_ROWS = 1_000
+INDEX_BYTES_MAX = 3_072  # of InnoDB
 ROW_ALIAS_SINCE = (8, 0, 19)  # of MySQL: rows that are to be inserted have a name
 SPECIAL = re.compile(r"['\"\\\x00\n\r\x1a]")  # what a literal text must not have as it is
 UNLOADABLE = re.compile(r"[\\\t\n\x00]")  # what a field of a loaded row must not have as it is
@@ -129,6 +130,10 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
+def _is_utf8(key: Column) -> bool:
+    return (key.collation or "utf8mb4_").startswith("utf8mb4_")
+
+
 def _text(value: str) -> str:
     return f"'{converters.escape_string(value)}'"
 
@@ -204,30 +209,47 @@ class MysqlSink(sink.Sink):
         self._rows_bytes_max = min(STATEMENT_BYTES_MAX, self._packet // 2)
         self._has_row_alias = "MariaDB" not in version and _release(version) >= ROW_ALIAS_SINCE
         self._there, self._untold = 0, False  # how many of the rows that were last inserted were there already
-        columns = ", ".join(f"{self.quoted(c.name)} {c.declared} NULL".replace("%%", "%") for c in self.to.mapping.columns)
         ordering = next((c.declared for c in self.to.mapping.columns if c.name == self.to.mapping.guard), "BIGINT")
-        self._key_is_utf8 = (self.to.mapping.key.collation or "utf8mb4_").startswith("utf8mb4_")
-        # the stage holds ids that the table itself may take for one
-        id_type = tables.name_type(255).compile(self.dialect) if self._key_is_text else self.to.mapping.key.declared
-        self._cursor.execute(
-            f"CREATE TEMPORARY TABLE instep_stage ({self.key.replace('%%', '%')} {id_type} NOT NULL,"
-            f" {columns}, {sink.STAGE_FIRST} {ordering} NULL, PRIMARY KEY ({self.key.replace('%%', '%')})) ENGINE = InnoDB"
-        )
+        staged = [(self.quoted(key.name), f"{self._staged_type(key)} NOT NULL") for key in self.to.mapping.keys]
+        staged += [(self.quoted(column.name), f"{column.declared} NULL") for column in self.to.mapping.columns]
+        staged.append((sink.STAGE_FIRST, f"{ordering} NULL"))
+        if self._key_fits_index():
+            staged.append(("PRIMARY KEY", f"({self.key.replace('%%', '%')})"))
+        columns = ", ".join(f"{name.replace('%%', '%')} {kind}" for name, kind in staged)
+        self._cursor.execute(f"CREATE TEMPORARY TABLE instep_stage ({columns}) ENGINE = InnoDB")
 
     def begin_snapshot(self) -> None:
         self.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         self.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
 
-    def key_equals(self, left: str, right: str) -> str:
-        """A staged id is compared as the table's key compares, so that the key's index finds it."""
-        collation = self.to.mapping.key.collation
-        if collation is None:
-            return f"{left} = {right}"
-        staged = right if self._key_is_utf8 else f"CONVERT({right} USING {collation.partition('_')[0]})"
-        return f"{left} = {staged} COLLATE {collation}"
+    def _staged_type(self, key: Column) -> str:
+        """The stage holds ids that the table itself may take for one."""
+        return tables.name_type(255).compile(self.dialect) if key in self._text_keys else key.declared
 
-    def exactly(self, left: str, right: str) -> str:
-        sides = (left, right) if self._key_is_utf8 else (f"CONVERT({side} USING utf8mb4)" for side in (left, right))
+    def _key_fits_index(self) -> bool:
+        """Whether the stage's primary key can hold the texts of a composite key, each as long as an id may be."""
+        return len(self._text_keys) * 255 * 4 + len(self.keys) * 16 <= INDEX_BYTES_MAX
+
+    def beyond(self, last: tuple[Any, ...]) -> tuple[str, Sequence[Any]]:
+        """Column by column: a comparison of rows does not use the index."""
+        if len(last) == 1:
+            return super().beyond(last)
+        marks = [f"{name} {{}} {self.placeholder}" for name in self.keys]
+        ways = [
+            " AND ".join([*(one.format("=") for one in marks[:place]), marks[place].format(">")]) for place in range(len(last))
+        ]
+        values = [value for place in range(len(last)) for value in last[: place + 1]]
+        return f"({' OR '.join(f'({way})' for way in ways)})", values
+
+    def key_equals(self, key: Column, left: str, right: str) -> str:
+        """A staged id is compared as the table's key compares, so that the key's index finds it."""
+        if key.collation is None:
+            return f"{left} = {right}"
+        staged = right if _is_utf8(key) else f"CONVERT({right} USING {key.collation.partition('_')[0]})"
+        return f"{left} = {staged} COLLATE {key.collation}"
+
+    def exactly(self, key: Column, left: str, right: str) -> str:
+        sides = (left, right) if _is_utf8(key) else (f"CONVERT({side} USING utf8mb4)" for side in (left, right))
         return " = ".join(f"CAST({side} AS BINARY)" for side in sides)
 
     def scanned(self, column: Column) -> str:
@@ -255,8 +277,8 @@ class MysqlSink(sink.Sink):
     def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         # an id of 255 characters may take 2 KB
         for chunk in sink.chunks(documents, min(2_000, self._rows_bytes_max // 2_048)):
-            marks = f"({self._marks(len(chunk))})"
-            yield from self.select(statement.replace("{documents}", marks), (*parameters, *chunk))
+            listed, values = self.in_list(chunk)
+            yield from self.select(statement.replace("{documents}", listed), (*parameters, *values))
 
     def append(self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool) -> None:
         names = ", ".join(map(self.quoted, columns))
@@ -271,8 +293,8 @@ class MysqlSink(sink.Sink):
 
     def write_groups(self, groups: list[sink.Group]) -> None:
         for group in groups:
-            columns = (self.to.mapping.key.name, *group.columns)
-            rows = [(document, *(value for value in values if value is not UNSET)) for document, values in group.rows]
+            columns, ids = (*self.key_names, *group.columns), self.identity.columns
+            rows = [(*ids(document), *(value for value in values if value is not UNSET)) for document, values in group.rows]
             if group.fresh:
                 changed = self._insert(columns, rows)
             else:
@@ -288,8 +310,8 @@ class MysqlSink(sink.Sink):
 
     def fill_stage(self, rows: Sequence[sink.Row]) -> None:
         self.use_stage()
-        columns = (self.to.mapping.key.name, *self.columns, sink.STAGE_FIRST)
-        self.append("instep_stage", columns, [(document, *values, first) for document, values, first in rows], skip_known=False)
+        columns = (*self.key_names, *self.columns, sink.STAGE_FIRST)
+        self.append("instep_stage", columns, list(self.flat(rows)), skip_known=False)
         self._staged = len(rows)
 
     def clear_stage(self) -> None:
@@ -300,7 +322,7 @@ class MysqlSink(sink.Sink):
         later = f"t.{self.guard} {'>' if self.to.rules.order_is_time else '>='} s.{sink.STAGE_FIRST}" if self.guard else "FALSE"
         join = f"FROM instep_stage AS s JOIN {self.table} AS t ON {self.same_document()}"
         self._there, late = self.select(f"SELECT COUNT(*), SUM({later}) {join} FOR UPDATE")[0]
-        return self.select(f"SELECT t.{self.key}, t.{self.guard} {join} WHERE {later}") if late else []
+        return self.select(f"SELECT {self.key_read('t.')}, t.{self.guard} {join} WHERE {later}") if late else []
 
     def trusts(self, reduced: guard.Reduced) -> bool:
         # the server does not tell whether a single row was there; one of the same time, or without an order, may change nothing
@@ -309,24 +331,26 @@ class MysqlSink(sink.Sink):
     def upsert(self, rows: Sequence[sink.Row]) -> int | None:
         """One statement of many rows costs less than the stage. A row that is new or stays as it is counts once, a changed one
         twice, and the server tells how many were there."""
-        names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *self.columns)))
+        names = ", ".join(map(self.quoted, (*self.key_names, *self.columns)))
         written = "s.{}" if self._has_row_alias else "VALUES({})"  # which newer MySQLs tell to be on its way out
         ordered = sorted(self.columns, key=lambda column: column == self.to.mapping.guard)
         changes = ", ".join(self._taken(column, written) for column in ordered)
         after = f"{' AS s' if self._has_row_alias else ''} ON DUPLICATE KEY UPDATE {changes}"
         insert = f"INSERT INTO {self.table} ({names})"
         self._there, self._untold = 0, False
-        changed = self._insert_rows(insert, [(document, *values) for document, values, _ in rows], after)
+        changed = self._insert_rows(insert, [row[:-1] for row in self.flat(rows)], after)
         return None if self._untold else changed - self._there
 
     def upsert_stage(self) -> int | None:
-        columns = (self.to.mapping.key.name, *self.columns)
+        columns = (*self.key_names, *self.columns)
         names = ", ".join(map(self.quoted, columns))
         staged = ", ".join(f"s.{self.quoted(column)}" for column in columns)
         # what is there first: a row that was just inserted would be counted as an update too
         changed = self._update(self.columns) if self._there else 0
         if self._there < self._staged:
-            lacking = f" LEFT JOIN {self.table} AS t ON {self.same_document()} WHERE t.{self.key} IS NULL" if self._there else ""
+            lacking = (
+                f" LEFT JOIN {self.table} AS t ON {self.same_document()} WHERE t.{self.keys[0]} IS NULL" if self._there else ""
+            )
             insert = f"INSERT INTO {self.table} ({names}) SELECT {staged} FROM instep_stage AS s{lacking}"
             changed += self.execute(insert)
         return changed
@@ -417,7 +441,7 @@ class MysqlSink(sink.Sink):
     def _update(self, columns: Sequence[str]) -> int:
         """Write these columns of the staged rows whose documents are there; how many rows the guard let through."""
         values = ", ".join(f"t.{self.quoted(column)} = s.{self.quoted(column)}" for column in columns)
-        join = f"{self.table} AS t JOIN instep_stage AS s ON {self.key_equals(f't.{self.key}', f's.{self.key}')}"
+        join = f"{self.table} AS t JOIN instep_stage AS s ON {self.matches_key()}"
         return self.execute(f"UPDATE {join} SET {values} WHERE TRUE{self._guarded(columns=columns)}")
 
     def _bound_time(self, at: datetime | None) -> Any:

@@ -125,8 +125,6 @@ class PostgresSink(sink.Sink):
         # autocommit: transactions begin and end where the pipeline says
         self._connection = psycopg.connect(**arguments, autocommit=True)
         self.is_pooled = self._connection.info.backend_pid != self._server_pid()
-        declared = self.to.mapping.key.declared.partition("(")[0]
-        self._key_cast = KEY_CASTS.get(declared.rpartition(".")[2], "")
         types = [("stage_group", "int2"), *((column.name, STAGE_TYPES[type(column.kind)]) for column in self._stage_columns)]
         first = (sink.STAGE_FIRST, "int8" if self.guard_kind is None else STAGE_TYPES[type(self.guard_kind)])
         columns = ", ".join(f"{self._name(name)} {kind}" for name, kind in (*types, first))
@@ -159,12 +157,13 @@ class PostgresSink(sink.Sink):
 
     def key_read(self, table: str = "") -> str:
         # CHAR(n) is padded with spaces, and a cast to text takes them away
-        return f"CAST({table}{self.key} AS text)" if self._key_is_text else f"{table}{self.key}"
+        pairs = zip(self.to.mapping.keys, self.keys, strict=True)
+        return ", ".join(f"CAST({table}{name} AS text)" if key in self._text_keys else f"{table}{name}" for key, name in pairs)
 
-    def key_equals(self, left: str, right: str) -> str:
-        return f"{left} = {right}{self._key_cast}"
+    def key_equals(self, key: Column, left: str, right: str) -> str:
+        return f"{left} = {right}{_key_cast(key)}"
 
-    def exactly(self, left: str, right: str) -> str:
+    def exactly(self, key: Column, left: str, right: str) -> str:  # noqa: ARG002 - all columns alike
         return f'CAST({left} AS text) COLLATE "C" = CAST({right} AS text) COLLATE "C"'
 
     def guard_read(self, table: str = "") -> str:
@@ -207,13 +206,21 @@ class PostgresSink(sink.Sink):
 
     def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         # an array is one parameter however many documents there are
-        cast = f"{self._key_cast}[]" if self._key_cast and f"{self.key} IN " in statement else ""
-        asked = statement.replace("IN {documents}", f"= ANY(%s{cast})")
+        arrays: list[Sequence[Any]] = [list(documents)]
+        if self.identity.is_composite and self.key_asked in statement:
+            arrays = list(map(list, zip(*documents, strict=True)))
+            casts = (f"%s{_key_cast(key) or '::' + STAGE_TYPES[type(key.kind)]}[]" for key in self.to.mapping.keys)
+            asked = statement.replace("{documents}", f"(SELECT * FROM unnest({', '.join(casts)}))")
+        else:
+            cast = _key_cast(self.to.mapping.keys[0]) if f"{self.key} IN " in statement else ""
+            asked = statement.replace("IN {documents}", f"= ANY(%s{cast and f'{cast}[]'})")
+        if not documents:
+            return
         if self._lacks_settings:
-            yield from self.select(asked, (*parameters, list(documents)))
+            yield from self.select(asked, (*parameters, *arrays))
             return
         # never prepared: a plan for any array compares each row with each of its values
-        yield from self._cursor.execute(asked, (*parameters, list(documents)), prepare=False)
+        yield from self._cursor.execute(asked, (*parameters, *arrays), prepare=False)
 
     def append(self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool) -> None:
         names = ", ".join(map(self._name, columns))
@@ -244,7 +251,8 @@ class PostgresSink(sink.Sink):
             copy.set_types(self._group_types)
             for group in groups:
                 for document, values in group.rows:
-                    copy.write_row((group.number, document, *(None if value is UNSET else value for value in values)))
+                    written = (None if value is UNSET else value for value in values)
+                    copy.write_row((group.number, *self.identity.columns(document), *written))
         for group in groups:
             self.expect(self._insert(group) if group.fresh else self._update(group), len(group.rows))
 
@@ -254,16 +262,16 @@ class PostgresSink(sink.Sink):
         with self._cursor.copy(f"COPY instep_stage ({names}) FROM STDIN (FORMAT BINARY)") as copy:
             copy.set_types(self._stage_types)
             write = copy.write_row
-            for document, values, first in rows:
-                write((document, *values, first))
+            for row in self.flat(rows):
+                write(row)
 
     def clear_stage(self) -> None:
         self.execute("DELETE FROM instep_stage")
 
     def upsert_stage(self) -> int:
         # no ORDER BY: a temporary table is read in the order in which it was filled, which is that of the ids
-        names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *self.columns)))
-        values = ", ".join([f"s.{self.key}", *map(self._cast, self.columns)])
+        names = ", ".join(map(self.quoted, (*self.key_names, *self.columns)))
+        values = ", ".join([*(f"s.{key}" for key in self.keys), *map(self._cast, self.columns)])
         changes = ", ".join(f"{self.quoted(column)} = EXCLUDED.{self.quoted(column)}" for column in self.columns)
         return self.execute(
             f"INSERT INTO {self.table} AS t ({names}) SELECT {values} FROM instep_stage AS s"
@@ -287,11 +295,11 @@ class PostgresSink(sink.Sink):
             yield begun[verdict] + place + document + statuses[event.status] + end
 
     def _insert(self, group: sink.Group) -> int:
-        names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *group.columns)))
-        values = ", ".join([self.key, *(self._cast(column) for column in group.columns)])
+        names = ", ".join(map(self.quoted, (*self.key_names, *group.columns)))
+        values = ", ".join([*self.keys, *(self._cast(column) for column in group.columns)])
         return self.execute(
             f"INSERT INTO {self.table} ({names}) SELECT {values} FROM instep_stage AS s WHERE stage_group = %s"
-            f" ORDER BY s.{self.key} ON CONFLICT ({self.key}) DO NOTHING",
+            f" ORDER BY {', '.join(f's.{key}' for key in self.keys)} ON CONFLICT ({self.key}) DO NOTHING",
             (group.number,),
         )
 
@@ -299,8 +307,7 @@ class PostgresSink(sink.Sink):
         values = ", ".join(f"{self.quoted(column)} = {self._cast(column)}" for column in group.columns)
         return self.execute(
             f"UPDATE {self.table} AS t SET {values} FROM instep_stage AS s"
-            f" WHERE s.stage_group = %s AND {self.key_equals(f't.{self.key}', f's.{self.key}')}"
-            f"{self._guarded(columns=group.columns)}",
+            f" WHERE s.stage_group = %s AND {self.matches_key()}{self._guarded(columns=group.columns)}",
             (group.number,),
         )
 
@@ -325,11 +332,16 @@ class PostgresSink(sink.Sink):
 
     @property
     def _stage_columns(self) -> tuple[Any, ...]:
-        return (self.to.mapping.key, *self.to.mapping.columns)
+        return (*self.to.mapping.keys, *self.to.mapping.columns)
 
     def _name(self, name: str) -> str:
         """A quoted name for statements that take no parameters."""
         return self.quoted(name).replace("%%", "%")
+
+
+def _key_cast(key: Column) -> str:
+    """The cast that compares a text with this key column as the column compares; empty for most types."""
+    return KEY_CASTS.get(key.declared.partition("(")[0].rpartition(".")[2], "")
 
 
 def _packed_text(text: str | None) -> bytes:

@@ -76,8 +76,7 @@ def untyped(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[s
     if reader is not None and not add_columns:
         return []
     known = set(reader.columns) if reader else set()
-    key = [pipeline.key] if pipeline.key not in known and pipeline.key_type is None else []
-    return key + [
+    return [name for name, kind in pipeline.key_types.items() if name not in known and kind is None] + [
         name
         for name, column in pipeline.mapped.items()
         if name not in known and column.type is None and declared.usual_type(pipeline, column) is None
@@ -123,8 +122,8 @@ def _table_statements(dialect: sa.Dialect, pipeline: settings.Pipeline, known: s
     name = target.table_name(pipeline.table)
     columns = [sa.Column(column, declared.type_of(pipeline, one)) for column, one in pipeline.mapped.items()]
     if known is None:
-        key = declared.key_column(pipeline)
-        table = sa.Table(name.name, sa.MetaData(), key, *columns, schema=name.schema, **tables.TRANSACTIONAL)
+        keys = declared.key_columns(pipeline)
+        table = sa.Table(name.name, sa.MetaData(), *keys, *columns, schema=name.schema, **tables.TRANSACTIONAL)
         return tables.create(table, dialect)
     table = sa.Table(name.name, sa.MetaData(), *columns, schema=name.schema)
     return [tables.alter_statement(dialect, column) for column in table.columns if column.name not in known]

@@ -32,20 +32,20 @@ def rows(sink: Sink) -> Iterator[list[tuple[Any, ...]]]:
     """The whole table, a page at a time: the document, then the mapped columns as the table holds them."""
     last: tuple[Any, ...] = ()
     while True:
-        beyond = f"> {sink.placeholder}" if last else "IS NOT NULL"
-        found = sink.select(f"{_select(sink)} WHERE {sink.key} {beyond} ORDER BY {sink.key} LIMIT {PAGE_ROWS}", last)
+        condition, values = sink.beyond(last) if last else (f"{sink.keys[0]} IS NOT NULL", ())
+        found = sink.select(f"{_select(sink)} WHERE {condition} ORDER BY {sink.key} LIMIT {PAGE_ROWS}", values)
         if found:
-            last = (found[-1][0],)
-            yield [(sink.unbind(row[0]), *row[1:]) for row in found]
+            last = found[-1][: len(sink.keys)]
+            yield [(document, *values) for document, values in map(sink.key_of, found)]
         if len(found) < PAGE_ROWS:
             return
 
 
 def held_rows(sink: Sink, documents: Sequence[Document]) -> dict[Document, tuple[Any, ...]]:
     """The mapped columns of these documents as the table holds them now, held until the transaction ends."""
-    query = f"{_select(sink)} WHERE {sink.key} IN {{documents}}{sink.for_update}"
-    asked = [sink.bind(document) for document in sorted(documents)]
-    return {sink.unbind(row[0]): row[1:] for row in sink.select_many(query, (), asked)}
+    query = f"{_select(sink)} WHERE {sink.key_asked} IN {{documents}}{sink.for_update}"
+    found = map(sink.key_of, sink.select_many(query, (), sink.asked(documents)))
+    return {document: tuple(values) for document, values in found}
 
 
 def parked_documents(sink: Sink) -> Iterator[list[tuple[str]]]:

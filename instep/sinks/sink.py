@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, ClassVar
-from uuid import UUID
 
 import msgspec
 from msgspec import UNSET
@@ -24,6 +23,7 @@ from instep import errors, extras
 from instep.document import guard, kinds
 from instep.document.decoding import DeadLetter, Event, Record
 from instep.document.guard import Document, Parked, Stored, Verdict
+from instep.document.identity import Identity
 from instep.document.mapping import Column
 from instep.document.plain import Headers
 from instep.document.reasons import Reason
@@ -101,6 +101,7 @@ class Sink(abc.ABC):
 
     placeholder: ClassVar[str] = "%s"
     text_type: ClassVar[str] = "TEXT"
+    rows_begin: ClassVar[str] = ""  # before rows that stand behind IN
 
     def __init__(self, to: Target) -> None:
         self.to = to
@@ -108,15 +109,17 @@ class Sink(abc.ABC):
         self.dialect = self.url.get_dialect()()
         self._names = _Names(self.quoted)
         self.table = ".".join(self.quoted(part) for part in (to.table.schema, to.table.name) if part)
-        self.key = self.quoted(to.mapping.key.name)
-        self._key_is_text = isinstance(to.mapping.key.kind, kinds.Text)
+        self.identity = Identity(to.mapping)
+        self.key_names = tuple(column.name for column in to.mapping.keys)
+        self.keys = tuple(map(self.quoted, self.key_names))
+        self.key = ", ".join(self.keys)
+        self._text_keys = [key for key in to.mapping.keys if isinstance(key.kind, kinds.Text)]
         self.guard = self.quoted(to.mapping.guard) if to.mapping.guard else None
         status = to.mapping.status_column if to.rules.transitions else None
         self._status = self.scanned(status) if status else None
         self.columns = tuple(column.name for column in to.mapping.columns)
         self.guard_place = self.columns.index(to.mapping.guard) if to.mapping.guard else None
         self.guard_kind = next((column.kind for column in to.mapping.columns if column.name == to.mapping.guard), None)
-        self._id_is_uuid = isinstance(to.mapping.key.kind, kinds.Uuid)
         self.is_guarding = True
         self.stage_is_used = False  # in this transaction
         self.doubts = 0  # for so many batches to come, what is late is asked for first
@@ -158,7 +161,7 @@ class Sink(abc.ABC):
 
     @abc.abstractmethod
     def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        """Run a query whose `{documents}` stands for many values."""
+        """Run a query whose `{documents}` stands for many values, or for many tuples of the values of a composite key."""
 
     @abc.abstractmethod
     def write_groups(self, groups: list[Group]) -> None:
@@ -182,7 +185,7 @@ class Sink(abc.ABC):
         return self.upsert_stage()
 
     def late(self) -> Rows:
-        """Key and order value of the rows that are as late as the first event that was staged for them."""
+        """Key columns and order value of the rows that are as late as the first event that was staged for them."""
         if not self.guard:
             return []
         later = ">" if self.to.rules.order_is_time else ">="
@@ -205,26 +208,50 @@ class Sink(abc.ABC):
         """Begin a transaction that reads one state of the whole database."""
 
     def key_read(self, table: str = "") -> str:
-        """The key in a SELECT, as the document's id has it."""
-        return f"{table}{self.key}"
+        """The key's columns in a SELECT, as the document's id has them."""
+        return ", ".join(f"{table}{key}" for key in self.keys)
+
+    @property
+    def key_asked(self) -> str:
+        """The key before `IN {documents}`."""
+        return f"({self.key})" if self.identity.is_composite else self.key
+
+    def in_list(self, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+        """What stands behind IN for these values, or for these tuples of the values of a composite key; and the parameters."""
+        if not values or not isinstance(values[0], tuple):
+            return f"({self._marks(len(values))})", values
+        one = f"({self._marks(len(values[0]))})"
+        return f"({self.rows_begin}{', '.join([one] * len(values))})", [part for value in values for part in value]
+
+    def beyond(self, last: tuple[Any, ...]) -> tuple[str, Sequence[Any]]:
+        """The condition for the rows behind this key, in the key's order; and its parameters."""
+        return (f"{self.key} > {self.placeholder}" if len(last) == 1 else f"({self.key}) > ({self._marks(len(last))})"), last
 
     def guard_read(self, table: str = "") -> str:
         """The guard's column in a SELECT, as `order_of` takes it."""
         return f"{table}{self.guard}" if self.guard else "NULL"
 
-    def key_equals(self, left: str, right: str) -> str:
-        """The key's own comparison, which an index answers, between two expressions. Its collation may be loose."""
+    def key_equals(self, key: Column, left: str, right: str) -> str:  # noqa: ARG002 - databases with collations need the column
+        """A key column's own comparison, which an index answers, between two expressions. Its collation may be loose."""
         return f"{left} = {right}"
 
     @abc.abstractmethod
-    def exactly(self, left: str, right: str) -> str:
-        """Whether two texts are the same, character by character, whatever the collation of the key says."""
+    def exactly(self, key: Column, left: str, right: str) -> str:
+        """Whether two texts are the same, character by character, whatever the collation of the key column says."""
+
+    def matches_key(self) -> str:
+        """Joins a staged row `s` with the row `t` that the table's key takes for the same."""
+        pairs = zip(self.to.mapping.keys, self.keys, strict=True)
+        return " AND ".join(self.key_equals(column, f"t.{name}", f"s.{name}") for column, name in pairs)
 
     def same_document(self) -> str:
         """Joins a staged row `s` with the row `t` of its document, and of no document with a similar id."""
-        left, right = f"t.{self.key}", f"s.{self.key}"
-        exact = f" AND {self.exactly(left, right)}" if self._key_is_text else ""
-        return self.key_equals(left, right) + exact
+        return self.matches_key() + self._is_exact("t", "s.{}")
+
+    def _is_exact(self, table: str, written: str) -> str:
+        """A further condition: the key's texts are the same to the character. `written` names the other side's columns."""
+        names = [(column, self.quoted(column.name)) for column in self._text_keys]
+        return "".join(f" AND {self.exactly(column, f'{table}.{name}', written.format(name))}" for column, name in names)
 
     def scanned(self, column: Column) -> str:
         """A column in a SELECT, so that no value is lost or refused on its way through the driver."""
@@ -234,9 +261,23 @@ class Sink(abc.ABC):
         """A column value as the driver wants it."""
         return value
 
-    def unbind(self, value: Any) -> Document:
-        """A key as the table gave it back, as the document's id."""
-        return UUID(value) if self._id_is_uuid and not isinstance(value, UUID) else value
+    def asked(self, documents: Iterable[Document]) -> list[Any]:
+        """Ids, each once and in order, as `select_many` takes them."""
+        if self.identity.is_composite:
+            return [tuple(map(self.bind, self.identity.columns(document))) for document in sorted(set(documents))]
+        return [self.bind(document) for document in sorted(set(documents))]
+
+    def key_of(self, row: Sequence[Any]) -> tuple[Document, Sequence[Any]]:
+        """The document of a row that begins with the key's columns, and the rest of the row."""
+        count = len(self.keys)
+        return self.identity.of_columns(row[:count]), row[count:]
+
+    def flat(self, rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
+        """Rows as the stage has them: the key's columns, the values, and the guard's value of the first event."""
+        if self.identity.is_composite:
+            columns = self.identity.columns
+            return ((*columns(document), *values, first) for document, values, first in rows)
+        return ((document, *values, first) for document, values, first in rows)
 
     # --- transactions --------------------------------------------------------------------------------
 
@@ -433,10 +474,10 @@ class Sink(abc.ABC):
         """What is known of these documents before the batch: rows of the table, and those deleted earlier."""
         asked = sorted(set(documents))
         query = f"SELECT {self.key_read()}, {self.guard_read()}, {self._status or 'NULL'} FROM {self.table}"
-        bound = [self.bind(document) for document in asked]
         found: dict[Document, Stored] = {}
-        for key, order, status in self.select_many(f"{query} WHERE {self.key} IN {{documents}}", (), bound):
-            found[self.unbind(key)] = Stored(True, self.order_of(order), None if status is None else str(status))
+        for row in self.select_many(f"{query} WHERE {self.key_asked} IN {{documents}}", (), self.asked(asked)):
+            document, (order, status) = self.key_of(row)
+            found[document] = Stored(True, self.order_of(order), None if status is None else str(status))
         absent = [document for document in asked if document not in found] if self.to.rules.ordered else []
         if absent and self.any_deleted():
             by_name = {str(document): document for document in absent}
@@ -447,16 +488,15 @@ class Sink(abc.ABC):
     def not_before(self, value: Any, documents: Iterable[Document]) -> Iterator[tuple[Document, int | None]]:
         """Those of these documents whose row has this value of the guard's column or a later one, and the row's order value."""
         query = f"SELECT {self.key_read()}, {self.guard_read()} FROM {self.table} WHERE {self.guard} >= {self.placeholder}"
-        bound = [self.bind(document) for document in sorted(documents)]
-        rows = self.select_many(f"{query} AND {self.key} IN {{documents}}", (self.bind(value),), bound)
-        return ((self.unbind(key), self.order_of(order)) for key, order in rows)
+        rows = self.select_many(f"{query} AND {self.key_asked} IN {{documents}}", (self.bind(value),), self.asked(documents))
+        return ((document, self.order_of(rest[0])) for document, rest in map(self.key_of, rows))
 
     def look_up(self, documents: Iterable[Document]) -> dict[Document, dict[str, Any]]:
         """The columns that the pipeline keeps, of those of these documents that the table has."""
         names = ", ".join([self.key_read(), *map(self.scanned, self.to.mapping.columns)])
-        query = f"SELECT {names} FROM {self.table} WHERE {self.key} IN {{documents}}"
-        bound = [self.bind(document) for document in sorted(set(documents))]
-        return {self.unbind(row[0]): dict(zip(self.columns, row[1:], strict=True)) for row in self.select_many(query, (), bound)}
+        query = f"SELECT {names} FROM {self.table} WHERE {self.key_asked} IN {{documents}}"
+        found = map(self.key_of, self.select_many(query, (), self.asked(documents)))
+        return {document: dict(zip(self.columns, values, strict=True)) for document, values in found}
 
     def unique_places(self) -> list[tuple[int, ...]]:
         """The places among the mapped columns of the columns of each unique key that the pipeline writes, beside the key."""
@@ -468,19 +508,19 @@ class Sink(abc.ABC):
         """The values of the mapped columns that belong to unique keys, of those documents that the table has; UNSET elsewhere."""
         wanted = sorted({place for key in self.unique_places() for place in key})
         names = ", ".join([self.key_read(), *(self.quoted(self.columns[place]) for place in wanted)])
-        bound = [self.bind(document) for document in sorted(set(documents))]
+        query = f"SELECT {names} FROM {self.table} WHERE {self.key_asked} IN {{documents}}"
         found: dict[Document, guard.Values] = {}
-        for row in self.select_many(f"SELECT {names} FROM {self.table} WHERE {self.key} IN {{documents}}", (), bound):
+        for document, read in map(self.key_of, self.select_many(query, (), self.asked(documents))):
             values: list[Any] = [UNSET] * len(self.columns)
-            for place, value in zip(wanted, row[1:], strict=True):
+            for place, value in zip(wanted, read, strict=True):
                 values[place] = value.replace(tzinfo=UTC) if isinstance(value, datetime) and not value.tzinfo else value
-            found[self.unbind(row[0])] = tuple(values)
+            found[document] = tuple(values)
         return found
 
     def occupants(self, document: Document) -> set[Document]:
         """The ids of the rows that the key's collation takes for this document's: its own, or one that is written differently."""
-        query = f"SELECT {self.key_read()} FROM {self.table} WHERE {self.key} IN {{documents}}"
-        return {self.unbind(row[0]) for row in self.select_many(query, (), [self.bind(document)])}
+        query = f"SELECT {self.key_read()} FROM {self.table} WHERE {self.key_asked} IN {{documents}}"
+        return {self.key_of(row)[0] for row in self.select_many(query, (), self.asked([document]))}
 
     def statuses(self, limit: int) -> set[str]:
         """The statuses that the table holds, as far as transitions are declared for them; not more than so many."""
@@ -503,7 +543,7 @@ class Sink(abc.ABC):
     def write(self, changes: guard.Changes) -> None:
         """Write a batch's changes: deletes, then inserts and updates, then what is remembered of the deleted."""
         if changes.deletes:
-            self.delete_documents(self.table, self.key, (), [self.bind(document) for document in changes.deletes])
+            self.delete_documents(self.table, self.key_asked, (), self.asked(changes.deletes))
         self.write_groups(self._grouped(changes))
         if changes.deleted_orders:
             names = [str(document) for document in changes.deleted_orders]
@@ -515,7 +555,8 @@ class Sink(abc.ABC):
         """Delete the rows of these documents; of one pipeline's where the table is shared."""
         mine = f"pipeline = {self.placeholder} AND " if pipeline else ""
         for chunk in chunks(documents, 500):
-            self.execute(f"DELETE FROM {table} WHERE {mine}{column} IN ({self._marks(len(chunk))})", (*pipeline, *chunk))
+            listed, values = self.in_list(chunk)
+            self.execute(f"DELETE FROM {table} WHERE {mine}{column} IN {listed}", (*pipeline, *values))
 
     def keep_history(
         self,
@@ -606,7 +647,7 @@ class Sink(abc.ABC):
         `written` is how the statement names a column of the rows to write. The key is compared exactly, as an upsert may meet
         another document's row: through a second unique key, or through a collation that takes two ids for one.
         """
-        same = f" AND {self.exactly(f'{table}.{self.key}', written.format(self.key))}" if self._key_is_text else ""
+        same = self._is_exact(table, written)
         if not self.guard or not self.is_guarding or (columns is not None and self.to.mapping.guard not in columns):
             return same
         later = "<=" if self.to.rules.order_is_time else "<"

@@ -17,6 +17,7 @@ from msgspec import UNSET
 
 from instep import errors
 from instep.document import kinds
+from instep.document.mapping import Column
 from instep.document.reasons import Unfit
 from instep.sinks import sink, target
 from instep.sinks.target import Position
@@ -52,6 +53,7 @@ class SqliteSink(sink.Sink):
     """The target in a SQLite file."""
 
     placeholder: ClassVar[str] = "?"
+    rows_begin: ClassVar[str] = "VALUES "
 
     def connect(self) -> None:
         self._path = Path(str(self.url.database))
@@ -65,13 +67,13 @@ class SqliteSink(sink.Sink):
         self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.execute("PRAGMA foreign_keys = ON")
         self._connection.execute("PRAGMA temp_store = MEMORY")
-        names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *self.columns, sink.STAGE_FIRST)))
+        names = ", ".join(map(self.quoted, (*self.key_names, *self.columns, sink.STAGE_FIRST)))
         self._connection.execute(f"CREATE TEMPORARY TABLE instep_stage ({names})")
 
     def close(self) -> None:
         self._connection.close()
 
-    def exactly(self, left: str, right: str) -> str:
+    def exactly(self, key: Column, left: str, right: str) -> str:  # noqa: ARG002 - all columns alike
         return f"{left} = {right} COLLATE BINARY"
 
     def begin(self) -> None:
@@ -121,9 +123,9 @@ class SqliteSink(sink.Sink):
         return self._connection.execute(statement, parameters).fetchall()
 
     def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        for chunk in sink.chunks(documents, 10_000):
-            marks = ", ".join("?" * len(chunk))
-            yield from self._connection.execute(statement.replace("{documents}", f"({marks})"), (*parameters, *chunk))
+        for chunk in sink.chunks(documents, 10_000 // len(self.keys)):
+            listed, values = self.in_list(chunk)
+            yield from self._connection.execute(statement.replace("{documents}", listed), (*parameters, *values))
 
     def append(self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool) -> None:
         names = ", ".join(map(self.quoted, columns))
@@ -133,31 +135,35 @@ class SqliteSink(sink.Sink):
     def write_groups(self, groups: list[sink.Group]) -> None:
         for group in groups:
             columns = group.columns
-            twice = self._key_is_text and not group.fresh
+            ids = self.identity.columns
             bound = (
-                [*(self.bind(value) for value in values if value is not UNSET), *[self.bind(document)] * (1 + twice)]
-                for document, values in group.rows
+                [self.bind(value) for value in (*values, *ids(document)) if value is not UNSET] for document, values in group.rows
             )
             if group.fresh:
-                names = ", ".join(map(self.quoted, (*columns, self.to.mapping.key.name)))
-                statement = f"INSERT INTO {self.table} ({names}) VALUES ({self._marks(len(columns) + 1)})"
+                names = ", ".join(map(self.quoted, (*columns, *self.key_names)))
+                statement = f"INSERT INTO {self.table} ({names}) VALUES ({self._marks(len(columns) + len(self.keys))})"
             else:
-                values = ", ".join(f"{self.quoted(column)} = ?" for column in columns)
-                same = f" AND {self.exactly(self.key, '?')}" if twice else ""
-                statement = f"UPDATE {self.table} SET {values} WHERE {self.key} = ?{same}"
+                values = ", ".join(f"{self.quoted(column)} = ?{number}" for number, column in enumerate(columns, start=1))
+                same = []
+                for number, (key, name) in enumerate(zip(self.to.mapping.keys, self.keys, strict=True), start=len(columns) + 1):
+                    same.append(f"{name} = ?{number}")
+                    if key in self._text_keys:
+                        same.append(self.exactly(key, name, f"?{number}"))
+                statement = f"UPDATE {self.table} SET {values} WHERE {' AND '.join(same)}"
             self.expect(self._connection.executemany(statement, bound).rowcount, len(group.rows))
 
     def fill_stage(self, rows: Sequence[sink.Row]) -> None:
         self.use_stage()
-        columns = zip(*((document, *values, first) for document, values, first in rows), strict=True)
+        columns = zip(*self.flat(rows), strict=True)
         bound = zip(*map(self._bound, columns), strict=True)
-        self._connection.executemany(f"INSERT INTO instep_stage VALUES ({self._marks(len(self.columns) + 2)})", bound)
+        marks = self._marks(len(self.keys) + len(self.columns) + 1)
+        self._connection.executemany(f"INSERT INTO instep_stage VALUES ({marks})", bound)
 
     def clear_stage(self) -> None:
         self.execute("DELETE FROM instep_stage")
 
     def upsert_stage(self) -> int:
-        names = ", ".join(map(self.quoted, (self.to.mapping.key.name, *self.columns)))
+        names = ", ".join(map(self.quoted, (*self.key_names, *self.columns)))
         changes = ", ".join(f"{self.quoted(column)} = excluded.{self.quoted(column)}" for column in self.columns)
         return self.execute(
             f"INSERT INTO {self.table} AS t ({names}) SELECT {names} FROM instep_stage WHERE TRUE"

@@ -57,14 +57,14 @@ def stage(sink: Sink, reduced: guard.Reduced) -> dict[Document, Stored] | None:
     None when a document was deleted before, or a row's order value is none: then the stage is of no use.
     """
     sink.fill_stage(_rows(sink, reduced))
-    if sink.to.rules.ordered and sink.any_deleted() and _staged_deleted(sink):
+    if sink.to.rules.ordered and sink.any_deleted() and _staged_deleted(sink, reduced):
         return None
     found: dict[Document, Stored] = {}
-    for key, order in sink.late():
+    for document, (order,) in map(sink.key_of, sink.late()):
         known = sink.order_of(order)
         if known is None:
             return None
-        found[sink.unbind(key)] = Stored(True, known)
+        found[document] = Stored(True, known)
     return found
 
 
@@ -89,7 +89,10 @@ def _are_deleted(sink: Sink, documents: Iterable[Document]) -> bool:
     return bool(list(sink.select_many(sink.sql(SELECT_DELETED), (sink.to.pipeline,), names)))
 
 
-def _staged_deleted(sink: Sink) -> bool:
+def _staged_deleted(sink: Sink, reduced: guard.Reduced) -> bool:
     """Whether a staged document was deleted before. What is remembered of deleted documents has their ids as text."""
-    key = f"s.{sink.key}" if isinstance(sink.to.mapping.key.kind, kinds.Text) else f"CAST(s.{sink.key} AS {sink.text_type})"
+    if sink.identity.is_composite:
+        return _are_deleted(sink, reduced.latest)
+    is_text = isinstance(sink.to.mapping.keys[0].kind, kinds.Text)
+    key = f"s.{sink.key}" if is_text else f"CAST(s.{sink.key} AS {sink.text_type})"
     return bool(sink.select(sink.sql(STAGED_DELETED).format(key=key), (sink.to.pipeline,)))

@@ -34,7 +34,7 @@ def seen(mapping: Mapping, records: Iterable[offsets.Record], now_s: float) -> f
     differing = 0
     for one, event in events:
         keys.setdefault(event.document, set()).add(one.key or b"")
-        differing += mapping.document != (KEY,) and not _is_key_of(decoder, one, event)
+        differing += not mapping.is_keyed and not _is_key_of(decoder, one, event)
     times = [event.at_us / MICROS for _, event in events if event.at_us is not None]
     order = _Order.of(mapping, events)
     return found.Seen(

@@ -17,9 +17,12 @@ from instep.emit.outgoing import OutgoingRecord
 WORDS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=40)
 
 
-def read(text: str | bytes, file_format: files.Format = "jsonl", **named: Any) -> list[OutgoingRecord]:
+def read(
+    text: str | bytes, file_format: files.Format = "jsonl", *, key: str = "doc_id", integers: str = "", **named: Any
+) -> list[OutgoingRecord]:
     stream = io.BytesIO(text.encode() if isinstance(text, str) else text)
-    return list(files.read(stream, file_format, **named))
+    where = files.Key(tuple(key.split(",")), integers=frozenset(integers.split(",")))
+    return list(files.read(stream, file_format, key=where, **named))
 
 
 def value(record: OutgoingRecord) -> Any:
@@ -67,13 +70,13 @@ def test_dots_in_a_csv_header_descend() -> None:
 
 
 def test_ids_of_a_csv_file_may_be_integers() -> None:
-    found = read("doc_id,x\n12,y\n9223372036854775807,z\n", "csv", integer_ids=True)
+    found = read("doc_id,x\n12,y\n9223372036854775807,z\n", "csv", integers="doc_id")
     assert [(record.key, value(record)["doc_id"]) for record in found] == [
         (b"12", 12),
         (b"9223372036854775807", 2**63 - 1),
     ]
     with pytest.raises(errors.SettingsError, match="line 2: 'doc_id' is '012', and ids are integers here"):
-        read("doc_id,x\n012,y\n", "csv", integer_ids=True)
+        read("doc_id,x\n012,y\n", "csv", integers="doc_id")
 
 
 @pytest.mark.parametrize(
@@ -207,3 +210,18 @@ def test_an_unknown_suffix_names_the_known_ones() -> None:
     with pytest.raises(errors.SettingsError, match=r"events\.xml") as caught:
         files.format_of("events.xml")
     assert ".jsonl" in caught.value.remedy
+
+
+def test_the_parts_of_a_composite_key_are_joined() -> None:
+    line = '{"tenant": "acme", "order": {"no": 7}, "status": "A"}'
+    assert read(line, key="tenant,order.no") == [OutgoingRecord(b"acme/7", line.encode())]
+    assert read('{"tenant": "acme", "order": {"no": 7}, "$delete": true}', key="tenant,order.no") == [
+        OutgoingRecord(b"acme/7", None)
+    ]
+    for wrong in ('{"tenant": "acme", "$delete": true}', '{"tenant": "acme", "order": {"no": 7, "x": 1}, "$delete": true}'):
+        with pytest.raises(errors.SettingsError):
+            read(wrong, key="tenant,order.no")
+    (found,) = read("tenant,no,status\n007,12,A\n", "csv", key="tenant,no", integers="no")
+    assert (found.key, value(found)) == (b"007/12", {"tenant": "007", "no": 12, "status": "A"})
+    with pytest.raises(errors.SettingsError, match="no column 'no'"):
+        read("tenant,status\n007,A\n", "csv", key="tenant,no")

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Message
 
 from instep import errors, settings
-from instep.emit import publishing
+from instep.emit import files, publishing
 from instep.local.broker import Cluster
 from tests.sinks.conftest import declare
 
@@ -22,13 +22,13 @@ def declared(**fields: str) -> settings.Settings:
 
 
 def test_the_key_is_what_the_pipeline_takes_for_the_document() -> None:
-    assert publishing.key_field(declared(), "prints") == "doc_id"
-    assert publishing.key_field(declared(a="order.id"), "prints") == "order.id"
-    assert publishing.key_field(declared(a="order.id", b="@key"), "prints") == "order.id"
-    assert publishing.key_field(declared(a="@key"), "prints") == "doc_id"
-    assert publishing.key_field(declared(a="order.id"), "others") == "doc_id"
+    assert publishing.key_of(declared(), "prints") == files.Key(("doc_id",))
+    assert publishing.key_of(declared(a="order.id"), "prints") == files.Key(("order.id",))
+    assert publishing.key_of(declared(a="order.id", b="@key"), "prints") == files.Key(("order.id",))
+    assert publishing.key_of(declared(a="@key"), "prints") == files.Key(("doc_id",))
+    assert publishing.key_of(declared(a="order.id"), "others") == files.Key(("doc_id",))
     with pytest.raises(errors.SettingsError, match=r"different fields: id, order\.id") as caught:
-        publishing.key_field(declared(a="order.id", b="id"), "prints")
+        publishing.key_of(declared(a="order.id", b="id"), "prints")
     assert "--key" in caught.value.remedy
 
 

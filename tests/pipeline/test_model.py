@@ -45,10 +45,13 @@ class Road:
     ordered: bool
     missing: str
     constrained: bool
+    document: str | tuple[str, ...] = "doc_id"
+    composite: bool = False
 
     def settings(self, url: str, topic: str, columns: dict[str, str]) -> settings.Pipeline:
-        event = {"document": "doc_id", "status": "status", **({"order": "version"} if self.ordered else {})}
+        event = {"document": self.document, "status": "status", **({"order": "version"} if self.ordered else {})}
         more: dict[str, Any] = {
+            "key": ["tenant", "doc_no"] if self.composite else "doc_no",
             "missing": self.missing,
             "deletes": "row",
             "retry_parked_s": 0,
@@ -60,15 +63,16 @@ class Road:
 
 MENDED = {column: name for column, name in model.COLUMNS.items() if column != "note"}
 
-# each database with and without an order, with and without constraints; between them every way to treat a missing document
+# each database with and without an order, with and without constraints, with and without a composite key; between them every
+# way to treat a missing document
 ROADS = [
     Road("sqlite", ordered=True, missing="insert", constrained=True),
-    Road("sqlite", ordered=False, missing="park", constrained=False),
+    Road("sqlite", ordered=False, missing="park", constrained=False, composite=True),
     Road("postgres", ordered=True, missing="park", constrained=True),
-    Road("postgres", ordered=False, missing="insert", constrained=False),
+    Road("postgres", ordered=False, missing="insert", constrained=False, document=("tenant", "number"), composite=True),
     Road("mariadb", ordered=True, missing="ignore", constrained=False),
-    Road("mariadb", ordered=False, missing="insert", constrained=True),
-    Road("mysql", ordered=True, missing="insert", constrained=False),
+    Road("mariadb", ordered=False, missing="insert", constrained=True, document=("tenant", "number"), composite=True),
+    Road("mysql", ordered=True, missing="insert", constrained=False, composite=True),
     Road("mysql", ordered=False, missing="ignore", constrained=True),
 ]
 
@@ -79,6 +83,7 @@ class Log:
 
     topic: str
     dice: random.Random
+    composite: bool
 
     def __post_init__(self) -> None:
         self.ends = [0] * PARTITIONS
@@ -95,7 +100,7 @@ class Log:
 
     def _fact(self) -> Fact:
         number = self.dice.randrange(DOCUMENTS)
-        document, partition = f"d{number:02}", number % PARTITIONS
+        document, partition = name_of(number, self.composite), number % PARTITIONS
         place = (partition, self.ends[partition])
         self.ends[partition] += 1
         match self.dice.choices(("good", "late", "delete", "refused", "unreadable", "odd note"), (80, 8, 4, 2, 2, 4))[0]:
@@ -130,13 +135,20 @@ class Log:
         status = self.dice.choice([*model.TRANSITIONS.get(before or "", ["CREATED", "QUEUED"]), before or "CREATED"])
         if later_by > 0 and not odd:
             self._statuses[document] = status
-        found: dict[str, Any] = {"doc_id": document, "status": status, "version": version}
+        tenant, _, number = document.rpartition("/")
+        found: dict[str, Any] = {
+            "doc_id": document,
+            "tenant": tenant,
+            "number": int(number),
+            "status": status,
+            "version": version,
+        }
         choices: dict[str, tuple[Any, ...]] = {
             "pages": (1, 2, 40, None),
             "place": ("Rome", "Oslo", None),
             "note": ("n", "", None),
         }
-        partition = int(document[1:]) % PARTITIONS
+        partition = int(number) % PARTITIONS
         # no slot is wanted in two partitions: which of them is first would be chance
         choices["slot"] = (None, None, *(100 * partition + number for number in range(SLOTS)))
         for name, values in choices.items():
@@ -145,13 +157,18 @@ class Log:
         return {**found, **odd}
 
 
+def name_of(number: int, composite: bool) -> str:
+    """A document's id: a number, of a composite key with the tenant before it."""
+    return f"t{number % 2}/{number}" if composite else str(number)
+
+
 def _value(fact: Fact) -> bytes | None:
     if fact.unreadable:
         return b'{"doc_id": "'
     return None if fact.body is None else json.dumps(fact.body).encode()
 
 
-def make_table(url: str, documents: list[str], constrained: bool) -> None:
+def make_table(url: str, documents: list[str], constrained: bool, composite: bool) -> None:
     """The target's own table, with some documents in it."""
     checks = (
         sa.CheckConstraint(f"pages <> {model.UNLUCKY_PAGES}", name="lucky"),
@@ -160,7 +177,8 @@ def make_table(url: str, documents: list[str], constrained: bool) -> None:
     table = sa.Table(
         "contract_document",
         sa.MetaData(),
-        sa.Column("doc_no", tables.name_type(40), primary_key=True),
+        *([sa.Column("tenant", tables.name_type(40), primary_key=True)] if composite else ()),
+        sa.Column("doc_no", sa.BigInteger if composite else tables.name_type(40), primary_key=True, autoincrement=False),
         sa.Column("owner", sa.String(20)),
         sa.Column("print_status", tables.name_type(40)),
         sa.Column("print_version", sa.BigInteger),
@@ -174,7 +192,10 @@ def make_table(url: str, documents: list[str], constrained: bool) -> None:
     )
     with inspection.connection(target.database_url(url), create=True) as opened:
         table.create(opened)
-        opened.execute(table.insert(), [{"doc_no": document, "owner": "Ann"} for document in documents])
+        rows = [{"doc_no": document, "owner": "Ann"} for document in documents]
+        if composite:
+            rows = [{**row, "tenant": row["doc_no"].partition("/")[0], "doc_no": row["doc_no"].partition("/")[2]} for row in rows]
+        opened.execute(table.insert(), rows)
         opened.commit()
 
 
@@ -183,10 +204,10 @@ def test_the_whole_is_what_the_model_is(
     road: Road, new_database: Callable[[str], str], cluster: Cluster, runner: Callable[..., Runner]
 ) -> None:
     url = new_database(road.kind)
-    log = Log(f"model-{uuid.uuid4().hex[:8]}", random.Random(str(road)))
+    log = Log(f"model-{uuid.uuid4().hex[:8]}", random.Random(str(road)), road.composite)
     topics.create(cluster, log.topic, PARTITIONS)
-    there = [f"d{number:02}" for number in range(DOCUMENTS) if number % 4]
-    make_table(url, there, road.constrained)
+    there = [name_of(number, road.composite) for number in range(DOCUMENTS) if number % 4]
+    make_table(url, there, road.constrained, road.composite)
     expected = Model(road.ordered, road.missing, road.constrained, {document: dict.fromkeys(model.COLUMNS) for document in there})
 
     for fact in log.write(cluster, EVENTS):
@@ -194,7 +215,7 @@ def test_the_whole_is_what_the_model_is(
     run = drained(runner(road.settings(url, log.topic, model.COLUMNS), once=True))
     assert run._target is not None
     assert run._target.refuses is road.constrained
-    _compare(url, expected)
+    _compare(url, expected, road.composite)
     assert {"applied", "parked"} <= {*expected.history.values()}
     assert len(expected.parked) > 5
 
@@ -202,7 +223,7 @@ def test_the_whole_is_what_the_model_is(
     expected.columns = MENDED
     with Desk("contracts", mended, "ann") as desk:
         _decide(desk, expected, lambda: Cluster(cluster.kafka, cluster.bootstrap))
-    _compare(url, expected)
+    _compare(url, expected, road.composite)
 
     _shift_clock(url, road)
     stood = list(log.ends)
@@ -213,17 +234,17 @@ def test_the_whole_is_what_the_model_is(
     for partition, offset in enumerate(stood):
         _rewind(cluster, mended, places.Offset(offset), [partition])
     drained(runner(mended, once=True))
-    _compare(url, expected)
+    _compare(url, expected, road.composite)
 
     # and back to the start: what was applied is not judged again
     _rewind(cluster, mended, places.FromStart())
     drained(runner(mended, once=True))
-    _compare(url, expected)
+    _compare(url, expected, road.composite)
 
     # whichever clock the runs had, nothing is amiss that a replay would have to write
     with Desk("contracts", mended, "ann") as desk:
         assert list(replay.replay(desk, cluster, replay.stretch(desk, cluster), execute=True)) == []
-    _compare(url, expected)
+    _compare(url, expected, road.composite)
 
 
 def _shift_clock(url: str, road: Road) -> None:
@@ -261,12 +282,13 @@ def _decide(desk: Desk, expected: Model, open_cluster: Callable[[], Cluster]) ->
                 break
 
 
-def _compare(url: str, expected: Model) -> None:
+def _compare(url: str, expected: Model, composite: bool) -> None:
     quote = "`" if url.startswith("m") else '"'
     place = f"{quote}partition{quote}, {quote}offset{quote}"
     columns = ", ".join(model.COLUMNS)
-    rows = run_sql(url, f"SELECT doc_no, {columns} FROM contract_document")
-    assert {row[0]: dict(zip(model.COLUMNS, row[1:], strict=True)) for row in rows} == expected.rows
+    rows = run_sql(url, f"SELECT {'tenant' if composite else 'NULL'}, doc_no, {columns} FROM contract_document")
+    found = {f"{row[0]}/{row[1]}" if composite else row[1]: dict(zip(model.COLUMNS, row[2:], strict=True)) for row in rows}
+    assert found == expected.rows
     assert _by_place(run_sql(url, f"SELECT {place}, verdict FROM instep_history")) == expected.history
     assert _by_place(run_sql(url, f"SELECT {place}, reason FROM instep_dead_letters")) == expected.dead
     waiting: dict[str, list[tuple[Place, str]]] = {}

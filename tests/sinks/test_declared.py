@@ -100,11 +100,24 @@ def test_a_constant_or_a_unit_that_the_column_cannot_hold(database_url: str, kin
     assert problem in preparation.faults(declare(database_url, event={}, columns={"c0": column}))[0].what
 
 
+def in_guide(name: str, url: str) -> settings.Pipeline:
+    """A pipeline's settings as they stand in the guide, with another database."""
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "target-table.md").read_text(encoding="utf-8")
+    text = next(block for block in page.split("```toml\n") if block.startswith(f"[pipelines.{name}]")).split("```")[0]
+    return settings.parse(text.replace(f"sqlite:///{name}.db", url), {}).pipelines[name]
+
+
+def test_the_guides_composite_key(database_url: str, open_sink: Open) -> None:
+    sink = begun(open_sink(in_guide("invoices", database_url), name="invoices"))
+    body = {"tenant": "acme", "invoice": {"number": 17}, "status": "PAID", "version": 1}
+    apply(sink, [Record(0, 1, b"acme/17", json.dumps(body).encode()), Record(1, 1, b"acme/18", None)])
+    assert run_sql(database_url, "SELECT tenant, no, status FROM invoice") == [("acme", 17, "PAID")]
+    assert sink.look_up(["acme/17"]).keys() == {"acme/17"}
+
+
 def test_the_guides_example(database_url: str, open_sink: Open) -> None:
     """The settings as they stand in the guide, on every database."""
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "target-table.md").read_text(encoding="utf-8")
-    text = page.split("```toml\n")[1].split("```")[0].replace("sqlite:///orders.db", database_url)
-    pipeline = settings.parse(text, {}).pipelines["orders"]
+    pipeline = in_guide("orders", database_url)
     sink = begun(open_sink(pipeline, name="orders"))
     order = {
         "no": 4711, "version": 2, "changed": "2026-11-01T08:00:00Z", "amount": {"total": 20.5, "currency": "EUR "},

@@ -88,7 +88,7 @@ def test_without_init_it_says_what_to_run(database_url: str) -> None:
 def test_a_key_that_is_not_unique(database_url: str) -> None:
     make(database_url, key=KEY[kind_of(database_url)].replace(" PRIMARY KEY", ""))
     error = refused(database_url)
-    assert "column 'doc_no' is the key and is not unique" in error.what
+    assert "column 'doc_no' is the key and not unique" in error.what
     if not database_url.startswith("sqlite"):
         mended(database_url, error.remedy)
 

@@ -154,7 +154,7 @@ def snapshot() -> Snapshot:
                 encrypted=False,
                 settings=POSTGRES,
                 engines={"contract_document": "logged", "instep_ledger": "logged"},
-                key="doc_no",
+                key=["doc_no"],
                 unique_keys=[["doc_no"]],
                 superuser=False,
                 lacking_rights=[],

@@ -182,7 +182,7 @@ def table_unlogged(case: Case) -> Iterator[Broken]:
     fine="When its columns are not among those that the pipeline writes.",
 )
 def second_unique_key(case: Case) -> Iterator[Broken]:
-    others = [key for key in case.database.unique_keys if key != [case.database.key]]
+    others = [key for key in case.database.unique_keys if key != case.database.key]
     touching = [key for key in others if set(key) & set(case.written)]
     if touching:
         yield Broken(
