@@ -79,7 +79,7 @@ def followed_another(sink: Sink) -> bool:
 
 
 def _select(sink: Sink) -> str:
-    columns = ", ".join([sink.key, *(sink.scanned(column) for column in sink.to.mapping.columns)])
+    columns = ", ".join([sink.key_read(), *(sink.scanned(column) for column in sink.to.mapping.columns)])
     return f"SELECT {columns} FROM {sink.table}"
 
 

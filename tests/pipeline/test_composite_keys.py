@@ -184,3 +184,33 @@ def test_the_key_is_judged_again_while_the_pipeline_runs(new_database: Callable[
     run_sql(url, "ALTER TABLE contract_document ALTER COLUMN no TYPE integer")
     with pytest.raises(errors.TargetChanged, match="column 'no' was bigint NOT NULL and is integer NOT NULL now"):
         inspection.refuse_restrained(sink.to, pipeline)
+
+
+@pytest.mark.parametrize("kind", ["char(10)", "citext"])
+def test_a_key_of_padded_or_caseless_text_is_read_whole(kind: str, new_database: Callable[[str], str], open_sink: Open) -> None:
+    url = new_database("postgres")
+    if kind == "citext":
+        run_sql(url, "CREATE EXTENSION citext")
+    run_sql(
+        url,
+        f"CREATE TABLE contract_document (tenant {kind}, no {kind}, print_status text, print_version bigint,"
+        " PRIMARY KEY (tenant, no))",
+    )
+    sink = begun(open_sink(declare(url, key=["tenant", "no"], event={**EVENT, "document": "@key"}, columns=COLUMNS)))
+    body = {"status": "PRINTED", "version": 1}
+    apply(sink, [record(0, "a/b", body), record(1, "a/B", body), record(2, "c/b", body)])
+    apply(sink, [record(3, "a/b", {**body, "version": 2})])
+    ids = ["a/b", "c/b"] if kind == "citext" else ["a/B", "a/b", "c/b"]
+    with sink.snapshot():
+        assert sorted(row[0] for page in scanning.rows(sink) for row in page) == ids
+    with sink.transaction():
+        assert scanning.held_rows(sink, ["a/b"]) == {"a/b": ("PRINTED", "2")}
+
+
+def test_a_single_padded_key_is_read_whole(new_database: Callable[[str], str], open_sink: Open) -> None:
+    url = new_database("postgres")
+    run_sql(url, "CREATE TABLE contract_document (no char(10) PRIMARY KEY, print_status text, print_version bigint)")
+    sink = begun(open_sink(declare(url, key="no", event={**EVENT, "document": "@key"}, columns=COLUMNS)))
+    apply(sink, [record(0, "a", {"status": "PRINTED", "version": 1})])
+    with sink.snapshot():
+        assert list(scanning.rows(sink)) == [[("a", "PRINTED", "1")]]
