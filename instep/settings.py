@@ -36,7 +36,7 @@ SECRET = re.compile(
 # the types that a column can be declared with, by the same names for every database
 TYPES = ("text", "varchar(N)", "integer", "bigint", "decimal(P,S)", "double", "boolean", "timestamp", "date", "uuid", "json")
 KEY_TYPES = ("text", "varchar(N)", "integer", "bigint", "uuid")
-PART_TYPES = (*KEY_TYPES, "date")  # of the columns of a composite key
+PART_TYPES = (*KEY_TYPES, "date", "timestamp")  # of the columns of a composite key
 TYPE = re.compile(
     r"(text|integer|bigint|double|boolean|timestamp|date|uuid|json)|(varchar)\((\d{1,5})\)|(decimal)\((\d{1,3}), ?(\d{1,3})\)"
 )
@@ -145,7 +145,7 @@ class Pipeline(Table, frozen=True, kw_only=True):
         str | list[str] | None,
         Meta(
             description=f"the key column's type, like a column's `type`: {', '.join(KEY_TYPES)};"
-            " for a composite key a list, where date is a type too"
+            " for a composite key a list, where date and timestamp are types too"
         ),
     ] = None
     key_separator: Annotated[

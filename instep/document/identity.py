@@ -7,7 +7,8 @@ columns, joined by the separator. Everything but the statements on the table its
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import date
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +19,9 @@ from instep.document.reasons import Reason, Unfit
 
 Id = str | int | UUID
 KINDS = (kinds.Text, kinds.Integer, kinds.Uuid)
-PART_KINDS = (*KINDS, kinds.Date)  # of the columns of a composite key
+PART_KINDS = (*KINDS, kinds.Date, kinds.Time)  # of the columns of a composite key
+# characters that values of these kinds have, which then cannot separate the parts
+RESERVED: dict[type[kinds.Kind], str] = {kinds.Uuid: "-", kinds.Date: "-", kinds.Time: "-:."}
 
 
 class Part:
@@ -29,8 +32,9 @@ class Part:
         self._is_text = isinstance(column.kind, kinds.Text)
         self._is_padded = isinstance(column.kind, kinds.Text) and column.kind.padded
         self._is_integer = isinstance(column.kind, kinds.Integer)
-        self.is_uuid = isinstance(column.kind, kinds.Uuid)
+        self._is_time = isinstance(column.kind, kinds.Time)
         self.restore = _restorer(column.kind)
+        self.read = _reader(column.kind)
 
     def of(self, raw: Any, name: str, *, as_text: bool) -> Any:
         """The column's value of what an event holds. `as_text`: all of it is text there, integers too, as in a record's key."""
@@ -43,6 +47,8 @@ class Part:
                 raise Unfit(Reason.ID_EMPTY, f"{name} is empty")
             if len(raw) > ID_CHARACTERS_MAX:
                 raise Unfit(Reason.ID_TOO_LONG, f"{name} has {len(raw)} characters, an id has at most {ID_CHARACTERS_MAX}")
+        if self._is_time and kinds.is_finer(raw):
+            raise Unfit(Reason.TIME_TOO_FINE, f"{name}: finer than a microsecond")
         try:
             value = self._convert(raw)
         except Unfit as unfit:
@@ -94,7 +100,7 @@ class Identity:
 
     def of_columns(self, values: Sequence[Any]) -> Id:
         """The id of a row, from the values of its key columns as the database gives them: SQLite keeps anything in any column."""
-        read = [part.restore(value) if part.is_uuid else value for part, value in zip(self._parts, values, strict=True)]
+        read = [part.read(value) for part, value in zip(self._parts, values, strict=True)]
         return self._separator.join(map(_shown, read)) if self.is_composite else read[0]
 
     def columns(self, document: Id) -> tuple[Any, ...]:
@@ -135,20 +141,43 @@ class Identity:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, datetime):
+        return kinds.iso(value)
     return value.isoformat() if isinstance(value, date) else str(value)
 
 
 def _restorer(kind: kinds.Kind) -> Callable[[Any], Any]:
-    """The function from a key value that a database or our own text has to the value of the column."""
+    """The function from our own text of a key value to the value of the column."""
     match kind:
         case kinds.Integer():
             return int
         case kinds.Uuid():
-            return lambda value: value if isinstance(value, UUID) else UUID(value)
+            return UUID
         case kinds.Date():
-            return lambda value: value if isinstance(value, date) else date.fromisoformat(value)
+            return date.fromisoformat
+        case kinds.Time():
+            return kinds.instant
         case _:
             return str
+
+
+def _reader(kind: kinds.Kind) -> Callable[[Any], Any]:
+    """The function from a key value as the database gives it to the value of the column."""
+    match kind:
+        case kinds.Integer():
+            return lambda value: int(value) if isinstance(value, Decimal) else value
+        case kinds.Uuid():
+            return lambda value: value if isinstance(value, UUID) else UUID(value)
+        case kinds.Time():
+            return _in_utc
+        case _:
+            return lambda value: value
+
+
+def _in_utc(value: Any) -> Any:
+    if not isinstance(value, datetime):
+        return value  # MySQL's zero date
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 def _canonical_integer(text: str, name: str) -> int:

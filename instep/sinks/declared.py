@@ -70,6 +70,7 @@ def key_columns(pipeline: settings.Pipeline) -> list[sa.Column[Any]]:
             "bigint": sa.BigInteger(),
             "uuid": _sql_type("uuid"),
             "date": _sql_type("date"),
+            "timestamp": _sql_type("timestamp"),
         }.get(name) or tables.name_type(sizes[0] if sizes else characters)
         columns.append(sa.Column(column, kind, primary_key=True, autoincrement=False))
     return columns

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
+import msgspec
 import sqlalchemy as sa
 from msgspec import UNSET
 from sqlalchemy import types
@@ -30,6 +31,9 @@ INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "MEDIUMINT": 24, "INTEGER": 32, "I
 TEXT_BYTES = {"TINYTEXT": 2**8 - 1, "TEXT": 2**16 - 1, "MEDIUMTEXT": 2**24 - 1, "LONGTEXT": 2**32 - 1}
 JSON_DOUBLES: dict[str, Literal["all", "whole"]] = {"mysql": "all", "sqlite": "whole"}  # others keep every digit of a number
 JSON_DEPTH = {"mysql": 100, "mariadb": 31}  # what their parsers take; PostgreSQL takes more than an event may have
+DECIMAL_ID_DIGITS = 18  # of a decimal number that is a key: what 64 bits hold
+UUID_BYTES = 16
+TIME_DIGITS = 6  # of a second, in a key
 JSON_CHECK = re.compile(r"json_valid\(.*\)")  # MariaDB's own, which every value that we write keeps
 # pairs of ids that a collation may confuse: case, trailing space, one letter in two Unicode forms
 CONFUSABLE = {
@@ -253,7 +257,7 @@ class Reader:
     def judge(self, pipeline: settings.Pipeline) -> mapping.Mapping:
         """The compiled mapping; raises TargetUnfit with the first thing that does not fit."""
         self.judge_table(pipeline)
-        columns = {name: self._column(name) for name in (*pipeline.keys, *pipeline.columns)}
+        columns = {name: self._column(name) for name in pipeline.columns} | self._key_columns(pipeline)
         if pipeline.missing == "insert":
             self._judge_unmapped(pipeline)
         compiled = mapping.compile_mapping(pipeline, columns)
@@ -280,7 +284,7 @@ class Reader:
             for name in self.columns:
                 attempt(self._judge_unmapped, pipeline, name)
         if self.columns.keys() >= set(pipeline.keys) and not found and not (pipeline.columns.keys() - columns.keys()):
-            columns |= {name: self._column(name) for name in pipeline.keys}
+            columns |= self._key_columns(pipeline)
             compiled = mapping.compile_mapping(pipeline, columns)
             if compiled.guard:
                 attempt(self._judge_guard, columns[compiled.guard], compiled.order_is_time)
@@ -288,13 +292,14 @@ class Reader:
 
     def judge_table(self, pipeline: settings.Pipeline) -> None:
         """What must be right before the table is changed or written: its engine, and the key."""
+        self._refuse_view()
         self._judge_database()
         written = pipeline.missing == "insert"
         for name in pipeline.keys:
             if name not in self.columns:
                 near = settings.nearest(name, self.columns)
                 raise errors.TargetUnfit(f"table {self.table} has no column {name!r}{near}", "correct `key` in the settings")
-            self._judge_key_column(name, self._column(name, written=written), pipeline)
+            self._judge_key_column(name, self._key_column(name, written=written), pipeline)
             if written and (self.columns[name].get("identity") or {}).get("always"):
                 raise self._unfit(
                     name,
@@ -358,16 +363,45 @@ class Reader:
 
     # --- the key ---------------------------------------------------------------------------------------
 
+    def _refuse_view(self) -> None:
+        """A view has no key of its own, and cannot be counted on to write what it is given."""
+        views = {*self.view.get_view_names(self.table.schema)}
+        if self.dialect.name == "postgresql":
+            views |= {*self.view.get_materialized_view_names(self.table.schema)}
+        if self.table.name in views:
+            raise errors.TargetUnfit(f"{self.table} is a view", "name the table behind it as `table` in the settings")
+
+    def _key_columns(self, pipeline: settings.Pipeline) -> dict[str, mapping.Column]:
+        """The key's columns; where instep makes no rows, the database may compute them."""
+        return {name: self._key_column(name, written=pipeline.missing == "insert") for name in pipeline.keys}
+
+    def _key_column(self, name: str, *, written: bool) -> mapping.Column:
+        """A column as part of the key: a decimal number without digits after the point is an integer there."""
+        column = self._column(name, written=written)
+        match column.kind:
+            case kinds.Exact(digits=int(digits), scale=0 | None) if digits <= DECIMAL_ID_DIGITS:
+                limit = 10**digits - 1
+                return msgspec.structs.replace(column, kind=kinds.Integer(-limit, limit))
+        return column
+
     def _judge_key_column(self, name: str, column: mapping.Column, pipeline: settings.Pipeline) -> None:
         if len(pipeline.keys) == 1 and not isinstance(column.kind, identity.KINDS):
             raise self._unfit(name, f"is {column.declared}, and a document's id is text, an integer or a UUID")
         if not isinstance(column.kind, identity.PART_KINDS):
-            raise self._unfit(name, f"is {column.declared}, and a part of a composite key is text, an integer, a UUID or a date")
-        if isinstance(column.kind, (kinds.Uuid, kinds.Date)) and len(pipeline.keys) > 1 and pipeline.key_separator == "-":
+            raise self._unfit(
+                name, f"is {column.declared}, and a part of a composite key is text, an integer, a UUID, a date or a time"
+            )
+        if len(pipeline.keys) > 1 and pipeline.key_separator in identity.RESERVED.get(type(column.kind), ""):
             raise self._unfit(
                 name,
-                f"is {column.declared}, whose values contain the key_separator '-'",
+                f"is {column.declared}, whose values contain the key_separator {pipeline.key_separator!r}",
                 'choose another key_separator: "/", for example',
+            )
+        if isinstance(column.kind, kinds.Time) and (column.kind.precision < TIME_DIGITS or self.dialect.name == "sqlite"):
+            raise self._unfit(
+                name,
+                f"is {column.declared}, which does not keep every microsecond of a time in one form, and it is part of the key",
+                "use a key without it, or a column that keeps microseconds: timestamptz, DATETIME(6)",
             )
         if column.nullable and name not in self._primary_key():
             raise self._unfit(name, "is the key and may be null", self._set_not_null(name, column))
@@ -517,7 +551,9 @@ class Reader:
         kind = self._kind(name, found["type"])
         if kind is None:
             raise self._unfit(
-                name, f"is of the type {found['type']!r}, which an event's field cannot be put into", "map another column"
+                name,
+                f"is {self._declared(name)}, which an event's field cannot be put into",
+                self._instead_of(name, found["type"]),
             )
         return mapping.Column(
             name=name,
@@ -526,6 +562,16 @@ class Reader:
             declared=self._declared(name),
             collation=getattr(found["type"], "collation", None) if isinstance(kind, kinds.Text) else None,
         )
+
+    def _instead_of(self, name: str, kind: Any) -> str:
+        """What to do about a column of a type that events do not have."""
+        if self.dialect.name == "mysql" and isinstance(kind, types.BINARY) and kind.length == UUID_BYTES:
+            text = self.quote(f"{name}_text")
+            return (
+                f'if it holds UUIDs, use a generated column as the key, with missing = "park" or "ignore": ALTER TABLE'
+                f" {self.quoted} ADD {text} CHAR(36) AS (BIN_TO_UUID({self.quote(name)})) STORED NOT NULL UNIQUE"
+            )
+        return "map another column"
 
     def _kind(self, name: str, kind: Any) -> kinds.AnyKind | None:
         if isinstance(kind, postgresql.DOMAIN):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -46,6 +47,17 @@ def test_two_rows_have_two_ids_unless_a_part_holds_the_separator(one: list[str],
     known = Identity(mapping(TEXT, Column("area", kinds.Text())))
     ids = {known.of_columns(one), known.of_columns(other)}
     assert len(ids) == 2 or one == other or any("/" in part for part in (*one, *other))
+
+
+def test_a_time_is_the_same_instant_whichever_way_it_is_written() -> None:
+    known = Identity(mapping(NUMBER, Column("at", kinds.Time()), documents=(("n",), ("at",))))
+    at = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
+    for raw in ("2026-01-31T13:00:00.25+01:00", 1_769_860_800_250):
+        assert known.of_fields([7, raw]) == "7/2026-01-31T12:00:00.250000Z"
+    assert known.of_columns((7, at.replace(tzinfo=None))) == known.of_columns((Decimal(7), at)) == "7/2026-01-31T12:00:00.250000Z"
+    assert known.columns("7/2026-01-31T12:00:00.250000Z") == (7, at)
+    with pytest.raises(Unfit, match="finer than a microsecond"):
+        known.of_fields([7, "2026-01-31T13:00:00.1234567Z"])
 
 
 def test_every_kind_of_part() -> None:

@@ -144,7 +144,7 @@ def test_a_document_is_found_by_its_joined_id(database_url: str, open_sink: Open
         ("tenant VARCHAR(9) NOT NULL, no INTEGER NOT NULL, PRIMARY KEY (tenant, no)", ["tenant", "nr"],
          "has no column 'nr'; did you mean 'no'?", "correct `key`"),
         ("tenant FLOAT NOT NULL, no INTEGER NOT NULL, PRIMARY KEY (tenant, no)", ["tenant", "no"],
-         "a part of a composite key is text, an integer, a UUID or a date", ""),
+         "a part of a composite key is text, an integer, a UUID, a date or a time", ""),
     ],
 )  # fmt: skip
 def test_a_key_that_does_not_fit_says_what_to_write(database_url: str, statement: str, key: Any, words: str, remedy: str) -> None:
@@ -155,21 +155,78 @@ def test_a_key_that_does_not_fit_says_what_to_write(database_url: str, statement
     assert remedy in fault.remedy
 
 
-def test_a_partitioned_table_of_postgresql(new_database: Callable[[str], str], open_sink: Open) -> None:
+@pytest.mark.parametrize(
+    ("kind", "days"), [("date", ("2026-05-01", "2031-05-01")), ("timestamptz", ("2026-05-01T10:00:00Z", "2031-05-01T10:00:00Z"))]
+)
+def test_a_partitioned_table_of_postgresql(
+    kind: str, days: tuple[str, str], new_database: Callable[[str], str], open_sink: Open
+) -> None:
     """Its key holds the column that it is partitioned by."""
     url = new_database("postgres")
     run_sql(
         url,
-        "CREATE TABLE contract_document (no bigint, day date, print_status text, print_version bigint, PRIMARY KEY (no, day))"
-        " PARTITION BY RANGE (day)",
+        f"CREATE TABLE contract_document (no numeric(12), day {kind}, print_status text, print_version bigint,"
+        " PRIMARY KEY (no, day)) PARTITION BY RANGE (day)",
         "CREATE TABLE y2026 PARTITION OF contract_document FOR VALUES FROM ('2026-01-01') TO ('2027-01-01')",
     )
     settings = {"key": ["no", "day"], "event": {**EVENT, "document": ["no", "day"]}, "columns": COLUMNS}
     sink = begun(open_sink(declare(url, **settings)))
     body = {"no": 7, "status": "PRINTED", "version": 1}
-    apply(sink, [record(0, "7", {**body, "day": "2026-05-01"}), record(1, "7", {**body, "day": "2031-05-01"})])
-    assert run_sql(url, "SELECT no, print_status FROM y2026") == [(7, "PRINTED")]
-    assert parked(url) == [(1, "7/2031-05-01", "REFUSED_BY_TARGET")]
+    apply(sink, [record(0, "7", {**body, "day": days[0]}), record(1, "7", {**body, "day": days[1]})])
+    apply(sink, [record(2, "7", {**body, "day": days[0], "version": 2}), record(3, "7", {**body, "day": days[0], "version": 1})])
+    assert run_sql(url, "SELECT no, print_version FROM y2026") == [(7, 2)]
+    assert parked(url) == [(1, f"7/{days[1]}", "REFUSED_BY_TARGET")]
+    with sink.snapshot():
+        assert list(scanning.rows(sink)) == [[(f"7/{days[0]}", "PRINTED", "2")]]
+    apply(sink, [record(4, f"7/{days[0]}", None)])
+    assert run_sql(url, "SELECT no FROM y2026") == []
+
+
+def test_a_time_is_part_of_the_key(database_url: str, open_sink: Open) -> None:
+    if database_url.startswith("sqlite"):
+        pytest.skip("refused there: SQLite keeps times as text of any form")
+    kind = "timestamptz" if database_url.startswith("postgres") else "DATETIME(6)"
+    run_sql(
+        database_url,
+        f"CREATE TABLE contract_document (no DECIMAL(10), made {kind}, print_status VARCHAR(9), print_version BIGINT,"
+        " PRIMARY KEY (no, made))",
+    )
+    event = {**EVENT, "document": ["no", "made"]}
+    sink = begun(open_sink(declare(database_url, key=["no", "made"], event=event, columns=COLUMNS)))
+    body = {"no": 7, "made": "2026-05-01T12:00:00.5+02:00", "status": "PRINTED", "version": 1}
+    apply(sink, [record(0, "7", body), record(1, "7", {**body, "version": 2, "made": 1_777_629_600_500})])
+    apply(sink, [record(2, "7", {**body, "version": 1}), record(3, "8", {**body, "no": 8})])
+    ids = ["7/2026-05-01T10:00:00.500000Z", "8/2026-05-01T10:00:00.500000Z"]
+    with sink.snapshot():
+        assert [row[0] for page in scanning.rows(sink) for row in page] == ids
+    assert run_sql(database_url, "SELECT no, print_version FROM contract_document ORDER BY no") == [(7, 2), (8, 1)]
+    apply(sink, [record(4, ids[0], None)])
+    assert run_sql(database_url, "SELECT no FROM contract_document") == [(8,)]
+
+
+def test_a_view_is_refused_by_name(database_url: str) -> None:
+    run_sql(
+        database_url, "CREATE TABLE base (doc_no VARCHAR(9) PRIMARY KEY)", "CREATE VIEW contract_document AS SELECT * FROM base"
+    )
+    (fault, *_) = preparation.faults(declare(database_url))
+    assert (fault.what, fault.remedy) == (
+        "contract_document is a view",
+        "name the table behind it as `table` in the settings",
+    )
+
+
+def test_binary_uuids_of_mysql_have_a_way_out(new_database: Callable[[str], str], open_sink: Open) -> None:
+    url = new_database("mysql")
+    columns = "print_status VARCHAR(9), print_version BIGINT"
+    run_sql(url, f"CREATE TABLE contract_document (doc_no BINARY(16) PRIMARY KEY, {columns})")
+    (fault, *_) = preparation.faults(declare(url, columns=COLUMNS))
+    assert "column 'doc_no' is binary(16), which an event's field cannot be put into" in fault.what
+    one = "0192f6a8-5d3e-7a44-9f0d-6f0e2f6c1a11"
+    run_sql(url, fault.remedy.partition(": ")[2], f"INSERT INTO contract_document (doc_no) VALUES (UUID_TO_BIN('{one}'))")
+    event = {"document": "@key", "status": "status", "order": "version"}
+    sink = begun(open_sink(declare(url, key="doc_no_text", missing="park", event=event, columns=COLUMNS)))
+    apply(sink, [record(0, one, {"status": "PRINTED", "version": 1})])
+    assert run_sql(url, "SELECT doc_no_text, print_status FROM contract_document") == [(one, "PRINTED")]
 
 
 def test_the_key_is_judged_again_while_the_pipeline_runs(new_database: Callable[[str], str], open_sink: Open) -> None:

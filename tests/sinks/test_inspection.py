@@ -188,7 +188,7 @@ def test_a_guard_column_that_is_too_coarse(kind: str, new_database: Callable[[st
 def test_a_column_an_event_cannot_fill(database_url: str) -> None:
     make(database_url, REST + f", picture {'BYTEA' if database_url.startswith('post') else 'BLOB'}")
     columns = {"print_version": "version", "picture": "picture"}
-    assert "column 'picture' is of the type" in refused(database_url, columns=columns).what
+    assert "which an event's field cannot be put into" in refused(database_url, columns=columns).what
 
 
 def test_a_misspelt_column_is_told_the_nearest(database_url: str) -> None:
