@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from instep import errors, settings
+from instep import cli, errors, settings
 from instep.kafka import topics
 from instep.kafka.connection import Cluster as Connection
 from instep.local.broker import Cluster
@@ -53,6 +53,15 @@ def test_no_page_is_left_of_a_rule_that_is_gone() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_that_is_named_exists(page: Path) -> None:
+    """In code, whether in a line or in a block: `instep show C-1`."""
+    text = page.read_text(encoding="utf-8")
+    fenced = "\n".join(re.findall(r"^ *```sh\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL))
+    named = {*re.findall(r"`instep ([a-z]+)", text), *re.findall(r"^ *instep ([a-z]+)", fenced, re.MULTILINE)}
+    assert named <= {name for names in cli.PARTS.values() for name in names}
 
 
 def test_every_stop_has_a_page_and_every_page_a_stop() -> None:
