@@ -59,7 +59,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_command_that_is_named_exists(page: Path) -> None:
     """In code, whether in a line or in a block: `instep show C-1`."""
     text = page.read_text(encoding="utf-8")
-    fenced = "\n".join(re.findall(r"^ *```sh\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL))
+    fenced = "\n".join(re.findall(r"^ *```[a-z]*\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL))
     named = {*re.findall(r"`instep ([a-z]+)", text), *re.findall(r"^ *instep ([a-z]+)", fenced, re.MULTILINE)}
     assert named <= {name for names in cli.PARTS.values() for name in names}
 
