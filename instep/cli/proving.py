@@ -37,7 +37,10 @@ def reconcile(
         str | None, typer.Option(metavar="SQL", help="The query, its columns named like the event's fields.")
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="The source's field that holds the document's id; left out: the event's.")
+        str | None,
+        typer.Option(
+            help="The source's field that holds the document's id; for a composite key: tenant,number. Left out: the event's."
+        ),
     ] = None,
     from_: Annotated[
         str | None,

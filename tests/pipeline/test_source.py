@@ -99,3 +99,30 @@ def test_a_query_of_the_source(database_url: str, topic: str, cluster: Cluster, 
     for wrong, words in (("SELECT no FROM prints", "no column 'doc_id'"), ("SELECT 1 FROM nowhere", "nowhere")):
         with pytest.raises(errors.InstepError, match=words):
             prove(pipeline, source=source.Source(url=database_url, query=wrong))
+
+
+def test_a_composite_key_is_proved_and_repaired(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove, tmp_path: Path
+) -> None:
+    """Against the topic and against a CSV file, whose integers are as the table has them."""
+    url = new_database("sqlite")
+    pipeline = following(
+        url,
+        topic,
+        key=["tenant", "no"],
+        key_type=["text", "bigint"],
+        event={"document": ["tenant", "no"], "status": "status", "order": "version"},
+        columns={"print_status": "status", "print_version": "version"},
+    )
+    body = {"tenant": "t", "status": "PRINTED", "version": 1}
+    send(cluster, topic, *((f"t/{n}", {**body, "no": n}) for n in range(4)), ("t/3", None))
+    drained(runner(pipeline, once=True))
+    run_sql(url, "UPDATE contract_document SET print_status = 'LOST' WHERE no = 1", "DELETE FROM contract_document WHERE no = 2")
+    report, listed = prove(pipeline, fix=mending.Fix(execute=True, who="tester"))
+    assert found(listed) == [("t/1", "different", "print_status"), ("t/2", "missing", None)]
+    assert report.mended is not None
+    assert report.mended.left_alone == 0
+    file = tmp_path / "source.csv"
+    file.write_text("tenant,no,status,version\nt,0,PRINTED,1\nt,1,PRINTED,1\nt,2,PRINTED,1\n", encoding="utf-8")
+    report, listed = prove(pipeline, source=source.Source(file=str(file)))
+    assert (report.in_step, report.documents, listed) == (True, 3, [])
