@@ -377,6 +377,12 @@ class Reader:
 
     def _key_column(self, name: str, *, written: bool) -> mapping.Column:
         """A column as part of the key: a decimal number without digits after the point is an integer there."""
+        if self.columns[name].get("computed") and written:
+            raise self._unfit(
+                name,
+                "is the key and computed by the database, so a document cannot be inserted under its own id",
+                'set missing = "park" or "ignore", or choose another unique column as `key`',
+            )
         column = self._column(name, written=written)
         match column.kind:
             case kinds.Exact(digits=int(digits), scale=0 | None) if digits <= DECIMAL_ID_DIGITS:
@@ -503,7 +509,7 @@ class Reader:
                 raise self._unfit(
                     name,
                     'takes no null, has no default and is not in the mapping, so missing = "insert" cannot make a document',
-                    'give it a default, map it, or set missing = "ignore"',
+                    'give it a default, map it, or set missing = "park" or "ignore"',
                 )
 
     def _judge_guard(self, column: mapping.Column, is_time: bool) -> None:
