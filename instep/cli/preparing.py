@@ -21,7 +21,7 @@ def prepare(
     declared: settings.Settings, name: str, *, sql: bool, add_columns: bool, infer: bool | None
 ) -> list[errors.InstepError]:
     """Make what one pipeline lacks in its target database, or print it; what stands in the way, all of it."""
-    from instep.sinks import inspection, preparation
+    from instep.sinks import facts, inspection, preparation
 
     pipeline = settings.pipeline(declared, name)
     try:
@@ -40,6 +40,7 @@ def prepare(
 
         preparation.prepare(typed, add_columns=add_columns, show=show)
         inspection.inspect(name, pipeline)
+        facts.refuse_own_without_rights(name, pipeline)
     except errors.InstepError as error:
         return [error]
     return []

@@ -81,7 +81,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         lacking = self.lacking_rights or []
         if self.kind == "sqlite":
             return f"chmod u+w {' '.join(right.removeprefix('WRITE on ') for right in lacking)}"
-        return "; ".join(f"GRANT {self._named(right)} TO {self.user or 'the user of the pipeline'}" for right in lacking)
+        by_table: dict[str, str] = {}
+        for right in lacking:
+            what, _, table = right.partition(" on ")
+            by_table[table] = f"{by_table[table]}, {what}" if table in by_table else what
+        user = self.user or "the user of the pipeline"
+        return "; ".join(f"GRANT {self._named(f'{what} on {table}')} TO {user}" for table, what in by_table.items())
 
     def _named(self, right: str) -> str:
         """`INSERT on a.b` as a GRANT statement has it."""
@@ -119,6 +124,18 @@ def read(name: str, pipeline: settings.Pipeline) -> Facts:
     except errors.InstepError as error:
         return msgspec.structs.replace(found, unfit=(error.what, error.remedy))
     return found
+
+
+def refuse_own_without_rights(name: str, pipeline: settings.Pipeline) -> None:
+    """Raise NotAuthorised when the pipeline's user lacks rights on instep's tables, which another user may have created."""
+    found = read(name, pipeline)
+    lacking = [right for right in found.lacking_rights or [] if right.partition(" on ")[2] in tables.metadata.tables]
+    if lacking:
+        shown = list(dict.fromkeys(right.partition(" on ")[2] for right in lacking))
+        raise errors.NotAuthorised(
+            f"{found.user or 'the user of the pipeline'} lacks rights on {', '.join(shown)}, which another user created",
+            f"have the owner run: {msgspec.structs.replace(found, lacking_rights=lacking).granting}",
+        )
 
 
 def integer_fields(pipeline: settings.Pipeline) -> frozenset[str]:

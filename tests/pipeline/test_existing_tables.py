@@ -24,7 +24,7 @@ from instep.pipeline import parked as parked_documents
 from instep.pipeline.runner import Runner
 from instep.pipeline.transaction import Work
 from instep.pipeline.turns import Desk
-from instep.sinks import inspection, preparation
+from instep.sinks import facts, inspection, preparation
 from instep.sinks.sink import Sink
 from tests.pipeline.conftest import Prove, drained
 from tests.pipeline.test_runner import send
@@ -429,3 +429,18 @@ def test_binary_uuids_of_mysql(new_database: Callable[[str], str]) -> None:
     with contextlib.closing(opened(name, text_key)) as sink:
         apply(sink, [record(0, ID, events(3)[0]), record(1, UNKNOWN, {**events(3)[0], "shipment_id": UNKNOWN})])
     assert run_sql(url, "SELECT id_text, address, status, version FROM shipment") == [(ID, "Bonn", "DELIVERED", 4)]
+
+
+def test_init_names_rights_that_another_user_must_grant(new_database: Callable[[str], str]) -> None:
+    """The tables of instep are there already and belong to another role: the role of the guide cannot use them yet."""
+    admin = new_database("postgres")
+    url = created(7, "postgres", admin, [])
+    ((name, pipeline),) = pipelines(7, url).items()
+    preparation.prepare(msgspec.structs.replace(pipeline, target=admin))
+    with pytest.raises(errors.NotAuthorised, match="instep_ledger") as refused:
+        facts.refuse_own_without_rights(name, pipeline)
+    run_sql(admin, *refused.value.remedy.removeprefix("have the owner run: ").split("; "))
+    facts.refuse_own_without_rights(name, pipeline)
+    with contextlib.closing(opened(name, pipeline)) as sink:
+        apply(sink, [record(0, "S-1", events(7)[0])])
+    assert run_sql(admin, "SELECT claim_no, status FROM claim") == [("S-1", "REPORTED")]
