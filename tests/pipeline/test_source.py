@@ -115,7 +115,7 @@ def test_a_composite_key_is_proved_and_repaired(
         columns={"print_status": "status", "print_version": "version"},
     )
     body = {"tenant": "t", "status": "PRINTED", "version": 1}
-    send(cluster, topic, *((f"t/{n}", {**body, "no": n}) for n in range(4)), ("t/3", None))
+    send(cluster, topic, *((f"t/{n}".encode(), {**body, "no": n}) for n in range(4)), (b"t/3", None))
     drained(runner(pipeline, once=True))
     run_sql(url, "UPDATE contract_document SET print_status = 'LOST' WHERE no = 1", "DELETE FROM contract_document WHERE no = 2")
     report, listed = prove(pipeline, fix=mending.Fix(execute=True, who="tester"))
