@@ -51,6 +51,7 @@ from instep import errors, settings, sinks
 from instep.document import comparison, kinds
 from instep.document.comparison import Kind, Question
 from instep.document.mapping import TIMESTAMP
+from instep.document.showing import counted
 from instep.kafka import backlog, offsets, places, reading, topics
 from instep.kafka.connection import Cluster, java_config
 from instep.kafka.topics import Topic
@@ -168,7 +169,10 @@ def run(
     progress: jobs.Progress = _unseen,
     verbose: bool = False,
 ) -> Iterator[Report]:
-    """Reconcile the named pipelines one after the other in one Spark session."""
+    """Reconcile the named pipelines one after the other in one Spark session.
+
+    A pipeline that cannot be compared does not keep the others from it; the first such error is raised after them.
+    """
     chosen = {name: settings.pipeline(declared, name) for name in names}
     for name, pipeline in chosen.items():  # before Spark starts: wrong settings end it at once
         inspection.inspect(name, pipeline)
@@ -180,10 +184,19 @@ def run(
         for wanted, handler in handlers:
             signal.signal(wanted, handler)  # Spark sets one of its own when it starts
         try:
+            failed: list[errors.InstepError] = []
             for number, (name, pipeline) in enumerate(chosen.items()):
-                yield reconcile(
-                    spark, place.path / f"reconcile-{number}", cluster, name, pipeline, request, say=say, progress=progress
-                )
+                folder = place.path / f"reconcile-{number}"
+                try:
+                    report = reconcile(spark, folder, cluster, name, pipeline, request, say=say, progress=progress)
+                except errors.InstepError as error:
+                    if len(chosen) > 1:
+                        say(f"{name}: not compared: {error.what}")
+                    failed.append(error)
+                else:
+                    yield report
+            if failed:
+                raise failed[0]
         finally:
             with contextlib.suppress(Py4JError, OSError):
                 spark.stop()
@@ -455,7 +468,8 @@ class _Work:
         if count or request.out:
             out = request.out or findings.default_file(to.pipeline)
             first = self._write(out, findings.listed(judged, count), fixer)
-            self.say(f"{count:,} documents that differ are in {out}")
+            differ = sum(counts.get(kind, 0) for kind in comparison.REAL)
+            self.say(f"{counted(differ, 'difference')} and {count - differ:,} parked, waiting or unreadable: see {out}")
             if fixer is not None and request.fix is not None and request.fix.execute:
                 real = (one for one in findings.listed(judged, count) if one.kind in comparison.REAL)
                 with out.open("ab") as rows:

@@ -18,12 +18,12 @@ from confluent_kafka.cimpl import TopicPartition
 from msgspec import UNSET
 from pyspark.sql import SparkSession
 
-from instep import errors
+from instep import errors, settings
 from instep.document.decoding import Event
 from instep.document.guard import Rules
 from instep.kafka import offsets, places, topics
 from instep.kafka.connection import Cluster
-from instep.pipeline import dead, jobs, mending, parked, replay, rewind
+from instep.pipeline import dead, jobs, mending, parked, reconcile, replay, rewind, session
 from instep.pipeline.reconcile import Report
 from instep.pipeline.runner import Runner
 from instep.pipeline.turns import Desk
@@ -619,3 +619,26 @@ def test_the_tasks_of_a_job_are_followed(spark: SparkSession) -> None:
         wait_until(lambda: (name, 4, 4, "tasks") in told, "the progress of the job")
     spark.range(0, 8, 1, 2).collect()  # after the block: of no group
     assert jobs.tasks(tracker, name) == (4, 4)
+
+
+def test_a_pipeline_that_cannot_be_compared_does_not_hold_up_the_others(
+    new_database: Callable[[str], str],
+    topic: str,
+    cluster: Cluster,
+    runner: Run,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = new_database("sqlite")
+    good, gone = following(url, topic), following(url, f"{topic}-gone")
+    send(cluster, topic, event("a", 1))
+    drained(runner(good, name="good", once=True))
+    monkeypatch.setattr(session, "open_session", lambda *_, **__: spark)  # the one that all tests share
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    declared = settings.Settings(pipelines={"gone": gone, "good": good})
+    said: list[str] = []
+    reports = reconcile.run(declared, ["gone", "good"], cluster, [], reconcile.Request(wait_s=0), say=said.append)
+    assert [(report.pipeline, report.in_step) for report in itertools.islice(reports, 1)] == [("good", True)]
+    assert any(line.startswith("gone: not compared: ") for line in said)
+    with pytest.raises(errors.InstepError, match=f"{topic}-gone"):
+        list(reports)

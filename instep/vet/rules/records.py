@@ -92,7 +92,7 @@ def not_idempotent(case: Case) -> Iterator[Broken]:
 @rule(
     "RECORDS_UNREADABLE",
     Threat.STANDSTILL,
-    when="a record that the pipeline does not understand arrives, which waits as a dead letter",
+    when="a record that the pipeline does not understand arrives, which is set aside",
     what="Some of the newest records cannot be understood by the pipeline, or none of them.",
     why="They become dead letters, or park their documents: kept with a reason, and not in the table. When it is half of them or "
     "more, the mapping is wrong, or the topic.",
