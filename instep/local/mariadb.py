@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from instep.local import artifacts, keeping, libraries, places, ports, server
+from instep.local import database, libraries, ports
 
 CLIENT_CONNECT_WITH_DB = 0x8
 CLIENT_PROTOCOL_41 = 0x200
@@ -18,20 +18,14 @@ CLIENT_PLUGIN_AUTH = 0x80000
 UTF8MB4 = 45
 
 
-class MariaDB(server.Server):
+class MariaDB(database.Database):
     name = "mariadb"
-
-    @property
-    def address(self) -> str:
-        return self.url
+    usual_version = "11.4"
+    version_variable = "INSTEP_MARIADB_VERSION"
 
     @property
     def url(self) -> str:
         return f"mariadb://root@{ports.HOST}:{self.port}/instep"
-
-    @property
-    def user(self) -> keeping.User | None:
-        return places.database_user()
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -39,9 +33,9 @@ class MariaDB(server.Server):
 
     def prepare(self) -> None:
         """At the first start make the data folder; aside, so that a half-made one is never used."""
-        if (self.root / "data").exists():
+        if self.data.exists():
             return
-        home = artifacts.unpacked("mariadb")
+        home = self.home
         libraries.check(home / "bin" / "mariadbd")
         made = self.root / "data.new"
         shutil.rmtree(made, ignore_errors=True)
@@ -55,15 +49,15 @@ class MariaDB(server.Server):
             os.chown(files, self.user.uid, self.user.gid)
         arguments = ["--no-defaults", f"--basedir={home}", f"--datadir={made}", "--auth-root-authentication-method=normal"]
         self.run_step([f"{home}/scripts/mariadb-install-db", *arguments, "--skip-test-db", "--skip-name-resolve"])
-        made.rename(self.root / "data")
+        made.rename(self.data)
 
     def command(self) -> list[str]:
-        home = artifacts.unpacked("mariadb")
+        home = self.home
         return [
             f"{home}/bin/mariadbd",
             "--no-defaults",
             f"--basedir={home}",
-            f"--datadir={self.root}/data",
+            f"--datadir={self.data}",
             f"--bind-address={ports.HOST}",
             f"--port={self.port}",
             # Relative to the data folder: the whole path may be longer than a socket's may be.
@@ -82,7 +76,7 @@ class MariaDB(server.Server):
 
     def answers(self) -> bool:
         """Log in to the database. Its own pid file comes first: on a lost port another server would answer."""
-        if (self.root / "data" / "mariadb.pid").read_text(encoding="utf-8").strip() != str(self.pid):
+        if (self.data / "mariadb.pid").read_text(encoding="utf-8").strip() != str(self.pid):
             return False
         with socket.create_connection((ports.HOST, self.port), timeout=1) as connection, connection.makefile("rb") as stream:
             greeting = _read_packet(stream)

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from instep.local import artifacts, keeping, libraries, places, ports, processes, server
+from instep.local import database, libraries, ports, processes
 
 SETTINGS = {
     "listen_addresses": ports.HOST,
@@ -31,27 +31,21 @@ host  all  all        {ports.HOST}/32  trust
 """
 FIRST_STATEMENTS = """\
 CREATE ROLE instep LOGIN CREATEDB CREATEROLE;
-GRANT pg_monitor, pg_checkpoint, pg_signal_backend TO instep;
+GRANT {roles} TO instep;
 CREATE DATABASE instep OWNER instep;
 """
 
 
-class Postgres(server.Server):
+class Postgres(database.Database):
     name = "postgres"
+    usual_version = "17"
+    version_variable = "INSTEP_POSTGRES_VERSION"
     stop_signal = signal.SIGINT  # the fast shutdown: open transactions are rolled back
     end_signal = signal.SIGQUIT  # the immediate one: leaves no shared memory behind, as SIGKILL would
 
     @property
-    def address(self) -> str:
-        return self.url
-
-    @property
     def url(self) -> str:
         return f"postgresql://instep@{ports.HOST}:{self.port}/instep"
-
-    @property
-    def user(self) -> keeping.User | None:
-        return places.database_user()
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -59,25 +53,28 @@ class Postgres(server.Server):
 
     def prepare(self) -> None:
         """At the first start make the data folder, role and database; aside, so that a half-made one is never used."""
-        if (self.root / "data").exists():
+        if self.data.exists():
             self._drop_strange_lock()
             return
-        programs = artifacts.unpacked("postgres") / "bin"
+        programs, release = self.home / "bin", int(self.version)
         libraries.check(programs / "postgres")
         made = self.root / "data.new"
         shutil.rmtree(made, ignore_errors=True)
-        for name, text in (("access.conf", ACCESS), ("first.sql", FIRST_STATEMENTS)):
+        roles = "pg_monitor, pg_signal_backend" + (", pg_checkpoint" if release >= 15 else "")
+        for name, text in (("access.conf", ACCESS), ("first.sql", FIRST_STATEMENTS.format(roles=roles))):
             (self.root / name).write_text(text, encoding="utf-8")
             (self.root / name).chmod(0o644)
-        locale = ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+        locale = ["--encoding=UTF8", "--locale=C"]
+        if release >= 17:
+            locale += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         self.run_step([f"{programs}/initdb", "-D", str(made), "-U", "superuser", "--auth=trust", *locale])
         alone = ["--single", "-D", str(made), "-c", "exit_on_error=on", "postgres"]
         self.run_step([f"{programs}/postgres", *alone], given=self.root / "first.sql")
-        made.rename(self.root / "data")
+        made.rename(self.data)
 
     def _drop_strange_lock(self) -> None:
         """Remove the lock file of a server that is gone and whose pid a stranger or a zombie has: PostgreSQL would not start."""
-        data = (self.root / "data").resolve()
+        data = self.data.resolve()
         try:
             pid = (data / "postmaster.pid").read_text(encoding="utf-8").split()[0]
             strange = not processes.alive(int(pid)) or Path("/proc", pid, "cwd").readlink() != data
@@ -89,14 +86,14 @@ class Postgres(server.Server):
     def command(self) -> list[str]:
         settings = {**SETTINGS, "port": str(self.port), "hba_file": str(self.root / "access.conf")}
         arguments = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        return [str(artifacts.unpacked("postgres") / "bin" / "postgres"), "-D", str(self.root / "data"), *arguments]
+        return [str(self.home / "bin" / "postgres"), "-D", str(self.data), *arguments]
 
     def answers(self) -> bool:
         """Log in and wait for ReadyForQuery; while it starts or recovers, the server answers with an error instead.
 
         Its own lock file says so first: on a lost port another server would answer.
         """
-        lock = (self.root / "data" / "postmaster.pid").read_text(encoding="utf-8").splitlines()
+        lock = (self.data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
         if len(lock) < 8 or lock[0] != str(self.pid) or lock[7].strip() != "ready":
             return False
         names = b"user\0instep\0database\0instep\0\0"
