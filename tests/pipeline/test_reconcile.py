@@ -32,7 +32,7 @@ from instep.sinks.setaside import Choice
 from tests.document.test_guard import Model
 from tests.pipeline.conftest import Prove, drained, following
 from tests.pipeline.test_runner import event, rows, send
-from tests.sinks.conftest import run_sql
+from tests.sinks.conftest import has_uuid_type, run_sql
 from tests.waiting import wait_until
 
 Run = Callable[..., Runner]
@@ -169,7 +169,7 @@ def test_every_kind_of_column_compares_equal_after_its_round_trip(
 ) -> None:
     url = new_database(kind)
     types = KINDS[{"postgres": "postgresql", "mariadb": "mysql"}.get(kind, kind)]
-    if kind == "mariadb":
+    if kind == "mariadb" and has_uuid_type(url):
         types = {**types, "a_uuid": "UUID"}
     if kind == "postgres":
         run_sql(url, "CREATE TYPE mood AS ENUM ('good', 'bad')")

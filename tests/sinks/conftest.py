@@ -37,6 +37,14 @@ def run_sql(url: str, *statements: str) -> list[Any]:
     return rows
 
 
+def has_uuid_type(url: str) -> bool:
+    """Return whether a PostgreSQL or MariaDB has the type UUID. MariaDB has it since 10.7."""
+    if url.startswith("postgres"):
+        return True
+    with inspection.connection(target.database_url(url)) as opened:
+        return (opened.dialect.server_version_info or ()) >= (10, 7)
+
+
 @pytest.fixture
 def open_sink() -> Iterator[Callable[[settings.Pipeline], Sink]]:
     """Opens sinks, and closes them at the end."""
