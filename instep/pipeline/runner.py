@@ -58,8 +58,17 @@ class Runner(threading.Thread):
     """Runs one pipeline in a thread of its own, so that waiting for one pipeline's servers holds up no other."""
 
     def __init__(
-        self, name: str, pipeline: settings.Pipeline, cluster: Cluster, spark: SparkSession, folder: Path, *, once: bool
+        self,
+        name: str,
+        pipeline: settings.Pipeline,
+        cluster: Cluster,
+        spark: SparkSession,
+        folder: Path,
+        *,
+        once: bool,
+        is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_lost` says that the folder was removed: what fails then is no failure of the pipeline."""
         super().__init__(name=name, daemon=True)
         self.pipeline, self.cluster, self.spark, self.once = pipeline, cluster, spark, once
         self.state = State.STARTING
@@ -69,6 +78,8 @@ class Runner(threading.Thread):
         self.restarts = 0
         self.progress = progress.Progress()
         self._folder = folder
+        self._is_lost = is_lost
+        self._suspended = threading.Event()
         self._asked_to_stop = threading.Event()
         self._query: StreamingQuery | None = None
         self._topic: Topic | None = None
@@ -114,11 +125,28 @@ class Runner(threading.Thread):
         self._stop_query()
         self.join(patience_s)
 
+    def suspend(self) -> None:
+        """End the query, and start none until `resume` gives the pipeline another Spark session."""
+        self._suspended.set()
+        self._stop_query()
+        if self.state is not State.ENDED:
+            self._wait_for("a new Spark session")
+
+    def resume(self, spark: SparkSession, folder: Path) -> None:
+        """Continue at the ledger in another Spark session."""
+        self.spark, self._folder = spark, folder
+        self._suspended.clear()
+
     def waiting_s(self) -> float:
         """For how long the pipeline has been waiting."""
         return time.monotonic() - self._waiting_since if self.state is State.WAITING else 0.0
 
+    def _has_no_session(self) -> bool:
+        return self._suspended.is_set() or self._is_lost()
+
     def _look(self) -> None:
+        if self._has_no_session():
+            return
         now, running = time.monotonic(), self._query
         if running is None:
             if now >= self._try_at:
@@ -173,6 +201,9 @@ class Runner(threading.Thread):
             checkpoint=self._folder / f"checkpoint-{epoch}",
             once=self.once,
         )
+        if self._suspended.is_set():  # while the query started: `suspend` did not see it
+            self._stop_query()
+            return
         self.state = State.RUNNING
 
     def _believed(self, check: Callable[[], Found]) -> Found:
@@ -192,7 +223,8 @@ class Runner(threading.Thread):
 
     def _settle_at_end(self) -> None:
         """The same once more when the query is over, unless another run counts on in the same ledger by now."""
-        if self._counted is None or self._target is None or self.state is State.WAITING:
+        waits_for_server = self.state is State.WAITING and not self._suspended.is_set()
+        if self._counted is None or self._target is None or waits_for_server:
             return
         with contextlib.suppress(errors.InstepError):
             sink = self._look_at(self._target)
@@ -309,22 +341,27 @@ class Runner(threading.Thread):
             self._failures = self._hopeless = 0
 
     def _guarded(self, step: Callable[[], None]) -> None:
+        spark = self.spark
         try:
             step()
         except errors.InstepError as error:
-            self._failed(error)
+            failure = error
         except Exception as error:  # noqa: BLE001 - a thread that died unseen would leave a pipeline that only seems to run
-            self._failed(failures.read(str(error)) or unexplained(error))
+            failure = failures.read(str(error)) or unexplained(error)
+        else:
+            return
+        if self.spark is spark:  # else the session was replaced meanwhile, and the error is the old one's
+            self._failed(failure)
 
     def _failed(self, error: errors.InstepError) -> None:
         """Wait and try again, for ever or a few times, or end: by the error's type."""
-        if self._asked_to_stop.is_set():
+        if self._asked_to_stop.is_set() or self._has_no_session():
             return
         first_start = self.state is State.STARTING
         if isinstance(error, errors.DatabaseUnreachable):
             self._let_go()
         if isinstance(error, errors.Unreachable) and self._query is not None:
-            self._wait_for(error)  # the query itself waits a while, and need not be started again if that is enough
+            self._wait_for(error.what)  # the query itself waits a while, and need not be started again if that is enough
             return
         self._stop_query()
         waits = isinstance(error, (errors.Unreachable, errors.StartAgain))
@@ -341,13 +378,13 @@ class Runner(threading.Thread):
         self._failures += 1
         self.restarts += 1
         self._try_at = time.monotonic() + min(BACKOFF_FIRST_S * 2 ** (self._failures - 1), BACKOFF_MAX_S)
-        self._wait_for(error)
+        self._wait_for(error.what)
 
-    def _wait_for(self, error: errors.InstepError) -> None:
+    def _wait_for(self, what: str) -> None:
         if self.state is not State.WAITING:
             self._waiting_since = time.monotonic()
         self.state = State.WAITING
-        self.waiting_for = error.what
+        self.waiting_for = what
 
     def _stop_query(self) -> None:
         """Stop the query; when another thread is stopping it, wait for that."""

@@ -9,11 +9,12 @@ import os
 import re
 import secrets
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pyspark
@@ -26,6 +27,7 @@ from instep import errors, settings, spark_options
 from instep.pipeline import launching
 
 STOP_TIMEOUT_MS = 2_500
+JVM_END_TIMEOUT_S = 5.0
 TASK_TRIES_MAX = 4
 # ten times the defaults: what runs for every record is compiled to the utmost all the same, the rest costs more than it gives
 COMPILER = (
@@ -48,14 +50,32 @@ class Workplace:
 
     def __init__(self) -> None:
         _sweep()
-        self.path = Path(tempfile.mkdtemp(prefix="instep-run-"))
-        self._lock = (self.path / LOCK).open("wb")
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix="instep-run-"))
+            self._lock = (self.path / LOCK).open("wb")
+            self._folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise errors.InstepError(
+                f"no folder can be made below {tempfile.gettempdir()} for Spark's temporary files: {error.strerror}",
+                "make that folder writable, or set TMPDIR to one that is; then run the command again",
+            ) from error
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        fcntl.flock(self._folder, fcntl.LOCK_EX)  # systemd-tmpfiles leaves a locked folder alone, however old its files are
         self.log = self.path / "spark.log"
+
+    def is_lost(self) -> bool:
+        """Return whether the folder or its lock file was removed, for example by a cleaner of temporary files."""
+        try:
+            return not os.path.samestat((self.path / LOCK).stat(), os.fstat(self._lock.fileno()))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
+        if self._folder >= 0:
+            os.close(self._folder)
+            self._folder = -1
 
 
 def open_session(spark: settings.Spark, jars: Sequence[Path], place: Workplace, *, verbose: bool = False) -> SparkSession:
@@ -79,6 +99,51 @@ def open_session(spark: settings.Spark, jars: Sequence[Path], place: Workplace, 
         raise _not_started(place.log, error) from error
     session.sparkContext.setLogLevel("WARN" if verbose else "ERROR")
     return session
+
+
+class Session:
+    """A Spark session and the temporary folder that it needs. Both are replaced together when the folder is lost."""
+
+    def __init__(self, spark: settings.Spark, jars: Sequence[Path], *, verbose: bool = False) -> None:
+        self._settings, self._jars, self._verbose = spark, jars, verbose
+        self.place = Workplace()
+        self._spark: SparkSession | None = None
+
+    @property
+    def spark(self) -> SparkSession:
+        if self._spark is None:
+            self._spark = open_session(self._settings, self._jars, self.place, verbose=self._verbose)
+        return self._spark
+
+    def is_lost(self) -> bool:
+        return self.place.is_lost()
+
+    def renew(self) -> None:
+        """Replace the folder and Spark. The JVM is replaced too: it was started with the path of the old folder."""
+        self.stop()
+        _end_jvm()
+        self.place.remove()
+        self.place = Workplace()
+
+    def stop(self) -> None:
+        spark, self._spark = self._spark, None
+        if spark is not None:
+            with suppress(Py4JError, OSError):
+                spark.stop()
+
+
+def _end_jvm() -> None:
+    """End this process's JVM, so that the next session starts another."""
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    if gateway is None:
+        return
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # the JVM ends with its standard input
+    try:
+        gateway.proc.wait(JVM_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        gateway.proc.wait()
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
-
-from py4j.protocol import Py4JError
 
 from instep import errors, settings
 from instep.document.showing import counted
@@ -24,6 +23,7 @@ from instep.pipeline.metrics import Server
 from instep.pipeline.reporting import Reporter
 from instep.pipeline.runner import Runner, State
 from instep.sinks import inspection
+from instep.terminal import Tone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,28 +50,28 @@ def run(
     backlogs = _measure(chosen, cluster)
     runners: list[Runner] = []
     server = Server(metrics_port, runners) if metrics_port is not None else None
-    place = session.Workplace()
+    opened = session.Session(declared.spark, jars, verbose=verbose)
     try:
         with _stop_signals() as stopped:
-            spark = session.open_session(declared.spark, jars, place, verbose=verbose)
+            spark = opened.spark
             stopped.listen()
             try:
                 runners += [
-                    Runner(name, pipeline, cluster, spark, place.path / str(number), once=once)
+                    Runner(name, pipeline, cluster, spark, opened.place.path / str(number), once=once, is_lost=opened.is_lost)
                     for number, (name, pipeline) in enumerate(chosen.items())
                 ]
                 for runner in runners:
                     if ahead := backlogs.get(runner.name):
                         ends = {partition: one.end for partition, one in ahead.items()}
                         runner.progress.begin({p: end - ahead[p].records for p, end in ends.items()}, ends)
-                _work(spark, runners, stopped, server, verbose=verbose)
+                _work(opened, runners, stopped, server, verbose=verbose)
             finally:
-                with _deadline(stopped, END_WITHIN_S), contextlib.suppress(Py4JError, OSError):
-                    spark.stop()
+                with _deadline(stopped, END_WITHIN_S):
+                    opened.stop()
     finally:
         if server:
             server.close()
-        place.remove()
+        opened.place.remove()
     failed = next((runner.error for runner in runners if runner.error), None)
     if failed is not None:
         raise failed
@@ -142,17 +142,22 @@ def _stop_signals() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
-def _work(spark: SparkSession, runners: Sequence[Runner], stop: Stop, server: Server | None, *, verbose: bool) -> None:
+def _work(opened: session.Session, runners: Sequence[Runner], stop: Stop, server: Server | None, *, verbose: bool) -> None:
     reporter = Reporter(runners, verbose=verbose)
     if server:
         reporter.say(f"metrics at {server.address}")
-    warm = _KeepWarm(spark)
+    warm = _KeepWarm(opened.spark)
     warm.tick()
     for runner in runners:
         runner.start()
     try:
         while not stop.wait(LOOK_INTERVAL_S) and any(runner.state is not State.ENDED for runner in runners):
-            session.refuse_dead(spark)
+            if opened.is_lost():
+                reporter.say(f"the temporary folder {opened.place.path} was removed; starting a new Spark session", Tone.WARNING)
+                _renew(opened, runners)
+                stop.listen()
+                warm = _KeepWarm(opened.spark)
+            session.refuse_dead(opened.spark)
             reporter.tick()
             warm.tick()
     finally:
@@ -162,13 +167,25 @@ def _work(spark: SparkSession, runners: Sequence[Runner], stop: Stop, server: Se
         reporter.end()
 
 
+def _renew(opened: session.Session, runners: Sequence[Runner]) -> None:
+    """Move every pipeline to a new Spark session with a new folder; each continues at its ledger."""
+    _at_once([runner.suspend for runner in runners])
+    opened.renew()
+    for number, runner in enumerate(runners):
+        runner.resume(opened.spark, opened.place.path / str(number))
+
+
 def _stop_all(runners: Sequence[Runner]) -> None:
-    """All at once: a query may take seconds to end, and nobody waits for the sum of them."""
-    stoppers = [threading.Thread(target=runner.stop, args=(MIRROR_PATIENCE_S,), daemon=True) for runner in runners]
-    for stopper in stoppers:
-        stopper.start()
-    for stopper in stoppers:
-        stopper.join()
+    _at_once([functools.partial(runner.stop, MIRROR_PATIENCE_S) for runner in runners])
+
+
+def _at_once(calls: Sequence[Callable[[], None]]) -> None:
+    """A query may take seconds to end, and nobody waits for the sum of them."""
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 class _KeepWarm:

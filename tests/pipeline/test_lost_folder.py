@@ -1,0 +1,139 @@
+"""A run whose temporary folder is removed, as cleaners of temporary files do: on a real broker, with a real Spark session."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from instep import errors
+from instep.kafka.connection import Cluster
+from instep.pipeline import session
+from tests.pipeline.test_runner import event, rows, send
+from tests.sinks.conftest import run_sql
+from tests.waiting import wait_until
+
+DOCUMENTS = 7
+SETTINGS = """\
+[kafka]
+bootstrap = "{bootstrap}"
+
+[pipelines.contracts]
+topic = "{topic}"
+target = "sqlite:///contracts.db"
+table = "contract_document"
+key = "doc_no"
+history = true
+
+[pipelines.contracts.event]
+document = "doc_id"
+status = "status"
+order = "version"
+at = "updated_at"
+
+[pipelines.contracts.columns]
+print_status = "status"
+print_version = "version"
+printed_at = "updated_at"
+"""
+
+
+def test_a_run_continues_in_a_new_session_when_its_folder_is_removed(cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "instep.toml").write_text(SETTINGS.format(bootstrap=cluster.bootstrap, topic=topic), encoding="utf-8")
+    url = f"sqlite:///{tmp_path}/contracts.db"
+    temporary = Path(tempfile.mkdtemp(prefix="lost-"))  # not below tmp_path: the path of a socket in it must be short
+    instep = [sys.executable, "-m", "instep"]
+    subprocess.run([*instep, "init"], cwd=tmp_path, check=True, capture_output=True)
+
+    def has_applied(count: int) -> bool:
+        assert run.poll() is None, log.read_text(encoding="utf-8")
+        return int(run_sql(url, "SELECT count(*) FROM instep_history")[0][0]) >= count
+
+    log = tmp_path / "run.log"
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with log.open("wb") as opened, subprocess.Popen([*instep, "run"], cwd=tmp_path, env=environment, stderr=opened) as run:
+        try:
+            with flowing(cluster, topic) as sent:
+                wait_until(lambda: has_applied(1), "the first events")
+                [removed] = temporary.glob("instep-run-*")
+                shutil.rmtree(removed)
+                before = len(sent)
+                wait_until(lambda: has_applied(before + 1), "events that were sent after the folder was removed")
+            wait_until(lambda: has_applied(len(sent)), "all events")
+            shutil.rmtree(temporary)  # now no folder can be made
+            run.wait(90)
+        finally:
+            run.kill()
+    said = log.read_text(encoding="utf-8")
+    assert run.returncode == errors.InstepError.exit_status
+    assert f"the temporary folder {removed} was removed; starting a new Spark session" in said
+    assert f"contracts: {len(sent):,} records: {len(sent):,} applied, 0 stale, 0 repeated" in said
+    assert "; 0 restarts" in said
+    assert f"no folder can be made below {temporary}" in said
+    assert "set TMPDIR" in said
+    assert "Traceback" not in said
+    newest = {f"d{document}": version for document, version in sent}
+    assert rows(url) == [(document, "PRINTED", version) for document, version in sorted(newest.items())]
+
+
+@contextmanager
+def flowing(cluster: Cluster, topic: str) -> Iterator[list[tuple[int, int]]]:
+    """Send events all the time; the list has those that were sent."""
+    sent: list[tuple[int, int]] = []
+    ended = threading.Event()
+
+    def work() -> None:
+        for number in itertools.count():
+            if ended.wait(0.02):
+                return
+            document, version = number % DOCUMENTS, number
+            send(cluster, topic, event(f"d{document}", version))
+            sent.append((document, version))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.skipif(not shutil.which("systemd-tmpfiles"), reason="systemd-tmpfiles is not installed")
+def test_systemd_cleans_up_around_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "temporary"
+    (temporary / "another").mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    place = session.Workplace()
+    (tmp_path / "cleaner.conf").write_text(f"d {temporary} - - - 0\n", encoding="utf-8")
+    subprocess.run(["systemd-tmpfiles", "--clean", tmp_path / "cleaner.conf"], check=True)
+    assert list(temporary.iterdir()) == [place.path]
+    assert not place.is_lost()
+    place.remove()
+
+
+@pytest.mark.parametrize("removed", ["lock", "."])
+def test_a_folder_without_its_lock_is_lost(removed: str) -> None:
+    place = session.Workplace()
+    assert not place.is_lost()
+    gone = place.path / removed
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    assert place.is_lost()
+    place.remove()
+
+
+def test_another_lock_in_the_folder_is_not_ours() -> None:
+    place = session.Workplace()
+    (place.path / "lock").rename(place.path / "moved")
+    (place.path / "lock").touch()
+    assert place.is_lost()
+    place.remove()
