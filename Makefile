@@ -1,6 +1,6 @@
 # Everything a fresh machine needs is made from here: Python 3.11+, Java 17+ and make are enough.
 .DEFAULT_GOAL := help
-.PHONY: help demo test versions check format lock docs clean
+.PHONY: help demo test versions campaign check format lock docs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,6 +19,10 @@ test: $(READY) ## the whole test suite, against real servers
 
 versions: $(READY) ## the tests that depend on the database, on other versions; VERSIONS="postgres-14 …" for some of them
 	@$(BIN)/python -m tests.versions $(VERSIONS)
+
+campaign: $(READY) ## mixed faults on every database, compared with a model: about 10 minutes (ARGS="--seed 7 --databases postgres")
+	@$(BIN)/python -m instep.local.spark
+	@$(BIN)/python -m tests.campaign $(ARGS)
 
 check: $(READY) ## style, types and the table of who may import whom
 	@$(BIN)/ruff format --check .
