@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import pyspark
 from py4j.protocol import Py4JError
@@ -98,6 +100,8 @@ def open_session(spark: settings.Spark, jars: Sequence[Path], place: Workplace, 
     except (PySparkException, Py4JError) as error:
         raise _not_started(place.log, error) from error
     session.sparkContext.setLogLevel("WARN" if verbose else "ERROR")
+    if not verbose:
+        silence_lost_connections(session.sparkContext._accumulatorServer)
     return session
 
 
@@ -144,6 +148,17 @@ def _end_jvm() -> None:
     except subprocess.TimeoutExpired:
         gateway.proc.kill()
         gateway.proc.wait()
+
+
+def silence_lost_connections(server: socketserver.BaseServer) -> None:
+    """Make PySpark's server for task counters print no traceback when the JVM dies: `refuse_dead` reports that."""
+    report = server.handle_error
+
+    def handle_error(request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], EOFError | OSError):
+            report(request, client_address)
+
+    server.handle_error = handle_error  # type: ignore[method-assign]
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark import SparkContext
+from pyspark import SparkContext, accumulators
 
 from instep import errors, settings
 from instep.pipeline import session
@@ -48,6 +51,22 @@ def test_a_jvm_that_was_killed_at_its_start_is_not_blamed_on_the_settings(
     found = session._not_started(log, Exception("gone"))
     assert isinstance(found, errors.SettingsError)
     assert "IllegalArgumentException: spark.x" in found.what
+
+
+def test_a_lost_connection_to_the_jvm_prints_no_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    address = str(tmp_path / "counters")
+    server: Any = accumulators._start_update_server(None, True, address)  # type: ignore[arg-type]
+    session.silence_lost_connections(server)
+    try:
+        with socket.socket(socket.AF_UNIX) as lost:
+            lost.connect(address)
+        with socket.socket(socket.AF_UNIX) as healthy:  # served after the lost one
+            healthy.connect(address)
+            healthy.sendall(struct.pack("!i", 0))
+            assert healthy.recv(1) == b"\x01"
+            assert "Traceback" not in capfd.readouterr().err
+    finally:
+        server.shutdown()
 
 
 @pytest.mark.parametrize(("master", "key"), [("local[2]", "spark.driver.extraClassPath"), ("spark://h:7077", "spark.jars")])
