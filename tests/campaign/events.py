@@ -16,7 +16,7 @@ from tests.pipeline import model
 PARTITIONS = 3
 ALIVE = 80  # documents that get events at a time; older ones rest
 ROUND = 120  # records of a topic in one round
-PAUSE_S = 0.4
+PAUSE_S = 0.8
 SLOTS = 30  # of each partition; documents take them from each other
 TRANSACTION_MS = 10_000
 STATUSES = sorted(model.STATUSES)

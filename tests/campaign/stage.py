@@ -241,7 +241,7 @@ class Stage:
         before = {one.name: self._positions(one) for one in self.scenarios}
         deadline = time.monotonic() + PATIENCE_S
         idle = list(self.scenarios)
-        while idle := [one for one in idle if self._positions(one) in ({}, before[one.name])]:
+        while idle := [one for one in idle if not _moved(before[one.name], self._positions(one))]:
             code = self._current().poll()
             if code is not None:
                 self.problem(f"the run ended by itself with {code}: {self._current().log.name}")
@@ -271,6 +271,9 @@ class Stage:
         code = self._command("run", "--once", "--master", "local[8]", log="run-once")
         if code != 0:
             self.problem(f"instep run --once ended with {code}: run-once.log")
+        for log in sorted(self.folder.glob("run-*.log")):
+            if "Traceback" in log.read_text(encoding="utf-8", errors="replace"):
+                self.problem(f"a traceback was printed: {log.name}")
 
     def reconcile(self) -> dict[str, int]:
         """The exit status of `instep reconcile` for each scenario: of all at once, and one by one unless that is 0."""
@@ -313,6 +316,11 @@ class Stage:
             self.run.kill()
         self.cluster.close()
         self._timeline.close()
+
+
+def _moved(before: dict[int, int], after: dict[int, int]) -> bool:
+    """Whether a partition got further; rows that a start adds to the ledger are no work."""
+    return any(offset != before.get(partition, 0) for partition, offset in after.items())
 
 
 def _program(pid: int) -> str:
