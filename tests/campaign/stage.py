@@ -202,9 +202,10 @@ class Stage:
         self._current().kill()
         self.rewinds[scenario.name] += 1  # a commit that was under way may come after the look at the ledger
         stood = scenario.positions()
-        self._rewind(scenario, places.FromEnd())
-        for partition in scenario.positions():
-            self._rewind(scenario, places.Offset(stood.get(partition, 0)), [partition])
+        if stood:  # else the pipeline has never started
+            self._rewind(scenario, places.FromEnd())
+            for partition in scenario.positions():
+                self._rewind(scenario, places.Offset(stood.get(partition, 0)), [partition])
         self.run = self._start()
 
     def _rewind(self, scenario: Scenario, place: places.Place, partitions: list[int] | None = None) -> None:
@@ -237,19 +238,17 @@ class Stage:
         return self.run
 
     def _wait_for_work(self) -> None:
-        """Wait until every pipeline has committed something: a fault must meet pipelines at work."""
+        """Wait until a pipeline has committed something: a fault must meet a run at work."""
         before = {one.name: self._positions(one) for one in self.scenarios}
         deadline = time.monotonic() + PATIENCE_S
-        idle = list(self.scenarios)
-        while idle := [one for one in idle if not _moved(before[one.name], self._positions(one))]:
+        while not any(_moved(before[one.name], self._positions(one)) for one in self.scenarios):
             code = self._current().poll()
             if code is not None:
-                self.problem(f"the run ended by itself with {code}: {self._current().log.name}")
+                self.problem(f"{self._current().log.name} ended by itself with {code}")
                 self._current().close()
                 self.run = self._start()
             if time.monotonic() > deadline:
-                names = ", ".join(one.name for one in idle)
-                return self.problem(f"no commit of {names} within {PATIENCE_S:.0f} s: {self._current().log.name}")
+                return self.problem(f"no commit within {PATIENCE_S:.0f} s: {self._current().log.name}")
             time.sleep(0.2)
         return None
 
