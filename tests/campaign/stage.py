@@ -30,6 +30,7 @@ PATIENCE_S = 120.0
 DRAIN_S = 300.0
 GROWTH = 3  # partitions more, once
 REWIND_TRIES = 20
+FAULTS_MIN = 6  # also where the machine is so busy that the time is over before
 HASTY = 0.3  # of the faults do not wait until the pipelines are at work: they meet a run that starts
 ANY_TIME = ("run kill", "jvm kill", "stop", "second run", "paused run", "rewind back", "rewind forth", "grow", "lock")
 AT_WORK = ("broker kill", "broker pause")  # a run that finds no server at its start may end
@@ -76,12 +77,12 @@ class Stage:
     # --- the faults ------------------------------------------------------------------------------------
 
     def play(self, seconds: float) -> None:
-        """Publish, run and inject faults for this time: all kinds in random order, then all again."""
+        """Publish, run and inject faults for this time, and at least some: all kinds in random order, then all again."""
         self.publisher.start()
         self.run = self._start()
         deadline = time.monotonic() + seconds
         waiting: list[str] = []
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or self.faults.total() < FAULTS_MIN:
             if not waiting:
                 waiting = [kind for kind in self._kinds() if kind != "grow" or not self.faults["grow"]]
                 self.dice.shuffle(waiting)
