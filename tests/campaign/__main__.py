@@ -62,7 +62,8 @@ def main() -> int:
         if not given.out:
             shutil.rmtree(out)
         return 0
-    print(f"\nrepeat: python -m tests.campaign --seed {given.seed} --databases {','.join(_failed(results))}")
+    options = f"--seed {given.seed} --seconds {given.seconds:g} --guarantee {given.guarantee}"
+    print(f"\nrepeat: python -m tests.campaign {options} --databases {','.join(_failed(results))}")
     print(f"logs of runs, log dumps, tables and timelines: {out}")
     return 1
 
