@@ -16,7 +16,8 @@ A task brings the records of one partition in offset order. In the target databa
 A commit whose answer was lost needs no care: the next try finds the ledger moved, or not, and step 2 does the rest.
 
 The weaker guarantees part step 7 from the rest: at-least-once commits 1-6, then 7; at-most-once commits 7 first. A crash
-between the two repeats or loses that batch, which is what they allow.
+between the two repeats or loses that batch, which is what they allow. A batch with a delete is one transaction under
+at-least-once too: the delete, done again, would remove what the events behind it made, and these would be repeated ones by then.
 """
 
 from __future__ import annotations
@@ -251,7 +252,7 @@ class Work:
     def _run(self, careful: bool) -> Outcome:
         """The whole in one transaction, or in the two that a weaker guarantee asks for."""
         match self.sink.to.guarantee:
-            case "exactly-once":
+            case guarantee if guarantee == "exactly-once" or (guarantee == "at-least-once" and self._has_delete):
                 with self.sink.transaction():
                     before = self._lock()  # 1
                     outcome = self._write(before, careful)  # 2-6
@@ -276,6 +277,10 @@ class Work:
                 outcome = self._write_at_most_once(self.part.claimed, careful)
         self._at(9)
         return outcome
+
+    @property
+    def _has_delete(self) -> bool:
+        return any(event.values is None for event in self._events)
 
     def _write_at_most_once(self, claimed: Position, careful: bool) -> Outcome:
         if self.part.lost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import threading
@@ -431,6 +432,25 @@ def test_a_crash_before_the_last_commit(
     assert len(table(database_url)) == max(left, again)
     assert restarted.positions()[0].next_offset == 3
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(max(left, again),)]
+
+
+@pytest.mark.parametrize("history", [True, False])
+@pytest.mark.parametrize("step", [7, 8])
+def test_a_delete_that_is_repeated_loses_nothing_behind_it(database_url: str, open_sink: Open, step: int, history: bool) -> None:
+    """At-least-once repeats the batch in which it crashed: a delete must not take the document that came after it."""
+    pipeline = declare(database_url, guarantee="at-least-once", history=history)
+    sink = begun(open_sink(pipeline))
+    apply(sink, [event(0, "a", 1)])
+    batch = [record(1, "a", None), event(2, "a", 2), event(3, "b", 1)]
+
+    def die(moment: Moment) -> None:
+        if moment.step == step:
+            raise Crash
+
+    with contextlib.suppress(Crash):
+        Work(WRITER, 0, batch, log_holds_nothing, die).apply(sink, Decoder(sink.to.mapping))
+    apply(open_sink(pipeline), batch)
+    assert table(database_url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1)]
 
 
 def test_a_ledger_that_went_back_is_not_written_past(database_url: str, open_sink: Open) -> None:
