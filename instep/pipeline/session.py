@@ -40,6 +40,8 @@ COMPILER = (
 )
 LISTS = {"spark.driver.extraClassPath": os.pathsep}
 LOCK = "lock"
+SOCKET_PATH_BYTES_MAX = 104  # of macOS; Linux takes 108
+SOCKET_NAME_BYTES = len("/.01234567-0123-0123-0123-0123456789ab.sock")
 LOCKLESS_S_MAX = 24 * 3600
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
@@ -200,6 +202,12 @@ def _stderr_to(file: Path) -> Iterator[None]:
         os.close(kept)
 
 
+def _has_room_for_sockets(place: Workplace) -> bool:
+    """Whether the path of a socket in a temporary folder is short enough for the system. Otherwise Spark uses ports."""
+    folders = (place.path, Path(tempfile.gettempdir()))
+    return max(len(os.fsencode(folder)) for folder in folders) + SOCKET_NAME_BYTES < SOCKET_PATH_BYTES_MAX
+
+
 def retrying(master: str) -> str:
     """A local master tries a failed task again, as every other master does."""
     local = re.fullmatch(r"local(?:\[([0-9*]+)\])?", master)
@@ -235,7 +243,7 @@ def _conf(
         "spark.sql.streaming.stopTimeout": str(STOP_TIMEOUT_MS),
         "spark.sql.streaming.numRecentProgressUpdates": "1000",
         # the three that shorten a micro-batch most
-        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.unix.domain.socket.enabled": "true" if _has_room_for_sockets(place) else "false",
         "spark.sql.streaming.checkpointFileManagerClass": (
             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
         ),

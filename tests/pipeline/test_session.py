@@ -98,3 +98,15 @@ def test_the_folder_of_a_run_that_lives_elsewhere_stays(tmp_path: Path, monkeypa
     assert not folder.exists()
     assert mine.path.is_dir()
     mine.remove()
+
+
+@pytest.mark.parametrize(("characters", "uses_sockets"), [(1, "true"), (70, "false")])
+def test_a_long_temporary_folder_leaves_no_room_for_sockets(
+    characters: int, uses_sockets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="x" * characters) as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        place = session.Workplace()
+        conf = session._conf(settings.Spark(), [], place, verbose=False)
+        place.remove()
+    assert conf["spark.python.unix.domain.socket.enabled"] == uses_sockets
