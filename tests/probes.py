@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -11,12 +12,12 @@ from instep.pipeline import session
 from instep.pipeline.transaction import Moment
 
 TASKS = 2  # at most, that run at once
-FOLDER, STEP = "INSTEP_TEST_HOLD_FOLDER", "INSTEP_TEST_HOLD_STEP"
+FOLDER, STEPS = "INSTEP_TEST_HOLD_FOLDER", "INSTEP_TEST_HOLD_STEPS"
 
 
 def hold(moment: Moment) -> None:
-    """Stand still at one step of the transaction, say so, and wait to be killed."""
-    if moment.step != int(os.environ[STEP]):
+    """Stop at the step of the transaction that is given for the pipeline, leave a file that says so, and wait to be killed."""
+    if moment.step != json.loads(os.environ[STEPS])[moment.pipeline]:
         return
     Path(os.environ[FOLDER], moment.pipeline).touch()
     parent = os.getppid()
