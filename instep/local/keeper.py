@@ -8,7 +8,7 @@ so Ctrl-C in the owner's terminal does not reach them.
     launch  start the process; its output is added to a log
     poll    its exit status, or null while it runs
     signal  send it a signal
-    freeze  stop it and all below it, as SIGSTOP does
+    freeze  stop it and all below it, as SIGSTOP does; says whether all have stopped
     thaw    let them go on
     kill    SIGKILL it and all below it, and wait until they are gone
     leave   exit and let it run on
@@ -58,7 +58,7 @@ class Keeper:
                 if self.child:
                     self.child.send_signal(command["signal"])
             case "freeze":
-                self.freeze()
+                return {"stopped": processes.freeze(self.tree)}
             case "thaw":
                 for pid in reversed(self.tree()):
                     processes.send(pid, signal.SIGCONT)
@@ -99,13 +99,6 @@ class Keeper:
         below = processes.descendants(os.getpid() if LIBC else self.child.pid if self.child else os.getpid())
         first = [self.child.pid] if self.child and self.child.poll() is None else []
         return first + [pid for pid in below if pid not in first]
-
-    def freeze(self) -> None:
-        frozen: list[int] = []
-        while fresh := [pid for pid in self.tree() if pid not in frozen]:
-            for pid in fresh:
-                processes.send(pid, signal.SIGSTOP)
-            frozen += fresh
 
     def kill(self) -> None:
         deadline = time.monotonic() + 10

@@ -92,8 +92,9 @@ class Keeper:
     def signal(self, number: int) -> None:
         self._ask(do="signal", signal=int(number))
 
-    def freeze(self) -> None:
-        self._ask(do="freeze")
+    def freeze(self) -> bool:
+        """Stop the process and all below it; False when one of them still runs after a while."""
+        return bool(self._ask(do="freeze")["stopped"])
 
     def thaw(self) -> None:
         self._ask(do="thaw")

@@ -96,11 +96,13 @@ def start(name: str) -> Lent:
 
 
 def pause(name: str) -> Lent:
-    """Freeze one server: its connections stay open and nothing answers."""
+    """Freeze one server, and return when it has stopped: its connections stay open and nothing answers."""
     with places.locked(places.state() / "up.lock"):
         one = _named(name)
         _expect(one, ("running",), f"is {one.state}")
-        processes.freeze_tree(one.pid)
+        if not processes.freeze_tree(one.pid):
+            processes.thaw_tree(one.pid)
+            raise server.not_paused(one.name)
         return one
 
 

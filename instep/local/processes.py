@@ -10,9 +10,11 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 PROC = Path("/proc")
+STOP_TIMEOUT_S = 10.0
 
 
 def start_mark(pid: int) -> str | None:
@@ -62,13 +64,27 @@ def send(pid: int, number: int) -> bool:
     return True
 
 
-def freeze_tree(pid: int) -> None:
-    """SIGSTOP a process and all below it, until no further child has come meanwhile."""
+def freeze_tree(pid: int) -> bool:
+    """SIGSTOP a process and all below it; False when one of them still runs after STOP_TIMEOUT_S."""
+    return freeze(lambda: [pid, *descendants(pid)])
+
+
+def freeze(tree: Callable[[], list[int]]) -> bool:
+    """SIGSTOP the processes that `tree` lists, until it lists no new one, and wait until they have stopped.
+
+    The signal is only noted at first: a process stops when it next runs, or returns from the kernel.
+    """
     frozen: list[int] = []
-    while fresh := [one for one in (pid, *descendants(pid)) if one not in frozen]:
+    while fresh := [one for one in tree() if one not in frozen]:
         for one in fresh:
             send(one, signal.SIGSTOP)
         frozen += fresh
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while any(alive(one) and not paused(one) for one in frozen):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def thaw_tree(pid: int) -> None:

@@ -180,9 +180,10 @@ class Server(abc.ABC):
             self._keeper.kill()
 
     def pause(self) -> None:
-        """Freeze it: connections stay open and nothing answers."""
-        if self._keeper and self._keeper.alive:
-            self._keeper.freeze()
+        """Freeze it, and return when it has stopped: connections stay open and nothing answers."""
+        if self._keeper and self._keeper.alive and not self._keeper.freeze():
+            self._keeper.thaw()
+            raise not_paused(self.name)
 
     def resume(self) -> None:
         if self._keeper and self._keeper.alive:
@@ -290,6 +291,14 @@ class Server(abc.ABC):
 
     def _mark_log(self) -> None:
         self._log_from = self.log.stat().st_size if self.log.exists() else 0
+
+
+def not_paused(name: str) -> errors.InstepError:
+    """What is raised when a server did not stop on SIGSTOP in time; it is left running."""
+    return errors.InstepError(
+        f"{name} did not stop within {processes.STOP_TIMEOUT_S:.0f} s of SIGSTOP and was let go on",
+        f"it may be waiting for the disk: pause it again, or kill it: instep up kill {name}",
+    )
 
 
 def end(pid: int, mark: str, number: int, timeout_s: float) -> None:
