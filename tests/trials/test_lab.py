@@ -23,6 +23,7 @@ from instep.trials.clients.publishing import Publishing
 from instep.trials.grounds import Grounds
 from instep.trials.trial import Trial
 from instep.trials.verdict import Verdict
+from tests import commands
 from tests.waiting import wait_until
 
 
@@ -197,10 +198,9 @@ def test_an_unknown_tier_and_options_that_do_not_go_together_are_refused(tmp_pat
         (["--resume", "--run", "nope"], "there is no run"),
         (["--seed", "-3"], "-3"),
     ):
-        process = run_lab(tmp_path, *arguments)
-        _, said = process.communicate(timeout=60)
-        assert (process.returncode, "Traceback" in said) == (2, False), said
-        assert words in said
+        done = commands.run(["lab", "run", *arguments], cwd=tmp_path, env={**os.environ, "INSTEP_HOME": str(tmp_path)})
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+        assert words in done.stderr
 
 
 def test_every_claim_says_what_a_reader_needs() -> None:

@@ -13,6 +13,7 @@ import pytest
 from instep.trials import store
 from instep.trials.claim import Plot, Series, Table
 from instep.trials.verdict import Outcome, Part, Role
+from tests import commands
 from tests.test_terminal import EVIL
 from tests.trials import labs
 
@@ -43,10 +44,7 @@ def kept(home: Path) -> Path:
 
 def lab(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "INSTEP_HOME": str(home)}
-    command = [sys.executable, "-c", PROGRAM, "lab", *arguments]
-    done = subprocess.run(
-        command, cwd=home.parent, env=environment, capture_output=True, text=True, timeout=60, check=False, encoding="utf-8"
-    )
+    done = commands.run(["lab", *arguments], cwd=home.parent, env=environment, program=PROGRAM)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -17,6 +16,7 @@ import typer
 from instep.cli import bench as bench_commands
 from instep.trials.bench import store
 from instep.trials.bench.result import asked
+from tests import commands
 from tests.test_terminal import EVIL
 from tests.trials.bench import made
 
@@ -40,16 +40,7 @@ def kept(home: Path) -> list[str]:
 
 
 def bench(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "instep", "bench", *arguments],
-        cwd=home.parent,
-        env={**os.environ, "INSTEP_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        encoding="utf-8",
-    )
+    done = commands.run(["bench", *arguments], cwd=home.parent, env={**os.environ, "INSTEP_HOME": str(home)})
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
