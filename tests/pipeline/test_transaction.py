@@ -96,7 +96,7 @@ def test_whole_events_in_any_order_end_as_one_by_one(database_url: str, open_sin
     rules = guard.Rules(ordered=order != "by place", order_is_time=order == "by time")
     model = Model(rules, {}, {}, tuple(columns))
     decoder, dice, offset, expected = Decoder(sink.to.mapping), random.Random(f"{order} {trusting}"), 0, []
-    for _ in range(25):
+    for _ in range(18):
         batch = []
         for _ in range(dice.choice([1, 2, 3, 8])):
             name, version = dice.choice("abcdefgh"), dice.randrange(40)

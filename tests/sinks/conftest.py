@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -21,15 +22,29 @@ BASE: dict[str, Any] = {
     "columns": {"print_status": "status", "print_version": "version", "printed_at": "updated_at"},
 }
 
+ENGINES: dict[str, sa.Engine] = {}  # of the servers that were asked last
+ENGINES_MAX = 4
+
 
 def declare(url: str, **changes: Any) -> settings.Pipeline:
     """A pipeline's settings, with some of them changed."""
     return msgspec.convert({**BASE, "target": url, **changes}, settings.Pipeline)
 
 
+def _connection(url: str) -> AbstractContextManager[sa.Connection]:
+    """A new connection to a file, which may be replaced by another; to a server, the one that was used before."""
+    if url.startswith("sqlite"):
+        return inspection.connection(target.database_url(url), create=True)
+    engine = ENGINES.pop(url, None) or sa.create_engine(target.database_url(url), pool_pre_ping=True)
+    ENGINES[url] = engine
+    if len(ENGINES) > ENGINES_MAX:
+        ENGINES.pop(next(iter(ENGINES))).dispose()
+    return engine.connect()
+
+
 def run_sql(url: str, *statements: str) -> list[Any]:
     """Run statements as the target's own team would; the rows of the last."""
-    with inspection.connection(target.database_url(url), create=True) as opened:
+    with _connection(url) as opened:
         for statement in statements:
             result = opened.execute(sa.text(statement.replace(":", "\\:")))
         rows = [tuple(row) for row in result] if result.returns_rows else []
