@@ -20,6 +20,7 @@ from instep.trials.processes import PipelineProcess
 from instep.trials.spark import CONF, SparkCluster
 from tests.sinks.conftest import run_sql
 
+DOCUMENTS = 400
 SETTINGS = """
 [kafka]
 bootstrap = "{bootstrap}"
@@ -61,16 +62,16 @@ def test_a_cluster_of_two_workers(
         topics.create(cluster, "on-a-cluster", 4)
     with Publisher(broker.bootstrap, "on-a-cluster") as publisher:
         for version in (1, 2):
-            for number in range(2_000):
+            for number in range(DOCUMENTS):
                 publisher.send(StatusEvent(document=f"d{number}", status="PRINTED", version=version))
     with PipelineProcess(config, "--once", "--master", spark_cluster.url, log=tmp_path / "run.log") as process:
         assert process.wait(180) == 0, process.tail()
-    assert run_sql(url, "SELECT count(*), min(print_version) FROM contract_document") == [(2_000, 2)]
-    assert run_sql(url, "SELECT count(*) FROM instep_history") == [(4_000,)]
+    assert run_sql(url, "SELECT count(*), min(print_version) FROM contract_document") == [(DOCUMENTS, 2)]
+    assert run_sql(url, "SELECT count(*) FROM instep_history") == [(2 * DOCUMENTS,)]
     assert all("Asked to launch executor" in spark_cluster.log(f"worker-{number}") for number in (1, 2))
     run_sql(url, "DELETE FROM contract_document WHERE doc_no = 'd7'")
     command = [sys.executable, "-m", "instep", "--config", str(config), "reconcile", "--json", "--master", spark_cluster.url]
     proof = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
     assert proof.returncode == 1, proof.stderr
     [report] = json.loads(proof.stdout)["pipelines"]
-    assert (report["documents"], report["documents_in_step"], report["missing"]) == (2_000, 1_999, 1)
+    assert (report["documents"], report["documents_in_step"], report["missing"]) == (DOCUMENTS, DOCUMENTS - 1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from instep import errors
 from instep.local.broker import Cluster
 from instep.trials import polling, story
 from instep.trials.report import sheet
+from tests import commands
 from tests.sinks.conftest import run_sql
 
 
@@ -61,8 +63,7 @@ def tried(command: str, folder: Path) -> str:
     """Run a command that the demo names, by the instep that is tested, and return what it prints."""
     program, *arguments = shlex.split(command)
     assert Path(program).name in ("instep", Path(sys.executable).name)
-    argv = [sys.executable, "-m", "instep", *arguments[arguments.index("--config") :]]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = commands.run(arguments[arguments.index("--config") :], cwd=folder, env=os.environ)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
 

@@ -80,8 +80,8 @@ def test_the_pipeline_cold_and_warm_beside_a_rival_that_fails_once(broker: Clust
     monkeypatch.setattr(contest, "hold", held)
     options = apply.Options(
         targets=("sqlite",),
-        events=3_000,
-        documents=700,
+        events=1_200,
+        documents=300,
         partitions=PARTITIONS,
         history=(True,),
         stale=0.05,
