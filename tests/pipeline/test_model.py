@@ -31,9 +31,10 @@ from tests.sinks.conftest import run_sql
 
 DOCUMENTS = 60
 PARTITIONS = 3
-EVENTS = 1_600
-EVENTS_AFTER = 300
-BATCH_ROWS = 200
+EVENTS = 700
+EVENTS_AFTER = 150
+BATCH_ROWS = 120
+KINDS = {"good": 80, "late": 8, "delete": 4, "refused": 2, "unreadable": 2, "odd note": 4}  # of events, and how often
 SLOTS = 30  # of each partition; documents take them from each other
 
 
@@ -87,6 +88,7 @@ class Log:
 
     def __post_init__(self) -> None:
         self.ends = [0] * PARTITIONS
+        self.kinds: set[str] = set()
         self._versions: dict[str, int] = {}
         self._statuses: dict[str, str] = {}
 
@@ -103,7 +105,9 @@ class Log:
         document, partition = name_of(number, self.composite), number % PARTITIONS
         place = (partition, self.ends[partition])
         self.ends[partition] += 1
-        match self.dice.choices(("good", "late", "delete", "refused", "unreadable", "odd note"), (80, 8, 4, 2, 2, 4))[0]:
+        kind = self.dice.choices(tuple(KINDS), tuple(KINDS.values()))[0]
+        self.kinds.add(kind)
+        match kind:
             case "delete":
                 self._statuses.pop(document, None)
                 return Fact(place, document)
@@ -212,6 +216,7 @@ def test_the_whole_is_what_the_model_is(
 
     for fact in log.write(cluster, EVENTS):
         expected.apply(fact)
+    assert log.kinds == set(KINDS)
     run = drained(runner(road.settings(url, log.topic, model.COLUMNS), once=True))
     assert run._target is not None
     assert run._target.refuses is road.constrained
