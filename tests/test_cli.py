@@ -293,11 +293,11 @@ def test_a_document_is_shown_although_another_pipeline_has_keys_of_another_type(
 
 def test_a_missing_topic_names_the_command_that_makes_it(place: Path) -> None:
     instep(place, "init")
-    file = place / "instep.toml"
-    file.write_text(re.sub(r'topic = ".*"', 'topic = "nowhere"', file.read_text()), encoding="utf-8")
+    file, topic = place / "instep.toml", f"missing-{uuid.uuid4().hex[:8]}"
+    file.write_text(re.sub(r'topic = ".*"', f'topic = "{topic}"', file.read_text()), encoding="utf-8")
     for arguments in (("run", "--once"), ("emit", "-")):
         command = refused(place, *arguments).splitlines()[-1]
-        assert command.startswith("instep topics create nowhere")
+        assert command.startswith(f"instep topics create {topic}")
     assert instep(place, *command.split()[1:]).returncode == 0
     assert instep(place, "emit", "-", given=EVENTS).returncode == 0
 

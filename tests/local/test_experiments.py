@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from confluent_kafka import KafkaException
 from instep import errors, settings
 from instep.kafka import connection, topics
 from instep.local import lent, register
+from tests import commands
 from tests.waiting import wait_until
 
 Cli = Callable[..., str]
@@ -25,9 +24,7 @@ def cli(home: Path) -> Cli:
     """The command line on a home of its own; what it said on both channels, after it ended as expected."""
 
     def run(*arguments: str, status: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "instep", *arguments], capture_output=True, text=True, check=False, timeout=120, env=os.environ
-        )
+        done = commands.run(arguments, cwd=home, env=os.environ)
         assert done.returncode == status, done.stderr
         return done.stdout + done.stderr
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from instep.kafka.connection import Cluster
 from instep.pipeline import runner as running
 from instep.pipeline.runner import Runner, State
 from instep.sinks import preparation
+from tests import commands
 from tests.kafka import secured
 from tests.kafka.secured import KEY_PASSWORD, PASSWORD, SecuredBroker
 from tests.kafka.test_security import WAYS, kafka, user
@@ -152,17 +151,7 @@ def test_secrets_are_shown_nowhere_and_faults_at_the_start(secured_broker: Secur
 
     def instep(*arguments: str, given: str = "", **environment: str) -> Any:
         secrets = {"KAFKA_PASSWORD": PASSWORD, "KEY_PASSWORD": KEY_PASSWORD}
-        command = [sys.executable, "-m", "instep", *arguments]
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env={**os.environ, **secrets, **environment},
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = commands.run(arguments, cwd=tmp_path, env={**os.environ, **secrets, **environment}, given=given)
         said.append(done.stdout + done.stderr)
         return done
 
