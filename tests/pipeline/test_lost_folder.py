@@ -50,7 +50,7 @@ printed_at = "updated_at"
 def test_a_run_continues_in_a_new_session_when_its_folder_is_removed(cluster: Cluster, topic: str, tmp_path: Path) -> None:
     (tmp_path / "instep.toml").write_text(SETTINGS.format(bootstrap=cluster.bootstrap, topic=topic), encoding="utf-8")
     url = f"sqlite:///{tmp_path}/contracts.db"
-    temporary = Path(tempfile.mkdtemp(prefix="lost-"))  # not below tmp_path: the path of a socket in it must be short
+    temporary = Path(tempfile.mkdtemp(prefix="lost-"))  # short, so that Spark uses sockets in it
     instep = [sys.executable, "-m", "instep"]
     subprocess.run([*instep, "init"], cwd=tmp_path, check=True, capture_output=True)
 
@@ -69,10 +69,12 @@ def test_a_run_continues_in_a_new_session_when_its_folder_is_removed(cluster: Cl
                 before = len(sent)
                 wait_until(lambda: has_applied(before + 1), "events that were sent after the folder was removed")
             wait_until(lambda: has_applied(len(sent)), "all events")
-            shutil.rmtree(temporary)  # now no folder can be made
+            wait_until(lambda: becomes_file(temporary), "a file in the folder's place, in which no folder can be made")
             run.wait(90)
         finally:
             run.kill()
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.unlink(missing_ok=True)
     said = log.read_text(encoding="utf-8")
     assert run.returncode == errors.InstepError.exit_status
     assert f"the temporary folder {removed} was removed; starting a new Spark session" in said
@@ -83,6 +85,16 @@ def test_a_run_continues_in_a_new_session_when_its_folder_is_removed(cluster: Cl
     assert "Traceback" not in said
     newest = {f"d{document}": version for document, version in sent}
     assert rows(url) == [(document, "PRINTED", version) for document, version in sorted(newest.items())]
+
+
+def becomes_file(folder: Path) -> bool:
+    """Put a file in the folder's place; not so while the old Spark makes its folders again."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 @contextmanager

@@ -32,8 +32,8 @@ def declare(url: str, **changes: Any) -> settings.Pipeline:
 
 
 def _connection(url: str) -> AbstractContextManager[sa.Connection]:
-    """A new connection to a file, which may be replaced by another; to a server, the one that was used before."""
-    if url.startswith("sqlite"):
+    """A new connection to a file, which may be replaced by another, or with TLS; to a server, the one that was used before."""
+    if url.startswith("sqlite") or "?" in url:
         return inspection.connection(target.database_url(url), create=True)
     engine = ENGINES.pop(url, None) or sa.create_engine(target.database_url(url), pool_pre_ping=True)
     ENGINES[url] = engine
