@@ -130,6 +130,7 @@ def program(pid: int) -> str:
         return ""
 
 
+@pytest.mark.long
 def test_of_three_brokers_a_dead_one_is_started_again(state: Path) -> None:
     first = lent.up(brokers=3)
     assert [one.name for one in first] == ["kafka-1", "kafka-2", "kafka-3"]

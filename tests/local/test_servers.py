@@ -230,6 +230,7 @@ def test_the_lock_file_of_a_gone_postgres_does_not_bind_a_stranger(servers: Any)
 # --- three brokers ---
 
 
+@pytest.mark.long
 def test_three_brokers_form_a_cluster_and_one_may_die() -> None:
     with broker.Cluster(3) as cluster:
         make_topic(cluster.bootstrap, "three", 3)

@@ -248,7 +248,10 @@ def test_a_topic_that_is_gone(road: Callable[..., Road]) -> None:
     way.assert_in_step()
 
 
-@pytest.mark.parametrize(("kind", "count", "partitions"), [("postgres", 2, 3), ("mariadb", 50, 3), ("sqlite", 50, 2)])
+@pytest.mark.parametrize(
+    ("kind", "count", "partitions"),
+    [("postgres", 2, 3), pytest.param("mariadb", 50, 3, marks=pytest.mark.long), ("sqlite", 50, 2)],
+)
 def test_a_topic_made_again(road: Callable[..., Road], kind: str, count: int, partitions: int) -> None:
     """Shorter than the ledger's place, already longer, and with fewer partitions."""
     way = road(kind)
@@ -506,7 +509,7 @@ def test_a_constraint_that_came_while_it_runs_is_no_stop(road: Callable[..., Roa
     assert (run.state, run.restarts) == (State.RUNNING, 1)
 
 
-@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+@pytest.mark.parametrize("kind", ["postgres", pytest.param("mariadb", marks=pytest.mark.long)])
 def test_a_right_that_was_revoked(road: Callable[..., Road], kind: str) -> None:
     way = road(kind, user=True)
     name = urlparse(way.url).username
@@ -613,7 +616,7 @@ def test_a_sqlite_that_takes_no_writes(mode: str) -> None:
 # --- a database from a backup --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.long), "mariadb"])
 def test_a_database_put_back_from_a_backup_catches_up(road: Callable[..., Road], kind: str, tmp_path: Path) -> None:
     """While it runs, with nothing new to apply: what was applied since the backup is applied again, and nothing is skipped."""
     way = road(kind)

@@ -10,7 +10,8 @@ from tests.trials.conftest import Settle
 
 
 @pytest.mark.parametrize(
-    ("claim", "verdict"), [("commit-1", Verdict.RIGHT), ("commit-7", Verdict.RIGHT), ("commit-8", Verdict.RIGHT)]
+    ("claim", "verdict"),
+    [pytest.param("commit-1", Verdict.RIGHT, marks=pytest.mark.long), ("commit-7", Verdict.RIGHT), ("commit-8", Verdict.RIGHT)],
 )
 def test_verdict(settle: Settle, claim: str, verdict: Verdict) -> None:
     result = settle(claim)

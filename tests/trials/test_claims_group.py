@@ -12,7 +12,7 @@ from tests.trials.conftest import Settle
 S = 1_000_000_000
 
 
-@pytest.mark.parametrize("claim", ["group-1", "group-2"])
+@pytest.mark.parametrize("claim", ["group-1", pytest.param("group-2", marks=pytest.mark.long)])
 def test_verdict(settle: Settle, claim: str) -> None:
     result = settle(claim)
     assert result.verdict is Verdict.DEPENDS, result.judgement.because

@@ -18,7 +18,7 @@ from tests.trials.conftest import Settle
     [
         ("order-3", Verdict.RIGHT),
         ("order-4", Verdict.RIGHT),
-        ("order-5", Verdict.DEPENDS),
+        pytest.param("order-5", Verdict.DEPENDS, marks=pytest.mark.long),
         ("order-6", Verdict.WRONG),
     ],
 )

@@ -13,12 +13,12 @@ from tests.trials.conftest import Settle
 @pytest.mark.parametrize(
     ("claim", "verdict"),
     [
-        ("send-3", Verdict.DEPENDS),
+        pytest.param("send-3", Verdict.DEPENDS, marks=pytest.mark.long),
         ("send-4", Verdict.OUTDATED),
         ("send-6", Verdict.RIGHT),
         ("send-8", Verdict.RIGHT),
-        ("send-9", Verdict.RIGHT),
-        ("send-11", Verdict.DEPENDS),
+        pytest.param("send-9", Verdict.RIGHT, marks=pytest.mark.long),
+        pytest.param("send-11", Verdict.DEPENDS, marks=pytest.mark.long),
     ],
 )
 def test_verdict(settle: Settle, claim: str, verdict: Verdict) -> None:

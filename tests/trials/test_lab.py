@@ -166,7 +166,7 @@ def only_run(home: Path) -> Path:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_nothing_running_and_can_be_resumed(tmp_path: Path, number: signal.Signals) -> None:
     process = run_lab(tmp_path, "order-2", "--seed", "5")
     history = "order-2/history-1_groups.jsonl"

@@ -233,6 +233,7 @@ def test_a_stranger_in_the_mirror_group(vet: Vet, cluster: Cluster) -> None:
         stranger.close()
 
 
+@pytest.mark.long
 def test_three_brokers_set_up_wrong(tmp_path: Path) -> None:
     with ExitStack() as opened:
         servers = opened.enter_context(kafka.Cluster(3, properties=WRONG_BROKERS))

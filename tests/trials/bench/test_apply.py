@@ -43,7 +43,7 @@ def field(broker: Cluster, shared_database: Callable[[str], str]) -> Iterator[Fi
     engine.dispose()
 
 
-@pytest.mark.parametrize("name", [rivals.LOOP, rivals.SPARK_JDBC])
+@pytest.mark.parametrize("name", [rivals.LOOP, pytest.param(rivals.SPARK_JDBC, marks=pytest.mark.long)])
 def test_a_guarded_rival_applies_everything(field: Field, tmp_path: Path, name: str) -> None:
     with closing(contest.Programmed(name, apply.MODULES[name], tmp_path / "rival", is_spark=False)) as rival:
         held = field.hold(rival)

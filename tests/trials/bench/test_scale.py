@@ -90,6 +90,7 @@ def test_memory_at_one_time() -> None:
     assert growth.together_mb({}) == 0
 
 
+@pytest.mark.long
 def test_a_small_run(broker: kafka.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "WARM_UPS", 1)
     options = scale.Options(
