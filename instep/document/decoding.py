@@ -166,10 +166,11 @@ class Decoder:
         events: list[Event] = []
         dead: list[DeadLetter] = []
         micros, ordered = kinds.micros, self._mapping.order is not None
-        parts = len(self._mapping.documents)
         first = 4 if ordered else 3
-        for record, found in zip(records, self._plain.read(records), strict=True):
-            row = found if parts == 1 or found is None else self._with_id(found, parts)
+        rows = self._plain.read(records)
+        if len(self._mapping.documents) > 1:
+            rows = [None if row is None else self._with_id(row, len(self._mapping.documents)) for row in rows]
+        for record, row in zip(records, rows, strict=True):
             if row is not None:
                 order = row[3] if ordered else None
                 events.append(Event(record.offset, row[0], order, micros(row[2]), row[1], row[first:]))

@@ -33,6 +33,7 @@ from instep.sinks.sink import Sink
 
 WHO = "instep"  # in instep_decisions
 INTERVAL_S = 1.0
+START_PAUSE_S = 5.0  # a run that has just started has a backlog to apply first
 FAILURE_PAUSE_S = 5.0
 END_PATIENCE_S = 2.0
 DELAY_FIRST_S = 1.0
@@ -141,7 +142,7 @@ class Retries:
     # --- parts -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pause_s = INTERVAL_S
+        pause_s = START_PAUSE_S
         while not self._over.wait(pause_s):
             pause_s = INTERVAL_S
             if self._epoch():
