@@ -68,7 +68,7 @@ class Runner(threading.Thread):
         once: bool,
         is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_lost` says that the folder was removed: what fails then is no failure of the pipeline."""
+        """`is_lost` says that the folder was removed: errors do not count as failures of the pipeline then."""
         super().__init__(name=name, daemon=True)
         self.pipeline, self.cluster, self.spark, self.once = pipeline, cluster, spark, once
         self.state = State.STARTING
