@@ -74,6 +74,8 @@ def test_a_lost_broker_hides_only_what_it_held() -> None:
             return [part.partition for part in found.topics["single"].partitions if part.leader is None and short]
 
         wait_until(lambda: bool(lost()), "the cluster to notice")
+        # its leader may have been the broker that is gone
+        wait_until(lambda: details.describe(cluster, ["triple"])[0].partitions[0].end == 1, "a leader that answers")
         gone = lost()
         single, triple = details.describe(cluster, ["single", "triple"])
         assert [part.partition for part in single.partitions if part.end is None] == gone
