@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from instep.document import kinds
+from instep.document import canonical, kinds
 from instep.document.event import ID_CHARACTERS_MAX
 from instep.document.mapping import KEY, Column, Mapping
 from instep.document.reasons import Reason, Unfit
@@ -33,7 +33,7 @@ class Part:
         self._is_padded = isinstance(column.kind, kinds.Text) and column.kind.padded
         self._is_integer = isinstance(column.kind, kinds.Integer)
         self._is_time = isinstance(column.kind, kinds.Time)
-        self.restore = _restorer(column.kind)
+        self.restore = canonical.restorer(column.kind)
         self.read = _reader(column.kind)
 
     def of(self, raw: Any, name: str, *, as_text: bool) -> Any:
@@ -144,21 +144,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, datetime):
         return kinds.iso(value)
     return value.isoformat() if isinstance(value, date) else str(value)
-
-
-def _restorer(kind: kinds.Kind) -> Callable[[Any], Any]:
-    """The function from our own text of a key value to the value of the column."""
-    match kind:
-        case kinds.Integer():
-            return int
-        case kinds.Uuid():
-            return UUID
-        case kinds.Date():
-            return date.fromisoformat
-        case kinds.Time():
-            return kinds.instant
-        case _:
-            return str
 
 
 def _reader(kind: kinds.Kind) -> Callable[[Any], Any]:
