@@ -549,7 +549,8 @@ def _check_key(place: str, pipeline: Pipeline) -> None:
     for document in documents:
         if document.startswith("@") and document != "@key":
             raise errors.SettingsError(f"{place}.event.document is {document!r}", 'use "@key" or a field of the value')
-    if len(documents) not in (1, len(keys)) or len(set(documents)) < len(documents):
+    is_whole = isinstance(pipeline.event.document, str)
+    if not (is_whole or len(documents) == len(keys)) or len(set(documents)) < len(documents):
         raise errors.SettingsError(
             f"{place}.event.document is {pipeline.event.document!r}, and the key has the columns {', '.join(keys)}",
             "name one field that holds the whole id, or a field for each key column, in the order of `key`",

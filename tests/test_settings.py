@@ -133,6 +133,7 @@ def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
             changed('document = "doc_id"', 'document = ["a", "a"]').replace('"doc_no"', '["x", "y"]'),
             "a field for each key column",
         ),
+        (changed('document = "doc_id"', 'document = ["a"]').replace('"doc_no"', '["x", "y"]'), "a field for each key column"),
         (changed('document = "doc_id"', 'document = "@offset"'), "event.document is '@offset'"),
         (changed('at = "updated_at"\n', 'at = "@partition"\n'), "event.at is '@partition'"),
         (
