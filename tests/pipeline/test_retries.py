@@ -260,7 +260,7 @@ def test_a_running_pipeline_retries_by_itself(
     run = runner(pipeline)
     send(cluster, topic, published("a", 1, "CREATED"), published("a", 2), published("b", 1))
     wait_until(lambda: len(parked(url)) == 2, "both events of the document to wait")
-    assert ("b", "PRINTED", 1) in table(url)
+    wait_until(lambda: ("b", "PRINTED", 1) in table(url), "the other document, in another partition, to be applied")
     insert(url, "a")
     wait_until(lambda: table(url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1)], "the document to be applied")
     send(cluster, topic, published("c", 1))
