@@ -59,7 +59,8 @@ def test_a_missing_right_is_named(secured_broker: secured.SecuredBroker, deed: D
 def test_a_lost_broker_hides_only_what_it_held() -> None:
     with Cluster(3) as brokers, connection.Cluster(settings.Kafka(), brokers.bootstrap) as cluster:
         topics.create(cluster, "single", 6, 1)
-        topics.create(cluster, "triple", 1, 3, {"min.insync.replicas": "3"})
+        # With all three required in sync, a new leader that has not yet heard of the high watermark could never raise it.
+        topics.create(cluster, "triple", 1, 3, {"min.insync.replicas": "2"})
         producer = Producer({"bootstrap.servers": brokers.bootstrap})
         for number in range(12):
             producer.produce("single", b"%d" % number, partition=number % 6)
