@@ -14,14 +14,14 @@ demo: $(READY) ## events beside polling in a terminal: local broker, Spark, SQLi
 	@$(BIN)/instep demo
 
 test: $(READY) ## the whole test suite, against real servers
-	@$(BIN)/python -m instep.local.spark
+	@$(BIN)/python -m instep.local.class_archives
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long"
 
 versions: $(READY) ## the tests that depend on the database, on other versions; VERSIONS="postgres-14 …" for some of them
 	@$(BIN)/python -m tests.versions $(VERSIONS)
 
 campaign: $(READY) ## mixed faults on every database, compared with a model: about 10 minutes (ARGS="--seed 7 --databases postgres")
-	@$(BIN)/python -m instep.local.spark
+	@$(BIN)/python -m instep.local.class_archives
 	@$(BIN)/python -m tests.campaign $(ARGS)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m long
 

@@ -81,11 +81,11 @@ def init(
 
 def _keep_ready() -> None:
     """What makes later starts quicker, on a machine that has what a start needs."""
-    from instep.local import spark
+    from instep.local import class_archives
 
     with contextlib.suppress(errors.MissingPart):
         shared.need_spark()
-        spark.prepare_in_background(shared.say)
+        class_archives.prepare_in_background(class_archives.SPARK, shared.say)
 
 
 @up_app.callback(invoke_without_command=True)
@@ -98,7 +98,7 @@ def up(
     _debug: Debug = False,
 ) -> None:
     """Start real servers on this machine; they stay until `instep down`."""
-    from instep.local import lent
+    from instep.local import class_archives, lent
 
     if context.invoked_subcommand:
         if brokers or with_ or port or as_json:
@@ -109,6 +109,7 @@ def up(
     names = [name for name in with_.replace(" ", "").split(",") if name]
     started = lent.up(brokers=brokers, databases=names, given_ports=shared.given_ports(port or []), say=shared.say)
     shared.print_servers(started, as_json)
+    class_archives.prepare_in_background(class_archives.KAFKA, shared.say)
 
 
 @up_app.command("status")

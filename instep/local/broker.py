@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from instep import errors
-from instep.local import artifacts, java, ports, server
+from instep.local import artifacts, class_archives, java, ports, server
 
 JVM_FLAGS = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true")
 LOG4J = """\
@@ -317,5 +317,6 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 def _jvm(*flags: str) -> list[str]:
-    folder = artifacts.jars("kafka")[0].parent
-    return [str(java.find()), *JVM_FLAGS, *flags, "-cp", f"{folder}/*"]
+    jars = artifacts.jars("kafka")
+    archived = class_archives.KAFKA.jvm_flags(jars)
+    return [str(java.find()), *JVM_FLAGS, *archived, *flags, "-cp", class_archives.kafka_class_path(jars)]

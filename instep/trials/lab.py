@@ -15,7 +15,7 @@ from pathlib import Path
 import instep
 from instep import errors, settings
 from instep.kafka import membership, topics
-from instep.local import artifacts, java
+from instep.local import artifacts, class_archives, java
 from instep.trials import store
 from instep.trials.claim import Claim, Result, Tier, chosen
 from instep.trials.grounds import Ground, Grounds
@@ -42,6 +42,7 @@ class Lab:
         """Settle what the run has not settled yet; what is settled by then, by claim."""
         if self._given is None:
             _check_room(self._run, self._asked.tier, {claim.brokers for claim in self._left()})
+            class_archives.prepare(class_archives.KAFKA, self._say)  # experiments restart brokers dozens of times
         with Grounds(self._given, self._say) as grounds:
             return self.settle_on(grounds)
 

@@ -23,7 +23,7 @@ import msgspec
 from instep import errors, sinks
 from instep.emit import Publisher
 from instep.kafka.connection import Cluster
-from instep.local import broker, spark
+from instep.local import broker, class_archives
 from instep.pipeline import timeline
 from instep.pipeline.turns import Desk
 from instep.sinks import inspection, setaside, target
@@ -122,7 +122,7 @@ def tell(*, target_url: str | None, documents: int, folder: Path, stage: Stage) 
 
     Every process that it starts is gone when it ends, and a database of the user's is left as it was.
     """
-    spark.prepare(stage.say)  # now, so that the pipeline starts at once later
+    class_archives.prepare(class_archives.SPARK, stage.say)  # now, so that the pipeline starts at once later
     with contextlib.ExitStack() as stack:
         stage.say("starting a Kafka broker on this machine")
         kafka = stack.enter_context(broker.Cluster())

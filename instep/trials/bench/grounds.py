@@ -18,7 +18,7 @@ import msgspec
 
 from instep import errors, masking, settings, sinks
 from instep.kafka import connection, membership, topics
-from instep.local import broker, keeping, mariadb, postgres, server, spark
+from instep.local import broker, class_archives, keeping, mariadb, postgres, server
 from instep.sinks import inspection, preparation, target
 from instep.sinks.sink import Sink
 from instep.trials.bench import meters
@@ -219,7 +219,7 @@ class Grounds:
         self._stack.close()
 
     def __enter__(self) -> Self:
-        spark.prepare(self._say)  # now, not while something is measured
+        class_archives.prepare(class_archives.SPARK, self._say)  # now, not while something is measured
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
