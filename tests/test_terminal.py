@@ -16,6 +16,7 @@ from confluent_kafka import Producer
 from instep import settings
 from instep.kafka import connection, topics
 from instep.local.broker import Cluster
+from tests.producing import IN_ORDER
 from tests.test_cli import SETTINGS, instep
 
 # colour and title, lines of its own, a carriage return, C1 controls, directions, separators, private use, a zero width
@@ -37,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, broker: Cluster) -> Path:
     with connection.Cluster(settings.Kafka(), broker.bootstrap) as cluster:
         topics.create(cluster, topic, 1, config={"message.timestamp.after.max.ms": str(2**63 - 1)})
     assert instep(folder, "init").returncode == 0
-    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer = Producer({"bootstrap.servers": broker.bootstrap, **IN_ORDER})
     for key, value in records():
         raw = value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False).encode()
         producer.produce(topic, key=key, value=raw, timestamp=10**15, partition=0)

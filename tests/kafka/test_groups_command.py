@@ -17,8 +17,10 @@ from confluent_kafka import Consumer, Producer
 from instep import errors
 from instep.kafka import connection, groups, membership, offsets, places, resets
 from instep.local.broker import Cluster
+from tests.hanging import wait_until_ended
 from tests.kafka import tools
 from tests.kafka.test_topics_command import refused, refused_here, told
+from tests.producing import IN_ORDER
 from tests.test_cli import SETTINGS, instep
 from tests.waiting import wait_until
 
@@ -59,7 +61,7 @@ def _who(part: dict[str, Any]) -> list[str]:
 
 
 def fill(cluster: connection.Cluster, topic: str, *counts: int, timestamp_ms: int | None = None) -> None:
-    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, **IN_ORDER})
     begins_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
     for partition, count in enumerate(counts):
         for number in range(count):
@@ -115,6 +117,7 @@ def test_markers_are_no_lag_and_an_open_transaction_is_said(
         (found,) = membership.describe(cluster, group).standings
         return found.end, found.lag_records, found.lag_seconds, found.note
 
+    wait_until_ended(cluster, topic, [0])
     assert standing() == (2, 0, 0.0, membership.MARKERS_ONLY)
     producer.begin_transaction()
     producer.produce(topic, b"2")
@@ -123,6 +126,7 @@ def test_markers_are_no_lag_and_an_open_transaction_is_said(
     assert (end, lag, seconds) == (3, 1, None)
     assert re.fullmatch(r"behind an open transaction since 20.+Z, producer id \d+, transactional id '.+', partition 0", note)
     producer.abort_transaction(30)
+    wait_until_ended(cluster, topic, [0])
     assert standing() == (4, 0, 0.0, membership.MARKERS_ONLY)
 
 

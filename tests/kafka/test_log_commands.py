@@ -18,9 +18,11 @@ from instep import errors
 from instep.document import partition
 from instep.kafka import connection, filters, groups, membership, peeking, rendering
 from instep.local.broker import Cluster
+from tests.hanging import wait_until_ended
 from tests.kafka import tools
 from tests.kafka.test_groups_command import fill
 from tests.kafka.test_topics_command import refused, refused_here, told
+from tests.producing import IN_ORDER
 from tests.test_cli import instep
 from tests.waiting import wait_until
 
@@ -38,7 +40,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def send(cluster: connection.Cluster, topic: str, *records: dict[str, Any]) -> None:
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "partitioner": "murmur2"})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "partitioner": "murmur2", **IN_ORDER})
     for number, record in enumerate(records):
         producer.produce(topic, **{"timestamp": AT_MS + number, **record})
     assert producer.flush(30) == 0
@@ -105,6 +107,7 @@ def test_an_open_transaction_is_said_and_hides_what_is_behind_it(
     assert instep(place, "peek", topic, "-f", r"%s\n").stdout == "0\n1\n"
     assert instep(place, "peek", topic, "--uncommitted", "-f", r"%s\n").stdout == "0\n1\nopen\n"
     producer.abort_transaction(30)
+    wait_until_ended(cluster, topic, [0])
     assert instep(place, "peek", topic, "-f", r"%s\n").stdout == "0\n1\n"
 
 
@@ -136,6 +139,7 @@ def test_the_newest_are_as_many_as_asked_for_between_markers(cluster: connection
         producer.begin_transaction()
         producer.produce(topic, b"%d" % number)
         producer.commit_transaction(30)
+    wait_until_ended(cluster, topic, [0])
     assert [one.value for one in peeking.newest(cluster, topic, 5)[1]] == [b"1", b"2", b"3", b"4", b"5"]
     assert len(peeking.newest(cluster, topic, 50)[1]) == 6
     assert peeking.newest(cluster, new_topic(2), 5)[1] == []

@@ -13,6 +13,7 @@ from confluent_kafka import Producer, TopicPartition
 from instep import errors
 from instep.kafka import connection, groups, offsets
 from instep.local.broker import Cluster
+from tests.producing import IN_ORDER
 from tests.waiting import wait_until
 
 
@@ -26,8 +27,7 @@ def transactional(broker: Cluster) -> Iterator[Producer]:
 
 @pytest.fixture
 def plain(broker: Cluster) -> Iterator[Producer]:
-    # Without idempotence, a retry on a topic just made can put the second record before the first.
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0, "enable.idempotence": True})
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0, "enable.idempotence": True, **IN_ORDER})
     yield producer
     producer.close()
 

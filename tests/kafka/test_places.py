@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from instep import errors
 from instep.kafka import connection, places
 from instep.kafka.places import Ago, FromEnd, FromStart, Offset, Range, Time
+from tests.producing import IN_ORDER
 
 EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
 counts = st.integers(0, places.OFFSET_MAX)
@@ -120,7 +121,7 @@ def parsed(parse: Callable[[str], Any], text: str) -> Any:
 
 def test_where_places_lie(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
     topic = new_topic(2)
-    producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap})
+    producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap, **IN_ORDER})
     for minute in range(10):
         producer.produce(topic, b"v", partition=0, timestamp=int((EIGHT + timedelta(minutes=minute)).timestamp() * 1000))
     assert producer.flush(30) == 0

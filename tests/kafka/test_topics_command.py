@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from instep import cli, errors, settings
 from instep.kafka import configs, connection, details, layout, shaping, topics
 from instep.local.broker import Cluster
+from tests.producing import IN_ORDER
 from tests.test_cli import SETTINGS, instep
 
 
@@ -84,7 +85,7 @@ def test_partitions_that_take_no_write_are_found(place: Path, new_topic: Callabl
 
 def test_a_topic_is_described(place: Path, cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
     topic = new_topic(2, retention_ms="-1")
-    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, **IN_ORDER})
     for number in range(5):
         producer.produce(topic, b"v" * 100, partition=1, timestamp=1_790_000_000_000 + number)
     assert producer.flush(30) == 0

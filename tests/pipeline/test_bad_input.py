@@ -27,6 +27,7 @@ from instep.sinks import inspection, preparation, tables, target
 from tests.pipeline import bad_input
 from tests.pipeline.bad_input import CASES, Case, Fate, Sent
 from tests.pipeline.conftest import drained, following
+from tests.producing import IN_ORDER
 from tests.sinks.conftest import run_sql
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Source:
     def _producer(self, codec: str, large: bool) -> Producer:
         name = f"{codec} {large}"
         if name not in self._producers:
-            config = {"bootstrap.servers": self._bootstrap, "compression.codec": codec, "enable.idempotence": True}
+            config = {"bootstrap.servers": self._bootstrap, "compression.codec": codec, "enable.idempotence": True, **IN_ORDER}
             self._producers[name] = Producer({**config, "message.max.bytes": 100_000_000, "linger.ms": 0 if large else 50})
         return self._producers[name]
 

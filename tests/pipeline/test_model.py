@@ -27,6 +27,7 @@ from instep.sinks.setaside import Choice
 from tests.pipeline import model
 from tests.pipeline.conftest import drained, following
 from tests.pipeline.model import Fact, Model, Place
+from tests.producing import IN_ORDER
 from tests.sinks.conftest import run_sql
 
 DOCUMENTS = 60
@@ -93,7 +94,7 @@ class Log:
         self._statuses: dict[str, str] = {}
 
     def write(self, cluster: Cluster, count: int) -> list[Fact]:
-        producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "linger.ms": 20})
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "linger.ms": 20, "enable.idempotence": True, **IN_ORDER})
         facts = [self._fact() for _ in range(count)]
         for fact in facts:
             producer.produce(self.topic, key=fact.document, value=_value(fact), partition=fact.place[0])

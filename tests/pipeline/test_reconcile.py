@@ -30,8 +30,10 @@ from instep.pipeline.turns import Desk
 from instep.sinks import preparation
 from instep.sinks.setaside import Choice
 from tests.document.test_guard import Model
+from tests.hanging import wait_until_ended
 from tests.pipeline.conftest import Prove, drained, following
 from tests.pipeline.test_runner import event, rows, send
+from tests.producing import IN_ORDER
 from tests.sinks.conftest import has_uuid_type, run_sql
 from tests.waiting import wait_until
 
@@ -317,6 +319,7 @@ def test_transactions_that_were_aborted_and_their_markers(
             key, value = event(f"d{number}", version)
             producer.produce(topic, key=key, value=json.dumps(value).encode())
         producer.commit_transaction() if commit else producer.abort_transaction()
+        wait_until_ended(cluster, topic, range(3))
 
     for version, commit in ((1, True), (2, False), (3, True), (4, False)):
         publish(version, commit)
@@ -601,7 +604,7 @@ def test_a_record_that_spark_cannot_read(
     topics.create(cluster, name, 1, config=far)
     url = new_database("sqlite")
     pipeline = following(url, name)
-    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, **IN_ORDER})
     for number, timestamp_ms in enumerate((1_790_000_000_000, 2**62, 1_790_000_000_000)):
         key, body = event(f"d{number}", 1)
         producer.produce(name, key=key, value=json.dumps(body).encode(), timestamp=timestamp_ms)

@@ -16,6 +16,7 @@ from instep.pipeline import parked
 from instep.pipeline.turns import Desk
 from tests.pipeline.conftest import Prove, drained, following
 from tests.pipeline.test_transaction import Open, apply, begun, open_sink
+from tests.producing import IN_ORDER
 from tests.sinks.conftest import declare, run_sql
 
 __all__ = ["open_sink"]
@@ -38,7 +39,7 @@ def test_the_flow_and_the_proof_read_them(
     topic = f"fields-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, topic, 2, config={"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"})
     pipeline = following(url, topic, event=EVENT, columns=COLUMNS)
-    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, **IN_ORDER})
 
     def send(name: str, tenant: bytes | None, **further: Any) -> None:
         headers: Any = [("tenant", b"first"), ("tenant", tenant), ("ce_time", b"2026-11-01T08:00:00Z")]

@@ -21,6 +21,7 @@ from instep.sinks.setaside import Choice
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 from tests.pipeline.test_transaction import Open, log_holds_nothing, open_sink, table
+from tests.producing import IN_ORDER
 from tests.sinks.conftest import declare, run_sql
 
 __all__ = ["open_sink"]
@@ -35,7 +36,7 @@ UNORDERED = {
 @pytest.fixture
 def put(cluster: Cluster, topic: str) -> Put:
     """Publishes records, keyed by document."""
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0, **IN_ORDER})
 
     def publish(*records: tuple[str, Any]) -> None:
         for document, value in records:

@@ -20,6 +20,7 @@ from instep.sinks import preparation, setaside
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 from tests.pipeline.test_transaction import apply, begun, event, record, table
+from tests.producing import IN_ORDER
 from tests.sinks.conftest import declare, open_sink, run_sql
 
 __all__ = ["open_sink"]
@@ -29,7 +30,7 @@ Open = Callable[..., Sink]
 
 def started(cluster: Cluster, topic: str, sink: Sink, next_offsets: dict[int, int]) -> None:
     """Twelve records in partition 0, and a ledger at these places."""
-    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, **IN_ORDER})
     for number in range(12):
         producer.produce(topic, partition=0, key=b"d", value=str(number).encode())
     assert producer.flush(30) == 0

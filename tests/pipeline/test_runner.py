@@ -15,7 +15,9 @@ from instep.kafka import groups, topics
 from instep.kafka.connection import Cluster
 from instep.pipeline import status
 from instep.pipeline.runner import Runner, State
+from tests.hanging import wait_until_ended
 from tests.pipeline.conftest import drained, following
+from tests.producing import IN_ORDER
 from tests.sinks.conftest import run_sql
 from tests.waiting import wait_until
 
@@ -24,7 +26,7 @@ Run = Callable[..., Runner]
 
 def send(cluster: Cluster, topic: str, *records: tuple[bytes | None, Any], **config: Any) -> None:
     """Plain records, as any other producer may send them."""
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "message.max.bytes": 5_000_000, **config})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "message.max.bytes": 5_000_000, **IN_ORDER, **config})
     for key, value in records:
         raw = value if isinstance(value, bytes) or value is None else json.dumps(value).encode()
         producer.produce(topic, key=key, value=raw)
@@ -116,6 +118,7 @@ def test_nothing_of_an_aborted_transaction_arrives(
             key, value = event(f"d{number}-{document}", 1)
             producer.produce(topic, key=key, value=json.dumps(value).encode())
         producer.commit_transaction() if commit else producer.abort_transaction()
+    wait_until_ended(cluster, topic, range(3))
     pipeline = following(url, topic)
     drained(runner(pipeline, once=True))
     assert [row[0] for row in rows(url)] == [f"d{number}-{document}" for number in (0, 2) for document in range(5)]
