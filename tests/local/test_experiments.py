@@ -54,8 +54,8 @@ def test_three_brokers_and_a_database(cli: Cli) -> None:
         with connection.Cluster(settings.Kafka(), lent.broker_on_demand(print)) as cluster:
             topics.create(cluster, "moved", 1)
             wait_until(lambda: partition(cluster, "moved")[1] == {1, 2, 3}, "all three in sync")
-            _kill_and_start(cli, cluster, partition(cluster, "moved")[0])
-            _pause_and_resume(cli, partition(cluster, "moved")[0])
+            _kill_and_start(cli, cluster, _leader(cluster))
+            _pause_and_resume(cli, _leader(cluster))
         _database()
         for name in ("4", "0", "mariadb", "kafka-9", ""):
             assert "there are: 1 (kafka-1), 2 (kafka-2), 3 (kafka-3), postgres" in refused(lent.resume, name)
@@ -83,6 +83,18 @@ def _kill_and_start(cli: Cli, cluster: connection.Cluster, leader: int) -> None:
     after = next(one for one in register.known() if one.node == leader)
     assert (after.address, after.state, after.killed) == (before.address, "running", False)
     wait_until(lambda: leader in partition(cluster, "moved")[1], "the node to be in sync again")
+
+
+def _leader(cluster: connection.Cluster) -> int:
+    """Who leads, once the cluster answers."""
+    found: list[int] = []
+
+    def answered() -> bool:
+        found.append(partition(cluster, "moved")[0])
+        return found[-1] != -1
+
+    wait_until(answered, "a leader")
+    return found[-1]
 
 
 def _led_by_another(cluster: connection.Cluster, leader: int) -> bool:

@@ -12,6 +12,8 @@ import pytest
 
 from instep import errors
 from instep.local import activemq, artifacts, ports, processes, rabbitmq, redis, server
+from instep.trials.bench import meters
+from tests.local.test_servers import answers
 from tests.waiting import wait_until
 
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}  # as /proc writes 127.0.0.1 and ::1
@@ -28,7 +30,10 @@ def listening(pids: list[int]) -> set[str]:
     inodes = set()
     for pid in pids:
         for entry in Path("/proc", str(pid), "fd").iterdir():
-            target = str(entry.readlink())
+            try:
+                target = str(entry.readlink())
+            except FileNotFoundError:  # closed meanwhile
+                continue
             if target.startswith("socket:["):
                 inodes.add(target[len("socket:[") : -1])
     rows = [line.split() for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
@@ -53,7 +58,7 @@ def test_it_listens_on_loopback_comes_back_on_its_port_and_leaves_nothing(one: s
     assert not one.alive
     assert not any(processes.alive(pid) for pid in tree)
     one.start()
-    assert one.answers()
+    wait_until(lambda: answers(one), "answers")
     assert one.address == address
     tree = [one.pid, *processes.descendants(one.pid)]
     one.close()
@@ -64,7 +69,7 @@ def test_it_listens_on_loopback_comes_back_on_its_port_and_leaves_nothing(one: s
 @needs_rabbitmq
 def test_the_finder_of_nodes_dies_with_its_node_also_when_that_is_killed_from_outside() -> None:
     with rabbitmq.RabbitMQ() as one:
-        below = {pid: Path("/proc", str(pid), "comm").read_text().strip() for pid in processes.descendants(one.pid)}
+        below = {pid: meters.command(pid) for pid in processes.descendants(one.pid)}
         assert "epmd" in below.values()
         os.kill(one.pid, signal.SIGKILL)
         wait_until(lambda: not any(processes.alive(pid) for pid in below), "everything below the node to be gone")

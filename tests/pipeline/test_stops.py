@@ -133,11 +133,6 @@ class Road:
         found = {p: r for p, r in offsets.first_records(self.cluster, self.topic, dict.fromkeys(range(3), 0)).items() if r}
         return next(partition for partition, record in found.items() if record.key == document.encode())
 
-    def cut(self, partition: int, offset: int) -> None:
-        """Records deleted from the log's start."""
-        place = confluent_kafka.TopicPartition(self.topic, partition, offset)
-        next(iter(self.cluster.admin.delete_records([place]).values())).result(10)
-
     def make_topic_again(self, partitions: int = 3) -> None:
         topics.delete(self.cluster, self.topic)
         topics.create(self.cluster, self.topic, partitions)
@@ -223,7 +218,7 @@ def road(
     yield make
     for one in made:
         for runner in one.runners:
-            runner.stop(patience_s=10)
+            runner.stop(patience_s=60)
 
 
 # --- the topic -----------------------------------------------------------------------------------------
@@ -336,7 +331,7 @@ def frail_road(frail: local.Cluster, road: Callable[..., Road], topic: str) -> I
         way = road(on=cluster)
         yield way
         for runner in way.runners:
-            runner.stop(patience_s=10)
+            runner.stop(patience_s=60)
 
 
 def test_a_log_that_lost_its_newest_records(frail: local.Cluster, frail_road: Road, tmp_path: Path) -> None:
@@ -382,7 +377,7 @@ def test_retention_that_passed_the_ledger(frail_road: Road) -> None:
         incremental_operation=confluent_kafka.admin.AlterConfigOpType.SET,  # type: ignore[attr-defined]
     )
     resource = confluent_kafka.admin.ConfigResource("topic", way.topic, incremental_configs=[entry])  # type: ignore[attr-defined]
-    next(iter(way.cluster.admin.incremental_alter_configs([resource]).values())).result(10)
+    next(iter(way.cluster.admin.incremental_alter_configs([resource]).values())).result(60)
     ends = offsets.latest(way.cluster, way.topic, range(3))
     wait_until(lambda: offsets.earliest(way.cluster, way.topic, range(3)) == ends, "the records to expire")
     stop = way.refused(errors.OffsetsExpired)
@@ -410,8 +405,8 @@ def test_records_deleted_under_a_pipeline_that_lags(road: Callable[..., Road]) -
     run = way.run(batch_rows_max=30)
     wait_until(lambda: len(rows(way.owner)) > 0, "the first batch")
     ends = offsets.latest(way.cluster, way.topic, range(3))
-    for partition, end in ends.items():
-        way.cut(partition, end - 60)
+    # by one request: a pipeline that is stopped by the first partition must find the others cut as well
+    topics.trim(way.cluster, way.topic, {partition: end - 60 for partition, end in ends.items()})
     stop = ended(run, errors.OffsetsExpired)
     for partition, start in way.next_offsets().items():
         assert f"partition {partition}: {start} to {ends[partition] - 61}" in stop.what
@@ -438,11 +433,11 @@ def test_an_older_writer_that_wakes_up(road: Callable[..., Road]) -> None:
         for pid in everything:
             os.kill(pid, signal.SIGCONT)
         way.publish(*(event(f"c{n}", 1) for n in range(20)))
-        assert process.wait(60) == 3, process.tail()
+        assert process.wait(120) == 3, process.tail()
         assert "FENCED: " in process.tail()
         assert "instep explain FENCED" in process.tail()
     wait_until(way.in_step, "the second run to go on")
-    assert second.state is State.RUNNING
+    wait_until(lambda: second.state is State.RUNNING, "the second run to run")
     way.assert_in_step()
     assert run_sql(way.owner, "SELECT count(*) FROM instep_history") == [(41,)]
 
@@ -506,7 +501,8 @@ def test_a_constraint_that_came_while_it_runs_is_no_stop(road: Callable[..., Roa
     way.publish(event("c", 1, "CANCELLED"), event("c", 2), event("d", 1))
     wait_until(lambda: run_sql(way.owner, "SELECT count(*) FROM instep_parked") == [(3,)], "the next one to be parked")
     wait_until(lambda: rows(way.owner) == [("a", "OK", 1), ("d", "PRINTED", 1)], "the others to flow")
-    assert (run.state, run.restarts) == (State.RUNNING, 1)
+    wait_until(lambda: run.state is State.RUNNING, "the pipeline to say that it runs")
+    assert run.restarts == 1
 
 
 @pytest.mark.parametrize("kind", ["postgres", pytest.param("mariadb", marks=pytest.mark.long)])
@@ -628,7 +624,7 @@ def test_a_database_put_back_from_a_backup_catches_up(road: Callable[..., Road],
     wait_until(way.in_step, "the records after the backup")
     put_back()
     wait_until(way.in_step, "everything to be there again")
-    assert run.state is State.RUNNING
+    wait_until(lambda: run.state is State.RUNNING, "the pipeline to say that it runs")
     assert run.restarts >= 1
     way.publish(*(event(f"c{n}", 1) for n in range(10)))
     wait_until(way.in_step, "it to go on")
@@ -644,8 +640,8 @@ def _file_backup(way: Road, tmp_path: Path) -> Callable[[], None]:
     def put_back() -> None:
         for rest in file.parent.glob("target.db-*"):
             rest.unlink()
+        assert rows(f"sqlite:///{backup}") != way.expected()
         backup.replace(file)
-        assert not way.in_step()
 
     return put_back
 
@@ -690,6 +686,7 @@ def test_a_running_pipeline_follows_a_rewind(road: Callable[..., Road]) -> None:
     wait_until(lambda: way.in_step() and way.next_offsets() == before, "everything to be applied again")
     way.publish(event("b", 1))
     wait_until(way.in_step, "it to go on")
-    assert (run.state, run.restarts) == (State.RUNNING, 1)
+    wait_until(lambda: run.state is State.RUNNING, "the pipeline to say that it runs")
+    assert run.restarts == 1
     way.assert_in_step()
     assert run_sql(way.owner, "SELECT count(*) FROM instep_history") == [(61,)]

@@ -14,15 +14,27 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="meters read /proc")
 
-BUSY = "import time\nkept = bytearray(50_000_000)\nwhile time.process_time() < 0.5: pass\nprint('done', flush=True)\ninput()"
+BUSY = """
+import time
+print("ready", flush=True)
+input()
+kept, began = bytearray(50_000_000), time.process_time()
+while time.process_time() - began < 0.5: pass
+print("done", flush=True)
+input()
+"""
 PARENT = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BUSY!r}])"
 
 
 def test_cpu_and_memory_of_a_tree() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
         meter = meters.Meter({"tree": meters.tree(parent.pid), "gone": lambda: (2**22 + 1,)}, interval_s=0.02)
         meter.start()
-        assert parent.stdout is not None
+        parent.stdin.write(b"\n")
+        parent.stdin.flush()
         assert parent.stdout.readline() == b"done\n"
         seen = len(meter._counters["tree"]._samples)
         wait_until(lambda: len(meter._counters["tree"]._samples) > seen + meters.PSS_EVERY)
