@@ -51,7 +51,7 @@ class OnTerminal:
             assert time.monotonic() < deadline, f"waited for {pattern!r}:\n{self.text}"
         return found.group()
 
-    def end(self, number: signal.Signals = signal.SIGINT, patience_s: float = 30.0) -> int:
+    def end(self, number: signal.Signals = signal.SIGINT, patience_s: float = 90.0) -> int:
         """Send the signal, read the rest, and return the exit status."""
         self._process.send_signal(number)
         return self.rest(patience_s)

@@ -84,7 +84,7 @@ def test_settings_examples_are_valid(name: str, text: str) -> None:
 @pytest.mark.parametrize(("name", "text"), blocks("python"), ids=[name for name, _ in blocks("python")])
 def test_python_examples_run(name: str, text: str, print_status: Cluster, tmp_path: Path) -> None:
     program = text.replace("localhost:9092", print_status.bootstrap)
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -38,11 +38,11 @@ def read_all(broker: Cluster) -> Callable[..., list[Message]]:
     def read(topic: str, cluster: Cluster = broker) -> list[Message]:
         reader = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "tests", "enable.partition.eof": True})
         try:
-            partitions = list(reader.list_topics(topic, 20).topics[topic].partitions)
+            partitions = list(reader.list_topics(topic, 60).topics[topic].partitions)
             reader.assign([TopicPartition(topic, partition, 0) for partition in partitions])
             found: list[Message] = []
             while partitions:
-                message = reader.poll(20)
+                message = reader.poll(60)
                 assert message is not None
                 error = message.error()
                 if error is None:

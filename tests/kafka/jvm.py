@@ -32,4 +32,4 @@ def started() -> Iterator[Any]:
         finally:
             gateway.shutdown()
             process.stdin.close()
-            process.wait(timeout=20)
+            process.wait(timeout=60)

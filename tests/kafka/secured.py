@@ -69,7 +69,7 @@ class SecuredBroker(Broker):
             for (user, password), mechanism in itertools.product((("ann", PASSWORD), ("bob", "bob")), SCRAM):
                 credential = KAFKA.ScramCredentialInfo(mechanism, 4096)
                 made = KAFKA.UserScramCredentialUpsertion(user, credential, password.encode())
-                cluster.admin.alter_user_scram_credentials([made])[user].result(20)
+                cluster.admin.alter_user_scram_credentials([made])[user].result(60)
 
     def close(self) -> None:
         super().close()
@@ -115,7 +115,7 @@ def login(username: str, password: str) -> settings.Kafka:
 def grant(cluster: connection.Cluster, principal: str, operation: str, *, topic: str = "", group: str = "") -> None:
     """Let a user do something with a topic or a group."""
     for answer in cluster.admin.create_acls([_right(principal, operation, topic, group)]).values():
-        answer.result(20)
+        answer.result(60)
 
 
 def revoke(cluster: connection.Cluster, principal: str, operation: str, *, topic: str = "", group: str = "") -> None:
@@ -123,7 +123,7 @@ def revoke(cluster: connection.Cluster, principal: str, operation: str, *, topic
     right = _right(principal, operation, topic, group)
     named = (right.restype, right.name, right.resource_pattern_type, principal, "*", right.operation, right.permission_type)
     for answer in cluster.admin.delete_acls([KAFKA.AclBindingFilter(*named)]).values():
-        assert answer.result(20), "there was no such right"
+        assert answer.result(60), "there was no such right"
 
 
 def _right(principal: str, operation: str, topic: str, group: str) -> Any:

@@ -197,7 +197,7 @@ def test_following_goes_on_until_told_to_end(place: Path, cluster: connection.Cl
     fill(cluster, topic, 0, 1)
     assert process.stdout.readline() == "1:2\n"
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=30)
+    said = process.communicate(timeout=90)
     assert (process.returncode, said) == (130, ("", ""))
     done = instep(place, "peek", topic, "--follow", "-o", "start", "-n", "3", "-f", r"%p:%o\n")
     assert (done.returncode, done.stdout.count("\n")) == (0, 3)

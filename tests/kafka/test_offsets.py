@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ def test_deleted_records_move_the_start(cluster: connection.Cluster, new_topic: 
     topic = new_topic(1)
     write(plain, topic, 0, b"a", b"b", b"c")
     for answer in cluster.admin.delete_records([TopicPartition(topic, 0, 2)]).values():
-        answer.result(20)
+        answer.result(60)
     assert offsets.earliest(cluster, topic, [0]) == {0: 2}
     found = offsets.first_records(cluster, topic, {0: 0})[0]
     assert found is not None
@@ -170,7 +171,7 @@ def test_a_mirrored_group_can_be_read_by_other_tools(
     groups.mirror(cluster, group, topic, {0: 6})
     groups.mirror(cluster, group, topic, {})
     assert groups.positions(cluster, group, topic) == {0: 6, 1: 0}
-    assert group in [listed.group_id for listed in cluster.admin.list_consumer_groups().result(20).valid]
+    assert group in [listed.group_id for listed in cluster.admin.list_consumer_groups().result(60).valid]
     with pytest.raises(errors.TopicMissing):
         groups.mirror(cluster, group, "no-such-topic", {0: 1})
 
@@ -178,10 +179,12 @@ def test_a_mirrored_group_can_be_read_by_other_tools(
 def test_mirroring_is_cheap(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
     topic, group = new_topic(3), f"contracts-{uuid.uuid4().hex}"
     groups.mirror(cluster, group, topic, {0: 0})
-    began = time.monotonic()
+    took_s = []
     for position in range(10):
+        began = time.monotonic()
         groups.mirror(cluster, group, topic, {0: position, 1: position, 2: position})
-    assert time.monotonic() - began < 2
+        took_s.append(time.monotonic() - began)
+    assert statistics.median(took_s) < 0.2  # of all, so that one moment at which the machine was busy decides nothing
 
 
 def test_a_group_of_another_program_is_not_taken_for_a_mirror(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:

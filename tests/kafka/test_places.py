@@ -126,7 +126,7 @@ def test_where_places_lie(cluster: connection.Cluster, new_topic: Callable[..., 
         producer.produce(topic, b"v", partition=0, timestamp=int((EIGHT + timedelta(minutes=minute)).timestamp() * 1000))
     assert producer.flush(30) == 0
     cut = confluent_kafka.TopicPartition(topic, 0, 3)
-    next(iter(cluster.admin.delete_records([cut]).values())).result(10)
+    next(iter(cluster.admin.delete_records([cut]).values())).result(60)
 
     def at(text: str) -> tuple[dict[int, int], dict[int, int]]:
         found = places.resolve(cluster, topic, (0, 1), places.parse_place(text))

@@ -68,7 +68,7 @@ def test_every_client_comes_in(secured_broker: SecuredBroker, way: str) -> None:
     with connection.Cluster(asked, bootstrap) as cluster:
         topics.create(cluster, name, 1)
         with Publisher(bootstrap, name, security=asked.security) as publisher:
-            publisher.send(StatusEvent(document="d-1", status="PRINTED")).result(20)
+            publisher.send(StatusEvent(document="d-1", status="PRINTED")).result(60)
         assert offsets.latest(cluster, name, [0]) == {0: 1}
         (record,) = reading.read(cluster, name, {0: (0, 1)})
         assert record.key == b"d-1"
@@ -147,7 +147,7 @@ def test_the_second_client_verifies_too(secured_broker: SecuredBroker) -> None:
 def test_a_call_that_cannot_be_interrupted_tells_the_refusal_too(secured_broker: SecuredBroker) -> None:
     asked = kafka(secured_broker, **user("SCRAM-SHA-512", password="wrong"))
     with (
-        connection.Cluster(asked, secured_broker.bootstrap_of("scram"), timeout_s=1) as cluster,
+        connection.Cluster(asked, secured_broker.bootstrap_of("scram"), timeout_s=3) as cluster,
         pytest.raises(errors.NotAuthorised, match="does not accept user 'ann'"),
     ):
         topics.names(cluster)
@@ -226,7 +226,7 @@ def test_each_missing_right_is_named_with_the_command_that_grants_it(secured_bro
             _follow(grants_describe, plain.bootstrap)
             wait_until(lambda: _allowed(lambda: topics.describe(cluster, name)))
             with Publisher(plain.bootstrap, name) as publisher:
-                publisher.send(StatusEvent(document="d-1", status="PRINTED")).result(20)
+                publisher.send(StatusEvent(document="d-1", status="PRINTED")).result(60)
             with pytest.raises(errors.NotAuthorised, match=f"{lacks} READ on topic '{name}'"):
                 offsets.first_records(cluster, name, {0: 0})
             with pytest.raises(errors.NotAuthorised, match=f"{lacks} READ on topic '{name}'"):

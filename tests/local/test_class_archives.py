@@ -78,7 +78,7 @@ def test_it_is_made_in_the_background(jars: list[Path], tmp_path: Path, monkeypa
     started = class_archives.prepare_in_background(class_archives.SPARK, said.append)
     assert started is not None
     assert os.getsid(started.pid) != os.getsid(0)
-    assert started.wait(60) != 0
+    assert started.wait(120) != 0
     assert "in the background" in said[0]
     assert "JAVA_HOME" in (tmp_path / "spark-classes.log").read_text()
     monkeypatch.setattr(class_archives, "_is_current", lambda *_: True)

@@ -62,7 +62,7 @@ def runner(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Iterator[Ca
 
     yield make
     for one in started:
-        one.stop(patience_s=10)
+        one.stop(patience_s=60)
 
 
 Prove = Callable[..., tuple[Report, list[dict[str, Any]]]]
@@ -85,7 +85,7 @@ def prove(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Prove:
 def drained(run: Runner) -> Runner:
     """A pipeline that was run once, to its end and without error."""
     wait_until(lambda: run.state is State.ENDED, "the pipeline to end")
-    run.join(10)
+    run.join(90)
     if run.error:
         raise run.error
     return run

@@ -266,7 +266,7 @@ def test_lag_is_told_apart_while_the_pipeline_runs(
     busy = threading.Thread(target=publish)
     busy.start()
     try:
-        report, listed = prove(pipeline, wait_s=30.0)
+        report, listed = prove(pipeline, wait_s=90.0)
         assert (counted(report), listed) == ((0, 0, 0), [])
         assert report.in_step is not bool(report.behind.records)
         run_sql(
@@ -274,7 +274,7 @@ def test_lag_is_told_apart_while_the_pipeline_runs(
             "INSERT INTO contract_document (doc_no, print_status) VALUES ('unheard', 'X')",
             "INSERT INTO instep_deleted (pipeline, document, order_value) VALUES ('contracts', 'unheard', 1)",
         )
-        report, listed = prove(pipeline, wait_s=30.0, fix=mending.Fix(execute=True, delete_extra=True))
+        report, listed = prove(pipeline, wait_s=90.0, fix=mending.Fix(execute=True, delete_extra=True))
         assert found(listed) == [("unheard", "extra", None)]
         assert report.mended is not None
         assert report.mended.deleted == 1

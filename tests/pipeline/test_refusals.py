@@ -171,15 +171,15 @@ def test_good_parts_of_a_batch_with_refused_rows_are_kept(
 
 SLEEP = {
     "postgres": [
-        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.1); RETURN NEW; END'",
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END'",
         "CREATE TRIGGER slow BEFORE INSERT ON contract_document FOR EACH ROW EXECUTE FUNCTION slow()",
     ],
-    "mariadb": ["CREATE TRIGGER slow BEFORE INSERT ON contract_document FOR EACH ROW SET @slept = SLEEP(0.1)"],
+    "mariadb": ["CREATE TRIGGER slow BEFORE INSERT ON contract_document FOR EACH ROW SET @slept = SLEEP(0.3)"],
 }
 LIMIT: dict[str, Callable[[str], list[str]]] = {
-    "postgres": lambda name: [f"ALTER DATABASE {name} SET statement_timeout = '350ms'"],
+    "postgres": lambda name: [f"ALTER DATABASE {name} SET statement_timeout = '1050ms'"],
     "mariadb": lambda name: [
-        f"CREATE USER u_{name}@'127.0.0.1' WITH MAX_STATEMENT_TIME 0.35",
+        f"CREATE USER u_{name}@'127.0.0.1' WITH MAX_STATEMENT_TIME 1.05",
         f"GRANT ALL ON {name}.* TO u_{name}@'127.0.0.1'",
     ],
 }

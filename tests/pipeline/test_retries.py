@@ -265,7 +265,7 @@ def test_a_running_pipeline_retries_by_itself(
     wait_until(lambda: table(url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1)], "the document to be applied")
     send(cluster, topic, published("c", 1))
     wait_until(lambda: len(parked(url)) == 1, "an event of another document to wait")
-    run.stop(patience_s=10)
+    run.stop(patience_s=60)
     insert(url, "c")
     drained(runner(pipeline, once=True))
     assert parked(url) == []

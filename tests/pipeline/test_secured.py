@@ -94,7 +94,7 @@ def test_a_right_that_is_taken_away(
             send(plain, topic, *(event(f"e{number}", 1) for number in range(10)))
             wait_until(lambda: run.state is State.ENDED, "the stop")
         finally:
-            run.stop(10)
+            run.stop(60)
         assert isinstance(run.error, errors.AccessLost)
         assert f"user 'bob' lacks the right DESCRIBE on topic '{topic}'" in run.error.what
         assert "kafka-acls --add --allow-principal User:bob" in run.error.remedy

@@ -93,7 +93,7 @@ class Road:
 
     def publish(self) -> None:
         """New documents with one event each, and one more event for those that travel and those that are parked."""
-        with Publisher(self.brokers.bootstrap, "status") as publisher:
+        with Publisher(self.brokers.bootstrap, "status", flush_timeout_s=PATIENCE_S) as publisher:  # it may be killed and back
             self.versions += 1
             for _ in range(SINGLES):
                 publisher.send(StatusEvent(document=f"single-{self.singles:06}", status="S"))
@@ -210,7 +210,7 @@ def kill_servers(road: Road) -> None:
                 back = road.applied(name)
                 wait(lambda name=name, back=back: road.applied(name) > back, process)  # type: ignore[misc]
         wait(lambda: all(road.applied(name) == road.events for name in road.urls), process)
-        assert process.stop() == 0
+        assert process.stop(60) == 0
 
 
 @pytest.mark.timeout(900)

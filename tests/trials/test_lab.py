@@ -174,7 +174,7 @@ def test_a_run_that_is_ended_leaves_nothing_running_and_can_be_resumed(tmp_path:
     below = processes.descendants(process.pid)
     assert below, "the lab has started a broker"
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
     wait_until(lambda: not any(processes.alive(pid) for pid in below), "everything to be gone")
     run = only_run(tmp_path)
     begun = store.read_results(run)["order-2"]
@@ -183,7 +183,7 @@ def test_a_run_that_is_ended_leaves_nothing_running_and_can_be_resumed(tmp_path:
         assert process.returncode == 130
         assert f"instep lab run --resume --run {run.name}" in said
         again = run_lab(tmp_path, "--resume", "--run", run.name, "--json")
-        out, said = again.communicate(timeout=120)
+        out, said = again.communicate(timeout=240)
         assert again.returncode == 0, said
         assert json.loads(out)[0]["judgement"]["verdict"] == "right"
 

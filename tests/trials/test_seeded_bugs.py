@@ -21,7 +21,7 @@ from instep.trials.proxy import Mischief
 from instep.trials.trial import Case, Trial
 
 COUNT = 200
-SESSION = {"session.timeout.ms": 1_500, "heartbeat.interval.ms": 500}
+SESSION = {"session.timeout.ms": 3_000, "heartbeat.interval.ms": 500}
 
 
 @pytest.fixture

@@ -21,10 +21,11 @@ from tests import commands
 from tests.sinks.conftest import run_sql
 
 
+@pytest.mark.timeout(900)
 def test_the_demo_ends_with_no_differences_and_leaves_a_folder_to_try_things_on(tmp_path: Path) -> None:
     documents = 2_000
     command = [sys.executable, "-m", "instep", "demo", "--json", "--documents", str(documents)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=840, check=False)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stderr
     assert done.stderr.count("ledger: ") == 3
