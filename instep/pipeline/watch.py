@@ -22,7 +22,7 @@ LOOK_INTERVAL_S = 1.0
 CHANGE_INTERVAL_S = 0.1
 HELD_AFTER_S = 3.0  # ordinary transactions are shorter
 NAME_INTERVAL_S = 30.0  # who holds the log back is asked with a client of its own
-END_PATIENCE_S = 1.0
+END_PATIENCE_S = 5.0
 STARTING = "starting"
 
 
