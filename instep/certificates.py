@@ -15,12 +15,20 @@ from instep import errors
 # X509_V_ERR numbers: they are OpenSSL's interface, its texts are not
 NOT_YET_VALID, EXPIRED = 9, 10
 FAULTS = {
-    NOT_YET_VALID: ("is not valid yet", "check this machine's clock, or have the server's certificate mended"),
+    NOT_YET_VALID: (
+        "is not valid yet",
+        "check this machine's clock, or have the server's certificate mended",
+    ),
     EXPIRED: ("has expired", "have the server's certificate renewed"),
-    **dict.fromkeys((62, 64), ("is for another host", "reach the server by a name that its certificate has")),
+    **dict.fromkeys(
+        (62, 64), ("is for another host", "reach the server by a name that its certificate has")
+    ),
     **dict.fromkeys(
         (2, 18, 19, 20, 21),
-        ("is signed by an authority that is not trusted here", "set {ca} to the PEM file of the authority that signed it"),
+        (
+            "is signed by an authority that is not trusted here",
+            "set {ca} to the PEM file of the authority that signed it",
+        ),
     ),
 }
 
@@ -50,7 +58,8 @@ class Files:
             self._load_key(made, self.certificate)
         elif self.key is not None:
             raise errors.SettingsError(
-                f"{self.key_setting} is of no use without {self.certificate_setting}", "name both, or neither"
+                f"{self.key_setting} is of no use without {self.certificate_setting}",
+                "name both, or neither",
             )
         return made
 
@@ -63,17 +72,23 @@ class Files:
                 f"{server} asks for a client certificate, and none is set",
                 f"set {self.certificate_setting} and {self.key_setting}",
             )
-        why = self._own_fault() or f"it says {reason.partition('ALERT_')[2].replace('_', ' ').lower()}"
+        why = (
+            self._own_fault()
+            or f"it says {reason.partition('ALERT_')[2].replace('_', ' ').lower()}"
+        )
         return errors.NotAuthorised(
             f"{server} does not accept the client certificate {self.certificate}: {why}",
             "use a certificate that is valid and signed by an authority which the server trusts",
         )
 
-    def distrusted(self, server: str, failure: ssl.SSLCertVerificationError) -> errors.NotAuthorised:
+    def distrusted(
+        self, server: str, failure: ssl.SSLCertVerificationError
+    ) -> errors.NotAuthorised:
         """The error for a server's certificate that we do not accept."""
         says, remedy = FAULTS.get(failure.verify_code, ("is refused", "check {ca}"))
         return errors.NotAuthorised(
-            f"the certificate of {server} {says} ({failure.verify_message})", remedy.format(ca=self.ca_setting)
+            f"the certificate of {server} {says} ({failure.verify_message})",
+            remedy.format(ca=self.ca_setting),
         )
 
     def _own_fault(self) -> str:
@@ -93,7 +108,9 @@ class Files:
             except ssl.SSLWantReadError:
                 continue
             except ssl.SSLCertVerificationError as failure:
-                return {EXPIRED: "it has expired", NOT_YET_VALID: "it is not valid yet"}.get(failure.verify_code, "")
+                return {EXPIRED: "it has expired", NOT_YET_VALID: "it is not valid yet"}.get(
+                    failure.verify_code, ""
+                )
             except ssl.SSLError:
                 return ""
         return ""
@@ -115,9 +132,13 @@ class Files:
                     "name the key with which the certificate was made",
                 ) from None
             if asked and self.key_password:
-                raise errors.SettingsError(f"{self.password_setting} does not open {key}", "check the password") from None
+                raise errors.SettingsError(
+                    f"{self.password_setting} does not open {key}", "check the password"
+                ) from None
             if asked:
-                raise errors.SettingsError(f"{self.key_setting} {key} has a password", f"set {self.password_setting}") from None
+                raise errors.SettingsError(
+                    f"{self.key_setting} {key} has a password", f"set {self.password_setting}"
+                ) from None
             raise _not_pem(self.key_setting, key, "key") from None
 
 

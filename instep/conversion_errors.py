@@ -57,7 +57,10 @@ def explain(message: str, kind: Any, place: str = "") -> Problem:
     if expected := _EXPECTED.match(text):
         return _wrong_type(expected, Setting(within, found, name, key))
     shown = text.replace("`", "'")
-    return Problem(f"{name}: {shown[:1].lower()}{shown[1:]}" if name else shown, f"write e.g. {example(key, within, found)}")
+    return Problem(
+        f"{name}: {shown[:1].lower()}{shown[1:]}" if name else shown,
+        f"write e.g. {example(key, within, found)}",
+    )
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -110,7 +113,9 @@ def _missing(field: str, within: Any, name: str) -> Problem:
     if _is_struct(within):
         hint = get_type_hints(within, include_extras=True)[field]
         kind = plain(hint)
-        description = next((part.description or "" for part in get_args(hint) if isinstance(part, Meta)), "")
+        description = next(
+            (part.description or "" for part in get_args(hint) if isinstance(part, Meta)), ""
+        )
     where = f"[{name}]: " if name else ""
     said = f" ({description})" if description else ""
     return Problem(f"{where}missing the key '{field}'", f"add {example(field, kind)}{said}")
@@ -130,7 +135,10 @@ def _wrong_type(expected: re.Match[str], setting: Setting) -> Problem:
         wanted = f"{wanted} of {_BOUNDS[expected[2]]} {expected[3]}"
     instead = f", not {WORDS.get(expected[4], expected[4])}" if expected[4] else ""
     name = f"{setting.name} " if setting.name else "the value "
-    return Problem(f"{name}must be {wanted}{instead}", f"write e.g. {example(setting.key, setting.kind, setting.default)}")
+    return Problem(
+        f"{name}must be {wanted}{instead}",
+        f"write e.g. {example(setting.key, setting.kind, setting.default)}",
+    )
 
 
 def _worded(names: str) -> str:
@@ -152,7 +160,11 @@ def _descend(kind: Any, path: str) -> tuple[Any, Any]:
                 return str, None
             kind = get_type_hints(kind, include_extras=True)[field]
             default = known[field].default
-            default = None if default is msgspec.NODEFAULT or not isinstance(default, (str, int, float)) else default
+            default = (
+                None
+                if default is msgspec.NODEFAULT or not isinstance(default, (str, int, float))
+                else default
+            )
         else:
             return str, None
     return plain(kind), default

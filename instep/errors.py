@@ -48,7 +48,9 @@ class InstepError(Exception):
     """Something instep was asked for could not be done."""
 
     exit_status: ClassVar[int] = 1
-    usual_remedy: ClassVar[str] = "run the same command with --debug to see more; if it happens again, report it with that output"
+    usual_remedy: ClassVar[str] = (
+        "run the same command with --debug to see more; if it happens again, report it with that output"
+    )
 
     def __init__(self, what: str, remedy: str = "") -> None:
         remedy = remedy or self.usual_remedy
@@ -106,7 +108,9 @@ class Unreachable(InstepError):
 class BrokerUnreachable(Unreachable):
     """No Kafka broker answered."""
 
-    usual_remedy = "start the broker, or correct kafka.bootstrap; `instep doctor` tries each address"
+    usual_remedy = (
+        "start the broker, or correct kafka.bootstrap; `instep doctor` tries each address"
+    )
 
 
 class DatabaseUnreachable(Unreachable):
@@ -118,20 +122,26 @@ class DatabaseUnreachable(Unreachable):
 class DatabaseMissing(DatabaseUnreachable):
     """The database server has no database of the name that the target's URL gives; it may be put back."""
 
-    usual_remedy = "create the database on that server (CREATE DATABASE ...), or correct its name in `target`"
+    usual_remedy = (
+        "create the database on that server (CREATE DATABASE ...), or correct its name in `target`"
+    )
 
 
 class DatabaseFull(Unreachable):
     """The target database has no room left. A running pipeline waits until there is."""
 
-    usual_remedy = "free space on the disk of the database; a running pipeline then goes on by itself"
+    usual_remedy = (
+        "free space on the disk of the database; a running pipeline then goes on by itself"
+    )
 
 
 class NotAuthorised(InstepError):
     """The server answered and refused: a wrong password or a missing right."""
 
     exit_status = 2
-    usual_remedy = "check the user and the password in the settings, and what that user may do on the server"
+    usual_remedy = (
+        "check the user and the password in the settings, and what that user may do on the server"
+    )
 
 
 class Undelivered(InstepError):
@@ -204,7 +214,9 @@ class TopicGone(NamedStop):
     """The topic that the ledger knows was deleted."""
 
     code = "TOPIC_GONE"
-    usual_remedy = "create the topic again and decide where to begin: instep rewind; then: instep run"
+    usual_remedy = (
+        "create the topic again and decide where to begin: instep rewind; then: instep run"
+    )
 
 
 class TopicReplaced(NamedStop):
@@ -225,7 +237,9 @@ class OffsetsExpired(NamedStop):
     """Records that were not applied yet are no longer in the log."""
 
     code = "OFFSETS_EXPIRED"
-    usual_remedy = "decide where to go on: instep rewind; then see what is missing: instep reconcile"
+    usual_remedy = (
+        "decide where to go on: instep rewind; then see what is missing: instep reconcile"
+    )
 
 
 class TargetChanged(NamedStop):
@@ -246,9 +260,7 @@ class PermissionLost(NamedStop):
     """The target database refuses a statement that the pipeline needs."""
 
     code = "PERMISSION_LOST"
-    usual_remedy = (
-        "have the pipeline's user granted SELECT, INSERT, UPDATE and DELETE on that table again; then start it: instep run"
-    )
+    usual_remedy = "have the pipeline's user granted SELECT, INSERT, UPDATE and DELETE on that table again; then start it: instep run"
 
 
 class AccessLost(NamedStop):

@@ -38,7 +38,9 @@ def command(extra: str) -> str:
     quoted = " ".join(f"'{package}'" for package in packages(extra))
     python = shlex.quote(sys.executable)
     # an environment that uv made has no pip in it
-    installer = f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
+    installer = (
+        f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
+    )
     return f"{installer} {quoted}"
 
 

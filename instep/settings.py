@@ -34,14 +34,28 @@ SECRET = re.compile(
 )
 
 # the types that a column can be declared with, by the same names for every database
-TYPES = ("text", "varchar(N)", "integer", "bigint", "decimal(P,S)", "double", "boolean", "timestamp", "date", "uuid", "json")
+TYPES = (
+    "text",
+    "varchar(N)",
+    "integer",
+    "bigint",
+    "decimal(P,S)",
+    "double",
+    "boolean",
+    "timestamp",
+    "date",
+    "uuid",
+    "json",
+)
 KEY_TYPES = ("text", "varchar(N)", "integer", "bigint", "uuid")
 PART_TYPES = (*KEY_TYPES, "date", "timestamp")  # of the columns of a composite key
 TYPE = re.compile(
     r"(text|integer|bigint|double|boolean|timestamp|date|uuid|json)|(varchar)\((\d{1,5})\)|(decimal)\((\d{1,3}), ?(\d{1,3})\)"
 )
 
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")  # what a string may hold from the environment
+VARIABLE = re.compile(
+    r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}"
+)  # what a string may hold from the environment
 
 # lines of [kafka.security] for whoever left them out
 EXAMPLES = {
@@ -60,35 +74,51 @@ Convert = Literal["number", "boolean", "text"]
 Client = Literal["instep", "java", "librdkafka", "kafka-python", "aiokafka"]
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SettingsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the settings file; its fields are the keys it takes."""
 
 
-class Security(Table, frozen=True, kw_only=True):
+class Security(SettingsTable, frozen=True, kw_only=True):
     protocol: Annotated[Protocol, Meta(description="how the brokers are spoken to")] = "PLAINTEXT"
-    mechanism: Annotated[Mechanism | None, Meta(description="how the client shows who it is, with SASL")] = None
+    mechanism: Annotated[
+        Mechanism | None, Meta(description="how the client shows who it is, with SASL")
+    ] = None
     username: Annotated[str | None, Meta(description="the SASL user")] = None
-    password: Annotated[str | None, Meta(description="the SASL password", extra={"secret": True})] = None
-    ca: Annotated[str | None, Meta(description="PEM file of the authority that signed the brokers' certificates")] = None
-    certificate: Annotated[str | None, Meta(description="PEM file of the client's own certificate")] = None
+    password: Annotated[
+        str | None, Meta(description="the SASL password", extra={"secret": True})
+    ] = None
+    ca: Annotated[
+        str | None,
+        Meta(description="PEM file of the authority that signed the brokers' certificates"),
+    ] = None
+    certificate: Annotated[
+        str | None, Meta(description="PEM file of the client's own certificate")
+    ] = None
     key: Annotated[str | None, Meta(description="PEM file of the client certificate's key")] = None
-    key_password: Annotated[str | None, Meta(description="the key's password", extra={"secret": True})] = None
+    key_password: Annotated[
+        str | None, Meta(description="the key's password", extra={"secret": True})
+    ] = None
 
 
-class Kafka(Table, frozen=True, kw_only=True):
-    bootstrap: Annotated[str | None, Meta(description="brokers, host:port,…; left out: the local broker, started on demand")] = (
-        None
-    )
+class Kafka(SettingsTable, frozen=True, kw_only=True):
+    bootstrap: Annotated[
+        str | None,
+        Meta(description="brokers, host:port,…; left out: the local broker, started on demand"),
+    ] = None
     security: Annotated[Security, Meta(description="encryption and identity")] = Security()
 
 
-class Spark(Table, frozen=True, kw_only=True):
-    master: Annotated[str, Meta(description="the Spark master; local[*] uses this machine's cores")] = "local[*]"
+class Spark(SettingsTable, frozen=True, kw_only=True):
+    master: Annotated[
+        str, Meta(description="the Spark master; local[*] uses this machine's cores")
+    ] = "local[*]"
     memory: Annotated[str, Meta(description="memory of the driver's JVM")] = "640m"
-    conf: Annotated[dict[str, str], Meta(description="further Spark settings, passed as they are")] = {}
+    conf: Annotated[
+        dict[str, str], Meta(description="further Spark settings, passed as they are")
+    ] = {}
 
 
-class Event(Table, frozen=True, kw_only=True):
+class EventMapping(SettingsTable, frozen=True, kw_only=True):
     document: Annotated[
         str | list[str],
         Meta(
@@ -96,9 +126,17 @@ class Event(Table, frozen=True, kw_only=True):
             ' for a composite key also a field for each of its columns: ["tenant", "number"]'
         ),
     ] = "@key"
-    status: Annotated[str | None, Meta(description="field that holds the status; left out: the events have none")] = None
-    order: Annotated[str | None, Meta(description="what the guard compares: an integer or a time; left out: log order")] = None
-    at: Annotated[str | None, Meta(description='when it happened: epoch ms or ISO 8601; left out: "@timestamp"')] = None
+    status: Annotated[
+        str | None, Meta(description="field that holds the status; left out: the events have none")
+    ] = None
+    order: Annotated[
+        str | None,
+        Meta(description="what the guard compares: an integer or a time; left out: log order"),
+    ] = None
+    at: Annotated[
+        str | None,
+        Meta(description='when it happened: epoch ms or ISO 8601; left out: "@timestamp"'),
+    ] = None
 
     @property
     def documents(self) -> tuple[str, ...]:
@@ -106,17 +144,24 @@ class Event(Table, frozen=True, kw_only=True):
         return tuple(_listed(self.document))
 
 
-class Column(Table, frozen=True, kw_only=True):
+class ColumnMapping(SettingsTable, frozen=True, kw_only=True):
     """A column in the long form. The short form, `column = "field"`, is the same with a field only."""
 
     field: Annotated[str | None, Meta(description="the event field it comes from")] = None
-    value: Annotated[str | int | float | bool | None, Meta(description="a constant, instead of a field")] = None
+    value: Annotated[
+        str | int | float | bool | None, Meta(description="a constant, instead of a field")
+    ] = None
     type: Annotated[
-        str | None, Meta(description=f"its type, for `instep init` and to check the table against: {', '.join(TYPES)}")
+        str | None,
+        Meta(
+            description=f"its type, for `instep init` and to check the table against: {', '.join(TYPES)}"
+        ),
     ] = None
     unit: Annotated[
         Unit | None,
-        Meta(description="the field is a time and the column an integer: what it counts since 1970; left out: ms"),
+        Meta(
+            description="the field is a time and the column an integer: what it counts since 1970; left out: ms"
+        ),
     ] = None
     convert: Annotated[
         Convert | None,
@@ -125,21 +170,33 @@ class Column(Table, frozen=True, kw_only=True):
             " column; text: write numbers, booleans and objects into a text column"
         ),
     ] = None
-    round: Annotated[bool, Meta(description="round a number half up to the column's scale instead of refusing it")] = False
+    round: Annotated[
+        bool,
+        Meta(description="round a number half up to the column's scale instead of refusing it"),
+    ] = False
     trim: Annotated[bool, Meta(description="cut white space from both ends of a text")] = False
 
 
-class Pipeline(Table, frozen=True, kw_only=True):
+class Pipeline(SettingsTable, frozen=True, kw_only=True):
     topic: Annotated[str, Meta(description="the topic to follow")]
-    guarantee: Annotated[Guarantee, Meta(description="exactly-once, at-least-once or at-most-once")] = "exactly-once"
-    start: Annotated[str, Meta(description="where a pipeline with no ledger begins: earliest, latest or an ISO 8601 time")] = (
-        "earliest"
-    )
-    target: Annotated[str, Meta(description="the target database as a SQLAlchemy URL", extra={"secret": IN_URL})]
+    guarantee: Annotated[
+        Guarantee, Meta(description="exactly-once, at-least-once or at-most-once")
+    ] = "exactly-once"
+    start: Annotated[
+        str,
+        Meta(
+            description="where a pipeline with no ledger begins: earliest, latest or an ISO 8601 time"
+        ),
+    ] = "earliest"
+    target: Annotated[
+        str, Meta(description="the target database as a SQLAlchemy URL", extra={"secret": IN_URL})
+    ]
     table: Annotated[str, Meta(description="the target table, schema.table where it has a schema")]
     key: Annotated[
         str | list[str],
-        Meta(description='the table\'s key column, which holds the document\'s id; a composite key is a list: ["tenant", "no"]'),
+        Meta(
+            description='the table\'s key column, which holds the document\'s id; a composite key is a list: ["tenant", "no"]'
+        ),
     ]
     key_type: Annotated[
         str | list[str] | None,
@@ -149,9 +206,14 @@ class Pipeline(Table, frozen=True, kw_only=True):
         ),
     ] = None
     key_separator: Annotated[
-        str, Meta(description="one character: what separates the parts of a composite key in a document's id and a record's key")
+        str,
+        Meta(
+            description="one character: what separates the parts of a composite key in a document's id and a record's key"
+        ),
     ] = "/"
-    missing: Annotated[Missing, Meta(description="the table does not have the document: insert, park or ignore")] = "insert"
+    missing: Annotated[
+        Missing, Meta(description="the table does not have the document: insert, park or ignore")
+    ] = "insert"
     deletes: Annotated[
         Deletes | None,
         Meta(
@@ -159,7 +221,9 @@ class Pipeline(Table, frozen=True, kw_only=True):
             " left out: row, but park or ignore where `missing` says so"
         ),
     ] = None
-    cleared_status: Annotated[str | None, Meta(description='the status that deletes = "clear" writes; left out: null')] = None
+    cleared_status: Annotated[
+        str | None, Meta(description='the status that deletes = "clear" writes; left out: null')
+    ] = None
     retry_parked_s: Annotated[
         int,
         Meta(
@@ -170,11 +234,21 @@ class Pipeline(Table, frozen=True, kw_only=True):
         ),
     ] = 900
     history: Annotated[bool, Meta(description="keep every event in instep_history")] = True
-    batch_rows_max: Annotated[int, Meta(description="records in one micro-batch, over all partitions", ge=1)] = 400_000
-    event: Annotated[Event, Meta(description="where things stand in the record")] = Event()
-    columns: Annotated[dict[str, str | Column], Meta(description="table column = event field, or a table with `field` and more")]
+    batch_rows_max: Annotated[
+        int, Meta(description="records in one micro-batch, over all partitions", ge=1)
+    ] = 400_000
+    event: Annotated[EventMapping, Meta(description="where things stand in the record")] = (
+        EventMapping()
+    )
+    columns: Annotated[
+        dict[str, str | ColumnMapping],
+        Meta(description="table column = event field, or a table with `field` and more"),
+    ]
     transitions: Annotated[
-        dict[str, list[str]], Meta(description="which status may follow which; an event that breaks it parks its document")
+        dict[str, list[str]],
+        Meta(
+            description="which status may follow which; an event that breaks it parks its document"
+        ),
     ] = {}
 
     @property
@@ -189,9 +263,12 @@ class Pipeline(Table, frozen=True, kw_only=True):
         return dict(zip(self.keys, types, strict=True))
 
     @property
-    def mapped(self) -> dict[str, Column]:
+    def mapped(self) -> dict[str, ColumnMapping]:
         """The columns, each in the long form."""
-        return {name: one if isinstance(one, Column) else Column(field=one) for name, one in self.columns.items()}
+        return {
+            name: one if isinstance(one, ColumnMapping) else ColumnMapping(field=one)
+            for name, one in self.columns.items()
+        }
 
     @property
     def on_delete(self) -> Deletes:
@@ -200,26 +277,35 @@ class Pipeline(Table, frozen=True, kw_only=True):
         return self.deletes or defaults[self.missing]
 
 
-class Publisher(Table, frozen=True, kw_only=True):
+class DeclaredPublisher(SettingsTable, frozen=True, kw_only=True):
     topic: Annotated[str, Meta(description="the topic it publishes to")]
-    client: Annotated[Client, Meta(description="what it publishes with: its defaults are known")] = "instep"
+    client: Annotated[
+        Client, Meta(description="what it publishes with: its defaults are known")
+    ] = "instep"
     config: Annotated[
-        dict[str, str | int | float | bool], Meta(description="the client's settings that it changes, by the client's own names")
+        dict[str, str | int | float | bool],
+        Meta(description="the client's settings that it changes, by the client's own names"),
     ] = {}
 
 
-class Vet(Table, frozen=True, kw_only=True):
+class Vet(SettingsTable, frozen=True, kw_only=True):
     outage_hours_max: Annotated[
-        int, Meta(description="the longest time that a pipeline may stand still and lose nothing", ge=1)
+        int,
+        Meta(description="the longest time that a pipeline may stand still and lose nothing", ge=1),
     ] = 72
-    accept: Annotated[dict[str, str], Meta(description="rules whose findings are accepted: RULE = reason")] = {}
+    accept: Annotated[
+        dict[str, str], Meta(description="rules whose findings are accepted: RULE = reason")
+    ] = {}
 
 
-class Settings(Table, frozen=True, kw_only=True):
+class Settings(SettingsTable, frozen=True, kw_only=True):
     kafka: Annotated[Kafka, Meta(description="the cluster")] = Kafka()
     spark: Annotated[Spark, Meta(description="where the pipelines run")] = Spark()
     pipelines: Annotated[dict[str, Pipeline], Meta(description="the roads, by name")] = {}
-    publishers: Annotated[dict[str, Publisher], Meta(description="who publishes, by name; read by `instep vet` only")] = {}
+    publishers: Annotated[
+        dict[str, DeclaredPublisher],
+        Meta(description="who publishes, by name; read by `instep vet` only"),
+    ] = {}
     vet: Annotated[Vet, Meta(description="what `instep vet` is to know")] = Vet()
 
 
@@ -236,7 +322,11 @@ class Loaded(msgspec.Struct, frozen=True):
 
     def origin(self, key: str) -> str:
         """Where a setting comes from; of a table, all the places that its keys come from."""
-        below = [where for name, where in self.origins.items() if name == key or name.startswith(f"{key}.")]
+        below = [
+            where
+            for name, where in self.origins.items()
+            if name == key or name.startswith(f"{key}.")
+        ]
         return ", ".join(dict.fromkeys(below)) or "default"
 
 
@@ -263,12 +353,14 @@ def load_with_origins(path: Path | None = None, environ: Mapping[str, str] = os.
     except FileNotFoundError:
         if named:
             raise errors.SettingsError(
-                f"settings file {found} does not exist", f"write it, or leave --config out to use ./{FILE_NAME}"
+                f"settings file {found} does not exist",
+                f"write it, or leave --config out to use ./{FILE_NAME}",
             ) from None
         text = ""
     except (OSError, UnicodeDecodeError) as error:
         raise errors.SettingsError(
-            f"settings file {found} cannot be read: {error}", "make it readable for this user, as UTF-8 text"
+            f"settings file {found} cannot be read: {error}",
+            "make it readable for this user, as UTF-8 text",
         ) from error
     try:
         return _read(text, environ, str(found))
@@ -288,14 +380,19 @@ def _read(text: str, environ: Mapping[str, str], file: str) -> Loaded:
         tree: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise errors.SettingsError(
-            f"{file} is not valid TOML: {error}", "correct that line: texts stand in quotes, tables in [brackets]"
+            f"{file} is not valid TOML: {error}",
+            "correct that line: texts stand in quotes, tables in [brackets]",
         ) from error
     _join_dotted(tree)
     origins = {key: _origin(file, value) for key, value in _leaves(tree, "")}
     for name, value in environ.items():
         if name.startswith(ENVIRONMENT_PREFIX):
-            key, given = _override(tree, Settings, name.removeprefix(ENVIRONMENT_PREFIX).split("__"), value, name)
-            origins = {known: where for known, where in origins.items() if not known.startswith(f"{key}.")}
+            key, given = _override(
+                tree, Settings, name.removeprefix(ENVIRONMENT_PREFIX).split("__"), value, name
+            )
+            origins = {
+                known: where for known, where in origins.items() if not known.startswith(f"{key}.")
+            }
             origins |= {leaf: name for leaf, _ in _leaves({key: given}, "")}
     _join_dotted(tree)
     _refuse_unknown(tree, Settings, "")
@@ -354,7 +451,8 @@ def pipeline(settings: Settings, name: str) -> Pipeline:
         return settings.pipelines[name]
     if not settings.pipelines:
         raise errors.SettingsError(
-            f"there is no pipeline {name!r}: the settings declare none", f"add a [pipelines.NAME] table to {FILE_NAME}"
+            f"there is no pipeline {name!r}: the settings declare none",
+            f"add a [pipelines.NAME] table to {FILE_NAME}",
         )
     raise errors.SettingsError(
         f"there is no pipeline {name!r}{nearest(name, settings.pipelines)}",
@@ -373,12 +471,16 @@ def start_time(start: str) -> datetime | None:
 # --- reading the tree ---------------------------------------------------------------------------------
 
 
-def _override(tree: dict[str, Any], table: Any, path: list[str], text: str, name: str) -> tuple[str, Any]:
+def _override(
+    tree: dict[str, Any], table: Any, path: list[str], text: str, name: str
+) -> tuple[str, Any]:
     """Put one environment variable's value where its name points, converted to that setting's type; that key, and the value."""
     kind = _plain(table)
     step, rest = path[0], path[1:]
     if _is_table(kind):
-        known = {field.name.upper(): (field.name, field.type) for field in msgspec.structs.fields(kind)}
+        known = {
+            field.name.upper(): (field.name, field.type) for field in msgspec.structs.fields(kind)
+        }
         if step.upper() not in known:
             raise errors.SettingsError(
                 f"environment variable {name} names no setting{nearest(step.upper(), known)}",
@@ -392,7 +494,8 @@ def _override(tree: dict[str, Any], table: Any, path: list[str], text: str, name
             tree[key] = {"field": tree[key]}
     else:
         raise errors.SettingsError(
-            f"environment variable {name} names no setting: nothing is below {step!r}", f"unset {name}, or correct its name"
+            f"environment variable {name} names no setting: nothing is below {step!r}",
+            f"unset {name}, or correct its name",
         )
     if rest:
         branch = tree.setdefault(key, {})
@@ -403,7 +506,7 @@ def _override(tree: dict[str, Any], table: Any, path: list[str], text: str, name
             )
         below, value = _override(branch, child, rest, text, name)
         return f"{key}.{below}", value
-    is_short = child == str | Column and not text.lstrip().startswith("{")
+    is_short = child == str | ColumnMapping and not text.lstrip().startswith("{")
     if _takes_list(child) and text.lstrip().startswith("["):
         child = list[str]
     tree[key] = text if is_short else _from_text(_plain(child), text, name)
@@ -421,20 +524,27 @@ def _from_text(kind: Any, text: str, name: str) -> Any:
             return msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             raise errors.SettingsError(
-                f"environment variable {name} must hold JSON: {error}", f"""write e.g. export {name}='{{"name": "value"}}'"""
+                f"environment variable {name} must hold JSON: {error}",
+                f"""write e.g. export {name}='{{"name": "value"}}'""",
             ) from error
     try:
         return msgspec.to_builtins(msgspec.convert(text, kind, strict=False))
     except msgspec.ValidationError as error:
         problem = conversion_errors.explain(str(error), kind, name)
-        raise errors.SettingsError(f"environment variable {problem.what}", problem.remedy) from error
+        raise errors.SettingsError(
+            f"environment variable {problem.what}", problem.remedy
+        ) from error
 
 
 def _join_dotted(tree: dict[str, Any]) -> None:
     """Names of other tools' settings hold dots, which TOML takes for tables within tables unless they are quoted."""
     publishers = tree.get("publishers")
     holders = [(tree.get("spark"), "conf")]
-    holders += [(publisher, "config") for publisher in publishers.values()] if isinstance(publishers, dict) else []
+    holders += (
+        [(publisher, "config") for publisher in publishers.values()]
+        if isinstance(publishers, dict)
+        else []
+    )
     for holder, key in holders:
         if isinstance(holder, dict) and isinstance(holder.get(key), dict):
             holder[key] = dict(_leaves(holder[key], ""))
@@ -461,7 +571,8 @@ def _refuse_unknown(tree: Any, table: Any, where: str) -> None:
             if key not in known:
                 place = f"[{where.rstrip('.')}]" if where else "the settings file"
                 raise errors.SettingsError(
-                    f"unknown key {key!r} in {place}{nearest(key, known)}", f"known keys: {', '.join(known)}"
+                    f"unknown key {key!r} in {place}{nearest(key, known)}",
+                    f"known keys: {', '.join(known)}",
                 )
             _refuse_unknown(value, known[key], f"{where}{key}.")
 
@@ -469,7 +580,10 @@ def _refuse_unknown(tree: Any, table: Any, where: str) -> None:
 def _expand(tree: Any, where: str, environ: Mapping[str, str]) -> Any:
     """Replace `${NAME}` in every string; within a URL's user and password the value is percent-encoded."""
     if isinstance(tree, dict):
-        return {key: _expand(value, f"{where}.{key}" if where else key, environ) for key, value in tree.items()}
+        return {
+            key: _expand(value, f"{where}.{key}" if where else key, environ)
+            for key, value in tree.items()
+        }
     if isinstance(tree, list):
         return [_expand(value, where, environ) for value in tree]
     if not isinstance(tree, str):
@@ -479,7 +593,9 @@ def _expand(tree: Any, where: str, environ: Mapping[str, str]) -> Any:
     def value_of(match: re.Match[str]) -> str:
         name = match[1]
         if name not in environ:
-            raise errors.SettingsError(f"{where} needs ${{{name}}}, which is not in the environment", f"export {name}=…")
+            raise errors.SettingsError(
+                f"{where} needs ${{{name}}}, which is not in the environment", f"export {name}=…"
+            )
         return quote(environ[name], safe="") if match.start() < login_ends else environ[name]
 
     return VARIABLE.sub(value_of, tree)
@@ -501,7 +617,7 @@ def _plain(kind: Any) -> Any:
 
 
 def _is_table(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Table)
+    return isinstance(kind, type) and issubclass(kind, SettingsTable)
 
 
 # --- what types cannot say ----------------------------------------------------------------------------
@@ -510,9 +626,14 @@ def _is_table(kind: Any) -> bool:
 def _check(name: str, pipeline: Pipeline) -> None:
     place = f"pipelines.{name}"
     if not name or len(name) > 100:
-        raise errors.SettingsError(f"{place}: a pipeline's name has 1 to 100 characters", "give it a shorter name, not empty")
+        raise errors.SettingsError(
+            f"{place}: a pipeline's name has 1 to 100 characters",
+            "give it a shorter name, not empty",
+        )
     if not pipeline.columns:
-        raise errors.SettingsError(f"{place}.columns is empty", "name at least one column = field that the pipeline keeps")
+        raise errors.SettingsError(
+            f"{place}.columns is empty", "name at least one column = field that the pipeline keeps"
+        )
     _check_key(place, pipeline)
     fields = {column.field for column in pipeline.mapped.values()}
     if pipeline.event.order is not None and pipeline.event.order not in fields:
@@ -522,7 +643,9 @@ def _check(name: str, pipeline: Pipeline) -> None:
         )
     _check_columns(place, pipeline)
     _check_transitions(place, pipeline)
-    if pipeline.cleared_status is not None and (pipeline.deletes != "clear" or pipeline.event.status not in fields):
+    if pipeline.cleared_status is not None and (
+        pipeline.deletes != "clear" or pipeline.event.status not in fields
+    ):
         raise errors.SettingsError(
             f'{place}.cleared_status needs deletes = "clear", and a column that keeps the status',
             f'add deletes = "clear" to [{place}], or take cleared_status out',
@@ -531,7 +654,8 @@ def _check(name: str, pipeline: Pipeline) -> None:
         start_time(pipeline.start)
     except msgspec.ValidationError:
         raise errors.SettingsError(
-            f"{place}.start is {pipeline.start!r}", 'use "earliest", "latest" or a time such as "2026-11-01T08:00:00Z"'
+            f"{place}.start is {pipeline.start!r}",
+            'use "earliest", "latest" or a time such as "2026-11-01T08:00:00Z"',
         ) from None
 
 
@@ -539,16 +663,20 @@ def _check_key(place: str, pipeline: Pipeline) -> None:
     keys, documents = pipeline.keys, pipeline.event.documents
     if not keys or len(set(keys)) < len(keys):
         raise errors.SettingsError(
-            f"{place}.key is {pipeline.key!r}", 'name each key column once: key = "id", or key = ["tenant", "no"]'
+            f"{place}.key is {pipeline.key!r}",
+            'name each key column once: key = "id", or key = ["tenant", "no"]',
         )
     for key in keys:
         if key in pipeline.columns:
             raise errors.SettingsError(
-                f"{place}.columns.{key} is a key column, which holds the document's id already", "take the line out"
+                f"{place}.columns.{key} is a key column, which holds the document's id already",
+                "take the line out",
             )
     for document in documents:
         if document.startswith("@") and document != "@key":
-            raise errors.SettingsError(f"{place}.event.document is {document!r}", 'use "@key" or a field of the value')
+            raise errors.SettingsError(
+                f"{place}.event.document is {document!r}", 'use "@key" or a field of the value'
+            )
     is_whole = isinstance(pipeline.event.document, str)
     if not (is_whole or len(documents) == len(keys)) or len(set(documents)) < len(documents):
         raise errors.SettingsError(
@@ -583,36 +711,51 @@ def _check_columns(place: str, pipeline: Pipeline) -> None:
         _check_column(f"{place}.columns.{name}", column, event)
 
 
-def _check_column(place: str, column: Column, event: Event) -> None:
+def _check_column(place: str, column: ColumnMapping, event: EventMapping) -> None:
     if (column.field is None) is (column.value is None):
-        both = "has a field and a value" if column.field is not None else "has neither a field nor a value"
-        raise errors.SettingsError(f"{place} {both}", 'give it one of them: field = "…" or value = …')
+        both = (
+            "has a field and a value"
+            if column.field is not None
+            else "has neither a field nor a value"
+        )
+        raise errors.SettingsError(
+            f"{place} {both}", 'give it one of them: field = "…" or value = …'
+        )
     if column.type is not None:
         column_type(column.type, f"{place}.type", TYPES)
     used = [name for name in ("unit", "convert", "round", "trim") if getattr(column, name)]
     if column.value is not None and used:
         raise errors.SettingsError(
-            f"{place} is a constant, which takes no {used[0]}", f"write the value as it is to be stored, without {used[0]}"
+            f"{place} is a constant, which takes no {used[0]}",
+            f"write the value as it is to be stored, without {used[0]}",
         )
     if column.unit is not None and used != ["unit"]:
         raise errors.SettingsError(
-            f"{place} has a unit, so its field is a time, which takes no {(set(used) - {'unit'}).pop()}", "take one of them out"
+            f"{place} has a unit, so its field is a time, which takes no {(set(used) - {'unit'}).pop()}",
+            "take one of them out",
         )
-    if column.field is not None and column.field == event.order and (column.round or column.convert in ("boolean", "text")):
+    if (
+        column.field is not None
+        and column.field == event.order
+        and (column.round or column.convert in ("boolean", "text"))
+    ):
         raise errors.SettingsError(
             f"{place} keeps the order value, and the guard compares it as it is",
             'take `round` out; of `convert`, use "number" only',
         )
 
 
-def column_type(text: str, place: str, known: tuple[str, ...] = TYPES) -> tuple[str, tuple[int, ...]]:
+def column_type(
+    text: str, place: str, known: tuple[str, ...] = TYPES
+) -> tuple[str, tuple[int, ...]]:
     """A declared type as its name and its numbers: `decimal(12,2)` is ("decimal", (12, 2))."""
     found = TYPE.fullmatch(text.strip().lower())
     name, *numbers = [part for part in found.groups() if part is not None] if found else [""]
     if not found or not any(one.partition("(")[0] == name for one in known):
         bare = [one.partition("(")[0] for one in known]
         raise errors.SettingsError(
-            f"{place} is {text!r}, which is no type{nearest(text.partition('(')[0].lower(), bare)}", f"types: {', '.join(known)}"
+            f"{place} is {text!r}, which is no type{nearest(text.partition('(')[0].lower(), bare)}",
+            f"types: {', '.join(known)}",
         )
     sizes = tuple(map(int, numbers))
     if (name == "varchar" and sizes[0] == 0) or (
@@ -640,7 +783,9 @@ def _check_transitions(place: str, pipeline: Pipeline) -> None:
         )
     for status, following in pipeline.transitions.items():
         if "" in (status, *following):
-            raise errors.SettingsError(f"{place}.transitions holds an empty status", "name every status")
+            raise errors.SettingsError(
+                f"{place}.transitions holds an empty status", "name every status"
+            )
 
 
 def _with_whole_paths(settings: Settings) -> Settings:
@@ -648,7 +793,9 @@ def _with_whole_paths(settings: Settings) -> Settings:
     security = settings.kafka.security
     files = {name: getattr(security, name) for name in ("ca", "certificate", "key")}
     whole = {name: str(Path(file).absolute()) for name, file in files.items() if file}
-    kafka = msgspec.structs.replace(settings.kafka, security=msgspec.structs.replace(security, **whole))
+    kafka = msgspec.structs.replace(
+        settings.kafka, security=msgspec.structs.replace(security, **whole)
+    )
     return msgspec.structs.replace(settings, kafka=kafka)
 
 
@@ -657,7 +804,8 @@ def _check_security(security: Security) -> None:
         for key in ("mechanism", "username", "password"):
             if getattr(security, key) is None:
                 raise errors.SettingsError(
-                    f"kafka.security: protocol {security.protocol} needs {key}", f"add to [kafka.security]: {EXAMPLES[key]}"
+                    f"kafka.security: protocol {security.protocol} needs {key}",
+                    f"add to [kafka.security]: {EXAMPLES[key]}",
                 )
     elif security.username or security.password or security.mechanism:
         raise errors.SettingsError(
@@ -666,18 +814,21 @@ def _check_security(security: Security) -> None:
         )
 
 
-def describe(table: type[Table] = Settings) -> list[tuple[str, str, str, str]]:
+def describe(table: type[SettingsTable] = Settings) -> list[tuple[str, str, str, str]]:
     """(key, type, default, help) of every setting, for the reference page."""
     rows: list[tuple[str, str, str, str]] = []
     hints = get_type_hints(table, include_extras=True)
     for field in msgspec.structs.fields(table):
-        meta = next((part for part in get_args(hints[field.name]) if isinstance(part, Meta)), Meta())
+        meta = next(
+            (part for part in get_args(hints[field.name]) if isinstance(part, Meta)), Meta()
+        )
         kind = _plain(hints[field.name])
         children = describe(kind) if _is_table(kind) else []
         if get_origin(kind) is dict and _is_table(_plain(get_args(kind)[1])):
             short = not _is_table(get_args(kind)[1])
             below = "COLUMN" if short else "NAME"
-            children = [(f"{below}.{key}", *rest) for key, *rest in describe(_plain(get_args(kind)[1]))]  # type: ignore[misc]
+            inner = describe(_plain(get_args(kind)[1]))
+            children = [(f"{below}.{key}", *rest) for key, *rest in inner]  # type: ignore[misc]
             if short:
                 rows.append((field.name, _type_name(kind), _default(field), meta.description or ""))
         if children:
@@ -687,7 +838,9 @@ def describe(table: type[Table] = Settings) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def effective(table: Table, where: str = "", *, hidden: Mapping[str, Any] | None = None) -> list[tuple[str, Any]]:
+def effective(
+    table: SettingsTable, where: str = "", *, hidden: Mapping[str, Any] | None = None
+) -> list[tuple[str, Any]]:
     """(key, value) of every setting in force; a secret is masked, and so is the password in a URL.
 
     `hidden` has what to show in place of values that came from the environment, by key.
@@ -697,19 +850,31 @@ def effective(table: Table, where: str = "", *, hidden: Mapping[str, Any] | None
     hints = get_type_hints(type(table), include_extras=True)
     for field in msgspec.structs.fields(table):
         value, key = getattr(table, field.name), f"{where}{field.name}"
-        extra = next((part.extra or {} for part in get_args(hints[field.name]) if isinstance(part, Meta)), {})
-        if isinstance(value, Table):
+        extra = next(
+            (part.extra or {} for part in get_args(hints[field.name]) if isinstance(part, Meta)), {}
+        )
+        if isinstance(value, SettingsTable):
             rows += effective(value, f"{key}.", hidden=hidden)
-        elif isinstance(value, dict) and any(isinstance(child, Table) for child in value.values()):
+        elif isinstance(value, dict) and any(
+            isinstance(child, SettingsTable) for child in value.values()
+        ):
             for name, child in value.items():
                 rows += (
                     effective(child, f"{key}.{name}.", hidden=hidden)
-                    if isinstance(child, Table)
+                    if isinstance(child, SettingsTable)
                     else [(f"{key}.{name}", hidden.get(f"{key}.{name}", child))]
                 )
         elif isinstance(value, dict):
             shown = {name: hidden.get(f"{key}.{name}", child) for name, child in value.items()}
-            rows.append((key, {name: STARS if SECRET.search(name) else child for name, child in shown.items()}))
+            rows.append(
+                (
+                    key,
+                    {
+                        name: STARS if SECRET.search(name) else child
+                        for name, child in shown.items()
+                    },
+                )
+            )
         else:
             rows.append((key, _masked(hidden.get(key, value), extra.get("secret"))))
     return rows
@@ -731,7 +896,9 @@ def _type_name(kind: Any) -> str:
         return " or ".join(_type_name(part) for part in get_args(kind) if part is not type(None))
     if get_origin(kind) is list:
         return "list"
-    return {str: "text", int: "integer", float: "number", bool: "true or false"}.get(kind, str(kind))
+    return {str: "text", int: "integer", float: "number", bool: "true or false"}.get(
+        kind, str(kind)
+    )
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:

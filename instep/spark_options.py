@@ -23,14 +23,20 @@ def check(master: str, memory: str) -> None:
     if not local and not _ELSEWHERE.fullmatch(master):
         raise errors.SettingsError(f"spark.master is {master!r}, which is no Spark master", MASTERS)
     if local and "0" in (local[1], local[2]):
-        raise errors.SettingsError(f"spark.master is {master!r}: at least one thread is needed", MASTERS)
+        raise errors.SettingsError(
+            f"spark.master is {master!r}: at least one thread is needed", MASTERS
+        )
     amount = _MEMORY.fullmatch(memory)
     if not amount:
         raise errors.SettingsError(
-            f"spark.memory is {memory!r}, which is no amount of memory", 'write e.g. memory = "640m" or "2g"'
+            f"spark.memory is {memory!r}, which is no amount of memory",
+            'write e.g. memory = "640m" or "2g"',
         )
     if int(amount[1]) * UNITS[amount[2].lower()] < MEMORY_LEAST:
-        raise errors.SettingsError(f"spark.memory is {memory!r}, and Spark needs 450m at least", 'write e.g. memory = "640m"')
+        raise errors.SettingsError(
+            f"spark.memory is {memory!r}, and Spark needs 450m at least",
+            'write e.g. memory = "640m"',
+        )
 
 
 def refuse_silent(master: str) -> None:

@@ -37,12 +37,32 @@ class Tone(enum.StrEnum):
     NONE = ""
 
 
-_ANSI: Mapping[Tone, str] = {Tone.GOOD: "32", Tone.WARNING: "33", Tone.BAD: "31", Tone.STRONG: "1", Tone.FAINT: "2"}
+_ANSI: Mapping[Tone, str] = {
+    Tone.GOOD: "32",
+    Tone.WARNING: "33",
+    Tone.BAD: "31",
+    Tone.STRONG: "1",
+    Tone.FAINT: "2",
+}
 _WORDS: Mapping[Tone, frozenset[str]] = {
     Tone.GOOD: frozenset({"running", "applied", "released", "good"}),
-    Tone.WARNING: frozenset({"waiting", "starting", "paused", "parked", "stale", "skipped", "warning"}),
+    Tone.WARNING: frozenset(
+        {"waiting", "starting", "paused", "parked", "stale", "skipped", "warning"}
+    ),
     Tone.BAD: frozenset(
-        {"dead", "presumed", "ended", "stopped", "error", "wrong", "refused", "failed", "missing", "different", "extra"}
+        {
+            "dead",
+            "presumed",
+            "ended",
+            "stopped",
+            "error",
+            "wrong",
+            "refused",
+            "failed",
+            "missing",
+            "different",
+            "extra",
+        }
     ),
 }
 _TONES = {word: tone for tone, words in _WORDS.items() for word in words}
@@ -153,10 +173,17 @@ class ProgressLine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.clear()
 
-    def update(self, what: str, done: float, total: float | None, unit: str = "", now: float | None = None) -> None:
+    def update(
+        self, what: str, done: float, total: float | None, unit: str = "", now: float | None = None
+    ) -> None:
         """Redraw the line, at most ten times a second. Without a total there is no bar and no time left."""
         now = time.monotonic() if now is None else now
         if what != self._what:
@@ -182,7 +209,9 @@ class ProgressLine:
         if not total:
             return f"{what}: {amount(done, unit)}"[: columns - 1]
         left_s = self._eta.seconds(now)
-        figures = f" {amount(done)} of {amount(total, unit)}" + (f", {duration(left_s)} left" if left_s is not None else "")
+        figures = f" {amount(done)} of {amount(total, unit)}" + (
+            f", {duration(left_s)} left" if left_s is not None else ""
+        )
         width = min(BAR_WIDTH, columns - 1 - len(what) - len(figures) - 2)
         if width < 1:
             return f"{what}:{figures}"[: columns - 1]

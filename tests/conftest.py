@@ -13,17 +13,21 @@ from urllib.parse import urlparse, urlunparse
 import pytest
 from hypothesis import HealthCheck, settings
 
-from instep.local.broker import Cluster
+from instep.local.broker import LocalCluster
 from instep.local.mariadb import MariaDB
 from instep.local.postgres import Postgres
-from tests.kafka.secured import SecuredBroker
-from tests.pooler import PROGRAM, PgBouncer
+from tests.support.pgbouncer import PROGRAM, PgBouncer
+from tests.support.secured import SecuredBroker
 
 if TYPE_CHECKING:
     import pymysql
 
+pytest_plugins = ["tests.support.databases", "tests.support.pipelines"]
+
 # the same examples in every run, and no judgement by the clock: the machine may be busy
-settings.register_profile("instep", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "instep", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("instep")
 
 # The JVMs of the tests live for seconds: Java's optimising compiler would cost a third of their time and never pay.
@@ -36,8 +40,8 @@ MARIADB_URL = os.environ.get("INSTEP_TEST_MARIADB_URL")
 LONG = (
     "test_exactly_once.py",
     "test_story.py",
-    "test_cluster.py",
-    "trials",
+    "test_spark_cluster.py",
+    "lab",
     "bench",
     "test_cli.py",
     "test_stops.py",
@@ -48,7 +52,7 @@ LONG = (
     "local",
     "test_live.py",
     "test_docs.py",
-    "test_watching.py",
+    "test_watch.py",
     "test_terminal.py",
     "kafka",
     "emit",
@@ -67,23 +71,33 @@ class GivenServer:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--database", metavar="KIND", help="run only the tests that use this database: postgres, mariadb or mysql")
+    parser.addoption(
+        "--database",
+        metavar="KIND",
+        help="run only the tests that use this database: postgres, mariadb or mysql",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select by database. Where two workers share the files, the long ones come first: both end at about the same time."""
     if kind := config.getoption("database"):
-        chosen = [item for item in items if kind in item.name or kind in getattr(item, "fixturenames", ())]
+        chosen = [
+            item for item in items if kind in item.name or kind in getattr(item, "fixturenames", ())
+        ]
         config.hook.pytest_deselected(items=[*set(items) - set(chosen)])
         items[:] = chosen
     if config.getoption("numprocesses", None) is not None or hasattr(config, "workerinput"):
         order = {name: number for number, name in enumerate(LONG)}
-        items.sort(key=lambda item: min(order.get(name, len(LONG)) for name in (item.path.name, item.path.parent.name)))
+        items.sort(
+            key=lambda item: min(
+                order.get(name, len(LONG)) for name in (item.path.name, item.path.parent.name)
+            )
+        )
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[Cluster]:
-    with Cluster() as cluster:
+def broker() -> Iterator[LocalCluster]:
+    with LocalCluster() as cluster:
         yield cluster
 
 
@@ -125,18 +139,24 @@ def database_url(request: pytest.FixtureRequest, new_database: Callable[[str], s
 
 
 @pytest.fixture
-def new_database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+def new_database(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], str]]:
     """Makes an empty database of the asked kind, and removes it afterwards."""
     yield from _databases(request, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
-def shared_database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+def shared_database(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], str]]:
     """The same, for what all tests of a module look at."""
     yield from _databases(request, tmp_path_factory)
 
 
-def _databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+def _databases(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], str]]:
     made: list[tuple[str, str, str]] = []
 
     def make(kind: str) -> str:
@@ -164,7 +184,9 @@ def _run(kind: str, url: str, statement: str) -> None:
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(statement)
     else:
-        connected = _mysql(parts.hostname or "", parts.port or 3306, parts.username or "", parts.password or "")
+        connected = _mysql(
+            parts.hostname or "", parts.port or 3306, parts.username or "", parts.password or ""
+        )
         connected.cursor().execute(statement)
 
 

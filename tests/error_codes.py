@@ -38,17 +38,51 @@ MYSQL_NEWER = {
     4031: "CLIENT_INTERACTION_TIMEOUT",
     4151: "ACCOUNT_HAS_BEEN_LOCKED",
 }
-MYSQL = {number: name for name, number in vars(ER).items() if isinstance(number, int) and name != "ERROR_FIRST"} | MYSQL_NEWER
-MYSQL_CLIENT = {number: name for name, number in vars(CR).items() if isinstance(number, int) and "CR_ERROR_" not in name}
+MYSQL = {
+    number: name
+    for name, number in vars(ER).items()
+    if isinstance(number, int) and name != "ERROR_FIRST"
+} | MYSQL_NEWER
+MYSQL_CLIENT = {
+    number: name
+    for name, number in vars(CR).items()
+    if isinstance(number, int) and "CR_ERROR_" not in name
+}
 # the module's other constants with these numbers are no result codes
 SQLITE = {
     int(getattr(sqlite3, f"SQLITE_{name}")): name
     for name in (
-        "ERROR", "INTERNAL", "PERM", "ABORT", "BUSY", "LOCKED", "NOMEM", "READONLY", "INTERRUPT", "IOERR", "CORRUPT", "NOTFOUND",
-        "FULL", "CANTOPEN", "PROTOCOL", "EMPTY", "SCHEMA", "TOOBIG", "CONSTRAINT", "MISMATCH", "MISUSE", "NOLFS", "AUTH",
-        "FORMAT", "RANGE", "NOTADB", "NOTICE", "WARNING", "CONSTRAINT_FOREIGNKEY",
+        "ERROR",
+        "INTERNAL",
+        "PERM",
+        "ABORT",
+        "BUSY",
+        "LOCKED",
+        "NOMEM",
+        "READONLY",
+        "INTERRUPT",
+        "IOERR",
+        "CORRUPT",
+        "NOTFOUND",
+        "FULL",
+        "CANTOPEN",
+        "PROTOCOL",
+        "EMPTY",
+        "SCHEMA",
+        "TOOBIG",
+        "CONSTRAINT",
+        "MISMATCH",
+        "MISUSE",
+        "NOLFS",
+        "AUTH",
+        "FORMAT",
+        "RANGE",
+        "NOTADB",
+        "NOTICE",
+        "WARNING",
+        "CONSTRAINT_FOREIGNKEY",
     )
-}  # fmt: skip
+}
 
 EFFECTS: Mapping[Error, str] = {
     errors.DatabaseUnreachable: "waits and connects again",
@@ -79,25 +113,38 @@ class Code(NamedTuple):
 def postgres_codes() -> list[Code]:
     """Every SQLSTATE; a table may map a whole class by its first two characters."""
     found = sorted(POSTGRES.items())
-    return [Code(code[:2], code, name, postgres.CODES.get(code) or postgres.CODES.get(code[:2])) for code, name in found]
+    return [
+        Code(code[:2], code, name, postgres.CODES.get(code) or postgres.CODES.get(code[:2]))
+        for code, name in found
+    ]
 
 
 def mysql_codes() -> list[Code]:
     """Every number of servers, in hundreds, then those of the driver itself."""
     server = [
-        Code(f"{number // 100 * 100}", str(number), name, mysql.CODES.get(number)) for number, name in sorted(MYSQL.items())
+        Code(f"{number // 100 * 100}", str(number), name, mysql.CODES.get(number))
+        for number, name in sorted(MYSQL.items())
     ]
-    client = [Code("client", str(number), name, errors.DatabaseUnreachable) for number, name in sorted(MYSQL_CLIENT.items())]
+    client = [
+        Code("client", str(number), name, errors.DatabaseUnreachable)
+        for number, name in sorted(MYSQL_CLIENT.items())
+    ]
     return [*server, *client]
 
 
 def sqlite_codes() -> list[Code]:
     """Every primary result code."""
-    return [Code("", str(number), name, sqlite.CODES.get(number)) for number, name in sorted(SQLITE.items())]
+    return [
+        Code("", str(number), name, sqlite.CODES.get(number))
+        for number, name in sorted(SQLITE.items())
+    ]
 
 
 DRIVERS: Mapping[str, tuple[str, Callable[[], list[Code]]]] = {
-    "PostgreSQL": ("SQLSTATE, with its class in the first column. Names are those of `psycopg.errors`.", postgres_codes),
+    "PostgreSQL": (
+        "SQLSTATE, with its class in the first column. Names are those of `psycopg.errors`.",
+        postgres_codes,
+    ),
     "MariaDB and MySQL": (
         "Error numbers, in hundreds. Names are those of `pymysql.constants`, without `ER_` and `CR_`. A number that is"
         " not listed is treated like those marked as default.",
@@ -120,8 +167,21 @@ def page() -> str:
         " the error.\n"
     ]
     for name, (text, codes) in DRIVERS.items():
-        rows = [f"| {group} | {codes_shown} | {effect} |" for group, codes_shown, effect in _rows(codes())]
-        parts.append("\n".join([f"## {name}\n\n{text}\n", "| class | codes | what instep does |", "|---|---|---|", *rows, ""]))
+        rows = [
+            f"| {group} | {codes_shown} | {effect} |"
+            for group, codes_shown, effect in _rows(codes())
+        ]
+        parts.append(
+            "\n".join(
+                [
+                    f"## {name}\n\n{text}\n",
+                    "| class | codes | what instep does |",
+                    "|---|---|---|",
+                    *rows,
+                    "",
+                ]
+            )
+        )
     return "\n".join(parts)
 
 
@@ -130,6 +190,12 @@ def _rows(codes: Iterable[Code]) -> Iterable[tuple[str, str, str]]:
     for group, members in itertools.groupby(codes, key=lambda code: code.group):
         by_effect: dict[str, list[Code]] = {}
         for one in members:
-            by_effect.setdefault(DEFAULT if one.error is None else EFFECTS[one.error], []).append(one)
+            by_effect.setdefault(DEFAULT if one.error is None else EFFECTS[one.error], []).append(
+                one
+            )
         for effect, some in by_effect.items():
-            yield group, ", ".join(f"{one.code} {one.name.removeprefix('CR_')}" for one in some), effect
+            yield (
+                group,
+                ", ".join(f"{one.code} {one.name.removeprefix('CR_')}" for one in some),
+                effect,
+            )

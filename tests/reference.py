@@ -36,14 +36,19 @@ def pages() -> dict[str, str]:
 
 def _settings() -> str:
     rows = [
-        f"| `{key}` | {kind} | {f'`{default}`' if default else ''} | {text} |" for key, kind, default, text in settings.describe()
+        f"| `{key}` | {kind} | {f'`{default}`' if default else ''} | {text} |"
+        for key, kind, default, text in settings.describe()
     ]
     head = (
         "# Settings\n\n`instep.toml` in the working directory, or the file named by `--config` or `INSTEP_CONFIG`."
         " `NAME` is a pipeline's name. Any value can be overridden by a variable: `INSTEP__KAFKA__BOOTSTRAP`."
         " An unknown key is an error.\n\n"
     )
-    return head + "\n".join(["| key | type | default | what it is |", "|---|---|---|---|", *rows]) + "\n"
+    return (
+        head
+        + "\n".join(["| key | type | default | what it is |", "|---|---|---|---|", *rows])
+        + "\n"
+    )
 
 
 def _commands() -> str:
@@ -74,13 +79,19 @@ def _reasons() -> str:
 
 
 def _errors() -> str:
-    found = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.InstepError)]
+    found = [
+        kind
+        for _, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, errors.InstepError)
+    ]
     rows = []
     for kind in sorted(found, key=lambda kind: (kind.exit_status, kind.__name__)):
         name = kind.code if issubclass(kind, errors.NamedStop) else kind.__name__
         rows.append(f"| `{name}` | {kind.exit_status} | {' '.join((kind.__doc__ or '').split())} |")
     head = "# Errors\n\nEach says what happened, to what, and what to do next. Those in capitals are named stops.\n\n"
-    return head + "\n".join(["| error | exit status | what happened |", "|---|---|---|", *rows]) + "\n"
+    return (
+        head + "\n".join(["| error | exit status | what happened |", "|---|---|---|", *rows]) + "\n"
+    )
 
 
 def _metrics() -> str:
@@ -100,9 +111,21 @@ def _rules() -> str:
     parts = [head]
     for part in judgement.PARTS:
         rows = [
-            f"| [{one.id}](../rules/{one.id}.md) | {one.threat} | {one.what} |" for one in rules.ALL.values() if one.part == part
+            f"| [{one.id}](../rules/{one.id}.md) | {one.threat} | {one.what} |"
+            for one in rules.ALL.values()
+            if one.part == part
         ]
-        parts.append("\n".join([f"## {part.capitalize()}\n", "| rule | threat | what it finds |", "|---|---|---|", *rows, ""]))
+        parts.append(
+            "\n".join(
+                [
+                    f"## {part.capitalize()}\n",
+                    "| rule | threat | what it finds |",
+                    "|---|---|---|",
+                    *rows,
+                    "",
+                ]
+            )
+        )
     return "\n".join(parts)
 
 

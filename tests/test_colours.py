@@ -26,8 +26,12 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Tty:
     stream = Tty()
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(shared, "sys", SimpleNamespace(stdout=stream, stderr=stream))  # pytest sets sys.stdout itself
-    monkeypatch.setattr(typer, "echo", lambda text, err=False: stream.write(f"{text}\n"))  # it keeps streams of its own
+    monkeypatch.setattr(
+        shared, "sys", SimpleNamespace(stdout=stream, stderr=stream)
+    )  # pytest sets sys.stdout itself
+    monkeypatch.setattr(
+        typer, "echo", lambda text, err=False: stream.write(f"{text}\n")
+    )  # it keeps streams of its own
     return stream
 
 
@@ -43,13 +47,19 @@ def test_a_table_colours_the_words_of_its_columns_of_states_only(screen: Tty) ->
 
 
 def test_without_a_terminal_a_table_is_the_same_text() -> None:
-    assert shared.table(("SERVER", "STATE"), ROWS[:2]) == "SERVER  STATE\na       dead\ndead    running"
+    assert (
+        shared.table(("SERVER", "STATE"), ROWS[:2])
+        == "SERVER  STATE\na       dead\ndead    running"
+    )
 
 
 def test_an_error_is_red_and_what_to_do_is_not(screen: Tty) -> None:
     shared.say("instep: the table\x1b is gone\nmake it again")
     shared.say("contracts: in step", Tone.GOOD)
-    assert screen.getvalue() == f"{RED}instep: the table\\x1b is gone{OFF}\nmake it again\n\x1b[32mcontracts: in step\x1b[0m\n"
+    assert (
+        screen.getvalue()
+        == f"{RED}instep: the table\\x1b is gone{OFF}\nmake it again\n\x1b[32mcontracts: in step\x1b[0m\n"
+    )
 
 
 def test_no_colour_where_it_is_not_wanted(screen: Tty, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from instep import cli, errors, settings
 from instep.kafka import topics
 from instep.kafka.connection import Cluster as Connection
-from instep.local.broker import Cluster
+from instep.local.broker import LocalCluster
 from tests import reference
 
 ROOT = Path(__file__).parent.parent
@@ -27,13 +27,20 @@ def blocks(language: str) -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
         pattern = rf"^( *)```{language}\n(.*?)^ *```"
-        for number, (indent, text) in enumerate(re.findall(pattern, page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)):
-            found.append((f"{page.relative_to(ROOT)} {number}", re.sub(rf"^{indent}", "", text, flags=re.MULTILINE)))
+        for number, (indent, text) in enumerate(
+            re.findall(pattern, page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        ):
+            found.append(
+                (
+                    f"{page.relative_to(ROOT)} {number}",
+                    re.sub(rf"^{indent}", "", text, flags=re.MULTILINE),
+                )
+            )
     return found
 
 
 @pytest.fixture(scope="module")
-def print_status(broker: Cluster) -> Cluster:
+def print_status(broker: LocalCluster) -> LocalCluster:
     """The broker, with the topic that the examples name."""
     with Connection(settings.Kafka(), broker.bootstrap) as cluster:
         topics.create(cluster, "print-status", 4)
@@ -42,7 +49,9 @@ def print_status(broker: Cluster) -> Cluster:
 
 @pytest.mark.parametrize("name", reference.pages())
 def test_the_reference_is_current(name: str) -> None:
-    assert (reference.FOLDER / name).read_text(encoding="utf-8") == reference.pages()[name], "run: make docs"
+    assert (reference.FOLDER / name).read_text(encoding="utf-8") == reference.pages()[name], (
+        "run: make docs"
+    )
 
 
 def test_no_page_is_left_of_a_rule_that_is_gone() -> None:
@@ -60,8 +69,11 @@ def test_every_command_that_is_named_exists(page: Path) -> None:
     """In code, whether in a line or in a block: `instep show C-1`."""
     text = page.read_text(encoding="utf-8")
     fenced = "\n".join(re.findall(r"^ *```[a-z]*\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL))
-    named = {*re.findall(r"`instep ([a-z]+)", text), *re.findall(r"^ *instep ([a-z]+)", fenced, re.MULTILINE)}
-    assert named <= {name for names in cli.PARTS.values() for name in names}
+    named = {
+        *re.findall(r"`instep ([a-z]+)", text),
+        *re.findall(r"^ *instep ([a-z]+)", fenced, re.MULTILINE),
+    }
+    assert named <= cli.command_names()
 
 
 def test_every_stop_has_a_page_and_every_page_a_stop() -> None:
@@ -70,9 +82,14 @@ def test_every_stop_has_a_page_and_every_page_a_stop() -> None:
     assert pages.keys() == codes
     index = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     for code, text in pages.items():
-        assert re.findall(r"^#+ .*", text, re.MULTILINE) == [f"# {code}", *(f"## {title}" for title in STOP_SECTIONS)]
+        assert re.findall(r"^#+ .*", text, re.MULTILINE) == [
+            f"# {code}",
+            *(f"## {title}" for title in STOP_SECTIONS),
+        ]
         assert "    instep " in text
-        assert not re.search(r"\b(UPDATE|DELETE FROM|INSERT INTO)\b .*instep_", text), "no statement by hand"
+        assert not re.search(r"\b(UPDATE|DELETE FROM|INSERT INTO)\b .*instep_", text), (
+            "no statement by hand"
+        )
         assert f"(stops/{code}.md)" in index
 
 
@@ -81,15 +98,31 @@ def test_settings_examples_are_valid(name: str, text: str) -> None:
     settings.parse(text, SECRETS)
 
 
-@pytest.mark.parametrize(("name", "text"), blocks("python"), ids=[name for name, _ in blocks("python")])
-def test_python_examples_run(name: str, text: str, print_status: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"), blocks("python"), ids=[name for name, _ in blocks("python")]
+)
+def test_python_examples_run(
+    name: str, text: str, print_status: LocalCluster, tmp_path: Path
+) -> None:
     program = text.replace("localhost:9092", print_status.bootstrap)
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("page", "ends_with"), [("README.md", r"contracts\s+0\s+0\.0"), ("docs/guides/set-aside.md", "")])
-def test_the_story_of_a_page(page: str, ends_with: str, print_status: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "ends_with"),
+    [("README.md", r"contracts\s+0\s+0\.0"), ("docs/guides/set-aside.md", "")],
+)
+def test_the_story_of_a_page(
+    page: str, ends_with: str, print_status: LocalCluster, tmp_path: Path
+) -> None:
     """Its settings and its commands, as they stand; only the broker and the topic's name are the tests' own."""
     (declared,) = [text for name, text in blocks("toml") if name.startswith(page)]
     (tmp_path / "instep.toml").write_text(declared, encoding="utf-8")
@@ -119,7 +152,9 @@ def test_the_story_of_a_page(page: str, ends_with: str, print_status: Cluster, t
         said[command] = done.stdout
     assert re.search(ends_with, done.stdout), done.stdout
     if "instep show C-1" in said:
-        verdicts = re.findall(r"^0:(\d).* (applied|skipped|released|parked)", said["instep show C-1"], re.MULTILINE)
+        verdicts = re.findall(
+            r"^0:(\d).* (applied|skipped|released|parked)", said["instep show C-1"], re.MULTILINE
+        )
         assert verdicts == [("0", "applied"), ("1", "skipped"), ("2", "released")]
         assert "the printer spoke too soon" in said["instep show C-1"]
         assert "CREATED  ┬─▶ QUEUED" in said["instep settings"]

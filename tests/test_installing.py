@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from instep import extras
-from instep.local.broker import Cluster
-from tests.test_cli import SETTINGS
+from instep.local.broker import LocalCluster
+from tests.cli.test_cli import SETTINGS
 
 ROOT = Path(__file__).parent.parent
 WITHOUT = """
@@ -28,18 +28,28 @@ main()
 SPARK = ("pyspark", "py4j", "pyarrow")
 
 
-def without(missing: tuple[str, ...], folder: Path, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+def without(
+    missing: tuple[str, ...], folder: Path, *arguments: str, given: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run a command where these packages are not installed."""
     code = WITHOUT.format(missing=missing, arguments=arguments)
     environment = {**os.environ, "INSTEP_HOME": str(folder / "home")}
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, input=given, capture_output=True, text=True, check=False, env=environment
+        [sys.executable, "-c", code],
+        cwd=folder,
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
     )
 
 
-def test_what_needs_no_spark_works_without_it(tmp_path: Path, broker: Cluster) -> None:
+def test_what_needs_no_spark_works_without_it(tmp_path: Path, broker: LocalCluster) -> None:
     """topics, init, emit, status, groups, peek, up and down."""
-    (tmp_path / "instep.toml").write_text(SETTINGS.format(bootstrap=broker.bootstrap, topic="no-spark"), encoding="utf-8")
+    (tmp_path / "instep.toml").write_text(
+        SETTINGS.format(bootstrap=broker.bootstrap, topic="no-spark"), encoding="utf-8"
+    )
     event = json.dumps({"doc_id": "d1", "status": "PRINTED", "version": 1})
     for arguments, given in [
         (("topics", "create", "no-spark", "-p", "1"), ""),
@@ -59,10 +69,20 @@ def test_what_needs_no_spark_works_without_it(tmp_path: Path, broker: Cluster) -
         assert "pyspark" not in done.stderr
 
 
-@pytest.mark.parametrize("module", ["instep.local.lent", "instep.local.maven", "instep.emit", "instep.pipeline.status"])
+@pytest.mark.parametrize(
+    "module",
+    ["instep.local.local_servers", "instep.local.maven", "instep.emit", "instep.operate.status"],
+)
 def test_servers_and_publishers_import_no_spark(module: str) -> None:
-    code = f"import sys, {module}; print(sorted({{'pyspark', 'py4j', 'pyarrow'}} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    code = (
+        f"import sys, {module}; print(sorted({{'pyspark', 'py4j', 'pyarrow'}} & set(sys.modules)))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +96,9 @@ def test_servers_and_publishers_import_no_spark(module: str) -> None:
 def test_a_missing_part_is_named_with_a_command_that_installs_it(
     missing: tuple[str, ...], target: str, extra: str, tmp_path: Path
 ) -> None:
-    text = SETTINGS.format(bootstrap="127.0.0.1:1", topic="t").replace("sqlite:///contracts.db", target)
+    text = SETTINGS.format(bootstrap="127.0.0.1:1", topic="t").replace(
+        "sqlite:///contracts.db", target
+    )
     (tmp_path / "instep.toml").write_text(text, encoding="utf-8")
     done = without(missing, tmp_path, *(("run",) if extra == "spark" else ("init",)))
     assert done.returncode == 2, done.stderr
@@ -87,7 +109,11 @@ def test_a_missing_part_is_named_with_a_command_that_installs_it(
 
 
 def test_the_commands_install_what_the_project_declares() -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert {name: tuple(packages) for name, packages in declared.items() if name != "all"} == extras.PACKAGES
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    assert {
+        name: tuple(packages) for name, packages in declared.items() if name != "all"
+    } == extras.PACKAGES
     for extra, packages in extras.PACKAGES.items():
         assert extras.packages(extra) == list(packages)

@@ -18,7 +18,11 @@ from instep.kafka import faults
 from instep.sinks import mysql, postgres, sqlite, target
 
 ROOT = Path(__file__).parent.parent
-KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.InstepError)]
+KINDS = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, errors.InstepError)
+]
 # what a generic remedy would say nothing about: these are raised with one of their own, everywhere
 OWN_WORDS = {"SettingsError", "MissingPart", "NotAuthorised", "TargetUnfit", "TopicMissing"}
 POSTGRES = target.database_url("postgresql://app:hush@127.0.0.1:1/contracts")
@@ -44,22 +48,30 @@ def _raised(tree: ast.AST) -> Iterator[tuple[str, int, ast.Call]]:
     """Every call that makes one of the errors, by name and line."""
     for node in ast.walk(tree):
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="errors"), attr=name)) if name in OWN_WORDS:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="errors"), attr=name)) if (
+                name in OWN_WORDS
+            ):
                 yield name, node.lineno, node
 
 
 def test_settings_and_missing_parts_are_refused_with_a_remedy_of_their_own() -> None:
     without = [
         f"{file.relative_to(ROOT)}:{line} {name}"
-        for file in sorted((ROOT / "instep").rglob("*.py"))
+        for package in ("instep", "instep_lab", "instep_bench")
+        for file in sorted((ROOT / package).rglob("*.py"))
         for name, line, call in _raised(ast.parse(file.read_text(encoding="utf-8")))
-        if len(call.args) + len(call.keywords) < 2 and not any(isinstance(argument, ast.Starred) for argument in call.args)
+        if len(call.args) + len(call.keywords) < 2
+        and not any(isinstance(argument, ast.Starred) for argument in call.args)
     ]
     assert without == []
 
 
 def _postgres_errors() -> dict[str, type[psycopg.Error]]:
-    found = [kind for _, kind in inspect.getmembers(psycopg.errors, inspect.isclass) if issubclass(kind, psycopg.Error)]
+    found = [
+        kind
+        for _, kind in inspect.getmembers(psycopg.errors, inspect.isclass)
+        if issubclass(kind, psycopg.Error)
+    ]
     return {kind.sqlstate: kind for kind in found if kind.sqlstate}
 
 
@@ -72,16 +84,26 @@ def test_every_error_of_postgresql_has_a_remedy() -> None:
         assert state in error.what
         assert "postgresql://app:***@127.0.0.1:1/contracts" in error.what
     assert isinstance(postgres.translate(known["3D000"]("x"), POSTGRES), errors.DatabaseMissing)
-    for without_state in (psycopg.OperationalError("gone"), psycopg.InterfaceError("closed"), psycopg.DataError("odd")):
+    for without_state in (
+        psycopg.OperationalError("gone"),
+        psycopg.InterfaceError("closed"),
+        psycopg.DataError("odd"),
+    ):
         sound(postgres.translate(without_state, POSTGRES))
 
 
 def test_every_error_of_mysql_has_a_remedy() -> None:
     for code in (*mysql.CODES, 0, 9999):
-        for kind in (pymysql.err.OperationalError, pymysql.err.IntegrityError, pymysql.err.ProgrammingError):
+        for kind in (
+            pymysql.err.OperationalError,
+            pymysql.err.IntegrityError,
+            pymysql.err.ProgrammingError,
+        ):
             sound(mysql.translate(kind(code, "a message"), MYSQL))
     sound(mysql.translate(pymysql.err.InterfaceError("closed"), MYSQL))
-    assert isinstance(mysql.translate(pymysql.err.OperationalError(1049, "x"), MYSQL), errors.DatabaseMissing)
+    assert isinstance(
+        mysql.translate(pymysql.err.OperationalError(1049, "x"), MYSQL), errors.DatabaseMissing
+    )
 
 
 def test_every_error_of_sqlite_has_a_remedy() -> None:
@@ -94,13 +116,17 @@ def test_every_error_of_sqlite_has_a_remedy() -> None:
 
 @pytest.mark.parametrize("topic", [None, "print-status"])
 def test_every_error_of_kafka_has_a_remedy(topic: str | None) -> None:
-    deed = faults.Deed("read records", "broker:9092", faults.Who("app"), topic, "contracts", 3.0, "READ")
+    operation = faults.Operation(
+        "read records", "broker:9092", faults.ClientIdentity("app"), topic, "contracts", 3.0, "READ"
+    )
     for code in (*faults.MEANING, KafkaError.UNKNOWN):
-        sound(faults.translate(KafkaError(code), deed))
+        sound(faults.translate(KafkaError(code), operation))
 
 
 def test_a_topic_that_is_misspelt_is_not_created() -> None:
     error = sound(faults.topic_missing("print-staus", "broker:9092", ["print-status", "other"]))
     assert "did you mean 'print-status'?" in error.what
     assert error.remedy.startswith("correct the name of the topic")
-    assert faults.topic_missing("invoices", "broker:9092", ["other"]).remedy.startswith("instep topics create invoices")
+    assert faults.topic_missing("invoices", "broker:9092", ["other"]).remedy.startswith(
+        "instep topics create invoices"
+    )

@@ -46,8 +46,8 @@ def long(column: str) -> str:
 def test_a_column_has_a_short_and_a_long_form() -> None:
     found = settings.parse(long('{ field = "note", type = "varchar(20)", trim = true }'), SECRETS)
     mapped = found.pipelines["contracts"].mapped
-    assert mapped["extra"] == settings.Column(field="note", type="varchar(20)", trim=True)
-    assert mapped["print_status"] == settings.Column(field="status")
+    assert mapped["extra"] == settings.ColumnMapping(field="note", type="varchar(20)", trim=True)
+    assert mapped["print_status"] == settings.ColumnMapping(field="status")
     shown = dict(settings.effective(found))
     assert shown["pipelines.contracts.columns.extra.type"] == "varchar(20)"
     assert shown["pipelines.contracts.columns.print_status"] == "status"
@@ -73,71 +73,140 @@ def test_a_password_needs_no_encoding() -> None:
 
 def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
     text = changed('"postgresql://app:${DB_PASSWORD}@db/contracts"', '"${TARGET}"')
-    assert settings.parse(text, {"TARGET": "mysql://u:p%40@h/d"}).pipelines["contracts"].target == "mysql://u:p%40@h/d"
+    assert (
+        settings.parse(text, {"TARGET": "mysql://u:p%40@h/d"}).pipelines["contracts"].target
+        == "mysql://u:p%40@h/d"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (changed("topic =", "topik ="), "unknown key 'topik' in [pipelines.contracts]; did you mean 'topic'?"),
-        (changed("[kafka]", "[kafca]"), "unknown key 'kafca' in the settings file; did you mean 'kafka'?"),
+        (
+            changed("topic =", "topik ="),
+            "unknown key 'topik' in [pipelines.contracts]; did you mean 'topic'?",
+        ),
+        (
+            changed("[kafka]", "[kafca]"),
+            "unknown key 'kafca' in the settings file; did you mean 'kafka'?",
+        ),
         (changed('status = "status"\norder', 'statsu = "status"\norder'), "did you mean 'status'?"),
         (changed('topic = "print-status"', ""), "missing the key 'topic'"),
-        (changed('topic = "print-status"', "topic = 3"), "topic must be text in quotes, not a whole number"),
+        (
+            changed('topic = "print-status"', "topic = 3"),
+            "topic must be text in quotes, not a whole number",
+        ),
         (changed('topic = "print-status"', 'topic = ["a"]'), 'write e.g. topic = "text"'),
         (changed('at = "updated_at"', 'at = ["a"]'), "event.at must be text in quotes, not a list"),
-        (changed('key = "doc_no"', 'key = "doc_no"\nguarantee = "exactly_once"'), "did you mean 'exactly-once'?"),
-        (changed('key = "doc_no"', 'key = "doc_no"\nguarantee = "twice"'), 'guarantee = "at-most-once"'),
-        (changed('key = "doc_no"', 'key = "doc_no"\nhistory = "no"'), "history must be true or false, not text in quotes"),
-        (changed('key = "doc_no"', 'key = "doc_no"\ntransitions = "A"'), "transitions must be a table, not text in quotes"),
-        (changed('key = "doc_no"', 'key = "doc_no"\ntransitions = { A = "B" }'), "transitions.* must be a list"),
+        (
+            changed('key = "doc_no"', 'key = "doc_no"\nguarantee = "exactly_once"'),
+            "did you mean 'exactly-once'?",
+        ),
+        (
+            changed('key = "doc_no"', 'key = "doc_no"\nguarantee = "twice"'),
+            'guarantee = "at-most-once"',
+        ),
+        (
+            changed('key = "doc_no"', 'key = "doc_no"\nhistory = "no"'),
+            "history must be true or false, not text in quotes",
+        ),
+        (
+            changed('key = "doc_no"', 'key = "doc_no"\ntransitions = "A"'),
+            "transitions must be a table, not text in quotes",
+        ),
+        (
+            changed('key = "doc_no"', 'key = "doc_no"\ntransitions = { A = "B" }'),
+            "transitions.* must be a list",
+        ),
         (GOOD + "\n[vet]\noutage_hours_max = 1.5\n", "outage_hours_max = 72"),
         (changed('key = "doc_no"', 'key = "doc_no"\nstart = "tomorrow"'), "start is 'tomorrow'"),
         (
-            changed('print_status = "status"\n', "").replace('key = "doc_no"', 'key = "doc_no"\ntransitions = {A = ["B"]}'),
+            changed('print_status = "status"\n', "").replace(
+                'key = "doc_no"', 'key = "doc_no"\ntransitions = {A = ["B"]}'
+            ),
             "status",
         ),
         (changed('key = "doc_no"', 'key = "doc_no"\ntransitions = {A = [""]}'), "empty status"),
         (changed('key = "doc_no"', 'key = "doc_no"\nbatch_rows_max = 0'), "batch_rows_max"),
-        (changed('print_version = "version"\n', ""), "event.order is 'version', and no column keeps it"),
+        (
+            changed('print_version = "version"\n', ""),
+            "event.order is 'version', and no column keeps it",
+        ),
         (changed('print_status = "status"', 'doc_no = "doc_id"'), "is a key column"),
-        (GOOD.partition("[pipelines.contracts.columns]")[0] + "[pipelines.contracts.columns]\n", "columns is empty"),
+        (
+            GOOD.partition("[pipelines.contracts.columns]")[0] + "[pipelines.contracts.columns]\n",
+            "columns is empty",
+        ),
         (GOOD + '\n[kafka.security]\nprotocol = "SASL_SSL"\n', "needs mechanism"),
         (GOOD + '\n[kafka.security]\nusername = "x"\n', "takes no user"),
-        (long('{ field = "status", tipe = "text" }'), "unknown key 'tipe' in [pipelines.contracts.columns.extra]"),
+        (
+            long('{ field = "status", tipe = "text" }'),
+            "unknown key 'tipe' in [pipelines.contracts.columns.extra]",
+        ),
         (long('{ type = "text" }'), "columns.extra has neither a field nor a value"),
         (long('{ field = "x", value = 1 }'), "columns.extra has a field and a value"),
         (long("{ value = 1, trim = true }"), "is a constant, which takes no trim"),
         (long('{ field = "x", type = "varchr(20)" }'), "is no type; did you mean 'varchar'?"),
         (long('{ field = "x", type = "decimal(2,4)" }'), "not every database can hold"),
-        (long('{ field = "x", convert = "integer" }'), "convert is 'integer', which is not one of its values"),
-        (long('{ field = "x", unit = "us", trim = true }'), "so its field is a time, which takes no trim"),
-        (changed('= "version"\nprinted', '= { field = "version", round = true }\nprinted'), "keeps the order value"),
-        (changed('key = "doc_no"', 'key = "doc_no"\nkey_type = "json"'), "key_type is 'json', which is no type"),
-        (changed('key = "doc_no"', 'key = "doc_no"\nkey_type = "date"'), "key_type is 'date', which is no type"),
+        (
+            long('{ field = "x", convert = "integer" }'),
+            "convert is 'integer', which is not one of its values",
+        ),
+        (
+            long('{ field = "x", unit = "us", trim = true }'),
+            "so its field is a time, which takes no trim",
+        ),
+        (
+            changed('= "version"\nprinted', '= { field = "version", round = true }\nprinted'),
+            "keeps the order value",
+        ),
+        (
+            changed('key = "doc_no"', 'key = "doc_no"\nkey_type = "json"'),
+            "key_type is 'json', which is no type",
+        ),
+        (
+            changed('key = "doc_no"', 'key = "doc_no"\nkey_type = "date"'),
+            "key_type is 'date', which is no type",
+        ),
         (changed('key = "doc_no"', "key = []"), "key is []"),
         (changed('key = "doc_no"', 'key = ["a", "a"]'), "name each key column once"),
         (changed('key = "doc_no"', "key = [1]"), "must be text in quotes, not a whole number"),
-        (changed('key = "doc_no"', 'key = ["a", "print_status"]'), "columns.print_status is a key column"),
+        (
+            changed('key = "doc_no"', 'key = ["a", "print_status"]'),
+            "columns.print_status is a key column",
+        ),
         (
             changed('key = "doc_no"', 'key = ["a", "b"]\nkey_type = "bigint"'),
             "key_type is 'bigint', and the key has the columns a, b",
         ),
-        (changed('key = "doc_no"', 'key = ["a", "b"]\nkey_separator = "--"'), "key_separator is '--'"),
-        (changed('key = "doc_no"', 'key = ["a", "b"]\nkey_separator = "x"'), "neither letter nor digit"),
+        (
+            changed('key = "doc_no"', 'key = ["a", "b"]\nkey_separator = "--"'),
+            "key_separator is '--'",
+        ),
+        (
+            changed('key = "doc_no"', 'key = ["a", "b"]\nkey_separator = "x"'),
+            "neither letter nor digit",
+        ),
         (
             changed('document = "doc_id"', 'document = ["a", "b"]'),
             "event.document is ['a', 'b'], and the key has the columns doc_no",
         ),
         (
-            changed('document = "doc_id"', 'document = ["a", "a"]').replace('"doc_no"', '["x", "y"]'),
+            changed('document = "doc_id"', 'document = ["a", "a"]').replace(
+                '"doc_no"', '["x", "y"]'
+            ),
             "a field for each key column",
         ),
-        (changed('document = "doc_id"', 'document = ["a"]').replace('"doc_no"', '["x", "y"]'), "a field for each key column"),
+        (
+            changed('document = "doc_id"', 'document = ["a"]').replace('"doc_no"', '["x", "y"]'),
+            "a field for each key column",
+        ),
         (changed('document = "doc_id"', 'document = "@offset"'), "event.document is '@offset'"),
         (changed('at = "updated_at"\n', 'at = "@partition"\n'), "event.at is '@partition'"),
         (
-            changed('status = "status"\norder', "order").replace('key = "doc_no"', 'key = "doc_no"\ntransitions = {A = ["B"]}'),
+            changed('status = "status"\norder', "order").replace(
+                'key = "doc_no"', 'key = "doc_no"\ntransitions = {A = ["B"]}'
+            ),
             "event.status is not set",
         ),
         ("[pipelines", "not valid TOML"),
@@ -158,29 +227,56 @@ def test_refused_by_name(text: str, words: str) -> None:
     ("variable", "value", "path", "expected"),
     [
         ("INSTEP__KAFKA__BOOTSTRAP", "other:1", ("kafka", "bootstrap"), "other:1"),
-        ("INSTEP__PIPELINES__CONTRACTS__BATCH_ROWS_MAX", "7", ("pipelines", "contracts", "batch_rows_max"), 7),
-        ("INSTEP__PIPELINES__CONTRACTS__HISTORY", "false", ("pipelines", "contracts", "history"), False),
-        ("INSTEP__PIPELINES__CONTRACTS__EVENT__AT", "@timestamp", ("pipelines", "contracts", "event", "at"), "@timestamp"),
-        ("INSTEP__PIPELINES__CONTRACTS__COLUMNS__EXTRA", "note", ("pipelines", "contracts", "columns", "extra"), "note"),
+        (
+            "INSTEP__PIPELINES__CONTRACTS__BATCH_ROWS_MAX",
+            "7",
+            ("pipelines", "contracts", "batch_rows_max"),
+            7,
+        ),
+        (
+            "INSTEP__PIPELINES__CONTRACTS__HISTORY",
+            "false",
+            ("pipelines", "contracts", "history"),
+            False,
+        ),
+        (
+            "INSTEP__PIPELINES__CONTRACTS__EVENT__AT",
+            "@timestamp",
+            ("pipelines", "contracts", "event", "at"),
+            "@timestamp",
+        ),
+        (
+            "INSTEP__PIPELINES__CONTRACTS__COLUMNS__EXTRA",
+            "note",
+            ("pipelines", "contracts", "columns", "extra"),
+            "note",
+        ),
         (
             "INSTEP__PIPELINES__CONTRACTS__COLUMNS__EXTRA",
             '{"field": "note", "trim": true}',
             ("pipelines", "contracts", "columns", "extra"),
-            settings.Column(field="note", trim=True),
+            settings.ColumnMapping(field="note", trim=True),
         ),
         (
             "INSTEP__PIPELINES__CONTRACTS__COLUMNS__PRINT_STATUS__TYPE",
             "text",
             ("pipelines", "contracts", "columns", "print_status"),
-            settings.Column(field="status", type="text"),
+            settings.ColumnMapping(field="status", type="text"),
         ),
         ("INSTEP__SPARK__CONF", '{"a": "b"}', ("spark", "conf"), {"a": "b"}),
         ("INSTEP__PIPELINES__CONTRACTS__KEY", "no", ("pipelines", "contracts", "keys"), ("no",)),
-        ("INSTEP__PIPELINES__CONTRACTS__KEY", '["no"]', ("pipelines", "contracts", "keys"), ("no",)),
+        (
+            "INSTEP__PIPELINES__CONTRACTS__KEY",
+            '["no"]',
+            ("pipelines", "contracts", "keys"),
+            ("no",),
+        ),
         ("INSTEP__KAFKA__SECURITY__PROTOCOL", "SSL", ("kafka", "security", "protocol"), "SSL"),
     ],
 )
-def test_the_environment_overrides_the_file(variable: str, value: str, path: tuple[str, ...], expected: Any) -> None:
+def test_the_environment_overrides_the_file(
+    variable: str, value: str, path: tuple[str, ...], expected: Any
+) -> None:
     found: Any = settings.parse(GOOD, {**SECRETS, variable: value})
     for step in path:
         found = found[step] if isinstance(found, dict) else getattr(found, step)
@@ -232,10 +328,13 @@ def test_every_setting_has_a_help() -> None:
 
 def test_what_is_in_force_is_shown_without_its_secrets() -> None:
     text = changed("@db/contracts", "@db/contracts?sslpassword=hidden").replace(
-        "[pipelines.contracts]", '[spark]\nconf = { "spark.hadoop.fs.s3a.secret.key" = "hidden" }\n\n[pipelines.contracts]'
+        "[pipelines.contracts]",
+        '[spark]\nconf = { "spark.hadoop.fs.s3a.secret.key" = "hidden" }\n\n[pipelines.contracts]',
     )
     found = dict(settings.effective(settings.parse(text, SECRETS)))
-    assert found["pipelines.contracts.target"] == "postgresql://app:***@db/contracts?sslpassword=***"
+    assert (
+        found["pipelines.contracts.target"] == "postgresql://app:***@db/contracts?sslpassword=***"
+    )
     assert found["pipelines.contracts.event.order"] == "version"
     assert found["kafka.security.protocol"] == "PLAINTEXT"
     assert "secret" not in str(found.values()).replace("secret.key", "")
@@ -250,13 +349,19 @@ def test_what_is_in_force_is_shown_without_its_secrets() -> None:
         ("mysql://u:p@h/d", "mysql://u:***@h/d"),
         ("mysql://u@h/d", "mysql://u@h/d"),
         ("mysql://u:p@ss@h/d", "mysql://u:***@h/d"),
-        ("postgresql://u:p@s/s?@h:1/d?sslpassword=x&a=b", "postgresql://u:***@h:1/d?sslpassword=***&a=b"),
+        (
+            "postgresql://u:p@s/s?@h:1/d?sslpassword=x&a=b",
+            "postgresql://u:***@h:1/d?sslpassword=***&a=b",
+        ),
     ],
 )
 def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
     assert masking.masked_url(url) == shown
     if url != "x":
-        assert masking.masked_text(f'no connection to "{url}": refused') == f'no connection to "{shown}": refused'
+        assert (
+            masking.masked_text(f'no connection to "{url}": refused')
+            == f'no connection to "{shown}": refused'
+        )
 
 
 def test_what_came_from_the_environment_is_never_shown() -> None:
@@ -287,20 +392,31 @@ def test_what_came_from_the_environment_is_never_shown() -> None:
     assert found["pipelines.p.target"] == "postgresql://***:***@***/d"
     assert found["pipelines.p.transitions"] == {"A": ["***", "B"]}
     with pytest.raises(errors.SettingsError, match=r"guarantee is '\$\{HIDDEN\}'") as caught:
-        settings.parse(text.replace('table = "t"', 'table = "t"\nguarantee = "${HIDDEN}"'), {"HOST": "lair", "HIDDEN": "hush"})
+        settings.parse(
+            text.replace('table = "t"', 'table = "t"\nguarantee = "${HIDDEN}"'),
+            {"HOST": "lair", "HIDDEN": "hush"},
+        )
     assert "hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "spark.hadoop.fs.azure.account.key.x", "ssl.key.pem", "ssl.keystore.key", "sasl.oauthbearer.config", "sasl.jaas.config",
-        "basic.auth.user.info", "aws_access_key_id", "spark.driver.extraJavaOptions", "x.service.account.private.key",
+        "spark.hadoop.fs.azure.account.key.x",
+        "ssl.key.pem",
+        "ssl.keystore.key",
+        "sasl.oauthbearer.config",
+        "sasl.jaas.config",
+        "basic.auth.user.info",
+        "aws_access_key_id",
+        "spark.driver.extraJavaOptions",
+        "x.service.account.private.key",
     ],
-)  # fmt: skip
+)
 def test_what_may_be_secret_is_masked_by_its_name(name: str) -> None:
     declared = settings.parse(
-        f'spark.conf = {{ "{name}" = "hidden" }}\npublishers.p = {{ topic = "t", config = {{ "{name}" = "hidden" }} }}', {}
+        f'spark.conf = {{ "{name}" = "hidden" }}\npublishers.p = {{ topic = "t", config = {{ "{name}" = "hidden" }} }}',
+        {},
     )
     assert "hidden" not in str(settings.effective(declared))
 
@@ -335,11 +451,18 @@ def test_every_value_says_where_it_comes_from(tmp_path: Path) -> None:
     loaded = settings.load_with_origins(file, environ)
     origins = {key: loaded.origin(key) for key, _ in settings.effective(loaded.settings)}
     assert origins["kafka.bootstrap"] == f"{file} with ${{HOST}}"
-    assert origins["kafka.security.ca"] == origins["kafka.security.protocol"] == "INSTEP__KAFKA__SECURITY"
+    assert (
+        origins["kafka.security.ca"]
+        == origins["kafka.security.protocol"]
+        == "INSTEP__KAFKA__SECURITY"
+    )
     assert origins["kafka.security.key"] == origins["spark.memory"] == "default"
     assert origins["spark.master"] == "INSTEP__SPARK__MASTER"
     assert origins["pipelines.contracts.topic"] == str(file)
-    assert set(origins["pipelines.contracts.columns"].split(", ")) == {"INSTEP__PIPELINES__CONTRACTS__COLUMNS__A", str(file)}
+    assert set(origins["pipelines.contracts.columns"].split(", ")) == {
+        "INSTEP__PIPELINES__CONTRACTS__COLUMNS__A",
+        str(file),
+    }
 
 
 def test_names_with_dots_need_no_quotes() -> None:
@@ -360,7 +483,10 @@ def test_names_with_dots_need_no_quotes() -> None:
 
 def test_files_are_named_from_the_root() -> None:
     """Spark's tasks and its JVM may work in another folder."""
-    declared = settings.parse('kafka.security = { protocol = "SSL", ca = "ca.pem", certificate = "/c.pem", key = "k.pem" }', {})
+    declared = settings.parse(
+        'kafka.security = { protocol = "SSL", ca = "ca.pem", certificate = "/c.pem", key = "k.pem" }',
+        {},
+    )
     security = declared.kafka.security
     assert (security.ca, security.certificate, security.key) == (
         str(Path("ca.pem").absolute()),

@@ -15,9 +15,9 @@ from confluent_kafka import Producer
 
 from instep import settings
 from instep.kafka import connection, topics
-from instep.local.broker import Cluster
-from tests.producing import IN_ORDER
-from tests.test_cli import SETTINGS, instep
+from instep.local.broker import LocalCluster
+from tests.cli.test_cli import SETTINGS, instep
+from tests.support.producing import IN_ORDER
 
 # colour and title, lines of its own, a carriage return, C1 controls, directions, separators, private use, a zero width
 EVIL = (
@@ -28,7 +28,7 @@ MORE = '\n[pipelines.contracts.transitions]\nCREATED = ["QUEUED"]\nQUEUED = ["PR
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, broker: Cluster) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, broker: LocalCluster) -> Path:
     """A folder in which a pipeline has met evil ids, statuses and values."""
     folder, topic = tmp_path_factory.mktemp("terminal"), f"cli-{uuid.uuid4().hex[:8]}"
     text = SETTINGS.format(bootstrap=broker.bootstrap, topic=topic).replace(
@@ -49,8 +49,16 @@ def place(tmp_path_factory: pytest.TempPathFactory, broker: Cluster) -> Path:
 
 
 def records() -> list[tuple[bytes, dict[str, object] | bytes]]:
-    def event(document: str, version: int, status: str, **more: object) -> tuple[bytes, dict[str, object]]:
-        return document.encode(), {"doc_id": document, "status": status, "version": version, "updated_at": 1, **more}
+    def event(
+        document: str, version: int, status: str, **more: object
+    ) -> tuple[bytes, dict[str, object]]:
+        return document.encode(), {
+            "doc_id": document,
+            "status": status,
+            "version": version,
+            "updated_at": 1,
+            **more,
+        }
 
     return [
         event(EVIL, 0, "CREATED", updated_at=EVIL),
@@ -70,7 +78,13 @@ def run(folder: Path, *arguments: str, status: int = 0) -> subprocess.CompletedP
     """Run a command; nothing that it prints may reach the terminal as anything but a printable character."""
     done = instep(folder, *arguments)
     for text in (done.stdout, done.stderr):
-        harmful = sorted({f"{one!r} {unicodedata.category(one)}" for one in text if not one.isprintable() and one != "\n"})
+        harmful = sorted(
+            {
+                f"{one!r} {unicodedata.category(one)}"
+                for one in text
+                if not one.isprintable() and one != "\n"
+            }
+        )
         assert harmful == [], text
         assert "\ncontracts: ready" not in text
     assert done.returncode == status, done.stderr
@@ -94,12 +108,16 @@ def run(folder: Path, *arguments: str, status: int = 0) -> subprocess.CompletedP
     ],
     ids=lambda value: " ".join(value).replace(EVIL, "EVIL") if isinstance(value, tuple) else "",
 )
-def test_nothing_reaches_the_terminal_but_text(place: Path, arguments: tuple[str, ...], status: int) -> None:
+def test_nothing_reaches_the_terminal_but_text(
+    place: Path, arguments: tuple[str, ...], status: int
+) -> None:
     assert run(place, *arguments, status=status).stdout
 
 
 @pytest.mark.parametrize(
-    "arguments", [("dead", "list", "--each"), ("parked", "show", EVIL), ("show", EVIL)], ids=["dead", "parked", "show"]
+    "arguments",
+    [("dead", "list", "--each"), ("parked", "show", EVIL), ("show", EVIL)],
+    ids=["dead", "parked", "show"],
 )
 def test_json_is_as_harmless_and_loses_nothing(place: Path, arguments: tuple[str, ...]) -> None:
     found = json.loads(run(place, *arguments, "--json").stdout)
@@ -109,7 +127,11 @@ def test_json_is_as_harmless_and_loses_nothing(place: Path, arguments: tuple[str
 def _texts(value: Any) -> list[str]:
     """Every text in a JSON value."""
     if isinstance(value, (list, dict)):
-        return [text for part in (value.values() if isinstance(value, dict) else value) for text in _texts(part)]
+        return [
+            text
+            for part in (value.values() if isinstance(value, dict) else value)
+            for text in _texts(part)
+        ]
     return [value] if isinstance(value, str) else []
 
 

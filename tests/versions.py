@@ -18,14 +18,18 @@ from instep.local.postgres import Postgres
 
 TESTS = ("tests/sinks", "tests/pipeline", "tests/vet/test_live.py")
 GIVEN = {"mariadb": "INSTEP_TEST_MARIADB_URL", "mysql": "INSTEP_TEST_MYSQL_URL"}
-NOT_ON_GIVEN = ("--ignore=tests/sinks/test_tls.py",)  # starts servers of its own, of the usual versions
+NOT_ON_GIVEN = (
+    "--ignore=tests/sinks/test_tls.py",
+)  # starts servers of its own, of the usual versions
 
 
 def main(names: list[str]) -> int:
     """Return the exit status: 1 if a test failed on any version."""
     known = [*versions(), *(kind for kind, variable in GIVEN.items() if os.environ.get(variable))]
     if unknown := [name for name in names if name not in known]:
-        sys.stderr.write(f"no such version here: {', '.join(unknown)}; choose from: {', '.join(known)}\n")
+        sys.stderr.write(
+            f"no such version here: {', '.join(unknown)}; choose from: {', '.join(known)}\n"
+        )
         return 2
     failed = [name for name in names or known if not passes(name)]
     sys.stdout.write(f"failed on: {', '.join(failed)}\n" if failed else "passed on every version\n")
@@ -56,7 +60,20 @@ def passes(name: str) -> bool:
     else:
         variable, version = versions()[name]
         environment[variable] = version
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--database", kind, *options, *TESTS]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "2",
+        "--dist",
+        "loadfile",
+        "--database",
+        kind,
+        *options,
+        *TESTS,
+    ]
     return subprocess.run(command, env=environment, check=False).returncode == 0
 
 

@@ -9,6 +9,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Iterable, Mapping
+from importlib import metadata
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -31,30 +32,53 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "topics": ("topics",),
     "groups": ("groups",),
     "log": ("offsets", "peek"),
-    "lab": ("lab",),
-    "bench": ("bench",),
 }
+ENTRY_POINTS = "instep.commands"  # of other packages: the lab and the benchmarks
 
 
-def assembled(parts: Iterable[str] = PARTS) -> typer.Typer:
-    """The command line with the commands of these modules."""
+def assembled(wanted: Iterable[str] | None = None) -> typer.Typer:
+    """Build the command line with these commands, or with all of them."""
     app = typer.Typer(
         name="instep",
-        cls=grouping.Group,
+        cls=grouping.GroupedCommands,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": grouping.WIDTH_MAX},
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "max_content_width": grouping.WIDTH_MAX,
+        },
     )
     app.callback()(_before)
-    for part in parts:
-        app.add_typer(importlib.import_module(f"instep.cli.{part}").app)
+    names = None if wanted is None else set(wanted)
+    for part, commands in PARTS.items():
+        if names is None or names & set(commands):
+            app.add_typer(importlib.import_module(f"instep.cli.{part}").app)
+    for name, entry_point in _entry_points(names).items():
+        app.add_typer(entry_point.load(), name=name)
     return app
 
 
-def _needed(arguments: list[str]) -> Iterable[str]:
-    """The module of the command that was given; all of them for help, options in front, and what nobody knows."""
-    return next(([part] for part, commands in PARTS.items() if arguments and arguments[0] in commands), PARTS)
+def command_names() -> set[str]:
+    """Return the names of all installed commands."""
+    return {name for own in PARTS.values() for name in own} | set(_entry_points(None))
+
+
+def _entry_points(names: set[str] | None) -> dict[str, metadata.EntryPoint]:
+    """Return the commands of other packages. They are looked for only if one is needed: it takes a while."""
+    if names is not None and all(any(name in own for own in PARTS.values()) for name in names):
+        return {}
+    found = {one.name: one for one in metadata.entry_points(group=ENTRY_POINTS)}
+    return {name: one for name, one in found.items() if names is None or name in names}
+
+
+def _needed(arguments: list[str]) -> list[str] | None:
+    """Return the command that was given, or None, for all: help, leading options, and unknown commands."""
+    if not arguments:
+        return None
+    name = arguments[0]
+    known = any(name in own for own in PARTS.values()) or _entry_points({name})
+    return [name] if known else None
 
 
 def _show_version(asked: bool) -> None:
@@ -67,7 +91,8 @@ def _before(
     _config: Config = None,
     _debug: Debug = False,
     _version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version.")
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version."),
     ] = False,
 ) -> None:
     """Keeps a database table in step with another system's records: Kafka to SQL through Spark, in order, exactly once."""

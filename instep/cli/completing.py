@@ -1,4 +1,4 @@
-"""Names for the shell's completion, as they are now: pipelines, topics, groups, rules, claims, runs of the lab, results.
+"""Names for the shell's completion, as they are now: pipelines, topics, groups, rules.
 
 The shell waits for them at every Tab, so an answer that does not come soon is none, and nothing is ever started or told.
 """
@@ -16,52 +16,40 @@ Complete = Callable[[typer.Context, str], list[str]]
 
 
 def pipelines(context: typer.Context, incomplete: str) -> list[str]:
-    return _names(incomplete, lambda: _declared(context).pipelines)
+    return names(incomplete, lambda: _declared(context).pipelines)
 
 
 def topics(context: typer.Context, incomplete: str) -> list[str]:
     from instep.kafka import topics
 
-    return _names(incomplete, lambda: _asked(context, topics.names))
+    return names(incomplete, lambda: _asked(context, topics.names))
 
 
 def groups(context: typer.Context, incomplete: str) -> list[str]:
-    from instep.kafka import membership
+    from instep.kafka.admin import consumer_groups
 
-    return _names(incomplete, lambda: _asked(context, lambda cluster: [one.group for one in membership.listings(cluster)[0]]))
+    return names(
+        incomplete,
+        lambda: _asked(
+            context, lambda cluster: [one.group for one in consumer_groups.listings(cluster)[0]]
+        ),
+    )
 
 
 def rules(_context: typer.Context, incomplete: str) -> list[str]:
     from instep.vet import rules
 
-    return _names(incomplete.upper(), lambda: rules.ALL)
+    return names(incomplete.upper(), lambda: rules.ALL)
 
 
 def codes(_context: typer.Context, incomplete: str) -> list[str]:
     from instep.cli import explaining
 
-    return _names(incomplete.upper(), explaining.pages)
+    return names(incomplete.upper(), explaining.pages)
 
 
-def claims(_context: typer.Context, incomplete: str) -> list[str]:
-    from instep.trials import claims
-
-    return _names(incomplete, lambda: claims.ALL)
-
-
-def runs(_context: typer.Context, incomplete: str) -> list[str]:
-    from instep.trials import store
-
-    return _names(incomplete, lambda: [run.name for run in store.runs(store.folder())])
-
-
-def results(_context: typer.Context, incomplete: str) -> list[str]:
-    from instep.trials.bench import store
-
-    return _names(incomplete, lambda: [store.LATEST, *(file.stem for file in store.results(store.folder()))])
-
-
-def _names(incomplete: str, ask: Callable[[], Iterable[str]]) -> list[str]:
+def names(incomplete: str, ask: Callable[[], Iterable[str]]) -> list[str]:
+    """Return the names that begin so; none when they cannot be found out."""
     try:
         return sorted(name for name in ask() if name.startswith(incomplete))
     except (errors.InstepError, OSError):
@@ -80,10 +68,10 @@ def _declared(context: typer.Context) -> settings.Settings:
 def _asked(context: typer.Context, ask: Callable[..., Iterable[str]]) -> Iterable[str]:
     """What a cluster that runs already says."""
     from instep.kafka.connection import Cluster
-    from instep.local import register
+    from instep.local import registry
 
     declared = _declared(context)
-    bootstrap = declared.kafka.bootstrap or register.bootstrap()
+    bootstrap = declared.kafka.bootstrap or registry.bootstrap()
     if not bootstrap:
         return []
     with Cluster(declared.kafka, bootstrap, timeout_s=PATIENCE_S) as cluster:

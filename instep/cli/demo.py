@@ -19,7 +19,7 @@ from instep.cli.shared import AsJson, Debug
 from instep.terminal import Tone
 
 if TYPE_CHECKING:
-    from instep.trials.story import Result
+    from instep.demo.story import DemoResult
 
 app = typer.Typer()
 
@@ -33,48 +33,73 @@ SETTINGS_NOTE = """\
 
 @app.command()
 def demo(
-    target: Annotated[str | None, typer.Option(help="Tell the story on this database instead of a SQLite file.")] = None,
-    documents: Annotated[int, typer.Option(min=100, max=99_999, help="How many documents.")] = 9_000,
+    target: Annotated[
+        str | None, typer.Option(help="Tell the story on this database instead of a SQLite file.")
+    ] = None,
+    documents: Annotated[
+        int, typer.Option(min=100, max=99_999, help="How many documents.")
+    ] = 9_000,
     folder: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="A new folder for what stays; left out: ./instep-demo, numbered if taken."),
+        typer.Option(
+            metavar="FOLDER",
+            help="A new folder for what stays; left out: ./instep-demo, numbered if taken.",
+        ),
     ] = None,
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
     """Watch polling beside events, through kills of pipeline and broker, in about a minute."""
-    from instep.trials import demo_page, stage, story
-    from instep.trials.report import sheet
+    from instep.demo import report, stage, story
+    from instep.report import web_page
 
     kept = story.new_folder(folder)
     try:
         with stage.Stage(sys.stderr) as shown:
-            result, samples = story.tell(target_url=target, documents=documents, folder=kept.absolute(), stage=shown)
+            result, samples = story.tell(
+                target_url=target, documents=documents, folder=kept.absolute(), stage=shown
+            )
     except SystemExit:  # interrupted: half a story is of no use; after an error the logs are
         story.discard(kept)
         raise
     commands = [] if target else _commands(kept, result)
     page = kept / PAGE
-    sheet.write(demo_page.render(result, samples, commands), page)
+    web_page.write(report.render(result, samples, commands), page)
     if not target:
         _annotate(kept / "instep.toml")
     if as_json:
-        shared.print_json({**msgspec.to_builtins(result), "folder": str(kept), "page": str(page), "commands": commands})
+        shared.print_json(
+            {
+                **msgspec.to_builtins(result),
+                "folder": str(kept),
+                "page": str(page),
+                "commands": commands,
+            }
+        )
     else:
         _print(result, page, commands)
     if result.differences:
         raise typer.Exit(1)
 
 
-def _print(result: Result, page: Path, commands: Sequence[str]) -> None:
-    from instep.trials import story
+def _print(result: DemoResult, page: Path, commands: Sequence[str]) -> None:
+    from instep.demo import story
 
     typer.echo(f"\nthe life of {result.document}:\n")
     rows: list[Sequence[Any]] = [
-        (step.place, step.status, step.version, step.happened, _milliseconds(step.freshness_ms), step.verdict)
+        (
+            step.place,
+            step.status,
+            step.version,
+            step.happened,
+            _milliseconds(step.freshness_ms),
+            step.verdict,
+        )
         for step in result.life
     ]
-    typer.echo(shared.table(("PLACE", "STATUS", "VERSION", "HAPPENED", "FRESHNESS", "VERDICT"), rows))
+    typer.echo(
+        shared.table(("PLACE", "STATUS", "VERSION", "HAPPENED", "FRESHNESS", "VERDICT"), rows)
+    )
     typer.echo("")
     for line in story.table(result).splitlines():
         typer.echo(terminal.paint(line, _tone(line, result), sys.stdout))
@@ -85,17 +110,21 @@ def _print(result: Result, page: Path, commands: Sequence[str]) -> None:
             typer.echo(f"  {command}")
 
 
-def _tone(line: str, result: Result) -> Tone:
+def _tone(line: str, result: DemoResult) -> Tone:
     """The comparison is what the demo is about: what is right is green, what is wrong red."""
     if line.startswith("differences"):
         return Tone.BAD if result.differences else Tone.GOOD
     return Tone.BAD if line.startswith("naive loop") and result.naive.differences else Tone.NONE
 
 
-def _commands(folder: Path, result: Result) -> list[str]:
+def _commands(folder: Path, result: DemoResult) -> list[str]:
     """Return commands that work on the folder, as they can be pasted here."""
     start = [*_program(), "--config", str(folder / "instep.toml")]
-    tried = (["show", result.document], ["dead", "list", "--each"], ["dead", "show", result.dead_letter])
+    tried = (
+        ["show", result.document],
+        ["dead", "list", "--each"],
+        ["dead", "show", result.dead_letter],
+    )
     return [shlex.join([*start, *arguments]) for arguments in tried]
 
 

@@ -42,9 +42,12 @@ def explain(error: Exception) -> errors.InstepError:
     """Any error as one of ours, with a remedy."""
     if isinstance(error, errors.InstepError):
         return error
-    if isinstance(error, UnicodeEncodeError) and any(error.object in argument for argument in sys.argv):
+    if isinstance(error, UnicodeEncodeError) and any(
+        error.object in argument for argument in sys.argv
+    ):
         return errors.SettingsError(
-            f"{error.object!r} is not UTF-8", "ids and texts are UTF-8; check the encoding of the terminal (locale)"
+            f"{error.object!r} is not UTF-8",
+            "ids and texts are UTF-8; check the encoding of the terminal (locale)",
         )
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         return errors.InstepError(
@@ -52,16 +55,25 @@ def explain(error: Exception) -> errors.InstepError:
             "free some space there, or write to another place; then run the command again",
         )
     if isinstance(error, MemoryError):
-        return errors.InstepError("this process has no memory left", "end other programs, or raise `ulimit -v`; then run again")
+        return errors.InstepError(
+            "this process has no memory left",
+            "end other programs, or raise `ulimit -v`; then run again",
+        )
     if type(error).__module__.partition(".")[0] in SPARK_MODULES:
-        return errors.SparkGone(f"Spark's JVM is gone, or does not answer any more: {_words(error)}")
+        return errors.SparkGone(
+            f"Spark's JVM is gone, or does not answer any more: {_words(error)}"
+        )
     return errors.InstepError(f"unexpected error: {type(error).__name__}: {_words(error)}")
 
 
 def prepare_process() -> None:
     """Let nothing but messages reach the terminal: also from threads, finalizers and a standard error that takes no more."""
     sys.stderr = io.TextIOWrapper(
-        io.BufferedWriter(_StandardError()), encoding="utf-8", errors="backslashreplace", line_buffering=True, write_through=True
+        io.BufferedWriter(_StandardError()),
+        encoding="utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
+        write_through=True,
     )
     threading.excepthook = _thread_failed
     sys.unraisablehook = _not_raised

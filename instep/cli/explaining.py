@@ -30,7 +30,10 @@ class Page(msgspec.Struct, frozen=True):
 def explain(
     code: Annotated[
         str | None,
-        typer.Argument(help="A stop, a rule of vet or a reason; left out: all of them.", autocompletion=completing.codes),
+        typer.Argument(
+            help="A stop, a rule of vet or a reason; left out: all of them.",
+            autocompletion=completing.codes,
+        ),
     ] = None,
     as_json: AsJson = False,
     _debug: Debug = False,
@@ -43,7 +46,8 @@ def explain(
     page = known.get(code.strip().upper())
     if page is None:
         raise errors.SettingsError(
-            f"there is no code {code!r}{settings.nearest(code.strip().upper(), known)}", "see all of them: instep explain"
+            f"there is no code {code!r}{settings.nearest(code.strip().upper(), known)}",
+            "see all of them: instep explain",
         )
     if as_json:
         shared.print_json(page)
@@ -62,7 +66,12 @@ def _stops() -> Iterable[Page]:
         if file.name.endswith(".md"):
             text = file.read_text(encoding="utf-8")
             paragraph = re.search(r"## What happened\n\n(.+?)(?:\n\n|\Z)", text, re.DOTALL)
-            yield Page(file.name.removesuffix(".md"), "stops", _first_sentence(paragraph[1] if paragraph else ""), text)
+            yield Page(
+                file.name.removesuffix(".md"),
+                "stops",
+                _first_sentence(paragraph[1] if paragraph else ""),
+                text,
+            )
 
 
 def _reasons() -> Iterable[Page]:
@@ -70,10 +79,18 @@ def _reasons() -> Iterable[Page]:
 
     for reason, text in EXPLANATIONS.items():
         parks = reason in PARKS
-        becomes = "The document is parked: its later events wait behind this one." if parks else "The event is a dead letter."
+        becomes = (
+            "The document is parked: its later events wait behind this one."
+            if parks
+            else "The event is a dead letter."
+        )
         look = f"instep {'parked' if parks else 'dead'} list --reason {reason.value}"
         command = "parked release ID" if parks else f"dead replay --reason {reason.value} --execute"
-        wrong = "parked skip ID --why TEXT" if parks else f"dead drop --reason {reason.value} --why TEXT --execute"
+        wrong = (
+            "parked skip ID --why TEXT"
+            if parks
+            else f"dead drop --reason {reason.value} --why TEXT --execute"
+        )
         parts = (
             f"# {reason.value}",
             _sentence(text),
@@ -95,7 +112,9 @@ def _rules() -> Iterable[Page]:
 
 def _print_all(known: list[Page], as_json: bool) -> None:
     if as_json:
-        shared.print_json([{"code": page.code, "group": page.group, "summary": page.summary} for page in known])
+        shared.print_json(
+            [{"code": page.code, "group": page.group, "summary": page.summary} for page in known]
+        )
         return
     titles = {
         "stops": "Named stops: why a pipeline ended",

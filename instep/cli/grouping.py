@@ -21,18 +21,24 @@ WIDTH_MAX = 100
 NO_LIMIT = 10_000
 
 
-class Group(TyperGroup):
+class GroupedCommands(TyperGroup):
     """Commands under headings; those of no group, as in every subcommand, under one."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        summaries = {name: command.get_short_help_str(NO_LIMIT) for name, command in self.commands.items() if not command.hidden}
+        summaries = {
+            name: command.get_short_help_str(NO_LIMIT)
+            for name, command in self.commands.items()
+            if not command.hidden
+        }
         column = max(map(len, summaries), default=0)
         for heading, names in grouped(list(summaries), GROUPS if ctx.parent is None else {}):
             with formatter.section(heading):
                 formatter.write_dl([(name.ljust(column), summaries[name]) for name in names])
 
 
-def grouped(names: list[str], groups: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, list[str]]]:
+def grouped(
+    names: list[str], groups: Mapping[str, tuple[str, ...]]
+) -> Iterator[tuple[str, list[str]]]:
     """Yield each heading with its commands that exist; then those that no heading has."""
     for heading, wanted in groups.items():
         if found := [name for name in wanted if name in names]:

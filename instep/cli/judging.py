@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from instep.vet.snapshot import Snapshot
 
 app = typer.Typer()
-vet_app = typer.Typer(name="vet", cls=grouping.Group, rich_markup_mode=None)
+vet_app = typer.Typer(name="vet", cls=grouping.GroupedCommands, rich_markup_mode=None)
 app.add_typer(vet_app)
 
 
@@ -26,13 +26,17 @@ def vet(
     pipeline: Annotated[
         list[str] | None,
         typer.Option(
-            "--pipeline", metavar="NAME", help="Only this pipeline; may be given again.", autocompletion=completing.pipelines
+            "--pipeline",
+            metavar="NAME",
+            help="Only this pipeline; may be given again.",
+            autocompletion=completing.pipelines,
         ),
     ] = None,
     snapshot: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Judge what this file holds, asking nobody; if it is not there, write what is found to it."
+            metavar="FILE",
+            help="Judge what this file holds, asking nobody; if it is not there, write what is found to it.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -57,7 +61,11 @@ def vet(
 @vet_app.command("explain")
 def explain(
     rule: Annotated[
-        str | None, typer.Argument(help="A rule's name; left out: all of them, a line each.", autocompletion=completing.rules)
+        str | None,
+        typer.Argument(
+            help="A rule's name; left out: all of them, a line each.",
+            autocompletion=completing.rules,
+        ),
     ] = None,
     as_json: AsJson = False,
     _debug: Debug = False,
@@ -72,7 +80,11 @@ def explain(
     elif rule:
         typer.echo(judgement.page(chosen[0]))
     else:
-        typer.echo(shared.table(("RULE", "THREAT", "WHAT"), [(one.id, one.threat, one.what) for one in chosen]))
+        typer.echo(
+            shared.table(
+                ("RULE", "THREAT", "WHAT"), [(one.id, one.threat, one.what) for one in chosen]
+            )
+        )
 
 
 @app.command()
@@ -89,8 +101,12 @@ def doctor(as_json: AsJson = False, _config: Config = None, _debug: Debug = Fals
                 typer.echo(f"{'':6}{shared.cell(check.fix)}")
     if as_json:
         shared.print_json(found)
-    wrong = sum(check.state == examining.State.WRONG for check in found)
-    shared.say(f"{wrong} of {len(found)} checks found something wrong" if wrong else f"all {len(found)} checks are well")
+    wrong = sum(check.state == examining.CheckState.WRONG for check in found)
+    shared.say(
+        f"{wrong} of {len(found)} checks found something wrong"
+        if wrong
+        else f"all {len(found)} checks are well"
+    )
     if wrong:
         raise typer.Exit(1)
 

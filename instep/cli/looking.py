@@ -15,7 +15,11 @@ PRUNED_SAID_EVERY = 100_000
 
 app = typer.Typer()
 history_app = typer.Typer(
-    name="history", no_args_is_help=True, cls=grouping.Group, rich_markup_mode=None, help="The history of every event."
+    name="history",
+    no_args_is_help=True,
+    cls=grouping.GroupedCommands,
+    rich_markup_mode=None,
+    help="The history of every event.",
 )
 app.add_typer(history_app)
 
@@ -23,23 +27,28 @@ app.add_typer(history_app)
 @app.command()
 def show(
     document: Annotated[str, typer.Argument(help="The document's id.")],
-    pipeline: Annotated[str | None, typer.Option("--pipeline", metavar="NAME", help="Which pipeline; left out: all.")] = None,
+    pipeline: Annotated[
+        str | None,
+        typer.Option("--pipeline", metavar="NAME", help="Which pipeline; left out: all."),
+    ] = None,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
     """Show the timeline of a document: events with verdicts, decisions, and its row."""
-    from instep.pipeline import timeline
+    from instep.operate import timeline
 
     declared = settings.load(GIVEN.config)
     names = shared.chosen(declared, [pipeline] if pipeline else None)
     found, unfit = [], []
     for name in names:
-        with shared.desk(declared, name) as desk:
-            if not desk.sink.to.history:
-                shared.say(f"{name}: no history is kept (history = false), so the topic is read: times of commits are unknown")
+        with shared.session(declared, name) as session:
+            if not session.sink.target.history:
+                shared.say(
+                    f"{name}: no history is kept (history = false), so the topic is read: times of commits are unknown"
+                )
             try:
-                found.append(timeline.read(desk, document, lambda: shared.cluster(declared)))
+                found.append(timeline.read(session, document, lambda: shared.cluster(declared)))
             except errors.NoSuchDocument as error:  # another pipeline's key may be of another type
                 unfit.append(error)
     if unfit and not found:
@@ -59,42 +68,57 @@ def show(
 
 @history_app.command("prune")
 def prune(
-    older_than: Annotated[str, typer.Option(metavar="AGE|TIME", help="Remove what was committed before: 90d, 12h or a time.")],
+    older_than: Annotated[
+        str,
+        typer.Option(
+            metavar="AGE|TIME", help="Remove what was committed before: 90d, 12h or a time."
+        ),
+    ],
     pipelines: Pipelines = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
     """Remove old rows of instep_history, in chunks, while the pipeline runs. The tables it follows are not touched."""
-    from instep.pipeline import history
+    from instep.operate import history
 
     declared = settings.load(GIVEN.config)
     age = older_than.removeprefix("@").removeprefix("-")
     before = shared.when(f"-{age}" if age[-1:] in "smhd" and age[:-1].isdigit() else older_than)
     assert before is not None
     for name in shared.chosen(declared, pipelines):
-        with shared.desk(declared, name) as desk:
-            gone = history.prune(desk, before, execute=not dry_run, progress=_Steps(name))
+        with shared.session(declared, name) as session:
+            gone = history.prune(session, before, execute=not dry_run, progress=_Steps(name))
         verb = "would go" if dry_run else "removed"
         typer.echo(f"{name}: {gone} rows {verb}, committed before {shared.cell(before)}")
 
 
 @app.command("settings")
-def show_settings(pipeline: Named = None, as_json: AsJson = False, _config: Config = None, _debug: Debug = False) -> None:
+def show_settings(
+    pipeline: Named = None, as_json: AsJson = False, _config: Config = None, _debug: Debug = False
+) -> None:
     """Show every setting with its origin (secrets masked), and the state machines."""
     from instep.document import transitions
 
     loaded = settings.load_with_origins(GIVEN.config)
     declared = loaded.settings
-    names = shared.chosen(declared, [pipeline] if pipeline else None) if pipeline or declared.pipelines else []
+    names = (
+        shared.chosen(declared, [pipeline] if pipeline else None)
+        if pipeline or declared.pipelines
+        else []
+    )
     values = loaded.shown()
-    machines = {name: transitions.declare(settings.pipeline(declared, name).transitions) for name in names}
+    machines = {
+        name: transitions.declare(settings.pipeline(declared, name).transitions) for name in names
+    }
     said = {name: transitions.findings(machine) for name, machine in machines.items() if machine}
     if as_json:
         origins = {key: loaded.origin(key) for key, _ in values}
         shared.print_json({"settings": dict(values), "origins": origins, "findings": said})
         return
-    rows = [(key, "" if value is None else _text(value), loaded.origin(key)) for key, value in values]
+    rows = [
+        (key, "" if value is None else _text(value), loaded.origin(key)) for key, value in values
+    ]
     typer.echo(shared.table(("SETTING", "VALUE", "ORIGIN"), rows))
     for name, machine in machines.items():
         if machine:
@@ -117,13 +141,19 @@ class _Steps:
 
 
 def _print_timeline(one: Any) -> None:
-    typer.echo(f"document {showing.plain(one.document)} of pipeline {one.pipeline}, from the {one.source}")
+    typer.echo(
+        f"document {showing.plain(one.document)} of pipeline {one.pipeline}, from the {one.source}"
+    )
     if one.waiting:
-        typer.echo(f"parked: {one.waiting} events wait (instep parked show {showing.plain(one.document)})")
+        typer.echo(
+            f"parked: {one.waiting} events wait (instep parked show {showing.plain(one.document)})"
+        )
     head = ("PLACE", "EVENT-TIME", "COMMITTED", "FRESHNESS", "STATUS", "ORDER", "VERDICT", "WHY")
     rows = [
         (
-            moment.place if moment.place.topic == one.events[-1].place.topic else f"{moment.place.topic} {moment.place}",
+            moment.place
+            if moment.place.topic == one.events[-1].place.topic
+            else f"{moment.place.topic} {moment.place}",
             moment.event_time,
             moment.committed_at,
             f"{moment.freshness_s:.3f} s" if moment.freshness_s is not None else "unknown",
@@ -137,12 +167,22 @@ def _print_timeline(one: Any) -> None:
     if rows:
         typer.echo(shared.table(head, rows))
     if one.decisions:
-        decided = [(d.at, d.deed, d.place, d.outcome, d.who, shared.shortened(d.why, 100)) for d in one.decisions]
-        typer.echo("\n" + shared.table(("DECIDED", "DEED", "PLACE", "OUTCOME", "WHO", "WHY"), decided))
+        decided = [
+            (d.at, d.action, d.place, d.outcome, d.actor, shared.shortened(d.reason, 100))
+            for d in one.decisions
+        ]
+        typer.echo(
+            "\n" + shared.table(("DECIDED", "DEED", "PLACE", "OUTCOME", "WHO", "WHY"), decided)
+        )
     if one.row is None:
         typer.echo("\nthe table has no row of it")
     else:
-        typer.echo("\n" + shared.table(("COLUMN", "VALUE"), [(k, "null" if v is None else v) for k, v in one.row.items()]))
+        typer.echo(
+            "\n"
+            + shared.table(
+                ("COLUMN", "VALUE"), [(k, "null" if v is None else v) for k, v in one.row.items()]
+            )
+        )
 
 
 def _json(one: Any) -> dict[str, Any]:

@@ -58,7 +58,11 @@ def report(faults: dict[str, list[errors.InstepError]]) -> None:
 
 
 def _typed(
-    declared: settings.Settings, name: str, pipeline: settings.Pipeline, add_columns: bool, infer: bool | None
+    declared: settings.Settings,
+    name: str,
+    pipeline: settings.Pipeline,
+    add_columns: bool,
+    infer: bool | None,
 ) -> settings.Pipeline:
     """The pipeline with types for the columns that are to be made and have none, as far as the topic's records show them."""
     from instep.document import inference
@@ -80,22 +84,26 @@ def _typed(
     found |= {key: kind for key, kind in typed.key_types.items() if kind != pipeline.key_types[key]}
     shown = ", ".join(f"{column} {kind}" for column, kind in found.items() if kind)
     if shown:
-        shared.say(f"{name}: types seen in {len(values):,} records of topic {pipeline.topic!r}: {shown}")
+        shared.say(
+            f"{name}: types seen in {len(values):,} records of topic {pipeline.topic!r}: {shown}"
+        )
     unseen = [column for column in fields if not found[column]]
     if unseen:
-        shared.say(f"{name}: no type is known for {', '.join(unseen)}: if the field is not text, declare the column's type")
+        shared.say(
+            f"{name}: no type is known for {', '.join(unseen)}: if the field is not text, declare the column's type"
+        )
     return typed
 
 
 def _sample(declared: settings.Settings, topic: str, *, insist: bool) -> list[bytes | None]:
     """The values of the topic's last records. Unless asked to insist, no broker is started and none waited for."""
     from instep.kafka.connection import Cluster
-    from instep.local import register
+    from instep.local import registry
 
     if insist:
         with shared.cluster(declared) as cluster:
             return _last(cluster, topic)
-    bootstrap = declared.kafka.bootstrap or register.bootstrap()
+    bootstrap = declared.kafka.bootstrap or registry.bootstrap()
     if bootstrap is None:
         return []
     with Cluster(declared.kafka, bootstrap, PATIENCE_S) as cluster:
@@ -106,7 +114,13 @@ def _last(cluster: Cluster, topic: str) -> list[bytes | None]:
     from instep.kafka import offsets, reading, topics
 
     partitions = topics.describe(cluster, topic).partitions
-    first, end = offsets.earliest(cluster, topic, partitions), offsets.latest(cluster, topic, partitions)
+    first, end = (
+        offsets.earliest(cluster, topic, partitions),
+        offsets.latest(cluster, topic, partitions),
+    )
     each = max(1, SAMPLE_RECORDS // len(partitions))
-    ranges = {partition: (max(first[partition], end[partition] - each), end[partition]) for partition in partitions}
+    ranges = {
+        partition: (max(first[partition], end[partition] - each), end[partition])
+        for partition in partitions
+    }
     return [record.value for record in reading.read(cluster, topic, ranges)]

@@ -16,7 +16,7 @@ from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute, Master, Pip
 from instep.terminal import Tone
 
 if TYPE_CHECKING:
-    from instep.pipeline.reconcile import Report, Request
+    from instep.reconcile.comparison_job import ReconcileReport, Request
 
 app = typer.Typer()
 
@@ -28,13 +28,20 @@ HELD_BACK_STATUS = 4
 def reconcile(
     pipelines: Pipelines = None,
     source: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Compare with this file (JSON lines or CSV) instead of the topic.")
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Compare with this file (JSON lines or CSV) instead of the topic."
+        ),
     ] = None,
     source_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Compare with a query of this database instead of the topic.")
+        str | None,
+        typer.Option(
+            metavar="URL", help="Compare with a query of this database instead of the topic."
+        ),
     ] = None,
     query: Annotated[
-        str | None, typer.Option(metavar="SQL", help="The query, its columns named like the event's fields.")
+        str | None,
+        typer.Option(metavar="SQL", help="The query, its columns named like the event's fields."),
     ] = None,
     key: Annotated[
         str | None,
@@ -44,20 +51,37 @@ def reconcile(
     ] = None,
     from_: Annotated[
         str | None,
-        typer.Option("--from", metavar="PLACE", help="Where the pipeline began, e.g. start, 1234 or @TIME; left out: its start."),
+        typer.Option(
+            "--from",
+            metavar="PLACE",
+            help="Where the pipeline began, e.g. start, 1234 or @TIME; left out: its start.",
+        ),
     ] = None,
-    wait: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a running pipeline.")] = 10.0,
+    wait: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="How long to wait for a running pipeline."),
+    ] = 10.0,
     out: Annotated[
-        Path | None, typer.Option(help="The file for the rows; left out: reconcile-PIPELINE-TIME.jsonl, if there are any.")
+        Path | None,
+        typer.Option(
+            help="The file for the rows; left out: reconcile-PIPELINE-TIME.jsonl, if there are any."
+        ),
     ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Plan the mending of what differs.")] = False,
     execute: Execute = False,
     delete_extra: Annotated[
         bool,
-        typer.Option("--delete-extra", help="With --fix: also delete rows that the pipeline wrote and the log does not know."),
+        typer.Option(
+            "--delete-extra",
+            help="With --fix: also delete rows that the pipeline wrote and the log does not know.",
+        ),
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Count every row that the topic does not explain as extra, whoever wrote it.")
+        bool,
+        typer.Option(
+            "--strict",
+            help="Count every row that the topic does not explain as extra, whoever wrote it.",
+        ),
     ] = False,
     master: Master = None,
     as_json: AsJson = False,
@@ -74,16 +98,20 @@ def reconcile(
     names = shared.chosen(declared, pipelines)
     _refuse_unclear_source(names, source, source_url, query, from_)
     with shared.spark_jars() as jars:
-        from instep.pipeline import mending
-        from instep.pipeline import reconcile as proof
-        from instep.pipeline import source as elsewhere
+        from instep.reconcile import comparison_job as proof
+        from instep.reconcile import repair
+        from instep.reconcile import source as elsewhere
 
         request = proof.Request(
             begin=from_,
             wait_s=wait,
-            source=elsewhere.Source(source, source_url, query, key) if source or source_url else None,
+            source=elsewhere.RowSource(source, source_url, query, key)
+            if source or source_url
+            else None,
             out=_emptied(out),
-            fix=mending.Fix(execute=execute, delete_extra=delete_extra, who=shared.who()) if fix else None,
+            fix=repair.RepairRequest(execute=execute, delete_extra=delete_extra, who=shared.who())
+            if fix
+            else None,
             strict=strict,
         )
         with shared.cluster(declared) as cluster, terminal.ProgressLine(sys.stderr) as line:
@@ -92,7 +120,16 @@ def reconcile(
                 line.clear()
                 shared.say(text)
 
-            reports = proof.run(declared, names, cluster, jars, request, say=say, progress=line.update, verbose=GIVEN.debug)
+            reports = proof.run(
+                declared,
+                names,
+                cluster,
+                jars,
+                request,
+                say=say,
+                progress=line.update,
+                verbose=GIVEN.debug,
+            )
             found = []
             for report in reports:
                 found.append(report)
@@ -102,23 +139,32 @@ def reconcile(
     if as_json:
         shared.print_json({"pipelines": found})
     verdicts = {report.verdict for report in found}
-    if proof.Verdict.NOT_IN_STEP in verdicts:
+    if proof.ReconcileVerdict.NOT_IN_STEP in verdicts:
         raise typer.Exit(1)
-    if proof.Verdict.HELD_BACK in verdicts:
+    if proof.ReconcileVerdict.HELD_BACK in verdicts:
         raise typer.Exit(HELD_BACK_STATUS)
 
 
 def _refuse_unclear_source(
-    names: Sequence[str], source: str | None, source_url: str | None, query: str | None, from_: str | None
+    names: Sequence[str],
+    source: str | None,
+    source_url: str | None,
+    query: str | None,
+    from_: str | None,
 ) -> None:
     if source and source_url:
         raise errors.SettingsError("--source and --source-url are two sources", "name one")
     if bool(source_url) != bool(query):
         raise errors.SettingsError("--source-url and --query go together", "give both")
     if (source or source_url) and len(names) > 1:
-        raise errors.SettingsError("one source cannot be compared with several pipelines", f"name one of {', '.join(names)}")
+        raise errors.SettingsError(
+            "one source cannot be compared with several pipelines",
+            f"name one of {', '.join(names)}",
+        )
     if (source or source_url) and from_:
-        raise errors.SettingsError("--from is a place in the log, and another source was named", "leave one of them out")
+        raise errors.SettingsError(
+            "--from is a place in the log, and another source was named", "leave one of them out"
+        )
 
 
 def _emptied(out: Path | None) -> Path | None:
@@ -127,31 +173,59 @@ def _emptied(out: Path | None) -> Path | None:
         try:
             out.write_bytes(b"")
         except OSError as error:
-            raise errors.SettingsError(f"{out} cannot be written: {error.strerror}", "name another file with --out") from error
+            raise errors.SettingsError(
+                f"{out} cannot be written: {error.strerror}", "name another file with --out"
+            ) from error
     return out
 
 
-def _print(report: Report, request: Request) -> None:
-    head = ("PIPELINE", "DOCUMENTS", "IN-STEP", "MISSING", "EXTRA", "DIFFERENT", "PARKED", "BEHIND", "NOT-IN-LOG", "UNREADABLE")
+def _print(report: ReconcileReport, request: Request) -> None:
+    head = (
+        "PIPELINE",
+        "DOCUMENTS",
+        "IN-STEP",
+        "MISSING",
+        "EXTRA",
+        "DIFFERENT",
+        "PARKED",
+        "BEHIND",
+        "NOT-IN-LOG",
+        "UNREADABLE",
+    )
     counts = (
-        report.pipeline, report.documents, report.documents_in_step, report.missing, report.extra, report.different,
-        report.parked, report.behind.documents, report.not_in_log, report.unreadable,
-    )  # fmt: skip
+        report.pipeline,
+        report.documents,
+        report.documents_in_step,
+        report.missing,
+        report.extra,
+        report.different,
+        report.parked,
+        report.behind.documents,
+        report.not_in_log,
+        report.unreadable,
+    )
     typer.echo(shared.table(head, [tuple(map(_cell, counts))]))
     if report.columns:
-        typer.echo("\n" + shared.table(("COLUMN", "DIFFERENT"), [(_cell(name), count) for name, count in report.columns.items()]))
+        typer.echo(
+            "\n"
+            + shared.table(
+                ("COLUMN", "DIFFERENT"),
+                [(_cell(name), count) for name, count in report.columns.items()],
+            )
+        )
     if report.first_rows:
         mend = ("MEND",) if request.fix else ()
         rows = [
-            (*(_cell(row[name]) for name in ROW), *((_cell(row.get("mend", "")),) if mend else ())) for row in report.first_rows
+            (*(_cell(row[name]) for name in ROW), *((_cell(row.get("mend", "")),) if mend else ()))
+            for row in report.first_rows
         ]
         typer.echo("\n" + shared.table((*(name.upper() for name in ROW), *mend), rows))
     for note in report.notes:
         shared.say(f"{report.pipeline}: {note}")
     if report.behind.records:
         shared.say(f"{report.pipeline}: {report.behind.records:,} records wait in the log")
-    if report.mended is not None:
-        done = report.mended
+    if report.repaired is not None:
+        done = report.repaired
         shared.say(
             f"{report.pipeline}: {done.inserted:,} inserted, {done.written:,} written, {done.deleted:,} deleted,"
             f" {done.left_alone:,} left alone"
@@ -170,4 +244,7 @@ def _cell(value: Any) -> str:
     """A value for the terminal, on one line."""
     if value is None:
         return "-"
-    return shared.shortened(value if isinstance(value, str) else msgspec.json.encode(value).decode(), CELL_CHARACTERS_MAX)
+    return shared.shortened(
+        value if isinstance(value, str) else msgspec.json.encode(value).decode(),
+        CELL_CHARACTERS_MAX,
+    )

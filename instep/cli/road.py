@@ -20,7 +20,7 @@ from instep.document import lines
 from instep.document.showing import counted
 
 if TYPE_CHECKING:
-    from instep.pipeline.status import PipelineStatus
+    from instep.operate.status import PipelineStatus
 
 STATUSES_MAX = 1_000
 
@@ -34,10 +34,13 @@ class KeyType(StrEnum):
 
 
 app = typer.Typer()
-up_app = typer.Typer(name="up", cls=grouping.Group, rich_markup_mode=None)
+up_app = typer.Typer(name="up", cls=grouping.GroupedCommands, rich_markup_mode=None)
 app.add_typer(up_app)
 
-Server = Annotated[str, typer.Argument(metavar="NAME", help="A broker by its number (1, 2, 3), or postgres, mariadb.")]
+Server = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="A broker by its number (1, 2, 3), or postgres, mariadb."),
+]
 
 
 class FailOn(StrEnum):
@@ -49,8 +52,12 @@ class FailOn(StrEnum):
 @app.command()
 def init(
     pipelines: Pipelines = None,
-    sql: Annotated[bool, typer.Option("--sql", help="Print the statements, and change nothing.")] = False,
-    add_columns: Annotated[bool, typer.Option("--add-columns", help="Add the columns that an existing table lacks.")] = False,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Print the statements, and change nothing.")
+    ] = False,
+    add_columns: Annotated[
+        bool, typer.Option("--add-columns", help="Add the columns that an existing table lacks.")
+    ] = False,
     infer: Annotated[
         bool | None,
         typer.Option(
@@ -67,7 +74,9 @@ def init(
     declared = settings.load(GIVEN.config)
     faults = {}
     for name in shared.chosen(declared, pipelines):
-        faults[name] = preparing.prepare(declared, name, sql=sql, add_columns=add_columns, infer=infer)
+        faults[name] = preparing.prepare(
+            declared, name, sql=sql, add_columns=add_columns, infer=infer
+        )
         if sql or faults[name]:
             continue
         pipeline = settings.pipeline(declared, name)
@@ -92,22 +101,33 @@ def _keep_ready() -> None:
 def up(
     context: typer.Context,
     brokers: Annotated[int | None, typer.Option(help="Kafka brokers: 1 or 3.")] = None,
-    with_: Annotated[str, typer.Option("--with", metavar="NAMES", help="Databases to start as well: postgres,mariadb.")] = "",
-    port: Annotated[list[str] | None, typer.Option(metavar="NAME=PORT", help="A port for kafka, postgres or mariadb.")] = None,
+    with_: Annotated[
+        str,
+        typer.Option(
+            "--with", metavar="NAMES", help="Databases to start as well: postgres,mariadb."
+        ),
+    ] = "",
+    port: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PORT", help="A port for kafka, postgres or mariadb."),
+    ] = None,
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
     """Start real servers on this machine; they stay until `instep down`."""
-    from instep.local import class_archives, lent
+    from instep.local import class_archives, local_servers
 
     if context.invoked_subcommand:
         if brokers or with_ or port or as_json:
             raise errors.SettingsError(
-                f"options of `instep up` do not go with `up {context.invoked_subcommand}`", "leave them out"
+                f"options of `instep up` do not go with `up {context.invoked_subcommand}`",
+                "leave them out",
             )
         return
     names = [name for name in with_.replace(" ", "").split(",") if name]
-    started = lent.up(brokers=brokers, databases=names, given_ports=shared.given_ports(port or []), say=shared.say)
+    started = local_servers.up(
+        brokers=brokers, databases=names, given_ports=shared.given_ports(port or []), say=shared.say
+    )
     shared.print_servers(started, as_json)
     class_archives.prepare_in_background(class_archives.KAFKA, shared.say)
 
@@ -115,9 +135,9 @@ def up(
 @up_app.command("status")
 def up_status(as_json: AsJson = False, _debug: Debug = False) -> None:
     """The state of each local server: running, paused or dead. Starts nothing."""
-    from instep.local import register
+    from instep.local import registry
 
-    found = register.known()
+    found = registry.known()
     if not found:
         shared.say("no local server was started")
     shared.print_servers(found, as_json)
@@ -126,33 +146,33 @@ def up_status(as_json: AsJson = False, _debug: Debug = False) -> None:
 @up_app.command("kill")
 def up_kill(server: Server, _debug: Debug = False) -> None:
     """Kill a server with SIGKILL; it stays dead until it is started."""
-    from instep.local import lent
+    from instep.local import local_servers
 
-    shared.say(f"{lent.kill(server).name} is dead")
+    shared.say(f"{local_servers.kill(server).name} is dead")
 
 
 @up_app.command("start")
 def up_start(server: Server, _debug: Debug = False) -> None:
     """Start a dead server again, on its port and its data."""
-    from instep.local import lent
+    from instep.local import local_servers
 
-    shared.say(f"{lent.start(server).name} runs")
+    shared.say(f"{local_servers.start(server).name} runs")
 
 
 @up_app.command("pause")
 def up_pause(server: Server, _debug: Debug = False) -> None:
     """Freeze a server: its connections stay open and nothing answers."""
-    from instep.local import lent
+    from instep.local import local_servers
 
-    shared.say(f"{lent.pause(server).name} is paused")
+    shared.say(f"{local_servers.pause(server).name} is paused")
 
 
 @up_app.command("resume")
 def up_resume(server: Server, _debug: Debug = False) -> None:
     """Let a paused server go on."""
-    from instep.local import lent
+    from instep.local import local_servers
 
-    shared.say(f"{lent.resume(server).name} runs")
+    shared.say(f"{local_servers.resume(server).name} runs")
 
 
 @app.command()
@@ -162,9 +182,9 @@ def down(
     _debug: Debug = False,
 ) -> None:
     """Stop the servers that `instep up` started."""
-    from instep.local import lent
+    from instep.local import local_servers
 
-    stopped = lent.down(purge=purge)
+    stopped = local_servers.down(purge=purge)
     shared.say(f"{len(stopped)} stopped" if stopped else "nothing was running")
     shared.print_servers(stopped, as_json)
 
@@ -178,14 +198,16 @@ def status(
     _debug: Debug = False,
 ) -> None:
     """Show state, lag, last commit and what was set aside of every pipeline. Starts nothing, and only reads."""
-    from instep.pipeline import status as reading
+    from instep.operate import status as reading
 
     declared = settings.load(GIVEN.config)
     names = shared.chosen(declared, pipelines)
     with shared.running_cluster(declared) as cluster:
 
         def look() -> list[PipelineStatus]:
-            return [reading.read(cluster, name, settings.pipeline(declared, name)) for name in names]
+            return [
+                reading.read(cluster, name, settings.pipeline(declared, name)) for name in names
+            ]
 
         if watch is not None:
             watching.repeat(lambda: _status_block(look(), as_json), watch)
@@ -215,19 +237,43 @@ def _status_tables(found: Sequence[PipelineStatus]) -> str:
     if known:
         head = ("PIPELINE", "LAG", "LAG-SECONDS", "LAST-COMMIT", "DEAD", "PARKED", "STATE")
         rows: list[Sequence[Any]] = [
-            (one.pipeline, one.lag_records, one.lag_seconds, one.committed_at, one.dead_letters, one.parked_documents,
-             one.run.words if one.run else None)
+            (
+                one.pipeline,
+                one.lag_records,
+                one.lag_seconds,
+                one.committed_at,
+                one.dead_letters,
+                one.parked_documents,
+                one.run.words if one.run else None,
+            )
             for one in known
-        ]  # fmt: skip
+        ]
         blocks.append(shared.table(head, rows))
     parts: list[Sequence[Any]] = [
-        (one.pipeline, one.topic, part.partition, part.next_offset, part.end_offset, part.lag_records, part.lag_seconds,
-         part.committed_at)
+        (
+            one.pipeline,
+            one.topic,
+            part.partition,
+            part.next_offset,
+            part.end_offset,
+            part.lag_records,
+            part.lag_seconds,
+            part.committed_at,
+        )
         for one in known
         for part in one.partitions
-    ]  # fmt: skip
+    ]
     if parts:
-        columns = ("PIPELINE", "TOPIC", "PARTITION", "NEXT-OFFSET", "END-OFFSET", "LAG", "LAG-SECONDS", "LAST-COMMIT")
+        columns = (
+            "PIPELINE",
+            "TOPIC",
+            "PARTITION",
+            "NEXT-OFFSET",
+            "END-OFFSET",
+            "LAG",
+            "LAG-SECONDS",
+            "LAST-COMMIT",
+        )
         blocks.append(shared.table(columns, parts))
     return "\n\n".join(blocks)
 
@@ -235,7 +281,9 @@ def _status_tables(found: Sequence[PipelineStatus]) -> str:
 def _status_notes(found: Sequence[PipelineStatus]) -> list[str]:
     """Return what holds pipelines back, and which could not be looked at."""
     notes = [f"{one.pipeline}: {note}" for one in found for note in one.notes]
-    return notes + [shared.error_line(f"{one.pipeline}: {one.error}", sys.stdout) for one in found if one.error]
+    return notes + [
+        shared.error_line(f"{one.pipeline}: {one.error}", sys.stdout) for one in found if one.error
+    ]
 
 
 @app.command()
@@ -243,11 +291,15 @@ def emit(
     given: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE|-|ID...", help="JSON lines or CSV; - reads JSON lines from stdin. With --delete: documents' ids."
+            metavar="FILE|-|ID...",
+            help="JSON lines or CSV; - reads JSON lines from stdin. With --delete: documents' ids.",
         ),
     ],
     topic: Annotated[
-        str | None, typer.Option(help="The topic; left out: that of the only pipeline.", autocompletion=completing.topics)
+        str | None,
+        typer.Option(
+            help="The topic; left out: that of the only pipeline.", autocompletion=completing.topics
+        ),
     ] = None,
     key: Annotated[
         str | None,
@@ -260,10 +312,16 @@ def emit(
     ] = None,
     key_type: Annotated[
         KeyType,
-        typer.Option(help="What a CSV file's ids are sent as; auto: as the key column of the pipeline's table holds them."),
+        typer.Option(
+            help="What a CSV file's ids are sent as; auto: as the key column of the pipeline's table holds them."
+        ),
     ] = KeyType.AUTO,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Publish a deletion, a record without a value, for each document named.")
+        bool,
+        typer.Option(
+            "--delete",
+            help="Publish a deletion, a record without a value, for each document named.",
+        ),
     ] = False,
     _config: Config = None,
     _debug: Debug = False,
@@ -279,12 +337,16 @@ def emit(
         shared.say(f"{counted(sent, 'deletion')} published")
         return
     if len(given) > 1:
-        raise errors.SettingsError(f"one file at a time, and {len(given)} were given", "publish them one after the other")
+        raise errors.SettingsError(
+            f"one file at a time, and {len(given)} were given", "publish them one after the other"
+        )
     where = publishing.key_of(declared, to) if key is None else _named_key(declared, to, key)
     if key_type is KeyType.INTEGER:
         where = msgspec.structs.replace(where, integers=frozenset(where.fields))
     elif key_type is KeyType.AUTO:
-        where = msgspec.structs.replace(where, integers=_integer_fields(declared, to, given[0], where.fields))
+        where = msgspec.structs.replace(
+            where, integers=_integer_fields(declared, to, given[0], where.fields)
+        )
     sent = publishing.publish_file(
         declared.kafka,
         shared.bootstrap(declared),
@@ -310,11 +372,17 @@ def _refuse_files(documents: list[str]) -> None:
 def _named_key(declared: settings.Settings, topic: str, fields: str) -> lines.Key:
     """The fields that --key names, joined as the pipeline that follows the topic joins the parts of a composite key."""
     named = tuple(fields.split(","))
-    separators = {one.key_separator for one in declared.pipelines.values() if one.topic == topic and len(one.keys) == len(named)}
+    separators = {
+        one.key_separator
+        for one in declared.pipelines.values()
+        if one.topic == topic and len(one.keys) == len(named)
+    }
     return lines.Key(named, separators.pop()) if len(separators) == 1 else lines.Key(named)
 
 
-def _integer_fields(declared: settings.Settings, topic: str, file: str, fields: tuple[str, ...]) -> frozenset[str]:
+def _integer_fields(
+    declared: settings.Settings, topic: str, file: str, fields: tuple[str, ...]
+) -> frozenset[str]:
     """Which of these fields of a CSV file are integers to the pipeline that reads its ids from them; the table knows."""
     from instep.sinks import facts
 
@@ -335,13 +403,22 @@ def _integer_fields(declared: settings.Settings, topic: str, file: str, fields: 
 @app.command()
 def run(
     pipelines: Pipelines = None,
-    once: Annotated[bool, typer.Option("--once", help="Apply up to the end of the log, then end.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Apply up to the end of the log, then end.")
+    ] = False,
     master: Master = None,
     metrics: Annotated[
-        int | None, typer.Option(min=1, max=65535, metavar="PORT", help="Serve Prometheus metrics on this port of localhost.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            metavar="PORT",
+            help="Serve Prometheus metrics on this port of localhost.",
+        ),
     ] = None,
     fail_on: Annotated[
-        FailOn | None, typer.Option("--fail-on", help="Exit with status 1 if this run set any event aside.")
+        FailOn | None,
+        typer.Option("--fail-on", help="Exit with status 1 if this run set any event aside."),
     ] = None,
     _config: Config = None,
     _debug: Debug = False,
@@ -353,12 +430,16 @@ def run(
         from instep.pipeline import supervisor
 
         with shared.cluster(declared) as cluster:
-            ended = supervisor.run(declared, names, cluster, jars, once=once, metrics_port=metrics, verbose=GIVEN.debug)
-        from instep.pipeline import setting_aside
+            ended = supervisor.run(
+                declared, names, cluster, jars, once=once, metrics_port=metrics, verbose=GIVEN.debug
+            )
+        from instep.pipeline import quarantine_summary
 
-        aside = sum(map(setting_aside.count, ended))
+        aside = sum(map(quarantine_summary.count, ended))
     if aside and fail_on is FailOn.SET_ASIDE:
-        shared.say(f"instep: {aside:,} events were set aside (--fail-on set-aside)\nlook: instep dead list; instep parked list")
+        shared.say(
+            f"instep: {aside:,} events were set aside (--fail-on set-aside)\nlook: instep dead list; instep parked list"
+        )
         raise typer.Exit(1)
 
 
@@ -366,7 +447,7 @@ def _judge_statuses(declared: settings.Settings, name: str, pipeline: settings.P
     """Say which statuses cannot be reached, may be misspelt, or stand in the table and not in the settings."""
     from instep.document import transitions
 
-    with shared.desk(declared, name) as desk, desk.look() as sink:
+    with shared.session(declared, name) as session, session.read() as sink:
         found = sink.statuses(STATUSES_MAX)
     for finding in transitions.findings(transitions.declare(pipeline.transitions), found):
         shared.say(f"{name}: {finding}")

@@ -14,21 +14,21 @@ from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute, Named, Pipe
 from instep.document import showing
 
 if TYPE_CHECKING:
-    from instep.pipeline.turns import Desk, Line
-    from instep.sinks.setaside import Choice, Place, SetAside
+    from instep.pipeline.apply.maintenance import Change, MaintenanceSession
+    from instep.sinks.quarantine import QuarantinedRecord, RecordPosition, Selection
 
 app = typer.Typer()
 dead_app = typer.Typer(
     name="dead",
     no_args_is_help=True,
-    cls=grouping.Group,
+    cls=grouping.GroupedCommands,
     rich_markup_mode=None,
     help="Dead letters: events that nobody could understand.",
 )
 parked_app = typer.Typer(
     name="parked",
     no_args_is_help=True,
-    cls=grouping.Group,
+    cls=grouping.GroupedCommands,
     rich_markup_mode=None,
     help="Documents whose event was refused for a business reason; later events wait.",
 )
@@ -36,15 +36,28 @@ app.add_typer(dead_app)
 app.add_typer(parked_app)
 
 Places = Annotated[
-    list[str] | None, typer.Argument(metavar="[PARTITION:OFFSET]...", help="Which; left out: those that the options choose.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[PARTITION:OFFSET]...", help="Which; left out: those that the options choose."
+    ),
 ]
-Reasoned = Annotated[str | None, typer.Option("--reason", metavar="NAME", help="Only those with this reason.")]
-Since = Annotated[str | None, typer.Option(metavar="TIME", help="Set aside at or after: 2026-11-01T08:00 (UTC) or -1h.")]
+Reasoned = Annotated[
+    str | None, typer.Option("--reason", metavar="NAME", help="Only those with this reason.")
+]
+Since = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Set aside at or after: 2026-11-01T08:00 (UTC) or -1h."),
+]
 Until = Annotated[str | None, typer.Option(metavar="TIME", help="Set aside before this time.")]
-OfDocument = Annotated[str | None, typer.Option("--document", metavar="ID", help="Only those of this document (by key).")]
+OfDocument = Annotated[
+    str | None,
+    typer.Option("--document", metavar="ID", help="Only those of this document (by key)."),
+]
 Everything = Annotated[bool, typer.Option("--all", help="All of them.")]
 Limit = Annotated[int, typer.Option("-n", "--limit", min=1, help="How many to show at most.")]
-NeedsWhy = Annotated[str, typer.Option("--why", metavar="TEXT", help="Why; kept in instep_decisions.")]
+NeedsWhy = Annotated[
+    str, typer.Option("--why", metavar="TEXT", help="Why; kept in instep_decisions.")
+]
 
 
 @dead_app.command("list")
@@ -61,29 +74,45 @@ def list_dead(
     _debug: Debug = False,
 ) -> None:
     """Dead letters by reason, with first and last seen; or each of them."""
-    from instep.sinks import setaside
+    from instep.sinks import quarantine
 
     declared = settings.load(GIVEN.config)
     groups: list[Sequence[Any]] = []
-    letters: list[tuple[str, SetAside]] = []
+    letters: list[tuple[str, QuarantinedRecord]] = []
     for name in shared.chosen(declared, pipelines):
-        with shared.desk(declared, name) as desk, desk.look() as sink:
-            chosen = _choice(desk, [], reason, since, until, document)
+        with shared.session(declared, name) as session, session.read() as sink:
+            chosen = _choice(session, [], reason, since, until, document)
             if each:
-                letters += [(name, one) for one in setaside.dead_letters(sink, chosen, limit)]
+                letters += [(name, one) for one in quarantine.dead_letters(sink, chosen, limit)]
             else:
-                groups += [(name, one.reason, one.count, one.first, one.last) for one in setaside.dead_groups(sink, chosen)]
+                groups += [
+                    (name, one.reason, one.count, one.first, one.last)
+                    for one in quarantine.dead_groups(sink, chosen)
+                ]
     head = ("PIPELINE", "REASON", "COUNT", "FIRST", "LAST")
     if as_json:
         keys = [name.lower() for name in head]
-        shared.print_json([_json_letter(*one) for one in letters] if each else [dict(zip(keys, g, strict=True)) for g in groups])
+        shared.print_json(
+            [_json_letter(*one) for one in letters]
+            if each
+            else [dict(zip(keys, g, strict=True)) for g in groups]
+        )
     elif each and letters:
         rows = [
-            (name, one.place.topic, one.place, shared.shortened(shared.shown_bytes(one.record.key), 30), one.reason, one.at,
-             shared.shortened(one.detail, 80))
+            (
+                name,
+                one.place.topic,
+                one.place,
+                shared.shortened(shared.shown_bytes(one.record.key), 30),
+                one.reason,
+                one.at,
+                shared.shortened(one.detail, 80),
+            )
             for name, one in letters
-        ]  # fmt: skip
-        typer.echo(shared.table(("PIPELINE", "TOPIC", "PLACE", "KEY", "REASON", "AT", "DETAIL"), rows))
+        ]
+        typer.echo(
+            shared.table(("PIPELINE", "TOPIC", "PLACE", "KEY", "REASON", "AT", "DETAIL"), rows)
+        )
         if len(letters) >= limit:
             shared.say(f"the first {limit} of each pipeline; -n shows more")
     elif groups:
@@ -94,7 +123,12 @@ def list_dead(
 
 @dead_app.command("show")
 def show_dead(
-    place: Annotated[str, typer.Argument(metavar="PARTITION:OFFSET", help="Where the letter lies, as `dead list --each` says.")],
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="PARTITION:OFFSET", help="Where the letter lies, as `dead list --each` says."
+        ),
+    ],
     pipeline: Named = None,
     as_json: AsJson = False,
     _config: Config = None,
@@ -102,23 +136,30 @@ def show_dead(
 ) -> None:
     """One dead letter whole: its bytes, its reason, and what was decided about it."""
     from instep.document.reasons import EXPLANATIONS, Reason
-    from instep.sinks import setaside
+    from instep.sinks import quarantine
 
     declared = settings.load(GIVEN.config)
     name = shared.named(declared, pipeline)
-    with shared.desk(declared, name) as desk, desk.look() as sink:
-        where = _place(desk, place)
-        letters = setaside.dead_letters(sink, setaside.Choice(places=(where,)))
-        decided = setaside.decisions(sink, place=where)
+    with shared.session(declared, name) as session, session.read() as sink:
+        where = _place(session, place)
+        letters = quarantine.dead_letters(sink, quarantine.Selection(places=(where,)))
+        decided = quarantine.decisions(sink, place=where)
     if not letters and not decided:
-        raise errors.SettingsError(f"pipeline {name!r} has no dead letter at {place}", "run: instep dead list --each")
+        raise errors.SettingsError(
+            f"pipeline {name!r} has no dead letter at {place}", "run: instep dead list --each"
+        )
     if as_json:
-        shared.print_json({"letter": _json_letter(name, letters[0]) if letters else None, "decisions": decided})
+        shared.print_json(
+            {"letter": _json_letter(name, letters[0]) if letters else None, "decisions": decided}
+        )
         return
     for letter in letters:
         explained = EXPLANATIONS[Reason(letter.reason)]
         facts = [
-            ("place", f"topic {letter.place.topic}, partition {letter.place.partition}, offset {letter.place.offset}"),
+            (
+                "place",
+                f"topic {letter.place.topic}, partition {letter.place.partition}, offset {letter.place.offset}",
+            ),
             ("reason", f"{letter.reason}: {explained}"),
             ("detail", letter.detail),
             ("at", letter.at),
@@ -145,17 +186,17 @@ def replay_dead(
     _debug: Debug = False,
 ) -> None:
     """Apply dead letters again, under the guard, after the settings or the table were fixed."""
-    from instep.pipeline import dead, replay
+    from instep.operate import dead_letters, replay
 
     declared = settings.load(GIVEN.config)
-    with shared.desk(declared, shared.named(declared, pipeline)) as desk:
-        chosen = _choice(desk, places or [], reason, since, until, document)
+    with shared.session(declared, shared.named(declared, pipeline)) as session:
+        chosen = _choice(session, places or [], reason, since, until, document)
         _need_choice(chosen, everything)
-        missing = dead.missing(desk, chosen)
-        overtaken = replay.Overtaken(desk, lambda: shared.cluster(declared))
-        lines = list(dead.replay(desk, chosen, overtaken, execute=execute))
+        missing = dead_letters.missing(session, chosen)
+        overtaken = replay.Overtaken(session, lambda: shared.cluster(declared))
+        lines = list(dead_letters.replay(session, chosen, overtaken, execute=execute))
     _print_dead(lines, missing, execute, as_json)
-    if any(line.verdict == dead.DEAD for line in lines):
+    if any(line.verdict == dead_letters.DEAD for line in lines):
         raise typer.Exit(1)
 
 
@@ -175,15 +216,15 @@ def drop_dead(
     _debug: Debug = False,
 ) -> None:
     """Take dead letters out for good. Their places, the reason and your words stay in instep_decisions; their bytes go."""
-    from instep.pipeline import dead
+    from instep.operate import dead_letters
 
     declared = settings.load(GIVEN.config)
     _need_words(why)
-    with shared.desk(declared, shared.named(declared, pipeline)) as desk:
-        chosen = _choice(desk, places or [], reason, since, until, document)
+    with shared.session(declared, shared.named(declared, pipeline)) as session:
+        chosen = _choice(session, places or [], reason, since, until, document)
         _need_choice(chosen, everything)
-        missing = dead.missing(desk, chosen)
-        lines = dead.drop(desk, chosen, why, execute=execute)
+        missing = dead_letters.missing(session, chosen)
+        lines = dead_letters.drop(session, chosen, why, execute=execute)
     _print_dead(lines, missing, execute, as_json)
 
 
@@ -199,26 +240,56 @@ def list_parked(
     _debug: Debug = False,
 ) -> None:
     """Parked documents: why each waits, since when, and until when it is retried."""
-    from instep.pipeline import retries, turns
-    from instep.sinks import setaside
+    from instep.pipeline import retries
+    from instep.pipeline.apply import maintenance
+    from instep.sinks import quarantine
 
     declared = settings.load(GIVEN.config)
-    found: list[tuple[str, setaside.Head]] = []
-    now = turns.now()
+    found: list[tuple[str, quarantine.ParkedHead]] = []
+    now = maintenance.now()
     totals = 0
     for name in shared.chosen(declared, pipelines):
-        with shared.desk(declared, name) as desk, desk.look() as sink:
-            found += [(name, one) for one in setaside.parked_heads(sink, _choice(desk, [], reason, since, until, None), limit)]
+        with shared.session(declared, name) as session, session.read() as sink:
+            found += [
+                (name, one)
+                for one in quarantine.parked_heads(
+                    sink, _choice(session, [], reason, since, until, None), limit
+                )
+            ]
             totals += sink.parked_count()
-    ends = [retries.retried_until(declared.pipelines[name], one.reason, one.since, now) for name, one in found]
+    ends = [
+        retries.retried_until(declared.pipelines[name], one.reason, one.since, now)
+        for name, one in found
+    ]
     if as_json:
         shared.print_json(
-            [{"pipeline": name, **_json(one), "retried_until": at} for (name, one), at in zip(found, ends, strict=True)]
+            [
+                {"pipeline": name, **_json(one), "retried_until": at}
+                for (name, one), at in zip(found, ends, strict=True)
+            ]
         )
     elif found:
-        head = ("PIPELINE", "DOCUMENT", "WAITING", "SINCE", "RETRIED UNTIL", "PLACE", "REASON", "DETAIL")
+        head = (
+            "PIPELINE",
+            "DOCUMENT",
+            "WAITING",
+            "SINCE",
+            "RETRIED UNTIL",
+            "PLACE",
+            "REASON",
+            "DETAIL",
+        )
         rows = [
-            (name, one.document, one.waiting, one.since, at or "-", one.place, one.reason, shared.shortened(one.detail, 80))
+            (
+                name,
+                one.document,
+                one.waiting,
+                one.since,
+                at or "-",
+                one.place,
+                one.reason,
+                shared.shortened(one.detail, 80),
+            )
             for (name, one), at in zip(found, ends, strict=True)
         ]
         typer.echo(shared.table(head, rows))
@@ -230,20 +301,28 @@ def list_parked(
 
 @parked_app.command("show")
 def show_parked(
-    document: str, pipeline: Named = None, as_json: AsJson = False, _config: Config = None, _debug: Debug = False
+    document: str,
+    pipeline: Named = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
 ) -> None:
     """A parked document's waiting events, in the order in which a release applies them."""
-    from instep.sinks import setaside
+    from instep.sinks import quarantine
 
     declared = settings.load(GIVEN.config)
     name = shared.named(declared, pipeline)
-    with shared.desk(declared, name) as desk, desk.look() as sink:
-        waiting = setaside.waiting_events(sink, document)
-        decided = setaside.decisions(sink, document=document)
+    with shared.session(declared, name) as session, session.read() as sink:
+        waiting = quarantine.waiting_events(sink, document)
+        decided = quarantine.decisions(sink, document=document)
     if not waiting:
-        raise errors.SettingsError(f"document {document!r} of pipeline {name!r} is not parked", "run: instep parked list")
+        raise errors.SettingsError(
+            f"document {document!r} of pipeline {name!r} is not parked", "run: instep parked list"
+        )
     if as_json:
-        shared.print_json({"waiting": [_json_letter(name, one) for one in waiting], "decisions": decided})
+        shared.print_json(
+            {"waiting": [_json_letter(name, one) for one in waiting], "decisions": decided}
+        )
         return
     rows = [
         (
@@ -261,34 +340,43 @@ def show_parked(
 
 @parked_app.command("release")
 def release(
-    documents: Annotated[list[str] | None, typer.Argument(metavar="[DOCUMENT]...", help="Which documents.")] = None,
+    documents: Annotated[
+        list[str] | None, typer.Argument(metavar="[DOCUMENT]...", help="Which documents.")
+    ] = None,
     reason: Reasoned = None,
     everything: Everything = False,
     pipeline: Named = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would happen.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would happen.")
+    ] = False,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
     """Apply the waiting events of parked documents, in order, a document in one transaction."""
     from instep.document.guard import Verdict
-    from instep.pipeline import parked
-    from instep.sinks import setaside
+    from instep.pipeline.apply import release
+    from instep.sinks import quarantine
 
     declared = settings.load(GIVEN.config)
     if not documents and not reason and not everything:
-        raise errors.SettingsError("no document is named", "name documents, or say --reason NAME or --all")
-    lines: list[Line] = []
+        raise errors.SettingsError(
+            "no document is named", "name documents, or say --reason NAME or --all"
+        )
+    lines: list[Change] = []
     missing: list[str] = []
-    with shared.desk(declared, shared.named(declared, pipeline)) as desk:
+    with shared.session(declared, shared.named(declared, pipeline)) as session:
         names = list(dict.fromkeys(documents or []))
         if not names:
-            with desk.look() as sink:
-                names = [one.document for one in setaside.parked_heads(sink, setaside.Choice(reason=reason))]
+            with session.read() as sink:
+                names = [
+                    one.document
+                    for one in quarantine.parked_heads(sink, quarantine.Selection(reason=reason))
+                ]
         for name in names:
             try:
-                lines += parked.release(desk, name, execute=not dry_run)
-            except parked.NotParked:
+                lines += release.release(session, name, execute=not dry_run)
+            except release.NotParked:
                 missing.append(name)
     if lines or not missing:
         shared.print_lines(
@@ -300,75 +388,123 @@ def release(
             not_found=missing,
         )
     if waits := any(line.verdict == Verdict.PARKED.value for line in lines):
-        shared.say("what is refused again goes on waiting: mend its reason, or pass the first over: instep parked skip")
-    _refuse_missing([f"document {name!r} is not parked" for name in missing], "instep parked list", lines)
+        shared.say(
+            "what is refused again goes on waiting: mend its reason, or pass the first over: instep parked skip"
+        )
+    _refuse_missing(
+        [f"document {name!r} is not parked" for name in missing], "instep parked list", lines
+    )
     if waits:
         raise typer.Exit(1)
 
 
 @parked_app.command("skip")
 def skip(
-    document: str, why: NeedsWhy, pipeline: Named = None, as_json: AsJson = False, _config: Config = None, _debug: Debug = False
+    document: str,
+    why: NeedsWhy,
+    pipeline: Named = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
 ) -> None:
     """Pass over the event that holds a document, with a reason. What waits behind it is released by `parked release`."""
-    from instep.pipeline import parked
+    from instep.operate import parked
 
     declared = settings.load(GIVEN.config)
     _need_words(why)
-    with shared.desk(declared, shared.named(declared, pipeline)) as desk:
-        passed, left = parked.skip(desk, document, why)
+    with shared.session(declared, shared.named(declared, pipeline)) as session:
+        passed, left = parked.skip(session, document, why)
     if as_json:
-        shared.print_json({"skipped": _json_letter(desk.name, passed), "waiting": left})
+        shared.print_json({"skipped": _json_letter(session.name, passed), "waiting": left})
     else:
         typer.echo(f"skipped {passed.place} of {showing.plain(document)}: {passed.reason}")
     shown = showing.plain(shlex.quote(document))
-    shared.say(f"{left} still wait: instep parked release {shown}" if left else "the document is free")
+    shared.say(
+        f"{left} still wait: instep parked release {shown}" if left else "the document is free"
+    )
 
 
 # --- parts --------------------------------------------------------------------------------------------
 
 
 def _choice(
-    desk: Desk, places: list[str], reason: str | None, since: str | None, until: str | None, document: str | None
-) -> Choice:
+    session: MaintenanceSession,
+    places: list[str],
+    reason: str | None,
+    since: str | None,
+    until: str | None,
+    document: str | None,
+) -> Selection:
     from instep.document.reasons import Reason
-    from instep.sinks.setaside import Choice
+    from instep.sinks.quarantine import Selection
 
     if reason is not None and reason not in set(Reason):
         raise errors.SettingsError(
-            f"there is no reason {reason!r}{settings.nearest(reason, [one.value for one in Reason])}", "run: instep dead list"
+            f"there is no reason {reason!r}{settings.nearest(reason, [one.value for one in Reason])}",
+            "run: instep dead list",
         )
-    where = tuple(_place(desk, text) for text in places)
-    return Choice(reason=reason, since=shared.when(since), until=shared.when(until), document=document, places=where)
+    where = tuple(_place(session, text) for text in places)
+    return Selection(
+        reason=reason,
+        since=shared.when(since),
+        until=shared.when(until),
+        document=document,
+        places=where,
+    )
 
 
-def _place(desk: Desk, text: str) -> Place:
-    from instep.sinks.setaside import Place
+def _place(session: MaintenanceSession, text: str) -> RecordPosition:
+    from instep.sinks.quarantine import RecordPosition
 
     partition, _, offset = text.partition(":")
-    if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit() and len(text) < 30):
-        raise errors.SettingsError(f"{text!r} is no place", "write PARTITION:OFFSET, such as 2:1745")
-    return Place(desk.sink.to.topic, int(partition), int(offset))
+    if not (
+        partition.isascii()
+        and partition.isdigit()
+        and offset.isascii()
+        and offset.isdigit()
+        and len(text) < 30
+    ):
+        raise errors.SettingsError(
+            f"{text!r} is no place", "write PARTITION:OFFSET, such as 2:1745"
+        )
+    return RecordPosition(session.sink.target.topic, int(partition), int(offset))
 
 
-def _need_choice(chosen: Choice, everything: bool) -> None:
+def _need_choice(chosen: Selection, everything: bool) -> None:
     if not chosen and not everything:
-        raise errors.SettingsError("nothing is chosen", "name places, say --reason, --since, --until or --document, or --all")
+        raise errors.SettingsError(
+            "nothing is chosen",
+            "name places, say --reason, --since, --until or --document, or --all",
+        )
 
 
 def _need_words(why: str) -> None:
     if not why.strip():
-        raise errors.SettingsError("--why is empty", "say why: whoever looks at it later will want to know")
+        raise errors.SettingsError(
+            "--why is empty", "say why: whoever looks at it later will want to know"
+        )
 
 
-def _print_dead(lines: Sequence[Line], missing: Sequence[Place], execute: bool, as_json: bool) -> None:
+def _print_dead(
+    lines: Sequence[Change], missing: Sequence[RecordPosition], execute: bool, as_json: bool
+) -> None:
     """What became of dead letters; ends with an error when one that was named is not there."""
     if lines or not missing:
-        shared.print_lines(lines, execute, as_json, nothing="no dead letter is chosen", not_found=list(map(str, missing)))
-    _refuse_missing([f"there is no dead letter at {place}" for place in missing], "instep dead list --each", lines)
+        shared.print_lines(
+            lines,
+            execute,
+            as_json,
+            nothing="no dead letter is chosen",
+            not_found=list(map(str, missing)),
+        )
+    _refuse_missing(
+        [f"there is no dead letter at {place}" for place in missing],
+        "instep dead list --each",
+        lines,
+    )
 
 
-def _refuse_missing(texts: Sequence[str], remedy: str, lines: Sequence[Line]) -> None:
+def _refuse_missing(texts: Sequence[str], remedy: str, lines: Sequence[Change]) -> None:
     """End with an error when something was named that is not there; what was there has been done, unless nothing was."""
     if texts and not lines:
         raise errors.SettingsError(f"nothing was done: {'; '.join(texts)}", f"run: {remedy}")
@@ -381,7 +517,17 @@ def _refuse_missing(texts: Sequence[str], remedy: str, lines: Sequence[Line]) ->
 
 def _print_decisions(decided: Sequence[Any]) -> None:
     if decided:
-        rows = [(one.at, one.deed, one.place, one.outcome, one.who, shared.shortened(one.why, 100)) for one in decided]
+        rows = [
+            (
+                one.at,
+                one.action,
+                one.place,
+                one.outcome,
+                one.actor,
+                shared.shortened(one.reason, 100),
+            )
+            for one in decided
+        ]
         typer.echo("\n" + shared.table(("DECIDED", "DEED", "PLACE", "OUTCOME", "WHO", "WHY"), rows))
 
 
@@ -392,7 +538,7 @@ def _json(value: Any) -> dict[str, Any]:
     return found
 
 
-def _json_letter(pipeline: str, one: SetAside) -> dict[str, Any]:
+def _json_letter(pipeline: str, one: QuarantinedRecord) -> dict[str, Any]:
     return {
         "pipeline": pipeline,
         "place": one.place,

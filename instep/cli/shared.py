@@ -22,10 +22,10 @@ from instep.document.showing import plain, plain_json
 from instep.terminal import Tone
 
 if TYPE_CHECKING:
+    from instep.kafka.admin.outcomes import AdminResult
     from instep.kafka.connection import Cluster
-    from instep.kafka.outcomes import Outcome
-    from instep.pipeline.turns import Desk, Line
-    from instep.trials.claim import Table
+    from instep.pipeline.apply.maintenance import Change, MaintenanceSession
+    from instep.report.tables import ReportTable
 
 ERROR = "instep: "
 SHOWN_MAX = 50
@@ -36,14 +36,23 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Named = Annotated[
     str | None,
     typer.Option(
-        "--pipeline", metavar="NAME", help="Which pipeline; left out: the only one.", autocompletion=completing.pipelines
+        "--pipeline",
+        metavar="NAME",
+        help="Which pipeline; left out: the only one.",
+        autocompletion=completing.pipelines,
     ),
 ]
 Execute = Annotated[bool, typer.Option("--execute", help="Do it; left out: only show the plan.")]
-Master = Annotated[str | None, typer.Option(help="The Spark master, e.g. local[2] or spark://host:7077.")]
+Master = Annotated[
+    str | None, typer.Option(help="The Spark master, e.g. local[2] or spark://host:7077.")
+]
 Pipelines = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[PIPELINE]...", help="Which pipelines; left out: all.", autocompletion=completing.pipelines),
+    typer.Argument(
+        metavar="[PIPELINE]...",
+        help="Which pipelines; left out: all.",
+        autocompletion=completing.pipelines,
+    ),
 ]
 
 
@@ -69,9 +78,15 @@ def _take_debug(asked: bool) -> bool:
 
 Config = Annotated[
     Path | None,
-    typer.Option("--config", callback=_take_config, help="The settings file; else INSTEP_CONFIG, else ./instep.toml."),
+    typer.Option(
+        "--config",
+        callback=_take_config,
+        help="The settings file; else INSTEP_CONFIG, else ./instep.toml.",
+    ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", callback=_take_debug, help="Show tracebacks, and Spark's log.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", callback=_take_debug, help="Show tracebacks, and Spark's log.")
+]
 
 
 def chosen(declared: settings.Settings, names: list[str] | None) -> list[str]:
@@ -81,8 +96,14 @@ def chosen(declared: settings.Settings, names: list[str] | None) -> list[str]:
         return list(dict.fromkeys(names))
     if not declared.pipelines:
         here = settings.file_of(GIVEN.config)
-        what = "the settings declare no pipeline" if here.exists() else f"there is no {here} in {Path.cwd()}"
-        raise errors.SettingsError(what, f"write a [pipelines.NAME] table into {here}, or name another file with --config")
+        what = (
+            "the settings declare no pipeline"
+            if here.exists()
+            else f"there is no {here} in {Path.cwd()}"
+        )
+        raise errors.SettingsError(
+            what, f"write a [pipelines.NAME] table into {here}, or name another file with --config"
+        )
     return list(declared.pipelines)
 
 
@@ -90,15 +111,18 @@ def named(declared: settings.Settings, name: str | None) -> str:
     """The pipeline that is meant: the named one, or the only one there is."""
     names = chosen(declared, [name] if name else None)
     if len(names) > 1:
-        raise errors.SettingsError("which pipeline is meant is not clear", f"say --pipeline NAME (declared: {', '.join(names)})")
+        raise errors.SettingsError(
+            "which pipeline is meant is not clear",
+            f"say --pipeline NAME (declared: {', '.join(names)})",
+        )
     return names[0]
 
 
-def desk(declared: settings.Settings, name: str) -> Desk:
+def session(declared: settings.Settings, name: str) -> MaintenanceSession:
     """Where decisions about one pipeline are made."""
-    from instep.pipeline.turns import Desk
+    from instep.pipeline.apply.maintenance import MaintenanceSession
 
-    return Desk(name, settings.pipeline(declared, name), who())
+    return MaintenanceSession(name, settings.pipeline(declared, name), who())
 
 
 def when(text: str | None) -> datetime | None:
@@ -119,7 +143,8 @@ def only_topic(declared: settings.Settings) -> str:
     topics = sorted({pipeline.topic for pipeline in declared.pipelines.values()})
     if len(topics) != 1:
         raise errors.SettingsError(
-            "which topic is meant is not clear", f"say --topic NAME (declared: {', '.join(topics) or 'none'})"
+            "which topic is meant is not clear",
+            f"say --topic NAME (declared: {', '.join(topics) or 'none'})",
         )
     return topics[0]
 
@@ -127,23 +152,23 @@ def only_topic(declared: settings.Settings) -> str:
 def bootstrap(declared: settings.Settings) -> str:
     if declared.kafka.bootstrap is not None:
         return declared.kafka.bootstrap
-    from instep.local import register
+    from instep.local import registry
 
-    running = register.bootstrap()
+    running = registry.bootstrap()
     if running is not None:
         return running
-    from instep.local import lent
+    from instep.local import local_servers
 
-    return lent.broker_on_demand(say)
+    return local_servers.broker_on_demand(say)
 
 
 @contextmanager
 def running_cluster(declared: settings.Settings) -> Iterator[Cluster | None]:
     """The cluster, for a command that starts nothing: None when the settings name none and no local one runs."""
     from instep.kafka.connection import Cluster
-    from instep.local import register
+    from instep.local import registry
 
-    address = declared.kafka.bootstrap or register.bootstrap()
+    address = declared.kafka.bootstrap or registry.bootstrap()
     if address is None:
         yield None
         return
@@ -175,7 +200,9 @@ def spark_jars() -> Iterator[Sequence[Path]]:
     jars = artifacts.jars("spark-kafka")
     try:
         yield jars
-    except SystemExit:  # told to end while Spark was starting: a JVM in its first second would outlive us
+    except (
+        SystemExit
+    ):  # told to end while Spark was starting: a JVM in its first second would outlive us
         for pid in processes.descendants(os.getpid()):
             processes.send(pid, signal.SIGKILL)
         raise
@@ -186,7 +213,9 @@ def on_master(declared: settings.Settings, master: str | None) -> settings.Setti
     if not master:
         return declared
     spark_options.check(master, declared.spark.memory)
-    return msgspec.structs.replace(declared, spark=msgspec.structs.replace(declared.spark, master=master))
+    return msgspec.structs.replace(
+        declared, spark=msgspec.structs.replace(declared.spark, master=master)
+    )
 
 
 def given_ports(texts: Iterable[str]) -> dict[str, int]:
@@ -194,7 +223,9 @@ def given_ports(texts: Iterable[str]) -> dict[str, int]:
     for text in texts:
         name, _, port = text.partition("=")
         if not port.isdigit():
-            raise errors.SettingsError(f"--port {text} is not NAME=PORT", "write e.g. --port kafka=9092")
+            raise errors.SettingsError(
+                f"--port {text} is not NAME=PORT", "write e.g. --port kafka=9092"
+            )
         ports[name] = int(port)
     return ports
 
@@ -222,16 +253,25 @@ def hidden(declared: settings.Settings, found: Sequence[Any]) -> str:
     return f" that user {user!r} may see (the right DESCRIBE)" if user and not found else ""
 
 
-def report(outcomes: Sequence[Outcome], kind: str, as_json: bool) -> None:
+def report(outcomes: Sequence[AdminResult], kind: str, as_json: bool) -> None:
     """What became of each; ends with the status of the first that failed."""
     failed = [one.error for one in outcomes if one.error is not None]
     if as_json:
-        print_json([{"name": one.name, "done": one.done, "error": str(one.error) if one.error else None} for one in outcomes])
+        print_json(
+            [
+                {"name": one.name, "done": one.done, "error": str(one.error) if one.error else None}
+                for one in outcomes
+            ]
+        )
     elif len(outcomes) == 1 and failed:
         raise failed[0]
     else:
         for one in outcomes:
-            say(f"{kind} {one.name}: {one.done}" if one.error is None else f"instep: {kind} {one.name}: {one.error}")
+            say(
+                f"{kind} {one.name}: {one.done}"
+                if one.error is None
+                else f"instep: {kind} {one.name}: {one.error}"
+            )
     if failed:
         raise typer.Exit(failed[0].exit_status)
 
@@ -263,9 +303,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in painted)
 
 
-def tabulated(data: Table) -> str:
+def tabulated(data: ReportTable) -> str:
     """A table of figures with its title, each row as long as its head."""
-    from instep.trials.report.markup import figure
+    from instep.report.markup import figure
 
     width = len(data.columns)
     rows = [[figure(value) for value in (row + [""] * width)[:width]] for row in data.rows]
@@ -274,26 +314,30 @@ def tabulated(data: Table) -> str:
 
 def refuse_page(kind: str, file: Path, *, force: bool, option: str = "--out") -> None:
     """Refuse a place where no file can be, and to write over one that is no page of this kind unless forced to."""
-    from instep.trials.report import sheet
+    from instep.report import web_page
 
     over = ", or write over it with --force" if option == "--out" else ""
     with _written(file, option):
         if not file.parent.is_dir():
-            raise errors.SettingsError(f"there is no folder {file.parent}", f"make it, or name another file with {option}")
-        if file.exists() and not force and not sheet.is_one(kind, file):
+            raise errors.SettingsError(
+                f"there is no folder {file.parent}", f"make it, or name another file with {option}"
+            )
+        if file.exists() and not force and not web_page.is_one(kind, file):
             raise errors.SettingsError(
                 f"{file} is there already, and is no report of instep {kind}",
                 f"name another file with {option}{over}",
             )
 
 
-def write_page(kind: str, render: Callable[[], str], file: Path, *, force: bool, option: str = "--out") -> None:
+def write_page(
+    kind: str, render: Callable[[], str], file: Path, *, force: bool, option: str = "--out"
+) -> None:
     """Write a page of this kind, also over another such."""
-    from instep.trials.report import sheet
+    from instep.report import web_page
 
     refuse_page(kind, file, force=force, option=option)
     with _written(file, option):
-        sheet.write(render(), file)
+        web_page.write(render(), file)
 
 
 @contextmanager
@@ -302,12 +346,13 @@ def _written(file: Path, option: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise errors.SettingsError(
-            f"{file} cannot be written: {error.strerror or error}", f"name another file with {option}"
+            f"{file} cannot be written: {error.strerror or error}",
+            f"name another file with {option}",
         ) from error
 
 
 def print_lines(
-    lines: Sequence[Line],
+    lines: Sequence[Change],
     executed: bool,
     as_json: bool,
     *,
@@ -317,7 +362,13 @@ def print_lines(
 ) -> None:
     """Outcomes row by row, with what changes in the table, and counted; `how` says what a plan still needs."""
     if as_json:
-        print_json({"executed": executed, "events": lines, **({"not_found": not_found} if not_found else {})})
+        print_json(
+            {
+                "executed": executed,
+                "events": lines,
+                **({"not_found": not_found} if not_found else {}),
+            }
+        )
     elif lines:
         rows = [
             (
@@ -332,20 +383,25 @@ def print_lines(
         typer.echo(table(("PLACE", "DOCUMENT", "VERDICT", "REASON", "CHANGE"), rows))
         if len(lines) > SHOWN_MAX:
             say(f"the first {SHOWN_MAX} of {len(lines)}; --json has all")
-    counts = {verdict: sum(line.verdict == verdict for line in lines) for verdict in sorted({line.verdict for line in lines})}
+    counts = {
+        verdict: sum(line.verdict == verdict for line in lines)
+        for verdict in sorted({line.verdict for line in lines})
+    }
     say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or nothing)
     if lines and not executed:
         say(f"nothing was changed; {how}")
 
 
-def _change(line: Line) -> str:
+def _change(line: Change) -> str:
     if not line.changes:
         return ""
     if line.after is None:
         return "row deleted"
     before = line.before or {}
     changed = [
-        f"{name}: {_held(before[name])} → {_held(value)}" if line.before is not None else f"{name}: {_held(value)}"
+        f"{name}: {_held(before[name])} → {_held(value)}"
+        if line.before is not None
+        else f"{name}: {_held(value)}"
         for name, value in line.after.items()
         if line.before is None or before[name] != value
     ]
@@ -410,7 +466,10 @@ def say(text: str, tone: Tone = Tone.NONE) -> None:
     if text.startswith(ERROR):
         typer.echo(error_line(text.removeprefix(ERROR), sys.stderr), err=True)
     else:
-        typer.echo("\n".join(terminal.paint(plain(line), tone, sys.stderr) for line in text.split("\n")), err=True)
+        typer.echo(
+            "\n".join(terminal.paint(plain(line), tone, sys.stderr) for line in text.split("\n")),
+            err=True,
+        )
 
 
 def error_line(text: str, stream: TextIO) -> str:

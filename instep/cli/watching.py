@@ -19,8 +19,12 @@ INTERVAL_MIN_S, INTERVAL_MAX_S = 0.1, 86_400.0
 
 
 def _refuse_odd_interval(seconds: float | None) -> float | None:
-    if seconds is not None and not INTERVAL_MIN_S <= seconds <= INTERVAL_MAX_S:  # nan is within no range
-        raise typer.BadParameter(f"{seconds:g} is not between {INTERVAL_MIN_S:g} and {INTERVAL_MAX_S:,.0f} seconds")
+    if (
+        seconds is not None and not INTERVAL_MIN_S <= seconds <= INTERVAL_MAX_S
+    ):  # nan is within no range
+        raise typer.BadParameter(
+            f"{seconds:g} is not between {INTERVAL_MIN_S:g} and {INTERVAL_MAX_S:,.0f} seconds"
+        )
     return seconds
 
 
@@ -61,10 +65,20 @@ def repeat(block: Callable[[], str], seconds: float) -> NoReturn:
     from rich.live import Live
     from rich.text import Text
 
-    with Live(console=terminal.console(sys.stdout), auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+    with Live(
+        console=terminal.console(sys.stdout),
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as live:
         while True:
-            shown = Text.from_ansi(block())  # its only escapes are our own colours: values are escaped before
-            head = terminal.text(f"{datetime.now(UTC):%H:%M:%SZ} · every {seconds:g} s · Ctrl-C to stop\n", terminal.Tone.FAINT)
+            shown = Text.from_ansi(
+                block()
+            )  # its only escapes are our own colours: values are escaped before
+            head = terminal.text(
+                f"{datetime.now(UTC):%H:%M:%SZ} · every {seconds:g} s · Ctrl-C to stop\n",
+                terminal.Tone.FAINT,
+            )
             live.update(head + shown, refresh=True)
             time.sleep(seconds)
 

@@ -20,7 +20,7 @@ from uuid import UUID
 import msgspec
 
 from instep.document import kinds
-from instep.document.mapping import Column
+from instep.document.mapping import TargetColumn
 from instep.document.reasons import Unfit
 
 Former = Callable[[Any], str]
@@ -32,31 +32,39 @@ SINGLE = re.compile(r"(real|float4|float(?!8)(\(\d+,\d+\))?)( .*)?$")
 POSTGRES_EPOCH_US = 946_684_800_000_000  # 2000-01-01, from which PostgreSQL counts and rounds
 
 
-def former(column: Column, database: str) -> Former:
+def former(column: TargetColumn, database: str) -> Former:
     """The function from a value of this column, not null, to its text. `database` is SQLAlchemy's name of it."""
     plain = _former(column, database)
 
     def form(value: Any) -> str:
         try:
             return plain(value)
-        except (Unfit, ValueError, TypeError, ArithmeticError, KeyError, RecursionError, msgspec.MsgspecError):
+        except (
+            Unfit,
+            ValueError,
+            TypeError,
+            ArithmeticError,
+            KeyError,
+            RecursionError,
+            msgspec.MsgspecError,
+        ):
             return _shown(value)
 
     return form
 
 
-def restorer(kind: kinds.Kind) -> Restorer:
+def restorer(kind: kinds.ColumnKind) -> Restorer:
     """The function from a canonical text back to the value that a sink writes."""
     match kind:
         case kinds.Integer():
             return int
-        case kinds.Real():
+        case kinds.Float():
             return float
-        case kinds.Exact():
+        case kinds.Numeric():
             return Decimal
-        case kinds.Truth():
+        case kinds.Boolean():
             return TRUTHS.__getitem__
-        case kinds.Time():
+        case kinds.Timestamp():
             return kinds.instant
         case kinds.Date():
             return date.fromisoformat
@@ -69,27 +77,33 @@ def restorer(kind: kinds.Kind) -> Restorer:
             return str
 
 
-def _former(column: Column, database: str) -> Former:
+def _former(column: TargetColumn, database: str) -> Former:
     declared = column.declared.lower()
     is_sqlite = database == "sqlite"
     match column.kind:
-        case kinds.Text() if not is_sqlite and PADDED.fullmatch(declared) and "varying" not in declared:
+        case kinds.Text() if (
+            not is_sqlite and PADDED.fullmatch(declared) and "varying" not in declared
+        ):
             return lambda value: _text(value).rstrip(" ")
         case kinds.Text() if declared.startswith("set("):
             return lambda value: ",".join(sorted(_text(value).split(",")))
         case kinds.Integer():
             return lambda value: str(value if type(value) is int else _integer(value))
-        case kinds.Real():
+        case kinds.Float():
             scale = NUMBER_SCALE.match(declared) if not is_sqlite else None
-            return _real(not is_sqlite and bool(SINGLE.fullmatch(declared)), int(scale[1]) if scale else None)
-        case kinds.Exact():
+            return _real(
+                not is_sqlite and bool(SINGLE.fullmatch(declared)), int(scale[1]) if scale else None
+            )
+        case kinds.Numeric():
             return _exact
-        case kinds.Truth():
+        case kinds.Boolean():
             return lambda value: "true" if TRUTHS[str(value).lower()] else "false"
-        case kinds.Time():
+        case kinds.Timestamp():
             return _time(column.kind.precision, database)
         case kinds.Date():
-            return lambda value: (value if type(value) is date else date.fromisoformat(value)).isoformat()
+            return lambda value: (
+                value if type(value) is date else date.fromisoformat(value)
+            ).isoformat()
         case kinds.Uuid():
             return lambda value: str(value if isinstance(value, UUID) else UUID(_text(value)))
         case kinds.Json():

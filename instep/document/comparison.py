@@ -15,12 +15,12 @@ from enum import StrEnum
 import msgspec
 
 from instep.document import folding, kinds
-from instep.document.folding import ABSENT, State, Values
+from instep.document.folding import ABSENT, FoldedState, Values
 from instep.document.guard import Rules
 from instep.document.reasons import Unfit
 
 
-class Kind(StrEnum):
+class DocumentState(StrEnum):
     """How a document stands. The first three are real differences; the next two are explained ones."""
 
     MISSING = "missing"
@@ -33,7 +33,7 @@ class Kind(StrEnum):
     IN_STEP = "in_step"
 
 
-REAL = (Kind.MISSING, Kind.EXTRA, Kind.DIFFERENT)
+REAL = (DocumentState.MISSING, DocumentState.EXTRA, DocumentState.DIFFERENT)
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -46,29 +46,29 @@ class Question(msgspec.Struct, frozen=True):
     signs: tuple[int, ...] = ()  # columns in which a value shows that the pipeline wrote the row
 
 
-class Finding(msgspec.Struct, frozen=True):
+class DocumentFinding(msgspec.Struct, frozen=True):
     """One document: how it stands, and in which way (`seems`) where something explains it."""
 
-    kind: Kind
-    seems: Kind
+    kind: DocumentState
+    seems: DocumentState
     columns: tuple[int, ...] = ()
 
 
-IN_STEP = Finding(Kind.IN_STEP, Kind.IN_STEP)
-NOT_IN_LOG = Finding(Kind.NOT_IN_LOG, Kind.NOT_IN_LOG)
-NOT_OURS = Finding(Kind.NOT_OURS, Kind.NOT_OURS)
+IN_STEP = DocumentFinding(DocumentState.IN_STEP, DocumentState.IN_STEP)
+NOT_IN_LOG = DocumentFinding(DocumentState.NOT_IN_LOG, DocumentState.NOT_IN_LOG)
+NOT_OURS = DocumentFinding(DocumentState.NOT_OURS, DocumentState.NOT_OURS)
 
 
 def compare(
     asked: Question,
-    expected: State | None,
+    expected: FoldedState | None,
     found: bytes | None,
     *,
     forgotten: int | None = None,
     parked: bool = False,
     waiting: bool = False,
     recorded: bool = False,
-) -> Finding | None:
+) -> DocumentFinding | None:
     """How a document stands; None when neither side has it.
 
     `forgotten` is the order value that instep_deleted keeps of it. `recorded` says that instep's tables know the document as
@@ -78,52 +78,84 @@ def compare(
     if finding is None or finding.kind not in REAL:
         return finding
     if parked:
-        return msgspec.structs.replace(finding, kind=Kind.PARKED)
+        return msgspec.structs.replace(finding, kind=DocumentState.PARKED)
     if waiting:
-        return msgspec.structs.replace(finding, kind=Kind.BEHIND)
+        return msgspec.structs.replace(finding, kind=DocumentState.BEHIND)
     return finding
 
 
 def _compare(
-    asked: Question, expected: State | None, found: bytes | None, forgotten: int | None, *, ours: bool
-) -> Finding | None:
+    asked: Question,
+    expected: FoldedState | None,
+    found: bytes | None,
+    forgotten: int | None,
+    *,
+    ours: bool,
+) -> DocumentFinding | None:
     if expected is None or not expected.present:
-        return None if found is None else _unexpected(asked, expected, folding.unpack(found), ours=ours)
+        return (
+            None
+            if found is None
+            else _unexpected(asked, expected, folding.unpack(found), ours=ours)
+        )
     if found is None:
         return _absent(asked, expected, forgotten)
     if found == expected.line:
         return IN_STEP
     row = folding.unpack(found)
     columns = tuple(
-        number for number, (old, new) in enumerate(zip(row, expected.values, strict=True)) if new not in (ABSENT, old)
+        number
+        for number, (old, new) in enumerate(zip(row, expected.values, strict=True))
+        if new not in (ABSENT, old)
     )
     if not columns:
         return IN_STEP
-    return NOT_IN_LOG if _beyond_the_log(asked, expected, row) else Finding(Kind.DIFFERENT, Kind.DIFFERENT, columns)
+    return (
+        NOT_IN_LOG
+        if _beyond_the_log(asked, expected, row)
+        else DocumentFinding(DocumentState.DIFFERENT, DocumentState.DIFFERENT, columns)
+    )
 
 
-def _absent(asked: Question, expected: State, forgotten: int | None) -> Finding:
+def _absent(asked: Question, expected: FoldedState, forgotten: int | None) -> DocumentFinding:
     if asked.rules.missing != "insert":
         return IN_STEP
-    cut_away = not asked.whole and forgotten is not None and (expected.order is None or forgotten >= expected.order)
-    return NOT_IN_LOG if cut_away else Finding(Kind.MISSING, Kind.MISSING)
+    cut_away = (
+        not asked.whole
+        and forgotten is not None
+        and (expected.order is None or forgotten >= expected.order)
+    )
+    return NOT_IN_LOG if cut_away else DocumentFinding(DocumentState.MISSING, DocumentState.MISSING)
 
 
-def _unexpected(asked: Question, expected: State | None, row: Values, *, ours: bool) -> Finding:
+def _unexpected(
+    asked: Question, expected: FoldedState | None, row: Values, *, ours: bool
+) -> DocumentFinding:
     untouched = all(value is None for value in row)
     if expected is None or not expected.deleted:
         if untouched or not (ours or any(row[number] is not None for number in asked.signs)):
             return NOT_OURS
-        return Finding(Kind.EXTRA, Kind.EXTRA) if asked.whole else NOT_IN_LOG
+        return (
+            DocumentFinding(DocumentState.EXTRA, DocumentState.EXTRA) if asked.whole else NOT_IN_LOG
+        )
     if untouched and asked.rules.missing != "insert":
         return IN_STEP  # made again by the target itself
-    return NOT_IN_LOG if _beyond_the_log(asked, expected, row) else Finding(Kind.EXTRA, Kind.EXTRA)
+    return (
+        NOT_IN_LOG
+        if _beyond_the_log(asked, expected, row)
+        else DocumentFinding(DocumentState.EXTRA, DocumentState.EXTRA)
+    )
 
 
-def _beyond_the_log(asked: Question, expected: State, row: Values) -> bool:
+def _beyond_the_log(asked: Question, expected: FoldedState, row: Values) -> bool:
     """Whether the row is later than anything a cut log can still say."""
     stored = order_of(asked, row)
-    return not asked.whole and stored is not None and expected.order is not None and stored > expected.order
+    return (
+        not asked.whole
+        and stored is not None
+        and expected.order is not None
+        and stored > expected.order
+    )
 
 
 def order_of(asked: Question, row: Values) -> int | None:

@@ -18,12 +18,12 @@ from instep.document.reasons import Reason, Unfit
 
 NUMBER = re.compile(r"[+-]?\d{1,1000}(\.\d{1,1000})?([eE][+-]?\d{1,4})?", re.ASCII)
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-NUMBER_KINDS = (kinds.Integer, kinds.Exact, kinds.Real)
+NUMBER_KINDS = (kinds.Integer, kinds.Numeric, kinds.Float)
 # the kinds of columns that each conversion can write
-WRITES: dict[str, tuple[type[kinds.Kind], ...]] = {
-    "number": (*NUMBER_KINDS, kinds.Time, kinds.Json),
-    "boolean": (*NUMBER_KINDS, kinds.Truth, kinds.Text, kinds.Json),
-    "text": (kinds.Text, kinds.Choice),
+WRITES: dict[str, tuple[type[kinds.ColumnKind], ...]] = {
+    "number": (*NUMBER_KINDS, kinds.Timestamp, kinds.Json),
+    "boolean": (*NUMBER_KINDS, kinds.Boolean, kinds.Text, kinds.Json),
+    "text": (kinds.Text, kinds.Enumeration),
 }
 
 
@@ -38,16 +38,19 @@ class Conversion(msgspec.Struct, frozen=True):
         return bool(self.convert or self.round or self.trim)
 
 
-def problem(conversion: Conversion, kind: kinds.Kind) -> str | None:
+def problem(conversion: Conversion, kind: kinds.ColumnKind) -> str | None:
     """Why a column of this kind cannot have this conversion; None when it can."""
     if conversion.convert is not None and not isinstance(kind, WRITES[conversion.convert]):
         return f'convert = "{conversion.convert}"'
-    if conversion.round and not (isinstance(kind, kinds.Integer) or (isinstance(kind, kinds.Exact) and kind.digits is not None)):
+    if conversion.round and not (
+        isinstance(kind, kinds.Integer)
+        or (isinstance(kind, kinds.Numeric) and kind.digits is not None)
+    ):
         return "round = true, which needs an integer column or a decimal column with a scale"
     return None
 
 
-def preparer(conversion: Conversion, kind: kinds.Kind) -> kinds.Converter:
+def preparer(conversion: Conversion, kind: kinds.ColumnKind) -> kinds.Converter:
     """The function from a field's value to the value that the column's own converter takes."""
     steps: list[Callable[[Any], Any]] = []
     if conversion.trim:
@@ -60,7 +63,9 @@ def preparer(conversion: Conversion, kind: kinds.Kind) -> kinds.Converter:
         case "text":
             steps.append(_text)
     if conversion.round:
-        steps.append(_rounded(0 if isinstance(kind, kinds.Integer) else getattr(kind, "scale", None) or 0))
+        steps.append(
+            _rounded(0 if isinstance(kind, kinds.Integer) else getattr(kind, "scale", None) or 0)
+        )
     if isinstance(kind, kinds.Integer) and (conversion.round or conversion.convert == "number"):
         steps.append(_whole)
 
@@ -81,13 +86,22 @@ def _number(value: Any) -> Any:
     return int(value) if value.lstrip("+-").isdigit() else kinds.exact_number(value)
 
 
-def _boolean(kind: kinds.Kind) -> Callable[[Any], Any]:
+def _boolean(kind: kinds.ColumnKind) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
-        known = BOOLEANS.get(value.lower()) if isinstance(value, str) else value if type(value) is bool else None
+        known = (
+            BOOLEANS.get(value.lower())
+            if isinstance(value, str)
+            else value
+            if type(value) is bool
+            else None
+        )
         if type(value) is int and value in (0, 1):
             known = bool(value)
         if known is None:
-            raise Unfit(Reason.WRONG_TYPE, 'not a boolean: true, false, 0, 1, "true", "false", "0" or "1" expected')
+            raise Unfit(
+                Reason.WRONG_TYPE,
+                'not a boolean: true, false, 0, 1, "true", "false", "0" or "1" expected',
+            )
         if isinstance(kind, kinds.Text):
             return "true" if known else "false"
         return int(known) if isinstance(kind, NUMBER_KINDS) else known

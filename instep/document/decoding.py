@@ -15,7 +15,17 @@ from instep import errors
 from instep.document import conversion, kinds, plain
 from instep.document.event import ID_CHARACTERS_MAX
 from instep.document.identity import Id, Identity
-from instep.document.mapping import CONSTANT, HEADER, KEY, OFFSET, PARTITION, TIMESTAMP, Field, Mapping, Path
+from instep.document.mapping import (
+    CONSTANT,
+    HEADER,
+    KEY,
+    OFFSET,
+    PARTITION,
+    TIMESTAMP,
+    Field,
+    Mapping,
+    Path,
+)
 from instep.document.reasons import COLUMN_REFUSES, Reason, Refusal, Unfit
 
 STATUS_CHARACTERS_MAX = 255
@@ -38,9 +48,11 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     headers: plain.Headers = ()
 
 
-def record_of(found: plain.Record) -> Record:
+def record_of(found: plain.PlainRecord) -> Record:
     """A record that was read from the log by another client, as the decoder takes it."""
-    return Record(found.offset, found.timestamp_ms, found.key, found.value, found.partition, found.headers)
+    return Record(
+        found.offset, found.timestamp_ms, found.key, found.value, found.partition, found.headers
+    )
 
 
 def _size(record: Record) -> int:
@@ -78,7 +90,7 @@ class Decoder:
         """`record_bytes_max` is the largest record that the target can keep, should it have to be set aside."""
         self._bytes_max = record_bytes_max if record_bytes_max is not None else 2**62
         exact = mapping.order_is_time or any(
-            isinstance(field.column.kind, (kinds.Exact, kinds.Json))
+            isinstance(field.column.kind, (kinds.Numeric, kinds.Json))
             or field.conversion.convert == "text"
             or field.conversion.round
             for field in mapping.fields
@@ -89,23 +101,42 @@ class Decoder:
         self._identity = Identity(mapping)
         self._guard = mapping.guard_field
         self._prepare_order = _preparer(self._guard)
-        self._prepare_status = _preparer(next((field for field in mapping.fields if field.path == mapping.status), None))
-        self._fields = [(field.column.name, field.path, field.column.nullable, converter(field)) for field in mapping.fields]
+        self._prepare_status = _preparer(
+            next((field for field in mapping.fields if field.path == mapping.status), None)
+        )
+        self._fields = [
+            (field.column.name, field.path, field.column.nullable, converter(field))
+            for field in mapping.fields
+        ]
         self._constants = {
             field.path[0]: convert(field.constant)
             for field, (_, _, _, convert) in zip(mapping.fields, self._fields, strict=True)
             if field.constant is not None
         }
-        named = {*mapping.documents, mapping.status or (KEY,), mapping.at, *(field.path for field in mapping.fields)}
+        named = {
+            *mapping.documents,
+            mapping.status or (KEY,),
+            mapping.at,
+            *(field.path for field in mapping.fields),
+        }
         paths = {path for path in named if not path[0].startswith("@")}
         self._paths = sorted(paths)
-        self._names = [json.dumps(step, ensure_ascii=False).encode() for step in {step for path in paths for step in path}]
+        self._names = [
+            json.dumps(step, ensure_ascii=False).encode()
+            for step in {step for path in paths for step in path}
+        ]
         self._tops = sorted({path[0] for path in paths})
-        shape: list[Any] = [(f"f{number}", Any | UnsetType, UNSET) for number in range(len(self._tops))]
-        mapped = msgspec.defstruct("Mapped", shape, rename={f"f{number}": name for number, name in enumerate(self._tops)})
+        shape: list[Any] = [
+            (f"f{number}", Any | UnsetType, UNSET) for number in range(len(self._tops))
+        ]
+        mapped = msgspec.defstruct(
+            "Mapped", shape, rename={f"f{number}": name for number, name in enumerate(self._tops)}
+        )
         self._parse_mapped = msgspec.json.Decoder(mapped, float_hook=number).decode
         constants = {CONSTANT: None, **self._constants}
-        self._plain = plain.Reader(self._uses(), bytes_max=self._bytes_max, float_hook=number, constants=constants)
+        self._plain = plain.PlainReader(
+            self._uses(), bytes_max=self._bytes_max, float_hook=number, constants=constants
+        )
 
     def decode(self, record: Record) -> Event:
         """The event that a record holds. Raises Unfit, and nothing else, for one that cannot be used."""
@@ -116,18 +147,30 @@ class Decoder:
         try:
             key = record.key.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise Unfit(Reason.KEY_NOT_UTF8, f"the key is not UTF-8: {error.reason} at byte {error.start}") from None
+            raise Unfit(
+                Reason.KEY_NOT_UTF8, f"the key is not UTF-8: {error.reason} at byte {error.start}"
+            ) from None
         if record.value is None:
             return self._delete(record, key)
         body = self._body(record.value)
         mapping = self._mapping
-        document = self._identity.of_fields([self._required(body, path, record, key) for path in mapping.documents])
+        document = self._identity.of_fields(
+            [self._required(body, path, record, key) for path in mapping.documents]
+        )
         status, refusal = None, None
         if mapping.status is not None:
             status, refusal = self._status(self._required(body, mapping.status, record, key))
         at = _find(body, mapping.at, record, key)
-        moment = _named(mapping.at, kinds.instant, at) if at is not MISSING and at is not None else _timestamp(record)
-        order = self._order(self._required(body, mapping.order, record, key)) if mapping.order is not None else None
+        moment = (
+            _named(mapping.at, kinds.instant, at)
+            if at is not MISSING and at is not None
+            else _timestamp(record)
+        )
+        order = (
+            self._order(self._required(body, mapping.order, record, key))
+            if mapping.order is not None
+            else None
+        )
         values: list[Any] = []
         for name, path, nullable, convert in self._fields:
             if path[0] in self._constants:
@@ -149,7 +192,15 @@ class Decoder:
                     raise Unfit(unfit.reason, detail) from None
                 values.append(UNSET)
                 refusal = refusal or Refusal(unfit.reason, detail)
-        return Event(record.offset, document, order, kinds.micros(moment) if moment else None, status, tuple(values), refusal)
+        return Event(
+            record.offset,
+            document,
+            order,
+            kinds.micros(moment) if moment else None,
+            status,
+            tuple(values),
+            refusal,
+        )
 
     def document(self, text: str) -> Id:
         """A document's id as the key column holds it, from the text that a person writes."""
@@ -169,18 +220,25 @@ class Decoder:
         first = 4 if ordered else 3
         rows = self._plain.read(records)
         if len(self._mapping.documents) > 1:
-            rows = [None if row is None else self._with_id(row, len(self._mapping.documents)) for row in rows]
+            rows = [
+                None if row is None else self._with_id(row, len(self._mapping.documents))
+                for row in rows
+            ]
         for record, row in zip(records, rows, strict=True):
             if row is not None:
                 order = row[3] if ordered else None
-                events.append(Event(record.offset, row[0], order, micros(row[2]), row[1], row[first:]))
+                events.append(
+                    Event(record.offset, row[0], order, micros(row[2]), row[1], row[first:])
+                )
                 continue
             try:
                 events.append(self.decode(record))
             except Unfit as unfit:
                 dead.append(DeadLetter(record, unfit.reason, unfit.detail))
             except Exception as error:  # noqa: BLE001 - one record that nobody foresaw must not hold up all behind it
-                dead.append(DeadLetter(record, Reason.UNFORESEEN, f"{type(error).__name__}: {error}"))
+                dead.append(
+                    DeadLetter(record, Reason.UNFORESEEN, f"{type(error).__name__}: {error}")
+                )
         return events, dead
 
     def _with_id(self, row: plain.Row, parts: int) -> plain.Row | None:
@@ -196,10 +254,16 @@ class Decoder:
         order_type = None if mapping.order_is_time else plain.integer_type(-(2**63), 2**63 - 1)
         if self._guard and self._guard.conversion:
             order_type = None
-        order = [plain.Use(mapping.order, order_type, self._order)] if mapping.order is not None else []
+        order = (
+            [plain.Use(mapping.order, order_type, self._order)] if mapping.order is not None else []
+        )
         status = plain.Use((CONSTANT,), None, self._plain_status, nullable=True)  # which is None
         if mapping.status is not None:
-            status_type = plain.text_type(STATUS_CHARACTERS_MAX, None) if self._prepare_status is None else None
+            status_type = (
+                plain.text_type(STATUS_CHARACTERS_MAX, None)
+                if self._prepare_status is None
+                else None
+            )
             status = plain.Use(mapping.status, status_type, self._plain_status)
         return [
             *self._id_uses(),
@@ -210,13 +274,16 @@ class Decoder:
                 plain.Use(
                     field.path,
                     None
-                    if field.conversion or (field.holds_time and not isinstance(field.column.kind, kinds.Time))
+                    if field.conversion
+                    or (field.holds_time and not isinstance(field.column.kind, kinds.Timestamp))
                     else plain.type_of(field.column.kind),
                     convert if field.constant is None else lambda value: value,
                     True,
                     nullable,
                 )
-                for field, (_, _, nullable, convert) in zip(mapping.fields, self._fields, strict=True)
+                for field, (_, _, nullable, convert) in zip(
+                    mapping.fields, self._fields, strict=True
+                )
             ),
         ]
 
@@ -234,7 +301,11 @@ class Decoder:
         if self._identity.is_composite:
             return [plain.Use(mapping.documents[0], None, self._identity.of_field)]
         if isinstance(key, kinds.Text) and key.charset is None and not key.padded:
-            most = ID_CHARACTERS_MAX if key.characters is None else min(key.characters, ID_CHARACTERS_MAX)
+            most = (
+                ID_CHARACTERS_MAX
+                if key.characters is None
+                else min(key.characters, ID_CHARACTERS_MAX)
+            )
             id_type = plain.text_type(most, key.size, least=1)
         elif isinstance(key, kinds.Integer):
             id_type = plain.type_of(key)
@@ -244,7 +315,14 @@ class Decoder:
         moment = _timestamp(record)
         timed = self._mapping.order == (TIMESTAMP,) and moment is not None
         order = self._order(record.timestamp_ms) if timed else None
-        return Event(record.offset, self._identity.of_text(key), order, kinds.micros(moment) if moment else None, None, None)
+        return Event(
+            record.offset,
+            self._identity.of_text(key),
+            order,
+            kinds.micros(moment) if moment else None,
+            None,
+            None,
+        )
 
     def _body(self, value: bytes) -> dict[str, Any]:
         try:
@@ -309,9 +387,13 @@ class Decoder:
             raw = _named(path, self._prepare_order, raw)
         if not self._mapping.order_is_time:
             if type(raw) is not int:
-                raise Unfit(Reason.WRONG_TYPE, f"{'.'.join(path)}: the order value must be an integer")
+                raise Unfit(
+                    Reason.WRONG_TYPE, f"{'.'.join(path)}: the order value must be an integer"
+                )
             if not -(2**63) <= raw < 2**63:
-                raise Unfit(Reason.NUMBER_OUT_OF_RANGE, f"{'.'.join(path)}: an order value has 64 bits")
+                raise Unfit(
+                    Reason.NUMBER_OUT_OF_RANGE, f"{'.'.join(path)}: an order value has 64 bits"
+                )
             return raw
         if kinds.is_finer(raw):
             raise Unfit(Reason.TIME_TOO_FINE, f"{'.'.join(path)}: finer than a microsecond")
@@ -336,7 +418,11 @@ def converter(field: Field) -> kinds.Converter:
 
 
 def _preparer(field: Field | None) -> kinds.Converter | None:
-    return conversion.preparer(field.conversion, field.column.kind) if field is not None and field.conversion else None
+    return (
+        conversion.preparer(field.conversion, field.column.kind)
+        if field is not None and field.conversion
+        else None
+    )
 
 
 def _own(name: str, record: Record, key: str) -> Any:
@@ -346,12 +432,23 @@ def _own(name: str, record: Record, key: str) -> Any:
     if name == TIMESTAMP:
         return record.timestamp_ms if record.timestamp_ms >= 0 else MISSING
     if name in (OFFSET, PARTITION):
-        return MISSING if record.partition < 0 else record.offset if name == OFFSET else record.partition
-    found = next((value for header, value in reversed(record.headers) if header == name[len(HEADER) :]), MISSING)
+        return (
+            MISSING
+            if record.partition < 0
+            else record.offset
+            if name == OFFSET
+            else record.partition
+        )
+    found = next(
+        (value for header, value in reversed(record.headers) if header == name[len(HEADER) :]),
+        MISSING,
+    )
     try:
         return found.decode() if isinstance(found, bytes) else found
     except UnicodeDecodeError as error:
-        raise Unfit(Reason.WRONG_TYPE, f"{name}: not UTF-8: {error.reason} at byte {error.start}") from None
+        raise Unfit(
+            Reason.WRONG_TYPE, f"{name}: not UTF-8: {error.reason} at byte {error.start}"
+        ) from None
 
 
 def _find(body: dict[str, Any], path: Path, record: Record, key: str) -> Any:
@@ -381,7 +478,9 @@ def _not_json(value: bytes, problem: str) -> Unfit:
     try:
         value.decode("utf-8")
     except UnicodeDecodeError as error:
-        return Unfit(Reason.NOT_UTF8, f"the value is not UTF-8: {error.reason} at byte {error.start}")
+        return Unfit(
+            Reason.NOT_UTF8, f"the value is not UTF-8: {error.reason} at byte {error.start}"
+        )
     return Unfit(Reason.NOT_JSON, problem if value else "the value is empty")
 
 
@@ -403,12 +502,16 @@ class _Pairs(dict[str, Any]):
         super().__init__(pairs)
         self.repeated = set()
         if len(self) < len(pairs):
-            self.repeated = {name for name, count in Counter(name for name, _ in pairs).items() if count > 1}
+            self.repeated = {
+                name for name, count in Counter(name for name, _ in pairs).items() if count > 1
+            }
 
 
 def _refuse_repeated(value: bytes, paths: list[Path]) -> None:
     number = lambda _: 0  # noqa: E731 - digits do not matter here, and long ones are slow
-    body: Any = json.loads(value.decode(), object_pairs_hook=_Pairs, parse_int=number, parse_float=number)
+    body: Any = json.loads(
+        value.decode(), object_pairs_hook=_Pairs, parse_int=number, parse_float=number
+    )
     for path in paths:
         found = body
         for step in path:

@@ -35,7 +35,9 @@ def key(document: str) -> bytes:
     if not document:
         raise ValueError("a document's id must not be empty")
     if len(document) > ID_CHARACTERS_MAX:
-        raise ValueError(f"a document's id has at most {ID_CHARACTERS_MAX} characters, this one has {len(document)}")
+        raise ValueError(
+            f"a document's id has at most {ID_CHARACTERS_MAX} characters, this one has {len(document)}"
+        )
     if "\0" in document:
         raise ValueError("a document's id must not hold a NUL character")
     return document.encode("utf-8")
@@ -50,7 +52,9 @@ def value(event: StatusEvent) -> bytes:
         body["updated_at"] = utc(event.at)
     clash = body.keys() & event.fields.keys()
     if clash:
-        raise ValueError(f"fields of the event itself cannot be given twice: {', '.join(sorted(clash))}")
+        raise ValueError(
+            f"fields of the event itself cannot be given twice: {', '.join(sorted(clash))}"
+        )
     return msgspec.json.encode({**body, **event.fields})
 
 

@@ -38,7 +38,7 @@ class Shape(IntEnum):
     CLEAR = 4  # a delete that empties the columns of a document that is there, and leaves its order value
 
 
-class Step(msgspec.Struct, frozen=True, gc=False):
+class FoldStep(msgspec.Struct, frozen=True, gc=False):
     """One event on its way to be folded. `floor` is the highest order value among steps that a delete stands for."""
 
     partition: int
@@ -60,16 +60,16 @@ def unpack(line: bytes) -> Values:
     return values
 
 
-class Run:
+class FoldedRun:
     """The steps of one document in one stretch of a partition, thinned as they come."""
 
     __slots__ = ("_high", "steps")
 
     def __init__(self) -> None:
         self._high: int | None = None
-        self.steps: list[Step] = []
+        self.steps: list[FoldStep] = []
 
-    def add(self, step: Step, rules: Rules) -> None:
+    def add(self, step: FoldStep, rules: Rules) -> None:
         if not rules.ordered:
             if step.shape not in (Shape.PARTIAL, Shape.CLEAR):
                 self.steps.clear()
@@ -81,19 +81,25 @@ class Run:
             self.steps = [msgspec.structs.replace(step, floor=self._high)]
         elif step.shape is Shape.CLEAR:
             # one without an order value takes effect whatever is stored, and makes those before it needless
-            kept = self.steps if step.order is not None else [known for known in self.steps if known.shape is not Shape.CLEAR]
+            kept = (
+                self.steps
+                if step.order is not None
+                else [known for known in self.steps if known.shape is not Shape.CLEAR]
+            )
             self.steps = [*kept, step]
         elif step.shape is Shape.PARTIAL:
             self.steps.append(step)
         else:
-            deletes = [known for known in self.steps if known.shape is Shape.DELETE and known.order is None]
+            deletes = [
+                known for known in self.steps if known.shape is Shape.DELETE and known.order is None
+            ]
             clears = [known for known in self.steps if known.shape is Shape.CLEAR]
             self.steps = [*deletes[-1:], *clears, step]
         if step.shape is not Shape.CLEAR:
             self._high = _higher(self._high, step.order)
 
 
-class State:
+class FoldedState:
     """One document as the steps so far leave it. Not there when the log does not say, or says that it was deleted."""
 
     __slots__ = ("_line", "_values", "deleted", "last", "order")
@@ -101,7 +107,7 @@ class State:
     def __init__(self) -> None:
         self.order: int | None = None
         self.deleted = False  # a delete was among the steps: nothing from before it is left
-        self.last: Step | None = None  # the last step that took effect
+        self.last: FoldStep | None = None  # the last step that took effect
         self._line: bytes | None = None
         self._values: Values | None = None
 
@@ -124,9 +130,12 @@ class State:
             self._values = unpack(self._line)
         return self._values
 
-    def apply(self, step: Step, rules: Rules) -> None:
+    def apply(self, step: FoldStep, rules: Rules) -> None:
         """One event, as the guard treats it."""
-        if rules.ordered and guard.judge(step.order, self.order, rules.order_is_time) is not Verdict.APPLIED:
+        if (
+            rules.ordered
+            and guard.judge(step.order, self.order, rules.order_is_time) is not Verdict.APPLIED
+        ):
             return
         if step.shape is Shape.CLEAR:
             if self.present:
@@ -147,9 +156,14 @@ class State:
         if rules.ordered:
             self.order = step.order
 
-    def follow(self, later: State, rules: Rules) -> None:
+    def follow(self, later: FoldedState, rules: Rules) -> None:
         """What became of the document in another partition comes on top of this."""
-        if rules.ordered and later.order is not None and self.order is not None and later.order < self.order:
+        if (
+            rules.ordered
+            and later.order is not None
+            and self.order is not None
+            and later.order < self.order
+        ):
             # behind in order: of it, only a delete without an order value would have taken effect
             if later.deleted and not later.present:
                 self._line = self._values = None
@@ -164,31 +178,31 @@ class State:
         self.last = later.last
 
 
-def joined(states: Sequence[State], rules: Rules) -> State:
+def joined(states: Sequence[FoldedState], rules: Rules) -> FoldedState:
     """One state from those of a document's partitions."""
     if len(states) == 1:
         return states[0]
     told = rules.ordered and all(state.order is not None and not state.deleted for state in states)
     ranked = sorted(states, key=lambda state: _rank(state, told))
-    first = State()
+    first = FoldedState()
     for state in ranked:
         first.follow(state, rules)
     return first
 
 
-def fold(steps: Iterable[Step], rules: Rules) -> State:
+def fold(steps: Iterable[FoldStep], rules: Rules) -> FoldedState:
     """All steps of one document, sorted by partition and offset."""
-    states: list[State] = []
+    states: list[FoldedState] = []
     partition = None
     for step in steps:
         if step.partition != partition:
             partition = step.partition
-            states.append(State())
+            states.append(FoldedState())
         states[-1].apply(step, rules)
-    return joined(states, rules) if states else State()
+    return joined(states, rules) if states else FoldedState()
 
 
-def _rank(state: State, told: bool) -> tuple[int, int]:
+def _rank(state: FoldedState, told: bool) -> tuple[int, int]:
     last = state.last
     at = (last.timestamp_ms, last.partition) if last else (-1, -1)
     return (state.order or 0, at[1]) if told else at

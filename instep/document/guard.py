@@ -95,7 +95,10 @@ class Changes(msgspec.Struct, frozen=True):
 
     def after(self) -> dict[Document, Stored]:
         """What is stored of the documents once all this is written."""
-        return {document: Stored(state.present, state.order, state.status) for document, state in self.states.items()}
+        return {
+            document: Stored(state.present, state.order, state.status)
+            for document, state in self.states.items()
+        }
 
 
 class _State:
@@ -114,7 +117,10 @@ class _State:
 
 
 def settle(
-    events: Sequence[Event], stored: Mapping[Document, Stored], rules: Rules, held: Collection[Document] = frozenset()
+    events: Sequence[Event],
+    stored: Mapping[Document, Stored],
+    rules: Rules,
+    held: Collection[Document] = frozenset(),
 ) -> Changes:
     """The outcome of `events`, which are in log order, on documents as `stored` says (those not named there are absent).
 
@@ -126,7 +132,9 @@ def settle(
     for event in events:
         state = states.get(event.document)
         if state is None:
-            state = states[event.document] = _State(stored.get(event.document, ABSENT), event.document in held)
+            state = states[event.document] = _State(
+                stored.get(event.document, ABSENT), event.document in held
+            )
         verdict = _apply(state, event, rules)
         if isinstance(verdict, Refusal):
             state.held = True
@@ -167,7 +175,11 @@ def reduce(events: Sequence[Event], rules: Rules) -> Reduced | None:
         if document in latest:
             before = latest[document]
             first.setdefault(document, before)
-            verdict = judge(event.order, before[0], rules.order_is_time) if rules.ordered else Verdict.APPLIED
+            verdict = (
+                judge(event.order, before[0], rules.order_is_time)
+                if rules.ordered
+                else Verdict.APPLIED
+            )
             if verdict is not Verdict.APPLIED:
                 verdicts[number] = verdict
                 continue
@@ -218,7 +230,9 @@ class Claims:
     def __init__(self, keys: Sequence[tuple[int, ...]], held: Mapping[Document, Values]) -> None:
         """`held` are the values of the mapped columns that the table has of each document."""
         self._keys = keys
-        self._possible: dict[Document, set[Values | None]] = {document: {values} for document, values in held.items()}
+        self._possible: dict[Document, set[Values | None]] = {
+            document: {values} for document, values in held.items()
+        }
 
     def rounds(self, events: Sequence[Event]) -> list[list[Event]]:
         """The events in stretches of the log, none of which has two that could meet: written together, they do as one by one."""
@@ -228,8 +242,16 @@ class Claims:
         alone = False
         for event in events:
             possible = self._after(event)
-            claims = {claim for values in possible if values is not None for claim in self._of(values)}
-            if not rounds or alone or event.document in seen or claims & touched or len(possible) > self.POSSIBLE_MAX:
+            claims = {
+                claim for values in possible if values is not None for claim in self._of(values)
+            }
+            if (
+                not rounds
+                or alone
+                or event.document in seen
+                or claims & touched
+                or len(possible) > self.POSSIBLE_MAX
+            ):
                 rounds.append([])
                 seen, touched = set(), set()
             rounds[-1].append(event)
@@ -243,12 +265,21 @@ class Claims:
         possible = self._possible.setdefault(event.document, {None})
         if len(possible) <= self.POSSIBLE_MAX:
             values = event.values
-            possible |= {None} if values is None else {merged(before, values) for before in possible}
+            possible |= (
+                {None} if values is None else {merged(before, values) for before in possible}
+            )
         return possible
 
     def _of(self, values: Values) -> list[tuple[int, Values]]:
-        found = [(number, tuple(values[place] for place in places)) for number, places in enumerate(self._keys)]
-        return [(number, parts) for number, parts in found if not any(part is None or part is UNSET for part in parts)]
+        found = [
+            (number, tuple(values[place] for place in places))
+            for number, places in enumerate(self._keys)
+        ]
+        return [
+            (number, parts)
+            for number, parts in found
+            if not any(part is None or part is UNSET for part in parts)
+        ]
 
 
 def merged(before: Values | None, after: Values) -> Values:
@@ -313,5 +344,10 @@ def _collect(changes: Changes, document: Document, state: _State, rules: Rules) 
     if state.values is not None:
         fresh = state.deleted or not state.before.present
         (changes.inserts if fresh else changes.updates)[document] = state.values
-    elif rules.ordered and not state.present and state.order is not None and (state.deleted or state.order != state.before.order):
+    elif (
+        rules.ordered
+        and not state.present
+        and state.order is not None
+        and (state.deleted or state.order != state.before.order)
+    ):
         changes.deleted_orders[document] = state.order

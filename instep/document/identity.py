@@ -14,25 +14,29 @@ from uuid import UUID
 
 from instep.document import canonical, kinds
 from instep.document.event import ID_CHARACTERS_MAX
-from instep.document.mapping import KEY, Column, Mapping
+from instep.document.mapping import KEY, Mapping, TargetColumn
 from instep.document.reasons import Reason, Unfit
 
 Id = str | int | UUID
 KINDS = (kinds.Text, kinds.Integer, kinds.Uuid)
-PART_KINDS = (*KINDS, kinds.Date, kinds.Time)  # of the columns of a composite key
+PART_KINDS = (*KINDS, kinds.Date, kinds.Timestamp)  # of the columns of a composite key
 # characters that values of these kinds have, which then cannot separate the parts
-RESERVED: dict[type[kinds.Kind], str] = {kinds.Uuid: "-", kinds.Date: "-", kinds.Time: "-:."}
+RESERVED: dict[type[kinds.ColumnKind], str] = {
+    kinds.Uuid: "-",
+    kinds.Date: "-",
+    kinds.Timestamp: "-:.",
+}
 
 
-class Part:
+class KeyPart:
     """One key column: its values from an event's field, from text, and from the database."""
 
-    def __init__(self, column: Column) -> None:
+    def __init__(self, column: TargetColumn) -> None:
         self._convert = kinds.converter(column.kind)
         self._is_text = isinstance(column.kind, kinds.Text)
         self._is_padded = isinstance(column.kind, kinds.Text) and column.kind.padded
         self._is_integer = isinstance(column.kind, kinds.Integer)
-        self._is_time = isinstance(column.kind, kinds.Time)
+        self._is_time = isinstance(column.kind, kinds.Timestamp)
         self.restore = canonical.restorer(column.kind)
         self.read = _reader(column.kind)
 
@@ -46,7 +50,10 @@ class Part:
             if not raw:
                 raise Unfit(Reason.ID_EMPTY, f"{name} is empty")
             if len(raw) > ID_CHARACTERS_MAX:
-                raise Unfit(Reason.ID_TOO_LONG, f"{name} has {len(raw)} characters, an id has at most {ID_CHARACTERS_MAX}")
+                raise Unfit(
+                    Reason.ID_TOO_LONG,
+                    f"{name} has {len(raw)} characters, an id has at most {ID_CHARACTERS_MAX}",
+                )
         if self._is_time and kinds.is_finer(raw):
             raise Unfit(Reason.TIME_TOO_FINE, f"{name}: finer than a microsecond")
         try:
@@ -64,7 +71,7 @@ class Identity:
     """The ids of one pipeline's documents."""
 
     def __init__(self, mapping: Mapping) -> None:
-        self._parts = [Part(column) for column in mapping.keys]
+        self._parts = [KeyPart(column) for column in mapping.keys]
         self._names = [column.name for column in mapping.keys]
         self._fields = [".".join(path) for path in mapping.documents]
         self._are_text = [path == (KEY,) for path in mapping.documents]
@@ -84,7 +91,9 @@ class Identity:
             return self.of_field(raws[0])
         values = [
             part.of(raw, name, as_text=as_text)
-            for part, raw, name, as_text in zip(self._parts, raws, self._fields, self._are_text, strict=True)
+            for part, raw, name, as_text in zip(
+                self._parts, raws, self._fields, self._are_text, strict=True
+            )
         ]
         return self.joined(values)
 
@@ -122,13 +131,17 @@ class Identity:
         whole = self._separator.join(texts)
         if len(whole) > ID_CHARACTERS_MAX:
             raise Unfit(
-                Reason.ID_TOO_LONG, f"the id's parts have {len(whole)} characters together, an id has at most {ID_CHARACTERS_MAX}"
+                Reason.ID_TOO_LONG,
+                f"the id's parts have {len(whole)} characters together, an id has at most {ID_CHARACTERS_MAX}",
             )
         return whole
 
     def _of_joined(self, raw: Any, name: str) -> str:
         if type(raw) is not str:
-            raise Unfit(Reason.WRONG_TYPE, f"{name}: the id of a composite key is text: {self._separator.join(self._names)}")
+            raise Unfit(
+                Reason.WRONG_TYPE,
+                f"{name}: the id of a composite key is text: {self._separator.join(self._names)}",
+            )
         texts = raw.split(self._separator)
         if len(texts) != len(self._parts):
             raise Unfit(
@@ -137,7 +150,9 @@ class Identity:
                 f" expected {self._separator.join(self._names)}",
             )
         parts = zip(self._parts, texts, self._names, strict=True)
-        return self.joined([part.of(text, f"{name}, {column}", as_text=True) for part, text, column in parts])
+        return self.joined(
+            [part.of(text, f"{name}, {column}", as_text=True) for part, text, column in parts]
+        )
 
 
 def _shown(value: Any) -> str:
@@ -146,14 +161,14 @@ def _shown(value: Any) -> str:
     return value.isoformat() if isinstance(value, date) else str(value)
 
 
-def _reader(kind: kinds.Kind) -> Callable[[Any], Any]:
+def _reader(kind: kinds.ColumnKind) -> Callable[[Any], Any]:
     """The function from a key value as the database gives it to the value of the column."""
     match kind:
         case kinds.Integer():
             return lambda value: int(value) if isinstance(value, Decimal) else value
         case kinds.Uuid():
             return lambda value: value if isinstance(value, UUID) else UUID(value)
-        case kinds.Time():
+        case kinds.Timestamp():
             return _in_utc
         case _:
             return lambda value: value

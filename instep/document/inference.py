@@ -20,21 +20,31 @@ SCALE_LEAST = 6  # room for values that have more digits than those of the sampl
 SCALE_MOST = 12  # more than that is a measurement, not an amount
 
 _parse = msgspec.json.Decoder(float_hook=Decimal).decode
-_as_number = conversion.preparer(conversion.Conversion(convert="number"), kinds.Exact())
+_as_number = conversion.preparer(conversion.Conversion(convert="number"), kinds.Numeric())
 
 
-def typed(pipeline: settings.Pipeline, values: Iterable[bytes | None], columns: Collection[str]) -> settings.Pipeline:
+def typed(
+    pipeline: settings.Pipeline, values: Iterable[bytes | None], columns: Collection[str]
+) -> settings.Pipeline:
     """The pipeline with a type for those of these columns, its key among them, that the sampled record values tell one for."""
     bodies = [body for value in values if isinstance(body := _body(value), dict)]
-    found = {name: _told(bodies, column) for name, column in pipeline.mapped.items() if name in columns}
+    found = {
+        name: _told(bodies, column) for name, column in pipeline.mapped.items() if name in columns
+    }
     mapped = {
-        name: msgspec.structs.replace(column, type=found[name]) if found.get(name) else pipeline.columns[name]
+        name: msgspec.structs.replace(column, type=found[name])
+        if found.get(name)
+        else pipeline.columns[name]
         for name, column in pipeline.mapped.items()
     }
-    return msgspec.structs.replace(pipeline, columns=mapped, key_type=_key_type(pipeline, bodies, columns))
+    return msgspec.structs.replace(
+        pipeline, columns=mapped, key_type=_key_type(pipeline, bodies, columns)
+    )
 
 
-def _key_type(pipeline: settings.Pipeline, bodies: list[dict[str, Any]], columns: Collection[str]) -> Any:
+def _key_type(
+    pipeline: settings.Pipeline, bodies: list[dict[str, Any]], columns: Collection[str]
+) -> Any:
     """The type of each key column that is among `columns` and whose field holds integers; otherwise what is declared."""
     documents = pipeline.event.documents
     if len(documents) < len(pipeline.keys):  # one text, joined of all parts
@@ -43,7 +53,11 @@ def _key_type(pipeline: settings.Pipeline, bodies: list[dict[str, Any]], columns
     for name, field in zip(pipeline.keys, documents, strict=True):
         if name in columns and not field.startswith("@"):
             ids = [_at(body, field) for body in bodies]
-            types[name] = "bigint" if ids and all(type(one) is int and -(2**63) <= one < 2**63 for one in ids) else types[name]
+            types[name] = (
+                "bigint"
+                if ids and all(type(one) is int and -(2**63) <= one < 2**63 for one in ids)
+                else types[name]
+            )
     if not any(types.values()):
         return pipeline.key_type
     found = [kind or "text" for kind in types.values()]
@@ -60,20 +74,29 @@ def type_of(values: Iterable[Any]) -> str | None:
     if all(isinstance(value, str) for value in present):
         return "text"
     if all(type(value) in (int, Decimal) for value in present):
-        return _number([Decimal(value) for value in present], whole=all(type(value) is int for value in present))
+        return _number(
+            [Decimal(value) for value in present],
+            whole=all(type(value) is int for value in present),
+        )
     return "json"
 
 
 def _number(numbers: list[Decimal], *, whole: bool) -> str:
     if whole and all(-(2**63) <= number < 2**63 for number in numbers):
         return "bigint"
-    scale = max(max(-int(number.normalize(kinds.WIDE).as_tuple().exponent), 0) for number in numbers)
+    scale = max(
+        max(-int(number.normalize(kinds.WIDE).as_tuple().exponent), 0) for number in numbers
+    )
     digits = max(number.adjusted() + 1 for number in numbers)
     scale = 0 if whole else max(scale, SCALE_LEAST)
-    return f"decimal({DIGITS},{scale})" if scale <= SCALE_MOST and digits + scale <= DIGITS else "double"
+    return (
+        f"decimal({DIGITS},{scale})"
+        if scale <= SCALE_MOST and digits + scale <= DIGITS
+        else "double"
+    )
 
 
-def _told(bodies: list[dict[str, Any]], column: settings.Column) -> str | None:
+def _told(bodies: list[dict[str, Any]], column: settings.ColumnMapping) -> str | None:
     if column.field is None or column.field.startswith("@"):
         return None
     values = [_at(body, column.field) for body in bodies]

@@ -22,12 +22,14 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
 EXPONENT_MAX = 1_000
-WIDE = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # keeps every digit: Python's default context has 28
+WIDE = Context(
+    prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX
+)  # keeps every digit: Python's default context has 28
 
 Converter = Callable[[Any], Any]
 
 
-class Kind(msgspec.Struct, frozen=True, tag=True):
+class ColumnKind(msgspec.Struct, frozen=True, tag=True):
     """What a column can hold."""
 
 
@@ -51,7 +53,7 @@ UNICODE_BMP = ("utf8", "utf8mb3", "ucs2")
 UNICODE = ("utf8mb4", "utf16", "utf16le", "utf32")
 
 
-class Text(Kind, frozen=True):
+class Text(ColumnKind, frozen=True):
     """Characters: at most `characters` of them, in at most `size` bytes of UTF-8, all in a character set (None: in Unicode)."""
 
     characters: int | None = None
@@ -60,23 +62,23 @@ class Text(Kind, frozen=True):
     padded: bool = False  # CHAR(n): spaces at the end are not kept
 
 
-class Choice(Kind, frozen=True):
+class Enumeration(ColumnKind, frozen=True):
     """One of an enumeration's labels."""
 
     labels: tuple[str, ...]
 
 
-class Integer(Kind, frozen=True):
+class Integer(ColumnKind, frozen=True):
     low: int = -(2**63)
     high: int = 2**63 - 1
     truth: bool = False  # a one-digit integer column that stands for true and false
 
 
-class Real(Kind, frozen=True):
+class Float(ColumnKind, frozen=True):
     """A binary floating-point number."""
 
 
-class Exact(Kind, frozen=True):
+class Numeric(ColumnKind, frozen=True):
     """A decimal number of `digits` digits, `scale` of them after the point.
 
     `binary` is a column of SQLite, which keeps a 64-bit integer or a double whatever its type says.
@@ -87,11 +89,11 @@ class Exact(Kind, frozen=True):
     binary: bool = False
 
 
-class Truth(Kind, frozen=True):
+class Boolean(ColumnKind, frozen=True):
     """True or false."""
 
 
-class Time(Kind, frozen=True):
+class Timestamp(ColumnKind, frozen=True):
     """An instant, kept to `precision` digits of a second."""
 
     low: datetime = datetime.min.replace(tzinfo=UTC)
@@ -99,11 +101,11 @@ class Time(Kind, frozen=True):
     precision: int = 6
 
 
-class Date(Kind, frozen=True):
+class Date(ColumnKind, frozen=True):
     """A calendar day."""
 
 
-class Json(Kind, frozen=True):
+class Json(ColumnKind, frozen=True):
     """Any JSON value, kept as its text; nested at most `depth` deep.
 
     `doubles` says which numbers the database turns into doubles: all (MySQL), or one that is the whole value (SQLite, which
@@ -114,29 +116,29 @@ class Json(Kind, frozen=True):
     doubles: Literal["none", "all", "whole"] = "none"
 
 
-class Uuid(Kind, frozen=True):
+class Uuid(ColumnKind, frozen=True):
     """A UUID."""
 
 
-AnyKind = Text | Choice | Integer | Real | Exact | Truth | Time | Date | Json | Uuid
+AnyKind = Text | Enumeration | Integer | Float | Numeric | Boolean | Timestamp | Date | Json | Uuid
 
 
-def converter(kind: Kind) -> Converter:
+def converter(kind: ColumnKind) -> Converter:
     """The function that turns a JSON value into a value of this kind, or raises Unfit."""
     match kind:
         case Text():
             return _text(kind)
-        case Choice():
+        case Enumeration():
             return _choice(kind)
         case Integer():
             return _integer(kind)
-        case Time():
+        case Timestamp():
             return _time(kind)
-        case Exact():
+        case Numeric():
             return _exact(kind)
-        case Real():
+        case Float():
             return _real
-        case Truth():
+        case Boolean():
             return _truth
         case Date():
             return _date
@@ -148,7 +150,7 @@ def converter(kind: Kind) -> Converter:
             raise TypeError(f"no converter for {kind}")
 
 
-def time_converter(kind: Kind, unit: str = "ms") -> Converter:
+def time_converter(kind: ColumnKind, unit: str = "ms") -> Converter:
     """The converter for a field that holds a time: integer columns take units since 1970, text columns ISO 8601."""
     convert = converter(kind)
     match kind:
@@ -156,7 +158,9 @@ def time_converter(kind: Kind, unit: str = "ms") -> Converter:
             step = UNIT_US[unit]
             return lambda value: convert(micros(instant(value)) // step)
         case Text():
-            return lambda value: convert(value if isinstance(value, str) and instant(value) else iso(instant(value)))
+            return lambda value: convert(
+                value if isinstance(value, str) and instant(value) else iso(instant(value))
+            )
         case _:
             return convert
 
@@ -171,13 +175,19 @@ def instant(value: Any) -> datetime:
         try:
             return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
         except OverflowError:
-            raise Unfit(Reason.TIME_OUT_OF_RANGE, f"{shown(value)} lies outside the years 1 to 9999") from None
+            raise Unfit(
+                Reason.TIME_OUT_OF_RANGE, f"{shown(value)} lies outside the years 1 to 9999"
+            ) from None
     if type(value) is int or type(value) is float or isinstance(value, Decimal):
         try:
             return EPOCH + timedelta(milliseconds=value if type(value) is int else float(value))
         except (OverflowError, ValueError):
-            raise Unfit(Reason.TIME_OUT_OF_RANGE, "epoch milliseconds outside the years 1 to 9999") from None
-    raise Unfit(Reason.WRONG_TYPE, f"a time is epoch milliseconds or ISO 8601 text, not {_name(value)}")
+            raise Unfit(
+                Reason.TIME_OUT_OF_RANGE, "epoch milliseconds outside the years 1 to 9999"
+            ) from None
+    raise Unfit(
+        Reason.WRONG_TYPE, f"a time is epoch milliseconds or ISO 8601 text, not {_name(value)}"
+    )
 
 
 def micros(at: datetime) -> int:
@@ -207,13 +217,20 @@ def _text(kind: Text) -> Converter:
         if type(value) is not str:
             raise Unfit(Reason.WRONG_TYPE, f"text expected, not {_name(value)}")
         if len(value) > characters:
-            raise Unfit(Reason.TEXT_TOO_LONG, f"{len(value)} characters, the column holds {characters}")
+            raise Unfit(
+                Reason.TEXT_TOO_LONG, f"{len(value)} characters, the column holds {characters}"
+            )
         if len(value) * 4 > size and len(value.encode()) > size:
-            raise Unfit(Reason.TEXT_TOO_LONG, f"{len(value.encode())} bytes, the column holds {size}")
+            raise Unfit(
+                Reason.TEXT_TOO_LONG, f"{len(value.encode())} bytes, the column holds {size}"
+            )
         if "\0" in value:
             raise Unfit(Reason.NUL_IN_TEXT, "the text holds the character NUL")
         if charset is not None and not is_in_charset(value, charset):
-            raise Unfit(Reason.NOT_IN_CHARACTER_SET, f"the column keeps text as {charset}, which lacks a character of this text")
+            raise Unfit(
+                Reason.NOT_IN_CHARACTER_SET,
+                f"the column keeps text as {charset}, which lacks a character of this text",
+            )
         return value
 
     return convert
@@ -232,7 +249,7 @@ def is_in_charset(text: str, charset: str) -> bool:
     return True
 
 
-def _choice(kind: Choice) -> Converter:
+def _choice(kind: Enumeration) -> Converter:
     labels = frozenset(kind.labels)
 
     def convert(value: Any) -> str:
@@ -258,19 +275,21 @@ def _integer(kind: Integer) -> Converter:
     return convert
 
 
-def _time(kind: Time) -> Converter:
+def _time(kind: Timestamp) -> Converter:
     low, high = kind.low, kind.high
 
     def convert(value: Any) -> datetime:
         at = instant(value)
         if not low <= at <= high:
-            raise Unfit(Reason.TIME_OUT_OF_RANGE, f"the column holds {low:%Y-%m-%d} to {high:%Y-%m-%d}")
+            raise Unfit(
+                Reason.TIME_OUT_OF_RANGE, f"the column holds {low:%Y-%m-%d} to {high:%Y-%m-%d}"
+            )
         return at
 
     return convert
 
 
-def _exact(kind: Exact) -> Converter:
+def _exact(kind: Numeric) -> Converter:
     def convert(value: Any) -> Decimal:
         if type(value) not in (int, float, Decimal):
             raise Unfit(Reason.WRONG_TYPE, f"number expected, not {_name(value)}")
@@ -278,17 +297,23 @@ def _exact(kind: Exact) -> Converter:
         if kind.digits is not None:
             whole = kind.digits - (kind.scale or 0)
             if number and number.adjusted() >= whole:
-                raise Unfit(Reason.NUMBER_OUT_OF_RANGE, f"the column holds {whole} digits before the point")
+                raise Unfit(
+                    Reason.NUMBER_OUT_OF_RANGE, f"the column holds {whole} digits before the point"
+                )
             scale = kind.scale or 0
             exponent = number.as_tuple().exponent
             if isinstance(exponent, int) and -exponent > scale:
                 shorter = number.quantize(Decimal((0, (1,), -scale)), context=WIDE)
                 if shorter != number:
-                    raise Unfit(Reason.NUMBER_OUT_OF_RANGE, f"the column holds {scale} digits after the point")
+                    raise Unfit(
+                        Reason.NUMBER_OUT_OF_RANGE,
+                        f"the column holds {scale} digits after the point",
+                    )
                 number = shorter
         if kind.binary and not _is_kept_by_sqlite(number):
             raise Unfit(
-                Reason.NUMBER_OUT_OF_RANGE, f"SQLite keeps this number as a double, which cannot hold {_shown_number(number)}"
+                Reason.NUMBER_OUT_OF_RANGE,
+                f"SQLite keeps this number as a double, which cannot hold {_shown_number(number)}",
             )
         return number
 
@@ -333,7 +358,9 @@ def _uuid(value: Any) -> UUID:
 
 def _json(kind: Json) -> Converter:
     encode = msgspec.json.Encoder(decimal_format="number").encode
-    changes = {"none": lambda _: None, "all": _changed_by_mysql, "whole": _changed_by_sqlite}[kind.doubles]
+    changes = {"none": lambda _: None, "all": _changed_by_mysql, "whole": _changed_by_sqlite}[
+        kind.doubles
+    ]
 
     def convert(value: Any) -> str | int | float:
         try:
@@ -381,7 +408,11 @@ def is_double(number: int | Decimal) -> bool:
 
 def sqlite_number(number: Decimal) -> int | float:
     """A number as SQLite keeps it: a 64-bit integer, else a double. Its own conversion of text is not exact to the last digit."""
-    return int(number) if abs(number) < 2**63 and number == number.to_integral_value() else float(number)
+    return (
+        int(number)
+        if abs(number) < 2**63 and number == number.to_integral_value()
+        else float(number)
+    )
 
 
 def _is_kept_by_sqlite(number: Decimal) -> bool:
@@ -390,14 +421,18 @@ def _is_kept_by_sqlite(number: Decimal) -> bool:
 
 def _changed_by_sqlite(value: Any) -> int | Decimal | None:
     """The value itself if it is a number that SQLite would change."""
-    return value if type(value) in (int, Decimal) and not _is_kept_by_sqlite(Decimal(value)) else None
+    return (
+        value if type(value) in (int, Decimal) and not _is_kept_by_sqlite(Decimal(value)) else None
+    )
 
 
 def _changed_by_mysql(value: Any) -> int | Decimal | None:
     """The first number within a JSON value that MySQL would change: it keeps integers of 64 bits, and doubles."""
     if isinstance(value, (dict, list)):
         parts = value.values() if isinstance(value, dict) else value
-        return next((found for part in parts if (found := _changed_by_mysql(part)) is not None), None)
+        return next(
+            (found for part in parts if (found := _changed_by_mysql(part)) is not None), None
+        )
     if type(value) is int:
         return None if -(2**63) <= value < 2**64 or is_double(value) else value
     return value if isinstance(value, Decimal) and not is_double(value) else None
@@ -445,7 +480,14 @@ def is_finer(value: Any) -> bool:
 
 
 def _name(value: Any) -> str:
-    names = {str: "text", bool: "true or false", int: "an integer", list: "a list", dict: "an object", type(None): "null"}
+    names = {
+        str: "text",
+        bool: "true or false",
+        int: "an integer",
+        list: "a list",
+        dict: "an object",
+        type(None): "null",
+    }
     return names.get(type(value), "a number")
 
 

@@ -23,7 +23,12 @@ from instep import errors, settings
 
 Format = Literal["jsonl", "csv"]
 
-FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv"}
+FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+}
 DELETE = "$delete"
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")
@@ -35,13 +40,15 @@ class Key(msgspec.Struct, frozen=True):
 
     fields: tuple[str, ...] = ("doc_id",)
     separator: str = "/"
-    integers: frozenset[str] = frozenset()  # those of the fields that are integers; a CSV file does not say so itself
+    integers: frozenset[str] = (
+        frozenset()
+    )  # those of the fields that are integers; a CSV file does not say so itself
 
 
 USUAL_KEY = Key()
 
 
-class Line(msgspec.Struct, frozen=True, gc=False):
+class EventLine(msgspec.Struct, frozen=True, gc=False):
     """One event of a file: whose, and its value in the wire format; None deletes."""
 
     number: int
@@ -56,13 +63,22 @@ def format_of(path: str) -> Format:
     name = path.rpartition("/")[2]
     suffix = f".{name.rpartition('.')[2]}".lower() if "." in name.lstrip(".") else ""
     if suffix not in FORMATS:
-        raise errors.SettingsError(f"{path}: the format is not known by the suffix {suffix!r}", f"known: {', '.join(FORMATS)}")
+        raise errors.SettingsError(
+            f"{path}: the format is not known by the suffix {suffix!r}",
+            f"known: {', '.join(FORMATS)}",
+        )
     return FORMATS[suffix]
 
 
-def read(stream: Iterable[bytes], file_format: Format, *, key: Key = USUAL_KEY, name: str = "-") -> Iterator[Line]:
+def read(
+    stream: Iterable[bytes], file_format: Format, *, key: Key = USUAL_KEY, name: str = "-"
+) -> Iterator[EventLine]:
     """The stream's events one by one. A wrong line raises, naming file and line; what came before it was handed out."""
-    return _read_csv(stream, key, name) if file_format == "csv" else _read_json_lines(stream, key, name)
+    return (
+        _read_csv(stream, key, name)
+        if file_format == "csv"
+        else _read_json_lines(stream, key, name)
+    )
 
 
 def wrong(name: str, number: int, what: str, remedy: str = "") -> errors.SettingsError:
@@ -70,7 +86,7 @@ def wrong(name: str, number: int, what: str, remedy: str = "") -> errors.Setting
     return errors.SettingsError(f"{name}, line {number}: {what}", remedy)
 
 
-def _read_json_lines(stream: Iterable[bytes], key: Key, name: str) -> Iterator[Line]:
+def _read_json_lines(stream: Iterable[bytes], key: Key, name: str) -> Iterator[EventLine]:
     for number, line in enumerate(stream, start=1):
         text = line.strip()
         if number == 1:
@@ -81,18 +97,28 @@ def _read_json_lines(stream: Iterable[bytes], key: Key, name: str) -> Iterator[L
             fields = msgspec.json.decode(text, type=dict[str, Any])
         except msgspec.ValidationError as failure:
             raise wrong(
-                name, number, "not a JSON object", "write one object a line; an array becomes that by jq -c '.[]'"
+                name,
+                number,
+                "not a JSON object",
+                "write one object a line; an array becomes that by jq -c '.[]'",
             ) from failure
         except (msgspec.DecodeError, UnicodeDecodeError) as failure:
-            raise wrong(name, number, f"not valid JSON: {failure}", "write one object a line") from failure
+            raise wrong(
+                name, number, f"not valid JSON: {failure}", "write one object a line"
+            ) from failure
         document = _document(fields, key, name, number)
         if DELETE in fields and (fields[DELETE] is not True or not _has_nothing_but(fields, key)):
             example = ", ".join(f'"{field}": "C-1"' for field in key.fields)
-            raise wrong(name, number, f"{DELETE} goes with the key alone", f'{{{example}, "{DELETE}": true}} deletes a document')
-        yield Line(number, document, None if DELETE in fields else text)
+            raise wrong(
+                name,
+                number,
+                f"{DELETE} goes with the key alone",
+                f'{{{example}, "{DELETE}": true}} deletes a document',
+            )
+        yield EventLine(number, document, None if DELETE in fields else text)
 
 
-def _read_csv(stream: Iterable[bytes], key: Key, name: str) -> Iterator[Line]:
+def _read_csv(stream: Iterable[bytes], key: Key, name: str) -> Iterator[EventLine]:
     rows = csv.reader(_texts(stream), strict=True)
     try:
         header = next(rows, [])
@@ -101,7 +127,9 @@ def _read_csv(stream: Iterable[bytes], key: Key, name: str) -> Iterator[Line]:
             if not row:
                 continue
             if len(row) != len(header):
-                raise wrong(name, rows.line_num, f"{len(row)} cells under a header of {len(header)}")
+                raise wrong(
+                    name, rows.line_num, f"{len(row)} cells under a header of {len(header)}"
+                )
             fields: dict[str, Any] = {}
             for column, cell in zip(header, row, strict=True):
                 if cell and column in key.integers:
@@ -109,11 +137,13 @@ def _read_csv(stream: Iterable[bytes], key: Key, name: str) -> Iterator[Line]:
                 elif cell:
                     fields[column] = cell if column in key.fields else _cell(cell)
             document = _document(fields, key, name, rows.line_num)
-            yield Line(rows.line_num, document, msgspec.json.encode(_nested(header, fields)))
+            yield EventLine(rows.line_num, document, msgspec.json.encode(_nested(header, fields)))
     except csv.Error as failure:
         raise wrong(name, rows.line_num, f"not valid CSV: {failure}") from failure
     except UnicodeDecodeError as failure:
-        raise wrong(name, rows.line_num + 1, f"not UTF-8: {failure.reason}", "save the file in UTF-8") from failure
+        raise wrong(
+            name, rows.line_num + 1, f"not UTF-8: {failure.reason}", "save the file in UTF-8"
+        ) from failure
 
 
 def _texts(stream: Iterable[bytes]) -> Iterator[str]:
@@ -125,14 +155,30 @@ def _texts(stream: Iterable[bytes]) -> Iterator[str]:
 def _check_header(header: list[str], key: Key, name: str) -> None:
     repeated = sorted({column for column in header if header.count(column) > 1})
     if repeated or "" in header:
-        raise wrong(name, 1, f"the header names {', '.join(map(repr, repeated))} twice" if repeated else "a column has no name")
+        raise wrong(
+            name,
+            1,
+            f"the header names {', '.join(map(repr, repeated))} twice"
+            if repeated
+            else "a column has no name",
+        )
     for column in header:
         above = [other for other in header if column.startswith(f"{other}.")]
         if above:
-            raise wrong(name, 1, f"the header has {above[0]!r} and {column!r}, which would lie within it", "rename one of them")
+            raise wrong(
+                name,
+                1,
+                f"the header has {above[0]!r} and {column!r}, which would lie within it",
+                "rename one of them",
+            )
     for field in key.fields:
         if field not in header:
-            raise wrong(name, 1, f"no column {field!r}{settings.nearest(field, header)}", "name the key's column with --key")
+            raise wrong(
+                name,
+                1,
+                f"no column {field!r}{settings.nearest(field, header)}",
+                "name the key's column with --key",
+            )
 
 
 def _cell(text: str) -> str | int:
@@ -142,7 +188,10 @@ def _cell(text: str) -> str | int:
 def _integer_id(text: str, key: str, name: str, number: int) -> int:
     if not WHOLE.fullmatch(text):
         raise wrong(
-            name, number, f"{key!r} is {text!r}, and ids are integers here", "write it as 12 or -3, or say --key-type text"
+            name,
+            number,
+            f"{key!r} is {text!r}, and ids are integers here",
+            "write it as 12 or -3, or say --key-type text",
         )
     return int(text)
 
@@ -200,7 +249,12 @@ def _document(fields: dict[str, Any], key: Key, name: str, number: int) -> str:
 def _part(fields: dict[str, Any], field: str, name: str, number: int) -> str:
     is_there, value = _found(fields, field)
     if not is_there:
-        raise wrong(name, number, f"no field {field!r}{settings.nearest(field, fields)}", "name the key's field with --key")
+        raise wrong(
+            name,
+            number,
+            f"no field {field!r}{settings.nearest(field, fields)}",
+            "name the key's field with --key",
+        )
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise wrong(name, number, f"{field!r} must be text or an integer, to be the record's key")
     return str(value)

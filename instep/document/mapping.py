@@ -20,7 +20,7 @@ CONSTANT = "@value."  # followed by the column's name: where a constant stands a
 Path = tuple[str, ...]
 
 
-class Column(msgspec.Struct, frozen=True):
+class TargetColumn(msgspec.Struct, frozen=True):
     """A table's column as a sink found it."""
 
     name: str
@@ -33,7 +33,7 @@ class Column(msgspec.Struct, frozen=True):
 class Field(msgspec.Struct, frozen=True):
     """One column that the pipeline keeps, and the field it comes from."""
 
-    column: Column
+    column: TargetColumn
     path: Path
     holds_time: bool = False
     unit: settings.Unit = "ms"
@@ -44,8 +44,10 @@ class Field(msgspec.Struct, frozen=True):
 class Mapping(msgspec.Struct, frozen=True):
     """Everything that decoding a record needs."""
 
-    documents: tuple[Path, ...]  # where the id is: whole in one field, or a field for each key column
-    keys: tuple[Column, ...]
+    documents: tuple[
+        Path, ...
+    ]  # where the id is: whole in one field, or a field for each key column
+    keys: tuple[TargetColumn, ...]
     status: Path | None
     order: Path | None
     at: Path
@@ -60,7 +62,7 @@ class Mapping(msgspec.Struct, frozen=True):
         return self.documents == ((KEY,),)
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[TargetColumn, ...]:
         return tuple(field.column for field in self.fields)
 
     @property
@@ -75,19 +77,26 @@ class Mapping(msgspec.Struct, frozen=True):
         return any(path is not None and path[0].startswith(HEADER) for path in paths)
 
     @property
-    def status_column(self) -> Column | None:
+    def status_column(self) -> TargetColumn | None:
         """The column that keeps the document's status, if one does."""
         return next((field.column for field in self.fields if field.path == self.status), None)
 
 
-def compile_mapping(pipeline: settings.Pipeline, columns: dict[str, Column]) -> Mapping:
+def compile_mapping(pipeline: settings.Pipeline, columns: dict[str, TargetColumn]) -> Mapping:
     """The mapping of a pipeline onto the columns of its table; the sink has checked that they are there."""
     event = pipeline.event
     at = event.at or TIMESTAMP
-    fields = tuple(_field(columns[name], declared, at) for name, declared in pipeline.mapped.items())
-    kept = next((field for field in fields if event.order is not None and field.path == path(event.order)), None)
+    fields = tuple(
+        _field(columns[name], declared, at) for name, declared in pipeline.mapped.items()
+    )
+    kept = next(
+        (field for field in fields if event.order is not None and field.path == path(event.order)),
+        None,
+    )
     guard = kept.column if kept else None
-    is_time = kept is not None and (isinstance(kept.column.kind, kinds.Time) or kept.holds_time)
+    is_time = kept is not None and (
+        isinstance(kept.column.kind, kinds.Timestamp) or kept.holds_time
+    )
     return Mapping(
         documents=tuple(map(path, event.documents)),
         keys=tuple(columns[name] for name in pipeline.keys),
@@ -101,7 +110,7 @@ def compile_mapping(pipeline: settings.Pipeline, columns: dict[str, Column]) -> 
     )
 
 
-def _field(column: Column, declared: settings.Column, at: str) -> Field:
+def _field(column: TargetColumn, declared: settings.ColumnMapping, at: str) -> Field:
     if declared.field is None:
         return Field(column=column, path=(CONSTANT + column.name,), constant=declared.value)
     return Field(
@@ -120,10 +129,13 @@ def path(field: str) -> Path:
         if not is_header and field not in (KEY, TIMESTAMP, OFFSET, PARTITION):
             own = (KEY, TIMESTAMP, OFFSET, PARTITION, f"{HEADER}NAME")
             raise errors.SettingsError(
-                f"unknown field {field!r}{settings.nearest(field, own)}", f"a record's own fields are {', '.join(own)}"
+                f"unknown field {field!r}{settings.nearest(field, own)}",
+                f"a record's own fields are {', '.join(own)}",
             )
         return (field,)
     steps = tuple(field.split("."))
     if not all(steps):
-        raise errors.SettingsError(f"{field!r} is no field", "write a name, or names with dots between them")
+        raise errors.SettingsError(
+            f"{field!r} is no field", "write a name, or names with dots between them"
+        )
     return steps

@@ -20,14 +20,14 @@ from instep.document import kinds
 from instep.document.mapping import CONSTANT, HEADER, KEY, OFFSET, PARTITION, TIMESTAMP, Path
 
 LENGTH_MAX = 1_000  # a longer value might be nested too deep
-EVER = kinds.Time()
+EVER = kinds.Timestamp()
 
 Row = tuple[Any, ...]
 Headers = tuple[tuple[str, bytes | None], ...]
 Convert = Callable[[Any], Any]
 
 
-class Record(Protocol):
+class PlainRecord(Protocol):
     """A record as it lies in the log."""
 
     @property
@@ -56,24 +56,27 @@ class Use(msgspec.Struct, frozen=True):
 
 def text_type(characters: int | None, size: int | None, least: int = 0) -> Any:
     """A text that fits whatever its characters are."""
-    limits = [*([characters] if characters is not None else []), *([size // 4] if size is not None else [])]
+    limits = [
+        *([characters] if characters is not None else []),
+        *([size // 4] if size is not None else []),
+    ]
     return Annotated[str, Meta(min_length=least, max_length=min(limits) if limits else None)]
 
 
-def type_of(kind: kinds.Kind) -> Any:
+def type_of(kind: kinds.ColumnKind) -> Any:
     """The type whose every value a column of this kind takes as it is; None where there is none."""
     match kind:
         case kinds.Text():
             return text_type(kind.characters, kind.size) if kind.charset is None else None
-        case kinds.Choice():
+        case kinds.Enumeration():
             return Literal[kind.labels]
         case kinds.Integer():
             return integer_type(kind.low, kind.high)
-        case kinds.Real():
+        case kinds.Float():
             return float
-        case kinds.Truth():
+        case kinds.Boolean():
             return bool
-        case kinds.Time():
+        case kinds.Timestamp():
             return time_type(kind.low, kind.high)
         case _:
             return None
@@ -89,18 +92,26 @@ def time_type(low: datetime = EVER.low, high: datetime = EVER.high) -> Any:
     return Annotated[datetime, (low, high)]
 
 
-class Reader:
+class PlainReader:
     """Reads plain records. `uses` say what is wanted of each, and in which order it is given."""
 
     def __init__(
-        self, uses: Sequence[Use], *, bytes_max: int, float_hook: Convert | None, constants: Mapping[str, Any] | None = None
+        self,
+        uses: Sequence[Use],
+        *,
+        bytes_max: int,
+        float_hook: Convert | None,
+        constants: Mapping[str, Any] | None = None,
     ) -> None:
         fields: dict[str, list[Use]] = {}
         own: dict[str, list[Use]] = {}  # which are the record's own, and constants
         for use in uses:
             (own if use.path[0].startswith("@") else fields).setdefault(use.path[0], []).append(use)
         types = {name: _joined(of_one) for name, of_one in fields.items()}
-        shape = [_field(f"f{number}", types[name], of_one) for number, (name, of_one) in enumerate(fields.items())]
+        shape = [
+            _field(f"f{number}", types[name], of_one)
+            for number, (name, of_one) in enumerate(fields.items())
+        ]
         renamed = {f"f{number}": name for number, name in enumerate(fields)}
         self._parse = msgspec.json.Decoder(
             msgspec.defstruct("Wanted", shape, rename=renamed, gc=False), float_hook=float_hook
@@ -108,18 +119,36 @@ class Reader:
         places = {name: place for place, name in enumerate([*fields, *own])}
         self._pick = itemgetter(*(places[use.path[0]] for use in uses))
         self._own = [
-            _own(name, optional=all(use.optional for use in of_one), constants=constants or {}) for name, of_one in own.items()
+            _own(name, optional=all(use.optional for use in of_one), constants=constants or {})
+            for name, of_one in own.items()
         ]
-        times = [(places[name], *type_.__metadata__[0]) for name, type_ in types.items() if _is_time(type_)]
+        times = [
+            (places[name], *type_.__metadata__[0])
+            for name, type_ in types.items()
+            if _is_time(type_)
+        ]
         self._times = [place for place, _, _ in times]
         self._bounded = [one for one in times if one[1:] != (EVER.low, EVER.high)]
-        self._converted = [(place, _convert(use)) for place, use in enumerate(uses) if types.get(use.path[0]) is None]
-        self._names = [(msgspec.json.encode(name), [use.path[0] for use in uses].index(name)) for name in fields]
+        self._converted = [
+            (place, _convert(use))
+            for place, use in enumerate(uses)
+            if types.get(use.path[0]) is None
+        ]
+        self._names = [
+            (msgspec.json.encode(name), [use.path[0] for use in uses].index(name))
+            for name in fields
+        ]
         self._bytes_max = bytes_max
 
-    def read(self, records: Sequence[Record]) -> list[Row | None]:
+    def read(self, records: Sequence[PlainRecord]) -> list[Row | None]:
         """For each record what `uses` want, UNSET for what it lacks; None for one that is not plain."""
-        parse, pick, times, bounded, own = self._parse, self._pick, self._times, self._bounded, self._own
+        parse, pick, times, bounded, own = (
+            self._parse,
+            self._pick,
+            self._times,
+            self._bounded,
+            self._own,
+        )
         rows: list[Row | None] = []
         for record in records:
             try:
@@ -136,10 +165,15 @@ class Reader:
                 rows.append(self._as_columns(row) if self._converted else row)
             except Exception:  # noqa: BLE001 - whatever it is, the record is not plain, and is looked at by itself
                 rows.append(None)
-        found = [(record, row) for record, row in zip(records, rows, strict=True) if row is not None]
+        found = [
+            (record, row) for record, row in zip(records, rows, strict=True) if row is not None
+        ]
         if self._all_plain(found):
             return rows
-        return [row if row is not None and self._is_plain(record) else None for record, row in zip(records, rows, strict=True)]
+        return [
+            row if row is not None and self._is_plain(record) else None
+            for record, row in zip(records, rows, strict=True)
+        ]
 
     def _hold(self, row: Row) -> None:
         for place, low, high in self._bounded:
@@ -163,7 +197,7 @@ class Reader:
                 found[place] = convert(found[place])
         return tuple(found)
 
-    def _all_plain(self, found: Sequence[tuple[Record, Row]]) -> bool:
+    def _all_plain(self, found: Sequence[tuple[PlainRecord, Row]]) -> bool:
         """Whether all of these are, told from all their bytes at once."""
         keys = [record.key for record, _ in found if record.key is not None]
         values = [record.value for record, _ in found if record.value is not None]
@@ -171,28 +205,53 @@ class Reader:
         if len(keys) < len(found) or not (_is_text(text) and _is_text(b"\n".join(keys))):
             return False
         longest = max(map(len, values), default=0)
-        if longest > LENGTH_MAX or longest + max(map(len, keys), default=0) > self._bytes_max or b"\\" in text:
+        if (
+            longest > LENGTH_MAX
+            or longest + max(map(len, keys), default=0) > self._bytes_max
+            or b"\\" in text
+        ):
             return False
         # each record that has a field names it at least once: as many names as fields means that none stands twice
-        return all(text.count(name) == len(found) - sum(row[place] is UNSET for _, row in found) for name, place in self._names)
+        return all(
+            text.count(name) == len(found) - sum(row[place] is UNSET for _, row in found)
+            for name, place in self._names
+        )
 
-    def _is_plain(self, record: Record) -> bool:
+    def _is_plain(self, record: PlainRecord) -> bool:
         key, value = record.key, record.value
-        if key is None or value is None or len(value) > LENGTH_MAX or len(key) + len(value) > self._bytes_max or b"\\" in value:
+        if (
+            key is None
+            or value is None
+            or len(value) > LENGTH_MAX
+            or len(key) + len(value) > self._bytes_max
+            or b"\\" in value
+        ):
             return False
-        return _is_text(key) and _is_text(value) and all(value.count(name) <= 1 for name, _ in self._names)
+        return (
+            _is_text(key)
+            and _is_text(value)
+            and all(value.count(name) <= 1 for name, _ in self._names)
+        )
 
 
-def _own(name: str, *, optional: bool, constants: Mapping[str, Any]) -> Callable[[Record], Any]:
+def _own(
+    name: str, *, optional: bool, constants: Mapping[str, Any]
+) -> Callable[[PlainRecord], Any]:
     """The function that gives one of a record's own fields; it raises for a record that is not plain."""
 
-    def timestamp(record: Record) -> Any:
+    def timestamp(record: PlainRecord) -> Any:
         return record.timestamp_ms if record.timestamp_ms >= 0 else lacking()
 
-    def place(record: Record) -> Any:
-        return lacking() if record.partition < 0 else record.offset if name == OFFSET else record.partition
+    def place(record: PlainRecord) -> Any:
+        return (
+            lacking()
+            if record.partition < 0
+            else record.offset
+            if name == OFFSET
+            else record.partition
+        )
 
-    def header(record: Record) -> Any:
+    def header(record: PlainRecord) -> Any:
         if sum(len(value or b"") for _, value in record.headers) > LENGTH_MAX:
             raise ValueError("the record may be larger than the target takes")
         found = [value for key, value in record.headers if key == name[len(HEADER) :]]
@@ -230,10 +289,18 @@ def _joined(uses: Iterable[Use]) -> Any:
     if bases == {str}:
         limits = [one.__metadata__[0] for one in types]
         most = [limit.max_length for limit in limits if limit.max_length is not None]
-        return Annotated[str, Meta(min_length=max(limit.min_length for limit in limits), max_length=min(most) if most else None)]
+        return Annotated[
+            str,
+            Meta(
+                min_length=max(limit.min_length for limit in limits),
+                max_length=min(most) if most else None,
+            ),
+        ]
     if bases == {int}:
         limits = [one.__metadata__[0] for one in types]
-        return Annotated[int, Meta(ge=max(limit.ge for limit in limits), le=min(limit.le for limit in limits))]
+        return Annotated[
+            int, Meta(ge=max(limit.ge for limit in limits), le=min(limit.le for limit in limits))
+        ]
     if bases == {datetime}:
         bounds = [one.__metadata__[0] for one in types]
         return time_type(max(low for low, _ in bounds), min(high for _, high in bounds))

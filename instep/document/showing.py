@@ -7,7 +7,9 @@ def plain(text: str) -> str:
     """What does not print, line breaks and overrides of the direction included, is shown as its escape."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def counted(count: int, noun: str) -> str:

@@ -29,21 +29,31 @@ class Transitions(msgspec.Struct, frozen=True):
         """Why a document may not go from one status to the other; None when it may."""
         allowed = _sets(self)
         if after not in allowed:
-            return Refusal(Reason.STATUS_UNKNOWN, f"status {after!r} is not in the settings' transitions")
+            return Refusal(
+                Reason.STATUS_UNKNOWN, f"status {after!r} is not in the settings' transitions"
+            )
         if before is None or before == after or after in allowed.get(before, ()):
             return None
-        return Refusal(Reason.TRANSITION_NOT_ALLOWED, f"from {before!r} to {after!r}: {self._may(before)}")
+        return Refusal(
+            Reason.TRANSITION_NOT_ALLOWED, f"from {before!r} to {after!r}: {self._may(before)}"
+        )
 
     def _may(self, before: str) -> str:
         if before not in _sets(self):
             return f"{before!r} is not in the settings' transitions"
         following = dict(self.followers).get(before, ())
-        return f"{before!r} may be followed by {', '.join(map(repr, following))}" if following else f"{before!r} is an end"
+        return (
+            f"{before!r} may be followed by {', '.join(map(repr, following))}"
+            if following
+            else f"{before!r} is an end"
+        )
 
 
 def declare(declared: Mapping[str, Sequence[str]]) -> Transitions:
     """Transitions from the settings' table."""
-    return Transitions(tuple((status, tuple(dict.fromkeys(following))) for status, following in declared.items()))
+    return Transitions(
+        tuple((status, tuple(dict.fromkeys(following))) for status, following in declared.items())
+    )
 
 
 def statuses(transitions: Transitions) -> list[str]:
@@ -54,8 +64,12 @@ def statuses(transitions: Transitions) -> list[str]:
 
 def starts(transitions: Transitions) -> list[str]:
     """Statuses that follow no other: where documents begin. In a ring without any, the first one declared."""
-    followed = {name for status, following in transitions.followers for name in following if name != status}
-    return [name for name in statuses(transitions) if name not in followed] or statuses(transitions)[:1]
+    followed = {
+        name for status, following in transitions.followers for name in following if name != status
+    }
+    return [name for name in statuses(transitions) if name not in followed] or statuses(
+        transitions
+    )[:1]
 
 
 def unreachable(transitions: Transitions) -> list[str]:
@@ -93,7 +107,15 @@ def picture(transitions: Transitions) -> str:
             lines.append(f"{mark} {name.ljust(width)} ■")
         for number, after in enumerate(following):
             head = f"{mark} {name.ljust(width)}" if number == 0 else " " * (width + 2)
-            branch = "──" if len(following) == 1 else "┬─" if number == 0 else "└─" if number == len(following) - 1 else "├─"
+            branch = (
+                "──"
+                if len(following) == 1
+                else "┬─"
+                if number == 0
+                else "└─"
+                if number == len(following) - 1
+                else "├─"
+            )
             lines.append(f"{head} {branch}▶ {after}")
     return "\n".join([*lines, "● begins   ■ ends" + ("   ? cannot be reached" if lost else "")])
 
@@ -102,9 +124,18 @@ def findings(transitions: Transitions, found: Iterable[str] = ()) -> list[str]:
     """What looks wrong: statuses that cannot be reached, that may be misspelt, or that the table has and nobody declared."""
     known = statuses(transitions)
     return [
-        *(f"{name!r} cannot be reached: nothing that a document begins with leads to it" for name in unreachable(transitions)),
-        *(f"{name!r} has no followers of its own; did you mean {near!r}?" for name, near in doubtful(transitions)),
-        *(f"{name!r} stands in the table and is not in the transitions" for name in sorted(set(found) - set(known))),
+        *(
+            f"{name!r} cannot be reached: nothing that a document begins with leads to it"
+            for name in unreachable(transitions)
+        ),
+        *(
+            f"{name!r} has no followers of its own; did you mean {near!r}?"
+            for name, near in doubtful(transitions)
+        ),
+        *(
+            f"{name!r} stands in the table and is not in the transitions"
+            for name in sorted(set(found) - set(known))
+        ),
     ]
 
 

@@ -36,7 +36,7 @@ OnDelivery = Callable[[errors.Undelivered | None, Delivery | None], None]
 class Receipt(concurrent.futures.Future[Delivery]):
     """The future of one sent record. It cannot be cancelled: what is sent is sent."""
 
-    def __init__(self, tally: Tally, number: int, on_delivery: OnDelivery | None) -> None:
+    def __init__(self, tally: DeliveryCounter, number: int, on_delivery: OnDelivery | None) -> None:
         super().__init__()
         self.number = number
         self.on_delivery = on_delivery
@@ -53,7 +53,7 @@ class Receipt(concurrent.futures.Future[Delivery]):
         return self._tally.hand_over(self, super().exception, timeout)
 
 
-class Tally:
+class DeliveryCounter:
     """What is on its way, and how many failures nobody was told of.
 
     `reporter` is the thread that settles receipts; it must not wait for one, as nobody else would settle it.
@@ -81,7 +81,9 @@ class Tally:
             self._open.pop(receipt.number, None)
             self._changed.notify_all()
 
-    def settle(self, receipt: Receipt, failure: errors.Undelivered | None, delivery: Delivery | None) -> None:
+    def settle(
+        self, receipt: Receipt, failure: errors.Undelivered | None, delivery: Delivery | None
+    ) -> None:
         """Tell what became of the record: to its callback, then to those who wait for the future."""
         told = receipt.on_delivery is not None and _called(receipt.on_delivery, failure, delivery)
         if failure is not None:
@@ -96,10 +98,14 @@ class Tally:
             receipt.set_result(delivery)
         self.withdraw(receipt)
 
-    def hand_over(self, receipt: Receipt, ask: Callable[[float | None], Answer], timeout: float | None) -> Answer:
+    def hand_over(
+        self, receipt: Receipt, ask: Callable[[float | None], Answer], timeout: float | None
+    ) -> Answer:
         """The future's answer; whoever gets a failure here was told."""
         if threading.get_ident() == self.reporter and not receipt.done():
-            raise RuntimeError("a delivery callback cannot wait for another delivery: it would wait for itself")
+            raise RuntimeError(
+                "a delivery callback cannot wait for another delivery: it would wait for itself"
+            )
         with self._changed:
             receipt.askers += 1
         try:
@@ -160,7 +166,9 @@ class Tally:
         return next(iter(self._open), mark + 1) > mark
 
 
-def _called(on_delivery: OnDelivery, failure: errors.Undelivered | None, delivery: Delivery | None) -> bool:
+def _called(
+    on_delivery: OnDelivery, failure: errors.Undelivered | None, delivery: Delivery | None
+) -> bool:
     try:
         on_delivery(failure, delivery)
     except BaseException:  # whatever it is, the thread that reports must live on

@@ -13,7 +13,9 @@ from instep.emit import outgoing
 __all__ = ["USUAL_KEY", "Format", "Key", "format_of", "read"]
 
 
-def read(stream: BinaryIO, file_format: Format, *, key: Key = USUAL_KEY, name: str = "-") -> Iterator[outgoing.OutgoingRecord]:
+def read(
+    stream: BinaryIO, file_format: Format, *, key: Key = USUAL_KEY, name: str = "-"
+) -> Iterator[outgoing.OutgoingRecord]:
     """The stream's records one by one. A wrong line raises, naming file and line; what came before it was handed out."""
     for line in lines.read(stream, file_format, key=key, name=name):
         try:

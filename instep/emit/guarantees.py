@@ -51,30 +51,68 @@ OUR_OWN: Mapping[str, str] = {
     "transactional.id": "the publisher uses no transactions",
 }
 
-OF_ANY_CLIENT = ("broker.address.", "client.", "enable.s", "https.", "oauth", "sasl.", "security.", "socket.", "ssl.")
+OF_ANY_CLIENT = (
+    "broker.address.",
+    "client.",
+    "enable.s",
+    "https.",
+    "oauth",
+    "sasl.",
+    "security.",
+    "socket.",
+    "ssl.",
+)
 
 Breaks = Callable[[str], bool]
 
 # setting, what breaks, the guarantee that must be given up for it, what it would do
 RULES: tuple[tuple[str, Breaks, str, str], ...] = (
-    ("partitioner", lambda value: value not in ("murmur2", "murmur2_random"), ALWAYS, "splits documents over two partitions"),
-    ("queuing.strategy", lambda value: value != "fifo", ALWAYS, "sends a document's events in reverse"),
-    ("enable.idempotence", lambda value: value not in ("true", "t", "1"), "exactly-once", "lets a retry repeat a record"),
+    (
+        "partitioner",
+        lambda value: value not in ("murmur2", "murmur2_random"),
+        ALWAYS,
+        "splits documents over two partitions",
+    ),
+    (
+        "queuing.strategy",
+        lambda value: value != "fifo",
+        ALWAYS,
+        "sends a document's events in reverse",
+    ),
+    (
+        "enable.idempotence",
+        lambda value: value not in ("true", "t", "1"),
+        "exactly-once",
+        "lets a retry repeat a record",
+    ),
     (
         "max.in.flight.requests.per.connection",
         lambda value: _number(value) > 5,
         "exactly-once",
         "lets a retry overtake, above 5",
     ),
-    ("acks", lambda value: value not in ("all", "-1"), "at-least-once", "loses records that only one broker had"),
-    ("retries", lambda value: _number(value) < 1, "at-least-once", "loses a record at the first hiccup"),
+    (
+        "acks",
+        lambda value: value not in ("all", "-1"),
+        "at-least-once",
+        "loses records that only one broker had",
+    ),
+    (
+        "retries",
+        lambda value: _number(value) < 1,
+        "at-least-once",
+        "loses a record at the first hiccup",
+    ),
 )
 
 
 def producer_config(guarantee: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """librdkafka's settings for a publisher: ours, changed by those wanted as far as the guarantee allows."""
     if guarantee not in STRENGTH:
-        raise errors.SettingsError(f"unknown guarantee {guarantee!r}", f"use one of {', '.join(get_args(settings.Guarantee))}")
+        raise errors.SettingsError(
+            f"unknown guarantee {guarantee!r}",
+            f"use one of {', '.join(get_args(settings.Guarantee))}",
+        )
     given = {_canonical(name): (name, value) for name, value in wanted.items()}
     for name, (spelling, value) in given.items():
         if name in OUR_OWN:
@@ -90,7 +128,9 @@ def for_any_client(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _canonical(name: str) -> str:
-    dotted = name if "." in name or name.endswith("_cb") or name in OUR_OWN else name.replace("_", ".")
+    dotted = (
+        name if "." in name or name.endswith("_cb") or name in OUR_OWN else name.replace("_", ".")
+    )
     return ALIASES.get(dotted, dotted)
 
 
@@ -101,7 +141,8 @@ def _refuse_breaking(name: str, spelling: str, value: Any, guarantee: str) -> No
             continue
         if kept_by == ALWAYS:
             raise errors.SettingsError(
-                f"{spelling}={value} {consequence}; order per document depends on it", f"leave {spelling} out"
+                f"{spelling}={value} {consequence}; order per document depends on it",
+                f"leave {spelling} out",
             )
         if STRENGTH[guarantee] >= STRENGTH[kept_by]:
             lower = "at-least-once" if kept_by == "exactly-once" else "at-most-once"
@@ -114,11 +155,18 @@ def _refuse_breaking(name: str, spelling: str, value: Any, guarantee: str) -> No
 def _consequences(guarantee: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """What a setting that gives up idempotence asks of the others."""
     weak = ("acks", "retries", "max.in.flight.requests.per.connection")
-    broken = [rule for rule in RULES if rule[0] in weak and rule[0] in chosen and rule[1](str(chosen[rule[0]]).lower())]
+    broken = [
+        rule
+        for rule in RULES
+        if rule[0] in weak and rule[0] in chosen and rule[1](str(chosen[rule[0]]).lower())
+    ]
     idempotent = str(chosen.get("enable.idempotence", not broken)).lower() in ("true", "t", "1")
     if idempotent:
         return {}
-    result: dict[str, Any] = {"enable.idempotence": False, "max.in.flight.requests.per.connection": 1}
+    result: dict[str, Any] = {
+        "enable.idempotence": False,
+        "max.in.flight.requests.per.connection": 1,
+    }
     if guarantee == "at-most-once":
         if _number(str(chosen.get("retries", 0))) > 0:
             raise errors.SettingsError(
@@ -133,4 +181,6 @@ def _number(text: str) -> int:
     try:
         return int(text)
     except ValueError as failure:
-        raise errors.SettingsError(f"{text!r} is not a whole number", "write a number such as 5") from failure
+        raise errors.SettingsError(
+            f"{text!r} is not a whole number", "write a number such as 5"
+        ) from failure

@@ -45,22 +45,31 @@ class MemoryPublisher:
         **librdkafka: Any,
     ) -> None:
         kafka = settings.Kafka(bootstrap=bootstrap, security=security or settings.Security())
-        self.config = {**connection.client_config(kafka, bootstrap), **guarantees.producer_config(guarantee, librdkafka)}
+        self.config = {
+            **connection.client_config(kafka, bootstrap),
+            **guarantees.producer_config(guarantee, librdkafka),
+        }
         self.topic = topic
         self.source = source
         self.flush_timeout_s = flush_timeout_s
         self.block_timeout_s = block_timeout_s
         self.records: list[MemoryRecord] = []
         self._ends = [0] * partitions
-        self._tally = deliveries.Tally()
+        self._tally = deliveries.DeliveryCounter()
         self._lock = threading.Lock()
         self._closed = False
 
-    def send(self, status_event: event.StatusEvent, *, on_delivery: deliveries.OnDelivery | None = None) -> deliveries.Receipt:
+    def send(
+        self, status_event: event.StatusEvent, *, on_delivery: deliveries.OnDelivery | None = None
+    ) -> deliveries.Receipt:
         return self._send(outgoing.from_event(status_event, self.source), on_delivery)
 
     def delete(
-        self, document: str, *, at: datetime | None = None, on_delivery: deliveries.OnDelivery | None = None
+        self,
+        document: str,
+        *,
+        at: datetime | None = None,
+        on_delivery: deliveries.OnDelivery | None = None,
     ) -> deliveries.Receipt:
         return self._send(outgoing.from_deletion(document, self.source, at), on_delivery)
 
@@ -83,17 +92,37 @@ class MemoryPublisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
-    def _send(self, record: outgoing.OutgoingRecord, on_delivery: deliveries.OnDelivery | None) -> deliveries.Receipt:
+    def _send(
+        self, record: outgoing.OutgoingRecord, on_delivery: deliveries.OnDelivery | None
+    ) -> deliveries.Receipt:
         if self._closed:
-            raise errors.Undelivered(f"the publisher to topic {self.topic!r} is closed", "send before the block is left")
+            raise errors.Undelivered(
+                f"the publisher to topic {self.topic!r} is closed", "send before the block is left"
+            )
         with self._lock:
             place = partition.partition_of(record.key, len(self._ends))
-            kept = MemoryRecord(place, self._ends[place], time.time_ns() // 1_000_000, record.key, record.value, record.headers)
+            kept = MemoryRecord(
+                place,
+                self._ends[place],
+                time.time_ns() // 1_000_000,
+                record.key,
+                record.value,
+                record.headers,
+            )
             self._ends[place] += 1
             self.records.append(kept)
         receipt = self._tally.begin(on_delivery)
-        self._tally.settle(receipt, None, deliveries.Delivery(self.topic, kept.partition, kept.offset, kept.timestamp_ms))
+        self._tally.settle(
+            receipt,
+            None,
+            deliveries.Delivery(self.topic, kept.partition, kept.offset, kept.timestamp_ms),
+        )
         return receipt

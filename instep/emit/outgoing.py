@@ -26,25 +26,34 @@ def from_event(status_event: event.StatusEvent, source: str) -> OutgoingRecord:
         key, value = event.key(status_event.document), event.value(status_event)
     except (ValueError, TypeError, OverflowError) as failure:
         raise errors.SettingsError(
-            f"the event of document {status_event.document!r} cannot be sent: {failure}", "mend the event; nothing was sent"
+            f"the event of document {status_event.document!r} cannot be sent: {failure}",
+            "mend the event; nothing was sent",
         ) from failure
     return OutgoingRecord(key, value, event.headers(source, event.EVENT_TYPE, status_event.at))
 
 
 def from_deletion(document: str, source: str, at: datetime | None = None) -> OutgoingRecord:
-    return OutgoingRecord(document_key(document), None, event.headers(source, event.DELETE_TYPE, at))
+    return OutgoingRecord(
+        document_key(document), None, event.headers(source, event.DELETE_TYPE, at)
+    )
 
 
-def from_bytes(key: bytes, value: bytes | None, headers: Headers | None, source: str) -> OutgoingRecord:
+def from_bytes(
+    key: bytes, value: bytes | None, headers: Headers | None, source: str
+) -> OutgoingRecord:
     """Ready bytes; without headers of its own the record gets ours."""
     if not isinstance(key, bytes) or not isinstance(value, bytes | None):
         raise errors.SettingsError("a record's key and value must be bytes", "encode them in UTF-8")
     try:
         document_key(key.decode("utf-8"))
     except UnicodeDecodeError as failure:
-        raise errors.SettingsError(f"the key {key!r} is not UTF-8", "the key is the document's id in UTF-8") from failure
+        raise errors.SettingsError(
+            f"the key {key!r} is not UTF-8", "the key is the document's id in UTF-8"
+        ) from failure
     if headers is None:
-        headers = event.headers(source, event.DELETE_TYPE if value is None else event.EVENT_TYPE, None)
+        headers = event.headers(
+            source, event.DELETE_TYPE if value is None else event.EVENT_TYPE, None
+        )
     return OutgoingRecord(key, value, headers)
 
 
@@ -54,5 +63,6 @@ def document_key(document: str) -> bytes:
         return event.key(document)
     except ValueError as failure:
         raise errors.SettingsError(
-            f"{document!r} cannot be a record's key: {failure}", "give the document's id: order per document depends on it"
+            f"{document!r} cannot be a record's key: {failure}",
+            "give the document's id: order per document depends on it",
         ) from failure

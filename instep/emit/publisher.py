@@ -28,7 +28,11 @@ from instep.emit import deliveries, guarantees, outgoing, termination
 from instep.kafka import connection, faults, topics
 
 POLL_S = 0.05
-TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
+TOO_LARGE = (
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_MSG_SIZE,
+)
 GIVEN_UP = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._DESTROY)
 AGAIN = "publish them again: a repeated event with the same version changes nothing"
 
@@ -52,14 +56,23 @@ class Publisher:
         """Raises SettingsError, BrokerUnreachable, NotAuthorised or TopicMissing, at the latest after `start_timeout_s`."""
         kafka = settings.Kafka(bootstrap=bootstrap, security=security or settings.Security())
         connection.check_files(kafka.security)
-        config = {**connection.client_config(kafka, bootstrap), **guarantees.producer_config(guarantee, librdkafka)}
+        config = {
+            **connection.client_config(kafka, bootstrap),
+            **guarantees.producer_config(guarantee, librdkafka),
+        }
         self.topic = topic
         self.source = source
         self.flush_timeout_s = flush_timeout_s
         self.block_timeout_s = block_timeout_s
-        self._deed = faults.Deed(f"publish to topic {topic!r}", bootstrap, faults.who(kafka.security), topic, right="WRITE")
-        self._ear = faults.Ear()
-        self._tally = deliveries.Tally()
+        self._operation = faults.Operation(
+            f"publish to topic {topic!r}",
+            bootstrap,
+            faults.who(kafka.security),
+            topic,
+            right="WRITE",
+        )
+        self._ear = faults.ErrorLog()
+        self._tally = deliveries.DeliveryCounter()
         self._closing = threading.Lock()
         self._closed = False
         self._stopped = False
@@ -70,25 +83,35 @@ class Publisher:
         try:
             self._producer = Producer({**config, "error_cb": self._ear.hear}, logger=faults.log)
         except KafkaException as failure:
-            raise faults.translate(failure.args[0], self._deed) from failure
+            raise faults.translate(failure.args[0], self._operation) from failure
         try:
-            with connection.Cluster(kafka, bootstrap, start_timeout_s, further=guarantees.for_any_client(config)) as cluster:
+            with connection.Cluster(
+                kafka, bootstrap, start_timeout_s, further=guarantees.for_any_client(config)
+            ) as cluster:
                 topics.describe(cluster, topic)
         except errors.InstepError:
             self._producer.close()
             raise
         self._bytes_max = int(config["message.max.bytes"])
-        self._thread = threading.Thread(target=self._report_deliveries, name=f"instep-publisher-{topic}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._report_deliveries, name=f"instep-publisher-{topic}", daemon=True
+        )
         self._thread.start()
         self._termination.install()
         atexit.register(self.close)
 
-    def send(self, status_event: event.StatusEvent, *, on_delivery: deliveries.OnDelivery | None = None) -> deliveries.Receipt:
+    def send(
+        self, status_event: event.StatusEvent, *, on_delivery: deliveries.OnDelivery | None = None
+    ) -> deliveries.Receipt:
         """Send an event. The future may be ignored: `flush` raises what nobody was told of."""
         return self._send(outgoing.from_event(status_event, self.source), on_delivery)
 
     def delete(
-        self, document: str, *, at: datetime | None = None, on_delivery: deliveries.OnDelivery | None = None
+        self,
+        document: str,
+        *,
+        at: datetime | None = None,
+        on_delivery: deliveries.OnDelivery | None = None,
     ) -> deliveries.Receipt:
         """Send a document's deletion: a null value."""
         return self._send(outgoing.from_deletion(document, self.source, at), on_delivery)
@@ -115,7 +138,9 @@ class Publisher:
     def close(self) -> None:
         """Flush and let go of everything. What is still open after `flush_timeout_s` is given up, and told."""
         if threading.get_ident() == self._thread.ident:
-            raise RuntimeError("a delivery callback cannot close its publisher: it would wait for itself")
+            raise RuntimeError(
+                "a delivery callback cannot close its publisher: it would wait for itself"
+            )
         with self._closing:
             if not self._released:
                 since = time.monotonic()
@@ -135,7 +160,12 @@ class Publisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
             self.close()
         except errors.Undelivered as failure:
@@ -147,17 +177,27 @@ class Publisher:
 
     # --- on the sender's thread ---------------------------------------------------------------------------
 
-    def _send(self, record: outgoing.OutgoingRecord, on_delivery: deliveries.OnDelivery | None) -> deliveries.Receipt:
+    def _send(
+        self, record: outgoing.OutgoingRecord, on_delivery: deliveries.OnDelivery | None
+    ) -> deliveries.Receipt:
         if self._termination.is_fatal:
             self._await_the_end()
         if self._closed:
-            raise errors.Undelivered(f"the publisher to topic {self.topic!r} is closed", "send before the block is left")
+            raise errors.Undelivered(
+                f"the publisher to topic {self.topic!r} is closed", "send before the block is left"
+            )
         receipt = self._tally.begin(on_delivery)
         report = functools.partial(self._report, receipt)
         deadline = time.monotonic() + self.block_timeout_s
         while True:
             try:
-                self._producer.produce(self.topic, record.value, record.key, headers=list(record.headers), on_delivery=report)
+                self._producer.produce(
+                    self.topic,
+                    record.value,
+                    record.key,
+                    headers=list(record.headers),
+                    on_delivery=report,
+                )
             except BufferError as failure:
                 self._wait_for_room(receipt, deadline, failure)
             except KafkaException as failure:
@@ -170,11 +210,15 @@ class Publisher:
                 return receipt
             except RuntimeError as failure:
                 self._tally.withdraw(receipt)
-                raise errors.Undelivered(f"the publisher to topic {self.topic!r} is closed") from failure
+                raise errors.Undelivered(
+                    f"the publisher to topic {self.topic!r} is closed"
+                ) from failure
             else:
                 return receipt
 
-    def _wait_for_room(self, receipt: deliveries.Receipt, deadline: float, failure: BufferError) -> None:
+    def _wait_for_room(
+        self, receipt: deliveries.Receipt, deadline: float, failure: BufferError
+    ) -> None:
         """The queue is full: wait until a record is settled. A callback cannot, as it holds up the settling."""
         in_callback = threading.get_ident() == self._thread.ident
         if in_callback or time.monotonic() > deadline:
@@ -190,13 +234,17 @@ class Publisher:
         """SIGTERM came: what is sent now would die with the process, so it is not taken any more."""
         if threading.get_ident() != self._thread.ident:
             threading.Event().wait(self.flush_timeout_s + 1.0)
-        raise errors.Undelivered(f"the process is ending: nothing more is sent to topic {self.topic!r}")
+        raise errors.Undelivered(
+            f"the process is ending: nothing more is sent to topic {self.topic!r}"
+        )
 
     def _raise_untold(self) -> None:
         count, first = self._tally.take_untold()
         if first is not None:
             records = "1 record was" if count == 1 else f"{count} records were"
-            raise errors.Undelivered(f"{records} not delivered to topic {self.topic!r}: {first.what}", first.remedy) from first
+            raise errors.Undelivered(
+                f"{records} not delivered to topic {self.topic!r}: {first.what}", first.remedy
+            ) from first
 
     def _still_open(self, count: int, patience_s: float, since: float) -> errors.Undelivered:
         records = "1 record is" if count == 1 else f"{count} records are"
@@ -232,9 +280,13 @@ class Publisher:
             self._ear.hear(failure.args[0])
             self._producer.purge()
 
-    def _report(self, receipt: deliveries.Receipt, error: KafkaError | None, message: Message) -> None:
+    def _report(
+        self, receipt: deliveries.Receipt, error: KafkaError | None, message: Message
+    ) -> None:
         if error is None:
-            place = deliveries.Delivery(self.topic, message.partition() or 0, message.offset() or 0, message.timestamp()[1])
+            place = deliveries.Delivery(
+                self.topic, message.partition() or 0, message.offset() or 0, message.timestamp()[1]
+            )
             self._tally.settle(receipt, None, place)
         else:
             undelivered = self._undelivered(error, message.key() or b"", message.value())
@@ -247,13 +299,20 @@ class Publisher:
         count, first = self._tally.take_untold()
         if still_open or count:
             reason = first.what if first else f"not confirmed{self._last_heard(0)}"
-            deliveries.log.error("SIGTERM: %d records not delivered to topic %r: %s", still_open + count, self.topic, reason)
+            deliveries.log.error(
+                "SIGTERM: %d records not delivered to topic %r: %s",
+                still_open + count,
+                self.topic,
+                reason,
+            )
 
-    def _undelivered(self, error: KafkaError, key: bytes, value: bytes | None) -> errors.Undelivered:
+    def _undelivered(
+        self, error: KafkaError, key: bytes, value: bytes | None
+    ) -> errors.Undelivered:
         """The broker's or the client's refusal of one record, in our words."""
         record = f"the record of document {key.decode('utf-8', 'replace')!r}"
         if faults.MEANING.get((self._ear.fatal or error).code()) is errors.NotAuthorised:
-            refusal = faults.translate(self._ear.fatal or error, self._deed)
+            refusal = faults.translate(self._ear.fatal or error, self._operation)
             return errors.Undelivered(
                 f"{record} was not taken: {refusal.what}",
                 f"have WRITE on topic {self.topic!r} granted by the cluster's administrator, then make a new publisher",
@@ -272,9 +331,12 @@ class Publisher:
             )
         if error.code() in GIVEN_UP:
             return errors.Undelivered(
-                f"{record} was not confirmed within {self.flush_timeout_s:g} s{self._last_heard(self._given_up_since)}", AGAIN
+                f"{record} was not confirmed within {self.flush_timeout_s:g} s{self._last_heard(self._given_up_since)}",
+                AGAIN,
             )
-        return errors.Undelivered(f"{record} was not taken: {faults.readable(error)} ({error.name()})", AGAIN)
+        return errors.Undelivered(
+            f"{record} was not taken: {faults.readable(error)} ({error.name()})", AGAIN
+        )
 
     def _last_heard(self, since: float) -> str:
         last = self._ear.last(since)

@@ -22,7 +22,11 @@ PROGRESS_INTERVAL_S = 2.0
 def key_of(declared: settings.Settings, topic: str) -> files.Key:
     """Where the document's id is: where the pipelines that follow the topic look for it, else in `doc_id`."""
     following = [one for one in declared.pipelines.values() if one.topic == topic]
-    named = {(one.event.documents, one.key_separator) for one in following if one.event.documents != (mapping.KEY,)}
+    named = {
+        (one.event.documents, one.key_separator)
+        for one in following
+        if one.event.documents != (mapping.KEY,)
+    }
     if len(named) > 1:
         fields = sorted("+".join(documents) for documents, _ in named)
         raise errors.SettingsError(
@@ -43,7 +47,10 @@ def publish_file(
 ) -> int:
     """Publish every record; returns how many. A bad line ends it there, after those before it were delivered."""
     sent, said_at = 0, time.monotonic()
-    with _opened(file) as stream, Publisher(bootstrap, topic, source=SOURCE, security=kafka.security) as publisher:
+    with (
+        _opened(file) as stream,
+        Publisher(bootstrap, topic, source=SOURCE, security=kafka.security) as publisher,
+    ):
         try:
             for record in files.read(stream, files.format_of(file), key=key, name=file):
                 publisher.send_raw(record.key, record.value, list(record.headers) or None)
@@ -54,12 +61,15 @@ def publish_file(
         except errors.SettingsError as error:
             publisher.flush()
             raise errors.SettingsError(
-                error.what, f"{sent} records before it were published; {error.remedy or 'mend the line'}"
+                error.what,
+                f"{sent} records before it were published; {error.remedy or 'mend the line'}",
             ) from error
     return sent
 
 
-def publish_deletions(kafka: settings.Kafka, bootstrap: str, topic: str, documents: Sequence[str]) -> int:
+def publish_deletions(
+    kafka: settings.Kafka, bootstrap: str, topic: str, documents: Sequence[str]
+) -> int:
     """Publish a deletion, a record without a value, for each document; returns how many. A bad id is refused before the first."""
     for document in documents:
         outgoing.document_key(document)
@@ -77,6 +87,8 @@ def _opened(file: str) -> Iterator[BinaryIO]:
     try:
         stream = Path(file).open("rb")  # noqa: SIM115 - closed below; only its opening is explained
     except OSError as error:
-        raise errors.SettingsError(f"{file} cannot be read: {error.strerror}", "name a file that this user can read") from error
+        raise errors.SettingsError(
+            f"{file} cannot be read: {error.strerror}", "name a file that this user can read"
+        ) from error
     with stream:
         yield stream

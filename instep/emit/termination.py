@@ -44,7 +44,11 @@ class Termination:
     def is_due(self, is_settled: Callable[[int], bool]) -> bool:
         """Whether a noted signal has waited enough."""
         noted = self._noted
-        return noted is not None and not self._settled and (is_settled(noted[0]) or time.monotonic() > noted[1])
+        return (
+            noted is not None
+            and not self._settled
+            and (is_settled(noted[0]) or time.monotonic() > noted[1])
+        )
 
     def go_on(self) -> None:
         """Signal again, to the thread in which Python runs handlers."""
@@ -57,7 +61,10 @@ class Termination:
         """Put the former handler back; a signal that was noted and not yet handed on is for that one."""
         waiting = self._noted is not None and not self._settled
         self._over = True
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == self._handle:
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) == self._handle
+        ):
             signal.signal(signal.SIGTERM, self._previous)
         if waiting:
             self.go_on()

@@ -12,25 +12,30 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from instep.document.showing import counted
-from instep.kafka import connection, inquiry, offsets
-from instep.kafka.inquiry import OpenTransaction
+from instep.kafka import connection, offsets
+from instep.kafka.admin import admin_extras
+from instep.kafka.admin.admin_extras import OpenTransaction
 from instep.kafka.offsets import Spot
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PartitionBacklog:
     """One partition from a position on. What is not known is None, which is not 0."""
 
     partition: int
     position: int
     end: int
     committed_end: int
-    next_record: offsets.Record | None  # the next committed record
+    next_record: offsets.LogRecord | None  # the next committed record
 
     @property
     def held_back(self) -> int:
         """Offsets behind the first record of an open transaction, from the position on."""
-        return self.end - max(self.position, self.committed_end) if self.committed_end < self.end else 0
+        return (
+            self.end - max(self.position, self.committed_end)
+            if self.committed_end < self.end
+            else 0
+        )
 
     @property
     def records(self) -> int:
@@ -48,7 +53,9 @@ class Waiting:
         return max(0.0, now.timestamp() - self.next_record.timestamp_ms / 1000)
 
 
-def read(cluster: connection.Cluster, topic: str, positions: Mapping[int, int]) -> dict[int, Waiting]:
+def read(
+    cluster: connection.Cluster, topic: str, positions: Mapping[int, int]
+) -> dict[int, PartitionBacklog]:
     """What waits in each of these partitions from its position on."""
     # the ends come first, so that a transaction that ends in between is not taken for an open one
     ends = offsets.latest(cluster, topic, positions, committed=False)
@@ -56,8 +63,12 @@ def read(cluster: connection.Cluster, topic: str, positions: Mapping[int, int]) 
     behind = {partition: at for partition, at in positions.items() if at < committed[partition]}
     records = offsets.first_records(cluster, topic, behind) if behind else {}
     return {
-        partition: Waiting(
-            partition, at, max(ends[partition], committed[partition]), committed[partition], records.get(partition)
+        partition: PartitionBacklog(
+            partition,
+            at,
+            max(ends[partition], committed[partition]),
+            committed[partition],
+            records.get(partition),
         )
         for partition, at in positions.items()
     }
@@ -65,25 +76,37 @@ def read(cluster: connection.Cluster, topic: str, positions: Mapping[int, int]) 
 
 def still_held(before: Mapping[int, int], committed: Mapping[int, int]) -> dict[int, int]:
     """Partitions whose committed end has not reached an end that was seen before, and that end."""
-    return {partition: end for partition, end in before.items() if committed.get(partition, end) < end}
+    return {
+        partition: end for partition, end in before.items() if committed.get(partition, end) < end
+    }
 
 
-def open_transactions(cluster: connection.Cluster, topic: str, partitions: Collection[int]) -> list[OpenTransaction]:
+def open_transactions(
+    cluster: connection.Cluster, topic: str, partitions: Collection[int]
+) -> list[OpenTransaction]:
     """The open transactions in these partitions; none also where the cluster does not say."""
     if not partitions:
         return []
-    with inquiry.opened(cluster) as asked:
+    with admin_extras.opened(cluster) as asked:
         return (asked.open_transactions(topic, sorted(partitions)) if asked else None) or []
 
 
-def holders_of_each(cluster: connection.Cluster, spots: Collection[Spot]) -> dict[Spot, OpenTransaction]:
+def holders_of_each(
+    cluster: connection.Cluster, spots: Collection[Spot]
+) -> dict[Spot, OpenTransaction]:
     """The open transaction that readers of each of these partitions stop at, where the cluster says."""
     found: dict[Spot, OpenTransaction] = {}
     if spots:
-        with inquiry.opened(cluster) as asked:
+        with admin_extras.opened(cluster) as asked:
             for topic in sorted({spot[0] for spot in spots}) if asked else ():
-                opened = asked.open_transactions(topic, [part for name, part in spots if name == topic]) if asked else None
-                found |= {(topic, partition): one for partition, one in holders(opened or ()).items()}
+                opened = (
+                    asked.open_transactions(topic, [part for name, part in spots if name == topic])
+                    if asked
+                    else None
+                )
+                found |= {
+                    (topic, partition): one for partition, one in holders(opened or ()).items()
+                }
     return found
 
 
@@ -99,7 +122,8 @@ def explained(held: Mapping[int, int], found: Collection[OpenTransaction]) -> li
     """A sentence for each partition with offsets that are held back: how many, by whom and since when."""
     by = holders(found)
     return [
-        f"{counted(count, 'record')} behind {named(partition, by.get(partition))}" for partition, count in sorted(held.items())
+        f"{counted(count, 'record')} behind {named(partition, by.get(partition))}"
+        for partition, count in sorted(held.items())
     ]
 
 

@@ -28,7 +28,7 @@ AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ConfigValue:
     """One setting as it is in force. A secret has no value."""
 
     name: str
@@ -36,7 +36,7 @@ class Setting:
     source: str
 
 
-Settings = Mapping[str, Setting]
+Settings = Mapping[str, ConfigValue]
 
 
 def of_topics(cluster: connection.Cluster, names: Collection[str]) -> dict[str, Settings]:
@@ -54,16 +54,31 @@ def of_brokers(cluster: connection.Cluster, nodes: Collection[int]) -> dict[int,
 
 
 def alter_topic(
-    cluster: connection.Cluster, topic: str, given: Mapping[str, str], unset: Collection[str] = (), *, validate_only: bool = False
+    cluster: connection.Cluster,
+    topic: str,
+    given: Mapping[str, str],
+    unset: Collection[str] = (),
+    *,
+    validate_only: bool = False,
 ) -> None:
     """Set and unset some settings of a topic; all others stay as they are."""
-    changes = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in given.items()]
-    changes += [ConfigEntry(name, None, incremental_operation=AlterConfigOpType.DELETE) for name in unset]
-    asked = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=changes)
-    answer = cluster.admin.incremental_alter_configs([asked], validate_only=validate_only, request_timeout=cluster.timeout_s)[
-        asked
+    changes = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in given.items()
     ]
-    cluster.wait(answer, cluster.deed(f"change the settings of topic {topic!r}", topic=topic, right="ALTER_CONFIGS"))
+    changes += [
+        ConfigEntry(name, None, incremental_operation=AlterConfigOpType.DELETE) for name in unset
+    ]
+    asked = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=changes)
+    answer = cluster.admin.incremental_alter_configs(
+        [asked], validate_only=validate_only, request_timeout=cluster.timeout_s
+    )[asked]
+    cluster.wait(
+        answer,
+        cluster.operation(
+            f"change the settings of topic {topic!r}", topic=topic, right="ALTER_CONFIGS"
+        ),
+    )
 
 
 def _read_topics(cluster: connection.Cluster, names: Collection[str]) -> dict[str, Settings]:
@@ -71,27 +86,39 @@ def _read_topics(cluster: connection.Cluster, names: Collection[str]) -> dict[st
 
     def ask() -> dict[str, Settings]:
         answers = cluster.admin.describe_configs(asked, request_timeout=cluster.timeout_s)
-        deeds = {
-            name: cluster.deed(f"read the settings of topic {name!r}", topic=name, right="DESCRIBE_CONFIGS") for name in names
+        operations = {
+            name: cluster.operation(
+                f"read the settings of topic {name!r}", topic=name, right="DESCRIBE_CONFIGS"
+            )
+            for name in names
         }
-        return {one.name: _settings(cluster.wait(answer, deeds[one.name])) for one, answer in answers.items()}
+        return {
+            one.name: _settings(cluster.wait(answer, operations[one.name]))
+            for one, answer in answers.items()
+        }
 
-    return cluster.insist(ask)
+    return cluster.retry(ask)
 
 
 def _read_broker(cluster: connection.Cluster, node: int) -> Settings:
     asked = ConfigResource(ConfigResource.Type.BROKER, str(node))
-    deed = cluster.deed(f"read the settings of broker {node}", right="DESCRIBE_CONFIGS")
+    operation = cluster.operation(f"read the settings of broker {node}", right="DESCRIBE_CONFIGS")
 
     def ask() -> Settings:
         answer = cluster.admin.describe_configs([asked], request_timeout=cluster.timeout_s)[asked]
-        return _settings(cluster.wait(answer, deed))
+        return _settings(cluster.wait(answer, operation))
 
-    return cluster.briefly(ask)  # it alone can answer, so one that is down would be waited for in vain
+    return cluster.briefly(
+        ask
+    )  # it alone can answer, so one that is down would be waited for in vain
 
 
 def _settings(found: Mapping[str, Any]) -> Settings:
     return {
-        entry.name: Setting(entry.name, None if entry.is_sensitive else entry.value, SOURCES.get(entry.source, "unknown"))
+        entry.name: ConfigValue(
+            entry.name,
+            None if entry.is_sensitive else entry.value,
+            SOURCES.get(entry.source, "unknown"),
+        )
         for entry in found.values()
     }

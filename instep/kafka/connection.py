@@ -48,7 +48,9 @@ PBES2 = bytes.fromhex("06092a864886f70d01050d")  # its object identifier, in DER
 
 # no member, so no session; but closing waits as long for a commit that is still on its way
 COMMITTING = {"session.timeout.ms": 1_000, "heartbeat.interval.ms": 500}
-Answers = list[tuple[KafkaError | None, list[TopicPartition]]]  # to a commit: of all of it, and of each partition
+Answers = list[
+    tuple[KafkaError | None, list[TopicPartition]]
+]  # to a commit: of all of it, and of each partition
 
 Result = TypeVar("Result")
 
@@ -86,7 +88,9 @@ def java_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, str]:
         config["ssl.truststore.location"] = security.ca
     if security.certificate is not None:
         config["ssl.keystore.type"] = "PEM"
-        config["ssl.keystore.certificate.chain"] = certificates.read("kafka.security.certificate", security.certificate)
+        config["ssl.keystore.certificate.chain"] = certificates.read(
+            "kafka.security.certificate", security.certificate
+        )
     if security.key is not None:
         config["ssl.keystore.key"] = _java_key(security.key)
     if security.key_password is not None:
@@ -102,7 +106,9 @@ class _Patience(threading.local):
 
 
 def files(security: settings.Security) -> certificates.Files:
-    return certificates.Files(security.ca, security.certificate, security.key, security.key_password)
+    return certificates.Files(
+        security.ca, security.certificate, security.key, security.key_password
+    )
 
 
 def check_files(security: settings.Security) -> None:
@@ -115,7 +121,11 @@ class Cluster:
     """One cluster as we see it: an admin client and a reader, made when first needed. Waits are bounded, errors are typed."""
 
     def __init__(
-        self, kafka: settings.Kafka, bootstrap: str, timeout_s: float = TIMEOUT_S, further: Mapping[str, Any] | None = None
+        self,
+        kafka: settings.Kafka,
+        bootstrap: str,
+        timeout_s: float = TIMEOUT_S,
+        further: Mapping[str, Any] | None = None,
     ) -> None:
         """`further` are librdkafka settings that our settings file has no words for."""
         self.kafka = kafka
@@ -123,13 +133,15 @@ class Cluster:
         self.who = faults.who(kafka.security)
         self.timeout_s = timeout_s
         self.reader_lock = threading.Lock()
-        self.ear = faults.Ear()
+        self.ear = faults.ErrorLog()
         self._patience = _Patience(timeout_s)
         check_files(kafka.security)
         own = client_config(kafka, bootstrap)
         self._config = {**own, **(further or {})}
         self._as_settings_say = all(
-            own.get(name) == value for name, value in self._config.items() if name.startswith(("security.", "sasl.", "ssl."))
+            own.get(name) == value
+            for name, value in self._config.items()
+            if name.startswith(("security.", "sasl.", "ssl."))
         )
         self._lock = threading.Lock()
         self._admin: AdminClient | None = None
@@ -159,7 +171,10 @@ class Cluster:
             if group not in self._committers:
                 answers: Answers = []
                 heard = {"on_commit": lambda error, places: answers.append((error, places))}
-                made = self._make(Consumer, {"group.id": group, "enable.auto.commit": False, **COMMITTING, **heard})
+                made = self._make(
+                    Consumer,
+                    {"group.id": group, "enable.auto.commit": False, **COMMITTING, **heard},
+                )
                 self._committers[group] = (made, answers)
             return self._committers[group]
 
@@ -169,7 +184,9 @@ class Cluster:
         scanner: Consumer = self._make(Consumer, {**READING, "isolation.level": level})
         return scanner
 
-    def wait(self, future: concurrent.futures.Future[Result], deed: faults.Deed) -> Result:
+    def wait(
+        self, future: concurrent.futures.Future[Result], operation: faults.Operation
+    ) -> Result:
         """The future's result; an error of the client becomes ours. Ends early when every broker refused our credentials."""
         since = around = time.monotonic()
         deadline = since + self._patience.s
@@ -179,11 +196,13 @@ class Cluster:
                 return future.result(timeout=SLICE_S)
             except KafkaException as failure:
                 self.admin.poll(0)
-                raise self.translate(failure.args[0], deed, since) from failure
+                raise self.translate(failure.args[0], operation, since) from failure
             except concurrent.futures.TimeoutError:
                 self.admin.poll(0)
                 if self.ear.refused_by_all(since) or time.monotonic() > deadline:
-                    raise self.translate(KafkaError(KafkaError._TIMED_OUT), deed, since) from None
+                    raise self.translate(
+                        KafkaError(KafkaError._TIMED_OUT), operation, since
+                    ) from None
                 if not looked and self.ear.all_down(since):
                     looked = True
                     if fault := self._fault():
@@ -192,7 +211,7 @@ class Cluster:
                     self._look_around()
                     around = time.monotonic()
 
-    def metadata(self, deed: faults.Deed, topic: str | None = None) -> ClusterMetadata:
+    def metadata(self, operation: faults.Operation, topic: str | None = None) -> ClusterMetadata:
         """Brokers and topics, or one topic. Asked for in growing slices: the client's call hears neither Ctrl-C nor a refusal."""
         since, slice_s = time.monotonic(), METADATA_SLICE_S
         while True:
@@ -201,12 +220,16 @@ class Cluster:
                 return self.admin.list_topics(topic, timeout=max(SLICE_S, min(slice_s, left_s)))
             except KafkaException as failure:
                 self.admin.poll(0)  # what the client has to say on the side
-                ours = self.translate(failure.args[0], deed, since)
-                if not isinstance(ours, errors.BrokerUnreachable) or self.ear.refused_by_all(since) or left_s <= slice_s:
+                ours = self.translate(failure.args[0], operation, since)
+                if (
+                    not isinstance(ours, errors.BrokerUnreachable)
+                    or self.ear.refused_by_all(since)
+                    or left_s <= slice_s
+                ):
                     raise ours from failure
             slice_s *= 2
 
-    def insist(self, attempt: Callable[[], Result]) -> Result:
+    def retry(self, attempt: Callable[[], Result]) -> Result:
         """Try again for as long as we may: a leader or coordinator that is moving answers with an error, or not at all.
 
         A client can go on waiting for a broker that died, so the first silence is answered by asking anew, with another client.
@@ -237,10 +260,16 @@ class Cluster:
         with contextlib.suppress(KafkaException):
             self.admin.list_topics(timeout=LOOK_AROUND_S)
 
-    def translate(self, error: KafkaError, deed: faults.Deed, since: float) -> errors.InstepError:
-        ours = faults.translate(error, deed, self.ear, since)
-        silent = isinstance(ours, errors.BrokerUnreachable) and error.code() < 0  # the client's own codes: no broker said it
-        doubtful = silent or (isinstance(ours, errors.NotAuthorised) and error.code() not in faults.RIGHTS)
+    def translate(
+        self, error: KafkaError, operation: faults.Operation, since: float
+    ) -> errors.InstepError:
+        ours = faults.translate(error, operation, self.ear, since)
+        silent = (
+            isinstance(ours, errors.BrokerUnreachable) and error.code() < 0
+        )  # the client's own codes: no broker said it
+        doubtful = silent or (
+            isinstance(ours, errors.NotAuthorised) and error.code() not in faults.RIGHTS
+        )
         return (self._fault() if doubtful else None) or ours
 
     def _fault(self) -> errors.InstepError | None:
@@ -251,9 +280,17 @@ class Cluster:
 
         return handshake.fault_of_any(self.kafka.security, faults.addresses(self.bootstrap))
 
-    def deed(self, doing: str, topic: str | None = None, group: str | None = None, right: str | None = None) -> faults.Deed:
-        """`right` is Kafka's name of the operation that the deed needs."""
-        return faults.Deed(doing, self.bootstrap, self.who, topic, group, self.timeout_s, right)
+    def operation(
+        self,
+        doing: str,
+        topic: str | None = None,
+        group: str | None = None,
+        right: str | None = None,
+    ) -> faults.Operation:
+        """`right` is Kafka's name of the operation that the operation needs."""
+        return faults.Operation(
+            doing, self.bootstrap, self.who, topic, group, self.timeout_s, right
+        )
 
     def renew(self) -> None:
         """Use new clients from now on. One that remembers a newer epoch of a partition than the cluster does gets no answers."""
@@ -278,14 +315,21 @@ class Cluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _make(self, client: Any, further: dict[str, Any]) -> Any:
         try:
             return client({**self._config, **further, "error_cb": self.ear.hear}, logger=faults.log)
         except KafkaException as failure:
-            raise self.translate(failure.args[0], self.deed("make a Kafka client"), time.monotonic()) from failure
+            raise self.translate(
+                failure.args[0], self.operation("make a Kafka client"), time.monotonic()
+            ) from failure
 
 
 def _jaas_quoted(text: str) -> str:
@@ -302,7 +346,9 @@ def _java_key(path: str) -> str:
             f"kafka.security.key {path} is not in PKCS #8, the only form that Java reads",
             f"openssl pkcs8 -topk8 -nocrypt -in {path} -out key-pkcs8.pem; chmod 600 key-pkcs8.pem",
         )
-    if "BEGIN ENCRYPTED" in text and PBES2 in base64.b64decode("".join(text.splitlines()[1:-1]), validate=False):
+    if "BEGIN ENCRYPTED" in text and PBES2 in base64.b64decode(
+        "".join(text.splitlines()[1:-1]), validate=False
+    ):
         raise errors.SettingsError(
             f"kafka.security.key {path} is encrypted by PBES2, which Java's Kafka client does not read",
             f"openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES -in {path} -out key-java.pem",

@@ -98,7 +98,7 @@ RIGHTS: Mapping[int, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
+class ClientIdentity:
     """Whom the brokers take us for: a user, or what our certificate says."""
 
     user: str | None = None
@@ -116,19 +116,19 @@ class Who:
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class Operation:
     """What was being done, to what and as whom: what an error message needs."""
 
     doing: str
     bootstrap: str
-    who: Who = Who()
+    who: ClientIdentity = ClientIdentity()
     topic: str | None = None
     group: str | None = None
     tried_s: float | None = None
     right: str | None = None
 
 
-class Ear:
+class ErrorLog:
     """Keeps what the client says on the side: the last cause, and whether the brokers refused us."""
 
     def __init__(self) -> None:
@@ -173,17 +173,30 @@ REMEDIES = {
 }
 
 
-def translate(error: KafkaError, deed: Deed, ear: Ear | None = None, since: float = 0.0) -> errors.InstepError:
+def translate(
+    error: KafkaError, operation: Operation, ear: ErrorLog | None = None, since: float = 0.0
+) -> errors.InstepError:
     """The client's error as one of ours; raise it `from` the client's."""
     kind = MEANING.get(error.code(), errors.InstepError)
     refusal = ear.refusal(since) if ear else None
     if kind is errors.BrokerUnreachable:
-        return not_accepted(refusal, deed) if refusal else unreachable(deed, (ear.last(since) if ear else None) or error)
+        return (
+            not_accepted(refusal, operation)
+            if refusal
+            else unreachable(operation, (ear.last(since) if ear else None) or error)
+        )
     if kind is errors.NotAuthorised:
-        return not_allowed(error, deed) if error.code() in RIGHTS else not_accepted(error, deed)
-    if kind is errors.TopicMissing and deed.topic is not None:
-        return topic_missing(deed.topic, deed.bootstrap, ())
-    return kind(f"cannot {deed.doing}: {readable(error)} ({error.name()})", REMEDIES.get(error.code(), ""))
+        return (
+            not_allowed(error, operation)
+            if error.code() in RIGHTS
+            else not_accepted(error, operation)
+        )
+    if kind is errors.TopicMissing and operation.topic is not None:
+        return topic_missing(operation.topic, operation.bootstrap, ())
+    return kind(
+        f"cannot {operation.doing}: {readable(error)} ({error.name()})",
+        REMEDIES.get(error.code(), ""),
+    )
 
 
 def ends_reading(error: KafkaError) -> bool:
@@ -199,35 +212,37 @@ def code(failure: errors.InstepError) -> int | None:
     return cause.args[0].code() if isinstance(cause, KafkaException) else None
 
 
-def unreachable(deed: Deed, last: KafkaError | None) -> errors.BrokerUnreachable:
-    tried = f": tried for {deed.tried_s:.0f} s" if deed.tried_s else ""
+def unreachable(operation: Operation, last: KafkaError | None) -> errors.BrokerUnreachable:
+    tried = f": tried for {operation.tried_s:.0f} s" if operation.tried_s else ""
     reason = f" (last: {readable(last)})" if last else ""
     return errors.BrokerUnreachable(
-        f"no broker answered at {', '.join(addresses(deed.bootstrap))}{tried}{reason}",
+        f"no broker answered at {', '.join(addresses(operation.bootstrap))}{tried}{reason}",
         "start the broker, or check kafka.bootstrap and kafka.security.protocol against its listener",
     )
 
 
-def not_accepted(error: KafkaError, deed: Deed) -> errors.NotAuthorised:
+def not_accepted(error: KafkaError, operation: Operation) -> errors.NotAuthorised:
     return errors.NotAuthorised(
-        f"the broker at {', '.join(addresses(deed.bootstrap))} does not accept {deed.who}: {readable(error)}",
+        f"the broker at {', '.join(addresses(operation.bootstrap))} does not accept {operation.who}: {readable(error)}",
         "check kafka.security: username, password and mechanism"
-        if deed.who.user
+        if operation.who.user
         else "check kafka.security: ca, certificate and key",
     )
 
 
-def not_allowed(error: KafkaError, deed: Deed) -> errors.NotAuthorised:
-    lacking = RIGHTS[error.code()].format(topic=deed.topic, group=deed.group, right=deed.right or "to do this")
+def not_allowed(error: KafkaError, operation: Operation) -> errors.NotAuthorised:
+    lacking = RIGHTS[error.code()].format(
+        topic=operation.topic, group=operation.group, right=operation.right or "to do this"
+    )
     resource = {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED: f"--topic {shlex.quote(deed.topic or 'NAME')}",
-        KafkaError.GROUP_AUTHORIZATION_FAILED: f"--group {shlex.quote(deed.group or 'NAME')}",
+        KafkaError.TOPIC_AUTHORIZATION_FAILED: f"--topic {shlex.quote(operation.topic or 'NAME')}",
+        KafkaError.GROUP_AUTHORIZATION_FAILED: f"--group {shlex.quote(operation.group or 'NAME')}",
         KafkaError.CLUSTER_AUTHORIZATION_FAILED: "--cluster",
     }.get(error.code(), "…")
     return errors.NotAuthorised(
-        f"cannot {deed.doing}: {deed.who} lacks {lacking} ({error.name()})",
+        f"cannot {operation.doing}: {operation.who} lacks {lacking} ({error.name()})",
         "have the cluster's administrator grant it: kafka-acls --add"
-        f" --allow-principal {shlex.quote(deed.who.principal)} --operation {_operation(deed.right)} {resource}",
+        f" --allow-principal {shlex.quote(operation.who.principal)} --operation {_operation(operation.right)} {resource}",
     )
 
 
@@ -251,8 +266,8 @@ def near(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
-def who(security: settings.Security) -> Who:
-    return Who(security.username, security.certificate)
+def who(security: settings.Security) -> ClientIdentity:
+    return ClientIdentity(security.username, security.certificate)
 
 
 def addresses(bootstrap: str) -> list[str]:
@@ -261,5 +276,7 @@ def addresses(bootstrap: str) -> list[str]:
 
 def readable(error: KafkaError) -> str:
     """The client's words without its broker handle in front and its state clock behind."""
-    text = re.sub(r" \(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)$", "", error.str())
+    text = re.sub(
+        r" \(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)$", "", error.str()
+    )
     return re.sub(r"^\S+/(bootstrap|\d+): ", "", text)

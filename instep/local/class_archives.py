@@ -23,13 +23,13 @@ from pathlib import Path
 
 import instep
 from instep import errors
-from instep.local import artifacts, ivy, java, keeping, places
+from instep.local import artifacts, ivy, java, keeper_client, paths
 
 TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
-class Program:
+class JavaProgram:
     """A Java program whose classes are archived."""
 
     title: str
@@ -40,12 +40,18 @@ class Program:
 
     def archive(self, jars: list[Path]) -> Path:
         """Return the place of the archive; there is one for each installation of the program."""
-        return jars[0].with_name(f"classes-{hashlib.sha256(str(self.home()).encode()).hexdigest()[:12]}.jsa")
+        return jars[0].with_name(
+            f"classes-{hashlib.sha256(str(self.home()).encode()).hexdigest()[:12]}.jsa"
+        )
 
     def jvm_flags(self, jars: list[Path]) -> list[str]:
         """Return the flags that let a JVM use the archive, and keep it silent about one that does not fit."""
         archive = self.archive(jars)
-        return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:class+path=off"] if archive.exists() else []
+        return (
+            [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:class+path=off"]
+            if archive.exists()
+            else []
+        )
 
 
 def spark_home() -> Path:
@@ -69,32 +75,49 @@ def kafka_class_path(jars: list[Path]) -> str:
     return os.pathsep.join(map(str, jars))
 
 
-SPARK = Program("Spark", "spark-kafka", Path(__file__).with_name("spark-classes.xz"), spark_home, spark_class_path)
-KAFKA = Program("Kafka", "kafka", Path(__file__).with_name("kafka-classes.xz"), kafka_home, kafka_class_path)
+SPARK = JavaProgram(
+    "Spark",
+    "spark-kafka",
+    Path(__file__).with_name("spark-classes.xz"),
+    spark_home,
+    spark_class_path,
+)
+KAFKA = JavaProgram(
+    "Kafka", "kafka", Path(__file__).with_name("kafka-classes.xz"), kafka_home, kafka_class_path
+)
 PROGRAMS = (SPARK, KAFKA)
 
 
-def prepare_in_background(program: Program, say: Callable[[str], None]) -> subprocess.Popen[bytes] | None:
+def prepare_in_background(
+    program: JavaProgram, say: Callable[[str], None]
+) -> subprocess.Popen[bytes] | None:
     """Start a process that makes the missing archive and outlives this one. Nobody waits for it."""
     if artifacts.is_kept(program.bundle):
         jars = artifacts.jars(program.bundle)
         if _is_current(program.archive(jars), _made_for(program, jars)):
             return None
-    say(f"preparing {program.title}'s classes in the background for faster starts: once for this Java and this {program.title}")
-    log = places.cache() / f"{program.title.lower()}-classes.log"
+    say(
+        f"preparing {program.title}'s classes in the background for faster starts: once for this Java and this {program.title}"
+    )
+    log = paths.cache() / f"{program.title.lower()}-classes.log"
     package_root = str(Path(instep.__file__).parent.parent)
-    with places.explained(log.parent), log.open("wb") as output:
+    with paths.explained(log.parent), log.open("wb") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "instep.local.class_archives", program.title],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(
+                    filter(None, (package_root, os.environ.get("PYTHONPATH")))
+                ),
+            },
         )
 
 
-def prepare(program: Program, say: Callable[[str], None]) -> bool:
+def prepare(program: JavaProgram, say: Callable[[str], None]) -> bool:
     """Make the archive unless it is there, and return whether it is. A failure is only reported: nothing depends on it."""
     jars = artifacts.jars(program.bundle)
     folder = jars[0].parent
@@ -106,12 +129,16 @@ def prepare(program: Program, say: Callable[[str], None]) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False  # another process makes it
-        say(f"archiving {program.title}'s classes for faster starts: once for this Java and this {program.title}, about 20 s")
+        say(
+            f"archiving {program.title}'s classes for faster starts: once for this Java and this {program.title}, about 20 s"
+        )
         try:
             _sweep(folder)
             _make(program, archive, jars, wanted)
         except (errors.InstepError, OSError) as error:
-            say(f"{program.title}'s classes could not be archived, so each start takes some seconds longer: {error}")
+            say(
+                f"{program.title}'s classes could not be archived, so each start takes some seconds longer: {error}"
+            )
             return False
     return True
 
@@ -137,7 +164,7 @@ def _sweep(folder: Path) -> None:
             archive.with_suffix(".json").unlink(missing_ok=True)
 
 
-def _made_for(program: Program, jars: list[Path]) -> dict[str, str]:
+def _made_for(program: JavaProgram, jars: list[Path]) -> dict[str, str]:
     java_program = java.find().resolve()
     release = java_program.parent.parent / "release"
     home = program.home()
@@ -154,7 +181,7 @@ def _made_for(program: Program, jars: list[Path]) -> dict[str, str]:
     }
 
 
-def _make(program: Program, archive: Path, jars: list[Path], wanted: dict[str, str]) -> None:
+def _make(program: JavaProgram, archive: Path, jars: list[Path], wanted: dict[str, str]) -> None:
     """Make the archive in a temporary folder and move it into place when it is complete."""
     with artifacts.workshop(archive.parent.parent, f"{program.bundle}-classes") as (keeper, work):
         names, made, note = work / "classes.list", work / "made.jsa", work / "made.json"
@@ -168,8 +195,18 @@ def _make(program: Program, archive: Path, jars: list[Path], wanted: dict[str, s
         note.replace(archive.with_suffix(".json"))
 
 
-def _dump(keeper: keeping.Keeper, options: list[str], class_path: str, log: Path) -> None:
-    arguments = [str(java.find()), "-Xshare:dump", "-XX:+UseSerialGC", "-Xlog:disable", *options, "-cp", class_path]
+def _dump(
+    keeper: keeper_client.KeeperClient, options: list[str], class_path: str, log: Path
+) -> None:
+    arguments = [
+        str(java.find()),
+        "-Xshare:dump",
+        "-XX:+UseSerialGC",
+        "-Xlog:disable",
+        *options,
+        "-cp",
+        class_path,
+    ]
     keeper.launch(arguments, log=log)
     deadline = time.monotonic() + TIMEOUT_S
     while (status := keeper.poll()) is None:
@@ -178,7 +215,9 @@ def _dump(keeper: keeping.Keeper, options: list[str], class_path: str, log: Path
         time.sleep(0.1)
     if status != 0:
         said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise errors.InstepError(f"the JVM could not write its archive: {said[-1] if said else f'exit status {status}'}")
+        raise errors.InstepError(
+            f"the JVM could not write its archive: {said[-1] if said else f'exit status {status}'}"
+        )
 
 
 if __name__ == "__main__":

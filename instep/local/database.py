@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from instep import errors
-from instep.local import artifacts, keeping, places, server
+from instep.local import artifacts, keeper_client, paths, server
 
 
 class Database(server.Server):
@@ -30,14 +30,18 @@ class Database(server.Server):
         return self.url
 
     @property
-    def user(self) -> keeping.User | None:
-        return places.database_user()
+    def user(self) -> keeper_client.User | None:
+        return paths.database_user()
 
     @property
     def version(self) -> str:
         """The version to run, such as 17 or 11.4."""
         chosen = os.environ.get(self.version_variable) or self.usual_version
-        others = [bundle.removeprefix(f"{self.name}-") for bundle in artifacts.BUNDLES if bundle.startswith(f"{self.name}-")]
+        others = [
+            bundle.removeprefix(f"{self.name}-")
+            for bundle in artifacts.BUNDLES
+            if bundle.startswith(f"{self.name}-")
+        ]
         if chosen not in (self.usual_version, *others):
             raise errors.SettingsError(
                 f"{self.version_variable}={chosen}: no local {self.name} of this version can be fetched",

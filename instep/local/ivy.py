@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.sax import saxutils
 
 from instep import errors, extras, terminal
-from instep.local import java, keeping, places
+from instep.local import java, keeper_client, paths
 
 DESCRIPTION = """<ivy-module version="2.0">
   <info organisation="instep" module="{name}"/>
@@ -20,10 +20,19 @@ DESCRIPTION = """<ivy-module version="2.0">
   </dependencies>
 </ivy-module>
 """
-DEPENDENCY = "    <dependency org={org} name={name} rev={revision} conf={conf} transitive={transitive}/>"
+DEPENDENCY = (
+    "    <dependency org={org} name={name} rev={revision} conf={conf} transitive={transitive}/>"
+)
 
 
-def retrieve(keeper: keeping.Keeper, work: Path, name: str, modules: Sequence[str], *, transitive: bool = False) -> list[Path]:
+def retrieve(
+    keeper: keeper_client.KeeperClient,
+    work: Path,
+    name: str,
+    modules: Sequence[str],
+    *,
+    transitive: bool = False,
+) -> list[Path]:
     """Bring the modules' jars (ORG:NAME:REVISION), with those they depend on if so wished, to work/ORG/NAME/REVISION/."""
     description, log, jars = work / "ivy.xml", work / "ivy.log", work / "jars"
     description.write_text(describe(name, modules, transitive=transitive), encoding="utf-8")
@@ -40,8 +49,10 @@ def retrieve(keeper: keeping.Keeper, work: Path, name: str, modules: Sequence[st
         "maven-plugin",
     ]
     pattern = f"{jars}/[organisation]/[module]/[revision]/[artifact]-[revision].[ext]"
-    keeper.launch([str(java.find()), "-jar", str(find()), *arguments, "-retrieve", pattern, "-warn"], log=log)
-    with Progress(f"fetching {name}", work / "ivy") as progress:
+    keeper.launch(
+        [str(java.find()), "-jar", str(find()), *arguments, "-retrieve", pattern, "-warn"], log=log
+    )
+    with IvyProgress(f"fetching {name}", work / "ivy") as progress:
         while (status := keeper.poll()) is None:
             progress.show()
             time.sleep(0.1)
@@ -57,7 +68,10 @@ def find() -> Path:
     places = spec.submodule_search_locations if spec else None
     found = sorted(jar for place in places or () for jar in Path(place, "jars").glob("ivy-*.jar"))
     if not found:
-        raise errors.MissingPart("pyspark is missing, whose Ivy resolves the jars of the local servers", extras.command("spark"))
+        raise errors.MissingPart(
+            "pyspark is missing, whose Ivy resolves the jars of the local servers",
+            extras.command("spark"),
+        )
     return found[-1]
 
 
@@ -68,16 +82,25 @@ def describe(name: str, modules: Sequence[str], *, transitive: bool) -> str:
     for module in modules:
         org, artifact, revision = (saxutils.quoteattr(part) for part in module.split(":"))
         fields = {"org": org, "name": artifact, "revision": revision}
-        lines.append(DEPENDENCY.format(**fields, conf=saxutils.quoteattr(conf), transitive=f'"{str(transitive).lower()}"'))
+        lines.append(
+            DEPENDENCY.format(
+                **fields, conf=saxutils.quoteattr(conf), transitive=f'"{str(transitive).lower()}"'
+            )
+        )
     return DESCRIPTION.format(name=name, dependencies="\n".join(lines))
 
 
 def refusal(name: str, log: str, work: Path) -> errors.InstepError:
     """What to tell when Ivy gave up. It reports its reasons as text alone."""
-    if places.tells_full_disk(log):
-        return errors.InstepError(f"no space left below {work.parent} to fetch {name}", "free some space, or set INSTEP_HOME")
+    if paths.tells_full_disk(log):
+        return errors.InstepError(
+            f"no space left below {work.parent} to fetch {name}",
+            "free some space, or set INSTEP_HOME",
+        )
     told = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith("..")]
-    refused, missing = ([line for line in told if words in line] for words in ("access error", "not found"))
+    refused, missing = (
+        [line for line in told if words in line] for words in ("access error", "not found")
+    )
     reasons = refused or missing or told
     return errors.MissingPart(
         f"{name} could not be fetched from Maven Central: {next(iter(reasons), 'Ivy gave no reason')}",
@@ -86,7 +109,7 @@ def refusal(name: str, log: str, work: Path) -> errors.InstepError:
     )
 
 
-class Progress:
+class IvyProgress:
     """Megabytes fetched so far: a live line on a terminal, elsewhere a line at the start; and one at the end."""
 
     def __init__(self, what: str, folder: Path) -> None:
@@ -95,7 +118,7 @@ class Progress:
         self._line = terminal.ProgressLine(sys.stderr)
         self._started = time.monotonic()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> IvyProgress:
         if not terminal.is_live(sys.stderr):
             self._say(f"{self._what} …")
         return self
@@ -108,7 +131,9 @@ class Progress:
 
     def done(self) -> None:
         self._line.clear()
-        self._say(f"{self._what}: {self._fetched_mb():.0f} MB in {time.monotonic() - self._started:.0f} s")
+        self._say(
+            f"{self._what}: {self._fetched_mb():.0f} MB in {time.monotonic() - self._started:.0f} s"
+        )
 
     def _say(self, line: str) -> None:
         sys.stderr.write(f"{line}\n")

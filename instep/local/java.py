@@ -31,7 +31,9 @@ def find_version() -> tuple[Path, int]:
 
 def parse_version(text: str) -> int | None:
     """The feature version in what `java -version` prints: 17 of "17.0.15", 8 of "1.8.0_442"."""
-    match = re.search(r'version "(?:1\.)?(\d+)', text) or re.search(r"^(?:openjdk|java) (?:1\.)?(\d+)", text, re.MULTILINE)
+    match = re.search(r'version "(?:1\.)?(\d+)', text) or re.search(
+        r"^(?:openjdk|java) (?:1\.)?(\d+)", text, re.MULTILINE
+    )
     return int(match[1]) if match else None
 
 
@@ -39,16 +41,24 @@ def parse_version(text: str) -> int | None:
 def _find(java_home: str, path: str) -> tuple[Path, int]:
     program = Path(java_home, "bin", "java") if java_home else None
     if program and not os.access(program, os.X_OK):
-        raise errors.MissingPart(f"Java is missing: JAVA_HOME is {java_home}, and there is no bin/java in it", REMEDY)
+        raise errors.MissingPart(
+            f"Java is missing: JAVA_HOME is {java_home}, and there is no bin/java in it", REMEDY
+        )
     if program is None:
         found = shutil.which("java", path=path)
         if found is None:
-            raise errors.MissingPart("Java is missing: no `java` on the PATH, and JAVA_HOME is not set", REMEDY)
+            raise errors.MissingPart(
+                "Java is missing: no `java` on the PATH, and JAVA_HOME is not set", REMEDY
+            )
         program = Path(found)
     try:
-        run = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=60)
+        run = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, check=False, timeout=60
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise errors.MissingPart(f"Java is missing: {program} cannot be run: {error}", REMEDY) from error
+        raise errors.MissingPart(
+            f"Java is missing: {program} cannot be run: {error}", REMEDY
+        ) from error
     shown = run.stderr + run.stdout
     version = parse_version(shown)
     if run.returncode != 0 or version is None:
@@ -61,5 +71,7 @@ def _find(java_home: str, path: str) -> tuple[Path, int]:
             )
         raise errors.MissingPart(f"Java does not work: {program} -version said {said!r}", REMEDY)
     if version < OLDEST_VERSION:
-        raise errors.MissingPart(f"Java {OLDEST_VERSION} or newer is needed; {program} is Java {version}", REMEDY)
+        raise errors.MissingPart(
+            f"Java {OLDEST_VERSION} or newer is needed; {program} is Java {version}", REMEDY
+        )
     return program, version

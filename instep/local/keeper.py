@@ -96,7 +96,9 @@ class Keeper:
 
     def tree(self) -> list[int]:
         """The server's processes, its first one in front. As subreaper the keeper also finds orphans below itself."""
-        below = processes.descendants(os.getpid() if LIBC else self.child.pid if self.child else os.getpid())
+        below = processes.descendants(
+            os.getpid() if LIBC else self.child.pid if self.child else os.getpid()
+        )
         first = [self.child.pid] if self.child and self.child.poll() is None else []
         return first + [pid for pid in below if pid not in first]
 
@@ -115,7 +117,9 @@ class Keeper:
         if not LIBC:
             return
         with contextlib.suppress(ChildProcessError):
-            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            while (
+                found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ) is not None:
                 if self.child and found.si_pid == self.child.pid:
                     self.child.poll()
                 else:
@@ -171,4 +175,6 @@ def main(arguments: list[str]) -> None:
     if LIBC:
         LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     end_signal, end_timeout_s, temporary = arguments
-    serve(Keeper(int(end_signal), float(end_timeout_s), Path(temporary) if temporary else None), 0, 1)
+    serve(
+        Keeper(int(end_signal), float(end_timeout_s), Path(temporary) if temporary else None), 0, 1
+    )

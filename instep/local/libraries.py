@@ -34,10 +34,14 @@ def check(program: Path) -> None:
     ldd = shutil.which("ldd")
     if ldd is None:
         return
-    run = subprocess.run([ldd, program], capture_output=True, text=True, check=False, env={"LC_ALL": "C"})
+    run = subprocess.run(
+        [ldd, program], capture_output=True, text=True, check=False, env={"LC_ALL": "C"}
+    )
     missing = parse_missing(run.stdout)
     if missing:
-        packages = [DEBIAN_PACKAGES.get(library, f"the package that holds {library}") for library in missing]
+        packages = [
+            DEBIAN_PACKAGES.get(library, f"the package that holds {library}") for library in missing
+        ]
         raise errors.MissingPart(
             f"{program.name} cannot run here: {', '.join(missing)} missing",
             f"install it: Debian and Ubuntu `apt install {' '.join(packages)}`",

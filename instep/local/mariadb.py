@@ -29,7 +29,12 @@ class MariaDB(database.Database):
 
     @property
     def environment(self) -> Mapping[str, str]:
-        return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC", "TMPDIR": str(self.root)}
+        return {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LC_ALL": "C",
+            "TZ": "UTC",
+            "TMPDIR": str(self.root),
+        }
 
     def prepare(self) -> None:
         """At the first start make the data folder; aside, so that a half-made one is never used."""
@@ -47,8 +52,20 @@ class MariaDB(database.Database):
         files.mkdir(exist_ok=True)
         if self.user:
             os.chown(files, self.user.uid, self.user.gid)
-        arguments = ["--no-defaults", f"--basedir={home}", f"--datadir={made}", "--auth-root-authentication-method=normal"]
-        self.run_step([f"{home}/scripts/mariadb-install-db", *arguments, "--skip-test-db", "--skip-name-resolve"])
+        arguments = [
+            "--no-defaults",
+            f"--basedir={home}",
+            f"--datadir={made}",
+            "--auth-root-authentication-method=normal",
+        ]
+        self.run_step(
+            [
+                f"{home}/scripts/mariadb-install-db",
+                *arguments,
+                "--skip-test-db",
+                "--skip-name-resolve",
+            ]
+        )
         made.rename(self.data)
 
     def command(self) -> list[str]:
@@ -78,12 +95,25 @@ class MariaDB(database.Database):
         """Log in to the database. Its own pid file comes first: on a lost port another server would answer."""
         if (self.data / "mariadb.pid").read_text(encoding="utf-8").strip() != str(self.pid):
             return False
-        with socket.create_connection((ports.HOST, self.port), timeout=1) as connection, connection.makefile("rb") as stream:
+        with (
+            socket.create_connection((ports.HOST, self.port), timeout=1) as connection,
+            connection.makefile("rb") as stream,
+        ):
             greeting = _read_packet(stream)
             if greeting[:1] != b"\x0a":
                 return False
-            abilities = CLIENT_CONNECT_WITH_DB | CLIENT_PROTOCOL_41 | CLIENT_SECURE_CONNECTION | CLIENT_PLUGIN_AUTH
-            login = struct.pack("<IIB23x", abilities, 1 << 24, UTF8MB4) + b"root\0" + b"\0" + b"instep\0mysql_native_password\0"
+            abilities = (
+                CLIENT_CONNECT_WITH_DB
+                | CLIENT_PROTOCOL_41
+                | CLIENT_SECURE_CONNECTION
+                | CLIENT_PLUGIN_AUTH
+            )
+            login = (
+                struct.pack("<IIB23x", abilities, 1 << 24, UTF8MB4)
+                + b"root\0"
+                + b"\0"
+                + b"instep\0mysql_native_password\0"
+            )
             connection.sendall(struct.pack("<I", len(login) | 1 << 24) + login)
             said = _read_packet(stream)
             connection.sendall(struct.pack("<I", 1) + b"\x01")

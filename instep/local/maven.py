@@ -22,7 +22,7 @@ from urllib.error import HTTPError
 
 import instep
 from instep import errors
-from instep.local import keeping, places
+from instep.local import keeper_client, paths
 
 REPOSITORY = "INSTEP_MAVEN_REPOSITORY"  # the environment variable that names another repository than Maven Central
 ROOT = re.compile(rb"https://[\x21-\x7e]+/maven2(?=/)")
@@ -35,13 +35,17 @@ FULL_DISK_BYTES = 1 << 20
 PROGRAM = "import sys; sys.path.insert(0, {root!r}); from instep.local import maven; maven.main(sys.argv[1:])"
 
 
-def retrieve(keeper: keeping.Keeper, work: Path, name: str, modules: Sequence[str]) -> list[Path]:
+def retrieve(
+    keeper: keeper_client.KeeperClient, work: Path, name: str, modules: Sequence[str]
+) -> list[Path]:
     """Bring the jars of these modules (ORG:NAME:REVISION) to work/jars."""
     folder, log = work / "jars", work / "fetch.log"
     folder.mkdir()
     program = PROGRAM.format(root=str(Path(instep.__file__).parent.parent))
-    keeper.launch([sys.executable, "-I", "-S", "-c", program, repository(), str(folder), *modules], log=log)
-    progress = Progress(f"fetching {name}")
+    keeper.launch(
+        [sys.executable, "-I", "-S", "-c", program, repository(), str(folder), *modules], log=log
+    )
+    progress = DownloadProgress(f"fetching {name}")
     try:
         while (status := keeper.poll()) is None:
             progress.show(_fetched(folder), _total(folder))
@@ -62,7 +66,9 @@ def repository() -> str:
     for folder in (spark.submodule_search_locations or []) if spark else []:
         for jar in Path(folder).glob("jars/ivy-*.jar"):
             with zipfile.ZipFile(jar) as opened:
-                found = ROOT.search(opened.read("org/apache/ivy/plugins/resolver/IBiblioResolver.class"))
+                found = ROOT.search(
+                    opened.read("org/apache/ivy/plugins/resolver/IBiblioResolver.class")
+                )
             if found:
                 return found[0].decode()
     raise errors.MissingPart(
@@ -74,8 +80,11 @@ def repository() -> str:
 def refusal(name: str, log: str, work: Path) -> errors.InstepError:
     """The error for a fetch that failed; the last line of its log says why."""
     # on a full disk the log may have had no room for saying so
-    if places.tells_full_disk(log) or shutil.disk_usage(work).free < FULL_DISK_BYTES:
-        return errors.InstepError(f"no space left below {work.parent} to fetch {name}", "free some space, or set INSTEP_HOME")
+    if paths.tells_full_disk(log) or shutil.disk_usage(work).free < FULL_DISK_BYTES:
+        return errors.InstepError(
+            f"no space left below {work.parent} to fetch {name}",
+            "free some space, or set INSTEP_HOME",
+        )
     said = [line.strip() for line in log.splitlines() if line.strip()]
     return errors.MissingPart(
         f"{name} could not be fetched from Maven Central: {said[-1] if said else 'no reason was given'}",
@@ -102,7 +111,7 @@ def _total(folder: Path) -> int | None:
         return None
 
 
-class Progress:
+class DownloadProgress:
     """Megabytes fetched, of how many, and the time left: a live line on a terminal, elsewhere one at the start and the end."""
 
     def __init__(self, what: str) -> None:
@@ -113,10 +122,14 @@ class Progress:
 
     def show(self, fetched: int, total: int | None) -> None:
         if self._live:
-            self._write(f"{self._what} … {described(fetched, total, time.monotonic() - self._started)}")
+            self._write(
+                f"{self._what} … {described(fetched, total, time.monotonic() - self._started)}"
+            )
 
     def done(self, fetched: int) -> None:
-        sys.stderr.write(f"{self._what}: {fetched / 1e6:.0f} MB in {time.monotonic() - self._started:.0f} s\n")
+        sys.stderr.write(
+            f"{self._what}: {fetched / 1e6:.0f} MB in {time.monotonic() - self._started:.0f} s\n"
+        )
         sys.stderr.flush()
 
     def end(self) -> None:
@@ -163,7 +176,8 @@ def _address(root: str, module: str) -> str:
 
 
 def _size(address: str) -> int:
-    with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=TIMEOUT_S) as answer:  # noqa: S310
+    request = urllib.request.Request(address, method="HEAD")  # noqa: S310
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
         return int(answer.headers.get("Content-Length") or 0)
 
 
@@ -174,7 +188,7 @@ def _insist(address: str, folder: Path) -> None:
         except (OSError, HTTPException) as failure:
             # a disk that is full, and a file that is not there, stay so
             absent = isinstance(failure, HTTPError) and failure.code < 500
-            if not tries_left or absent or places.is_full(failure):
+            if not tries_left or absent or paths.is_full(failure):
                 raise
             time.sleep(1.0)
         else:

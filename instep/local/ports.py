@@ -31,7 +31,9 @@ def taken(port: int) -> bool:
         try:
             one.bind((HOST, port))
         except PermissionError as error:
-            raise errors.SettingsError(f"port {port} may not be used by this user", "choose one above 1023") from error
+            raise errors.SettingsError(
+                f"port {port} may not be used by this user", "choose one above 1023"
+            ) from error
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return True
@@ -49,7 +51,9 @@ def refusal(port: int, server: str) -> errors.SettingsError:
 def _quiet_range() -> range:
     """Ports that the kernel gives to no outgoing connection: such a one could take a server's port while it is down."""
     try:
-        first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+        first_outgoing = int(
+            Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0]
+        )
     except (OSError, ValueError):
         first_outgoing = 49152
     return range(15000, first_outgoing) if first_outgoing > 16000 else range(15000, 65536)

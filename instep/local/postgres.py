@@ -41,7 +41,9 @@ class Postgres(database.Database):
     usual_version = "17"
     version_variable = "INSTEP_POSTGRES_VERSION"
     stop_signal = signal.SIGINT  # the fast shutdown: open transactions are rolled back
-    end_signal = signal.SIGQUIT  # the immediate one: leaves no shared memory behind, as SIGKILL would
+    end_signal = (
+        signal.SIGQUIT
+    )  # the immediate one: leaves no shared memory behind, as SIGKILL would
 
     @property
     def url(self) -> str:
@@ -61,13 +63,18 @@ class Postgres(database.Database):
         made = self.root / "data.new"
         shutil.rmtree(made, ignore_errors=True)
         roles = "pg_monitor, pg_signal_backend" + (", pg_checkpoint" if release >= 15 else "")
-        for name, text in (("access.conf", ACCESS), ("first.sql", FIRST_STATEMENTS.format(roles=roles))):
+        for name, text in (
+            ("access.conf", ACCESS),
+            ("first.sql", FIRST_STATEMENTS.format(roles=roles)),
+        ):
             (self.root / name).write_text(text, encoding="utf-8")
             (self.root / name).chmod(0o644)
         locale = ["--encoding=UTF8", "--locale=C"]
         if release >= 17:
             locale += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
-        self.run_step([f"{programs}/initdb", "-D", str(made), "-U", "superuser", "--auth=trust", *locale])
+        self.run_step(
+            [f"{programs}/initdb", "-D", str(made), "-U", "superuser", "--auth=trust", *locale]
+        )
         alone = ["--single", "-D", str(made), "-c", "exit_on_error=on", "postgres"]
         self.run_step([f"{programs}/postgres", *alone], given=self.root / "first.sql")
         made.rename(self.data)
@@ -97,7 +104,10 @@ class Postgres(database.Database):
         if len(lock) < 8 or lock[0] != str(self.pid) or lock[7].strip() != "ready":
             return False
         names = b"user\0instep\0database\0instep\0\0"
-        with socket.create_connection((ports.HOST, self.port), timeout=1) as connection, connection.makefile("rb") as stream:
+        with (
+            socket.create_connection((ports.HOST, self.port), timeout=1) as connection,
+            connection.makefile("rb") as stream,
+        ):
             connection.sendall(struct.pack(">ii", 8 + len(names), 196608) + names)
             while header := stream.read(5):
                 kind, size = struct.unpack(">ci", header)

@@ -121,7 +121,12 @@ def wait_gone(pid: int, mark: str | None, timeout_s: float) -> bool:
 def _stat(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat from the state on; the command before it may hold blanks and brackets."""
     try:
-        return PROC.joinpath(str(pid), "stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2].split()
+        return (
+            PROC.joinpath(str(pid), "stat")
+            .read_text(encoding="utf-8", errors="replace")
+            .rpartition(") ")[2]
+            .split()
+        )
     except (FileNotFoundError, ProcessLookupError):
         return None
 
@@ -136,7 +141,9 @@ def _parents() -> list[tuple[int, int]]:
     if PROC.joinpath("self/stat").exists():
         pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
         stats = [(pid, _stat(pid)) for pid in pids]
-        return [(pid, int(stat[1])) for pid, stat in stats if stat is not None and not _is_over(stat)]
+        return [
+            (pid, int(stat[1])) for pid, stat in stats if stat is not None and not _is_over(stat)
+        ]
     rows = [line.split() for line in _ps("-A", "-o", "pid=,ppid=,state=")]
     return [(int(row[0]), int(row[1])) for row in rows if not row[2].startswith("Z")]
 
@@ -147,5 +154,7 @@ def _ps_start(pid: int) -> str | None:
 
 
 def _ps(*arguments: str) -> list[str]:
-    run = subprocess.run(["/bin/ps", *arguments], capture_output=True, text=True, check=False, env={"LC_ALL": "C"})
+    run = subprocess.run(
+        ["/bin/ps", *arguments], capture_output=True, text=True, check=False, env={"LC_ALL": "C"}
+    )
     return [line.strip() for line in run.stdout.splitlines() if line.strip()]

@@ -13,13 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from instep import errors
-from instep.local import keeping, places, ports, server
+from instep.local import keeper_client, paths, ports, server
 
 # Debian's program on the PATH is a wrapper for its own node, which changes the user and the folder.
 DEBIAN_PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 UP = "Server startup complete"
 # epmd has no other way to end with the node; `exec` makes the node the process that the keeper started.
-START = 'setpriv --pdeathsig KILL epmd -port "$ERL_EPMD_PORT" -address "$ERL_EPMD_ADDRESS" & exec "$0"'
+START = (
+    'setpriv --pdeathsig KILL epmd -port "$ERL_EPMD_PORT" -address "$ERL_EPMD_ADDRESS" & exec "$0"'
+)
 
 
 class RabbitMQ(server.Server):
@@ -34,8 +36,8 @@ class RabbitMQ(server.Server):
         return f"amqp://guest:guest@{ports.HOST}:{self.port}/%2f"
 
     @property
-    def user(self) -> keeping.User | None:
-        return places.database_user()
+    def user(self) -> keeper_client.User | None:
+        return paths.database_user()
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -85,6 +87,7 @@ def find() -> Path:
     found = shutil.which("rabbitmq-server", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
     if found is None or shutil.which("epmd") is None:
         raise errors.MissingPart(
-            "RabbitMQ is missing: no `rabbitmq-server` on the PATH", "install it: apt-get install rabbitmq-server"
+            "RabbitMQ is missing: no `rabbitmq-server` on the PATH",
+            "install it: apt-get install rabbitmq-server",
         )
     return DEBIAN_PROGRAM if DEBIAN_PROGRAM.exists() else Path(found)

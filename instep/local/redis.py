@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 
 from instep import errors
-from instep.local import artifacts, keeping, libraries, places, ports, server
+from instep.local import artifacts, keeper_client, libraries, paths, ports, server
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 IN_MEMORY = ("--appendonly", "no")
@@ -20,7 +20,9 @@ IN_MEMORY = ("--appendonly", "no")
 class Redis(server.Server):
     name = "redis"
 
-    def __init__(self, *, port: int | None = None, root: Path | None = None, durable: bool = True) -> None:
+    def __init__(
+        self, *, port: int | None = None, root: Path | None = None, durable: bool = True
+    ) -> None:
         super().__init__(port=port, root=root)
         self.durable = durable
 
@@ -29,9 +31,9 @@ class Redis(server.Server):
         return f"redis://{ports.HOST}:{self.port}"
 
     @property
-    def user(self) -> keeping.User | None:
+    def user(self) -> keeper_client.User | None:
         # Every user of this machine can connect, and could have it write files as whoever started it.
-        return places.database_user()
+        return paths.database_user()
 
     def prepare(self) -> None:
         libraries.check(_program())

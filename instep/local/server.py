@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from instep import errors
-from instep.local import keeping, places, ports, processes
+from instep.local import keeper_client, paths, ports, processes
 
 ATTEMPTS_ON_FREE_PORTS = 5
 LOG_TAIL_LINES = 15
@@ -54,7 +54,7 @@ class Server(abc.ABC):
         self._root = root
         self._temporary = root is None
         self._tied = tied
-        self._keeper: keeping.Keeper | None = None
+        self._keeper: keeper_client.KeeperClient | None = None
         self._pid: int | None = None
         self._log_from = 0
 
@@ -78,7 +78,7 @@ class Server(abc.ABC):
         """What a client needs to find it."""
 
     @property
-    def user(self) -> keeping.User | None:
+    def user(self) -> keeper_client.User | None:
         """Whom it runs as, when not as the one who starts it."""
         return None
 
@@ -119,7 +119,12 @@ class Server(abc.ABC):
 
     @property
     def alive(self) -> bool:
-        return self._keeper is not None and self._keeper.alive and self._pid is not None and self._keeper.poll() is None
+        return (
+            self._keeper is not None
+            and self._keeper.alive
+            and self._pid is not None
+            and self._keeper.poll() is None
+        )
 
     def start(self) -> None:
         """Start on the same port and data as before, if there was a before, and return when the server answers."""
@@ -138,12 +143,12 @@ class Server(abc.ABC):
 
     def launch(self) -> None:
         """Start the process without waiting for answers."""
-        with places.explained(self._root or Path(tempfile.gettempdir())):
+        with paths.explained(self._root or Path(tempfile.gettempdir())):
             self._settle()
         self.choose_ports()
         if self._port_is_fixed and ports.taken(self.port):
             raise ports.refusal(self.port, self.name)
-        with places.explained(self.root):
+        with paths.explained(self.root):
             self.prepare()
             self._run()
 
@@ -161,7 +166,9 @@ class Server(abc.ABC):
                 pass
             time.sleep(0.03)
         self.kill()
-        raise self._failure(f"{self.name} gave no answer within {self.start_timeout_s:.0f} s of its start and was ended")
+        raise self._failure(
+            f"{self.name} gave no answer within {self.start_timeout_s:.0f} s of its start and was ended"
+        )
 
     def stop(self) -> None:
         """End it as it likes to be ended; the data stays for the next start."""
@@ -214,7 +221,12 @@ class Server(abc.ABC):
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     # --- how ------------------------------------------------------------------------------------------
@@ -222,9 +234,13 @@ class Server(abc.ABC):
     def run_step(self, argv: Sequence[str], *, given: Path = Path(os.devnull)) -> None:
         """Run a program to its end, such as the one that makes an empty data folder; its output is in the log."""
         if self._keeper is None:
-            raise errors.InstepError(f"{self.name} cannot be prepared before it is started", "start it")
+            raise errors.InstepError(
+                f"{self.name} cannot be prepared before it is started", "start it"
+            )
         self._mark_log()
-        self._keeper.launch(argv, log=self.log, env=self.environment, cwd=self.root, user=self.user, given=given)
+        self._keeper.launch(
+            argv, log=self.log, env=self.environment, cwd=self.root, user=self.user, given=given
+        )
         while (status := self._keeper.poll()) is None:
             time.sleep(0.01)
         if status != 0:
@@ -246,11 +262,11 @@ class Server(abc.ABC):
         """A keeper and a folder to live in."""
         if self._root is None:
             base = Path(tempfile.gettempdir())
-            base = places.open_temporary(base) if self.user else base
+            base = paths.open_temporary(base) if self.user else base
             self._root = Path(tempfile.mkdtemp(prefix=f"instep-{self.name}-", dir=base))
         self._root.mkdir(parents=True, exist_ok=True)
         if self.user:
-            if not places.lets_through(self._root.parent):
+            if not paths.lets_through(self._root.parent):
                 raise errors.SettingsError(
                     f"root starts {self.name} as {self.user.name}, who cannot enter {self._root.parent}",
                     "choose a folder that every user can enter, or start it as another user than root",
@@ -259,7 +275,7 @@ class Server(abc.ABC):
         if self._keeper is None or not self._keeper.alive:
             if self._keeper:
                 self._keeper.close()
-            self._keeper = keeping.Keeper(
+            self._keeper = keeper_client.KeeperClient(
                 temporary=self._root if self._temporary else None,
                 end_signal=self.end_signal if self._temporary else self.stop_signal,
                 tied=self._tied,
@@ -269,25 +285,36 @@ class Server(abc.ABC):
         if self._keeper is None:
             raise errors.InstepError(f"{self.name} has no keeper", "start it again")
         self._mark_log()
-        self._pid = self._keeper.launch(self.command(), log=self.log, env=self.environment, cwd=self.root, user=self.user)
+        self._pid = self._keeper.launch(
+            self.command(), log=self.log, env=self.environment, cwd=self.root, user=self.user
+        )
 
     def _death(self) -> Exception:
         """Why it ended while starting. Servers tell so in their logs alone."""
         if "Address already in use" in self.read_log():
             return PortLost(
-                f"a port of {self.name} was taken by another program while it started", "try again, or choose another port"
+                f"a port of {self.name} was taken by another program while it started",
+                "try again, or choose another port",
             )
-        return self._failure(f"{self.name} ended while starting (status {self._keeper.poll() if self._keeper else None})")
+        return self._failure(
+            f"{self.name} ended while starting (status {self._keeper.poll() if self._keeper else None})"
+        )
 
     def _failure(self, what: str) -> errors.InstepError:
         # On a full disk the log may have had no room for saying so.
-        if places.tells_full_disk(self.read_log()) or shutil.disk_usage(self.root).free < FULL_DISK_BYTES:
+        if (
+            paths.tells_full_disk(self.read_log())
+            or shutil.disk_usage(self.root).free < FULL_DISK_BYTES
+        ):
             return errors.InstepError(
-                f"no space left for {self.name} below {self.root}", "free some space there, and start again"
+                f"no space left for {self.name} below {self.root}",
+                "free some space there, and start again",
             )
         lines = [line for line in self.read_log().splitlines() if line.strip()][-LOG_TAIL_LINES:]
         where = "" if self._temporary else f"the whole log: {self.log}"
-        return errors.InstepError("\n".join([f"{what}; its log's last lines:", *(f"  {line}" for line in lines)]), where)
+        return errors.InstepError(
+            "\n".join([f"{what}; its log's last lines:", *(f"  {line}" for line in lines)]), where
+        )
 
     def _mark_log(self) -> None:
         self._log_from = self.log.stat().st_size if self.log.exists() else 0

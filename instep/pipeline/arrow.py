@@ -18,6 +18,8 @@ Batches = Iterator[pa.RecordBatch]
 
 def map_batches(rows: DataFrame, function: Callable[[Batches], Batches], schema: str) -> DataFrame:
     """Each partition's rows through a function from Arrow batches to Arrow batches."""
-    mapped = UserDefinedFunction(function, schema, name="instep", evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    mapped = UserDefinedFunction(
+        function, schema, name="instep", evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+    )
     column = mapped(*[rows[name] for name in rows.columns])
     return DataFrame(rows._jdf.mapInArrow(column._jc, False, None), rows.sparkSession)

@@ -14,7 +14,7 @@ from instep.document.decoding import Record
 from instep.kafka import offsets, topics
 from instep.kafka.connection import Cluster
 from instep.kafka.topics import Topic
-from instep.pipeline import transaction
+from instep.pipeline.apply import transaction
 from instep.sinks.target import Position
 
 Ledger = Mapping[int, Position]
@@ -48,7 +48,9 @@ def replaced(pipeline: str, topic: str) -> errors.TopicReplaced:
 
 def refuse_replaced(pipeline: str, topic: Topic, ledger: Ledger) -> None:
     """The ledger's offsets mean nothing on another topic of the same name."""
-    if set(ledger) - set(topic.partitions) or any(is_other(topic, position) for position in ledger.values()):
+    if set(ledger) - set(topic.partitions) or any(
+        is_other(topic, position) for position in ledger.values()
+    ):
         raise replaced(pipeline, topic.name)
 
 
@@ -60,9 +62,16 @@ def is_other(topic: Topic, position: Position) -> bool:
 def refuse_expired(cluster: Cluster, pipeline: str, topic: Topic, ledger: Ledger) -> None:
     """The log must still hold what comes next."""
     first = offsets.earliest(cluster, topic.name, list(ledger))
-    expired = {p: (ledger[p].next_offset, first[p] - 1) for p in sorted(ledger) if ledger[p].next_offset < first[p]}
+    expired = {
+        p: (ledger[p].next_offset, first[p] - 1)
+        for p in sorted(ledger)
+        if ledger[p].next_offset < first[p]
+    }
     if expired:
-        ranges = ", ".join(f"partition {partition}: {start} to {stop}" for partition, (start, stop) in expired.items())
+        ranges = ", ".join(
+            f"partition {partition}: {start} to {stop}"
+            for partition, (start, stop) in expired.items()
+        )
         chosen = " ".join(f"--partition {partition}" for partition in expired)
         raise errors.OffsetsExpired(
             f"records of topic {topic.name!r} that pipeline {pipeline!r} has not applied are gone from the log ({ranges})",
@@ -90,10 +99,16 @@ def diverged(cluster: Cluster, topic: Topic, ledger: Ledger) -> dict[int, str]:
         for partition, position in ledger.items()
         if position.next_offset > end[partition]
     }
-    asked = {p: row.next_offset - 1 for p, row in ledger.items() if row.last_digest and first[p] < row.next_offset <= end[p]}
+    asked = {
+        p: row.next_offset - 1
+        for p, row in ledger.items()
+        if row.last_digest and first[p] < row.next_offset <= end[p]
+    }
     for partition, record in digests(cluster, topic, asked).items():
         if record is not None and record != ledger[partition].last_digest:
-            found[partition] = f"partition {partition} has another record at {asked[partition]} than the one applied last"
+            found[partition] = (
+                f"partition {partition} has another record at {asked[partition]} than the one applied last"
+            )
     return dict(sorted(found.items()))
 
 
@@ -101,7 +116,9 @@ def digests(cluster: Cluster, topic: Topic, places: Mapping[int, int]) -> dict[i
     """The digest of the record at exactly this offset of each partition, None where the log has none there."""
     records = offsets.first_records(cluster, topic.name, places) if places else {}
     return {
-        partition: transaction.digest(Record(record.offset, record.timestamp_ms, record.key, record.value))
+        partition: transaction.digest(
+            Record(record.offset, record.timestamp_ms, record.key, record.value)
+        )
         if record is not None and record.offset == places[partition]
         else None
         for partition, record in records.items()

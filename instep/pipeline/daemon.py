@@ -14,7 +14,9 @@ from instep import errors
 
 def main() -> None:
     for driver in ("postgres", "mysql", "sqlite"):
-        with contextlib.suppress(errors.MissingPart):  # a target's driver is there when it is needed
+        with contextlib.suppress(
+            errors.MissingPart
+        ):  # a target's driver is there when it is needed
             __import__(f"instep.sinks.{driver}")
     gc.collect()
     gc.freeze()

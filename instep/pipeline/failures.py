@@ -19,7 +19,10 @@ class TaskFailed(Exception):
     """What a task raises: one of our errors, written so that it survives the way through the JVM."""
 
     def __init__(self, error: errors.InstepError) -> None:
-        super().__init__(MARK + json.dumps({"type": type(error).__name__, "what": error.what, "remedy": error.remedy}))
+        super().__init__(
+            MARK
+            + json.dumps({"type": type(error).__name__, "what": error.what, "remedy": error.remedy})
+        )
 
 
 def read(text: str) -> errors.InstepError | None:

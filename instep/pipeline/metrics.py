@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import prometheus_client
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from instep import errors
 from instep.document.guard import Verdict
 from instep.pipeline import task
-from instep.pipeline.runner import Runner, State
+from instep.pipeline.runner import Runner, RunnerState
 
 HOST = "127.0.0.1"
 
@@ -25,32 +30,58 @@ class Pipelines(Collector):
     def collect(self) -> Iterator[Metric]:
         label = ["pipeline"]
         yield self._counter(
-            "instep_applied", "Events applied to the target table.", lambda runner: runner.progress.totals["applied"]
+            "instep_applied",
+            "Events applied to the target table.",
+            lambda runner: runner.progress.totals["applied"],
         )
-        events = CounterMetricFamily("instep_events", "Events by what became of them.", labels=["pipeline", "verdict"])
+        events = CounterMetricFamily(
+            "instep_events", "Events by what became of them.", labels=["pipeline", "verdict"]
+        )
         freshness = HistogramMetricFamily(
-            "instep_freshness_seconds", "From an event happening to its commit in the target.", labels=label
+            "instep_freshness_seconds",
+            "From an event happening to its commit in the target.",
+            labels=label,
         )
-        lag = GaugeMetricFamily("instep_lag_records", "Offsets up to the end of the log that are not applied yet.", labels=label)
+        lag = GaugeMetricFamily(
+            "instep_lag_records",
+            "Offsets up to the end of the log that are not applied yet.",
+            labels=label,
+        )
         held = GaugeMetricFamily(
-            "instep_held_back_records", "Of the lag: offsets that wait behind an open Kafka transaction.", labels=label
+            "instep_held_back_records",
+            "Of the lag: offsets that wait behind an open Kafka transaction.",
+            labels=label,
         )
-        up = GaugeMetricFamily("instep_pipeline_up", "1 while the pipeline runs, 0 while it waits or has ended.", labels=label)
+        up = GaugeMetricFamily(
+            "instep_pipeline_up",
+            "1 while the pipeline runs, 0 while it waits or has ended.",
+            labels=label,
+        )
         for runner in self._runners:
             totals = runner.progress.totals
             for verdict in Verdict:
                 events.add_metric([runner.name, verdict.value], totals[verdict.value])
-            freshness.add_metric([runner.name], _cumulative(totals), totals["freshness_us"] / 1_000_000)
+            freshness.add_metric(
+                [runner.name], _cumulative(totals), totals["freshness_us"] / 1_000_000
+            )
             if runner.progress.lag is not None:
                 lag.add_metric([runner.name], runner.progress.lag)
             held.add_metric([runner.name], runner.progress.held_back)
-            up.add_metric([runner.name], 1.0 if runner.state is State.RUNNING else 0.0)
+            up.add_metric([runner.name], 1.0 if runner.state is RunnerState.RUNNING else 0.0)
         yield from (events, freshness, lag, held, up)
-        yield self._counter("instep_records", "Records taken from the log.", lambda runner: runner.progress.totals["records"])
         yield self._counter(
-            "instep_dead_letters", "Records set aside as dead letters.", lambda runner: runner.progress.totals["dead"]
+            "instep_records",
+            "Records taken from the log.",
+            lambda runner: runner.progress.totals["records"],
         )
-        yield self._counter("instep_restarts", "Times the query was started again.", lambda runner: runner.restarts)
+        yield self._counter(
+            "instep_dead_letters",
+            "Records set aside as dead letters.",
+            lambda runner: runner.progress.totals["dead"],
+        )
+        yield self._counter(
+            "instep_restarts", "Times the query was started again.", lambda runner: runner.restarts
+        )
 
     def _counter(self, name: str, text: str, value: Callable[[Runner], int]) -> CounterMetricFamily:
         family = CounterMetricFamily(name, text, labels=["pipeline"])
@@ -59,17 +90,20 @@ class Pipelines(Collector):
         return family
 
 
-class Server:
+class MetricsServer:
     """The page that Prometheus asks for. Port 0 takes a free one."""
 
     def __init__(self, port: int, runners: Sequence[Runner]) -> None:
         registry = CollectorRegistry()
         registry.register(Pipelines(runners))
         try:
-            self._server, self._thread = prometheus_client.start_http_server(port, addr=HOST, registry=registry)
+            self._server, self._thread = prometheus_client.start_http_server(
+                port, addr=HOST, registry=registry
+            )
         except OSError as error:
             raise errors.SettingsError(
-                f"metrics cannot be served on port {port}: {error.strerror}", "give --metrics another port"
+                f"metrics cannot be served on port {port}: {error.strerror}",
+                "give --metrics another port",
             ) from error
         self.address = f"http://{HOST}:{self._server.server_port}/metrics"
 

@@ -35,7 +35,9 @@ def read(text: str, topic: str) -> Batch:
 def _offsets(found: Any, topic: str) -> dict[int, int]:
     if isinstance(found, str):
         found = json.loads(found)
-    return {int(partition): offset for partition, offset in ((found or {}).get(topic) or {}).items()}
+    return {
+        int(partition): offset for partition, offset in ((found or {}).get(topic) or {}).items()
+    }
 
 
 class Progress:
@@ -50,8 +52,12 @@ class Progress:
         self.positions: dict[int, int] = {}
         self.lag: int | None = None  # to the end of the log; None: not known yet
         self.held_back = 0  # of the lag: offsets behind an open transaction
-        self.held_by: list[str] = []  # a sentence for each partition that an open transaction holds back
-        self._begun: dict[int, int] = {}  # where partitions stood before the first report of the query
+        self.held_by: list[
+            str
+        ] = []  # a sentence for each partition that an open transaction holds back
+        self._begun: dict[
+            int, int
+        ] = {}  # where partitions stood before the first report of the query
         self._ends: dict[int, int] = {}
 
     def begin(self, positions: Mapping[int, int], ends: Mapping[int, int]) -> None:
@@ -66,7 +72,9 @@ class Progress:
 
     def _measure(self) -> None:
         stands = {**self._begun, **self.positions}
-        self.lag = sum(max(0, end - stands.get(partition, 0)) for partition, end in self._ends.items())
+        self.lag = sum(
+            max(0, end - stands.get(partition, 0)) for partition, end in self._ends.items()
+        )
 
     def settle(self, totals: Mapping[str, int]) -> None:
         """Take the sums that the ledger has: a query that failed does not report what its last tasks committed."""
@@ -79,7 +87,10 @@ class Progress:
             self.totals[name] += count
         self._window.append((self._now(), batch.counts))
         self.positions |= batch.positions
-        self._ends |= {partition: max(end, self._ends.get(partition, 0)) for partition, end in batch.ends.items()}
+        self._ends |= {
+            partition: max(end, self._ends.get(partition, 0))
+            for partition, end in batch.ends.items()
+        }
         self._measure()
 
     def rate(self) -> float:

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 from pyspark.sql.streaming.query import StreamingQuery
 
-from instep.pipeline import arrow, batches, task
+from instep.pipeline import arrow, arrow_records, task
 
 OBSERVED = "instep"
 TRIGGER = "100 milliseconds"
@@ -20,7 +20,7 @@ POLL_RECORDS = 10_000
 
 def start(
     spark: SparkSession,
-    plan: task.Plan,
+    plan: task.TaskPlan,
     *,
     kafka: Mapping[str, str],
     offsets: Mapping[int, int],
@@ -29,7 +29,14 @@ def start(
     once: bool,
 ) -> StreamingQuery:
     """Start the query at the ledger's offsets, with a fresh checkpoint: the ledger is the truth, the checkpoint a cache."""
-    records = _records(spark, plan.target.topic, kafka, offsets, rows_max, headers=plan.target.mapping.reads_headers)
+    records = _records(
+        spark,
+        plan.target.topic,
+        kafka,
+        offsets,
+        rows_max,
+        headers=plan.target.mapping.reads_headers,
+    )
     if str(spark.sparkContext.master).startswith("local"):
         # more tasks than cores would only wait for each other; each applies its partitions one after the other
         records = records.coalesce(spark.sparkContext.defaultParallelism)
@@ -37,11 +44,17 @@ def start(
     totals = [F.sum(name).alias(name) for name in task.SCHEMA.names]
     # queries share the cores fairly, whatever the backlog of one of them
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.target.pipeline)
-    writer = counts.observe(OBSERVED, *totals).writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    writer = (
+        counts.observe(OBSERVED, *totals)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(checkpoint))
+    )
     if once:
         return writer.trigger(availableNow=True).start()
     # losing Spark's own record of progress is safe, as the ledger has it
-    quick = writer.option("asyncProgressTrackingEnabled", "true").option("asyncProgressTrackingCheckpointIntervalMs", "1000")
+    quick = writer.option("asyncProgressTrackingEnabled", "true").option(
+        "asyncProgressTrackingCheckpointIntervalMs", "1000"
+    )
     return quick.trigger(processingTime=TRIGGER).start()
 
 
@@ -59,7 +72,10 @@ def _records(
         reader = reader.option(f"kafka.{name}", value)
     return (
         reader.option("subscribe", topic)
-        .option("startingOffsets", json.dumps({topic: {str(partition): offset for partition, offset in offsets.items()}}))
+        .option(
+            "startingOffsets",
+            json.dumps({topic: {str(partition): offset for partition, offset in offsets.items()}}),
+        )
         .option("failOnDataLoss", "true")
         .option("maxOffsetsPerTrigger", rows_max)
         .option("kafka.isolation.level", "read_committed")
@@ -92,8 +108,14 @@ def read(
     return (
         # assigned, not subscribed: partitions with nothing to read, or that came to be just now, are not asked for
         reader.option("assign", json.dumps({topic: asked}))
-        .option("startingOffsets", json.dumps({topic: {str(partition): start[partition] for partition in asked}}))
-        .option("endingOffsets", json.dumps({topic: {str(partition): end[partition] for partition in asked}}))
+        .option(
+            "startingOffsets",
+            json.dumps({topic: {str(partition): start[partition] for partition in asked}}),
+        )
+        .option(
+            "endingOffsets",
+            json.dumps({topic: {str(partition): end[partition] for partition in asked}}),
+        )
         .option("failOnDataLoss", "true")
         .option("minPartitions", spark.sparkContext.defaultParallelism)
         .option("kafka.isolation.level", "read_committed")
@@ -107,9 +129,15 @@ def read(
 def record_schema(*, headers: bool) -> str:
     """The columns of records in Spark's words."""
     schema = "partition int, offset long, timestamp_ms long, key binary, value binary"
-    return f"{schema}, {batches.HEADERS} {batches.HEADERS_SPARK}" if headers else schema
+    return f"{schema}, {arrow_records.HEADERS} {arrow_records.HEADERS_SPARK}" if headers else schema
 
 
 def _columns(*, headers: bool) -> list[Column | str]:
-    columns: list[Column | str] = ["partition", "offset", F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value"]
-    return [*columns, batches.HEADERS] if headers else columns
+    columns: list[Column | str] = [
+        "partition",
+        "offset",
+        F.unix_millis("timestamp").alias("timestamp_ms"),
+        "key",
+        "value",
+    ]
+    return [*columns, arrow_records.HEADERS] if headers else columns

@@ -25,10 +25,10 @@ import msgspec
 from instep import errors, settings
 from instep.document.guard import Verdict
 from instep.document.reasons import RETRIED
-from instep.pipeline import documents, parked, turns
-from instep.pipeline.turns import Desk, Line
-from instep.sinks import setaside
-from instep.sinks.setaside import Place, SetAside
+from instep.pipeline.apply import maintenance, release, rows
+from instep.pipeline.apply.maintenance import Change, MaintenanceSession
+from instep.sinks import quarantine
+from instep.sinks.quarantine import QuarantinedRecord, RecordPosition
 from instep.sinks.sink import Sink
 
 WHO = "instep"  # in instep_decisions
@@ -41,14 +41,16 @@ DELAY_MAX_S = 60.0
 ROUND_DOCUMENTS_MAX = 100
 ROUND_WORK_S = 1.0  # a round starts no further release after this time
 KNOWN_MAX = 100_000
-SCAN_INTERVAL = timedelta(seconds=60)  # how often all parked documents are read, not only the latest
+SCAN_INTERVAL = timedelta(
+    seconds=60
+)  # how often all parked documents are read, not only the latest
 OVERLAP = timedelta(seconds=10)  # a transaction commits later than the time that it writes
 
 
-class Waiting(msgspec.Struct):
+class RetriedDocument(msgspec.Struct):
     """A parked document, the event that holds it, and when it is tried next."""
 
-    place: Place
+    place: RecordPosition
     due: datetime
     delay_s: float = DELAY_FIRST_S
 
@@ -57,21 +59,24 @@ class Schedule:
     """When each parked document is tried next. Pure: the caller has the clock."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, RetriedDocument] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, document: str, place: Place, now: datetime) -> None:
+    def add(self, document: str, place: RecordPosition, now: datetime) -> None:
         """Try a document at once, unless it is scheduled already."""
-        self._waiting.setdefault(document, Waiting(place, now))
+        self._waiting.setdefault(document, RetriedDocument(place, now))
 
-    def due(self, now: datetime, limit: int) -> dict[str, Place]:
+    def due(self, now: datetime, limit: int) -> dict[str, RecordPosition]:
         """The documents to try now, longest overdue first."""
         due = ((name, one) for name, one in self._waiting.items() if one.due <= now)
-        return {name: one.place for name, one in heapq.nsmallest(limit, due, key=lambda item: item[1].due)}
+        return {
+            name: one.place
+            for name, one in heapq.nsmallest(limit, due, key=lambda item: item[1].due)
+        }
 
-    def refused(self, document: str, place: Place, now: datetime) -> None:
+    def refused(self, document: str, place: RecordPosition, now: datetime) -> None:
         """Try again later, and each time after twice the time."""
         one = self._waiting[document]
         one.place, one.due = place, now + timedelta(seconds=one.delay_s)
@@ -94,7 +99,7 @@ class Retries:
         self._thread = threading.Thread(target=self._run, name=f"{name} retries", daemon=True)
         self._name, self._pipeline, self._epoch = name, pipeline, epoch
         self._over = threading.Event()
-        self._desk: Desk | None = None
+        self._desk: MaintenanceSession | None = None
         self._desk_epoch = 0
         self._begin_anew()
 
@@ -112,7 +117,7 @@ class Retries:
             return  # it waits for the database, and is undone with its connection
         if once_more:
             self._begin_anew()
-            now = turns.now()
+            now = maintenance.now()
             with contextlib.suppress(Exception):  # what is still parked waits for the next run
                 while self.round(now):
                     pass
@@ -120,23 +125,26 @@ class Retries:
 
     def round(self, now: datetime) -> int:
         """Try the documents that are due; return how many were tried."""
-        desk = self._opened()
-        with desk.sink.snapshot():
-            self._find(desk.sink, now)
+        session = self._opened()
+        with session.sink.snapshot():
+            self._find(session.sink, now)
             due = self._schedule.due(now, ROUND_DOCUMENTS_MAX)
-            events = {str(one.document): one for one in setaside.parked_at(desk.sink, list(due.values()))}
+            events = {
+                str(one.document): one
+                for one in quarantine.parked_at(session.sink, list(due.values()))
+            }
         for document in due:
             one = events.get(document)
             if one is None or one.reason not in RETRIED or self._is_over(one, now):
                 self._schedule.forget(document)
                 events.pop(document, None)
-        still = refused_again(desk, list(events.values()))
+        still = refused_again(session, list(events.values()))
         deadline = time.monotonic() + ROUND_WORK_S
         for document, one in events.items():
             if one.place in still:
                 self._schedule.refused(document, one.place, now)
             elif time.monotonic() < deadline:
-                self._release(desk, document, one.place, now)
+                self._release(session, document, one.place, now)
         return len(events)
 
     # --- parts -----------------------------------------------------------------------------------------
@@ -147,27 +155,30 @@ class Retries:
             pause_s = INTERVAL_S
             if self._epoch():
                 try:
-                    self.round(turns.now())
+                    self.round(maintenance.now())
                 except Exception:  # noqa: BLE001 - the pipeline itself reports what is wrong with its database
                     pause_s = FAILURE_PAUSE_S
                     self._close()
 
     def _begin_anew(self) -> None:
         self._schedule = Schedule()
-        self._looked = self._scanned = datetime.min.replace(tzinfo=turns.now().tzinfo)
+        self._looked = self._scanned = datetime.min.replace(tzinfo=maintenance.now().tzinfo)
 
-    def _opened(self) -> Desk:
+    def _opened(self) -> MaintenanceSession:
         epoch = self._epoch()
         if self._desk is not None and epoch and epoch != self._desk_epoch:
             self._close()
         if self._desk is None:
-            self._desk, self._desk_epoch = Desk(self._name, self._pipeline, WHO, waits=False), epoch
+            self._desk, self._desk_epoch = (
+                MaintenanceSession(self._name, self._pipeline, WHO, waits=False),
+                epoch,
+            )
         return self._desk
 
     def _close(self) -> None:
-        desk, self._desk = self._desk, None
-        if desk is not None:
-            desk.sink.close()
+        session, self._desk = self._desk, None
+        if session is not None:
+            session.sink.close()
 
     def _find(self, sink: Sink, now: datetime) -> None:
         """Schedule what was parked since the last look; once a minute, everything that is young enough."""
@@ -179,16 +190,20 @@ class Retries:
         self._looked = now
         for reason in RETRIED:
             room = KNOWN_MAX - len(self._schedule)
-            for document, place in setaside.parked_for(sink, reason, since, room) if room > 0 else ():
+            for document, place in (
+                quarantine.parked_for(sink, reason, since, room) if room > 0 else ()
+            ):
                 self._schedule.add(document, place, now)
 
-    def _is_over(self, one: SetAside, now: datetime) -> bool:
+    def _is_over(self, one: QuarantinedRecord, now: datetime) -> bool:
         return one.at + timedelta(seconds=self._pipeline.retry_parked_s) < now
 
-    def _release(self, desk: Desk, document: str, place: Place, now: datetime) -> None:
+    def _release(
+        self, session: MaintenanceSession, document: str, place: RecordPosition, now: datetime
+    ) -> None:
         try:
-            lines = parked.release(desk, document, execute=True)
-        except parked.NotParked:  # an operator was quicker
+            lines = release.release(session, document, execute=True)
+        except release.NotParked:  # an operator was quicker
             self._schedule.forget(document)
         except errors.Transient:  # a task has the ledger
             self._schedule.postpone(document, now)
@@ -202,31 +217,37 @@ class Retries:
                 self._schedule.refused(document, stuck.place, now)
 
 
-def refused_again(desk: Desk, waiting: Sequence[SetAside]) -> set[Place]:
+def refused_again(
+    session: MaintenanceSession, waiting: Sequence[QuarantinedRecord]
+) -> set[RecordPosition]:
     """Return the places of those events that are still refused for the reason that is recorded. Changes nothing."""
-    found: set[Place] = set()
+    found: set[RecordPosition] = set()
     by_log = itertools.groupby(waiting, key=lambda one: (one.place.topic, one.place.partition))
     logs = [{one.record.offset: one for one in some} for _, some in by_log]
     try:
-        with desk.sink.transaction(keep=False):
+        with session.sink.transaction(keep=False):
             for log in logs:
-                events, _ = desk.decoder.decode_all([one.record for one in log.values()])
-                _, refused = documents.write(desk.sink, events, careful=True, held=set())
+                events, _ = session.decoder.decode_all([one.record for one in log.values()])
+                _, refused = rows.write(session.sink, events, careful=True, held=set())
                 for one in refused:
                     known = log[one.event.offset]
                     if known.reason == one.refusal.reason.value:
                         found.add(known.place)
     except (errors.RowRefused, errors.Outrun):
-        return set()  # not one row but the transaction was undone: each document has to be tried alone
+        return (
+            set()
+        )  # not one row but the transaction was undone: each document has to be tried alone
     return found
 
 
-def retried_until(pipeline: settings.Pipeline, reason: str, since: datetime, now: datetime) -> datetime | None:
+def retried_until(
+    pipeline: settings.Pipeline, reason: str, since: datetime, now: datetime
+) -> datetime | None:
     """Return until when a running pipeline retries a document that was parked for this reason; None when it does not."""
     until = since + timedelta(seconds=pipeline.retry_parked_s)
     return until if reason in RETRIED and until > now else None
 
 
-def _stuck(lines: Sequence[Line]) -> Line | None:
+def _stuck(lines: Sequence[Change]) -> Change | None:
     """The first event that has to go on waiting."""
     return next((line for line in lines if line.verdict == Verdict.PARKED.value), None)

@@ -7,6 +7,7 @@ again in the same Spark session; what cannot mend itself ends the pipeline with 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import tempfile
 import threading
@@ -24,8 +25,19 @@ from instep import errors, settings, sinks
 from instep.kafka import groups, offsets
 from instep.kafka.connection import Cluster, java_config
 from instep.kafka.topics import Topic
-from instep.pipeline import continuity, failures, progress, query, retries, task, transaction, unreadable, waiting, watch
-from instep.sinks import inspection, runs, setaside
+from instep.pipeline import (
+    continuity,
+    direct_reader,
+    failures,
+    monitors,
+    pending,
+    progress,
+    query,
+    retries,
+    task,
+)
+from instep.pipeline.apply import transaction
+from instep.sinks import inspection, quarantine, runs
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position, Target
 
@@ -47,7 +59,7 @@ LOOK_INTERVAL_S = 0.1
 Found = TypeVar("Found")
 
 
-class State(StrEnum):
+class RunnerState(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     WAITING = "waiting"
@@ -71,7 +83,7 @@ class Runner(threading.Thread):
         """`is_lost` says that the folder was removed: errors do not count as failures of the pipeline then."""
         super().__init__(name=name, daemon=True)
         self.pipeline, self.cluster, self.spark, self.once = pipeline, cluster, spark, once
-        self.state = State.STARTING
+        self.state = RunnerState.STARTING
         self.error: errors.InstepError | None = None
         self.waiting_for = ""
         self.started_at = datetime.now(UTC)
@@ -83,7 +95,7 @@ class Runner(threading.Thread):
         self._asked_to_stop = threading.Event()
         self._query: StreamingQuery | None = None
         self._topic: Topic | None = None
-        self._plan: task.Plan | None = None
+        self._plan: task.TaskPlan | None = None
         self._target: Target | None = None
         self._sink: Sink | None = None
         self._epoch = 0
@@ -100,20 +112,30 @@ class Runner(threading.Thread):
         self._checked = self._table_checked = self._mirrored = time.monotonic()
         self._ending = threading.Lock()  # held while the query is stopped
         self._counted: dict[str, int] | None = None  # what the ledger had summed up before this run
-        self._lag = watch.LagWatch(name, cluster, pipeline.topic, self.progress, lambda: self.state is not State.WAITING)
-        self._heartbeat = watch.HeartbeatWatch(name, pipeline, self._reported)
-        self._retries = retries.Retries(name, pipeline, lambda: self._epoch if self.state is not State.STARTING else 0)
+        self._lag = monitors.LagWatch(
+            name,
+            cluster,
+            pipeline.topic,
+            self.progress,
+            lambda: self.state is not RunnerState.WAITING,
+        )
+        self._heartbeat = monitors.HeartbeatWatch(name, pipeline, self._reported)
+        self._retries = retries.Retries(
+            name, pipeline, lambda: self._epoch if self.state is not RunnerState.STARTING else 0
+        )
 
     def run(self) -> None:
         """Look after the pipeline until it has ended or is asked to."""
         self._lag.start()
         self._heartbeat.start()
         self._retries.start()
-        while self.state is not State.ENDED and not self._asked_to_stop.wait(LOOK_INTERVAL_S):
+        while self.state is not RunnerState.ENDED and not self._asked_to_stop.wait(LOOK_INTERVAL_S):
             self._guarded(self._look)
         self._lag.end()
         self._stop_query()
-        self._retries.end(once_more=self.once and self.state is State.ENDED and self.error is None)
+        self._retries.end(
+            once_more=self.once and self.state is RunnerState.ENDED and self.error is None
+        )
         self._settle_at_end()
         self._heartbeat.end()
         self._mirror()
@@ -129,7 +151,7 @@ class Runner(threading.Thread):
         """End the query, and start none until `resume` gives the pipeline another Spark session."""
         self._suspended.set()
         self._stop_query()
-        if self.state is not State.ENDED:
+        if self.state is not RunnerState.ENDED:
             self._wait_for("a new Spark session")
 
     def resume(self, spark: SparkSession, folder: Path) -> None:
@@ -139,7 +161,7 @@ class Runner(threading.Thread):
 
     def waiting_s(self) -> float:
         """For how long the pipeline has been waiting."""
-        return time.monotonic() - self._waiting_since if self.state is State.WAITING else 0.0
+        return time.monotonic() - self._waiting_since if self.state is RunnerState.WAITING else 0.0
 
     def _has_no_session(self) -> bool:
         return self._suspended.is_set() or self._is_lost()
@@ -177,21 +199,27 @@ class Runner(threading.Thread):
         sink = self._look_at(target)
         with sink.translated():
             known = sink.positions()
-        topic = self._believed(lambda: continuity.describe(self.cluster, self.name, self.pipeline.topic, known))
+        topic = self._believed(
+            lambda: continuity.describe(self.cluster, self.name, self.pipeline.topic, known)
+        )
         continuity.refuse_replaced(self.name, topic, known)
-        begins = waiting.begins(self.cluster, topic, self.pipeline, known)
-        epoch, ledger = sink.take_epoch(Position(p, at, 0, topic.cluster_id, topic.id) for p, at in begins.items())
+        begins = pending.begins(self.cluster, topic, self.pipeline, known)
+        epoch, ledger = sink.take_epoch(
+            Position(p, at, 0, topic.cluster_id, topic.id) for p, at in begins.items()
+        )
         continuity.refuse_expired(self.cluster, self.name, topic, ledger)
         self._believed(lambda: continuity.refuse_diverged(self.cluster, self.name, topic, ledger))
         with sink.translated():
-            applied = setaside.applied_before(sink)
+            applied = quarantine.applied_before(sink)
         writer = transaction.Writer(epoch, topic.cluster_id, topic.id, applied)
         self._settle(ledger)
         self._topic, self._target, self._epoch, self._ledger = topic, target, epoch, ledger
         self._lag.partitions = tuple(topic.partitions)
         self._checked = self._table_checked = time.monotonic()
         self._report_seen, self._applied = "", {}
-        self._plan = task.Plan(target, self.pipeline, writer, self.cluster.kafka, self.cluster.bootstrap)
+        self._plan = task.TaskPlan(
+            target, self.pipeline, writer, self.cluster.kafka, self.cluster.bootstrap
+        )
         self._query = query.start(
             self.spark,
             self._plan,
@@ -204,7 +232,7 @@ class Runner(threading.Thread):
         if self._suspended.is_set():  # while the query started: `suspend` did not see it
             self._stop_query()
             return
-        self.state = State.RUNNING
+        self.state = RunnerState.RUNNING
 
     def _believed(self, check: Callable[[], Found]) -> Found:
         """A broker that has just started may not know its topics or their ends yet: believe it only when it says so again."""
@@ -216,14 +244,17 @@ class Runner(threading.Thread):
 
     def _settle(self, ledger: Mapping[int, Position]) -> None:
         """Take the ledger's sums: what tasks of a failed query committed, it never reported."""
-        now = {name: sum(at.totals.get(name, 0) for at in ledger.values()) for name in transaction.TOTALS}
+        now = {
+            name: sum(at.totals.get(name, 0) for at in ledger.values())
+            for name in transaction.TOTALS
+        }
         if self._counted is None:
             self._counted = now
         self.progress.settle({name: now[name] - before for name, before in self._counted.items()})
 
     def _settle_at_end(self) -> None:
         """The same once more when the query is over, unless another run counts on in the same ledger by now."""
-        waits_for_server = self.state is State.WAITING and not self._suspended.is_set()
+        waits_for_server = self.state is RunnerState.WAITING and not self._suspended.is_set()
         if self._counted is None or self._target is None or waits_for_server:
             return
         with contextlib.suppress(errors.InstepError):
@@ -236,8 +267,13 @@ class Runner(threading.Thread):
     def _reported(self) -> tuple[int, str, str | None, str | None]:
         """Epoch, state, code of the error and detail, for the heartbeat."""
         state, error = self.state, self.error
-        if state is not State.ENDED and not self._asked_to_stop.is_set():
-            return self._epoch, state.value, None, self.waiting_for if state is State.WAITING else None
+        if state is not RunnerState.ENDED and not self._asked_to_stop.is_set():
+            return (
+                self._epoch,
+                state.value,
+                None,
+                self.waiting_for if state is RunnerState.WAITING else None,
+            )
         if error is None:
             return self._epoch, runs.STOPPED, None, None
         return self._epoch, runs.STOPPED, errors.code_of(error), error.what
@@ -246,7 +282,9 @@ class Runner(threading.Thread):
 
     def _absorb(self, running: StreamingQuery) -> None:
         """Add what the query has reported since the last look."""
-        reports = running._jsq.recentProgress()  # one call a report; the public property makes dozens
+        reports = (
+            running._jsq.recentProgress()
+        )  # one call a report; the public property makes dozens
         fresh = []
         for index in range(len(reports) - 1, -1, -1):
             # by time, not by batch: an idle query reports under the number of the batch that is still to come
@@ -267,7 +305,7 @@ class Runner(threading.Thread):
         self._absorb(ended)
         self._query = None
         if failure is None or self._asked_to_stop.is_set():
-            self.state = State.ENDED
+            self.state = RunnerState.ENDED
         else:
             ours = failures.read(str(failure))
             if ours is not None or not self._apply_unreadable():
@@ -280,9 +318,11 @@ class Runner(threading.Thread):
         with sink.translated():
             ledger = sink.positions()
         found = False
-        for partition, end, outcome in unreadable.apply(self._plan, self.cluster, ledger):
+        for partition, end, outcome in direct_reader.apply(self._plan, self.cluster, ledger):
             found = True
-            self.progress.add(progress.Batch(task.counts(outcome), {partition: end}, {partition: end}))
+            self.progress.add(
+                progress.Batch(task.counts(outcome), {partition: end}, {partition: end})
+            )
         self.restarts += found
         return found
 
@@ -311,14 +351,26 @@ class Runner(threading.Thread):
             now = ledger.get(partition)
             if now is None or now.epoch < self._epoch or partition in passed_over:
                 where = "is gone" if now is None else f"was moved to {now.next_offset}"
-                raise errors.LedgerMoved(f"the ledger of {self.name!r}, partition {partition}, {where}")
+                raise errors.LedgerMoved(
+                    f"the ledger of {self.name!r}, partition {partition}, {where}"
+                )
         return ledger
 
     def _passed_over(self, ledger: dict[int, Position]) -> list[int]:
         """Partitions with records that the ledger has not, and that the query has behind it; transaction markers are none."""
-        doubtful = {p: ledger[p].next_offset for p, end in self._applied.items() if p in ledger and ledger[p].next_offset < end}
-        found = offsets.first_records(self.cluster, self.pipeline.topic, doubtful) if doubtful else {}
-        return [partition for partition, record in found.items() if record and record.offset < self._applied[partition]]
+        doubtful = {
+            p: ledger[p].next_offset
+            for p, end in self._applied.items()
+            if p in ledger and ledger[p].next_offset < end
+        }
+        found = (
+            offsets.first_records(self.cluster, self.pipeline.topic, doubtful) if doubtful else {}
+        )
+        return [
+            partition
+            for partition, record in found.items()
+            if record and record.offset < self._applied[partition]
+        ]
 
     def _check_table(self) -> None:
         """A unique key or a collation that was changed decides how rows have to be written, and refuses none by itself."""
@@ -328,15 +380,19 @@ class Runner(threading.Thread):
     def _check_log(self, ledger: dict[int, Position]) -> None:
         """The log may change under a query that reads on as if nothing had happened."""
         assert self._topic is not None
-        topic = self._believed(lambda: continuity.describe(self.cluster, self.name, self.pipeline.topic, ledger))
+        topic = self._believed(
+            lambda: continuity.describe(self.cluster, self.name, self.pipeline.topic, ledger)
+        )
         if topic.id != self._topic.id:
             raise continuity.replaced(self.name, topic.name)
         # what was applied by the last check as well: since then a log that lost its end may have grown past it
         for known in (self._ledger, ledger) if ledger != self._ledger else (ledger,):
-            self._believed(lambda known=known: continuity.refuse_diverged(self.cluster, self.name, topic, known))  # type: ignore[misc]
+            self._believed(
+                functools.partial(continuity.refuse_diverged, self.cluster, self.name, topic, known)
+            )
         self._ledger = ledger
-        if self.state is State.WAITING:
-            self.state = State.RUNNING
+        if self.state is RunnerState.WAITING:
+            self.state = RunnerState.RUNNING
         if time.monotonic() - self._failed_at > FORGET_AFTER_S:
             self._failures = self._hopeless = 0
 
@@ -350,18 +406,22 @@ class Runner(threading.Thread):
             failure = failures.read(str(error)) or unexplained(error)
         else:
             return
-        if self.spark is spark:  # else the session was replaced meanwhile, and the error is the old one's
+        if (
+            self.spark is spark
+        ):  # else the session was replaced meanwhile, and the error is the old one's
             self._failed(failure)
 
     def _failed(self, error: errors.InstepError) -> None:
         """Wait and try again, for ever or a few times, or end: by the error's type."""
         if self._asked_to_stop.is_set() or self._has_no_session():
             return
-        first_start = self.state is State.STARTING
+        first_start = self.state is RunnerState.STARTING
         if isinstance(error, errors.DatabaseUnreachable):
             self._let_go()
         if isinstance(error, errors.Unreachable) and self._query is not None:
-            self._wait_for(error.what)  # the query itself waits a while, and need not be started again if that is enough
+            self._wait_for(
+                error.what
+            )  # the query itself waits a while, and need not be started again if that is enough
             return
         self._stop_query()
         waits = isinstance(error, (errors.Unreachable, errors.StartAgain))
@@ -372,18 +432,24 @@ class Runner(threading.Thread):
         self._failed_at = time.monotonic()
         if first_start or not (waits or doubtful) or self._hopeless >= DOUBTFUL_TRIES_MAX:
             lost = isinstance(error, errors.NotAuthorised) and not first_start
-            self.error = errors.AccessLost(error.what, f"{error.remedy}; then: instep run") if lost else error
-            self.state = State.ENDED
+            self.error = (
+                errors.AccessLost(error.what, f"{error.remedy}; then: instep run")
+                if lost
+                else error
+            )
+            self.state = RunnerState.ENDED
             return
         self._failures += 1
         self.restarts += 1
-        self._try_at = time.monotonic() + min(BACKOFF_FIRST_S * 2 ** (self._failures - 1), BACKOFF_MAX_S)
+        self._try_at = time.monotonic() + min(
+            BACKOFF_FIRST_S * 2 ** (self._failures - 1), BACKOFF_MAX_S
+        )
         self._wait_for(error.what)
 
     def _wait_for(self, what: str) -> None:
-        if self.state is not State.WAITING:
+        if self.state is not RunnerState.WAITING:
             self._waiting_since = time.monotonic()
-        self.state = State.WAITING
+        self.state = RunnerState.WAITING
         self.waiting_for = what
 
     def _stop_query(self) -> None:
@@ -398,8 +464,10 @@ class Runner(threading.Thread):
     def _mirror(self) -> None:
         """Write the position to the pipeline's own consumer group, for the tools people have; never to another program's."""
         positions, group = dict(self.progress.positions), groups.mirror_name(self.name)
-        if positions != self._mirror_shows and self.state is not State.WAITING:
-            with contextlib.suppress(errors.InstepError):  # a mirror is a courtesy: the ledger has the truth
+        if positions != self._mirror_shows and self.state is not RunnerState.WAITING:
+            with contextlib.suppress(
+                errors.InstepError
+            ):  # a mirror is a courtesy: the ledger has the truth
                 if time.monotonic() >= self._ask_owner_at:
                     groups.refuse_foreign(self.cluster, group, self.pipeline.topic, positions)
                     self._ask_owner_at = time.monotonic() + MIRROR_OWNER_INTERVAL_S
@@ -416,6 +484,12 @@ def unexplained(failure: BaseException) -> errors.InstepError:
             "free some space there, or set TMPDIR to a folder on another disk",
         )
     # what follows is the query's plan, or the JVM's stack
-    lines = [line.strip() for line in re.split(r"=== Streaming Query ===|\n\s*at \S+\(", said)[0].splitlines()]
+    lines = [
+        line.strip()
+        for line in re.split(r"=== Streaming Query ===|\n\s*at \S+\(", said)[0].splitlines()
+    ]
     words = " ".join(filter(None, lines))[:400]
-    return errors.InstepError(f"the query failed: {type(failure).__name__}: {words}", "run with --debug to see Spark's log")
+    return errors.InstepError(
+        f"the query failed: {type(failure).__name__}: {words}",
+        "run with --debug to see Spark's log",
+    )

@@ -26,7 +26,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from instep import errors, settings, spark_options
-from instep.pipeline import launching
+from instep.pipeline import jvm
 
 STOP_TIMEOUT_MS = 2_500
 JVM_END_TIMEOUT_S = 5.0
@@ -46,7 +46,7 @@ LOCKLESS_S_MAX = 24 * 3600
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
-class Workplace:
+class RunFolder:
     """A run's temporary folder: checkpoints, Spark's scratch files and its log. A checkpoint is a cache, so none is kept.
 
     A lock on a file in it says that the run lives. A process id would not: in another container it is another process.
@@ -64,7 +64,9 @@ class Workplace:
                 "make that folder writable, or set TMPDIR to one that is; then run the command again",
             ) from error
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        fcntl.flock(self._folder, fcntl.LOCK_EX)  # systemd-tmpfiles leaves a locked folder alone, however old its files are
+        fcntl.flock(
+            self._folder, fcntl.LOCK_EX
+        )  # systemd-tmpfiles leaves a locked folder alone, however old its files are
         self.log = self.path / "spark.log"
 
     def is_lost(self) -> bool:
@@ -82,22 +84,27 @@ class Workplace:
             self._folder = -1
 
 
-def open_session(spark: settings.Spark, jars: Sequence[Path], place: Workplace, *, verbose: bool = False) -> SparkSession:
+def open_session(
+    spark: settings.Spark, jars: Sequence[Path], place: RunFolder, *, verbose: bool = False
+) -> SparkSession:
     """Start Spark, or raise what keeps it from starting."""
     spark_options.check(spark.master, spark.memory)
     spark_options.refuse_silent(spark.master)
     if not verbose:
         logging.getLogger().addFilter(_is_news)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    given, options = launching.without_arguments(spark.conf, place.path)
+    given, options = jvm.without_arguments(spark.conf, place.path)
     conf = joined(_conf(spark, jars, place, verbose, options), given)
-    conf |= {"spark.master": retrying(spark.master), "spark.app.name": conf.get("spark.app.name", "instep")}
+    conf |= {
+        "spark.master": retrying(spark.master),
+        "spark.app.name": conf.get("spark.app.name", "instep"),
+    }
     builder = SparkSession.builder
     for name, value in conf.items():
         builder = builder.config(name, value)
     try:
         with nullcontext() if verbose else _stderr_to(place.log):
-            launching.launch(conf, place.path)
+            jvm.launch(conf, place.path)
             session = builder.getOrCreate()
     except (PySparkException, Py4JError) as error:
         raise _not_started(place.log, error) from error
@@ -110,15 +117,19 @@ def open_session(spark: settings.Spark, jars: Sequence[Path], place: Workplace, 
 class Session:
     """A Spark session and the temporary folder that it needs. Both are replaced together when the folder is lost."""
 
-    def __init__(self, spark: settings.Spark, jars: Sequence[Path], *, verbose: bool = False) -> None:
+    def __init__(
+        self, spark: settings.Spark, jars: Sequence[Path], *, verbose: bool = False
+    ) -> None:
         self._settings, self._jars, self._verbose = spark, jars, verbose
-        self.place = Workplace()
+        self.place = RunFolder()
         self._spark: SparkSession | None = None
 
     @property
     def spark(self) -> SparkSession:
         if self._spark is None:
-            self._spark = open_session(self._settings, self._jars, self.place, verbose=self._verbose)
+            self._spark = open_session(
+                self._settings, self._jars, self.place, verbose=self._verbose
+            )
         return self._spark
 
     def is_lost(self) -> bool:
@@ -129,7 +140,7 @@ class Session:
         self.stop()
         _end_jvm()
         self.place.remove()
-        self.place = Workplace()
+        self.place = RunFolder()
 
     def stop(self) -> None:
         spark, self._spark = self._spark, None
@@ -178,14 +189,24 @@ def refuse_dead(session: SparkSession) -> None:
 def _not_started(log: Path, error: Exception) -> errors.InstepError:
     """Why Spark did not start: what the JVM gave as its reason, else that it was killed, else what PySpark says."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    causes = [line.strip() for line in lines if not line.startswith("\t") and ("Exception" in line or "rror" in line)]
+    causes = [
+        line.strip()
+        for line in lines
+        if not line.startswith("\t") and ("Exception" in line or "rror" in line)
+    ]
     gateway = SparkContext._gateway
     if not causes and (gateway is None or gateway.proc.poll() is not None):
         return errors.SparkGone(
-            "Spark's JVM ended while it was starting: killed, or out of memory", launching.memory_limit() or ""
+            "Spark's JVM ended while it was starting: killed, or out of memory",
+            jvm.memory_limit() or "",
         )
-    remedy = launching.memory_limit() or "correct [spark] in the settings; with --debug Spark's whole log is shown"
-    return errors.SettingsError(f"Spark could not start: {(causes or str(error).splitlines())[0][:300]}", remedy)
+    remedy = (
+        jvm.memory_limit()
+        or "correct [spark] in the settings; with --debug Spark's whole log is shown"
+    )
+    return errors.SettingsError(
+        f"Spark could not start: {(causes or str(error).splitlines())[0][:300]}", remedy
+    )
 
 
 @contextmanager
@@ -202,10 +223,13 @@ def _stderr_to(file: Path) -> Iterator[None]:
         os.close(kept)
 
 
-def _has_room_for_sockets(place: Workplace) -> bool:
+def _has_room_for_sockets(place: RunFolder) -> bool:
     """Whether the path of a socket in a temporary folder is short enough for the system. Otherwise Spark uses ports."""
     folders = (place.path, Path(tempfile.gettempdir()))
-    return max(len(os.fsencode(folder)) for folder in folders) + SOCKET_NAME_BYTES < SOCKET_PATH_BYTES_MAX
+    return (
+        max(len(os.fsencode(folder)) for folder in folders) + SOCKET_NAME_BYTES
+        < SOCKET_PATH_BYTES_MAX
+    )
 
 
 def retrying(master: str) -> str:
@@ -216,14 +240,28 @@ def retrying(master: str) -> str:
 
 def joined(ours: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
     """What the settings say goes before what we say, and with it where a value is a list."""
-    both = {name: between.join((ours[name], given[name])) for name, between in LISTS.items() if name in ours and name in given}
+    both = {
+        name: between.join((ours[name], given[name]))
+        for name, between in LISTS.items()
+        if name in ours and name in given
+    }
     return {**ours, **given, **both}
 
 
 def _conf(
-    spark: settings.Spark, jars: Sequence[Path], place: Workplace, verbose: bool, given: Sequence[str] = ()
+    spark: settings.Spark,
+    jars: Sequence[Path],
+    place: RunFolder,
+    verbose: bool,
+    given: Sequence[str] = (),
 ) -> dict[str, str]:
-    options = [f"-Dinstep.log={place.log}", "-XX:+UseSerialGC", f"-Djava.io.tmpdir={place.path}", *COMPILER, *_archived(jars)]
+    options = [
+        f"-Dinstep.log={place.log}",
+        "-XX:+UseSerialGC",
+        f"-Djava.io.tmpdir={place.path}",
+        *COMPILER,
+        *_archived(jars),
+    ]
     options += given
     if not verbose:
         options.append(f"-Dlog4j2.configurationFile={LOG_SETTINGS}")
@@ -243,7 +281,9 @@ def _conf(
         "spark.sql.streaming.stopTimeout": str(STOP_TIMEOUT_MS),
         "spark.sql.streaming.numRecentProgressUpdates": "1000",
         # the three that shorten a micro-batch most
-        "spark.python.unix.domain.socket.enabled": "true" if _has_room_for_sockets(place) else "false",
+        "spark.python.unix.domain.socket.enabled": "true"
+        if _has_room_for_sockets(place)
+        else "false",
         "spark.sql.streaming.checkpointFileManagerClass": (
             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
         ),
@@ -255,7 +295,9 @@ def _conf(
         conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         # its ports take nobody else on this machine
         conf |= {"spark.authenticate": "true", "spark.authenticate.secret": secrets.token_hex(32)}
-        conf |= {"spark.python.daemon.module": "instep.pipeline.daemon"}  # executors elsewhere may be sent instep only later
+        conf |= {
+            "spark.python.daemon.module": "instep.pipeline.daemon"
+        }  # executors elsewhere may be sent instep only later
     else:
         conf |= {"spark.jars": ",".join(map(str, jars))}
     return conf
@@ -264,8 +306,13 @@ def _conf(
 def _archived(jars: Sequence[Path]) -> list[str]:
     """The archive of this Spark's classes that may lie beside the jars; one that does not fit is passed over by the JVM."""
     home = hashlib.sha256(str(Path(pyspark.__file__).parent).encode()).hexdigest()[:12]
-    found = [archive for jar in jars[:1] if (archive := jar.with_name(f"classes-{home}.jsa")).exists()]
-    return [f"-XX:SharedArchiveFile={archive}" for archive in found] + ["-Xlog:cds=off", "-Xlog:class+path=off"]
+    found = [
+        archive for jar in jars[:1] if (archive := jar.with_name(f"classes-{home}.jsa")).exists()
+    ]
+    return [f"-XX:SharedArchiveFile={archive}" for archive in found] + [
+        "-Xlog:cds=off",
+        "-Xlog:class+path=off",
+    ]
 
 
 def _sweep() -> None:

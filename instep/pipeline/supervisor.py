@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from instep import errors, settings
 from instep.document.showing import counted
 from instep.kafka import backlog, topics
-from instep.kafka.backlog import Waiting
+from instep.kafka.backlog import PartitionBacklog
 from instep.kafka.connection import Cluster, java_config
-from instep.pipeline import arrow, session, task, waiting
-from instep.pipeline.metrics import Server
-from instep.pipeline.reporting import Reporter
-from instep.pipeline.runner import Runner, State
+from instep.pipeline import arrow, pending, session, task
+from instep.pipeline.metrics import MetricsServer
+from instep.pipeline.reporter import Reporter
+from instep.pipeline.runner import Runner, RunnerState
 from instep.sinks import inspection
 from instep.terminal import Tone
 
@@ -49,7 +49,7 @@ def run(
     _check(chosen, cluster)
     backlogs = _measure(chosen, cluster)
     runners: list[Runner] = []
-    server = Server(metrics_port, runners) if metrics_port is not None else None
+    server = MetricsServer(metrics_port, runners) if metrics_port is not None else None
     opened = session.Session(declared.spark, jars, verbose=verbose)
     try:
         with _stop_signals() as stopped:
@@ -57,13 +57,23 @@ def run(
             stopped.listen()
             try:
                 runners += [
-                    Runner(name, pipeline, cluster, spark, opened.place.path / str(number), once=once, is_lost=opened.is_lost)
+                    Runner(
+                        name,
+                        pipeline,
+                        cluster,
+                        spark,
+                        opened.place.path / str(number),
+                        once=once,
+                        is_lost=opened.is_lost,
+                    )
                     for number, (name, pipeline) in enumerate(chosen.items())
                 ]
                 for runner in runners:
                     if ahead := backlogs.get(runner.name):
                         ends = {partition: one.end for partition, one in ahead.items()}
-                        runner.progress.begin({p: end - ahead[p].records for p, end in ends.items()}, ends)
+                        runner.progress.begin(
+                            {p: end - ahead[p].records for p, end in ends.items()}, ends
+                        )
                 _work(opened, runners, stopped, server, verbose=verbose)
             finally:
                 with _deadline(stopped, END_WITHIN_S):
@@ -78,17 +88,23 @@ def run(
     return runners
 
 
-def _measure(chosen: dict[str, settings.Pipeline], cluster: Cluster) -> dict[str, dict[int, Waiting]]:
+def _measure(
+    chosen: dict[str, settings.Pipeline], cluster: Cluster
+) -> dict[str, dict[int, PartitionBacklog]]:
     """Say what waits for each pipeline: it is known at once, and Spark takes seconds to start."""
-    say, found = Reporter([]).say, dict[str, dict[int, Waiting]]()
+    say, found = Reporter([]).say, dict[str, dict[int, PartitionBacklog]]()
     for name, pipeline in chosen.items():
         try:
-            ahead = found[name] = waiting.ahead(cluster, name, pipeline)
+            ahead = found[name] = pending.ahead(cluster, name, pipeline)
         except errors.InstepError:  # the runner meets the same, and knows whether to wait or to end
             continue
         held = {partition: one.held_back for partition, one in ahead.items() if one.held_back}
-        say(f"{name}: {counted(sum(one.records for one in ahead.values()), 'record')} waiting; starting Spark")
-        for text in backlog.explained(held, backlog.open_transactions(cluster, pipeline.topic, held)):
+        say(
+            f"{name}: {counted(sum(one.records for one in ahead.values()), 'record')} waiting; starting Spark"
+        )
+        for text in backlog.explained(
+            held, backlog.open_transactions(cluster, pipeline.topic, held)
+        ):
             say(f"{name}: {text}")
     return found
 
@@ -133,7 +149,10 @@ class Stop:
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[Stop]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    }
     stop = Stop()
     try:
         yield stop
@@ -142,7 +161,14 @@ def _stop_signals() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
-def _work(opened: session.Session, runners: Sequence[Runner], stop: Stop, server: Server | None, *, verbose: bool) -> None:
+def _work(
+    opened: session.Session,
+    runners: Sequence[Runner],
+    stop: Stop,
+    server: MetricsServer | None,
+    *,
+    verbose: bool,
+) -> None:
     reporter = Reporter(runners, verbose=verbose)
     if server:
         reporter.say(f"metrics at {server.address}")
@@ -151,9 +177,14 @@ def _work(opened: session.Session, runners: Sequence[Runner], stop: Stop, server
     for runner in runners:
         runner.start()
     try:
-        while not stop.wait(LOOK_INTERVAL_S) and any(runner.state is not State.ENDED for runner in runners):
+        while not stop.wait(LOOK_INTERVAL_S) and any(
+            runner.state is not RunnerState.ENDED for runner in runners
+        ):
             if opened.is_lost():
-                reporter.say(f"the temporary folder {opened.place.path} was removed; starting a new Spark session", Tone.WARNING)
+                reporter.say(
+                    f"the temporary folder {opened.place.path} was removed; starting a new Spark session",
+                    Tone.WARNING,
+                )
                 _renew(opened, runners)
                 stop.listen()
                 warm = _KeepWarm(opened.spark)
@@ -204,8 +235,12 @@ class _KeepWarm:
             self._thread.start()
 
     def _ping(self) -> None:
-        with contextlib.suppress(Exception):  # the session ended meanwhile; warmth is all that is lost
-            arrow.map_batches(self._spark.range(0, self._cores, 1, self._cores), task.ping, "id long").collect()
+        with contextlib.suppress(
+            Exception
+        ):  # the session ended meanwhile; warmth is all that is lost
+            arrow.map_batches(
+                self._spark.range(0, self._cores, 1, self._cores), task.ping, "id long"
+            ).collect()
 
 
 @contextlib.contextmanager

@@ -24,9 +24,10 @@ from instep.document.decoding import Decoder, Record
 from instep.document.guard import Verdict
 from instep.kafka import offsets, topics
 from instep.kafka.connection import Cluster
-from instep.pipeline import batches as arriving
-from instep.pipeline import continuity, failures, transaction
-from instep.pipeline.transaction import Outcome, Probe, Writer
+from instep.pipeline import arrow_records as arriving
+from instep.pipeline import continuity, failures
+from instep.pipeline.apply import transaction
+from instep.pipeline.apply.transaction import BatchOutcome, Probe, Writer
 from instep.sinks import inspection
 from instep.sinks.sink import Sink
 from instep.sinks.target import Target
@@ -37,7 +38,25 @@ TRANSIENT_TRIES_MAX = 8
 RECONNECT_PATIENCE_S = 2.0
 BROKER_PATIENCE_S = 5.0  # a transaction is open meanwhile
 TOPIC_DOUBT_S = 2.0  # a broker that has just started may not know its topics yet
-FRESHNESS_BOUNDS_S = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+FRESHNESS_BOUNDS_S = (
+    0.025,
+    0.05,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    0.75,
+    1.0,
+    1.5,
+    2.0,
+    3.0,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+)
 
 COUNTS = ("records", *(verdict.value for verdict in Verdict), "dead", "freshness_us")
 BUCKETS = tuple(f"bucket_{number}" for number in range(len(FRESHNESS_BOUNDS_S) + 1))
@@ -45,7 +64,7 @@ SCHEMA = pa.schema([(name, pa.int64()) for name in (*COUNTS, *BUCKETS)])
 SPARK_SCHEMA = ", ".join(f"{name} long" for name in SCHEMA.names)
 
 
-class Plan(msgspec.Struct, frozen=True):
+class TaskPlan(msgspec.Struct, frozen=True):
     """Everything a task needs besides its records."""
 
     target: Target
@@ -60,19 +79,21 @@ _opened: dict[Target, tuple[Sink, Decoder]] = {}
 _clusters: dict[str, Cluster] = {}
 
 
-def run(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def run(plan: TaskPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Apply every run of records of one partition, and give back what was done."""
     _calm_collector()
     probe = _probe()
-    probe(transaction.Moment(plan.target.pipeline, 0))
+    probe(transaction.ProbeEvent(plan.target.pipeline, 0))
     try:
         for partition, records in _runs(batches):
             yield _counted(_apply(plan, partition, records, probe))
     except errors.InstepError as error:
-        raise failures.TaskFailed(error) from None  # the cause may quote a record, which must not be read as an error
+        raise failures.TaskFailed(
+            error
+        ) from None  # the cause may quote a record, which must not be read as an error
 
 
-def apply_here(plan: Plan, partition: int, records: list[Record]) -> Outcome:
+def apply_here(plan: TaskPlan, partition: int, records: list[Record]) -> BatchOutcome:
     """The same without Spark, in the driver."""
     try:
         return _apply(plan, partition, records, _probe())
@@ -87,9 +108,9 @@ def ping(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def _apply(plan: Plan, partition: int, records: list[Record], probe: Probe) -> Outcome:
+def _apply(plan: TaskPlan, partition: int, records: list[Record], probe: Probe) -> BatchOutcome:
     """The transaction, tried again by the type of what went wrong."""
-    work = transaction.Work(
+    work = transaction.BatchTransaction(
         plan.writer,
         partition,
         records,
@@ -124,7 +145,7 @@ class SameTopic:
     one is enough for all tries. The question is put at once and the answer awaited when called, behind the database's work.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: TaskPlan) -> None:
         self._plan = plan
         self._sure = False
         self._answer: Callable[[], str] | None = self._ask()
@@ -149,10 +170,12 @@ class SameTopic:
         try:
             return self._ask()()
         except errors.TopicMissing as error:
-            raise continuity.gone(self._plan.target.pipeline, self._plan.target.topic, ()) from error
+            raise continuity.gone(
+                self._plan.target.pipeline, self._plan.target.topic, ()
+            ) from error
 
 
-def _log_holds(plan: Plan, partition: int, start: int, end: int) -> bool:
+def _log_holds(plan: TaskPlan, partition: int, start: int, end: int) -> bool:
     """Whether the log has a committed record of the partition between two offsets, or may have lost one there.
 
     Asked only where offsets are missing.
@@ -164,12 +187,12 @@ def _log_holds(plan: Plan, partition: int, start: int, end: int) -> bool:
     return found is not None and found.offset < end
 
 
-def _refuse_changed(plan: Plan) -> None:
+def _refuse_changed(plan: TaskPlan) -> None:
     """A table that was altered refuses every row: that is a stop, and no reason to set documents aside."""
     inspection.refuse_restrained(plan.target, plan.pipeline)
 
 
-def _cluster(plan: Plan) -> Cluster:
+def _cluster(plan: TaskPlan) -> Cluster:
     if plan.bootstrap not in _clusters:
         _clusters[plan.bootstrap] = Cluster(plan.kafka, plan.bootstrap, BROKER_PATIENCE_S)
     return _clusters[plan.bootstrap]
@@ -209,16 +232,27 @@ def is_full(records: Sized, size: int) -> bool:
     return size > RUN_BYTES_MAX or len(records) >= RUN_RECORDS_MAX
 
 
-def _counted(outcome: Outcome) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([count], pa.int64()) for count in counts(outcome).values()], schema=SCHEMA)
+def _counted(outcome: BatchOutcome) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array([count], pa.int64()) for count in counts(outcome).values()], schema=SCHEMA
+    )
 
 
-def counts(outcome: Outcome) -> dict[str, int]:
+def counts(outcome: BatchOutcome) -> dict[str, int]:
     """What a transaction did, in numbers, by the names of SCHEMA."""
     ranked = sorted(outcome.freshness_us)
-    ends = [0, *(bisect_right(ranked, bound * 1_000_000) for bound in FRESHNESS_BOUNDS_S), len(ranked)]
+    ends = [
+        0,
+        *(bisect_right(ranked, bound * 1_000_000) for bound in FRESHNESS_BOUNDS_S),
+        len(ranked),
+    ]
     buckets = [end - start for start, end in itertools.pairwise(ends)]
-    done = [outcome.records, *(outcome.verdicts[verdict] for verdict in Verdict), outcome.dead, sum(outcome.freshness_us)]
+    done = [
+        outcome.records,
+        *(outcome.verdicts[verdict] for verdict in Verdict),
+        outcome.dead,
+        sum(outcome.freshness_us),
+    ]
     return dict(zip(SCHEMA.names, (*done, *buckets), strict=True))
 
 

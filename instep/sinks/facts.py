@@ -16,20 +16,59 @@ from instep.sinks import inspection, tables, target
 from instep.sinks.target import TableName
 
 POSTGRES_SETTINGS = (
-    "fsync", "full_page_writes", "synchronous_commit", "transaction_read_only",
-    "statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout", "max_connections",
-    "superuser_reserved_connections", "reserved_connections", "idle_session_timeout", "default_transaction_isolation",
-    "default_transaction_read_only", "session_replication_role", "synchronous_standby_names", "log_statement", "TimeZone",
-)  # fmt: skip
+    "fsync",
+    "full_page_writes",
+    "synchronous_commit",
+    "transaction_read_only",
+    "statement_timeout",
+    "transaction_timeout",
+    "idle_in_transaction_session_timeout",
+    "max_connections",
+    "superuser_reserved_connections",
+    "reserved_connections",
+    "idle_session_timeout",
+    "default_transaction_isolation",
+    "default_transaction_read_only",
+    "session_replication_role",
+    "synchronous_standby_names",
+    "log_statement",
+    "TimeZone",
+)
 MYSQL_SETTINGS = (
-    "innodb_flush_log_at_trx_commit", "innodb_doublewrite", "binlog_format", "log_bin", "read_only", "super_read_only",
-    "max_allowed_packet", "max_connections", "max_user_connections", "max_statement_time", "tx_read_only",
-    "transaction_read_only", "max_execution_time", "wait_timeout", "idle_transaction_timeout", "idle_write_transaction_timeout",
-    "sync_binlog", "general_log", "time_zone", "system_time_zone", "foreign_key_checks", "unique_checks",
-)  # fmt: skip
-DELETE_RULES = {"a": "NO ACTION", "r": "RESTRICT", "c": "CASCADE", "n": "SET NULL", "d": "SET DEFAULT"}
+    "innodb_flush_log_at_trx_commit",
+    "innodb_doublewrite",
+    "binlog_format",
+    "log_bin",
+    "read_only",
+    "super_read_only",
+    "max_allowed_packet",
+    "max_connections",
+    "max_user_connections",
+    "max_statement_time",
+    "tx_read_only",
+    "transaction_read_only",
+    "max_execution_time",
+    "wait_timeout",
+    "idle_transaction_timeout",
+    "idle_write_transaction_timeout",
+    "sync_binlog",
+    "general_log",
+    "time_zone",
+    "system_time_zone",
+    "foreign_key_checks",
+    "unique_checks",
+)
+DELETE_RULES = {
+    "a": "NO ACTION",
+    "r": "RESTRICT",
+    "c": "CASCADE",
+    "n": "SET NULL",
+    "d": "SET DEFAULT",
+}
 ALL_GRANTED = re.compile(r"^GRANT (?P<rights>.*?) ON \*\.\* TO ", re.DOTALL)
-ACCOUNT_LIMIT = re.compile(r"\b(MAX_(?:QUERIES|UPDATES|CONNECTIONS)_PER_HOUR|MAX_USER_CONNECTIONS|MAX_STATEMENT_TIME) ([0-9.]+)")
+ACCOUNT_LIMIT = re.compile(
+    r"\b(MAX_(?:QUERIES|UPDATES|CONNECTIONS)_PER_HOUR|MAX_USER_CONNECTIONS|MAX_STATEMENT_TIME) ([0-9.]+)"
+)
 NEEDED = ("SELECT", "INSERT", "UPDATE", "DELETE")
 MOUNTS = Path("/proc/self/mounts")
 
@@ -53,7 +92,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: tuple[int, ...] | None = None
     encrypted: bool | None = None
     settings: dict[str, str] | None = None
-    engines: dict[str, str] = {}  # of the target's and instep's own tables: InnoDB …; on PostgreSQL logged or unlogged
+    engines: dict[
+        str, str
+    ] = {}  # of the target's and instep's own tables: InnoDB …; on PostgreSQL logged or unlogged
     key: list[str] = []
     unique_keys: list[list[str]] = []
     other_columns: list[str] = []  # that the pipeline does not write
@@ -65,15 +106,21 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     clock_ahead_s: float | None = None  # of ours
     user: str = ""  # who we are there, as a statement names it: "app", 'app'@'%'
     database: str = ""
-    sources: dict[str, str] = {}  # where a setting comes from: pg_settings.source; on MariaDB and MySQL server or account
-    limits: dict[str, float] = {}  # of the account and the database: ROLE_CONNECTIONS, MAX_UPDATES_PER_HOUR …
+    sources: dict[
+        str, str
+    ] = {}  # where a setting comes from: pg_settings.source; on MariaDB and MySQL server or account
+    limits: dict[
+        str, float
+    ] = {}  # of the account and the database: ROLE_CONNECTIONS, MAX_UPDATES_PER_HOUR …
     password_valid_s: float | None = None  # how long the role's password stays valid, if it expires
     references: list[Reference] = []  # foreign keys on columns that the pipeline writes
     referenced_by: list[Reference] = []  # foreign keys of other tables that point to the target's
     times_without_zone: list[str] = []  # columns that the pipeline writes
     sslmode: str | None = None
     checks: dict[str, str] = {}  # CHECK constraints on columns that the pipeline writes, by name
-    order_column: tuple[str, str, int] | None = None  # that keeps the order, if small: name, type and highest value
+    order_column: tuple[str, str, int] | None = (
+        None  # that keeps the order, if small: name, type and highest value
+    )
 
     @property
     def granting(self) -> str:
@@ -86,14 +133,18 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             what, _, table = right.partition(" on ")
             by_table[table] = f"{by_table[table]}, {what}" if table in by_table else what
         user = self.user or "the user of the pipeline"
-        return "; ".join(f"GRANT {self._named(f'{what} on {table}')} TO {user}" for table, what in by_table.items())
+        return "; ".join(
+            f"GRANT {self._named(f'{what} on {table}')} TO {user}"
+            for table, what in by_table.items()
+        )
 
     def _named(self, right: str) -> str:
         """`INSERT on a.b` as a GRANT statement has it."""
         what, _, where = right.partition(" on ")
         if where == "the database":
-            return f"{what} ON {'DATABASE ' if self.kind == 'postgresql' else ''}{self.quoted(self.database)}" + (
-                "" if self.kind == "postgresql" else ".*"
+            return (
+                f"{what} ON {'DATABASE ' if self.kind == 'postgresql' else ''}{self.quoted(self.database)}"
+                + ("" if self.kind == "postgresql" else ".*")
             )
         return f"{what} ON {self.quoted(*where.split('.'))}"
 
@@ -129,7 +180,11 @@ def read(name: str, pipeline: settings.Pipeline) -> Facts:
 def refuse_own_without_rights(name: str, pipeline: settings.Pipeline) -> None:
     """Raise NotAuthorised when the pipeline's user lacks rights on instep's tables, which another user may have created."""
     found = read(name, pipeline)
-    lacking = [right for right in found.lacking_rights or [] if right.partition(" on ")[2] in tables.metadata.tables]
+    lacking = [
+        right
+        for right in found.lacking_rights or []
+        if right.partition(" on ")[2] in tables.metadata.tables
+    ]
     if lacking:
         shown = list(dict.fromkeys(right.partition(" on ")[2] for right in lacking))
         raise errors.NotAuthorised(
@@ -145,7 +200,10 @@ def integer_fields(pipeline: settings.Pipeline) -> frozenset[str]:
         view = sa.inspect(opened)
         if not view.has_table(table.name, schema=table.schema):
             raise errors.TargetUnfit(f"{pipeline.table} is not there", "run: instep init")
-        columns = {column["name"]: column["type"] for column in view.get_columns(table.name, schema=table.schema)}
+        columns = {
+            column["name"]: column["type"]
+            for column in view.get_columns(table.name, schema=table.schema)
+        }
     if len(pipeline.event.documents) < len(pipeline.keys):  # one text, joined of all parts
         return frozenset()
     fields = zip(pipeline.keys, pipeline.event.documents, strict=True)
@@ -162,12 +220,18 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
     view = sa.inspect(opened)
     own = [TableName(None, name) for name in inspection.own_tables(view)]
     there = [table] if view.has_table(table.name, schema=table.schema) else []
-    reader = inspection.Reader(opened, table) if there else None
+    reader = inspection.TableReader(opened, table) if there else None
     found = msgspec.structs.replace(
         blank,
-        version=tuple(part for part in opened.dialect.server_version_info or () if isinstance(part, int)),
+        version=tuple(
+            part for part in opened.dialect.server_version_info or () if isinstance(part, int)
+        ),
         unique_keys=sorted([sorted(key) for key in reader.unique_keys()]) if reader else [],
-        other_columns=[name for name in reader.columns if name not in (*pipeline.keys, *pipeline.columns)] if reader else [],
+        other_columns=[
+            name for name in reader.columns if name not in (*pipeline.keys, *pipeline.columns)
+        ]
+        if reader
+        else [],
         triggers=reader.triggers() if reader else [],
         references=_references(reader, pipeline) if reader else [],
         referenced_by=_referenced_by(opened, table) if reader else [],
@@ -180,7 +244,9 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
             file = Path(str(opened.engine.url.database).removeprefix("file:"))
             closed = [str(place) for place in (file, file.parent) if not os.access(place, os.W_OK)]
             return msgspec.structs.replace(
-                found, filesystem=_filesystem(file), lacking_rights=[f"WRITE on {place}" for place in closed]
+                found,
+                filesystem=_filesystem(file),
+                lacking_rights=[f"WRITE on {place}" for place in closed],
             )
         case "postgresql":
             return _read_postgres(opened, found, [*there, *own], pipeline if there else None)
@@ -188,11 +254,15 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
             return _read_mysql(opened, found, [*there, *own], pipeline.keys[0] if there else None)
 
 
-def _references(reader: inspection.Reader, pipeline: settings.Pipeline) -> list[Reference]:
+def _references(reader: inspection.TableReader, pipeline: settings.Pipeline) -> list[Reference]:
     """The foreign keys of the target's table that an event can break."""
     keys = reader.view.get_foreign_keys(reader.table.name, schema=reader.table.schema)
     return [
-        Reference(table=str(reader.table), columns=list(key["constrained_columns"]), refers_to=str(key["referred_table"]))
+        Reference(
+            table=str(reader.table),
+            columns=list(key["constrained_columns"]),
+            refers_to=str(key["referred_table"]),
+        )
         for key in keys
         if set(key["constrained_columns"]) & set(pipeline.columns)
     ]
@@ -210,7 +280,9 @@ def _referenced_by(opened: sa.Connection, table: TableName) -> list[Reference]:
                 " FROM pg_constraint c WHERE c.contype = 'f' AND c.conparentid = 0 AND c.confrelid = CAST(:table AS regclass)"
             )
             rows = opened.execute(sa.text(asked), {"table": _quoted(opened, table)})
-            found = [(row[0], list(row[1]), DELETE_RULES.get(_text(row[2]), "NO ACTION")) for row in rows]
+            found = [
+                (row[0], list(row[1]), DELETE_RULES.get(_text(row[2]), "NO ACTION")) for row in rows
+            ]
         case _:
             asked = (
                 "SELECT k.table_name, GROUP_CONCAT(k.column_name ORDER BY k.ordinal_position), r.delete_rule"
@@ -222,7 +294,10 @@ def _referenced_by(opened: sa.Connection, table: TableName) -> list[Reference]:
             )
             rows = opened.execute(sa.text(asked), {"schema": table.schema, "table": table.name})
             found = [(str(row[0]), str(row[1]).split(","), str(row[2])) for row in rows]
-    return [Reference(table=name, columns=columns, refers_to=str(table), on_delete=rule) for name, columns, rule in sorted(found)]
+    return [
+        Reference(table=name, columns=columns, refers_to=str(table), on_delete=rule)
+        for name, columns, rule in sorted(found)
+    ]
 
 
 def _referenced_by_sqlite(opened: sa.Connection, table: TableName) -> list[Reference]:
@@ -240,47 +315,66 @@ def _referenced_by_sqlite(opened: sa.Connection, table: TableName) -> list[Refer
     ]
 
 
-def _checks(reader: inspection.Reader, pipeline: settings.Pipeline) -> dict[str, str]:
+def _checks(reader: inspection.TableReader, pipeline: settings.Pipeline) -> dict[str, str]:
     """The table's own conditions on what the pipeline writes; those by which MariaDB keeps JSON are its own."""
     found = reader.view.get_check_constraints(reader.table.name, schema=reader.table.schema)
     return {
         str(check["name"] or "check"): str(check["sqltext"])
         for check in found
-        if any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", check["sqltext"]) for name in pipeline.columns)
+        if any(
+            re.search(rf"(?<!\w){re.escape(name)}(?!\w)", check["sqltext"])
+            for name in pipeline.columns
+        )
         and not inspection.JSON_CHECK.fullmatch(check["sqltext"])
     }
 
 
-def _order_column(reader: inspection.Reader, pipeline: settings.Pipeline) -> tuple[str, str, int] | None:
+def _order_column(
+    reader: inspection.TableReader, pipeline: settings.Pipeline
+) -> tuple[str, str, int] | None:
     """The column that keeps the order, when it holds fewer than 32 bits."""
     if reader.dialect.name == "sqlite" or pipeline.event.order is None:
         return None
-    name = next((name for name, column in pipeline.mapped.items() if column.field == pipeline.event.order), None)
+    name = next(
+        (name for name, column in pipeline.mapped.items() if column.field == pipeline.event.order),
+        None,
+    )
     kind = reader.columns[name]["type"] if name in reader.columns else None
     bits = inspection.INTEGER_BITS.get(type(kind).__name__, 64)
     if name is None or bits >= 32:
         return None
-    return name, type(kind).__name__, 2**bits - 1 if getattr(kind, "unsigned", False) else 2 ** (bits - 1) - 1
+    return (
+        name,
+        type(kind).__name__,
+        2**bits - 1 if getattr(kind, "unsigned", False) else 2 ** (bits - 1) - 1,
+    )
 
 
 def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _times_without_zone(reader: inspection.Reader, pipeline: settings.Pipeline) -> list[str]:
+def _times_without_zone(reader: inspection.TableReader, pipeline: settings.Pipeline) -> list[str]:
     """Columns that keep an instant as hours and minutes, and leave it to their readers in which zone."""
     if reader.dialect.name == "sqlite":
         return []
     found = []
     for name in pipeline.columns:
         kind = reader.columns[name]["type"] if name in reader.columns else None
-        zoned = getattr(kind, "timezone", False) or (type(kind).__name__ == "TIMESTAMP" and reader.is_mysql)
+        zoned = getattr(kind, "timezone", False) or (
+            type(kind).__name__ == "TIMESTAMP" and reader.is_mysql
+        )
         if isinstance(kind, sa.DateTime) and not zoned:
             found.append(name)
     return found
 
 
-def _read_postgres(opened: sa.Connection, found: Facts, known: Iterable[TableName], pipeline: settings.Pipeline | None) -> Facts:
+def _read_postgres(
+    opened: sa.Connection,
+    found: Facts,
+    known: Iterable[TableName],
+    pipeline: settings.Pipeline | None,
+) -> Facts:
     asked = sa.text("SELECT name, setting, source FROM pg_settings WHERE name = ANY(:names)")
     rows = opened.execute(asked, {"names": list(POSTGRES_SETTINGS)}).all()
     values, sources = {row[0]: row[1] for row in rows}, {row[0]: row[2] for row in rows}
@@ -291,23 +385,32 @@ def _read_postgres(opened: sa.Connection, found: Facts, known: Iterable[TableNam
         )
     ).one()
     limits = {"ROLE_CONNECTIONS": float(role[2]), "DATABASE_CONNECTIONS": float(role[5])}
-    values["in_recovery"] = "on" if opened.execute(sa.text("SELECT pg_is_in_recovery()")).scalar() else "off"
+    values["in_recovery"] = (
+        "on" if opened.execute(sa.text("SELECT pg_is_in_recovery()")).scalar() else "off"
+    )
     engines, lacking, hidden = {}, [], False
     for table in known:
         quoted = _quoted(opened, table)
         row = opened.execute(
-            sa.text("SELECT relpersistence, row_security_active(oid) FROM pg_class WHERE oid = CAST(:table AS regclass)"),
+            sa.text(
+                "SELECT relpersistence, row_security_active(oid) FROM pg_class WHERE oid = CAST(:table AS regclass)"
+            ),
             {"table": quoted},
         ).one()
         engines[str(table)] = {"u": "unlogged", "t": "temporary"}.get(row[0], "logged")
         hidden = hidden or bool(row[1])
         for right in NEEDED:
             may = opened.execute(
-                sa.text("SELECT has_table_privilege(:table, :right)"), {"table": quoted, "right": right}
+                sa.text("SELECT has_table_privilege(:table, :right)"),
+                {"table": quoted, "right": right},
             ).scalar()
-            if not may and not _may_columns(opened, quoted, right, _columns_for(right, table, pipeline)):
+            if not may and not _may_columns(
+                opened, quoted, right, _columns_for(right, table, pipeline)
+            ):
                 lacking.append(f"{right} on {table}")
-    if not opened.execute(sa.text("SELECT has_database_privilege(current_database(), 'TEMP')")).scalar():
+    if not opened.execute(
+        sa.text("SELECT has_database_privilege(current_database(), 'TEMP')")
+    ).scalar():
         lacking.append("TEMPORARY on the database")
     return msgspec.structs.replace(
         found,
@@ -322,7 +425,11 @@ def _read_postgres(opened: sa.Connection, found: Facts, known: Iterable[TableNam
         sources=sources,
         limits={name: limit for name, limit in limits.items() if limit >= 0},
         password_valid_s=float(role[3]) if role[3] is not None else None,
-        encrypted=bool(opened.execute(sa.text("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")).scalar()),
+        encrypted=bool(
+            opened.execute(
+                sa.text("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
+            ).scalar()
+        ),
     )
 
 
@@ -344,10 +451,14 @@ def _may_columns(opened: sa.Connection, quoted: str, right: str, columns: list[s
         "SELECT bool_and(has_column_privilege(:table, attname, :right)) FROM pg_attribute"
         " WHERE attrelid = CAST(:table AS regclass) AND attname = ANY(:columns)"
     )
-    return bool(opened.execute(asked, {"table": quoted, "right": right, "columns": columns}).scalar())
+    return bool(
+        opened.execute(asked, {"table": quoted, "right": right, "columns": columns}).scalar()
+    )
 
 
-def _read_mysql(opened: sa.Connection, found: Facts, known: list[TableName], key: str | None) -> Facts:
+def _read_mysql(
+    opened: sa.Connection, found: Facts, known: list[TableName], key: str | None
+) -> Facts:
     values = _variables(opened, "SHOW VARIABLES")
     server = _variables(opened, "SHOW GLOBAL VARIABLES")
     name, _, host = str(opened.execute(sa.text("SELECT CURRENT_USER()")).scalar()).rpartition("@")
@@ -363,7 +474,10 @@ def _read_mysql(opened: sa.Connection, found: Facts, known: list[TableName], key
         superuser=name == "root" or any(map(_grants_everything, granted)),
         user=f"{_literal(name)}@{_literal(host)}",
         database=str(opened.execute(sa.text("SELECT DATABASE()")).scalar() or ""),
-        sources={name: "server" if server.get(name, value) == value else "account" for name, value in values.items()},
+        sources={
+            name: "server" if server.get(name, value) == value else "account"
+            for name, value in values.items()
+        },
         limits=_account_limits(opened),
         lacking_rights=[
             *(f"{right} on {table}" for table in known for right in _refused(opened, table, key)),
@@ -373,7 +487,11 @@ def _read_mysql(opened: sa.Connection, found: Facts, known: list[TableName], key
 
 
 def _variables(opened: sa.Connection, statement: str) -> dict[str, str]:
-    return {str(row[0]): str(row[1]) for row in opened.execute(sa.text(statement)) if row[0] in MYSQL_SETTINGS}
+    return {
+        str(row[0]): str(row[1])
+        for row in opened.execute(sa.text(statement))
+        if row[0] in MYSQL_SETTINGS
+    }
 
 
 def _literal(text: str) -> str:
@@ -393,7 +511,9 @@ def _account_limits(opened: sa.Connection) -> dict[str, float]:
         statement = str(opened.execute(sa.text("SHOW CREATE USER CURRENT_USER()")).scalar())
     except sa.exc.DBAPIError:
         return {}
-    return {name: float(limit) for name, limit in ACCOUNT_LIMIT.findall(statement) if float(limit) > 0}
+    return {
+        name: float(limit) for name, limit in ACCOUNT_LIMIT.findall(statement) if float(limit) > 0
+    }
 
 
 def _no_temporary(opened: sa.Connection) -> bool:
@@ -402,7 +522,9 @@ def _no_temporary(opened: sa.Connection) -> bool:
         opened.exec_driver_sql("DROP TEMPORARY TABLE instep_look")
     except sa.exc.DBAPIError as error:
         cause = error.orig
-        ours = inspection.translate(opened.engine.url, cause) if isinstance(cause, Exception) else None
+        ours = (
+            inspection.translate(opened.engine.url, cause) if isinstance(cause, Exception) else None
+        )
         return isinstance(ours, (errors.PermissionLost, errors.NotAuthorised))
     return False
 
@@ -415,16 +537,18 @@ def _clock_ahead_s(opened: sa.Connection, question: str) -> float:
 
 
 def _engine(opened: sa.Connection, table: TableName) -> str | None:
-    asked = (
-        "SELECT engine FROM information_schema.tables WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
-    )
-    found: str | None = opened.execute(sa.text(asked), {"schema": table.schema, "table": table.name}).scalar()
+    asked = "SELECT engine FROM information_schema.tables WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
+    found: str | None = opened.execute(
+        sa.text(asked), {"schema": table.schema, "table": table.name}
+    ).scalar()
     return found
 
 
 def _refused(opened: sa.Connection, table: TableName, key: str | None) -> list[str]:
     """The rights that we lack: explaining a statement needs those of the statement, and does nothing."""
-    column = opened.dialect.identifier_preparer.quote_identifier("pipeline" if table.name in tables.metadata.tables else str(key))
+    column = opened.dialect.identifier_preparer.quote_identifier(
+        "pipeline" if table.name in tables.metadata.tables else str(key)
+    )
     quoted, refused = _quoted(opened, table), []
     for right, statement in {
         "SELECT": f"SELECT {column} FROM {quoted} WHERE 1 = 0",
@@ -436,7 +560,11 @@ def _refused(opened: sa.Connection, table: TableName, key: str | None) -> list[s
             opened.exec_driver_sql(f"EXPLAIN {statement}").all()
         except sa.exc.DBAPIError as error:
             cause = error.orig
-            ours = inspection.translate(opened.engine.url, cause) if isinstance(cause, Exception) else None
+            ours = (
+                inspection.translate(opened.engine.url, cause)
+                if isinstance(cause, Exception)
+                else None
+            )
             # a read-only server may refuse for other reasons, which are told elsewhere
             refused += [right] if isinstance(ours, errors.PermissionLost) else []
     return refused
@@ -454,5 +582,9 @@ def _filesystem(file: Path, mounts: Path = MOUNTS) -> str | None:
     except OSError:
         return None
     real = str(file.resolve())
-    above = [line for line in lines if len(line) > 2 and (real + "/").startswith(line[1].rstrip("/") + "/")]
+    above = [
+        line
+        for line in lines
+        if len(line) > 2 and (real + "/").startswith(line[1].rstrip("/") + "/")
+    ]
     return max(above, key=lambda line: len(line[1]))[2] if above else None

@@ -24,13 +24,31 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from instep import errors, extras, settings
 from instep.document import guard, identity, kinds, mapping, transitions
-from instep.sinks import declared, schemas, sqlite, tables, target, tls
+from instep.sinks import declared_columns, schemas, sqlite, tables, target, tls
 from instep.sinks.target import TableName, Target
 
-INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "MEDIUMINT": 24, "INTEGER": 32, "INT": 32, "BIGINT": 64}
-TEXT_BYTES = {"TINYTEXT": 2**8 - 1, "TEXT": 2**16 - 1, "MEDIUMTEXT": 2**24 - 1, "LONGTEXT": 2**32 - 1}
-JSON_DOUBLES: dict[str, Literal["all", "whole"]] = {"mysql": "all", "sqlite": "whole"}  # others keep every digit of a number
-JSON_DEPTH = {"mysql": 100, "mariadb": 31}  # what their parsers take; PostgreSQL takes more than an event may have
+INTEGER_BITS = {
+    "TINYINT": 8,
+    "SMALLINT": 16,
+    "MEDIUMINT": 24,
+    "INTEGER": 32,
+    "INT": 32,
+    "BIGINT": 64,
+}
+TEXT_BYTES = {
+    "TINYTEXT": 2**8 - 1,
+    "TEXT": 2**16 - 1,
+    "MEDIUMTEXT": 2**24 - 1,
+    "LONGTEXT": 2**32 - 1,
+}
+JSON_DOUBLES: dict[str, Literal["all", "whole"]] = {
+    "mysql": "all",
+    "sqlite": "whole",
+}  # others keep every digit of a number
+JSON_DEPTH = {
+    "mysql": 100,
+    "mariadb": 31,
+}  # what their parsers take; PostgreSQL takes more than an event may have
 DECIMAL_ID_DIGITS = 18  # of a decimal number that is a key: what 64 bits hold
 UUID_BYTES = 16
 TIME_DIGITS = 6  # of a second, in a key
@@ -45,7 +63,9 @@ CONFUSABLE = {
 
 
 @contextmanager
-def connection(url: sa.URL, *, create: bool = False, read_only: bool = False) -> Iterator[sa.Connection]:
+def connection(
+    url: sa.URL, *, create: bool = False, read_only: bool = False
+) -> Iterator[sa.Connection]:
     """A connection for looking and for making tables; errors come out as ours. `create` makes a missing SQLite file.
 
     `read_only` asks for no more than the right to read, of a SQLite file and its folder too.
@@ -53,9 +73,13 @@ def connection(url: sa.URL, *, create: bool = False, read_only: bool = False) ->
     asked, since = url, time.monotonic()
     if url.get_backend_name() == "sqlite" and not create:
         mode = _reading_mode(Path(str(url.database))) if read_only else {"mode": "rw"}
-        url = url.set(database=f"file:{quote(str(url.database))}", query={**url.query, **mode, "uri": "true"})
+        url = url.set(
+            database=f"file:{quote(str(url.database))}", query={**url.query, **mode, "uri": "true"}
+        )
     try:
-        engine = sa.create_engine(tls.without_mysql(url), poolclass=sa.pool.NullPool, connect_args=_arguments(url))
+        engine = sa.create_engine(
+            tls.without_mysql(url), poolclass=sa.pool.NullPool, connect_args=_arguments(url)
+        )
     except ModuleNotFoundError:
         name = url.get_backend_name()
         raise extras.missing(f"the driver for {name}", target.EXTRAS[name]) from None
@@ -68,9 +92,14 @@ def connection(url: sa.URL, *, create: bool = False, read_only: bool = False) ->
         if ours is None:
             raise
         if isinstance(ours, errors.RowRefused):  # no row was written here
-            ours = errors.TargetUnfit(ours.what, "have an administrator run the statements that `instep init --sql` prints")
+            ours = errors.TargetUnfit(
+                ours.what,
+                "have an administrator run the statements that `instep init --sql` prints",
+            )
         if isinstance(ours, errors.Unreachable):
-            ours = type(ours)(f"{ours.what} (tried for {time.monotonic() - since:.0f} s)", ours.remedy)
+            ours = type(ours)(
+                f"{ours.what} (tried for {time.monotonic() - since:.0f} s)", ours.remedy
+            )
         raise ours from error
     finally:
         engine.dispose()
@@ -89,7 +118,10 @@ def _reading_mode(file: Path) -> dict[str, str]:
 def _refuse_raw_bytes(opened: sa.Connection, url: sa.URL) -> None:
     """PostgreSQL's SQL_ASCII keeps bytes of any encoding: what is read back may not be text at all."""
     driver: Any = opened.connection.driver_connection
-    if opened.dialect.name != "postgresql" or driver.info.parameter_status("server_encoding") != "SQL_ASCII":
+    if (
+        opened.dialect.name != "postgresql"
+        or driver.info.parameter_status("server_encoding") != "SQL_ASCII"
+    ):
         return
     raise errors.TargetUnfit(
         f"{target.shown(url)} has the encoding SQL_ASCII, which keeps bytes of any encoding instead of text",
@@ -108,7 +140,11 @@ def _arguments(url: sa.URL) -> dict[str, Any]:
             return {"connect_timeout": 5, "prepare_threshold": None, "client_encoding": "utf8"}
         case _:
             # the server's own mode may give quotes another meaning
-            return {"connect_timeout": 5, "sql_mode": "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION", **tls.mysql_arguments(url)}
+            return {
+                "connect_timeout": 5,
+                "sql_mode": "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION",
+                **tls.mysql_arguments(url),
+            }
 
 
 def translate(url: sa.URL, error: Exception) -> errors.InstepError | None:
@@ -135,13 +171,20 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
         judge_own(opened, url, own_tables(view))
         if not view.has_table(table.name, schema=table.schema):
             schemas.refuse_missing(view, table, url)
-            raise errors.TargetUnfit(f"{target.shown(url)} has no table {table}", "run: instep init")
-        reader = Reader(opened, table)
+            raise errors.TargetUnfit(
+                f"{target.shown(url)} has no table {table}", "run: instep init"
+            )
+        reader = TableReader(opened, table)
         compiled = reader.judge(pipeline)
         refuses = reader.refuses(pipeline)
         upserts = not refuses and reader.upserts(compiled)
-        unique = tuple(sorted(key for key in reader.unique_keys() if set(key) != set(pipeline.keys)))
-        loose_key = any(isinstance(one.kind, kinds.Text) and reader.confused_ids(one.name) is not None for one in compiled.keys)
+        unique = tuple(
+            sorted(key for key in reader.unique_keys() if set(key) != set(pipeline.keys))
+        )
+        loose_key = any(
+            isinstance(one.kind, kinds.Text) and reader.confused_ids(one.name) is not None
+            for one in compiled.keys
+        )
     return Target(
         pipeline=name,
         topic=pipeline.topic,
@@ -166,7 +209,9 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
     )
 
 
-def _cleared(table: TableName, pipeline: settings.Pipeline, compiled: mapping.Mapping) -> guard.Values:
+def _cleared(
+    table: TableName, pipeline: settings.Pipeline, compiled: mapping.Mapping
+) -> guard.Values:
     """What a delete writes to each mapped column: null, or the status for it. The guard's value and constants stay."""
     values: list[Any] = []
     for field in compiled.fields:
@@ -193,9 +238,14 @@ def refuse_restrained(known: Target, pipeline: settings.Pipeline) -> None:
     """
     found = refuse_changed(known, pipeline)
     if (found.refuses, found.upserts, found.unique, found.loose_key) != (
-        known.refuses, known.upserts, known.unique, known.loose_key,
-    ):  # fmt: skip
-        raise errors.TableConstrained(f"the constraints, triggers or keys of table {found.table} were changed")
+        known.refuses,
+        known.upserts,
+        known.unique,
+        known.loose_key,
+    ):
+        raise errors.TableConstrained(
+            f"the constraints, triggers or keys of table {found.table} were changed"
+        )
 
 
 def refuse_changed(known: Target, pipeline: settings.Pipeline) -> Target:
@@ -204,39 +254,56 @@ def refuse_changed(known: Target, pipeline: settings.Pipeline) -> Target:
     try:
         found = inspect(known.pipeline, pipeline)
     except errors.TargetUnfit as unfit:
-        raise errors.TargetChanged(unfit.what, f"{unfit.remedy}; then: instep run {shlex.quote(known.pipeline)}") from unfit
+        raise errors.TargetChanged(
+            unfit.what, f"{unfit.remedy}; then: instep run {shlex.quote(known.pipeline)}"
+        ) from unfit
     for before, after in zip(
-        (*known.mapping.keys, *known.mapping.columns), (*found.mapping.keys, *found.mapping.columns), strict=True
+        (*known.mapping.keys, *known.mapping.columns),
+        (*found.mapping.keys, *found.mapping.columns),
+        strict=True,
     ):
         if before != after:
             raise errors.TargetChanged(
-                f"table {known.table}: column {before.name!r} was {_worded(before)} and is {_worded(after)} now", again
+                f"table {known.table}: column {before.name!r} was {_worded(before)} and is {_worded(after)} now",
+                again,
             )
     return found
 
 
-def _worded(column: mapping.Column) -> str:
-    collation = f" COLLATE {column.collation}" if column.collation and "COLLATE" not in column.declared else ""
+def _worded(column: mapping.TargetColumn) -> str:
+    collation = (
+        f" COLLATE {column.collation}"
+        if column.collation and "COLLATE" not in column.declared
+        else ""
+    )
     return f"{column.declared}{collation}{'' if column.nullable else ' NOT NULL'}"
 
 
 def own_tables(view: sa.Inspector) -> dict[str, set[str]]:
     """Those of instep's own tables that are there, with their columns."""
     found = view.get_multi_columns(filter_names=list(tables.metadata.tables))
-    return {name: {column["name"] for column in columns} for (_, name), columns in found.items() if columns}
+    return {
+        name: {column["name"] for column in columns}
+        for (_, name), columns in found.items()
+        if columns
+    }
 
 
 def judge_own(opened: sa.Connection, url: sa.URL, own: dict[str, set[str]]) -> None:
     """Raise TargetUnfit when one of instep's own tables, or a column of it, is missing."""
     for name, table in sorted(tables.metadata.tables.items()):
         if name not in own:
-            sa.inspect(opened).has_table(name)  # MariaDB and MySQL hide a table without rights, and refuse when asked by name
+            sa.inspect(opened).has_table(
+                name
+            )  # MariaDB and MySQL hide a table without rights, and refuse when asked by name
             raise errors.TargetUnfit(f"{target.shown(url)} has no table {name}", "run: instep init")
         for column in tables.lacking(table, own[name]):
-            raise errors.TargetUnfit(f"{target.shown(url)}: table {name} has no column {column.name}", "run: instep init")
+            raise errors.TargetUnfit(
+                f"{target.shown(url)}: table {name} has no column {column.name}", "run: instep init"
+            )
 
 
-class Reader:
+class TableReader:
     """One table as the database describes it."""
 
     def __init__(self, opened: sa.Connection, table: TableName) -> None:
@@ -244,7 +311,9 @@ class Reader:
         self.dialect = opened.dialect
         self.table = table
         self.view = sa.inspect(opened)
-        self.columns: dict[str, Any] = {c["name"]: c for c in self.view.get_columns(table.name, schema=table.schema)}
+        self.columns: dict[str, Any] = {
+            c["name"]: c for c in self.view.get_columns(table.name, schema=table.schema)
+        }
         self.quoted = ".".join(self.quote(part) for part in (table.schema, table.name) if part)
 
     @property
@@ -252,22 +321,28 @@ class Reader:
         return self.dialect.name in ("mysql", "mariadb")
 
     def quote(self, name: str) -> str:
-        return tables.undoubled(self.dialect.identifier_preparer.quote_identifier(name), self.dialect)
+        return tables.undoubled(
+            self.dialect.identifier_preparer.quote_identifier(name), self.dialect
+        )
 
     def judge(self, pipeline: settings.Pipeline) -> mapping.Mapping:
         """The compiled mapping; raises TargetUnfit with the first thing that does not fit."""
         self.judge_table(pipeline)
-        columns = {name: self._column(name) for name in pipeline.columns} | self._key_columns(pipeline)
+        columns = {name: self._column(name) for name in pipeline.columns} | self._key_columns(
+            pipeline
+        )
         if pipeline.missing == "insert":
             self._judge_unmapped(pipeline)
         compiled = mapping.compile_mapping(pipeline, columns)
         if compiled.guard:
             self._judge_guard(columns[compiled.guard], compiled.order_is_time)
-        for fault in declared.faults(str(self.table), pipeline, columns):
+        for fault in declared_columns.faults(str(self.table), pipeline, columns):
             raise fault
         return compiled
 
-    def faults(self, pipeline: settings.Pipeline, *, may_lack: bool = False) -> list[errors.TargetUnfit]:
+    def faults(
+        self, pipeline: settings.Pipeline, *, may_lack: bool = False
+    ) -> list[errors.TargetUnfit]:
         """Everything that does not fit, not only the first; columns that may be lacking are passed over."""
         found: list[errors.TargetUnfit] = []
 
@@ -279,16 +354,22 @@ class Reader:
 
         attempt(self.judge_table, pipeline)
         asked = [name for name in pipeline.columns if name in self.columns or not may_lack]
-        columns = {name: column for name in asked if (column := attempt(self._column, name)) is not None}
+        columns = {
+            name: column for name in asked if (column := attempt(self._column, name)) is not None
+        }
         if pipeline.missing == "insert":
             for name in self.columns:
                 attempt(self._judge_unmapped, pipeline, name)
-        if self.columns.keys() >= set(pipeline.keys) and not found and not (pipeline.columns.keys() - columns.keys()):
+        if (
+            self.columns.keys() >= set(pipeline.keys)
+            and not found
+            and not (pipeline.columns.keys() - columns.keys())
+        ):
             columns |= self._key_columns(pipeline)
             compiled = mapping.compile_mapping(pipeline, columns)
             if compiled.guard:
                 attempt(self._judge_guard, columns[compiled.guard], compiled.order_is_time)
-        return [*found, *declared.faults(str(self.table), pipeline, columns)]
+        return [*found, *declared_columns.faults(str(self.table), pipeline, columns)]
 
     def judge_table(self, pipeline: settings.Pipeline) -> None:
         """What must be right before the table is changed or written: its engine, and the key."""
@@ -298,7 +379,10 @@ class Reader:
         for name in pipeline.keys:
             if name not in self.columns:
                 near = settings.nearest(name, self.columns)
-                raise errors.TargetUnfit(f"table {self.table} has no column {name!r}{near}", "correct `key` in the settings")
+                raise errors.TargetUnfit(
+                    f"table {self.table} has no column {name!r}{near}",
+                    "correct `key` in the settings",
+                )
             self._judge_key_column(name, self._key_column(name, written=written), pipeline)
             if written and (self.columns[name].get("identity") or {}).get("always"):
                 raise self._unfit(
@@ -315,9 +399,18 @@ class Reader:
         checks = [check["sqltext"] for check in self.view.get_check_constraints(**where)]
         pointing = [set(key["constrained_columns"]) for key in self.view.get_foreign_keys(**where)]
         unique = [set(key) for key in self.unique_keys()]
-        unique += [written for index in self.view.get_indexes(**where) if index["unique"] and None in index["column_names"]]
+        unique += [
+            written
+            for index in self.view.get_indexes(**where)
+            if index["unique"] and None in index["column_names"]
+        ]
         return (
-            any(name in check for name in written for check in checks if not JSON_CHECK.fullmatch(check))
+            any(
+                name in check
+                for name in written
+                for check in checks
+                if not JSON_CHECK.fullmatch(check)
+            )
             or any(written & columns for columns in (*pointing, *unique))
             or any(isinstance(self.columns[name]["type"], postgresql.DOMAIN) for name in written)
             or bool(self.triggers())
@@ -328,18 +421,23 @@ class Reader:
         key = {column.name for column in compiled.keys}
         others = [column for name, column in self.columns.items() if name not in key]
         counts_up = any(
-            column.get("autoincrement") is True or column.get("identity") or "nextval" in str(column.get("default"))
+            column.get("autoincrement") is True
+            or column.get("identity")
+            or "nextval" in str(column.get("default"))
             for column in others
         )
         filters = (
             self.dialect.name == "postgresql"
             and self.connection.execute(
-                sa.text("SELECT relrowsecurity FROM pg_class WHERE oid = CAST(:table AS regclass)"), {"table": self.quoted}
+                sa.text("SELECT relrowsecurity FROM pg_class WHERE oid = CAST(:table AS regclass)"),
+                {"table": self.quoted},
             ).scalar()
         )
         # SQLite keeps times as text, in whatever shape they were written
         comparable = (
-            self.dialect.name != "sqlite" or not compiled.guard or isinstance(self._column(compiled.guard).kind, kinds.Integer)
+            self.dialect.name != "sqlite"
+            or not compiled.guard
+            or isinstance(self._column(compiled.guard).kind, kinds.Integer)
         )
         # an upsert of MariaDB and MySQL goes by whichever unique key it meets first
         by_key = not self.is_mysql or all(set(unique) == key for unique in self.unique_keys())
@@ -358,7 +456,9 @@ class Reader:
                     "SELECT trigger_name FROM information_schema.triggers WHERE event_object_table = :table"
                     " AND event_object_schema = COALESCE(:schema, DATABASE())"
                 )
-                found = self.connection.execute(sa.text(query), {"table": self.table.name, "schema": self.table.schema})
+                found = self.connection.execute(
+                    sa.text(query), {"table": self.table.name, "schema": self.table.schema}
+                )
         return sorted(str(row[0]) for row in found)
 
     # --- the key ---------------------------------------------------------------------------------------
@@ -369,13 +469,18 @@ class Reader:
         if self.dialect.name == "postgresql":
             views |= {*self.view.get_materialized_view_names(self.table.schema)}
         if self.table.name in views:
-            raise errors.TargetUnfit(f"{self.table} is a view", "name the table behind it as `table` in the settings")
+            raise errors.TargetUnfit(
+                f"{self.table} is a view", "name the table behind it as `table` in the settings"
+            )
 
-    def _key_columns(self, pipeline: settings.Pipeline) -> dict[str, mapping.Column]:
+    def _key_columns(self, pipeline: settings.Pipeline) -> dict[str, mapping.TargetColumn]:
         """The key's columns; where instep makes no rows, the database may compute them."""
-        return {name: self._key_column(name, written=pipeline.missing == "insert") for name in pipeline.keys}
+        return {
+            name: self._key_column(name, written=pipeline.missing == "insert")
+            for name in pipeline.keys
+        }
 
-    def _key_column(self, name: str, *, written: bool) -> mapping.Column:
+    def _key_column(self, name: str, *, written: bool) -> mapping.TargetColumn:
         """A column as part of the key: a decimal number without digits after the point is an integer there."""
         if self.columns[name].get("computed") and written:
             raise self._unfit(
@@ -385,25 +490,34 @@ class Reader:
             )
         column = self._column(name, written=written)
         match column.kind:
-            case kinds.Exact(digits=int(digits), scale=0 | None) if digits <= DECIMAL_ID_DIGITS:
+            case kinds.Numeric(digits=int(digits), scale=0 | None) if digits <= DECIMAL_ID_DIGITS:
                 limit = 10**digits - 1
                 return msgspec.structs.replace(column, kind=kinds.Integer(-limit, limit))
         return column
 
-    def _judge_key_column(self, name: str, column: mapping.Column, pipeline: settings.Pipeline) -> None:
+    def _judge_key_column(
+        self, name: str, column: mapping.TargetColumn, pipeline: settings.Pipeline
+    ) -> None:
         if len(pipeline.keys) == 1 and not isinstance(column.kind, identity.KINDS):
-            raise self._unfit(name, f"is {column.declared}, and a document's id is text, an integer or a UUID")
+            raise self._unfit(
+                name, f"is {column.declared}, and a document's id is text, an integer or a UUID"
+            )
         if not isinstance(column.kind, identity.PART_KINDS):
             raise self._unfit(
-                name, f"is {column.declared}, and a part of a composite key is text, an integer, a UUID, a date or a time"
+                name,
+                f"is {column.declared}, and a part of a composite key is text, an integer, a UUID, a date or a time",
             )
-        if len(pipeline.keys) > 1 and pipeline.key_separator in identity.RESERVED.get(type(column.kind), ""):
+        if len(pipeline.keys) > 1 and pipeline.key_separator in identity.RESERVED.get(
+            type(column.kind), ""
+        ):
             raise self._unfit(
                 name,
                 f"is {column.declared}, whose values contain the key_separator {pipeline.key_separator!r}",
                 'choose another key_separator: "/", for example',
             )
-        if isinstance(column.kind, kinds.Time) and (column.kind.precision < TIME_DIGITS or self.dialect.name == "sqlite"):
+        if isinstance(column.kind, kinds.Timestamp) and (
+            column.kind.precision < TIME_DIGITS or self.dialect.name == "sqlite"
+        ):
             raise self._unfit(
                 name,
                 f"is {column.declared}, which does not keep every microsecond of a time in one form, and it is part of the key",
@@ -423,14 +537,20 @@ class Reader:
         """What to do depends on the table's own key: a column that is unique with others only does not name a document."""
         primary, columns = self._primary_key(), ", ".join(map(self.quote, names))
         add = f"ALTER TABLE {self.quoted} ADD UNIQUE ({columns})"
-        wider = primary if set(primary) > set(names) else next((key for key in self.unique_keys() if set(key) > set(names)), ())
+        wider = (
+            primary
+            if set(primary) > set(names)
+            else next((key for key in self.unique_keys() if set(key) > set(names)), ())
+        )
         if wider:
             listed = ", ".join(f'"{name}"' for name in wider)
             return errors.TargetUnfit(
                 f"table {self.table}: {_columns(names)} the key and not unique: the table's key is ({', '.join(wider)})",
                 f"set key = [{listed}], and `document` to a field for each of them or to one field that holds all of them",
             )
-        return errors.TargetUnfit(f"table {self.table}: {_columns(names)} the key and not unique", add)
+        return errors.TargetUnfit(
+            f"table {self.table}: {_columns(names)} the key and not unique", add
+        )
 
     def _refuse_deferrable(self, names: tuple[str, ...]) -> None:
         """An upsert cannot rely on a unique key that is checked at the end of the transaction only."""
@@ -439,7 +559,11 @@ class Reader:
             " AND c.condeferrable AND ARRAY(SELECT unnest(c.conkey) ORDER BY 1) = ARRAY(SELECT attnum FROM pg_attribute"
             " WHERE attrelid = c.conrelid AND attname = ANY(:names) ORDER BY 1)"
         )
-        found = self.connection.execute(sa.text(query), {"table": self.quoted, "names": list(names)}).scalars().all()
+        found = (
+            self.connection.execute(sa.text(query), {"table": self.quoted, "names": list(names)})
+            .scalars()
+            .all()
+        )
         if found:
             constraint = self.quote(str(found[0]))
             kind = "PRIMARY KEY" if set(names) == set(self._primary_key()) else "UNIQUE"
@@ -452,48 +576,70 @@ class Reader:
 
     def confused_ids(self, name: str) -> str | None:
         """Which ids the key's collation takes for equal although they differ, in words; None when there are no such."""
-        return next((words for words, (one, other) in CONFUSABLE.items() if self._confuses(name, one, other)), None)
+        return next(
+            (
+                words
+                for words, (one, other) in CONFUSABLE.items()
+                if self._confuses(name, one, other)
+            ),
+            None,
+        )
 
     def _confuses(self, name: str, one: str, other: str) -> bool:
         """Whether two ids would be one in this column, asked of the database itself."""
         if self.dialect.name == "sqlite":
-            return {"NOCASE": one.lower() == other.lower(), "RTRIM": one.rstrip() == other.rstrip()}.get(
-                self._sqlite_collation(name), False
-            )
+            return {
+                "NOCASE": one.lower() == other.lower(),
+                "RTRIM": one.rstrip() == other.rstrip(),
+            }.get(self._sqlite_collation(name), False)
         if self.is_mysql:
             collation = self.columns[name]["type"].collation
             charset = self.columns[name]["type"].charset
             if not kinds.is_in_charset(f"{one}{other}", charset):
                 return False
-            statement = (
-                f"SELECT CONVERT(:one USING {charset}) COLLATE {collation} = CONVERT(:other USING {charset}) COLLATE {collation}"
+            statement = f"SELECT CONVERT(:one USING {charset}) COLLATE {collation} = CONVERT(:other USING {charset}) COLLATE {collation}"
+            return bool(
+                self.connection.execute(sa.text(statement), {"one": one, "other": other}).scalar()
             )
-            return bool(self.connection.execute(sa.text(statement), {"one": one, "other": other}).scalar())
         kind = self._postgres_types()[name]
         collate = self.columns[name]["type"].collation
         suffix = f" COLLATE {self.quote(collate)}" if collate else ""
         statement = f"SELECT CAST(:one AS {kind}){suffix} = CAST(:other AS {kind}){suffix}"
-        return bool(self.connection.execute(sa.text(statement), {"one": one, "other": other}).scalar())
+        return bool(
+            self.connection.execute(sa.text(statement), {"one": one, "other": other}).scalar()
+        )
 
     def _sqlite_collation(self, name: str) -> str:
         for index in self.connection.exec_driver_sql(f"PRAGMA index_list({self.quoted})").all():
-            parts = self.connection.exec_driver_sql(f"PRAGMA index_xinfo({self.quote(index[1])})") if index[2] else ()
+            parts = (
+                self.connection.exec_driver_sql(f"PRAGMA index_xinfo({self.quote(index[1])})")
+                if index[2]
+                else ()
+            )
             for row in parts:
                 if row[5] and row[2] == name and str(row[4]).upper() != "BINARY":
                     return str(row[4]).upper()
         return "BINARY"
 
     def _primary_key(self) -> tuple[str, ...]:
-        return tuple(self.view.get_pk_constraint(self.table.name, schema=self.table.schema)["constrained_columns"])
+        return tuple(
+            self.view.get_pk_constraint(self.table.name, schema=self.table.schema)[
+                "constrained_columns"
+            ]
+        )
 
     def unique_keys(self) -> set[tuple[str, ...]]:
         """Columns that are unique together; an index over part of the rows or over expressions does not count."""
         where: dict[str, Any] = {"table_name": self.table.name, "schema": self.table.schema}
-        keys = {tuple(unique["column_names"]) for unique in self.view.get_unique_constraints(**where)}
+        keys = {
+            tuple(unique["column_names"]) for unique in self.view.get_unique_constraints(**where)
+        }
         for index in self.view.get_indexes(**where):
             names = index["column_names"]
             options = index.get("dialect_options", {})
-            partial = any(key.endswith("_where") and value is not None for key, value in options.items())
+            partial = any(
+                key.endswith("_where") and value is not None for key, value in options.items()
+            )
             if index["unique"] and not partial and None not in names:
                 keys.add(tuple(str(name) for name in names))
         return keys | ({self._primary_key()} if self._primary_key() else set())
@@ -504,7 +650,12 @@ class Reader:
         for name, column in self.columns.items():
             if name in pipeline.keys or name in pipeline.columns or only not in (None, name):
                 continue
-            filled = column["nullable"] or column.get("default") is not None or column.get("computed") or column.get("identity")
+            filled = (
+                column["nullable"]
+                or column.get("default") is not None
+                or column.get("computed")
+                or column.get("identity")
+            )
             if not filled and column.get("autoincrement") is not True:
                 raise self._unfit(
                     name,
@@ -512,10 +663,10 @@ class Reader:
                     'give it a default, map it, or set missing = "park" or "ignore"',
                 )
 
-    def _judge_guard(self, column: mapping.Column, is_time: bool) -> None:
+    def _judge_guard(self, column: mapping.TargetColumn, is_time: bool) -> None:
         if isinstance(column.kind, kinds.Integer):
             return
-        if not isinstance(column.kind, kinds.Time):
+        if not isinstance(column.kind, kinds.Timestamp):
             raise self._unfit(
                 column.name,
                 f"is {column.declared}, and the guard compares integers and times",
@@ -542,10 +693,11 @@ class Reader:
             encoding = self.connection.execute(sa.text("SHOW server_encoding")).scalar()
             if encoding != "UTF8":
                 raise errors.TargetUnfit(
-                    f"the database keeps text as {encoding}, which cannot hold every id", "use a UTF8 database"
+                    f"the database keeps text as {encoding}, which cannot hold every id",
+                    "use a UTF8 database",
                 )
 
-    def _column(self, name: str, *, written: bool = True) -> mapping.Column:
+    def _column(self, name: str, *, written: bool = True) -> mapping.TargetColumn:
         found = self.columns.get(name)
         if found is None:
             raise errors.TargetUnfit(
@@ -553,7 +705,9 @@ class Reader:
                 "correct the name in the settings; or, to add the column: instep init --add-columns",
             )
         if found.get("computed") and written:
-            raise self._unfit(name, "is computed by the database and cannot be written", "map another column")
+            raise self._unfit(
+                name, "is computed by the database and cannot be written", "map another column"
+            )
         kind = self._kind(name, found["type"])
         if kind is None:
             raise self._unfit(
@@ -561,17 +715,23 @@ class Reader:
                 f"is {self._declared(name)}, which an event's field cannot be put into",
                 self._instead_of(name, found["type"]),
             )
-        return mapping.Column(
+        return mapping.TargetColumn(
             name=name,
             kind=kind,
             nullable=bool(found["nullable"]),
             declared=self._declared(name),
-            collation=getattr(found["type"], "collation", None) if isinstance(kind, kinds.Text) else None,
+            collation=getattr(found["type"], "collation", None)
+            if isinstance(kind, kinds.Text)
+            else None,
         )
 
     def _instead_of(self, name: str, kind: Any) -> str:
         """What to do about a column of a type that events do not have."""
-        if self.dialect.name == "mysql" and isinstance(kind, types.BINARY) and kind.length == UUID_BYTES:
+        if (
+            self.dialect.name == "mysql"
+            and isinstance(kind, types.BINARY)
+            and kind.length == UUID_BYTES
+        ):
             text = self.quote(f"{name}_text")
             return (
                 f'if it holds UUIDs, use a generated column as the key, with missing = "park" or "ignore": ALTER TABLE'
@@ -588,19 +748,23 @@ class Reader:
             return kinds.Json(depth=JSON_DEPTH["mariadb"])
         match kind:
             case types.Enum():
-                return kinds.Choice(labels=tuple(kind.enums))
+                return kinds.Enumeration(labels=tuple(kind.enums))
             case types.JSON():
-                return kinds.Json(JSON_DEPTH.get(self.dialect.name), JSON_DOUBLES.get(self.dialect.name, "none"))
+                return kinds.Json(
+                    JSON_DEPTH.get(self.dialect.name), JSON_DOUBLES.get(self.dialect.name, "none")
+                )
             case types.Uuid():
                 return kinds.Uuid()
             case types.Boolean():
-                return kinds.Truth()
+                return kinds.Boolean()
             case types.Integer():
                 return self._integer(kind)
             case types.Float():
-                return kinds.Real()
+                return kinds.Float()
             case types.Numeric():
-                return kinds.Exact(kind.precision, kind.scale, binary=self.dialect.name == "sqlite")
+                return kinds.Numeric(
+                    kind.precision, kind.scale, binary=self.dialect.name == "sqlite"
+                )
             case types.DateTime():
                 return self._time(kind)
             case types.Date():
@@ -612,14 +776,21 @@ class Reader:
                 charset = getattr(kind, "charset", None) if self.is_mysql else None
                 narrow = None if charset in kinds.UNICODE else charset
                 padded = isinstance(kind, types.CHAR) and self.dialect.name != "sqlite"
-                return kinds.Text(characters=None if size else kind.length, size=size, charset=narrow, padded=padded)
+                return kinds.Text(
+                    characters=None if size else kind.length,
+                    size=size,
+                    charset=narrow,
+                    padded=padded,
+                )
         return kinds.Text() if isinstance(kind, postgresql.CITEXT) else None
 
     def _is_json(self, name: str) -> bool:
         """MariaDB keeps JSON as text with a constraint."""
         statement = "SELECT check_clause FROM information_schema.check_constraints"
         where = " WHERE constraint_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
-        rows = self.connection.execute(sa.text(statement + where), {"schema": self.table.schema, "table": self.table.name})
+        rows = self.connection.execute(
+            sa.text(statement + where), {"schema": self.table.schema, "table": self.table.name}
+        )
         return f"json_valid({self.quote(name)})" in {row[0] for row in rows}
 
     def _judge_charset(self, name: str, kind: Any) -> None:
@@ -641,16 +812,18 @@ class Reader:
         flag = isinstance(kind, mysql.TINYINT) and kind.display_width == 1
         return kinds.Integer(low=-(2 ** (bits - 1)), high=2 ** (bits - 1) - 1, truth=flag)
 
-    def _time(self, kind: Any) -> kinds.Time:
+    def _time(self, kind: Any) -> kinds.Timestamp:
         if self.is_mysql:
             precision = kind.fsp or 0
             if isinstance(kind, mysql.TIMESTAMP):
-                return kinds.Time(
-                    low=datetime(1970, 1, 2, tzinfo=UTC), high=datetime(2038, 1, 18, tzinfo=UTC), precision=precision
+                return kinds.Timestamp(
+                    low=datetime(1970, 1, 2, tzinfo=UTC),
+                    high=datetime(2038, 1, 18, tzinfo=UTC),
+                    precision=precision,
                 )
-            return kinds.Time(low=datetime(1000, 1, 1, tzinfo=UTC), precision=precision)
+            return kinds.Timestamp(low=datetime(1000, 1, 1, tzinfo=UTC), precision=precision)
         precision = getattr(kind, "precision", None)
-        return kinds.Time(precision=6 if precision is None else precision)
+        return kinds.Timestamp(precision=6 if precision is None else precision)
 
     def _declared(self, name: str) -> str:
         """The column's type in the database's own words, complete enough to declare another such column."""
@@ -660,7 +833,9 @@ class Reader:
             return str(self.columns[name]["type"])
         facts = self._column_facts(name)
         charset = (
-            f" CHARACTER SET {facts['character_set_name']} COLLATE {facts['collation_name']}" if facts["collation_name"] else ""
+            f" CHARACTER SET {facts['character_set_name']} COLLATE {facts['collation_name']}"
+            if facts["collation_name"]
+            else ""
         )
         return f"{facts['column_type']}{charset}"
 
@@ -681,7 +856,9 @@ class Reader:
         )
         where = " WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table AND column_name = :column"
         parameters = {"schema": self.table.schema, "table": self.table.name, "column": name}
-        return dict(self.connection.execute(sa.text(statement + where), parameters).mappings().one())
+        return dict(
+            self.connection.execute(sa.text(statement + where), parameters).mappings().one()
+        )
 
     def _schema_value(self, statement: str) -> str | None:
         where = " WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
@@ -695,7 +872,7 @@ class Reader:
     def _unfit(self, column: str, problem: str, remedy: str = "") -> errors.TargetUnfit:
         return errors.TargetUnfit(f"table {self.table}: column {column!r} {problem}", remedy)
 
-    def _set_not_null(self, name: str, column: mapping.Column) -> str:
+    def _set_not_null(self, name: str, column: mapping.TargetColumn) -> str:
         match self.dialect.name:
             case "postgresql":
                 return f"ALTER TABLE {self.quoted} ALTER COLUMN {self.quote(name)} SET NOT NULL"
@@ -707,4 +884,8 @@ class Reader:
 
 def _columns(names: tuple[str, ...]) -> str:
     """Columns as the subject of a sentence."""
-    return f"column {names[0]!r} is" if len(names) == 1 else f"columns {', '.join(map(repr, names))} are"
+    return (
+        f"column {names[0]!r} is"
+        if len(names) == 1
+        else f"columns {', '.join(map(repr, names))} are"
+    )

@@ -19,7 +19,7 @@ from instep import errors
 from instep.document import guard, kinds
 from instep.document.decoding import Event
 from instep.document.guard import Verdict
-from instep.document.mapping import Column
+from instep.document.mapping import TargetColumn
 from instep.sinks import sink, tables, target, tls
 
 try:
@@ -32,11 +32,18 @@ except ImportError:  # the extra is not installed
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 120
 NO_TLS_THERE = 2026
-DUPLICATES = re.compile(rb"Duplicates: (\d+)")  # in what the server says of a statement of many rows
+DUPLICATES = re.compile(
+    rb"Duplicates: (\d+)"
+)  # in what the server says of a statement of many rows
 LOADED = re.compile(rb"Records: (\d+) +Deleted: 0 +Skipped: 0 +Warnings: 0")
 # loading is allowed, and no cluster may commit in the middle of it
 LOADING = ({"local_infile": "ON"}, {"local_infile": "ON", "wsrep_on": "OFF"})
-LOAD_REFUSED = (1148, 1235, 3948, 4166)  # by the server or something before it that does not know or allow it
+LOAD_REFUSED = (
+    1148,
+    1235,
+    3948,
+    4166,
+)  # by the server or something before it that does not know or allow it
 LOADED_LEAST = 100  # rows for which the two more questions are worth it
 STATEMENT_BYTES_MAX = 1_000_000  # of one statement of many rows
 LITERAL_ROWS = 1_000
@@ -130,7 +137,7 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
-def _is_utf8(key: Column) -> bool:
+def _is_utf8(key: TargetColumn) -> bool:
     return (key.collation or "utf8mb4_").startswith("utf8mb4_")
 
 
@@ -196,22 +203,42 @@ class MysqlSink(sink.Sink):
             }
         )
         self._cursor = self._connection.cursor()
-        self._cursor.execute("SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00'")
+        self._cursor.execute(
+            "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00'"
+        )
         self._cursor.execute("SET SESSION innodb_lock_wait_timeout = 30")
         self._cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         self._cursor.execute("SELECT @@max_allowed_packet, VERSION()")
         packet, version = self._cursor.fetchone()
-        self._cursor.execute("SHOW SESSION VARIABLES WHERE Variable_name IN ('local_infile', 'wsrep_on')")
+        self._cursor.execute(
+            "SHOW SESSION VARIABLES WHERE Variable_name IN ('local_infile', 'wsrep_on')"
+        )
         self._may_load = dict(self._cursor.fetchall()) in LOADING
         # a byte may become two in a statement
         self.record_bytes_max = int(packet) // 2 - STATEMENT_BYTES
         self._packet = int(packet)
         self._rows_bytes_max = min(STATEMENT_BYTES_MAX, self._packet // 2)
         self._has_row_alias = "MariaDB" not in version and _release(version) >= ROW_ALIAS_SINCE
-        self._there, self._untold = 0, False  # how many of the rows that were last inserted were there already
-        ordering = next((c.declared for c in self.to.mapping.columns if c.name == self.to.mapping.guard), "BIGINT")
-        staged = [(self.quoted(key.name), f"{self._staged_type(key)} NOT NULL") for key in self.to.mapping.keys]
-        staged += [(self.quoted(column.name), f"{column.declared} NULL") for column in self.to.mapping.columns]
+        self._there, self._untold = (
+            0,
+            False,
+        )  # how many of the rows that were last inserted were there already
+        ordering = next(
+            (
+                c.declared
+                for c in self.target.mapping.columns
+                if c.name == self.target.mapping.guard
+            ),
+            "BIGINT",
+        )
+        staged = [
+            (self.quoted(key.name), f"{self._staged_type(key)} NOT NULL")
+            for key in self.target.mapping.keys
+        ]
+        staged += [
+            (self.quoted(column.name), f"{column.declared} NULL")
+            for column in self.target.mapping.columns
+        ]
         staged.append((sink.STAGE_FIRST, f"{ordering} NULL"))
         if self._key_fits_index():
             staged.append(("PRIMARY KEY", f"({self.key.replace('%%', '%')})"))
@@ -222,9 +249,11 @@ class MysqlSink(sink.Sink):
         self.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         self.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
 
-    def _staged_type(self, key: Column) -> str:
+    def _staged_type(self, key: TargetColumn) -> str:
         """The stage holds ids that the table itself may take for one."""
-        return tables.name_type(255).compile(self.dialect) if key in self._text_keys else key.declared
+        return (
+            tables.name_type(255).compile(self.dialect) if key in self._text_keys else key.declared
+        )
 
     def _key_fits_index(self) -> bool:
         """Whether the stage's primary key can hold the texts of a composite key, each as long as an id may be."""
@@ -236,26 +265,33 @@ class MysqlSink(sink.Sink):
             return super().beyond(last)
         marks = [f"{name} {{}} {self.placeholder}" for name in self.keys]
         ways = [
-            " AND ".join([*(one.format("=") for one in marks[:place]), marks[place].format(">")]) for place in range(len(last))
+            " AND ".join([*(one.format("=") for one in marks[:place]), marks[place].format(">")])
+            for place in range(len(last))
         ]
         values = [value for place in range(len(last)) for value in last[: place + 1]]
         return f"({' OR '.join(f'({way})' for way in ways)})", values
 
-    def key_equals(self, key: Column, left: str, right: str) -> str:
+    def key_equals(self, key: TargetColumn, left: str, right: str) -> str:
         """A staged id is compared as the table's key compares, so that the key's index finds it."""
         if key.collation is None:
             return f"{left} = {right}"
-        staged = right if _is_utf8(key) else f"CONVERT({right} USING {key.collation.partition('_')[0]})"
+        staged = (
+            right if _is_utf8(key) else f"CONVERT({right} USING {key.collation.partition('_')[0]})"
+        )
         return f"{left} = {staged} COLLATE {key.collation}"
 
-    def exactly(self, key: Column, left: str, right: str) -> str:
-        sides = (left, right) if _is_utf8(key) else (f"CONVERT({side} USING utf8mb4)" for side in (left, right))
+    def exactly(self, key: TargetColumn, left: str, right: str) -> str:
+        sides = (
+            (left, right)
+            if _is_utf8(key)
+            else (f"CONVERT({side} USING utf8mb4)" for side in (left, right))
+        )
         return " = ".join(f"CAST({side} AS BINARY)" for side in sides)
 
-    def scanned(self, column: Column) -> str:
+    def scanned(self, column: TargetColumn) -> str:
         # a four-byte number is shown with six digits only, unless it is computed with
         name = self.quoted(column.name)
-        return f"{name} + 0E0" if isinstance(column.kind, kinds.Real) else name
+        return f"{name} + 0E0" if isinstance(column.kind, kinds.Float) else name
 
     def close(self) -> None:
         if self._connection.open:
@@ -274,27 +310,44 @@ class MysqlSink(sink.Sink):
         self._cursor.execute(statement, parameters)
         return list(self._cursor.fetchall())
 
-    def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    def select_many(
+        self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]
+    ) -> Iterator[tuple[Any, ...]]:
         # an id of 255 characters may take 2 KB
         for chunk in sink.chunks(documents, min(2_000, self._rows_bytes_max // 2_048)):
             listed, values = self.in_list(chunk)
             yield from self.select(statement.replace("{documents}", listed), (*parameters, *values))
 
-    def append(self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool) -> None:
+    def append(
+        self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool
+    ) -> None:
         names = ", ".join(map(self.quoted, columns))
         # not INSERT IGNORE, which would also take values that do not fit
-        known = f" ON DUPLICATE KEY UPDATE {self.quoted(columns[0])} = {self.quoted(columns[0])}" if skip_known else ""
+        known = (
+            f" ON DUPLICATE KEY UPDATE {self.quoted(columns[0])} = {self.quoted(columns[0])}"
+            if skip_known
+            else ""
+        )
         self._insert_rows(f"INSERT INTO {table} ({names})", rows, known)
 
-    def append_history(self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime) -> None:
+    def append_history(
+        self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime
+    ) -> None:
         """A loaded row costs the server half of one in a statement, where loading is allowed."""
-        if not (self._may_load and len(events) >= LOADED_LEAST and self._load_history(partition, events, verdicts, at)):
+        if not (
+            self._may_load
+            and len(events) >= LOADED_LEAST
+            and self._load_history(partition, events, verdicts, at)
+        ):
             super().append_history(partition, events, verdicts, at)
 
-    def write_groups(self, groups: list[sink.Group]) -> None:
+    def write_groups(self, groups: list[sink.ColumnGroup]) -> None:
         for group in groups:
             columns, ids = (*self.key_names, *group.columns), self.identity.columns
-            rows = [(*ids(document), *(value for value in values if value is not UNSET)) for document, values in group.rows]
+            rows = [
+                (*ids(document), *(value for value in values if value is not UNSET))
+                for document, values in group.rows
+            ]
             if group.fresh:
                 changed = self._insert(columns, rows)
             else:
@@ -319,21 +372,36 @@ class MysqlSink(sink.Sink):
 
     def late(self) -> sink.Rows:
         """With a lock on every row that is there, so that nothing can come between this look and the upsert."""
-        later = f"t.{self.guard} {'>' if self.to.rules.order_is_time else '>='} s.{sink.STAGE_FIRST}" if self.guard else "FALSE"
+        later = (
+            f"t.{self.guard} {'>' if self.target.rules.order_is_time else '>='} s.{sink.STAGE_FIRST}"
+            if self.guard
+            else "FALSE"
+        )
         join = f"FROM instep_stage AS s JOIN {self.table} AS t ON {self.same_document()}"
         self._there, late = self.select(f"SELECT COUNT(*), SUM({later}) {join} FOR UPDATE")[0]
-        return self.select(f"SELECT {self.key_read('t.')}, t.{self.guard} {join} WHERE {later}") if late else []
+        return (
+            self.select(f"SELECT {self.key_read('t.')}, t.{self.guard} {join} WHERE {later}")
+            if late
+            else []
+        )
 
     def trusts(self, reduced: guard.Reduced) -> bool:
         # the server does not tell whether a single row was there; one of the same time, or without an order, may change nothing
-        return super().trusts(reduced) and len(reduced.latest) > 1 and self.guard is not None and not self.to.rules.order_is_time
+        return (
+            super().trusts(reduced)
+            and len(reduced.latest) > 1
+            and self.guard is not None
+            and not self.target.rules.order_is_time
+        )
 
     def upsert(self, rows: Sequence[sink.Row]) -> int | None:
         """One statement of many rows costs less than the stage. A row that is new or stays as it is counts once, a changed one
         twice, and the server tells how many were there."""
         names = ", ".join(map(self.quoted, (*self.key_names, *self.columns)))
-        written = "s.{}" if self._has_row_alias else "VALUES({})"  # which newer MySQLs tell to be on its way out
-        ordered = sorted(self.columns, key=lambda column: column == self.to.mapping.guard)
+        written = (
+            "s.{}" if self._has_row_alias else "VALUES({})"
+        )  # which newer MySQLs tell to be on its way out
+        ordered = sorted(self.columns, key=lambda column: column == self.target.mapping.guard)
         changes = ", ".join(self._taken(column, written) for column in ordered)
         after = f"{' AS s' if self._has_row_alias else ''} ON DUPLICATE KEY UPDATE {changes}"
         insert = f"INSERT INTO {self.table} ({names})"
@@ -349,7 +417,9 @@ class MysqlSink(sink.Sink):
         changed = self._update(self.columns) if self._there else 0
         if self._there < self._staged:
             lacking = (
-                f" LEFT JOIN {self.table} AS t ON {self.same_document()} WHERE t.{self.keys[0]} IS NULL" if self._there else ""
+                f" LEFT JOIN {self.table} AS t ON {self.same_document()} WHERE t.{self.keys[0]} IS NULL"
+                if self._there
+                else ""
             )
             insert = f"INSERT INTO {self.table} ({names}) SELECT {staged} FROM instep_stage AS s{lacking}"
             changed += self.execute(insert)
@@ -376,7 +446,11 @@ class MysqlSink(sink.Sink):
         literals: list[str] = []
         changed, size = 0, 0
         for literal in self._literals(rows):
-            needed = len(literal) if literal.isascii() else len(literal.encode("utf-8", "surrogateescape"))
+            needed = (
+                len(literal)
+                if literal.isascii()
+                else len(literal.encode("utf-8", "surrogateescape"))
+            )
             if needed > self._packet - STATEMENT_BYTES:
                 raise errors.RowRefused(
                     f"a row of {needed:,} bytes is larger than the server's max_allowed_packet of {self._packet:,} lets through"
@@ -405,7 +479,9 @@ class MysqlSink(sink.Sink):
         rare: Callable[[Any], str] = self._connection.escape
         return [LITERALS.get(type(value), rare)(value) for value in values]
 
-    def _load_history(self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime) -> bool:
+    def _load_history(
+        self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime
+    ) -> bool:
         """Whether every row is there as it was given: loading passes over what does not fit, and then none is."""
         columns: list[Sequence[Any]] = [
             [event.offset for event in events],
@@ -416,11 +492,13 @@ class MysqlSink(sink.Sink):
             [verdict.value for verdict in verdicts],
         ]
         rows = "\n".join(map("\t".join, zip(*map(_fields, columns), strict=True)))
-        ours = (self.to.pipeline, self.to.topic, partition, sink.clock_text(at))
+        ours = (self.target.pipeline, self.target.topic, partition, sink.clock_text(at))
         statement = self.sql(LOAD_HISTORY) % tuple(map(self._connection.escape, ours))
         self.execute("SAVEPOINT instep_load")
         try:
-            told = LOADED.search(self._connection.load(statement, rows.encode(), self._rows_bytes_max))
+            told = LOADED.search(
+                self._connection.load(statement, rows.encode(), self._rows_bytes_max)
+            )
         except pymysql.Error as error:
             if error.args[0] not in LOAD_REFUSED:
                 raise
@@ -440,9 +518,13 @@ class MysqlSink(sink.Sink):
 
     def _update(self, columns: Sequence[str]) -> int:
         """Write these columns of the staged rows whose documents are there; how many rows the guard let through."""
-        values = ", ".join(f"t.{self.quoted(column)} = s.{self.quoted(column)}" for column in columns)
+        values = ", ".join(
+            f"t.{self.quoted(column)} = s.{self.quoted(column)}" for column in columns
+        )
         join = f"{self.table} AS t JOIN instep_stage AS s ON {self.matches_key()}"
-        return self.execute(f"UPDATE {join} SET {values} WHERE TRUE{self._guarded(columns=columns)}")
+        return self.execute(
+            f"UPDATE {join} SET {values} WHERE TRUE{self._guarded(columns=columns)}"
+        )
 
     def _bound_time(self, at: datetime | None) -> Any:
         return at if at is None else sink.clock_text(at)
@@ -475,7 +557,9 @@ def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:
         return errors.DatabaseUnreachable(f"no connection to {where} any more")
     if code == NO_TLS_THERE:
         return tls.no_tls_there(url)
-    ours = CODES.get(code, errors.DatabaseUnreachable if code in CLIENT_CODES else errors.RowRefused)
+    ours = CODES.get(
+        code, errors.DatabaseUnreachable if code in CLIENT_CODES else errors.RowRefused
+    )
     if ours is errors.DatabaseUnreachable:
         return ours(f"no connection to {where}: {text} (error {code})")
     return ours(f"{where}: {text} (error {code})")

@@ -14,8 +14,8 @@ from instep import errors
 from instep.document import kinds
 from instep.document.decoding import Event
 from instep.document.guard import Verdict
-from instep.document.mapping import Column
-from instep.sinks import logins, sink, target, tls
+from instep.document.mapping import TargetColumn
+from instep.sinks import credentials, sink, target, tls
 
 try:
     import psycopg
@@ -71,27 +71,45 @@ CODES: dict[str, type[errors.InstepError]] = {
 
 PROTOCOL_VIOLATION = "08P01"
 
-STAGE_TYPES: dict[type[kinds.Kind], str] = {
+STAGE_TYPES: dict[type[kinds.ColumnKind], str] = {
     kinds.Text: "text",
-    kinds.Choice: "text",
+    kinds.Enumeration: "text",
     kinds.Json: "text",
     kinds.Integer: "int8",
-    kinds.Real: "float8",
-    kinds.Exact: "numeric",
-    kinds.Truth: "bool",
-    kinds.Time: "timestamptz",
+    kinds.Float: "float8",
+    kinds.Numeric: "numeric",
+    kinds.Boolean: "bool",
+    kinds.Timestamp: "timestamptz",
     kinds.Date: "date",
     kinds.Uuid: "uuid",
 }
 # columns whose value travels as text and which PostgreSQL does not turn into its type by itself
-CAST_KINDS = (kinds.Choice, kinds.Json)
+CAST_KINDS = (kinds.Enumeration, kinds.Json)
 
 APPEND_TYPES = {
-    "pipeline": "text", "topic": "text", "partition": "int4", "offset": "int8", "document": "text", "status": "text",
-    "ledger_offset": "int8", "order_value": "int8", "event_time": "timestamptz", "verdict": "text", "committed_at": "timestamptz",
-    "key": "bytea", "value": "bytea", "headers": "bytea", "reason": "text", "detail": "text", "at": "timestamptz",
-    "timestamp_ms": "int8", "deed": "text", "outcome": "text", "why": "text", "who": "text",
-}  # fmt: skip
+    "pipeline": "text",
+    "topic": "text",
+    "partition": "int4",
+    "offset": "int8",
+    "document": "text",
+    "status": "text",
+    "ledger_offset": "int8",
+    "order_value": "int8",
+    "event_time": "timestamptz",
+    "verdict": "text",
+    "committed_at": "timestamptz",
+    "key": "bytea",
+    "value": "bytea",
+    "headers": "bytea",
+    "reason": "text",
+    "detail": "text",
+    "at": "timestamptz",
+    "timestamp_ms": "int8",
+    "action": "text",
+    "outcome": "text",
+    "why": "text",
+    "who": "text",
+}
 
 # what every transaction relies on: times as text in one form, and no wait for a lock without an end
 SETTINGS = {"TimeZone": "UTC", "DateStyle": "ISO", "lock_timeout": "30s"}
@@ -104,9 +122,22 @@ EARLIEST, LATEST = -(2**63), 2**63 - 1  # order values of times that Python cann
 # key types whose equality is not that of text; staged ids, which are text, are compared as these
 KEY_CASTS = {"character": "::bpchar", "citext": "::citext"}
 PACKED_COLUMNS = (
-    "pipeline", "topic", "partition", "committed_at", "verdict", "offset", "document", "status", "order_value", "event_time",
-)  # fmt: skip
-_length, _number, _two_numbers = struct.Struct(">i").pack, struct.Struct(">iq").pack, struct.Struct(">iqiq").pack
+    "pipeline",
+    "topic",
+    "partition",
+    "committed_at",
+    "verdict",
+    "offset",
+    "document",
+    "status",
+    "order_value",
+    "event_time",
+)
+_length, _number, _two_numbers = (
+    struct.Struct(">i").pack,
+    struct.Struct(">iq").pack,
+    struct.Struct(">iqiq").pack,
+)
 _number_and_length = struct.Struct(">iqi").pack
 
 
@@ -121,12 +152,22 @@ class PostgresSink(sink.Sink):
     def connect(self) -> None:
         tls.check(self.url)
         _, arguments = self.dialect.create_connect_args(self.url)
-        arguments = {**CONNECTION, "application_name": f"instep {self.to.pipeline}"[:63], **arguments}
+        arguments = {
+            **CONNECTION,
+            "application_name": f"instep {self.target.pipeline}"[:63],
+            **arguments,
+        }
         # autocommit: transactions begin and end where the pipeline says
         self._connection = psycopg.connect(**arguments, autocommit=True)
         self.is_pooled = self._connection.info.backend_pid != self._server_pid()
-        types = [("stage_group", "int2"), *((column.name, STAGE_TYPES[type(column.kind)]) for column in self._stage_columns)]
-        first = (sink.STAGE_FIRST, "int8" if self.guard_kind is None else STAGE_TYPES[type(self.guard_kind)])
+        types = [
+            ("stage_group", "int2"),
+            *((column.name, STAGE_TYPES[type(column.kind)]) for column in self._stage_columns),
+        ]
+        first = (
+            sink.STAGE_FIRST,
+            "int8" if self.guard_kind is None else STAGE_TYPES[type(self.guard_kind)],
+        )
         columns = ", ".join(f"{self._name(name)} {kind}" for name, kind in (*types, first))
         self._group_types = [kind for _, kind in types]
         self._stage_types = [*self._group_types[1:], first[1]]
@@ -134,7 +175,9 @@ class PostgresSink(sink.Sink):
         self._plain_cursor = self._connection.cursor()
         if self.is_pooled:
             self._connection.prepare_threshold = None
-            self._local_settings = [f"SET LOCAL {name} = '{value}'" for name, value in SETTINGS.items()]
+            self._local_settings = [
+                f"SET LOCAL {name} = '{value}'" for name, value in SETTINGS.items()
+            ]
             # an older version may have left a stage in a session that the pooler still keeps
             self._own_stage = [
                 "DROP TABLE IF EXISTS pg_temp.instep_stage",
@@ -150,28 +193,37 @@ class PostgresSink(sink.Sink):
     def begin(self) -> None:
         self.stage_is_used = False
         # what a deferred constraint refuses is refused row by row, not at the end; all in one round trip
-        self._run_all("BEGIN", *self._local_settings, "SET CONSTRAINTS ALL IMMEDIATE", *self._own_stage)
+        self._run_all(
+            "BEGIN", *self._local_settings, "SET CONSTRAINTS ALL IMMEDIATE", *self._own_stage
+        )
 
     def begin_snapshot(self) -> None:
         self._run_all("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", *self._local_settings)
 
     def key_read(self, table: str = "") -> str:
         # CHAR(n) is padded with spaces, and a cast to text takes them away
-        pairs = zip(self.to.mapping.keys, self.keys, strict=True)
-        return ", ".join(f"CAST({table}{name} AS text)" if key in self._text_keys else f"{table}{name}" for key, name in pairs)
+        pairs = zip(self.target.mapping.keys, self.keys, strict=True)
+        return ", ".join(
+            f"CAST({table}{name} AS text)" if key in self._text_keys else f"{table}{name}"
+            for key, name in pairs
+        )
 
-    def key_equals(self, key: Column, left: str, right: str) -> str:
+    def key_equals(self, key: TargetColumn, left: str, right: str) -> str:
         return f"{left} = {right}{_key_cast(key)}"
 
-    def exactly(self, key: Column, left: str, right: str) -> str:  # noqa: ARG002 - all columns alike
+    def exactly(self, key: TargetColumn, left: str, right: str) -> str:  # noqa: ARG002 - all columns alike
         return f'CAST({left} AS text) COLLATE "C" = CAST({right} AS text) COLLATE "C"'
 
     def guard_read(self, table: str = "") -> str:
         # as text: the driver has no value for infinity, nor for years beyond those of Python
-        return f"{table}{self.guard}::text" if isinstance(self.guard_kind, kinds.Time) else super().guard_read(table)
+        return (
+            f"{table}{self.guard}::text"
+            if isinstance(self.guard_kind, kinds.Timestamp)
+            else super().guard_read(table)
+        )
 
     def order_of(self, value: Any) -> int | None:
-        if not isinstance(self.guard_kind, kinds.Time) or value is None:
+        if not isinstance(self.guard_kind, kinds.Timestamp) or value is None:
             return super().order_of(value)
         if value == "-infinity" or value.endswith("BC"):
             return EARLIEST
@@ -180,7 +232,7 @@ class PostgresSink(sink.Sink):
         except ValueError:
             return LATEST  # infinity, or a year of five digits
 
-    def scanned(self, column: Column) -> str:
+    def scanned(self, column: TargetColumn) -> str:
         # as text: a time beyond Python's years, or a type that the driver does not know, would be an error
         return f"{self.quoted(column.name)}::text"
 
@@ -202,17 +254,26 @@ class PostgresSink(sink.Sink):
 
     def _run(self, statement: str, parameters: Sequence[Any]) -> psycopg.Cursor[Any]:
         # without values the driver looks for no marks, and leaves doubled percent signs as they are
-        return self._cursor.execute(statement, parameters) if parameters else self._cursor.execute(statement.replace("%%", "%"))
+        return (
+            self._cursor.execute(statement, parameters)
+            if parameters
+            else self._cursor.execute(statement.replace("%%", "%"))
+        )
 
-    def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    def select_many(
+        self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]
+    ) -> Iterator[tuple[Any, ...]]:
         # an array is one parameter however many documents there are
         arrays: list[Sequence[Any]] = [list(documents)]
         if self.identity.is_composite and self.key_asked in statement:
             arrays = list(map(list, zip(*documents, strict=True)))
-            casts = (f"%s{_key_cast(key) or '::' + STAGE_TYPES[type(key.kind)]}[]" for key in self.to.mapping.keys)
+            casts = (
+                f"%s{_key_cast(key) or '::' + STAGE_TYPES[type(key.kind)]}[]"
+                for key in self.target.mapping.keys
+            )
             asked = statement.replace("{documents}", f"(SELECT * FROM unnest({', '.join(casts)}))")
         else:
-            cast = _key_cast(self.to.mapping.keys[0]) if f"{self.key} IN " in statement else ""
+            cast = _key_cast(self.target.mapping.keys[0]) if f"{self.key} IN " in statement else ""
             asked = statement.replace("IN {documents}", f"= ANY(%s{cast and f'{cast}[]'})")
         if not documents:
             return
@@ -222,13 +283,17 @@ class PostgresSink(sink.Sink):
         # never prepared: a plan for any array compares each row with each of its values
         yield from self._cursor.execute(asked, (*parameters, *arrays), prepare=False)
 
-    def append(self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool) -> None:
+    def append(
+        self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool
+    ) -> None:
         names = ", ".join(map(self._name, columns))
         into = table
         if skip_known:
             into = f"{table}_new"
             at_the_end = "DROP" if self.is_pooled else "DELETE ROWS"
-            self.execute(f"CREATE TEMPORARY TABLE IF NOT EXISTS {into} (LIKE {table}) ON COMMIT {at_the_end}")
+            self.execute(
+                f"CREATE TEMPORARY TABLE IF NOT EXISTS {into} (LIKE {table}) ON COMMIT {at_the_end}"
+            )
         with self._cursor.copy(f"COPY {into} ({names}) FROM STDIN (FORMAT BINARY)") as copy:
             copy.set_types([APPEND_TYPES[column] for column in columns])
             for row in rows:
@@ -237,16 +302,22 @@ class PostgresSink(sink.Sink):
             self.execute(f"INSERT INTO {table} SELECT * FROM {into} ON CONFLICT DO NOTHING")
             self.execute(f"DELETE FROM {into}")
 
-    def append_history(self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime) -> None:
+    def append_history(
+        self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime
+    ) -> None:
         names = ", ".join(map(self._name, PACKED_COLUMNS))
         with self._cursor.copy(f"COPY instep_history ({names}) FROM STDIN (FORMAT BINARY)") as copy:
-            copy.write(b"".join([COPY_HEAD, *self._packed(partition, events, verdicts, at), COPY_END]))
+            copy.write(
+                b"".join([COPY_HEAD, *self._packed(partition, events, verdicts, at), COPY_END])
+            )
 
-    def write_groups(self, groups: list[sink.Group]) -> None:
+    def write_groups(self, groups: list[sink.ColumnGroup]) -> None:
         if not groups:
             return
         self.use_stage()
-        names = ", ".join(["stage_group", *(self._name(column.name) for column in self._stage_columns)])
+        names = ", ".join(
+            ["stage_group", *(self._name(column.name) for column in self._stage_columns)]
+        )
         with self._cursor.copy(f"COPY instep_stage ({names}) FROM STDIN (FORMAT BINARY)") as copy:
             copy.set_types(self._group_types)
             for group in groups:
@@ -254,11 +325,15 @@ class PostgresSink(sink.Sink):
                     written = (None if value is UNSET else value for value in values)
                     copy.write_row((group.number, *self.identity.columns(document), *written))
         for group in groups:
-            self.expect(self._insert(group) if group.fresh else self._update(group), len(group.rows))
+            self.expect(
+                self._insert(group) if group.fresh else self._update(group), len(group.rows)
+            )
 
     def fill_stage(self, rows: Sequence[sink.Row]) -> None:
         self.use_stage()
-        names = ", ".join([*(self._name(column.name) for column in self._stage_columns), sink.STAGE_FIRST])
+        names = ", ".join(
+            [*(self._name(column.name) for column in self._stage_columns), sink.STAGE_FIRST]
+        )
         with self._cursor.copy(f"COPY instep_stage ({names}) FROM STDIN (FORMAT BINARY)") as copy:
             copy.set_types(self._stage_types)
             write = copy.write_row
@@ -272,16 +347,28 @@ class PostgresSink(sink.Sink):
         # no ORDER BY: a temporary table is read in the order in which it was filled, which is that of the ids
         names = ", ".join(map(self.quoted, (*self.key_names, *self.columns)))
         values = ", ".join([*(f"s.{key}" for key in self.keys), *map(self._cast, self.columns)])
-        changes = ", ".join(f"{self.quoted(column)} = EXCLUDED.{self.quoted(column)}" for column in self.columns)
+        changes = ", ".join(
+            f"{self.quoted(column)} = EXCLUDED.{self.quoted(column)}" for column in self.columns
+        )
         return self.execute(
             f"INSERT INTO {self.table} AS t ({names}) SELECT {values} FROM instep_stage AS s"
             f" ON CONFLICT ({self.key}) DO UPDATE SET {changes} WHERE TRUE{self._guarded('EXCLUDED.{}')}"
         )
 
-    def _packed(self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime) -> Iterator[bytes]:
+    def _packed(
+        self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime
+    ) -> Iterator[bytes]:
         """Rows of the history. The driver's own way, value by value, takes as long as the server takes for the row."""
-        ours = _packed_text(self.to.pipeline) + _packed_text(self.to.topic) + struct.pack(">ii", 4, partition)
-        ours = struct.pack(">h", len(PACKED_COLUMNS)) + ours + _number(8, kinds.micros(at) - TIME_ZERO_US)
+        ours = (
+            _packed_text(self.target.pipeline)
+            + _packed_text(self.target.topic)
+            + struct.pack(">ii", 4, partition)
+        )
+        ours = (
+            struct.pack(">h", len(PACKED_COLUMNS))
+            + ours
+            + _number(8, kinds.micros(at) - TIME_ZERO_US)
+        )
         begun = {verdict: ours + _packed_text(verdict.value) for verdict in set(verdicts)}
         statuses = {status: _packed_text(status) for status in {event.status for event in events}}
         for event, verdict in zip(events, verdicts, strict=True):
@@ -294,7 +381,7 @@ class PostgresSink(sink.Sink):
             place = _number_and_length(8, event.offset, len(document))
             yield begun[verdict] + place + document + statuses[event.status] + end
 
-    def _insert(self, group: sink.Group) -> int:
+    def _insert(self, group: sink.ColumnGroup) -> int:
         names = ", ".join(map(self.quoted, (*self.key_names, *group.columns)))
         values = ", ".join([*self.keys, *(self._cast(column) for column in group.columns)])
         return self.execute(
@@ -303,8 +390,10 @@ class PostgresSink(sink.Sink):
             (group.number,),
         )
 
-    def _update(self, group: sink.Group) -> int:
-        values = ", ".join(f"{self.quoted(column)} = {self._cast(column)}" for column in group.columns)
+    def _update(self, group: sink.ColumnGroup) -> int:
+        values = ", ".join(
+            f"{self.quoted(column)} = {self._cast(column)}" for column in group.columns
+        )
         return self.execute(
             f"UPDATE {self.table} AS t SET {values} FROM instep_stage AS s"
             f" WHERE s.stage_group = %s AND {self.matches_key()}{self._guarded(columns=group.columns)}",
@@ -312,8 +401,10 @@ class PostgresSink(sink.Sink):
         )
 
     def _cast(self, name: str) -> str:
-        column = next(column for column in self.to.mapping.columns if column.name == name)
-        cast = f"::{column.declared}".replace("%", "%%") if isinstance(column.kind, CAST_KINDS) else ""
+        column = next(column for column in self.target.mapping.columns if column.name == name)
+        cast = (
+            f"::{column.declared}".replace("%", "%%") if isinstance(column.kind, CAST_KINDS) else ""
+        )
         return f"s.{self.quoted(name)}{cast}"
 
     def _server_pid(self) -> int:
@@ -332,14 +423,14 @@ class PostgresSink(sink.Sink):
 
     @property
     def _stage_columns(self) -> tuple[Any, ...]:
-        return (*self.to.mapping.keys, *self.to.mapping.columns)
+        return (*self.target.mapping.keys, *self.target.mapping.columns)
 
     def _name(self, name: str) -> str:
         """A quoted name for statements that take no parameters."""
         return self.quoted(name).replace("%%", "%")
 
 
-def _key_cast(key: Column) -> str:
+def _key_cast(key: TargetColumn) -> str:
     """The cast that compares a text with this key column as the column compares; empty for most types."""
     return KEY_CASTS.get(key.declared.partition("(")[0].rpartition(".")[2], "")
 
@@ -360,10 +451,16 @@ def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:
     text = " ".join(str(error).split())
     if not state:
         lost = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
-        if lost and (fault := tls.postgres_fault(url) or logins.refusal(error, url, text)):
+        if lost and (fault := tls.postgres_fault(url) or credentials.refusal(error, url, text)):
             return fault
-        return errors.DatabaseUnreachable(f"no connection to {where}: {text}") if lost else errors.RowRefused(f"{where}: {text}")
-    if state == PROTOCOL_VIOLATION and "statement pooling" in text:  # PgBouncer has this one code for all of its own errors
+        return (
+            errors.DatabaseUnreachable(f"no connection to {where}: {text}")
+            if lost
+            else errors.RowRefused(f"{where}: {text}")
+        )
+    if (
+        state == PROTOCOL_VIOLATION and "statement pooling" in text
+    ):  # PgBouncer has this one code for all of its own errors
         return errors.SettingsError(
             f"{where} is behind a connection pooler in statement mode, which allows no transactions",
             "set pool_mode = transaction (or session) in PgBouncer for this database, or connect `target` to the server directly",

@@ -10,7 +10,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from instep import errors, settings
-from instep.sinks import declared, inspection, schemas, tables, target
+from instep.sinks import declared_columns, inspection, schemas, tables, target
 
 Show = Callable[[Sequence[str]], None]
 
@@ -21,7 +21,9 @@ def statements(pipeline: settings.Pipeline, *, add_columns: bool = False) -> lis
         return _missing(opened, pipeline, add_columns)
 
 
-def prepare(pipeline: settings.Pipeline, *, add_columns: bool = False, show: Show = lambda _: None) -> list[str]:
+def prepare(
+    pipeline: settings.Pipeline, *, add_columns: bool = False, show: Show = lambda _: None
+) -> list[str]:
     """Make what is missing; the statements that were carried out, of which `show` was told before."""
     url = target.database_url(pipeline.target)
     if url.get_backend_name() == "sqlite":
@@ -31,7 +33,9 @@ def prepare(pipeline: settings.Pipeline, *, add_columns: bool = False, show: Sho
         show(missing)
         for statement in missing:
             opened.exec_driver_sql(
-                statement.replace("%", "%%") if opened.dialect.paramstyle in ("format", "pyformat") else statement
+                statement.replace("%", "%%")
+                if opened.dialect.paramstyle in ("format", "pyformat")
+                else statement
             )
         opened.commit()
     return missing
@@ -41,7 +45,9 @@ def _check_folder(file: Path) -> None:
     """Refuse a SQLite file that cannot be made or written where it is to be."""
     folder = file.parent
     if not folder.is_dir():
-        raise errors.SettingsError(f"the folder {folder} does not exist", "make it, or correct the target")
+        raise errors.SettingsError(
+            f"the folder {folder} does not exist", "make it, or correct the target"
+        )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise errors.SettingsError(
             f"the folder {folder} cannot be written by this user, and SQLite needs files of its own beside {file.name}",
@@ -76,10 +82,14 @@ def untyped(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[s
     if reader is not None and not add_columns:
         return []
     known = set(reader.columns) if reader else set()
-    return [name for name, kind in pipeline.key_types.items() if name not in known and kind is None] + [
+    return [
+        name for name, kind in pipeline.key_types.items() if name not in known and kind is None
+    ] + [
         name
         for name, column in pipeline.mapped.items()
-        if name not in known and column.type is None and declared.usual_type(pipeline, column) is None
+        if name not in known
+        and column.type is None
+        and declared_columns.usual_type(pipeline, column) is None
     ]
 
 
@@ -95,9 +105,13 @@ def _looking(pipeline: settings.Pipeline) -> Iterator[sa.Connection]:
             yield opened
 
 
-def _reader(opened: sa.Connection, pipeline: settings.Pipeline) -> inspection.Reader | None:
+def _reader(opened: sa.Connection, pipeline: settings.Pipeline) -> inspection.TableReader | None:
     name = target.table_name(pipeline.table)
-    return inspection.Reader(opened, name) if sa.inspect(opened).has_table(name.name, schema=name.schema) else None
+    return (
+        inspection.TableReader(opened, name)
+        if sa.inspect(opened).has_table(name.name, schema=name.schema)
+        else None
+    )
 
 
 def _missing(opened: sa.Connection, pipeline: settings.Pipeline, add_columns: bool) -> list[str]:
@@ -106,27 +120,45 @@ def _missing(opened: sa.Connection, pipeline: settings.Pipeline, add_columns: bo
         for fault in reader.faults(pipeline, may_lack=add_columns):
             raise fault  # a table that cannot be used is not changed either
     else:
-        schemas.refuse_missing(sa.inspect(opened), target.table_name(pipeline.table), target.database_url(pipeline.target))
+        schemas.refuse_missing(
+            sa.inspect(opened),
+            target.table_name(pipeline.table),
+            target.database_url(pipeline.target),
+        )
     known = set(reader.columns) if reader is not None else None
     view = sa.inspect(opened)
     own = inspection.own_tables(view)
     return [
         *_table_statements(opened.dialect, pipeline, known),
         *tables.create_statements(opened.dialect, own),
-        *tables.index_statements(opened.dialect, {name: {str(one["name"]) for one in view.get_indexes(name)} for name in own}),
+        *tables.index_statements(
+            opened.dialect,
+            {name: {str(one["name"]) for one in view.get_indexes(name)} for name in own},
+        ),
     ]
 
 
-def _table_statements(dialect: sa.Dialect, pipeline: settings.Pipeline, known: set[str] | None) -> list[str]:
+def _table_statements(
+    dialect: sa.Dialect, pipeline: settings.Pipeline, known: set[str] | None
+) -> list[str]:
     """The statements that make the target table, or add to an existing one the columns that the mapping names."""
     name = target.table_name(pipeline.table)
-    columns = [sa.Column(column, declared.type_of(pipeline, one)) for column, one in pipeline.mapped.items()]
+    columns = [
+        sa.Column(column, declared_columns.type_of(pipeline, one))
+        for column, one in pipeline.mapped.items()
+    ]
     if known is None:
-        keys = declared.key_columns(pipeline)
-        table = sa.Table(name.name, sa.MetaData(), *keys, *columns, schema=name.schema, **tables.TRANSACTIONAL)
+        keys = declared_columns.key_columns(pipeline)
+        table = sa.Table(
+            name.name, sa.MetaData(), *keys, *columns, schema=name.schema, **tables.TRANSACTIONAL
+        )
         return tables.create(table, dialect)
     table = sa.Table(name.name, sa.MetaData(), *columns, schema=name.schema)
-    return [tables.alter_statement(dialect, column) for column in table.columns if column.name not in known]
+    return [
+        tables.alter_statement(dialect, column)
+        for column in table.columns
+        if column.name not in known
+    ]
 
 
 def remove(name: str, pipeline: settings.Pipeline, *, own_tables: bool) -> None:

@@ -51,7 +51,7 @@ class Run(msgspec.Struct, frozen=True):
         return self.state != STOPPED and (now - self.heartbeat_at).total_seconds() > DEAD_AFTER_S
 
 
-class Report(msgspec.Struct, frozen=True):
+class RunReport(msgspec.Struct, frozen=True):
     """What a run says of itself. Durations are counted on its own machine, by a clock that nobody sets."""
 
     epoch: int  # 0: it has not taken one yet
@@ -84,11 +84,15 @@ class Heartbeat:
 
     def __init__(self, pipeline: str, url: sa.URL) -> None:
         self._pipeline, self._url = pipeline, url
-        self._identity = {"run": str(uuid.uuid4()), "host": kept_text(socket.gethostname())[:255], "pid": os.getpid()}
+        self._identity = {
+            "run": str(uuid.uuid4()),
+            "host": kept_text(socket.gethostname())[:255],
+            "pid": os.getpid(),
+        }
         self._held = contextlib.ExitStack()
         self._opened: sa.Connection | None = None
 
-    def beat(self, report: Report) -> bool:
+    def beat(self, report: RunReport) -> bool:
         """Write the row; False when another run has it. Raises the driver's own errors; the next beat connects again."""
         try:
             return self._write(self._connection(), report)
@@ -112,7 +116,7 @@ class Heartbeat:
             self._opened = opened.execution_options(isolation_level="AUTOCOMMIT")
         return self._opened
 
-    def _write(self, opened: sa.Connection, report: Report) -> bool:
+    def _write(self, opened: sa.Connection, report: RunReport) -> bool:
         now = clock(opened)
         said = {
             "heartbeat_at": now,
@@ -130,7 +134,9 @@ class Heartbeat:
         if opened.execute(here.where(self._may_take(report.epoch, now)).values(whole)).rowcount:
             return True
         try:
-            opened.execute(sa.insert(RUNS).values({"pipeline": self._pipeline, "epoch": 0, **whole}))
+            opened.execute(
+                sa.insert(RUNS).values({"pipeline": self._pipeline, "epoch": 0, **whole})
+            )
         except sa.exc.IntegrityError:  # the row is another run's
             return False
         return True

@@ -24,16 +24,25 @@ from instep.document import guard, kinds
 from instep.document.decoding import DeadLetter, Event, Record
 from instep.document.guard import Document, Parked, Stored, Verdict
 from instep.document.identity import Identity
-from instep.document.mapping import Column
+from instep.document.mapping import TargetColumn
 from instep.document.plain import Headers
 from instep.document.reasons import Reason
 from instep.sinks import target
 from instep.sinks.target import Decision, Position, Target
 
 HISTORY_COLUMNS = (
-    "pipeline", "topic", "partition", "offset", "document", "status", "order_value", "event_time", "verdict", "committed_at",
+    "pipeline",
+    "topic",
+    "partition",
+    "offset",
+    "document",
+    "status",
+    "order_value",
+    "event_time",
+    "verdict",
+    "committed_at",
     "ledger_offset",
-)  # fmt: skip
+)
 SELECT_LEDGER = (
     "SELECT {partition}, next_offset, epoch, cluster_id, topic_id, last_digest, committed_at, since_offset, totals"
     " FROM instep_ledger WHERE pipeline = ? AND topic = ?"
@@ -54,16 +63,46 @@ MOVE_LEDGER = (
 )
 REMOVE_LEDGER = "DELETE FROM instep_ledger WHERE pipeline = ? AND topic = ? AND {partition} = ?"
 RENAME_TOPIC = "UPDATE {{table}} SET topic = ? WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} >= ?"
-PLACED = ("instep_history", "instep_dead_letters", "instep_parked", "instep_decisions")  # which name places in the log
+PLACED = (
+    "instep_history",
+    "instep_dead_letters",
+    "instep_parked",
+    "instep_decisions",
+)  # which name places in the log
 SELECT_DELETED = "SELECT document, order_value FROM instep_deleted WHERE pipeline = ? AND document IN {{documents}}"
 ANY_DELETED = "SELECT 1 FROM instep_deleted WHERE pipeline = ? LIMIT 1"
-SELECT_HELD = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ? AND document IN {{documents}}"
+SELECT_HELD = (
+    "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ? AND document IN {{documents}}"
+)
 ALL_HELD = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ?"
 ANY_PARKED = "SELECT 1 FROM instep_parked WHERE pipeline = ? LIMIT 1"
 COUNT_DEAD = "SELECT count(*) FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
 COUNT_PARKED = "SELECT count(DISTINCT document) FROM instep_parked WHERE pipeline = ?"
-DECISION_COLUMNS = ("pipeline", "topic", "partition", "offset", "at", "document", "deed", "outcome", "why", "who")
-DEAD_COLUMNS = ("pipeline", "topic", "partition", "offset", "timestamp_ms", "key", "value", "headers", "reason", "detail", "at")
+DECISION_COLUMNS = (
+    "pipeline",
+    "topic",
+    "partition",
+    "offset",
+    "at",
+    "document",
+    "action",
+    "outcome",
+    "reason",
+    "actor",
+)
+DEAD_COLUMNS = (
+    "pipeline",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp_ms",
+    "key",
+    "value",
+    "headers",
+    "reason",
+    "detail",
+    "at",
+)
 PARKED_COLUMNS = ("document", *DEAD_COLUMNS)
 
 DETAIL_CHARACTERS_MAX = 1_000
@@ -72,17 +111,21 @@ HELD_ASKED_MAX = 1_000
 BEGINNING_BYTES = 64 * 1024  # what is kept of a record that is too large to be kept whole
 
 Rows = Sequence[tuple[Any, ...]]
-Row = tuple[Document, guard.Values, Any]  # a document to write: its values, and the guard's value of its first event
+Row = tuple[
+    Document, guard.Values, Any
+]  # a document to write: its values, and the guard's value of its first event
 
 
-class Group:
+class ColumnGroup:
     """Documents that bring values for the same columns, so that one statement writes them all."""
 
     def __init__(self, number: int, columns: tuple[str, ...], fresh: bool) -> None:
         self.number = number
         self.columns = columns
         self.fresh = fresh  # to insert, not to update
-        self.rows: list[tuple[Document, guard.Values]] = []  # a value for each of the table's mapped columns
+        self.rows: list[
+            tuple[Document, guard.Values]
+        ] = []  # a value for each of the table's mapped columns
 
 
 class _Names(dict[str, str]):
@@ -104,11 +147,13 @@ class Sink(abc.ABC):
     rows_begin: ClassVar[str] = ""  # before rows that stand behind IN
 
     def __init__(self, to: Target) -> None:
-        self.to = to
+        self.target = to
         self.url = target.database_url(to.url)
         self.dialect = self.url.get_dialect()()
         self._names = _Names(self.quoted)
-        self.table = ".".join(self.quoted(part) for part in (to.table.schema, to.table.name) if part)
+        self.table = ".".join(
+            self.quoted(part) for part in (to.table.schema, to.table.name) if part
+        )
         self.identity = Identity(to.mapping)
         self.key_names = tuple(column.name for column in to.mapping.keys)
         self.keys = tuple(map(self.quoted, self.key_names))
@@ -119,12 +164,18 @@ class Sink(abc.ABC):
         self._status = self.scanned(status) if status else None
         self.columns = tuple(column.name for column in to.mapping.columns)
         self.guard_place = self.columns.index(to.mapping.guard) if to.mapping.guard else None
-        self.guard_kind = next((column.kind for column in to.mapping.columns if column.name == to.mapping.guard), None)
+        self.guard_kind = next(
+            (column.kind for column in to.mapping.columns if column.name == to.mapping.guard), None
+        )
         self.is_guarding = True
         self.stage_is_used = False  # in this transaction
         self.doubts = 0  # for so many batches to come, what is late is asked for first
-        self.record_bytes_max: int | None = None  # the largest record that can be set aside, where the database has a limit
-        self.passes_over_is_refusal = False  # set when the same documents are outrun again and again
+        self.record_bytes_max: int | None = (
+            None  # the largest record that can be set aside, where the database has a limit
+        )
+        self.passes_over_is_refusal = (
+            False  # set when the same documents are outrun again and again
+        )
         with self.translated():
             try:
                 self.connect()
@@ -160,11 +211,13 @@ class Sink(abc.ABC):
         """Add rows to one of instep's tables; those whose key is there already are an error, or skipped."""
 
     @abc.abstractmethod
-    def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    def select_many(
+        self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]
+    ) -> Iterator[tuple[Any, ...]]:
         """Run a query whose `{documents}` stands for many values, or for many tuples of the values of a composite key."""
 
     @abc.abstractmethod
-    def write_groups(self, groups: list[Group]) -> None:
+    def write_groups(self, groups: list[ColumnGroup]) -> None:
         """Insert and update the documents of each group; raises Transient when another writer came between."""
 
     @abc.abstractmethod
@@ -188,7 +241,7 @@ class Sink(abc.ABC):
         """Key columns and order value of the rows that are as late as the first event that was staged for them."""
         if not self.guard:
             return []
-        later = ">" if self.to.rules.order_is_time else ">="
+        later = ">" if self.target.rules.order_is_time else ">="
         return self.select(
             f"SELECT {self.key_read('t.')}, {self.guard_read('t.')} FROM instep_stage AS s JOIN {self.table} AS t"
             f" ON {self.same_document()} WHERE t.{self.guard} {later} s.{STAGE_FIRST}"
@@ -221,28 +274,36 @@ class Sink(abc.ABC):
         if not values or not isinstance(values[0], tuple):
             return f"({self._marks(len(values))})", values
         one = f"({self._marks(len(values[0]))})"
-        return f"({self.rows_begin}{', '.join([one] * len(values))})", [part for value in values for part in value]
+        return f"({self.rows_begin}{', '.join([one] * len(values))})", [
+            part for value in values for part in value
+        ]
 
     def beyond(self, last: tuple[Any, ...]) -> tuple[str, Sequence[Any]]:
         """The condition for the rows behind this key, in the key's order; and its parameters."""
-        return (f"{self.key} > {self.placeholder}" if len(last) == 1 else f"({self.key}) > ({self._marks(len(last))})"), last
+        return (
+            f"{self.key} > {self.placeholder}"
+            if len(last) == 1
+            else f"({self.key}) > ({self._marks(len(last))})"
+        ), last
 
     def guard_read(self, table: str = "") -> str:
         """The guard's column in a SELECT, as `order_of` takes it."""
         return f"{table}{self.guard}" if self.guard else "NULL"
 
-    def key_equals(self, key: Column, left: str, right: str) -> str:  # noqa: ARG002 - databases with collations need the column
+    def key_equals(self, key: TargetColumn, left: str, right: str) -> str:  # noqa: ARG002 - databases with collations need the column
         """A key column's own comparison, which an index answers, between two expressions. Its collation may be loose."""
         return f"{left} = {right}"
 
     @abc.abstractmethod
-    def exactly(self, key: Column, left: str, right: str) -> str:
+    def exactly(self, key: TargetColumn, left: str, right: str) -> str:
         """Whether two texts are the same, character by character, whatever the collation of the key column says."""
 
     def matches_key(self) -> str:
         """Joins a staged row `s` with the row `t` that the table's key takes for the same."""
-        pairs = zip(self.to.mapping.keys, self.keys, strict=True)
-        return " AND ".join(self.key_equals(column, f"t.{name}", f"s.{name}") for column, name in pairs)
+        pairs = zip(self.target.mapping.keys, self.keys, strict=True)
+        return " AND ".join(
+            self.key_equals(column, f"t.{name}", f"s.{name}") for column, name in pairs
+        )
 
     def same_document(self) -> str:
         """Joins a staged row `s` with the row `t` of its document, and of no document with a similar id."""
@@ -251,9 +312,12 @@ class Sink(abc.ABC):
     def _is_exact(self, table: str, written: str) -> str:
         """A further condition: the key's texts are the same to the character. `written` names the other side's columns."""
         names = [(column, self.quoted(column.name)) for column in self._text_keys]
-        return "".join(f" AND {self.exactly(column, f'{table}.{name}', written.format(name))}" for column, name in names)
+        return "".join(
+            f" AND {self.exactly(column, f'{table}.{name}', written.format(name))}"
+            for column, name in names
+        )
 
-    def scanned(self, column: Column) -> str:
+    def scanned(self, column: TargetColumn) -> str:
         """A column in a SELECT, so that no value is lost or refused on its way through the driver."""
         return self.quoted(column.name)
 
@@ -264,7 +328,10 @@ class Sink(abc.ABC):
     def asked(self, documents: Iterable[Document]) -> list[Any]:
         """Ids, each once and in order, as `select_many` takes them."""
         if self.identity.is_composite:
-            return [tuple(map(self.bind, self.identity.columns(document))) for document in sorted(set(documents))]
+            return [
+                tuple(map(self.bind, self.identity.columns(document)))
+                for document in sorted(set(documents))
+            ]
         return [self.bind(document) for document in sorted(set(documents))]
 
     def key_of(self, row: Sequence[Any]) -> tuple[Document, Sequence[Any]]:
@@ -335,9 +402,14 @@ class Sink(abc.ABC):
     def try_statements(self) -> None:
         """Run every kind of statement that a batch needs, on no rows: raises what is wrong with the tables themselves."""
         table, column = self.table, self.quoted(self.columns[0])
-        statements = [f"UPDATE {table} SET {column} = {column} WHERE FALSE", "SELECT 1 FROM instep_stage WHERE FALSE"]
-        if self.to.rules.missing == "insert":
-            statements.append(f"INSERT INTO {table} ({self.key}) SELECT {self.key} FROM {table} WHERE FALSE")
+        statements = [
+            f"UPDATE {table} SET {column} = {column} WHERE FALSE",
+            "SELECT 1 FROM instep_stage WHERE FALSE",
+        ]
+        if self.target.rules.missing == "insert":
+            statements.append(
+                f"INSERT INTO {table} ({self.key}) SELECT {self.key} FROM {table} WHERE FALSE"
+            )
         statements += [f"INSERT INTO {own} SELECT * FROM {own} WHERE FALSE" for own in PLACED[:-1]]
         with self.transaction(keep=False):
             for statement in statements:
@@ -381,13 +453,15 @@ class Sink(abc.ABC):
         locking = self.for_update if lock else ""
         if locking and not wait:
             locking += " NOWAIT"
-        rows = self.select(self.sql(SELECT_LEDGER) + locking, (self.to.pipeline, self.to.topic))
+        rows = self.select(
+            self.sql(SELECT_LEDGER) + locking, (self.target.pipeline, self.target.topic)
+        )
         return {row[0]: _position(row) for row in rows}
 
     def lock(self, partition: int) -> Position | None:
         """This partition's ledger row, locked until the transaction ends."""
         statement = self.sql(SELECT_LEDGER + " AND {partition} = ?") + self.for_update
-        rows = self.select(statement, (self.to.pipeline, self.to.topic, partition))
+        rows = self.select(statement, (self.target.pipeline, self.target.topic, partition))
         return _position(rows[0]) if rows else None
 
     def create(self, position: Position) -> None:
@@ -395,30 +469,45 @@ class Sink(abc.ABC):
         self.execute(
             self.sql(INSERT_LEDGER),
             (
-                self.to.pipeline, self.to.topic, position.partition, position.next_offset, position.epoch,
-                position.cluster_id, position.topic_id, position.last_digest, self._bound_time(position.committed_at),
+                self.target.pipeline,
+                self.target.topic,
+                position.partition,
+                position.next_offset,
+                position.epoch,
+                position.cluster_id,
+                position.topic_id,
+                position.last_digest,
+                self._bound_time(position.committed_at),
                 position.next_offset,
             ),
-        )  # fmt: skip
+        )
 
     def advance(self, before: Position, after: Position) -> None:
         """Move one partition on by compare-and-set; somebody else having moved it means this writer is fenced."""
         changed = self.execute(
             self.sql(ADVANCE_LEDGER),
             (
-                after.next_offset, after.epoch, after.last_digest, self._bound_time(after.committed_at), _text(after.totals),
-                self.to.pipeline, self.to.topic, before.partition, before.next_offset, before.epoch,
+                after.next_offset,
+                after.epoch,
+                after.last_digest,
+                self._bound_time(after.committed_at),
+                _text(after.totals),
+                self.target.pipeline,
+                self.target.topic,
+                before.partition,
+                before.next_offset,
+                before.epoch,
             ),
-        )  # fmt: skip
+        )
         if changed != 1:
             raise errors.Fenced(
-                f"the ledger of pipeline {self.to.pipeline!r}, partition {before.partition}, was moved by another writer",
+                f"the ledger of pipeline {self.target.pipeline!r}, partition {before.partition}, was moved by another writer",
                 "the other goes on, and nothing is lost; to take over from it: instep run",
             )
 
     def keep_totals(self, position: Position) -> None:
         """Write the totals of a partition whose ledger row was advanced before its outcome was known."""
-        place = (self.to.pipeline, self.to.topic, position.partition, position.epoch)
+        place = (self.target.pipeline, self.target.topic, position.partition, position.epoch)
         self.execute(self.sql(COUNT_LEDGER), (_text(position.totals), *place))
 
     def take_epoch(self, partitions: Iterable[Position]) -> tuple[int, dict[int, Position]]:
@@ -429,7 +518,7 @@ class Sink(abc.ABC):
         with self.transaction():
             known = self.positions(lock=True)
             epoch = max((position.epoch for position in known.values()), default=0) + 1
-            self.execute(self.sql(FENCE_LEDGER), (epoch, self.to.pipeline, self.to.topic))
+            self.execute(self.sql(FENCE_LEDGER), (epoch, self.target.pipeline, self.target.topic))
             for position in partitions:
                 if position.partition not in known:
                     self.create(msgspec.structs.replace(position, epoch=epoch))
@@ -441,31 +530,46 @@ class Sink(abc.ABC):
         self.execute(
             self.sql(MOVE_LEDGER),
             (
-                position.next_offset, position.cluster_id, position.topic_id, position.last_digest, position.next_offset,
-                self.to.pipeline, self.to.topic, position.partition,
+                position.next_offset,
+                position.cluster_id,
+                position.topic_id,
+                position.last_digest,
+                position.next_offset,
+                self.target.pipeline,
+                self.target.topic,
+                position.partition,
             ),
-        )  # fmt: skip
+        )
 
     def remove(self, partition: int) -> None:
         """Take the ledger row of a partition away that the topic does not have."""
-        self.execute(self.sql(REMOVE_LEDGER), (self.to.pipeline, self.to.topic, partition))
+        self.execute(self.sql(REMOVE_LEDGER), (self.target.pipeline, self.target.topic, partition))
 
     def set_aside(self, kept_as: str, partition: int, start: int) -> None:
         """Keep under another topic's name what is known of a partition's records from an offset on: others stand there now."""
         for table in PLACED:
             statement = self.sql(RENAME_TOPIC).format(table=table)
-            self.execute(statement, (kept_as, self.to.pipeline, self.to.topic, partition, start))
+            self.execute(
+                statement, (kept_as, self.target.pipeline, self.target.topic, partition, start)
+            )
 
     def decide(self, decisions: Iterable[Decision], at: datetime) -> None:
         """A row for everything that a person decided."""
         rows = [
             (
-                self.to.pipeline, decision.topic or self.to.topic, decision.partition, decision.offset, self._bound_time(at),
-                decision.document, decision.deed, decision.outcome,
-                None if decision.why is None else kept_text(decision.why), decision.who,
+                self.target.pipeline,
+                decision.topic or self.target.topic,
+                decision.partition,
+                decision.offset,
+                self._bound_time(at),
+                decision.document,
+                decision.action,
+                decision.outcome,
+                None if decision.reason is None else kept_text(decision.reason),
+                decision.actor,
             )
             for decision in decisions
-        ]  # fmt: skip
+        ]
         self.append("instep_decisions", DECISION_COLUMNS, rows, skip_known=False)
 
     # --- documents -----------------------------------------------------------------------------------
@@ -475,51 +579,79 @@ class Sink(abc.ABC):
         asked = sorted(set(documents))
         query = f"SELECT {self.key_read()}, {self.guard_read()}, {self._status or 'NULL'} FROM {self.table}"
         found: dict[Document, Stored] = {}
-        for row in self.select_many(f"{query} WHERE {self.key_asked} IN {{documents}}", (), self.asked(asked)):
+        for row in self.select_many(
+            f"{query} WHERE {self.key_asked} IN {{documents}}", (), self.asked(asked)
+        ):
             document, (order, status) = self.key_of(row)
-            found[document] = Stored(True, self.order_of(order), None if status is None else str(status))
-        absent = [document for document in asked if document not in found] if self.to.rules.ordered else []
+            found[document] = Stored(
+                True, self.order_of(order), None if status is None else str(status)
+            )
+        absent = (
+            [document for document in asked if document not in found]
+            if self.target.rules.ordered
+            else []
+        )
         if absent and self.any_deleted():
             by_name = {str(document): document for document in absent}
-            for name, order in self.select_many(self.sql(SELECT_DELETED), (self.to.pipeline,), list(by_name)):
+            for name, order in self.select_many(
+                self.sql(SELECT_DELETED), (self.target.pipeline,), list(by_name)
+            ):
                 found[by_name[name]] = Stored(False, order)
         return found
 
-    def not_before(self, value: Any, documents: Iterable[Document]) -> Iterator[tuple[Document, int | None]]:
+    def not_before(
+        self, value: Any, documents: Iterable[Document]
+    ) -> Iterator[tuple[Document, int | None]]:
         """Those of these documents whose row has this value of the guard's column or a later one, and the row's order value."""
         query = f"SELECT {self.key_read()}, {self.guard_read()} FROM {self.table} WHERE {self.guard} >= {self.placeholder}"
-        rows = self.select_many(f"{query} AND {self.key_asked} IN {{documents}}", (self.bind(value),), self.asked(documents))
+        rows = self.select_many(
+            f"{query} AND {self.key_asked} IN {{documents}}",
+            (self.bind(value),),
+            self.asked(documents),
+        )
         return ((document, self.order_of(rest[0])) for document, rest in map(self.key_of, rows))
 
     def look_up(self, documents: Iterable[Document]) -> dict[Document, dict[str, Any]]:
         """The columns that the pipeline keeps, of those of these documents that the table has."""
-        names = ", ".join([self.key_read(), *map(self.scanned, self.to.mapping.columns)])
+        names = ", ".join([self.key_read(), *map(self.scanned, self.target.mapping.columns)])
         query = f"SELECT {names} FROM {self.table} WHERE {self.key_asked} IN {{documents}}"
         found = map(self.key_of, self.select_many(query, (), self.asked(documents)))
-        return {document: dict(zip(self.columns, values, strict=True)) for document, values in found}
+        return {
+            document: dict(zip(self.columns, values, strict=True)) for document, values in found
+        }
 
     def unique_places(self) -> list[tuple[int, ...]]:
         """The places among the mapped columns of the columns of each unique key that the pipeline writes, beside the key."""
         places = {name: place for place, name in enumerate(self.columns)}
-        found = [tuple(places[name] for name in names if name in places) for names in self.to.unique]
+        found = [
+            tuple(places[name] for name in names if name in places) for names in self.target.unique
+        ]
         return [key for key in found if key]
 
     def unique_values(self, documents: Iterable[Document]) -> dict[Document, guard.Values]:
         """The values of the mapped columns that belong to unique keys, of those documents that the table has; UNSET elsewhere."""
         wanted = sorted({place for key in self.unique_places() for place in key})
-        names = ", ".join([self.key_read(), *(self.quoted(self.columns[place]) for place in wanted)])
+        names = ", ".join(
+            [self.key_read(), *(self.quoted(self.columns[place]) for place in wanted)]
+        )
         query = f"SELECT {names} FROM {self.table} WHERE {self.key_asked} IN {{documents}}"
         found: dict[Document, guard.Values] = {}
         for document, read in map(self.key_of, self.select_many(query, (), self.asked(documents))):
             values: list[Any] = [UNSET] * len(self.columns)
             for place, value in zip(wanted, read, strict=True):
-                values[place] = value.replace(tzinfo=UTC) if isinstance(value, datetime) and not value.tzinfo else value
+                values[place] = (
+                    value.replace(tzinfo=UTC)
+                    if isinstance(value, datetime) and not value.tzinfo
+                    else value
+                )
             found[document] = tuple(values)
         return found
 
     def occupants(self, document: Document) -> set[Document]:
         """The ids of the rows that the key's collation takes for this document's: its own, or one that is written differently."""
-        query = f"SELECT {self.key_read()} FROM {self.table} WHERE {self.key_asked} IN {{documents}}"
+        query = (
+            f"SELECT {self.key_read()} FROM {self.table} WHERE {self.key_asked} IN {{documents}}"
+        )
         return {self.key_of(row)[0] for row in self.select_many(query, (), self.asked([document]))}
 
     def statuses(self, limit: int) -> set[str]:
@@ -531,14 +663,23 @@ class Sink(abc.ABC):
 
     def held(self, documents: Iterable[Document]) -> set[Document]:
         """Those of these documents that are parked: their later events wait behind."""
-        if not self.select(self.sql(ANY_PARKED), (self.to.pipeline,)):
+        if not self.select(self.sql(ANY_PARKED), (self.target.pipeline,)):
             return set()
         by_name = {str(document): document for document in documents}
-        if len(by_name) > HELD_ASKED_MAX:  # a walk through the few that are parked beats a question for each of the many
-            rows = self.select(self.sql(ALL_HELD) + f" LIMIT {len(by_name)}", (self.to.pipeline,))
+        if (
+            len(by_name) > HELD_ASKED_MAX
+        ):  # a walk through the few that are parked beats a question for each of the many
+            rows = self.select(
+                self.sql(ALL_HELD) + f" LIMIT {len(by_name)}", (self.target.pipeline,)
+            )
             if len(rows) < len(by_name):
                 return {by_name[row[0]] for row in rows if row[0] in by_name}
-        return {by_name[row[0]] for row in self.select_many(self.sql(SELECT_HELD), (self.to.pipeline,), sorted(by_name))}
+        return {
+            by_name[row[0]]
+            for row in self.select_many(
+                self.sql(SELECT_HELD), (self.target.pipeline,), sorted(by_name)
+            )
+        }
 
     def write(self, changes: guard.Changes) -> None:
         """Write a batch's changes: deletes, then inserts and updates, then what is remembered of the deleted."""
@@ -547,16 +688,25 @@ class Sink(abc.ABC):
         self.write_groups(self._grouped(changes))
         if changes.deleted_orders:
             names = [str(document) for document in changes.deleted_orders]
-            self.delete_documents("instep_deleted", "document", (self.to.pipeline,), names)
-            rows = [(self.to.pipeline, str(document), order) for document, order in changes.deleted_orders.items()]
-            self.append("instep_deleted", ("pipeline", "document", "order_value"), rows, skip_known=False)
+            self.delete_documents("instep_deleted", "document", (self.target.pipeline,), names)
+            rows = [
+                (self.target.pipeline, str(document), order)
+                for document, order in changes.deleted_orders.items()
+            ]
+            self.append(
+                "instep_deleted", ("pipeline", "document", "order_value"), rows, skip_known=False
+            )
 
-    def delete_documents(self, table: str, column: str, pipeline: tuple[str, ...], documents: Sequence[Any]) -> None:
+    def delete_documents(
+        self, table: str, column: str, pipeline: tuple[str, ...], documents: Sequence[Any]
+    ) -> None:
         """Delete the rows of these documents; of one pipeline's where the table is shared."""
         mine = f"pipeline = {self.placeholder} AND " if pipeline else ""
         for chunk in chunks(documents, 500):
             listed, values = self.in_list(chunk)
-            self.execute(f"DELETE FROM {table} WHERE {mine}{column} IN {listed}", (*pipeline, *values))
+            self.execute(
+                f"DELETE FROM {table} WHERE {mine}{column} IN {listed}", (*pipeline, *values)
+            )
 
     def keep_history(
         self,
@@ -578,32 +728,58 @@ class Sink(abc.ABC):
         else:
             self.append_history(partition, events, verdicts, at)
 
-    def append_history(self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime) -> None:
+    def append_history(
+        self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime
+    ) -> None:
         """The same for places that are not known yet; a database may have a quicker way for so many rows."""
-        self.append("instep_history", HISTORY_COLUMNS, self._history(partition, events, verdicts, at), skip_known=False)
+        self.append(
+            "instep_history",
+            HISTORY_COLUMNS,
+            self._history(partition, events, verdicts, at),
+            skip_known=False,
+        )
 
-    def keep_dead(self, partition: int, dead: Sequence[DeadLetter], at: datetime, *, skip_known: bool = False) -> None:
+    def keep_dead(
+        self, partition: int, dead: Sequence[DeadLetter], at: datetime, *, skip_known: bool = False
+    ) -> None:
         """A row for every dead letter: the record whole, and the reason."""
-        rows = [self._set_aside(partition, letter.record, letter.reason, letter.detail, at) for letter in dead]
-        self.append("instep_dead_letters", DEAD_COLUMNS, rows, skip_known=skip_known or self._may_repeat)
+        rows = [
+            self._set_aside(partition, letter.record, letter.reason, letter.detail, at)
+            for letter in dead
+        ]
+        self.append(
+            "instep_dead_letters", DEAD_COLUMNS, rows, skip_known=skip_known or self._may_repeat
+        )
 
     def keep_parked(
-        self, partition: int, parked: Sequence[tuple[Parked, Record]], at: datetime, *, skip_known: bool = False
+        self,
+        partition: int,
+        parked: Sequence[tuple[Parked, Record]],
+        at: datetime,
+        *,
+        skip_known: bool = False,
     ) -> None:
         """A row for every event that has to wait: the record whole, its document, and the reason."""
         rows = [
-            (str(one.event.document), *self._set_aside(partition, record, one.refusal.reason, one.refusal.detail, at))
+            (
+                str(one.event.document),
+                *self._set_aside(partition, record, one.refusal.reason, one.refusal.detail, at),
+            )
             for one, record in parked
         ]
-        self.append("instep_parked", PARKED_COLUMNS, rows, skip_known=skip_known or self._may_repeat)
+        self.append(
+            "instep_parked", PARKED_COLUMNS, rows, skip_known=skip_known or self._may_repeat
+        )
 
     def dead_count(self) -> int:
         """How many dead letters the pipeline has."""
-        return int(self.select(self.sql(COUNT_DEAD), (self.to.pipeline, self.to.topic))[0][0])
+        return int(
+            self.select(self.sql(COUNT_DEAD), (self.target.pipeline, self.target.topic))[0][0]
+        )
 
     def parked_count(self) -> int:
         """How many documents of the pipeline are parked."""
-        return int(self.select(self.sql(COUNT_PARKED), (self.to.pipeline,))[0][0])
+        return int(self.select(self.sql(COUNT_PARKED), (self.target.pipeline,))[0][0])
 
     # --- parts ---------------------------------------------------------------------------------------
 
@@ -620,27 +796,48 @@ class Sink(abc.ABC):
         at: datetime,
         ledger_offset: int | None = None,
     ) -> Rows:
-        pipeline, topic, committed = self.to.pipeline, self.to.topic, self._bound_time(at)
+        pipeline, topic, committed = self.target.pipeline, self.target.topic, self._bound_time(at)
         return [
             (
-                pipeline, topic, partition, event.offset, str(event.document), event.status, event.order,
-                None if event.at_us is None else self._bound_time(kinds.from_micros(event.at_us)), verdict.value, committed,
+                pipeline,
+                topic,
+                partition,
+                event.offset,
+                str(event.document),
+                event.status,
+                event.order,
+                None if event.at_us is None else self._bound_time(kinds.from_micros(event.at_us)),
+                verdict.value,
+                committed,
                 ledger_offset,
             )
             for event, verdict in zip(events, verdicts, strict=True)
-        ]  # fmt: skip
+        ]
 
-    def _set_aside(self, partition: int, record: Record, reason: Reason, detail: str, at: datetime) -> tuple[Any, ...]:
+    def _set_aside(
+        self, partition: int, record: Record, reason: Reason, detail: str, at: datetime
+    ) -> tuple[Any, ...]:
         key, value, headers = record.key, record.value, kept_headers(record.headers)
         if reason is Reason.RECORD_TOO_LARGE:
             key, value = (part if part is None else part[:BEGINNING_BYTES] for part in (key, value))
             headers = None
         return (
-            self.to.pipeline, self.to.topic, partition, record.offset, record.timestamp_ms, key, value, headers,
-            reason.value, kept_text(detail), self._bound_time(at),
-        )  # fmt: skip
+            self.target.pipeline,
+            self.target.topic,
+            partition,
+            record.offset,
+            record.timestamp_ms,
+            key,
+            value,
+            headers,
+            reason.value,
+            kept_text(detail),
+            self._bound_time(at),
+        )
 
-    def _guarded(self, written: str = "s.{}", table: str = "t", columns: Sequence[str] | None = None) -> str:
+    def _guarded(
+        self, written: str = "s.{}", table: str = "t", columns: Sequence[str] | None = None
+    ) -> str:
         """What a row that is there must be to be written over: the same document, and not as late.
 
         `columns` are those that are written, if not all: without the guard's there is no order to compare, as a delete has none.
@@ -648,14 +845,18 @@ class Sink(abc.ABC):
         another document's row: through a second unique key, or through a collation that takes two ids for one.
         """
         same = self._is_exact(table, written)
-        if not self.guard or not self.is_guarding or (columns is not None and self.to.mapping.guard not in columns):
+        if (
+            not self.guard
+            or not self.is_guarding
+            or (columns is not None and self.target.mapping.guard not in columns)
+        ):
             return same
-        later = "<=" if self.to.rules.order_is_time else "<"
+        later = "<=" if self.target.rules.order_is_time else "<"
         return f"{same} AND ({table}.{self.guard} IS NULL OR {table}.{self.guard} {later} {written.format(self.guard)})"
 
     @property
     def _may_repeat(self) -> bool:
-        return self.to.guarantee == "at-least-once"
+        return self.target.guarantee == "at-least-once"
 
     @property
     def for_update(self) -> str:
@@ -682,18 +883,22 @@ class Sink(abc.ABC):
         return kinds.micros(value if value.tzinfo else value.replace(tzinfo=UTC))
 
     def any_deleted(self) -> bool:
-        return bool(self.select(self.sql(ANY_DELETED), (self.to.pipeline,)))
+        return bool(self.select(self.sql(ANY_DELETED), (self.target.pipeline,)))
 
-    def _grouped(self, changes: guard.Changes) -> list[Group]:
-        groups: dict[tuple[bool, tuple[str, ...]], Group] = {}
+    def _grouped(self, changes: guard.Changes) -> list[ColumnGroup]:
+        groups: dict[tuple[bool, tuple[str, ...]], ColumnGroup] = {}
         for fresh, documents in ((True, changes.inserts), (False, changes.updates)):
             for document, values in documents.items():
                 columns = self.columns
                 if UNSET in values:
-                    columns = tuple(name for name, value in zip(columns, values, strict=True) if value is not UNSET)
+                    columns = tuple(
+                        name
+                        for name, value in zip(columns, values, strict=True)
+                        if value is not UNSET
+                    )
                 group = groups.get((fresh, columns))
                 if group is None:
-                    group = groups[fresh, columns] = Group(len(groups), columns, fresh)
+                    group = groups[fresh, columns] = ColumnGroup(len(groups), columns, fresh)
                 group.rows.append((document, values))
         return [group for group in groups.values() if group.fresh or group.columns]
 
@@ -708,10 +913,16 @@ class Sink(abc.ABC):
         if changed == expected:
             return
         if self.passes_over_is_refusal:
-            raise errors.RowRefused(f"table {self.to.table} passes the row over: a trigger or a policy drops it")
-        if self.to.loose_key:
-            raise errors.RowRefused(f"table {self.to.table} has a row under another id that its key takes for the same")
-        raise errors.Outrun(f"{expected - changed} documents of {self.to.table} were changed by another writer just now")
+            raise errors.RowRefused(
+                f"table {self.target.table} passes the row over: a trigger or a policy drops it"
+            )
+        if self.target.loose_key:
+            raise errors.RowRefused(
+                f"table {self.target.table} has a row under another id that its key takes for the same"
+            )
+        raise errors.Outrun(
+            f"{expected - changed} documents of {self.target.table} were changed by another writer just now"
+        )
 
 
 def chunks(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
@@ -755,7 +966,17 @@ def clock_text(at: datetime) -> str:
 def _position(row: tuple[Any, ...]) -> Position:
     partition, next_offset, epoch, cluster_id, topic_id, last_digest = row[:6]
     totals = msgspec.json.decode(row[8], type=dict[str, int]) if row[8] else {}
-    return Position(partition, next_offset, epoch, cluster_id, topic_id, last_digest, moment(row[6]), row[7], totals)
+    return Position(
+        partition,
+        next_offset,
+        epoch,
+        cluster_id,
+        topic_id,
+        last_digest,
+        moment(row[6]),
+        row[7],
+        totals,
+    )
 
 
 def _text(totals: dict[str, int]) -> str:

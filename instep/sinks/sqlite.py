@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from instep import errors
 from instep.document import kinds
-from instep.document.mapping import Column
+from instep.document.mapping import TargetColumn
 from instep.document.reasons import Unfit
 from instep.sinks import sink, target
 from instep.sinks.target import Position
@@ -73,7 +73,7 @@ class SqliteSink(sink.Sink):
     def close(self) -> None:
         self._connection.close()
 
-    def exactly(self, key: Column, left: str, right: str) -> str:  # noqa: ARG002 - all columns alike
+    def exactly(self, key: TargetColumn, left: str, right: str) -> str:  # noqa: ARG002 - all columns alike
         return f"{left} = {right} COLLATE BINARY"
 
     def begin(self) -> None:
@@ -110,7 +110,9 @@ class SqliteSink(sink.Sink):
 
     def back_to_savepoint(self) -> None:
         if not self._connection.in_transaction:
-            raise errors.TransactionUndone(f"a trigger of table {self.to.table} refuses a row by RAISE(ROLLBACK, …)")
+            raise errors.TransactionUndone(
+                f"a trigger of table {self.target.table} refuses a row by RAISE(ROLLBACK, …)"
+            )
         super().back_to_savepoint()
 
     def translate(self, error: Exception) -> errors.InstepError | None:
@@ -122,30 +124,44 @@ class SqliteSink(sink.Sink):
     def select(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return self._connection.execute(statement, parameters).fetchall()
 
-    def select_many(self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    def select_many(
+        self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]
+    ) -> Iterator[tuple[Any, ...]]:
         for chunk in sink.chunks(documents, 10_000 // len(self.keys)):
             listed, values = self.in_list(chunk)
-            yield from self._connection.execute(statement.replace("{documents}", listed), (*parameters, *values))
+            yield from self._connection.execute(
+                statement.replace("{documents}", listed), (*parameters, *values)
+            )
 
-    def append(self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool) -> None:
+    def append(
+        self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool
+    ) -> None:
         names = ", ".join(map(self.quoted, columns))
         verb = "INSERT OR IGNORE" if skip_known else "INSERT"
-        self._connection.executemany(f"{verb} INTO {table} ({names}) VALUES ({self._marks(len(columns))})", rows)
+        self._connection.executemany(
+            f"{verb} INTO {table} ({names}) VALUES ({self._marks(len(columns))})", rows
+        )
 
-    def write_groups(self, groups: list[sink.Group]) -> None:
+    def write_groups(self, groups: list[sink.ColumnGroup]) -> None:
         for group in groups:
             columns = group.columns
             ids = self.identity.columns
             bound = (
-                [self.bind(value) for value in (*values, *ids(document)) if value is not UNSET] for document, values in group.rows
+                [self.bind(value) for value in (*values, *ids(document)) if value is not UNSET]
+                for document, values in group.rows
             )
             if group.fresh:
                 names = ", ".join(map(self.quoted, (*columns, *self.key_names)))
                 statement = f"INSERT INTO {self.table} ({names}) VALUES ({self._marks(len(columns) + len(self.keys))})"
             else:
-                values = ", ".join(f"{self.quoted(column)} = ?{number}" for number, column in enumerate(columns, start=1))
+                values = ", ".join(
+                    f"{self.quoted(column)} = ?{number}"
+                    for number, column in enumerate(columns, start=1)
+                )
                 same = []
-                for number, (key, name) in enumerate(zip(self.to.mapping.keys, self.keys, strict=True), start=len(columns) + 1):
+                for number, (key, name) in enumerate(
+                    zip(self.target.mapping.keys, self.keys, strict=True), start=len(columns) + 1
+                ):
                     same.append(f"{name} = ?{number}")
                     if key in self._text_keys:
                         same.append(self.exactly(key, name, f"?{number}"))
@@ -164,7 +180,9 @@ class SqliteSink(sink.Sink):
 
     def upsert_stage(self) -> int:
         names = ", ".join(map(self.quoted, (*self.key_names, *self.columns)))
-        changes = ", ".join(f"{self.quoted(column)} = excluded.{self.quoted(column)}" for column in self.columns)
+        changes = ", ".join(
+            f"{self.quoted(column)} = excluded.{self.quoted(column)}" for column in self.columns
+        )
         return self.execute(
             f"INSERT INTO {self.table} AS t ({names}) SELECT {names} FROM instep_stage WHERE TRUE"
             f" ON CONFLICT ({self.key}) DO UPDATE SET {changes} WHERE TRUE{self._guarded('excluded.{}')}"
@@ -196,9 +214,15 @@ class SqliteSink(sink.Sink):
         if value is None:
             return None
         try:
-            return int(value) if isinstance(self.guard_kind, kinds.Integer) else kinds.micros(kinds.instant(value))
+            return (
+                int(value)
+                if isinstance(self.guard_kind, kinds.Integer)
+                else kinds.micros(kinds.instant(value))
+            )
         except (Unfit, ValueError):
-            return None  # SQLite keeps anything in any column; what is no order value guards nothing
+            return (
+                None  # SQLite keeps anything in any column; what is no order value guards nothing
+            )
 
 
 def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:
@@ -206,15 +230,23 @@ def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:
     if not isinstance(error, sqlite3.Error):
         return None
     where = target.shown(url)
-    if isinstance(error, sqlite3.ProgrammingError):  # raised by the module itself: the connection is closed
+    if isinstance(
+        error, sqlite3.ProgrammingError
+    ):  # raised by the module itself: the connection is closed
         return errors.DatabaseUnreachable(f"no connection to {where} any more: {error}")
     extended = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     code = extended & 0xFF
     ours = CODES.get(extended) or CODES.get(code, errors.RowRefused)
-    if code == sqlite3.SQLITE_CANTOPEN and _is_read_only(Path(str(url.database).removeprefix("file:"))):
-        return errors.TargetReadOnly(f"{where}: the file or its folder is read-only for this user: {error}")
+    if code == sqlite3.SQLITE_CANTOPEN and _is_read_only(
+        Path(str(url.database).removeprefix("file:"))
+    ):
+        return errors.TargetReadOnly(
+            f"{where}: the file or its folder is read-only for this user: {error}"
+        )
     if ours is errors.DatabaseUnreachable and code == sqlite3.SQLITE_CANTOPEN:
-        return ours(f"{where} cannot be opened: {error}", "if the file was never made, run: instep init")
+        return ours(
+            f"{where} cannot be opened: {error}", "if the file was never made, run: instep init"
+        )
     return ours(f"{where}: {error}")
 
 

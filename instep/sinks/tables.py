@@ -17,14 +17,18 @@ def name_type(length: int) -> TypeEngine[str]:
     """Text that is compared byte by byte."""
     text: TypeEngine[str] = sa.String(length)
     for dialect, collation in EXACT_COLLATIONS.items():
-        text = text.with_variant(mysql.VARCHAR(length, charset="utf8mb4", collation=collation), dialect)
+        text = text.with_variant(
+            mysql.VARCHAR(length, charset="utf8mb4", collation=collation), dialect
+        )
     return text
 
 
 def topic_type() -> TypeEngine[str]:
     """The name of a topic, which has no other characters: so that it takes little of what a key may be long."""
     text: TypeEngine[str] = sa.String(249)
-    return text.with_variant(mysql.VARCHAR(249, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
+    return text.with_variant(
+        mysql.VARCHAR(249, charset="ascii", collation="ascii_bin"), "mysql", "mariadb"
+    )
 
 
 def long_text() -> TypeEngine[str]:
@@ -68,8 +72,12 @@ LEDGER = sa.Table(
     sa.Column("topic_id", name_type(64), nullable=False),
     sa.Column("last_digest", name_type(64)),
     sa.Column("committed_at", time_type()),
-    sa.Column("since_offset", sa.BigInteger),  # where the present stretch began: at `start`, or where it was moved to
-    sa.Column("totals", name_type(255)),  # what became of all records so far, as JSON: see `Position.totals`
+    sa.Column(
+        "since_offset", sa.BigInteger
+    ),  # where the present stretch began: at `start`, or where it was moved to
+    sa.Column(
+        "totals", name_type(255)
+    ),  # what became of all records so far, as JSON: see `Position.totals`
     **TRANSACTIONAL,
 )
 
@@ -130,7 +138,9 @@ PARKED = sa.Table(
     sa.Column("detail", long_text()),
     sa.Column("at", time_type(), nullable=False),
     sa.Index("instep_parked_document", "pipeline", "document"),
-    sa.Index("instep_parked_reason", "pipeline", "reason", "at"),  # for the retries, which look every second
+    sa.Index(
+        "instep_parked_reason", "pipeline", "reason", "at"
+    ),  # for the retries, which look every second
     **TRANSACTIONAL,
 )
 
@@ -159,10 +169,10 @@ DECISIONS = sa.Table(
     _offset(),
     sa.Column("at", time_type(), primary_key=True),
     sa.Column("document", name_type(255)),
-    sa.Column("deed", name_type(16), nullable=False),
+    sa.Column("action", name_type(16), nullable=False),
     sa.Column("outcome", name_type(64), nullable=False),
-    sa.Column("why", long_text()),
-    sa.Column("who", name_type(100), nullable=False),
+    sa.Column("reason", long_text()),
+    sa.Column("actor", name_type(100), nullable=False),
     sa.Index("instep_decisions_document", "pipeline", "document"),
     **TRANSACTIONAL,
 )
@@ -184,7 +194,9 @@ def create_statements(dialect: sa.Dialect, existing: dict[str, set[str]]) -> lis
         if table.name not in existing:
             statements += create(table, dialect)
         else:
-            statements += [alter_statement(dialect, column) for column in lacking(table, existing[table.name])]
+            statements += [
+                alter_statement(dialect, column) for column in lacking(table, existing[table.name])
+            ]
     return statements
 
 
@@ -208,20 +220,31 @@ def alter_statement(dialect: sa.Dialect, column: sa.Column[Any]) -> str:
     """The statement that adds one column to the table it belongs to."""
     compiler = dialect.ddl_compiler(dialect, CreateTable(column.table))
     table = dialect.identifier_preparer.format_table(column.table)
-    return undoubled(f"ALTER TABLE {table} ADD COLUMN {compiler.get_column_specification(column)}", dialect)
+    return undoubled(
+        f"ALTER TABLE {table} ADD COLUMN {compiler.get_column_specification(column)}", dialect
+    )
 
 
 def create(table: sa.Table, dialect: sa.Dialect) -> list[str]:
     """The statements that make a table with its indexes."""
     indexes = sorted(table.indexes, key=lambda index: str(index.name))
-    parts: list[CreateTable | CreateIndex] = [CreateTable(table), *(CreateIndex(index) for index in indexes)]
+    parts: list[CreateTable | CreateIndex] = [
+        CreateTable(table),
+        *(CreateIndex(index) for index in indexes),
+    ]
     return [undoubled(_tidy(str(part.compile(dialect=dialect))), dialect) for part in parts]
 
 
 def undoubled(statement: str, dialect: sa.Dialect) -> str:
     """A statement as the database takes it: SQLAlchemy doubles the percent signs of names for drivers that format by them."""
-    return statement.replace("%%", "%") if dialect.paramstyle in ("format", "pyformat") else statement
+    return (
+        statement.replace("%%", "%") if dialect.paramstyle in ("format", "pyformat") else statement
+    )
 
 
 def _tidy(statement: str) -> str:
-    return "\n".join(line.rstrip() for line in statement.strip().replace("\t", "    ").splitlines() if line.strip())
+    return "\n".join(
+        line.rstrip()
+        for line in statement.strip().replace("\t", "    ").splitlines()
+        if line.strip()
+    )

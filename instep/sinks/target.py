@@ -44,9 +44,13 @@ class Target(msgspec.Struct, frozen=True):
     rules: guard.Rules
     guarantee: settings.Guarantee
     history: bool
-    upserts: bool = False  # an upsert does to this table what an insert or an update does, and nothing beside
+    upserts: bool = (
+        False  # an upsert does to this table what an insert or an update does, and nothing beside
+    )
     refuses: bool = False  # the table has constraints or triggers of its own, which must see every event's values
-    unique: tuple[tuple[str, ...], ...] = ()  # the table's other unique keys: values that one document may take from another
+    unique: tuple[
+        tuple[str, ...], ...
+    ] = ()  # the table's other unique keys: values that one document may take from another
     loose_key: bool = False  # the key's collation takes different ids for equal, so that one row may be claimed by two documents
 
 
@@ -60,8 +64,12 @@ class Position(msgspec.Struct, frozen=True):
     topic_id: str
     last_digest: str | None = None
     committed_at: datetime | None = None
-    since_offset: int | None = None  # where the stretch of the log that was applied without a jump begins
-    totals: dict[str, int] = {}  # records so far, and how many of each outcome; advanced in the transaction that wrote them
+    since_offset: int | None = (
+        None  # where the stretch of the log that was applied without a jump begins
+    )
+    totals: dict[
+        str, int
+    ] = {}  # records so far, and how many of each outcome; advanced in the transaction that wrote them
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -69,10 +77,10 @@ class Decision(msgspec.Struct, frozen=True):
 
     partition: int
     offset: int
-    deed: str
+    action: str
     outcome: str
-    who: str
-    why: str | None = None
+    actor: str
+    reason: str | None = None
     document: str | None = None
     topic: str | None = None  # where it is not the one that the pipeline follows now
 
@@ -89,9 +97,12 @@ def database_url(text: str) -> sa.URL:
         url = sa.make_url(text)
     except sa.exc.ArgumentError:
         raise errors.SettingsError(
-            "the target is no database URL", "write e.g. postgresql://user@host/database or sqlite:///file.db"
+            "the target is no database URL",
+            "write e.g. postgresql://user@host/database or sqlite:///file.db",
         ) from None
-    except ValueError:  # what stands behind the host's colon; it is not shown, as it may be a password
+    except (
+        ValueError
+    ):  # what stands behind the host's colon; it is not shown, as it may be a password
         raise errors.SettingsError(
             "the target's URL has a port that is not a number",
             "write scheme://user:password@host:port/database, e.g. postgresql://app:${DB_PASSWORD}@db:5432/contracts",
@@ -109,7 +120,8 @@ def database_url(text: str) -> sa.URL:
         return url
     if not url.database or url.database == ":memory:":
         raise errors.SettingsError(
-            "a SQLite target must be a file", "write sqlite:///file.db, or sqlite:////absolute/path/file.db"
+            "a SQLite target must be a file",
+            "write sqlite:///file.db, or sqlite:////absolute/path/file.db",
         )
     return url.set(database=str(Path(url.database).absolute()))
 
@@ -122,7 +134,9 @@ def _check_address(url: sa.URL) -> None:
             "write an @ in the user or the password as %40; a value of ${NAME} there needs no such care",
         )
     if url.port is not None and not 0 < url.port < 65536:
-        raise errors.SettingsError(f"the target's URL has port {url.port}", "use a port from 1 to 65535")
+        raise errors.SettingsError(
+            f"the target's URL has port {url.port}", "use a port from 1 to 65535"
+        )
 
 
 def shown(url: sa.URL) -> str:
@@ -130,4 +144,6 @@ def shown(url: sa.URL) -> str:
     scheme = url.drivername.partition("+")[0]
     if scheme == "sqlite":
         return f"sqlite:///{url.database}"
-    return masking.masked_url(url.set(drivername=scheme, query={}).render_as_string(hide_password=False))
+    return masking.masked_url(
+        url.set(drivername=scheme, query={}).render_as_string(hide_password=False)
+    )

@@ -32,13 +32,35 @@ SYSTEM = "system"  # libpq's word for the authorities that the machine trusts
 OPTIONS = {
     "sqlite": ("timeout", "cache", "mode", "uri", "nolock", "immutable"),
     "postgresql": (
-        "sslmode", *FILES, "sslpassword", "sslcrl", "ssl_min_protocol_version", "sslnegotiation", "channel_binding", "gssencmode",
-        "require_auth", "connect_timeout", "application_name", "options", "target_session_attrs", "load_balance_hosts", "host",
-        "port", "hostaddr", "service", "passfile", "client_encoding", "keepalives", "keepalives_idle", "keepalives_interval",
-        "keepalives_count", "tcp_user_timeout", "krbsrvname",
+        "sslmode",
+        *FILES,
+        "sslpassword",
+        "sslcrl",
+        "ssl_min_protocol_version",
+        "sslnegotiation",
+        "channel_binding",
+        "gssencmode",
+        "require_auth",
+        "connect_timeout",
+        "application_name",
+        "options",
+        "target_session_attrs",
+        "load_balance_hosts",
+        "host",
+        "port",
+        "hostaddr",
+        "service",
+        "passfile",
+        "client_encoding",
+        "keepalives",
+        "keepalives_idle",
+        "keepalives_interval",
+        "keepalives_count",
+        "tcp_user_timeout",
+        "krbsrvname",
     ),
     "mysql": ("sslmode", *FILES, "sslpassword", "connect_timeout", "unix_socket", "charset"),
-}  # fmt: skip
+}
 OPTIONS["mariadb"] = OPTIONS["mysql"]
 # how other drivers spell these options
 OTHER_SPELLINGS = {
@@ -65,16 +87,23 @@ def with_whole_paths(url: sa.URL) -> sa.URL:
     known = PG_MODES if name == "postgresql" else MODES
     if (mode := _option(url, "sslmode")) is not None and mode not in known:
         raise errors.SettingsError(
-            f"the target's sslmode is {mode!r}{settings.nearest(mode, known)}", f"use one of {', '.join(known)}"
+            f"the target's sslmode is {mode!r}{settings.nearest(mode, known)}",
+            f"use one of {', '.join(known)}",
         )
-    whole = {file: str(Path(path).absolute()) for file in FILES if (path := _option(url, file)) and path != SYSTEM}
+    whole = {
+        file: str(Path(path).absolute())
+        for file in FILES
+        if (path := _option(url, file)) and path != SYSTEM
+    }
     return url.update_query_dict(whole) if whole else url
 
 
 def _meant(option: str, known: tuple[str, ...]) -> str:
     """Suggest the option that a misspelling, or another driver's spelling, stands for."""
     squeezed = option.lower().replace("_", "").replace("-", "").replace(".", "")
-    same = OTHER_SPELLINGS.get(squeezed) or next((one for one in known if one.replace("_", "") == squeezed), None)
+    same = OTHER_SPELLINGS.get(squeezed) or next(
+        (one for one in known if one.replace("_", "") == squeezed), None
+    )
     if same in known:
         return f"; did you mean {same!r}?"
     return settings.nearest(option.lower(), known)
@@ -82,7 +111,9 @@ def _meant(option: str, known: tuple[str, ...]) -> str:
 
 def context(url: sa.URL) -> ssl.SSLContext | None:
     """What the URL asks for; None without TLS. SettingsError names a file that is wrong."""
-    mode = _option(url, "sslmode") or ("require" if any(_option(url, file) for file in FILES) else None)
+    mode = _option(url, "sslmode") or (
+        "require" if any(_option(url, file) for file in FILES) else None
+    )
     if mode in (None, "disable"):
         return None
     made = _files(url).context()
@@ -95,12 +126,22 @@ def context(url: sa.URL) -> ssl.SSLContext | None:
 def mysql_arguments(url: sa.URL) -> dict[str, Any]:
     """TLS as PyMySQL takes it; where the URL says nothing, it is used if the server has it."""
     made = context(url)
-    return {"ssl": made} if made else {"ssl_disabled": True} if _option(url, "sslmode") == "disable" else {}
+    return (
+        {"ssl": made}
+        if made
+        else {"ssl_disabled": True}
+        if _option(url, "sslmode") == "disable"
+        else {}
+    )
 
 
 def without_mysql(url: sa.URL) -> sa.URL:
     """The URL without what its driver takes in other words."""
-    return url if url.get_backend_name() == "postgresql" else url.difference_update_query(["sslmode", *FILES, "sslpassword"])
+    return (
+        url
+        if url.get_backend_name() == "postgresql"
+        else url.difference_update_query(["sslmode", *FILES, "sslpassword"])
+    )
 
 
 def check(url: sa.URL) -> None:
@@ -111,7 +152,9 @@ def check(url: sa.URL) -> None:
         return
     found = Path(key).stat()
     if found.st_mode & 0o077 and (found.st_uid != 0 or found.st_mode & 0o037):
-        raise errors.SettingsError(f"the target's sslkey {key} can be read by others than its owner", f"chmod 600 {key}")
+        raise errors.SettingsError(
+            f"the target's sslkey {key} can be read by others than its owner", f"chmod 600 {key}"
+        )
 
 
 def explain(url: sa.URL, failure: BaseException | None) -> errors.InstepError | None:
@@ -152,7 +195,9 @@ def postgres_fault(url: sa.URL) -> errors.InstepError | None:
 
 def _refusal(url: sa.URL, opened: socket.socket) -> errors.NotAuthorised | None:
     """What the server answers to our name when it does not even ask for a password; by its SQLSTATE."""
-    names = f"user\0{url.username or ''}\0database\0{url.database or url.username or ''}\0\0".encode()
+    names = (
+        f"user\0{url.username or ''}\0database\0{url.database or url.username or ''}\0\0".encode()
+    )
     opened.sendall(struct.pack(">ii", 8 + len(names), PG_PROTOCOL) + names)
     with opened.makefile("rb") as stream:
         kind, size = struct.unpack(">ci", stream.read(5).ljust(5, b"\0"))

@@ -58,7 +58,12 @@ DEFAULTS: Mapping[settings.Client, Mapping[str, str]] = {
         "delivery.timeout.ms": "40000",
         "request.timeout.ms": "40000",
     },
-    "instep": {**JAVA, "compression.type": "lz4", "delivery.timeout.ms": "300000", "max.request.size": "1048588"},
+    "instep": {
+        **JAVA,
+        "compression.type": "lz4",
+        "delivery.timeout.ms": "300000",
+        "max.request.size": "1048588",
+    },
 }
 # other spellings of the names above
 NAMES: Mapping[str, str] = {
@@ -70,11 +75,23 @@ NAMES: Mapping[str, str] = {
 # names that are judged, and neighbours of theirs that are right too
 KNOWN = frozenset(
     {
-        *JAVA, *NAMES, "transactional.id", "partitioner.ignore.keys", "request.timeout.ms", "compression.type", "batch.size",
-        "client.id", "queue.buffering.max.kbytes", "queue.buffering.max.messages", "message.copy.max.bytes",
-        "socket.timeout.ms", "retry.backoff.ms", "buffer.memory", "max.block.ms",
+        *JAVA,
+        *NAMES,
+        "transactional.id",
+        "partitioner.ignore.keys",
+        "request.timeout.ms",
+        "compression.type",
+        "batch.size",
+        "client.id",
+        "queue.buffering.max.kbytes",
+        "queue.buffering.max.messages",
+        "message.copy.max.bytes",
+        "socket.timeout.ms",
+        "retry.backoff.ms",
+        "buffer.memory",
+        "max.block.ms",
     }
-)  # fmt: skip
+)
 LIBRDKAFKA_HASHES: Mapping[str, str] = {
     "consistent": CRC32,
     "consistent_random": CRC32,
@@ -87,9 +104,15 @@ LIBRDKAFKA_HASHES: Mapping[str, str] = {
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd", "inherit")
 ACKS = ("all", "-1", "0", "1")
 NUMBERS = (
-    "max.in.flight.requests.per.connection", "retries", "delivery.timeout.ms", "linger.ms", "max.request.size",
-    "transaction.timeout.ms", "request.timeout.ms", "max.block.ms",
-)  # fmt: skip
+    "max.in.flight.requests.per.connection",
+    "retries",
+    "delivery.timeout.ms",
+    "linger.ms",
+    "max.request.size",
+    "transaction.timeout.ms",
+    "request.timeout.ms",
+    "max.block.ms",
+)
 IGNORE_KEYS = ("roundrobinpartitioner", "uniformstickypartitioner")
 
 
@@ -127,7 +150,9 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
     if client in ("librdkafka", "instep") and _number(values["delivery.timeout.ms"]) == 0:
         values["delivery.timeout.ms"] = str(UNLIMITED)
     if client == "aiokafka":
-        values["delivery.timeout.ms"] = given.get("request.timeout.ms", values["delivery.timeout.ms"])
+        values["delivery.timeout.ms"] = given.get(
+            "request.timeout.ms", values["delivery.timeout.ms"]
+        )
     conflicts = _conflicts(given) if idempotent else []
     refused = None
     if conflicts and (explicit or client not in ("java", "kafka-python")):
@@ -137,7 +162,9 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
     if idempotent and client in ("librdkafka", "aiokafka") and not refused:
         values |= {
             "acks": "all",
-            "max.in.flight.requests.per.connection": given.get("max.in.flight.requests.per.connection", "5"),
+            "max.in.flight.requests.per.connection": given.get(
+                "max.in.flight.requests.per.connection", "5"
+            ),
         }
     if client == "java" and "delivery.timeout.ms" in given:
         refused = refused or _too_hasty(values)
@@ -180,7 +207,9 @@ def _conflicts(given: Mapping[str, str]) -> list[str]:
     if _number(given.get("retries", "1")) < 1:
         found.append(f"retries={given['retries']}")
     if _number(given.get("max.in.flight.requests.per.connection", "1")) > 5:
-        found.append(f"max.in.flight.requests.per.connection={given['max.in.flight.requests.per.connection']}")
+        found.append(
+            f"max.in.flight.requests.per.connection={given['max.in.flight.requests.per.connection']}"
+        )
     return found
 
 
@@ -195,7 +224,11 @@ def _not_a_value(client: settings.Client, given: Mapping[str, str]) -> str | Non
     if compression not in (*COMPRESSIONS, ""):
         return f"compression.type={compression} is none of {', '.join(COMPRESSIONS[:-1])}"
     partitioner = given.get("partitioner")
-    if partitioner is not None and client in ("librdkafka", "instep") and partitioner not in LIBRDKAFKA_HASHES:
+    if (
+        partitioner is not None
+        and client in ("librdkafka", "instep")
+        and partitioner not in LIBRDKAFKA_HASHES
+    ):
         return f"partitioner={partitioner} is none of {', '.join(LIBRDKAFKA_HASHES)}"
     return None
 
@@ -220,9 +253,16 @@ def _hashing(client: settings.Client, values: Mapping[str, str], given: Mapping[
     named = values["partitioner"]
     if client in ("librdkafka", "instep"):
         return LIBRDKAFKA_HASHES.get(named, named)
-    if given.get("partitioner.ignore.keys", "").lower() in ON or named.rpartition(".")[2].lower() in IGNORE_KEYS:
+    if (
+        given.get("partitioner.ignore.keys", "").lower() in ON
+        or named.rpartition(".")[2].lower() in IGNORE_KEYS
+    ):
         return NO_KEYS
-    return named if "partitioner" in given and named.lower() not in ("murmur2", "defaultpartitioner", "") else MURMUR2
+    return (
+        named
+        if "partitioner" in given and named.lower() not in ("murmur2", "defaultpartitioner", "")
+        else MURMUR2
+    )
 
 
 def _refused_by_emit(config: Mapping[str, str]) -> str | None:
@@ -236,7 +276,11 @@ def _refused_by_emit(config: Mapping[str, str]) -> str | None:
 def of_interest(config: Mapping[str, str]) -> dict[str, str]:
     """The settings that are judged here, and those that look like one: logins, keys and the like are left out."""
     strange = {name for name, _ in _misspelt(config)}
-    return {name: value for name, value in config.items() if name.strip().replace("_", ".") in KNOWN or name in strange}
+    return {
+        name: value
+        for name, value in config.items()
+        if name.strip().replace("_", ".") in KNOWN or name in strange
+    }
 
 
 def _misspelt(config: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -244,7 +288,11 @@ def _misspelt(config: Mapping[str, str]) -> list[tuple[str, str]]:
     found = []
     for name in config:
         dotted = name.strip().replace("_", ".")
-        close = difflib.get_close_matches(dotted, KNOWN, n=1, cutoff=0.85) if dotted not in KNOWN else []
+        close = (
+            difflib.get_close_matches(dotted, KNOWN, n=1, cutoff=0.85)
+            if dotted not in KNOWN
+            else []
+        )
         found += [(name, meant) for meant in close]
     return found
 

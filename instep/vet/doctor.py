@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import platform
 import shutil
@@ -17,19 +18,24 @@ from pathlib import Path
 import msgspec
 
 from instep import errors, extras, settings
-from instep.kafka import faults, groups, inquiry, layout, membership, offsets
+from instep.kafka import faults, groups, layout, offsets
+from instep.kafka.admin import admin_extras, consumer_groups
 from instep.kafka.connection import Cluster
-from instep.local import artifacts, java, lent, places, ports, register
+from instep.local import artifacts, java, local_servers, paths, ports, registry
 from instep.sinks import facts, target
 
 FREE_BYTES_LOW, FREE_BYTES_FULL = 2 * 2**30, 200 * 2**20
 CLOCK_S_MAX = 2.0
 PYTHON_OLDEST = (3, 11)
 MEMORY_BYTES_LOW = 1536 * 2**20  # of Spark and its workers
-DRIVERS = {"postgresql": ("psycopg", "postgres"), "mysql": ("pymysql", "mysql"), "mariadb": ("pymysql", "mysql")}
+DRIVERS = {
+    "postgresql": ("psycopg", "postgres"),
+    "mysql": ("pymysql", "mysql"),
+    "mariadb": ("pymysql", "mysql"),
+}
 
 
-class State(enum.StrEnum):
+class CheckState(enum.StrEnum):
     GOOD = "good"
     NOTE = "note"
     WRONG = "wrong"
@@ -39,7 +45,7 @@ class Check(msgspec.Struct, frozen=True):
     """One part that was looked at: how it is, and what to run when it is not as it should be."""
 
     part: str
-    state: State
+    state: CheckState
     found: str
     fix: str = ""
 
@@ -54,7 +60,7 @@ def examine(config: Path | None) -> Iterator[Check]:
     try:
         declared = settings.load(config)
     except errors.InstepError as error:
-        yield Check("settings", State.WRONG, error.what, error.remedy)
+        yield Check("settings", CheckState.WRONG, error.what, error.remedy)
         return
     yield _settings(declared, config)
     yield from _drivers(declared)
@@ -70,32 +76,41 @@ def examine(config: Path | None) -> Iterator[Check]:
 def _python() -> Check:
     found = f"Python {platform.python_version()} at {sys.executable}"
     if sys.version_info[:2] < PYTHON_OLDEST:
-        return Check("python", State.WRONG, found, "install Python 3.11 or newer")
-    return Check("python", State.GOOD, found)
+        return Check("python", CheckState.WRONG, found, "install Python 3.11 or newer")
+    return Check("python", CheckState.GOOD, found)
 
 
 def _java() -> Check:
     program, version = java.find_version()
-    return Check("java", State.GOOD, f"Java {version} at {program}")
+    return Check("java", CheckState.GOOD, f"Java {version} at {program}")
 
 
 def _packages() -> Iterator[Check]:
     for package in ("pyspark", "pyarrow"):
         try:
-            yield Check("spark", State.GOOD, f"{package} {metadata.version(package)}")
+            yield Check("spark", CheckState.GOOD, f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
-            yield Check("spark", State.WRONG, f"{package} is not installed: nothing can be run", extras.command("spark"))
+            yield Check(
+                "spark",
+                CheckState.WRONG,
+                f"{package} is not installed: nothing can be run",
+                extras.command("spark"),
+            )
     kept = artifacts.is_kept("spark-kafka")
     yield Check(
         "jars",
-        State.GOOD if kept else State.NOTE,
-        f"Spark's Kafka connector is {'' if kept else 'not yet '}in {places.cache()}",
+        CheckState.GOOD if kept else CheckState.NOTE,
+        f"Spark's Kafka connector is {'' if kept else 'not yet '}in {paths.cache()}",
         "" if kept else "nothing: the first run fetches it from Maven Central",
     )
 
 
 def _folders() -> Iterator[Check]:
-    for what, folder in (("cache", places.cache()), ("state", places.state()), ("temporary files", Path(tempfile.gettempdir()))):
+    for what, folder in (
+        ("cache", paths.cache()),
+        ("state", paths.state()),
+        ("temporary files", Path(tempfile.gettempdir())),
+    ):
         yield _disk(f"disk: {what}", folder)
 
 
@@ -103,22 +118,34 @@ def _disk(part: str, folder: Path) -> Check:
     free = shutil.disk_usage(folder).free
     found = f"{free / 2**30:.1f} GiB free below {folder}"
     if not os.access(folder, os.W_OK):
-        return Check(part, State.WRONG, f"{folder} cannot be written", "give this user the right, or set INSTEP_HOME or TMPDIR")
+        return Check(
+            part,
+            CheckState.WRONG,
+            f"{folder} cannot be written",
+            "give this user the right, or set INSTEP_HOME or TMPDIR",
+        )
     if free < FREE_BYTES_LOW:
-        state = State.WRONG if free < FREE_BYTES_FULL else State.NOTE
-        return Check(part, state, found, f"free some space below {folder}, or set INSTEP_HOME or TMPDIR")
-    return Check(part, State.GOOD, found)
+        state = CheckState.WRONG if free < FREE_BYTES_FULL else CheckState.NOTE
+        return Check(
+            part, state, found, f"free some space below {folder}, or set INSTEP_HOME or TMPDIR"
+        )
+    return Check(part, CheckState.GOOD, found)
 
 
 def _memory() -> Check:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        free = next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")
+        )
     except (OSError, StopIteration):
-        return Check("memory", State.NOTE, "how much is free is not known here")
+        return Check("memory", CheckState.NOTE, "how much is free is not known here")
     enough = free > MEMORY_BYTES_LOW
     return Check(
-        "memory", State.GOOD if enough else State.NOTE, f"{free / 2**30:.1f} GiB free", "" if enough else "end other programs"
+        "memory",
+        CheckState.GOOD if enough else CheckState.NOTE,
+        f"{free / 2**30:.1f} GiB free",
+        "" if enough else "end other programs",
     )
 
 
@@ -128,18 +155,30 @@ def _memory() -> Check:
 def _settings(declared: settings.Settings, config: Path | None) -> Check:
     file = settings.file_of(config)
     if not file.exists():
-        return Check("settings", State.NOTE, f"there is no {file} in {Path.cwd()}", "see README.md: first pipeline")
+        return Check(
+            "settings",
+            CheckState.NOTE,
+            f"there is no {file} in {Path.cwd()}",
+            "see README.md: first pipeline",
+        )
     names = ", ".join(declared.pipelines) or "none"
-    return Check("settings", State.GOOD, f"{file} is valid; pipelines: {names}")
+    return Check("settings", CheckState.GOOD, f"{file} is valid; pipelines: {names}")
 
 
 def _drivers(declared: settings.Settings) -> Iterator[Check]:
-    for scheme in sorted({_scheme(pipeline) for pipeline in declared.pipelines.values()} & DRIVERS.keys()):
+    for scheme in sorted(
+        {_scheme(pipeline) for pipeline in declared.pipelines.values()} & DRIVERS.keys()
+    ):
         package, extra = DRIVERS[scheme]
         try:
-            yield Check("driver", State.GOOD, f"{package} {metadata.version(package)}")
+            yield Check("driver", CheckState.GOOD, f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
-            yield Check("driver", State.WRONG, f"{package}, for {scheme}, is not installed", extras.command(extra))
+            yield Check(
+                "driver",
+                CheckState.WRONG,
+                f"{package}, for {scheme}, is not installed",
+                extras.command(extra),
+            )
 
 
 def _scheme(pipeline: settings.Pipeline) -> str:
@@ -151,20 +190,25 @@ def _scheme(pipeline: settings.Pipeline) -> str:
 
 def _local(declared: settings.Settings) -> Iterator[Check]:
     """Servers of this machine, and the ports they would take."""
-    running = register.running()
+    running = registry.running()
     for one in running:
-        yield Check("local server", State.GOOD, f"{one.name} runs at {one.address}")
+        yield Check("local server", CheckState.GOOD, f"{one.name} runs at {one.address}")
     if declared.kafka.bootstrap is None and not any(one.node for one in running):
-        port = lent.DEFAULT_PORTS["kafka"]
+        port = local_servers.DEFAULT_PORTS["kafka"]
         found = f"no local broker runs; port {port} is {'taken, so another one' if ports.taken(port) else 'free'}"
-        yield Check("local server", State.NOTE, f"{found} will be used", "nothing: it is started on demand; or: instep up")
+        yield Check(
+            "local server",
+            CheckState.NOTE,
+            f"{found} will be used",
+            "nothing: it is started on demand; or: instep up",
+        )
 
 
 # --- servers ------------------------------------------------------------------------------------------
 
 
 def _cluster(declared: settings.Settings) -> Iterator[Check]:
-    bootstrap = declared.kafka.bootstrap or register.bootstrap()
+    bootstrap = declared.kafka.bootstrap or registry.bootstrap()
     if not bootstrap:
         return
     for address in faults.addresses(bootstrap):
@@ -173,24 +217,38 @@ def _cluster(declared: settings.Settings) -> Iterator[Check]:
         with Cluster(declared.kafka, bootstrap) as cluster:
             yield from _brokers(cluster, declared)
     except errors.InstepError as error:
-        yield Check("broker", State.WRONG, error.what, error.remedy)
+        yield Check("broker", CheckState.WRONG, error.what, error.remedy)
 
 
 def _address(address: str) -> Check:
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
-        return Check("address", State.WRONG, f"{address!r} has no port", 'write host:port, such as "broker1:9092"')
+        return Check(
+            "address",
+            CheckState.WRONG,
+            f"{address!r} has no port",
+            'write host:port, such as "broker1:9092"',
+        )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=3.0):
-            return Check("address", State.GOOD, f"{address} answers")
+            return Check("address", CheckState.GOOD, f"{address} answers")
     except (OSError, ValueError, OverflowError) as error:
-        return Check("address", State.WRONG, f"{address}: {error}", "check kafka.bootstrap, the name and the firewall")
+        return Check(
+            "address",
+            CheckState.WRONG,
+            f"{address}: {error}",
+            "check kafka.bootstrap, the name and the firewall",
+        )
 
 
 def _brokers(cluster: Cluster, declared: settings.Settings) -> Iterator[Check]:
     found = layout.read(cluster)
-    yield Check("broker", State.GOOD, f"cluster {found.cluster_id} with {len(found.brokers)} brokers lets us in")
-    with inquiry.opened(cluster) as asked:
+    yield Check(
+        "broker",
+        CheckState.GOOD,
+        f"cluster {found.cluster_id} with {len(found.brokers)} brokers lets us in",
+    )
+    with admin_extras.opened(cluster) as asked:
         quorum = asked.quorum() if asked else None
     if quorum is not None and quorum.leader_clock_s is not None:
         yield _clock("the cluster's controller", quorum.leader_clock_s - time.time())
@@ -199,25 +257,41 @@ def _brokers(cluster: Cluster, declared: settings.Settings) -> Iterator[Check]:
         if pipeline.topic not in found.topics:
             near = faults.near(pipeline.topic, found.topics)
             fix = f"instep topics create {pipeline.topic}; or have DESCRIBE on it granted"
-            yield Check(part, State.WRONG, f"{pipeline.topic} is not there, or not to be seen{near}", fix)
+            yield Check(
+                part,
+                CheckState.WRONG,
+                f"{pipeline.topic} is not there, or not to be seen{near}",
+                fix,
+            )
             continue
         yield _attempt(part, lambda: _readable(cluster, found.topics[pipeline.topic]))  # noqa: B023 - called at once
-        yield _attempt(f"group of {name}", lambda: _group(cluster, groups.mirror_name(name), found.topics[pipeline.topic]))  # noqa: B023 - called at once
+        yield _attempt(
+            f"group of {name}",
+            functools.partial(
+                _group, cluster, groups.mirror_name(name), found.topics[pipeline.topic]
+            ),
+        )
 
 
 def _readable(cluster: Cluster, topic: layout.Layout) -> Check:
     firsts = offsets.earliest(cluster, topic.topic, topic.led)
     offsets.first_records(cluster, topic.topic, firsts)
-    return Check("", State.GOOD, f"{topic.topic} can be read: {len(topic.led)} of {len(topic.partitions)} partitions are led")
+    return Check(
+        "",
+        CheckState.GOOD,
+        f"{topic.topic} can be read: {len(topic.led)} of {len(topic.partitions)} partitions are led",
+    )
 
 
 def _group(cluster: Cluster, name: str, topic: layout.Layout) -> Check:
-    members = membership.members(cluster, name)
+    members = consumer_groups.members(cluster, name)
     if members:
         fix = "give the other program another group.id: the pipeline mirrors its position there"
-        return Check("", State.WRONG, f"group {name} has members: {', '.join(map(str, members))}", fix)
+        return Check(
+            "", CheckState.WRONG, f"group {name} has members: {', '.join(map(str, members))}", fix
+        )
     groups.refuse_foreign(cluster, name, topic.topic, topic.led)
-    return Check("", State.GOOD, f"group {name} can be seen, and is the pipeline's own")
+    return Check("", CheckState.GOOD, f"group {name} can be seen, and is the pipeline's own")
 
 
 def _database(name: str, pipeline: settings.Pipeline) -> Iterator[Check]:
@@ -225,20 +299,29 @@ def _database(name: str, pipeline: settings.Pipeline) -> Iterator[Check]:
     try:
         found = facts.read(name, pipeline)
     except errors.InstepError as error:
-        yield Check(part, State.WRONG, error.what, error.remedy)
+        yield Check(part, CheckState.WRONG, error.what, error.remedy)
         return
     if found.unreachable is not None:
         what, _, remedy = found.unreachable.partition("\n")
-        yield Check(part, State.WRONG, what, remedy)
+        yield Check(part, CheckState.WRONG, what, remedy)
         return
     version = ".".join(map(str, found.version or ())) or "of an unknown version"
-    yield Check(part, State.GOOD, f"{found.kind} {version} lets us in")
+    yield Check(part, CheckState.GOOD, f"{found.kind} {version} lets us in")
     if found.unfit is not None:
-        yield Check(f"table of {name}", State.WRONG, *found.unfit)
+        yield Check(f"table of {name}", CheckState.WRONG, *found.unfit)
     elif found.lacking_rights:
-        yield Check(f"table of {name}", State.WRONG, f"we lack {', '.join(found.lacking_rights)}", found.granting)
+        yield Check(
+            f"table of {name}",
+            CheckState.WRONG,
+            f"we lack {', '.join(found.lacking_rights)}",
+            found.granting,
+        )
     else:
-        yield Check(f"table of {name}", State.GOOD, f"{pipeline.table} fits, and instep's own tables are there")
+        yield Check(
+            f"table of {name}",
+            CheckState.GOOD,
+            f"{pipeline.table} fits, and instep's own tables are there",
+        )
     if found.clock_ahead_s is not None:
         yield _clock(f"the database of {name}", found.clock_ahead_s)
     if found.kind == "sqlite":
@@ -248,13 +331,18 @@ def _database(name: str, pipeline: settings.Pipeline) -> Iterator[Check]:
 
 def _clock(where: str, ahead_s: float) -> Check:
     if abs(ahead_s) < CLOCK_S_MAX:
-        return Check("clock", State.GOOD, f"that of {where} agrees with ours")
+        return Check("clock", CheckState.GOOD, f"that of {where} agrees with ours")
     word = "ahead of" if ahead_s > 0 else "behind"
-    return Check("clock", State.WRONG, f"that of {where} is {abs(ahead_s):.1f} s {word} ours", "keep both in step by NTP")
+    return Check(
+        "clock",
+        CheckState.WRONG,
+        f"that of {where} is {abs(ahead_s):.1f} s {word} ours",
+        "keep both in step by NTP",
+    )
 
 
 def _attempt(part: str, look: Callable[[], Check]) -> Check:
     try:
         return msgspec.structs.replace(look(), part=part)
     except errors.InstepError as error:
-        return Check(part, State.WRONG, error.what, error.remedy)
+        return Check(part, CheckState.WRONG, error.what, error.remedy)

@@ -18,7 +18,8 @@ from instep import __version__, errors, settings, sinks
 from instep.document import partition as hashing
 from instep.document.decoding import Decoder, record_of
 from instep.document.reasons import Unfit
-from instep.kafka import configs, groups, inquiry, layout, membership, offsets, reading, topics
+from instep.kafka import configs, groups, layout, offsets, reading, topics
+from instep.kafka.admin import admin_extras, consumer_groups
 from instep.kafka.connection import Cluster
 from instep.sinks import facts, inspection, target
 from instep.sinks.target import Target
@@ -35,7 +36,10 @@ Fact = TypeVar("Fact")
 
 
 def gather(
-    cluster: Cluster, declared: settings.Settings, names: list[str], loaded: settings.Loaded | None = None
+    cluster: Cluster,
+    declared: settings.Settings,
+    names: list[str],
+    loaded: settings.Loaded | None = None,
 ) -> found.Snapshot:
     """Everything that the rules ask about these pipelines; `loaded` says where the settings come from, if they were read."""
     return Gathering(cluster, declared, loaded).of(names)
@@ -44,7 +48,9 @@ def gather(
 class Gathering:
     """One look at everything; `unknown` collects what could not be found out."""
 
-    def __init__(self, cluster: Cluster, declared: settings.Settings, loaded: settings.Loaded | None) -> None:
+    def __init__(
+        self, cluster: Cluster, declared: settings.Settings, loaded: settings.Loaded | None
+    ) -> None:
         self.cluster = cluster
         self.declared = declared
         self.loaded = loaded
@@ -55,9 +61,11 @@ class Gathering:
         pipelines = {name: settings.pipeline(self.declared, name) for name in names}
         self.layouts = layout.read(self.cluster)
         databases = {name: facts.read(name, pipeline) for name, pipeline in pipelines.items()}
-        self.targets = {name: self._target(name, pipelines[name], databases[name]) for name in names}
+        self.targets = {
+            name: self._target(name, pipelines[name], databases[name]) for name in names
+        }
         wanted = dict.fromkeys(pipeline.topic for pipeline in pipelines.values())
-        with inquiry.opened(self.cluster) as asked:
+        with admin_extras.opened(self.cluster) as asked:
             folders = asked.log_dirs([*wanted]) if asked else None
             known_topics = {name: self._topic(name, asked, folders) for name in wanted}
             known_cluster = self._cluster(asked, folders)
@@ -70,41 +78,62 @@ class Gathering:
             near_topics=self._near_topics(wanted),
             publishers={name: _publisher(one) for name, one in self.declared.publishers.items()},
             pipelines={
-                name: self._pipeline(name, pipeline, known_topics[pipeline.topic]) for name, pipeline in pipelines.items()
+                name: self._pipeline(name, pipeline, known_topics[pipeline.topic])
+                for name, pipeline in pipelines.items()
             },
             databases=databases,
             writers={name: _writer(one) for name, one in self.declared.pipelines.items()},
-            spark=found.Spark(master=self.declared.spark.master, conf=_kept_of(self.declared.spark.conf, SPARK_READ)),
+            spark=found.SparkFacts(
+                master=self.declared.spark.master,
+                conf=_kept_of(self.declared.spark.conf, SPARK_READ),
+            ),
             accepted=dict(self.declared.vet.accept),
             unknown=self.unknown,
         )
 
     # --- the cluster ----------------------------------------------------------------------------------
 
-    def _cluster(self, asked: inquiry.Inquiry | None, folders: list[inquiry.LogDir] | None) -> found.Cluster:
+    def _cluster(
+        self, asked: admin_extras.Inquiry | None, folders: list[admin_extras.LogDir] | None
+    ) -> found.ClusterFacts:
         racks = (asked.racks() if asked else None) or {}
         quorum = asked.quorum() if asked else None
-        clock_ahead_s = quorum.leader_clock_s - time.time() if quorum and quorum.leader_clock_s else None
-        return found.Cluster(
+        clock_ahead_s = (
+            quorum.leader_clock_s - time.time() if quorum and quorum.leader_clock_s else None
+        )
+        return found.ClusterFacts(
             cluster_id=self.layouts.cluster_id,
-            bootstrap=[address.strip() for address in self.cluster.bootstrap.split(",") if address.strip()],
+            bootstrap=[
+                address.strip() for address in self.cluster.bootstrap.split(",") if address.strip()
+            ],
             protocol=self.cluster.kafka.security.protocol,
             brokers=[self._broker(node, racks.get(node), folders) for node in self.layouts.brokers],
             voters=list(quorum.voters) if quorum else None,
             features=asked.features() if asked else None,
             clock_ahead_s=clock_ahead_s,
-            internal={name: self._internal(name) for name in INTERNAL if name in self.layouts.topics},
+            internal={
+                name: self._internal(name) for name in INTERNAL if name in self.layouts.topics
+            },
         )
 
-    def _broker(self, node: int, rack: str | None, folders: list[inquiry.LogDir] | None) -> found.Broker:
+    def _broker(
+        self, node: int, rack: str | None, folders: list[admin_extras.LogDir] | None
+    ) -> found.BrokerFacts:
         host, port = self.layouts.brokers[node]
-        values = self._try(f"settings of broker {node}", lambda: configs.of_brokers(self.cluster, [node])[node])
+        values = self._try(
+            f"settings of broker {node}", lambda: configs.of_brokers(self.cluster, [node])[node]
+        )
         disks = [
-            found.Disk(path=one.path, total_bytes=one.total_bytes, free_bytes=one.free_bytes, error=one.error)
+            found.Disk(
+                path=one.path,
+                total_bytes=one.total_bytes,
+                free_bytes=one.free_bytes,
+                error=one.error,
+            )
             for one in folders or ()
             if one.broker == node
         ]
-        return found.Broker(
+        return found.BrokerFacts(
             node=node,
             host=host,
             port=port,
@@ -114,37 +143,68 @@ class Gathering:
         )
 
     def _internal(self, name: str) -> tuple[int, int | None]:
-        replicas = min((len(part.replicas) for part in self.layouts.topics[name].partitions), default=0)
-        in_sync = self._try(f"settings of topic {name}", lambda: layout.min_in_sync(self.cluster, [name]).get(name))
+        replicas = min(
+            (len(part.replicas) for part in self.layouts.topics[name].partitions), default=0
+        )
+        in_sync = self._try(
+            f"settings of topic {name}", lambda: layout.min_in_sync(self.cluster, [name]).get(name)
+        )
         return replicas, in_sync
 
     def _near_topics(self, wanted: Iterable[str]) -> dict[str, str]:
         """For each topic that is not there, the one whose name is nearest."""
         there = [name for name in self.layouts.topics if not name.startswith("__")]
-        near = {name: difflib.get_close_matches(name, there, n=1) for name in wanted if name not in self.layouts.topics}
+        near = {
+            name: difflib.get_close_matches(name, there, n=1)
+            for name in wanted
+            if name not in self.layouts.topics
+        }
         return {name: close[0] for name, close in near.items() if close}
 
     # --- topics ---------------------------------------------------------------------------------------
 
-    def _topic(self, name: str, asked: inquiry.Inquiry | None, folders: list[inquiry.LogDir] | None) -> found.Topic | None:
+    def _topic(
+        self,
+        name: str,
+        asked: admin_extras.Inquiry | None,
+        folders: list[admin_extras.LogDir] | None,
+    ) -> found.TopicFacts | None:
         if name not in self.layouts.topics:
             return None
         parts = self.layouts.topics[name]
-        values = self._try(f"settings of topic {name}", lambda: configs.of_topics(self.cluster, [name])[name])
+        values = self._try(
+            f"settings of topic {name}", lambda: configs.of_topics(self.cluster, [name])[name]
+        )
         spans = (
-            self._try(f"offsets of topic {name}", lambda: offsets.spans(self.cluster, [(name, number) for number in parts.led]))
+            self._try(
+                f"offsets of topic {name}",
+                lambda: offsets.spans(self.cluster, [(name, number) for number in parts.led]),
+            )
             or {}
         )
         sizes = {
-            (one.broker, number): size for one in folders or () for (topic, number), size in one.replicas.items() if topic == name
+            (one.broker, number): size
+            for one in folders or ()
+            for (topic, number), size in one.replicas.items()
+            if topic == name
         }
-        opened = self._try(f"open transactions of topic {name}", lambda: self._open_transactions(name, spans)) or {}
-        return found.Topic(
+        opened = (
+            self._try(
+                f"open transactions of topic {name}", lambda: self._open_transactions(name, spans)
+            )
+            or {}
+        )
+        return found.TopicFacts(
             name=name,
-            id=(self._try(f"id of topic {name}", lambda: topics.ids(self.cluster, [name])[name]) or ""),
+            id=(
+                self._try(f"id of topic {name}", lambda: topics.ids(self.cluster, [name])[name])
+                or ""
+            ),
             settings=_values(values) if values else None,
             partitions=[
-                _partition(part, spans.get((name, part.partition)), sizes, opened.get(part.partition))
+                _partition(
+                    part, spans.get((name, part.partition)), sizes, opened.get(part.partition)
+                )
                 for part in parts.partitions
             ],
             sample=self._try(f"newest records of topic {name}", lambda: self._sample(name, spans)),
@@ -152,43 +212,64 @@ class Gathering:
             span_s=self._try(f"oldest record of topic {name}", lambda: self._span_s(name, spans)),
         )
 
-    def _open_transactions(self, topic: str, spans: Mapping[offsets.Spot, offsets.Span]) -> dict[int, int]:
+    def _open_transactions(
+        self, topic: str, spans: Mapping[offsets.Spot, offsets.Span]
+    ) -> dict[int, int]:
         """Where a transaction begins that has been open for a while, by partition."""
-        held = {number: span.committed_end for (_, number), span in spans.items() if span.committed_end < span.end}
+        held = {
+            number: span.committed_end
+            for (_, number), span in spans.items()
+            if span.committed_end < span.end
+        }
         if not held:
             return {}
         before = datetime.fromtimestamp(self.now_s - OPEN_TRANSACTION_S, UTC)
         young = offsets.at_time(self.cluster, topic, list(held), before)
         return {number: first for number, first in held.items() if first < young[number]}
 
-    def _sample(self, topic: str, spans: Mapping[offsets.Spot, offsets.Span]) -> found.Sample:
+    def _sample(self, topic: str, spans: Mapping[offsets.Spot, offsets.Span]) -> found.RecordSample:
         """What the newest records show."""
         ranges = {
-            number: (max(span.first, span.committed_end - SAMPLED_PER_PARTITION), span.committed_end)
+            number: (
+                max(span.first, span.committed_end - SAMPLED_PER_PARTITION),
+                span.committed_end,
+            )
             for (_, number), span in spans.items()
         }
         records = list(reading.read(self.cluster, topic, ranges))
         count = len(self.layouts.topics[topic].partitions)
         keyed = [record for record in records if record.key is not None]
         times = [record.timestamp_ms / 1000 for record in records if record.timestamp_ms >= 0]
-        return found.Sample(
+        return found.RecordSample(
             records=len(records),
             keyless=len(records) - len(keyed),
-            in_murmur2_place=sum(hashing.partition_of(record.key or b"", count) == record.partition for record in keyed),
-            in_crc32_place=sum(binascii.crc32(record.key or b"") % count == record.partition for record in keyed),
-            largest_bytes=max((len(record.key or b"") + len(record.value or b"") for record in records), default=0),
+            in_murmur2_place=sum(
+                hashing.partition_of(record.key or b"", count) == record.partition
+                for record in keyed
+            ),
+            in_crc32_place=sum(
+                binascii.crc32(record.key or b"") % count == record.partition for record in keyed
+            ),
+            largest_bytes=max(
+                (len(record.key or b"") + len(record.value or b"") for record in records), default=0
+            ),
             ahead_s_max=max(0.0, max(times) - self.now_s) if times else 0.0,
             newest_age_s=max(0.0, self.now_s - max(times)) if times else None,
             unreadable=self._unreadable(topic, records),
             before_2000=sum(when < sampling.YEAR_2000_S for when in times),
-            seen={name: sampling.seen(to.mapping, records, self.now_s) for name, to in self._followers(topic).items()},
+            seen={
+                name: sampling.seen(to.mapping, records, self.now_s)
+                for name, to in self._followers(topic).items()
+            },
         )
 
     def _followers(self, topic: str) -> dict[str, Target]:
         """The targets of the pipelines that follow a topic, as far as they are known."""
-        return {name: to for name, to in self.targets.items() if to is not None and to.topic == topic}
+        return {
+            name: to for name, to in self.targets.items() if to is not None and to.topic == topic
+        }
 
-    def _unreadable(self, topic: str, records: list[offsets.Record]) -> dict[str, int]:
+    def _unreadable(self, topic: str, records: list[offsets.LogRecord]) -> dict[str, int]:
         """How many of the records each pipeline of the topic could not apply, by reason."""
         counts: dict[str, int] = {}
         for name, to in self._followers(topic).items():
@@ -200,14 +281,24 @@ class Gathering:
         return counts
 
     def _span_s(self, topic: str, spans: Mapping[offsets.Spot, offsets.Span]) -> float | None:
-        firsts = {number: span.first for (_, number), span in spans.items() if span.first < span.committed_end}
+        firsts = {
+            number: span.first
+            for (_, number), span in spans.items()
+            if span.first < span.committed_end
+        }
         records = offsets.first_records(self.cluster, topic, firsts).values()
-        times = [record.timestamp_ms / 1000 for record in records if record is not None and record.timestamp_ms >= 0]
+        times = [
+            record.timestamp_ms / 1000
+            for record in records
+            if record is not None and record.timestamp_ms >= 0
+        ]
         return max(0.0, self.now_s - min(times)) if times else None
 
     # --- pipelines ------------------------------------------------------------------------------------
 
-    def _target(self, name: str, pipeline: settings.Pipeline, database: facts.Facts) -> Target | None:
+    def _target(
+        self, name: str, pipeline: settings.Pipeline, database: facts.Facts
+    ) -> Target | None:
         if database.unreachable or database.unfit:
             why = database.unreachable or (database.unfit or ("",))[0]
             for what in ("database", "ledger", "dead letters", "parked documents", "newest events"):
@@ -215,14 +306,20 @@ class Gathering:
             return None
         return self._try(f"target of {name}", lambda: inspection.inspect(name, pipeline))
 
-    def _pipeline(self, name: str, pipeline: settings.Pipeline, topic: found.Topic | None) -> found.Pipeline:
+    def _pipeline(
+        self, name: str, pipeline: settings.Pipeline, topic: found.TopicFacts | None
+    ) -> found.PipelineFacts:
         to = self.targets[name]
         kept = self._try(f"ledger of {name}", lambda: self._kept(to, topic)) if to else None
         ledger, dead, parked, statuses = kept or (None, None, None, None)
         group = groups.mirror_name(name)
-        members = self._try(f"members of group {group}", lambda: membership.members(self.cluster, group))
-        foreign = self._try(f"offsets of group {group}", lambda: self._foreign_offsets(group, pipeline.topic, topic))
-        return found.Pipeline(
+        members = self._try(
+            f"members of group {group}", lambda: consumer_groups.members(self.cluster, group)
+        )
+        foreign = self._try(
+            f"offsets of group {group}", lambda: self._foreign_offsets(group, pipeline.topic, topic)
+        )
+        return found.PipelineFacts(
             topic=pipeline.topic,
             guarantee=pipeline.guarantee,
             start=pipeline.start,
@@ -240,18 +337,24 @@ class Gathering:
             dead_letters=dead,
             parked_documents=parked,
             group_members=[str(member) for member in members] if members is not None else None,
-            group_foreign=[f"{pipeline.topic} {partition}" for partition in foreign] if foreign is not None else None,
+            group_foreign=[f"{pipeline.topic} {partition}" for partition in foreign]
+            if foreign is not None
+            else None,
             password_written=self._writes_password(name, pipeline),
-            status_column=to.mapping.status_column.name if to and to.mapping.status_column else None,
+            status_column=to.mapping.status_column.name
+            if to and to.mapping.status_column
+            else None,
             followers=dict(pipeline.transitions),
             statuses=statuses,
         )
 
-    def _foreign_offsets(self, group: str, name: str, topic: found.Topic | None) -> list[int]:
+    def _foreign_offsets(self, group: str, name: str, topic: found.TopicFacts | None) -> list[int]:
         """The partitions that another program has committed for in the mirror group."""
         if topic is None:
             return []
-        return groups.foreign_offsets(self.cluster, group, name, [one.partition for one in topic.partitions])
+        return groups.foreign_offsets(
+            self.cluster, group, name, [one.partition for one in topic.partitions]
+        )
 
     def _writes_password(self, name: str, pipeline: settings.Pipeline) -> bool | None:
         """Whether the target's password stands in the settings file itself."""
@@ -261,7 +364,9 @@ class Gathering:
         in_file = "${" not in origin and not origin.startswith(settings.ENVIRONMENT_PREFIX)
         return bool(target.database_url(pipeline.target).password) and in_file
 
-    def _kept(self, to: Target, topic: found.Topic | None) -> tuple[list[found.Ledger], int, int, list[str]]:
+    def _kept(
+        self, to: Target, topic: found.TopicFacts | None
+    ) -> tuple[list[found.PartitionProgress], int, int, list[str]]:
         """The ledger, how much was set aside, and the statuses in the table."""
         sink = sinks.open_sink(to)
         try:
@@ -270,16 +375,27 @@ class Gathering:
                 statuses = sorted(sink.statuses(STATUSES_MAX)) if to.rules.transitions else []
         finally:
             sink.close()
-        ends = {part.partition: (part.first, part.end) for part in topic.partitions} if topic else {}
+        ends = (
+            {part.partition: (part.first, part.end) for part in topic.partitions} if topic else {}
+        )
         behind = {
             number: row.next_offset
             for number, row in positions.items()
-            if topic and topics.spelled(row.topic_id) == topic.id and (ends.get(number, (None, None))[1] or 0) > row.next_offset
+            if topic
+            and topics.spelled(row.topic_id) == topic.id
+            and (ends.get(number, (None, None))[1] or 0) > row.next_offset
         }
-        waiting = self._try(f"waiting records of {to.pipeline}", lambda: self._waiting(to.topic, behind)) or {}
-        ages = {number: self.now_s - one.timestamp_ms / 1000 for number, one in waiting.items() if one and one.timestamp_ms >= 0}
+        waiting = (
+            self._try(f"waiting records of {to.pipeline}", lambda: self._waiting(to.topic, behind))
+            or {}
+        )
+        ages = {
+            number: self.now_s - one.timestamp_ms / 1000
+            for number, one in waiting.items()
+            if one and one.timestamp_ms >= 0
+        }
         rows = [
-            found.Ledger(
+            found.PartitionProgress(
                 partition=number,
                 next_offset=row.next_offset,
                 topic_id=topics.spelled(row.topic_id),
@@ -290,7 +406,9 @@ class Gathering:
         ]
         return rows, dead, parked, statuses
 
-    def _waiting(self, topic: str, behind: Mapping[int, int]) -> dict[int, offsets.Record | None]:
+    def _waiting(
+        self, topic: str, behind: Mapping[int, int]
+    ) -> dict[int, offsets.LogRecord | None]:
         return offsets.first_records(self.cluster, topic, behind) if behind else {}
 
     def _try(self, what: str, ask: Callable[[], Fact]) -> Fact | None:
@@ -301,7 +419,7 @@ class Gathering:
             return None
 
 
-def _refused(decoder: Decoder, record: offsets.Record) -> str | None:
+def _refused(decoder: Decoder, record: offsets.LogRecord) -> str | None:
     try:
         event = decoder.decode(record_of(record))
     except Unfit as unfit:
@@ -310,9 +428,12 @@ def _refused(decoder: Decoder, record: offsets.Record) -> str | None:
 
 
 def _partition(
-    part: layout.Partition, span: offsets.Span | None, sizes: Mapping[tuple[int, int], int], open_from: int | None
-) -> found.Partition:
-    return found.Partition(
+    part: layout.Partition,
+    span: offsets.Span | None,
+    sizes: Mapping[tuple[int, int], int],
+    open_from: int | None,
+) -> found.PartitionFacts:
+    return found.PartitionFacts(
         partition=part.partition,
         leader=part.leader,
         replicas=list(part.replicas),
@@ -326,19 +447,28 @@ def _partition(
 
 def _values(given: configs.Settings) -> found.Values:
     """Settings without those whose names say that they are secret."""
-    return {name: found.Found(one.value, one.source) for name, one in given.items() if not settings.SECRET.search(name)}
-
-
-def _writer(one: settings.Pipeline) -> found.Writer:
-    shown = target.shown(target.database_url(one.target))
-    return found.Writer(target=shown, table=one.table, columns=list(one.columns), topic=one.topic)
-
-
-def _publisher(one: settings.Publisher) -> found.Publisher:
-    texts = {
-        name: msgspec.json.encode(value).decode() if isinstance(value, bool) else str(value) for name, value in one.config.items()
+    return {
+        name: found.SettingInForce(one.value, one.source)
+        for name, one in given.items()
+        if not settings.SECRET.search(name)
     }
-    return found.Publisher(topic=one.topic, client=one.client, config=clients.of_interest(texts))
+
+
+def _writer(one: settings.Pipeline) -> found.DeclaredWriter:
+    shown = target.shown(target.database_url(one.target))
+    return found.DeclaredWriter(
+        target=shown, table=one.table, columns=list(one.columns), topic=one.topic
+    )
+
+
+def _publisher(one: settings.DeclaredPublisher) -> found.PublisherFacts:
+    texts = {
+        name: msgspec.json.encode(value).decode() if isinstance(value, bool) else str(value)
+        for name, value in one.config.items()
+    }
+    return found.PublisherFacts(
+        topic=one.topic, client=one.client, config=clients.of_interest(texts)
+    )
 
 
 def _kept_of(config: Mapping[str, str], names: Collection[str]) -> dict[str, str]:

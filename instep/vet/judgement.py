@@ -11,14 +11,14 @@ import msgspec
 from instep import errors
 from instep.document.showing import counted
 from instep.vet import rules
-from instep.vet.rule import Broken, Case, NotKnown, Rule, Severity, Threat
+from instep.vet.rule import NotKnown, Risk, Rule, RuleContext, Severity, Violation
 from instep.vet.snapshot import Snapshot
 
 PARTS = ("publisher", "cluster", "topic", "records", "pipeline", "database")
 SEVERITIES = tuple(Severity)
-URGENT = (Threat.LOSS, Threat.DISORDER, Threat.REPETITION, Threat.STANDSTILL, Threat.EXPOSURE)
+URGENT = (Risk.LOSS, Risk.DISORDER, Risk.REPETITION, Risk.STANDSTILL, Risk.EXPOSURE)
 WHENS_SAID_MAX = 3
-HAPPENS = {Threat.LOSS: "lost", Threat.REPETITION: "repeated", Threat.DISORDER: "reordered"}
+HAPPENS = {Risk.LOSS: "lost", Risk.REPETITION: "repeated", Risk.DISORDER: "reordered"}
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Unjudged(msgspec.Struct, frozen=True, kw_only=True):
     rules: list[str]
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class GuaranteeOutlook(msgspec.Struct, frozen=True, kw_only=True):
     """What can happen to one pipeline's data, in a sentence. Whether the guarantee is kept is None when that is not known."""
 
     pipeline: str
@@ -65,22 +65,24 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     most_urgent: list[str]
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class VetReport(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
     unjudged: list[Unjudged]
-    outcomes: list[Outcome]
+    outcomes: list[GuaranteeOutlook]
     rules: int
     summary: Summary
 
     @property
     def errors(self) -> list[Finding]:
-        return [one for one in self.findings if one.severity == Severity.ERROR and one.accepted is None]
+        return [
+            one for one in self.findings if one.severity == Severity.ERROR and one.accepted is None
+        ]
 
 
-def judge(snapshot: Snapshot) -> Verdict:
+def judge(snapshot: Snapshot) -> VetReport:
     """Every rule on every pipeline; what several pipelines share is told once."""
     _check_accepted(snapshot.accepted)
-    judged = [_judge(Case(snapshot, name)) for name in snapshot.pipelines]
+    judged = [_judge(RuleContext(snapshot, name)) for name in snapshot.pipelines]
     merged: dict[tuple[str, str, tuple[str, ...]], Finding] = {}
     unknown: dict[str, dict[str, None]] = {}
     for one in judged:
@@ -90,7 +92,7 @@ def judge(snapshot: Snapshot) -> Verdict:
         for rule, why in one.unjudged.items():
             unknown.setdefault(why, {})[rule] = None
     findings = sorted(merged.values(), key=_rank)
-    return Verdict(
+    return VetReport(
         findings=findings,
         unjudged=[Unjudged(why=why, rules=list(ids)) for why, ids in sorted(unknown.items())],
         outcomes=[_outcome(one) for one in judged],
@@ -108,7 +110,9 @@ def _summary(findings: list[Finding], unjudged: set[str]) -> Summary:
         notes=counts[Severity.NOTE],
         accepted=len(findings) - len(still),
         unjudged=len(unjudged),
-        most_urgent=list(dict.fromkeys(one.rule for one in still if one.severity != Severity.NOTE))[:3],
+        most_urgent=list(dict.fromkeys(one.rule for one in still if one.severity != Severity.NOTE))[
+            :3
+        ],
     )
 
 
@@ -116,12 +120,12 @@ def _summary(findings: list[Finding], unjudged: set[str]) -> Summary:
 class _Judged:
     """One pipeline: what is broken, and what could not be judged, by rule, with why."""
 
-    case: Case
+    case: RuleContext
     findings: list[Finding]
     unjudged: dict[str, str]
 
 
-def _judge(case: Case) -> _Judged:
+def _judge(case: RuleContext) -> _Judged:
     findings: list[Finding] = []
     unjudged: dict[str, str] = {}
     for rule in rules.ALL.values():
@@ -155,16 +159,21 @@ def _check_accepted(accepted: dict[str, str]) -> None:
         if name not in rules.ALL:
             raise _no_rule(name, " in [vet.accept]")
         if not reason.strip():
-            raise errors.SettingsError(f"vet.accept.{name} has no reason", "say why it is fine: who reads it later will ask")
+            raise errors.SettingsError(
+                f"vet.accept.{name} has no reason",
+                "say why it is fine: who reads it later will ask",
+            )
 
 
 def _no_rule(name: str, where: str = "") -> errors.SettingsError:
     close = difflib.get_close_matches(name.upper(), rules.ALL, n=3, cutoff=0.5)
     near = f"; did you mean {' or '.join(close)}?" if close else ""
-    return errors.SettingsError(f"there is no rule {name!r}{where}{near}", "all of them: instep vet explain")
+    return errors.SettingsError(
+        f"there is no rule {name!r}{where}{near}", "all of them: instep vet explain"
+    )
 
 
-def _finding(case: Case, rule: Rule, one: Broken) -> Finding:
+def _finding(case: RuleContext, rule: Rule, one: Violation) -> Finding:
     return Finding(
         rule=rule.id,
         severity=one.severity,
@@ -196,14 +205,21 @@ def _rank(one: Finding) -> tuple[bool, int, int, int, int, str]:
         soon = 1
     else:
         soon = 2
-    severity, threat = SEVERITIES.index(Severity(one.severity)), URGENT.index(Threat(one.threat))
-    return (one.accepted is not None, severity, soon, threat, PARTS.index(rules.ALL[one.rule].part), one.rule)
+    severity, threat = SEVERITIES.index(Severity(one.severity)), URGENT.index(Risk(one.threat))
+    return (
+        one.accepted is not None,
+        severity,
+        soon,
+        threat,
+        PARTS.index(rules.ALL[one.rule].part),
+        one.rule,
+    )
 
 
 # --- what can happen ----------------------------------------------------------------------------------
 
 
-def _outcome(one: _Judged) -> Outcome:
+def _outcome(one: _Judged) -> GuaranteeOutlook:
     wrong = [finding for finding in one.findings if finding.severity == Severity.ERROR]
     doubtful = [finding for finding in one.findings if finding.severity == Severity.WARNING]
     parts = [*_happenings(one, wrong, doubtful), *_stops(wrong, "is"), *_tolerance(one.case)]
@@ -211,7 +227,7 @@ def _outcome(one: _Judged) -> Outcome:
     sentence = f"With these settings, {'; '.join(parts) or 'no error was found'}."
     if risks:
         sentence += f" The warnings tell of further risks: {'; '.join(risks)}."
-    return Outcome(
+    return GuaranteeOutlook(
         pipeline=one.case.name,
         guarantee=one.case.pipeline.guarantee,
         kept=False if wrong else None if one.unjudged or not one.case.publishers else True,
@@ -220,7 +236,7 @@ def _outcome(one: _Judged) -> Outcome:
 
 
 def _stops(findings: list[Finding], verb: str) -> list[str]:
-    whens = _whens(findings, Threat.STANDSTILL)
+    whens = _whens(findings, Risk.STANDSTILL)
     return [f"the flow {verb} held up {whens}"] if whens else []
 
 
@@ -252,17 +268,17 @@ def _risks(doubtful: list[Finding]) -> Iterator[str]:
             yield f"events may be {word} {whens}"
 
 
-def _by_guarantee(case: Case, threat: Threat) -> list[str]:
+def _by_guarantee(case: RuleContext, threat: Risk) -> list[str]:
     """What the declared guarantee itself lets happen."""
     match case.pipeline.guarantee, threat:
-        case ("at-least-once", Threat.REPETITION):
+        case ("at-least-once", Risk.REPETITION):
             return ["when the pipeline dies between the rows' commit and the position's"]
-        case ("at-most-once", Threat.LOSS):
+        case ("at-most-once", Risk.LOSS):
             return ["when the pipeline dies between the position's commit and the rows'"]
     return []
 
 
-def _whens(findings: list[Finding], threat: Threat, more: list[str] | None = None) -> str:
+def _whens(findings: list[Finding], threat: Risk, more: list[str] | None = None) -> str:
     said = dict.fromkeys(more or [])
     for one in findings:
         if one.threat == threat:
@@ -274,7 +290,7 @@ def _whens(findings: list[Finding], threat: Threat, more: list[str] | None = Non
     return ", or ".join(shown)
 
 
-def _tolerance(case: Case) -> list[str]:
+def _tolerance(case: RuleContext) -> list[str]:
     """How many deaths the topic bears, where its replicas are known."""
     try:
         replicas, needed = case.replicas, case.number("min.insync.replicas")
@@ -285,13 +301,19 @@ def _tolerance(case: Case) -> list[str]:
     more = "" if in_sync == replicas else " more"
     spare, safe = in_sync - needed, needed - 1
     going = (
-        f"publishing goes on with {_brokers(spare, more)} down" if spare > 0 else f"publishing stops with one{more} broker down"
+        f"publishing goes on with {_brokers(spare, more)} down"
+        if spare > 0
+        else f"publishing stops with one{more} broker down"
     )
     if spare < 0:
         going = "publishing stands still in some partitions"
     if any(one.acks != "all" for one in case.publishers.values()):
         return [going]
-    kept = f"what was acknowledged outlives {_brokers(safe)}" if safe else "what was acknowledged may be on one disk only"
+    kept = (
+        f"what was acknowledged outlives {_brokers(safe)}"
+        if safe
+        else "what was acknowledged may be on one disk only"
+    )
     return [f"{going}, and {kept}"]
 
 

@@ -7,16 +7,25 @@ from instep.sinks.facts import Facts
 RESTARTED = ("max_connections",)
 # a session may set these, so a role's own value wins over the server's command line
 OF_SESSIONS = (
-    "synchronous_commit", "statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout",
-    "idle_session_timeout", "default_transaction_isolation", "default_transaction_read_only", "TimeZone",
-)  # fmt: skip
+    "synchronous_commit",
+    "statement_timeout",
+    "transaction_timeout",
+    "idle_in_transaction_session_timeout",
+    "idle_session_timeout",
+    "default_transaction_isolation",
+    "default_transaction_read_only",
+    "TimeZone",
+)
 
 
 def setting(facts: Facts, name: str, value: str, pipeline: str) -> str:
     """The statement that sets a server's variable to this value for the pipeline, at the place it comes from now."""
     if facts.kind == "postgresql":
         return _postgres(facts, name, value, pipeline)
-    if facts.sources.get(name) == "account" and name in ("max_user_connections", "max_statement_time"):
+    if facts.sources.get(name) == "account" and name in (
+        "max_user_connections",
+        "max_statement_time",
+    ):
         return f"ALTER USER {facts.user} WITH {name.upper()} {value}"
     if facts.kind == "mysql":
         return f"SET PERSIST {name} = {value}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from instep.document.showing import counted, plain
-from instep.vet.judgement import Finding, Outcome, Verdict
+from instep.vet.judgement import Finding, GuaranteeOutlook, VetReport
 from instep.vet.rule import Severity
 
 EVIDENCE_SHOWN_MAX = 4
@@ -13,7 +13,7 @@ PLACES_SHOWN_MAX = 8
 MARGIN = " " * 10
 
 
-def text(verdict: Verdict) -> str:
+def text(verdict: VetReport) -> str:
     """The whole report."""
     found = [*summary(verdict), ""]
     several = len(verdict.outcomes) > 1
@@ -28,36 +28,48 @@ def text(verdict: Verdict) -> str:
         if one.accepted is not None:
             found.append(f"accepted  {one.rule}  {plain(one.subject)}: {plain(one.accepted)}")
     for unknown in verdict.unjudged:
-        found += [f"not judged, as it is not known: {plain(unknown.why)}", f"{MARGIN}{', '.join(unknown.rules)}"]
+        found += [
+            f"not judged, as it is not known: {plain(unknown.why)}",
+            f"{MARGIN}{', '.join(unknown.rules)}",
+        ]
     if found[-1]:
         found.append("")
     found += [f"{plain(_held(one))}. {plain(one.sentence)}" for one in verdict.outcomes]
     return "\n".join(found)
 
 
-def summary(verdict: Verdict) -> list[str]:
+def summary(verdict: VetReport) -> list[str]:
     """At most five lines: how much was found, which guarantees hold, and the three most urgent findings."""
     counts = verdict.summary
-    parts = [counted(counts.errors, "error"), counted(counts.warnings, "warning"), counted(counts.notes, "note")]
+    parts = [
+        counted(counts.errors, "error"),
+        counted(counts.warnings, "warning"),
+        counted(counts.notes, "note"),
+    ]
     aside = [f"{verdict.rules} rules"]
     aside += [f"{counts.accepted} accepted"] if counts.accepted else []
     aside += [f"{counts.unjudged} not judged"] if counts.unjudged else []
-    lines = [f"{', '.join(parts)} ({', '.join(aside)})", "; ".join(plain(_held(one)) for one in verdict.outcomes)]
+    lines = [
+        f"{', '.join(parts)} ({', '.join(aside)})",
+        "; ".join(plain(_held(one)) for one in verdict.outcomes),
+    ]
     groups = {group[0].rule: group for group in reversed(_groups(verdict))}
     for number, rule in enumerate(counts.most_urgent, start=1):
         first = groups[rule][0]
         more = f" and {len(groups[rule]) - 1} more" if len(groups[rule]) > 1 else ""
-        lines.append(f"{number}. {first.severity} {rule}, {plain(first.subject)}{more}: {first.what}")
+        lines.append(
+            f"{number}. {first.severity} {rule}, {plain(first.subject)}{more}: {first.what}"
+        )
     return lines
 
 
-def _held(one: Outcome) -> str:
+def _held(one: GuaranteeOutlook) -> str:
     if one.kept is False:
         return f"{one.pipeline} falls short of {one.guarantee}"
     return f"{one.pipeline} keeps {one.guarantee}{', as far as could be judged' if one.kept is None else ''}"
 
 
-def _groups(verdict: Verdict) -> list[list[Finding]]:
+def _groups(verdict: VetReport) -> list[list[Finding]]:
     """Findings of one rule and severity together, the most urgent first."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for one in verdict.findings:
@@ -96,7 +108,11 @@ def _note(group: list[Finding], *, several: bool) -> Iterator[str]:
 
 
 def _subject(one: Finding, *, several: bool) -> str:
-    named = f" ({', '.join(one.pipelines)})" if several and f"pipeline {one.pipelines[0]}" != one.subject else ""
+    named = (
+        f" ({', '.join(one.pipelines)})"
+        if several and f"pipeline {one.pipelines[0]}" != one.subject
+        else ""
+    )
     return plain(f"{one.subject}{named}")
 
 

@@ -14,7 +14,16 @@ from typing import TypeVar
 
 from instep.sinks.facts import Facts
 from instep.vet import clients
-from instep.vet.snapshot import Broker, Cluster, Found, Ledger, Pipeline, Snapshot, Topic, Values
+from instep.vet.snapshot import (
+    BrokerFacts,
+    ClusterFacts,
+    PartitionProgress,
+    PipelineFacts,
+    SettingInForce,
+    Snapshot,
+    TopicFacts,
+    Values,
+)
 
 
 class Severity(enum.StrEnum):
@@ -25,7 +34,7 @@ class Severity(enum.StrEnum):
     NOTE = "note"
 
 
-class Threat(enum.StrEnum):
+class Risk(enum.StrEnum):
     """What happens to data."""
 
     LOSS = "loss"
@@ -40,7 +49,7 @@ class NotKnown(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class Violation:
     """One thing found that breaks a rule. `when` says what must happen for the threat to come true, if not as the rule says."""
 
     severity: Severity
@@ -56,39 +65,43 @@ class Rule:
 
     id: str
     part: str
-    threat: Threat
+    threat: Risk
     when: str
     what: str
     why: str
     mend: str
     fine: str
-    check: Callable[[Case], Iterator[Broken]]
+    check: Callable[[RuleContext], Iterator[Violation]]
 
 
 Fact = TypeVar("Fact")
 
 RULES: dict[str, Rule] = {}
-Check = Callable[["Case"], Iterator[Broken]]
+Check = Callable[["RuleContext"], Iterator[Violation]]
 
 
-def rule(id_: str, threat: Threat, *, when: str, what: str, why: str, mend: str, fine: str) -> Callable[[Check], Check]:
+def rule(
+    id_: str, threat: Risk, *, when: str, what: str, why: str, mend: str, fine: str
+) -> Callable[[Check], Check]:
     """Declare a rule; its part of the road is the first word of its id."""
 
     def declare(check: Check) -> Check:
-        RULES[id_] = Rule(id_, id_.partition("_")[0].lower(), threat, when, what, why, mend, fine, check)
+        RULES[id_] = Rule(
+            id_, id_.partition("_")[0].lower(), threat, when, what, why, mend, fine, check
+        )
         return check
 
     return declare
 
 
-class Case:
+class RuleContext:
     """One pipeline with its topic, publishers and database, as the rules ask about it."""
 
     def __init__(self, snapshot: Snapshot, name: str) -> None:
         self.snapshot = snapshot
         self.name = name
-        self.pipeline: Pipeline = snapshot.pipelines[name]
-        self.cluster: Cluster = snapshot.cluster
+        self.pipeline: PipelineFacts = snapshot.pipelines[name]
+        self.cluster: ClusterFacts = snapshot.cluster
 
     # --- the declared guarantee -----------------------------------------------------------------------
 
@@ -117,7 +130,7 @@ class Case:
         return self.snapshot.topics.get(self.pipeline.topic) is not None
 
     @property
-    def topic(self) -> Topic:
+    def topic(self) -> TopicFacts:
         found = self.snapshot.topics.get(self.pipeline.topic)
         if found is None:
             raise NotKnown(f"topic {self.pipeline.topic} does not exist")
@@ -127,7 +140,7 @@ class Case:
     def topic_settings(self) -> Values:
         return self.known(self.topic.settings, f"settings of topic {self.topic.name}")
 
-    def setting(self, name: str) -> Found:
+    def setting(self, name: str) -> SettingInForce:
         """A topic's setting in force, wherever it was set."""
         return self.known(self.topic_settings.get(name), f"{name} of topic {self.topic.name}")
 
@@ -164,7 +177,7 @@ class Case:
 
     # --- the cluster ----------------------------------------------------------------------------------
 
-    def broker_value(self, broker: Broker, name: str) -> Found:
+    def broker_value(self, broker: BrokerFacts, name: str) -> SettingInForce:
         values = self.known(broker.settings, f"settings of broker {broker.node}")
         return self.known(values.get(name), f"{name} of broker {broker.node}")
 
@@ -192,7 +205,7 @@ class Case:
         return self.pipeline.order_is_time is not None
 
     @property
-    def ledger(self) -> list[Ledger]:
+    def ledger(self) -> list[PartitionProgress]:
         return self.known(self.pipeline.ledger, f"ledger of {self.name}")
 
     @property

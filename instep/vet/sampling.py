@@ -25,10 +25,16 @@ EVENTS_TELLING = 5
 ZONE = re.compile(r"(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)$")
 
 
-def seen(mapping: Mapping, records: Iterable[offsets.Record], now_s: float) -> found.Seen:
+def seen(
+    mapping: Mapping, records: Iterable[offsets.LogRecord], now_s: float
+) -> found.MappedSample:
     """What the events among these records show; records that hold no event are left out."""
     decoder = Decoder(mapping)
-    events = [(one, event) for one in sorted(records, key=_place) if (event := _event(decoder, one)) is not None]
+    events = [
+        (one, event)
+        for one in sorted(records, key=_place)
+        if (event := _event(decoder, one)) is not None
+    ]
     bodies = [msgspec.json.decode(one.value or b"{}") for one, _ in events]
     keys: dict[object, set[bytes]] = {}
     differing = 0
@@ -37,7 +43,7 @@ def seen(mapping: Mapping, records: Iterable[offsets.Record], now_s: float) -> f
         differing += not mapping.is_keyed and not _is_key_of(decoder, one, event)
     times = [event.at_us / MICROS for _, event in events if event.at_us is not None]
     order = _Order.of(mapping, events)
-    return found.Seen(
+    return found.MappedSample(
         events=len(events),
         key_differs=differing,
         two_keys=sum(len(several) > 1 for several in keys.values()),
@@ -48,7 +54,9 @@ def seen(mapping: Mapping, records: Iterable[offsets.Record], now_s: float) -> f
         without_zone=sum(_lacks_zone(_raw(body, mapping.at)) for body in bodies),
         before_2000=sum(when < YEAR_2000_S for when in times),
         ahead=sum(when > now_s + DAY_S for when in times),
-        statuses=dict(sorted(Counter(event.status for _, event in events if event.status is not None).items())),
+        statuses=dict(
+            sorted(Counter(event.status for _, event in events if event.status is not None).items())
+        ),
         absent=_absent(mapping, events, bodies) if len(events) >= EVENTS_TELLING else {},
     )
 
@@ -59,7 +67,9 @@ def _raw(body: Any, path: Path) -> Any:
     return body
 
 
-def _whole_seconds(mapping: Mapping, events: list[tuple[offsets.Record, Event]], bodies: list[Any]) -> int:
+def _whole_seconds(
+    mapping: Mapping, events: list[tuple[offsets.LogRecord, Event]], bodies: list[Any]
+) -> int:
     """How many events have an order without a fraction of a second, whatever the column keeps of it."""
     if mapping.order == (TIMESTAMP,):
         return sum(one.timestamp_ms % 1000 == 0 for one, _ in events)
@@ -70,13 +80,16 @@ def _lacks_zone(value: Any) -> bool:
     return isinstance(value, str) and not ZONE.search(value)
 
 
-def _absent(mapping: Mapping, events: list[tuple[offsets.Record, Event]], bodies: list[Any]) -> dict[str, str]:
+def _absent(
+    mapping: Mapping, events: list[tuple[offsets.LogRecord, Event]], bodies: list[Any]
+) -> dict[str, str]:
     """The columns that no event brings a value for, by the field they come from."""
     names = sorted({name for body in bodies for name in _names(body)})
     missing = {}
     for number, field in enumerate(mapping.fields):
         if field.path not in ((KEY,), (TIMESTAMP,)) and all(
-            event.values is not None and event.values[number] is UNSET and event.refusal is None for _, event in events
+            event.values is not None and event.values[number] is UNSET and event.refusal is None
+            for _, event in events
         ):
             name = ".".join(field.path)
             missing[field.column.name] = f"{name}{settings.nearest(name, names)}"
@@ -91,11 +104,11 @@ def _names(body: Any, above: str = "") -> Iterator[str]:
             yield from _names(value, f"{above}{name}.")
 
 
-def _place(one: offsets.Record) -> tuple[int, int]:
+def _place(one: offsets.LogRecord) -> tuple[int, int]:
     return one.partition, one.offset
 
 
-def _event(decoder: Decoder, one: offsets.Record) -> Event | None:
+def _event(decoder: Decoder, one: offsets.LogRecord) -> Event | None:
     """The event of a record; None for one that holds none, and for a delete."""
     try:
         event = decoder.decode(record_of(one))
@@ -104,7 +117,7 @@ def _event(decoder: Decoder, one: offsets.Record) -> Event | None:
     return event if event.values is not None else None
 
 
-def _is_key_of(decoder: Decoder, one: offsets.Record, event: Event) -> bool:
+def _is_key_of(decoder: Decoder, one: offsets.LogRecord, event: Event) -> bool:
     try:
         return decoder.document((one.key or b"").decode("utf-8")) == event.document
     except (errors.SettingsError, UnicodeDecodeError):
@@ -119,7 +132,7 @@ class _Order(msgspec.Struct, frozen=True):
     backwards: int
 
     @classmethod
-    def of(cls, mapping: Mapping, events: list[tuple[offsets.Record, Event]]) -> _Order:
+    def of(cls, mapping: Mapping, events: list[tuple[offsets.LogRecord, Event]]) -> _Order:
         repeated, same, backwards = 0, 0, 0
         before: dict[tuple[int, object], Event] = {}
         statuses: dict[tuple[object, int], str | None] = {}
@@ -131,7 +144,9 @@ class _Order(msgspec.Struct, frozen=True):
                 same += known and status != event.status and not mapping.order_is_time
             last = before.get((one.partition, event.document))
             if last is not None:
-                now, then = (event.order, last.order) if mapping.order else (event.at_us, last.at_us)
+                now, then = (
+                    (event.order, last.order) if mapping.order else (event.at_us, last.at_us)
+                )
                 backwards += now is not None and then is not None and now < then
             before[one.partition, event.document] = event
         return cls(repeated, same, backwards)

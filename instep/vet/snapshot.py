@@ -18,14 +18,14 @@ from instep.sinks.facts import Facts
 FORMAT = 1
 
 
-class Found(msgspec.Struct, frozen=True, omit_defaults=True):
+class SettingInForce(msgspec.Struct, frozen=True, omit_defaults=True):
     """A value in force, and where it was set."""
 
     value: str | None
     source: str = "default"
 
 
-Values = dict[str, Found]
+Values = dict[str, SettingInForce]
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,7 +37,7 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: int = 0
 
 
-class Broker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BrokerFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: int
     host: str
     port: int
@@ -46,11 +46,11 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     disks: list[Disk] | None = None
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cluster_id: str
     bootstrap: list[str]
     protocol: str
-    brokers: list[Broker]
+    brokers: list[BrokerFacts]
     voters: list[int] | None = None
     features: dict[str, int] | None = None
     clock_ahead_s: float | None = None  # of ours, by the controller that leads
@@ -58,7 +58,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     internal: dict[str, tuple[int, int | None]] = {}
 
 
-class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PartitionFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     partition: int
     leader: int | None
     replicas: list[int]
@@ -66,16 +66,20 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     first: int | None = None
     end: int | None = None
     size_bytes: int | None = None
-    open_from: int | None = None  # where a transaction begins that has been open for more than a minute
+    open_from: int | None = (
+        None  # where a transaction begins that has been open for more than a minute
+    )
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MappedSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a pipeline's mapping reads from the newest records."""
 
     events: int = 0
     key_differs: int = 0  # events whose record has another key than the document's id
     two_keys: int = 0  # documents with events under two keys
-    same_order: int = 0  # events with the order of an earlier one of their document, and another status
+    same_order: int = (
+        0  # events with the order of an earlier one of their document, and another status
+    )
     backwards: int = 0  # events with a lower order, or where there is none an earlier time, than the one before in the log
     whole_seconds: int | None = None  # events whose order is a time without a fraction of a second
     before_2000: int = 0  # events that happened before 2000, by their own time
@@ -83,10 +87,12 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     statuses: dict[str, int] = {}
     repeated: int = 0  # events with the order and the status of an earlier one of their document
     without_zone: int = 0  # events whose own time is a text that names no time zone
-    absent: dict[str, str] = {}  # columns whose field is in no event, with the field, and the one that may be meant
+    absent: dict[
+        str, str
+    ] = {}  # columns whose field is in no event, with the field, and the one that may be meant
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RecordSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the newest records of a topic show."""
 
     records: int
@@ -98,26 +104,26 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     newest_age_s: float | None = None
     unreadable: dict[str, int] = {}  # by pipeline and reason, "pipeline: reason"
     before_2000: int = 0  # records with such a timestamp
-    seen: dict[str, Seen] = {}  # by pipeline
+    seen: dict[str, MappedSample] = {}  # by pipeline
 
 
-class Topic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TopicFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     id: str = ""
     settings: Values | None = None
-    partitions: list[Partition] = []
-    sample: Sample | None = None
+    partitions: list[PartitionFacts] = []
+    sample: RecordSample | None = None
     idempotent_producers: int | None = None  # whose records the log holds still
     span_s: float | None = None  # from the oldest record to now
 
 
-class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PublisherFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
     client: Client
     config: dict[str, str] = {}
 
 
-class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PartitionProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far a partition was applied, and how old the first record behind it is."""
 
     partition: int
@@ -127,7 +133,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waiting_age_s: float | None = None
 
 
-class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PipelineFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
     guarantee: Guarantee
     start: str
@@ -141,18 +147,20 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: str | None
     order_is_time: bool | None = None
     transitions: bool = False
-    ledger: list[Ledger] | None = None
+    ledger: list[PartitionProgress] | None = None
     dead_letters: int | None = None
     parked_documents: int | None = None
     group_members: list[str] | None = None  # of the mirror group: there should be none
-    group_foreign: list[str] | None = None  # partitions that another program committed for in the mirror group
+    group_foreign: list[str] | None = (
+        None  # partitions that another program committed for in the mirror group
+    )
     password_written: bool | None = None  # in the settings file, and not taken from the environment
     status_column: str | None = None
     followers: dict[str, list[str]] = {}  # the declared transitions
     statuses: list[str] | None = None  # that the table holds, where transitions are declared
 
 
-class Writer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DeclaredWriter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a declared pipeline writes, whether it is judged or not."""
 
     target: str
@@ -161,7 +169,7 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str = ""
 
 
-class Spark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SparkFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     master: str
     conf: dict[str, str] = {}
 
@@ -171,14 +179,16 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     taken_at: datetime
     instep: str
     outage_hours_max: int
-    cluster: Cluster
-    topics: dict[str, Topic | None]  # None: the cluster has no such topic
-    near_topics: dict[str, str] = {}  # of a topic that is not there: the one that is nearest by its name
-    publishers: dict[str, Publisher] = {}
-    pipelines: dict[str, Pipeline] = {}
+    cluster: ClusterFacts
+    topics: dict[str, TopicFacts | None]  # None: the cluster has no such topic
+    near_topics: dict[
+        str, str
+    ] = {}  # of a topic that is not there: the one that is nearest by its name
+    publishers: dict[str, PublisherFacts] = {}
+    pipelines: dict[str, PipelineFacts] = {}
     databases: dict[str, Facts] = {}
-    writers: dict[str, Writer] = {}
-    spark: Spark
+    writers: dict[str, DeclaredWriter] = {}
+    spark: SparkFacts
     accepted: dict[str, str] = {}
     unknown: dict[str, str] = {}  # what could not be found out, and why
 
@@ -188,7 +198,8 @@ def save(snapshot: Snapshot, file: Path) -> None:
         file.write_bytes(msgspec.json.format(msgspec.json.encode(snapshot), indent=1) + b"\n")
     except OSError as error:
         raise errors.SettingsError(
-            f"the snapshot cannot be written to {file}: {error.strerror}", "name a file that this user can write"
+            f"the snapshot cannot be written to {file}: {error.strerror}",
+            "name a file that this user can write",
         ) from error
 
 
@@ -197,11 +208,13 @@ def load(file: Path) -> Snapshot:
         return msgspec.json.decode(file.read_bytes(), type=Snapshot)
     except OSError as error:
         raise errors.SettingsError(
-            f"the snapshot {file} cannot be read: {error.strerror}", "name a file that this user can read"
+            f"the snapshot {file} cannot be read: {error.strerror}",
+            "name a file that this user can read",
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.SettingsError(
-            f"{file} is no snapshot: {error}", "make one where the cluster can be reached: instep vet --snapshot FILE"
+            f"{file} is no snapshot: {error}",
+            "make one where the cluster can be reached: instep vet --snapshot FILE",
         ) from error
 
 
@@ -210,8 +223,11 @@ def only(snapshot: Snapshot, names: list[str]) -> Snapshot:
     for name in names:
         if name not in snapshot.pipelines:
             raise errors.SettingsError(
-                f"the snapshot has no pipeline {name!r}", f"it has: {', '.join(map(repr, snapshot.pipelines)) or 'none'}"
+                f"the snapshot has no pipeline {name!r}",
+                f"it has: {', '.join(map(repr, snapshot.pipelines)) or 'none'}",
             )
     if not names:
         return snapshot
-    return msgspec.structs.replace(snapshot, pipelines={name: snapshot.pipelines[name] for name in names})
+    return msgspec.structs.replace(
+        snapshot, pipelines={name: snapshot.pipelines[name] for name in names}
+    )

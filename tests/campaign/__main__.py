@@ -20,7 +20,18 @@ from tests.campaign.scenario import Scenario
 from tests.campaign.stage import Stage, dump
 
 SECONDS = 100.0  # of faults per database; start, drain and reconcile come on top
-HEAD = ("database", "table", "order", "records", "lost", "repeated", "reordered", "different", "reconcile", "result")
+HEAD = (
+    "database",
+    "table",
+    "order",
+    "records",
+    "lost",
+    "repeated",
+    "reordered",
+    "different",
+    "reconcile",
+    "result",
+)
 
 
 @dataclass
@@ -43,7 +54,14 @@ class Result:
         one = self.judged
         counts = (one.records, one.lost, one.repeated, one.reordered, one.different)
         reconciled = {None: "-", 0: "in step"}.get(self.reconciled, f"status {self.reconciled}")
-        return self.database, self.table, self.order, *map(str, counts), reconciled, "ok" if self.good else "FAILED"
+        return (
+            self.database,
+            self.table,
+            self.order,
+            *map(str, counts),
+            reconciled,
+            "ok" if self.good else "FAILED",
+        )
 
 
 def main() -> int:
@@ -53,7 +71,7 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     results: list[Result] = []
-    with broker.Cluster() as brokers:
+    with broker.LocalCluster() as brokers:
         for kind in given.databases:
             results += _play(kind, brokers, out / kind, given)
     print(f"\ncampaign of seed {given.seed}, {time.monotonic() - began:.0f} s")
@@ -69,23 +87,38 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description="Mixed-fault campaigns; see tests/campaign.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.campaign", description="Mixed-fault campaigns; see tests/campaign."
+    )
     known = [kind for kind in databases.KINDS if kind != "mysql" or databases.MYSQL_URL]
     parser.add_argument("--seed", type=int, default=1, help="of the events and faults (1)")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of faults, per database ({SECONDS:.0f})")
-    parser.add_argument("--databases", default=",".join(known), help=f"to test, by name ({','.join(known)})")
-    parser.add_argument("--out", help="folder for logs and tables, which is kept (a temporary one, kept after a failure)")
     parser.add_argument(
-        "--guarantee", default="exactly-once", help="of the pipelines; a weaker one shows that the campaign finds what it breaks"
+        "--seconds", type=float, default=SECONDS, help=f"of faults, per database ({SECONDS:.0f})"
+    )
+    parser.add_argument(
+        "--databases", default=",".join(known), help=f"to test, by name ({','.join(known)})"
+    )
+    parser.add_argument(
+        "--out",
+        help="folder for logs and tables, which is kept (a temporary one, kept after a failure)",
+    )
+    parser.add_argument(
+        "--guarantee",
+        default="exactly-once",
+        help="of the pipelines; a weaker one shows that the campaign finds what it breaks",
     )
     given = parser.parse_args()
     given.databases = given.databases.split(",")
     if strange := sorted(set(given.databases) - set(known)):
-        parser.error(f"unknown: {', '.join(strange)}; known: {', '.join(known)} (mysql needs INSTEP_TEST_MYSQL_URL)")
+        parser.error(
+            f"unknown: {', '.join(strange)}; known: {', '.join(known)} (mysql needs INSTEP_TEST_MYSQL_URL)"
+        )
     return given
 
 
-def _play(kind: str, brokers: broker.Cluster, folder: Path, given: argparse.Namespace) -> list[Result]:
+def _play(
+    kind: str, brokers: broker.LocalCluster, folder: Path, given: argparse.Namespace
+) -> list[Result]:
     """The four scenarios of one database, each with its line printed; a campaign that breaks off has failed."""
     folder.mkdir()
     with databases.KINDS[kind](folder) as database:
@@ -98,7 +131,9 @@ def _play(kind: str, brokers: broker.Cluster, folder: Path, given: argparse.Name
             _judge(stage, results)
         except Exception:
             (folder / "traceback.txt").write_text(traceback.format_exc(), encoding="utf-8")
-            stage.problem(f"the campaign broke off: {traceback.format_exc(limit=-1).splitlines()[-1]}")
+            stage.problem(
+                f"the campaign broke off: {traceback.format_exc(limit=-1).splitlines()[-1]}"
+            )
         finally:
             stage.close()
         for one in results:
@@ -108,7 +143,11 @@ def _play(kind: str, brokers: broker.Cluster, folder: Path, given: argparse.Name
 
 
 def _result(kind: str, scenario: Scenario) -> Result:
-    return Result(kind, "constrained" if scenario.constrained else "plain", "version" if scenario.ordered else "none")
+    return Result(
+        kind,
+        "constrained" if scenario.constrained else "plain",
+        "version" if scenario.ordered else "none",
+    )
 
 
 def _judge(stage: Stage, results: list[Result]) -> None:
@@ -116,7 +155,9 @@ def _judge(stage: Stage, results: list[Result]) -> None:
     for one, result in zip(stage.scenarios, results, strict=True):
         found = one.read(stage.rewinds[one.name])
         dump(stage.folder, one.name, found, one.decisions())
-        result.judged = judge(facts[one.topic], found, ordered=one.ordered, constrained=one.constrained)
+        result.judged = judge(
+            facts[one.topic], found, ordered=one.ordered, constrained=one.constrained
+        )
     stage.faults["committed transactions"] = stage.publisher.committed
     stage.faults["aborted transactions"] = stage.publisher.aborted
     for result, code in zip(results, stage.reconcile().values(), strict=True):
@@ -126,7 +167,9 @@ def _judge(stage: Stage, results: list[Result]) -> None:
 def _report(one: Result) -> None:
     faults = ", ".join(f"{count} {kind}" for kind, count in sorted(one.faults.items()))
     named = " ".join(f"{name}={cell}" for name, cell in zip(HEAD[3:], one.cells()[3:], strict=True))
-    print(f"{one.database} table={one.table} order={one.order}: {named}; faults: {faults}", flush=True)
+    print(
+        f"{one.database} table={one.table} order={one.order}: {named}; faults: {faults}", flush=True
+    )
     for note in (*one.judged.notes, *one.problems):
         print(f"  {note}", flush=True)
 
@@ -137,7 +180,10 @@ def _failed(results: list[Result]) -> list[str]:
 
 def _table(rows: list[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,12 @@ class Database(ABC):
             self.server.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self.server:
             self.server.close()
 
@@ -58,11 +63,17 @@ class SQLite(Database):
         self._folder = folder
 
     def urls(self) -> dict[str, str]:
-        names = [f"{order}_{table}" for order in ("ordered", "unordered") for table in ("plain", "constrained")]
+        names = [
+            f"{order}_{table}"
+            for order in ("ordered", "unordered")
+            for table in ("plain", "constrained")
+        ]
         return {name: f"sqlite:///{self._folder}/{name}.db" for name in names}
 
     def lock(self, scenario: Scenario, seconds: float) -> None:
-        opened = sqlite3.connect(scenario.url.removeprefix("sqlite:///"), timeout=30, isolation_level=None)
+        opened = sqlite3.connect(
+            scenario.url.removeprefix("sqlite:///"), timeout=30, isolation_level=None
+        )
         try:
             opened.execute("BEGIN EXCLUSIVE")
             time.sleep(seconds)
@@ -105,7 +116,12 @@ class MySQL(Database):
         self._run(f"CREATE DATABASE {self._name}")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._run(f"DROP DATABASE {self._name}")
 
     def urls(self) -> dict[str, str]:
@@ -118,12 +134,16 @@ class MySQL(Database):
 
     def disconnect(self) -> None:
         with self._connect(None) as opened, opened.cursor() as cursor:
-            cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", (self._name,))
+            cursor.execute(
+                "SELECT id FROM information_schema.processlist WHERE db = %s", (self._name,)
+            )
             for (number,) in cursor.fetchall():
                 try:
                     cursor.execute(f"KILL {int(number)}")
                 except pymysql.MySQLError as error:
-                    if error.args[0] != pymysql.constants.ER.NO_SUCH_THREAD:  # it ended by itself meanwhile
+                    if (
+                        error.args[0] != pymysql.constants.ER.NO_SUCH_THREAD
+                    ):  # it ended by itself meanwhile
                         raise
 
     def _run(self, statement: str) -> None:
@@ -133,7 +153,11 @@ class MySQL(Database):
     def _connect(self, database: str | None) -> Any:
         at = urlparse(self._admin)
         return pymysql.connect(
-            host=at.hostname, port=at.port or 3306, user=at.username, password=at.password or "", database=database
+            host=at.hostname,
+            port=at.port or 3306,
+            user=at.username,
+            password=at.password or "",
+            database=database,
         )
 
 
@@ -149,7 +173,12 @@ class MariaDBServer(MySQL):
         self._admin = self._mariadb.url
         return super().__enter__()
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._mariadb.close()
 
 

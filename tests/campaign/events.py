@@ -11,7 +11,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
-from tests.pipeline import model
+from tests.support import model
 
 PARTITIONS = 3
 ALIVE = 80  # documents that get events at a time; older ones rest
@@ -61,7 +61,10 @@ class Stream:
         before = self.calm_events.setdefault(number, [])
         if before and self.dice.random() < 0.1:
             return self.dice.choice(before[-4:])
-        before.append(self._body(number, 1) | {"pages": self.dice.choice((1, 2, 40)), "place": "Rome", "note": "n", "slot": None})
+        before.append(
+            self._body(number, 1)
+            | {"pages": self.dice.choice((1, 2, 40)), "place": "Rome", "note": "n", "slot": None}
+        )
         return before[-1]
 
     def _wild(self, number: int, home: int) -> bytes | None:
@@ -90,13 +93,26 @@ class Stream:
         version = self.versions.get(number, 0) + later_by
         self.versions[number] = max(version, self.versions.get(number, 0))
         status = self.dice.choice(STATUSES)
-        return {"doc_id": f"d{number}", "status": status, "version": version, "uid": f"{number}.{self.sent}"}
+        return {
+            "doc_id": f"d{number}",
+            "status": status,
+            "version": version,
+            "uid": f"{number}.{self.sent}",
+        }
 
     def _some(self, home: int) -> dict[str, Any]:
         """Fields that are there only now and then. No slot is wanted in two partitions: which is first would be chance."""
         slots = (None, None, *(100 * home + number for number in range(SLOTS)))
-        choices = {"pages": (1, 2, 40, None), "place": ("Rome", "Oslo", None), "note": ("n", "", None)}
-        some = {name: self.dice.choice(values) for name, values in choices.items() if self.dice.random() < 0.3}
+        choices = {
+            "pages": (1, 2, 40, None),
+            "place": ("Rome", "Oslo", None),
+            "note": ("n", "", None),
+        }
+        some = {
+            name: self.dice.choice(values)
+            for name, values in choices.items()
+            if self.dice.random() < 0.3
+        }
         return {**some, "slot": self.dice.choice(slots)} if self.dice.random() < 0.1 else some
 
 
@@ -121,7 +137,10 @@ class Publisher:
         """Use the partitions that the topics have from now on; called once the topics have them."""
         with self._turn:
             for stream in self.streams:
-                while len(self._plain.list_topics(stream.topic, 10).topics[stream.topic].partitions) < partitions:
+                while (
+                    len(self._plain.list_topics(stream.topic, 10).topics[stream.topic].partitions)
+                    < partitions
+                ):
                     self._over.wait(0.1)
                 stream.partitions = partitions
             self._transactional = None  # a new one knows the new partitions
@@ -163,10 +182,14 @@ class Publisher:
                 producer.flush(5)  # so that the aborted records are in the log
                 producer.abort_transaction(10)
                 self.aborted += 1
-        except KafkaException:  # the broker is away: whatever the transaction came to, the log knows
+        except (
+            KafkaException
+        ):  # the broker is away: whatever the transaction came to, the log knows
             self._transactional = None
 
-    def _produce(self, producer: Producer, topic: str, records: list[tuple[str, bytes | None, int]]) -> None:
+    def _produce(
+        self, producer: Producer, topic: str, records: list[tuple[str, bytes | None, int]]
+    ) -> None:
         for key, value, partition in records:
             while True:
                 try:
@@ -179,7 +202,11 @@ class Publisher:
 
     def _transactions(self) -> Producer:
         if self._transactional is None:
-            config = {**self._config(), "transactional.id": "campaign", "transaction.timeout.ms": TRANSACTION_MS}
+            config = {
+                **self._config(),
+                "transactional.id": "campaign",
+                "transaction.timeout.ms": TRANSACTION_MS,
+            }
             made = Producer(config)
             made.init_transactions(30)
             self._transactional = made
@@ -187,7 +214,12 @@ class Publisher:
 
     def _config(self) -> dict[str, Any]:
         quiet = {"log_level": 0, "error_cb": lambda _: None}
-        return {"bootstrap.servers": self._bootstrap, "linger.ms": 5, "topic.metadata.refresh.interval.ms": 1_000, **quiet}
+        return {
+            "bootstrap.servers": self._bootstrap,
+            "linger.ms": 5,
+            "topic.metadata.refresh.interval.ms": 1_000,
+            **quiet,
+        }
 
 
 def settle(publisher: Publisher) -> None:

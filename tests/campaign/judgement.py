@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.campaign.scenario import COLUMNS, Found
-from tests.pipeline.model import PLACE_CHARACTERS, Fact, Model, Place
+from tests.support.model import PLACE_CHARACTERS, Fact, Model, Place
 
 SHOWN_MAX = 10
 
@@ -34,14 +34,18 @@ class Judgement:
 
     @property
     def good(self) -> bool:
-        return self.records > 0 and not (self.lost or self.repeated or self.reordered or self.different)
+        return self.records > 0 and not (
+            self.lost or self.repeated or self.reordered or self.different
+        )
 
     def add(self, kind: str, what: str, cases: Iterable[Any]) -> None:
         """Count these cases, and keep the first ones for the report."""
         found = list(cases)
         if found:
             setattr(self, kind, getattr(self, kind) + len(found))
-            self.notes.append(f"{kind}: {what}: {len(found)}: {', '.join(map(str, found[:SHOWN_MAX]))}")
+            self.notes.append(
+                f"{kind}: {what}: {len(found)}: {', '.join(map(str, found[:SHOWN_MAX]))}"
+            )
 
 
 def fact(place: Place, key: str, value: bytes | None) -> Fact:
@@ -69,28 +73,70 @@ def judge(facts: list[Fact], found: Found, *, ordered: bool, constrained: bool) 
 
 def _judge_places(judged: Judgement, expected: Model, found: Found) -> None:
     """Every record of the log has one outcome, and nothing else has."""
-    outcomes = Counter([*((row[0], row[1]) for row in found.history), *((row[0], row[1]) for row in found.dead)])
-    judged.add("lost", "records without an outcome", sorted(expected.facts.keys() - outcomes.keys()))
-    judged.add("repeated", "records with several outcomes", [place for place, count in outcomes.items() if count > 1])
-    judged.add("different", "outcomes of records that are not in the log", sorted(outcomes.keys() - expected.facts.keys()))
+    outcomes = Counter(
+        [*((row[0], row[1]) for row in found.history), *((row[0], row[1]) for row in found.dead)]
+    )
+    judged.add(
+        "lost", "records without an outcome", sorted(expected.facts.keys() - outcomes.keys())
+    )
+    judged.add(
+        "repeated",
+        "records with several outcomes",
+        [place for place, count in outcomes.items() if count > 1],
+    )
+    judged.add(
+        "different",
+        "outcomes of records that are not in the log",
+        sorted(outcomes.keys() - expected.facts.keys()),
+    )
 
 
 def _judge_outcome(judged: Judgement, expected: Model, found: Found) -> None:
     """Rows, verdicts, dead letters and parked events are those of the model."""
     judged.add("lost", "rows that are missing", sorted(expected.rows.keys() - found.rows.keys()))
-    judged.add("different", "rows that should not be there", sorted(found.rows.keys() - expected.rows.keys()))
+    judged.add(
+        "different",
+        "rows that should not be there",
+        sorted(found.rows.keys() - expected.rows.keys()),
+    )
     both = expected.rows.keys() & found.rows.keys()
-    rows = [(name, expected.rows[name], found.rows[name]) for name in sorted(both) if expected.rows[name] != found.rows[name]]
+    rows = [
+        (name, expected.rows[name], found.rows[name])
+        for name in sorted(both)
+        if expected.rows[name] != found.rows[name]
+    ]
     judged.add("different", "rows (document, expected, found)", rows)
     moved = _moved(expected.facts.values())
     verdicts = {(row[0], row[1]): row[3] for row in found.history if row[2] not in moved}
-    wanted = {place: verdict for place, verdict in expected.history.items() if expected.facts[place].document not in moved}
-    judged.add("different", "verdicts (place, verdict, model or database)", _differing(wanted, verdicts))
-    strange = {row[3] for row in found.history if row[2] in moved} - {"applied", "stale", "repeated"}
+    wanted = {
+        place: verdict
+        for place, verdict in expected.history.items()
+        if expected.facts[place].document not in moved
+    }
+    judged.add(
+        "different", "verdicts (place, verdict, model or database)", _differing(wanted, verdicts)
+    )
+    strange = {row[3] for row in found.history if row[2] in moved} - {
+        "applied",
+        "stale",
+        "repeated",
+    }
     judged.add("different", "verdicts on documents that moved", sorted(strange))
-    judged.add("different", "dead letters", _differing(expected.dead, {(row[0], row[1]): row[2] for row in found.dead}))
-    parked = {place: (document, reason) for document, some in expected.parked.items() for place, reason in some}
-    judged.add("different", "parked events", _differing(parked, {(row[0], row[1]): (row[2], row[3]) for row in found.parked}))
+    judged.add(
+        "different",
+        "dead letters",
+        _differing(expected.dead, {(row[0], row[1]): row[2] for row in found.dead}),
+    )
+    parked = {
+        place: (document, reason)
+        for document, some in expected.parked.items()
+        for place, reason in some
+    }
+    judged.add(
+        "different",
+        "parked events",
+        _differing(parked, {(row[0], row[1]): (row[2], row[3]) for row in found.parked}),
+    )
 
 
 def _judge_writes(judged: Judgement, expected: Model, found: Found, ordered: bool) -> None:
@@ -109,15 +155,26 @@ def _judge_writes(judged: Judgement, expected: Model, found: Found, ordered: boo
             due[one.document, uid] += 1
     written = Counter(found.audit)
     again = 0 if ordered else found.rewinds
-    judged.add("lost", "applied events that no write shows", sorted((due - written).elements(), key=str))
+    judged.add(
+        "lost", "applied events that no write shows", sorted((due - written).elements(), key=str)
+    )
     surplus = {one: count - due[one] for one, count in written.items()}
     allowed = {one: 0 if one[1] is None or not due[one] else again for one in surplus}
-    judged.add("repeated", "writes (document, uid)", [one for one, count in surplus.items() if count > allowed[one]])
-    judged.add("reordered", "writes (document, uid)", _reordered(expected, found.audit, uids, ordered))
+    judged.add(
+        "repeated",
+        "writes (document, uid)",
+        [one for one, count in surplus.items() if count > allowed[one]],
+    )
+    judged.add(
+        "reordered", "writes (document, uid)", _reordered(expected, found.audit, uids, ordered)
+    )
 
 
 def _reordered(
-    expected: Model, audit: list[tuple[str, str | None]], uids: dict[str, list[Place]], ordered: bool
+    expected: Model,
+    audit: list[tuple[str, str | None]],
+    uids: dict[str, list[Place]],
+    ordered: bool,
 ) -> list[tuple[str, str]]:
     """Writes that came after a later one of the same document: by version, or by offset where there is no order."""
     latest: dict[str, int] = {}
@@ -125,7 +182,9 @@ def _reordered(
     for document, uid in audit:
         places = uids.get(uid or "", [])
         body = expected.facts[places[0]].body if places else None
-        if uid is None or body is None or (len(places) > 1 and not ordered):  # a delete; or sent twice: which one is not known
+        if (
+            uid is None or body is None or (len(places) > 1 and not ordered)
+        ):  # a delete; or sent twice: which one is not known
             continue
         rank = body["version"] if ordered else places[0][1]
         if rank < latest.get(document, rank):
@@ -143,7 +202,19 @@ def _moved(facts: Iterable[Fact]) -> set[str]:
 
 
 def _differing(expected: dict[Place, Any], found: dict[Place, Any]) -> list[tuple[Place, Any, str]]:
-    missing = [(place, expected[place], "model") for place in expected if found.get(place) != expected[place]]
+    missing = [
+        (place, expected[place], "model")
+        for place in expected
+        if found.get(place) != expected[place]
+    ]
     return sorted(
-        [*missing, *((place, found[place], "database") for place in found if expected.get(place) != found[place])], key=str
+        [
+            *missing,
+            *(
+                (place, found[place], "database")
+                for place in found
+                if expected.get(place) != found[place]
+            ),
+        ],
+        key=str,
     )

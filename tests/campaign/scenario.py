@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from instep.sinks import inspection, tables, target
-from tests.pipeline import model
-from tests.sinks.conftest import run_sql
+from tests.support import model
+from tests.support.databases import run_sql
 
 COLUMNS = {**model.COLUMNS, "uid": "uid"}
 BATCH_ROWS = 2_000
@@ -31,7 +31,9 @@ class Found:
     history: list[tuple[int, int, str, str]]  # partition, offset, document, verdict
     dead: list[tuple[int, int, str]]  # partition, offset, reason
     parked: list[tuple[int, int, str, str]]  # partition, offset, document, reason
-    audit: list[tuple[str, str | None]]  # document and uid of every write, in order; a delete has no uid
+    audit: list[
+        tuple[str, str | None]
+    ]  # document and uid of every write, in order; a delete has no uid
     rewinds: int = 0
 
 
@@ -108,9 +110,18 @@ class Scenario:
 
     def _triggers(self) -> list[str]:
         statements = []
-        for event, row, uid in (("INSERT", "NEW", "NEW.uid"), ("UPDATE", "NEW", "NEW.uid"), ("DELETE", "OLD", "NULL")):
+        for event, row, uid in (
+            ("INSERT", "NEW", "NEW.uid"),
+            ("UPDATE", "NEW", "NEW.uid"),
+            ("DELETE", "OLD", "NULL"),
+        ):
             insert = f"INSERT INTO {self.audit_table} (document, uid) VALUES ({row}.doc_no, {uid})"
-            parts = {"name": f"{self.audit_table}_{event.lower()}", "event": event, "table": self.table, "insert": insert}
+            parts = {
+                "name": f"{self.audit_table}_{event.lower()}",
+                "event": event,
+                "table": self.table,
+                "insert": insert,
+            }
             if self.database == "postgres":
                 statements.append(FUNCTION.format(**parts))
             statements.append(ROW_TRIGGERS[self.database].format(**parts))
@@ -130,14 +141,16 @@ class Scenario:
             history=self._own(f"{place}, document, verdict", "instep_history"),
             dead=self._own(f"{place}, reason", "instep_dead_letters"),
             parked=self._own(f"{place}, document, reason", "instep_parked"),
-            audit=run_sql(self.url, f"SELECT document, uid FROM {self.audit_table} ORDER BY seq") if self.constrained else [],
+            audit=run_sql(self.url, f"SELECT document, uid FROM {self.audit_table} ORDER BY seq")
+            if self.constrained
+            else [],
             rewinds=rewinds,
         )
 
     def decisions(self) -> list[Any]:
         """The rewinds, for whoever looks into a difference."""
         place = f"{self._quoted('partition')}, {self._quoted('offset')}, {self._quoted('at')}"
-        return self._own(f"{place}, deed, outcome", "instep_decisions")
+        return self._own(f"{place}, action, outcome", "instep_decisions")
 
     def _own(self, columns: str, table: str) -> list[Any]:
         return run_sql(self.url, f"SELECT {columns} FROM {table} WHERE pipeline = '{self.name}'")
@@ -147,7 +160,9 @@ class Scenario:
         return f"{mark}{name}{mark}"
 
 
-def scenarios(database: str, urls: dict[str, str], ordered_topic: str, unordered_topic: str, guarantee: str) -> list[Scenario]:
+def scenarios(
+    database: str, urls: dict[str, str], ordered_topic: str, unordered_topic: str, guarantee: str
+) -> list[Scenario]:
     """The four of one database. `urls` has one for each name on SQLite, where pipelines get a file each, else one for all."""
     made = []
     for ordered in (True, False):

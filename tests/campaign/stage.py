@@ -12,34 +12,54 @@ from pathlib import Path
 from typing import Any
 
 from instep import errors, settings
+from instep.demo.pipeline_process import PipelineProcess
 from instep.kafka import offsets, places, reading, topics
 from instep.kafka.connection import Cluster
-from instep.local import broker, keeping, processes
+from instep.local import broker, keeper_client, processes
 from instep.local.server import Server
-from instep.pipeline import rewind
+from instep.operate import rewind
 from instep.sinks import preparation
-from instep.trials.processes import PipelineProcess
 from tests.campaign.databases import Database
 from tests.campaign.events import PARTITIONS, Publisher, Stream, settle
 from tests.campaign.judgement import fact
 from tests.campaign.scenario import Scenario, scenarios
-from tests.pipeline.model import Fact
-from tests.waiting import wait_until
+from tests.support.model import Fact
+from tests.support.waiting import wait_until
 
 PATIENCE_S = 120.0
 DRAIN_S = 300.0
 GROWTH = 3  # partitions more, once
 REWIND_TRIES = 20
 FAULTS_MIN = 6  # also where the machine is so busy that the time is over before
-HASTY = 0.3  # of the faults do not wait until the pipelines are at work: they meet a run that starts
-ANY_TIME = ("run kill", "jvm kill", "stop", "second run", "paused run", "rewind back", "rewind forth", "grow", "lock")
+HASTY = (
+    0.3  # of the faults do not wait until the pipelines are at work: they meet a run that starts
+)
+ANY_TIME = (
+    "run kill",
+    "jvm kill",
+    "stop",
+    "second run",
+    "paused run",
+    "rewind back",
+    "rewind forth",
+    "grow",
+    "lock",
+)
 AT_WORK = ("broker kill", "broker pause")  # a run that finds no server at its start may end
 
 
 class Stage:
     """What faults happen to. Everything it starts ends with this process."""
 
-    def __init__(self, kind: str, database: Database, brokers: broker.Cluster, folder: Path, seed: int, guarantee: str) -> None:
+    def __init__(
+        self,
+        kind: str,
+        database: Database,
+        brokers: broker.LocalCluster,
+        folder: Path,
+        seed: int,
+        guarantee: str,
+    ) -> None:
         self.folder, self.brokers, self.database = folder, brokers, database
         self.dice = random.Random(f"{seed}-{kind}")
         self.faults: Counter[str] = Counter()
@@ -49,11 +69,18 @@ class Stage:
         self.scenarios = scenarios(kind, database.urls(), ordered, unordered, guarantee)
         self.config = folder / "instep.toml"
         pipelines = "\n".join(one.settings() for one in self.scenarios)
-        self.config.write_text(f'[kafka]\nbootstrap = "{brokers.bootstrap}"\n\n{pipelines}', encoding="utf-8")
+        self.config.write_text(
+            f'[kafka]\nbootstrap = "{brokers.bootstrap}"\n\n{pipelines}', encoding="utf-8"
+        )
         self.declared = settings.load(self.config)
         self.cluster = Cluster(settings.Kafka(), brokers.bootstrap)
-        streams = [Stream(name, name == ordered, random.Random(f"{seed}-{name}")) for name in (ordered, unordered)]
-        self.publisher = Publisher(brokers.bootstrap, streams, random.Random(f"{seed}-{kind}-publisher"))
+        streams = [
+            Stream(name, name == ordered, random.Random(f"{seed}-{name}"))
+            for name in (ordered, unordered)
+        ]
+        self.publisher = Publisher(
+            brokers.bootstrap, streams, random.Random(f"{seed}-{kind}-publisher")
+        )
         self.run: PipelineProcess | None = None
         self._runs = 0
         self._began = time.monotonic()
@@ -84,7 +111,9 @@ class Stage:
         waiting: list[str] = []
         while time.monotonic() < deadline or self.faults.total() < FAULTS_MIN:
             if not waiting:
-                waiting = [kind for kind in self._kinds() if kind != "grow" or not self.faults["grow"]]
+                waiting = [
+                    kind for kind in self._kinds() if kind != "grow" or not self.faults["grow"]
+                ]
                 self.dice.shuffle(waiting)
             kind = waiting.pop()
             hasty = self.dice.random() < HASTY and bool(self.faults) and kind in ANY_TIME
@@ -99,7 +128,12 @@ class Stage:
 
     def _kinds(self) -> list[str]:
         database = ["database kill", "database pause"] if self.database.server else []
-        return [*ANY_TIME, *AT_WORK, *database, *(["disconnect"] if self.database.has_sessions else [])]
+        return [
+            *ANY_TIME,
+            *AT_WORK,
+            *database,
+            *(["disconnect"] if self.database.has_sessions else []),
+        ]
 
     def _inject(self, kind: str) -> None:
         faults: dict[str, Callable[[], None]] = {
@@ -152,7 +186,11 @@ class Stage:
         if paused_s:
             time.sleep(paused_s)
             processes.thaw_tree(older.pid)
-        wait_until(lambda: older.poll() is not None or newer.poll() is not None, "one of two runs to end", PATIENCE_S)
+        wait_until(
+            lambda: older.poll() is not None or newer.poll() is not None,
+            "one of two runs to end",
+            PATIENCE_S,
+        )
         ended, self.run = (older, newer) if older.poll() is not None else (newer, older)
         self._ended(ended, "starting another one", errors.Fenced.exit_status)
 
@@ -164,13 +202,13 @@ class Stage:
             self.problem(f"{run.log.name} ended with {code} after {after}")
         run.close()
 
-    def _kill(self, server: broker.Cluster | Server | None) -> None:
+    def _kill(self, server: broker.LocalCluster | Server | None) -> None:
         assert server is not None
         server.kill()
         time.sleep(self.dice.random() * 4)
         server.start()
 
-    def _pause(self, server: broker.Cluster | Server | None) -> None:
+    def _pause(self, server: broker.LocalCluster | Server | None) -> None:
         assert server is not None
         server.pause()
         time.sleep(1 + self.dice.random() * 9)
@@ -201,7 +239,9 @@ class Stage:
         """Move one pipeline to the end of the log by mistake and back to where it stood, while nothing runs."""
         scenario = self.dice.choice(self.scenarios)
         self._current().kill()
-        self.rewinds[scenario.name] += 1  # a commit that was under way may come after the look at the ledger
+        self.rewinds[scenario.name] += (
+            1  # a commit that was under way may come after the look at the ledger
+        )
         stood = scenario.positions()
         if stood:  # else the pipeline has never started
             self._rewind(scenario, places.FromEnd())
@@ -209,18 +249,25 @@ class Stage:
                 self._rewind(scenario, places.Offset(stood.get(partition, 0)), [partition])
         self.run = self._start()
 
-    def _rewind(self, scenario: Scenario, place: places.Place, partitions: list[int] | None = None) -> None:
+    def _rewind(
+        self, scenario: Scenario, place: places.Place, partitions: list[int] | None = None
+    ) -> None:
         """Plan and carry out; a plan that a running pipeline has overtaken is made again."""
         pipeline = self.declared.pipelines[scenario.name]
         for attempt in range(REWIND_TRIES):
-            prepared = rewind.prepare(self.cluster, scenario.name, pipeline, place, partitions or [])
+            prepared = rewind.prepare(
+                self.cluster, scenario.name, pipeline, place, partitions or []
+            )
             try:
                 rewind.execute(scenario.name, pipeline, prepared, who="campaign", why="fault")
             except errors.SettingsError:
                 if attempt == REWIND_TRIES - 1:
                     raise
             else:
-                moves = [f"{move.partition}: {move.current} -> {move.new}" for move in prepared.plan.moves]
+                moves = [
+                    f"{move.partition}: {move.current} -> {move.new}"
+                    for move in prepared.plan.moves
+                ]
                 return self.note(f"rewind of {scenario.name}: {', '.join(moves)}")
         return None
 
@@ -228,7 +275,9 @@ class Stage:
 
     def _start(self) -> PipelineProcess:
         self._runs += 1
-        run = PipelineProcess(self.config, "--master", "local[8]", log=self.folder / f"run-{self._runs}.log")
+        run = PipelineProcess(
+            self.config, "--master", "local[8]", log=self.folder / f"run-{self._runs}.log"
+        )
         run.start()
         self.note(f"run {self._runs} started")
         return run
@@ -249,7 +298,9 @@ class Stage:
                 self._current().close()
                 self.run = self._start()
             if time.monotonic() > deadline:
-                return self.problem(f"no commit within {PATIENCE_S:.0f} s: {self._current().log.name}")
+                return self.problem(
+                    f"no commit within {PATIENCE_S:.0f} s: {self._current().log.name}"
+                )
             time.sleep(0.2)
         return None
 
@@ -283,15 +334,27 @@ class Stage:
         return {name: self._reconcile([name], f"reconcile-{name}") for name in names}
 
     def _reconcile(self, names: list[str], log: str) -> int:
-        return self._command("reconcile", *names, "--master", "local[2]", "--out", str(self.folder / f"{log}.jsonl"), log=log)
+        return self._command(
+            "reconcile",
+            *names,
+            "--master",
+            "local[2]",
+            "--out",
+            str(self.folder / f"{log}.jsonl"),
+            log=log,
+        )
 
     def _command(self, *arguments: str, log: str) -> int:
         """Run a command of instep to its end, under a keeper: it is gone when this process is."""
-        keeper = keeping.Keeper(end_signal=signal.SIGTERM)
+        keeper = keeper_client.KeeperClient(end_signal=signal.SIGTERM)
         try:
             argv = [sys.executable, "-m", "instep", "--config", str(self.config), *arguments]
             keeper.launch(argv, log=self.folder / f"{log}.log")
-            wait_until(lambda: keeper.poll() is not None, f"instep {arguments[0]} to end: {log}.log", DRAIN_S)
+            wait_until(
+                lambda: keeper.poll() is not None,
+                f"instep {arguments[0]} to end: {log}.log",
+                DRAIN_S,
+            )
             code = keeper.poll()
             return -1 if code is None else code
         finally:
@@ -300,7 +363,9 @@ class Stage:
     def facts(self, topic: str) -> list[Fact]:
         """All committed records of a topic, also written to a file."""
         ends = offsets.latest(self.cluster, topic, topics.describe(self.cluster, topic).partitions)
-        records = reading.messages(self.cluster, topic, {partition: (0, end) for partition, end in ends.items()})
+        records = reading.messages(
+            self.cluster, topic, {partition: (0, end) for partition, end in ends.items()}
+        )
         found = []
         with (self.folder / f"{topic}.log.txt").open("w", encoding="utf-8") as file:
             for partition, message in records:
@@ -308,7 +373,13 @@ class Stage:
                 assert isinstance(key, bytes)
                 assert offset is not None
                 file.write(f"{partition} {offset} {key!r} {value!r}\n")
-                found.append(fact((partition, offset), key.decode(), value if isinstance(value, bytes) else None))
+                found.append(
+                    fact(
+                        (partition, offset),
+                        key.decode(),
+                        value if isinstance(value, bytes) else None,
+                    )
+                )
         return found
 
     def close(self) -> None:

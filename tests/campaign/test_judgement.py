@@ -11,7 +11,7 @@ import pytest
 from tests.campaign.events import Stream
 from tests.campaign.judgement import FreeModel, Judgement, fact, judge
 from tests.campaign.scenario import COLUMNS, Found
-from tests.pipeline.model import Fact
+from tests.support.model import Fact
 
 ROUNDS = 8
 
@@ -39,9 +39,16 @@ def faultless(facts: list[Fact], ordered: bool) -> Found:
             audit.append((one.document, one.body["uid"] if one.body else None))
     return Found(
         rows=model.rows,
-        history=[(*place, model.facts[place].document, verdict) for place, verdict in model.history.items()],
+        history=[
+            (*place, model.facts[place].document, verdict)
+            for place, verdict in model.history.items()
+        ],
         dead=[(*place, reason) for place, reason in model.dead.items()],
-        parked=[(*place, document, reason) for document, some in model.parked.items() for place, reason in some],
+        parked=[
+            (*place, document, reason)
+            for document, some in model.parked.items()
+            for place, reason in some
+        ],
         audit=audit,
     )
 
@@ -71,8 +78,14 @@ def damaged(found: Found, damage: str) -> Found:
             audit.append(next(one for one in audit if one[1] is None))
         case "written late":
             written = [one for one in audit if one[1] is not None]
-            name = next(one[0] for one in written if int(one[0][1:]) % 2 and sum(other[0] == one[0] for other in written) > 2)
-            first, second = [number for number, one in enumerate(audit) if one[0] == name and one[1]][:2]
+            name = next(
+                one[0]
+                for one in written
+                if int(one[0][1:]) % 2 and sum(other[0] == one[0] for other in written) > 2
+            )
+            first, second = [
+                number for number, one in enumerate(audit) if one[0] == name and one[1]
+            ][:2]
             audit[first], audit[second] = audit[second], audit[first]
         case "dead letter lost":
             return replace(found, dead=found.dead[1:])
@@ -112,7 +125,9 @@ def test_a_faultless_run_is_good(ordered: bool) -> None:
 )
 def test_damage_is_found(ordered: bool, damage: str, kind: str) -> None:
     facts = log(ordered)
-    judged = judge(facts, damaged(faultless(facts, ordered), damage), ordered=ordered, constrained=True)
+    judged = judge(
+        facts, damaged(faultless(facts, ordered), damage), ordered=ordered, constrained=True
+    )
     assert getattr(judged, kind) >= 1, judged.notes
 
 
@@ -121,9 +136,16 @@ def test_a_rewind_writes_again_only_without_an_order() -> None:
         facts = log(ordered)
         found = faultless(facts, ordered)
         last = next(one for one in reversed(found.audit) if one[1] is not None)
-        judged = judge(facts, replace(found, audit=[*found.audit, last], rewinds=1), ordered=ordered, constrained=True)
+        judged = judge(
+            facts,
+            replace(found, audit=[*found.audit, last], rewinds=1),
+            ordered=ordered,
+            constrained=True,
+        )
         assert judged.repeated == int(ordered), judged.notes
 
 
 def test_the_same_seed_sends_the_same_events() -> None:
-    assert [json.dumps(one.body) for one in log(True)] == [json.dumps(one.body) for one in log(True)]
+    assert [json.dumps(one.body) for one in log(True)] == [
+        json.dumps(one.body) for one in log(True)
+    ]

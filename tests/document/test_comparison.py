@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from instep.document import comparison, folding
-from instep.document.comparison import Finding, Kind, Question
-from instep.document.folding import ABSENT, Shape, State, Step
+from instep.document.comparison import DocumentFinding, DocumentState, Question
+from instep.document.folding import ABSENT, FoldedState, FoldStep, Shape
 from instep.document.guard import Rules
 
 RULES = Rules(ordered=True)
@@ -20,55 +20,65 @@ CUT_BY_GUARD = Question(rules=RULES, whole=False, guard=1, signs=(1,))
 KEEPING = Question(rules=Rules(ordered=True, missing="ignore"), whole=True, guard=1)
 
 
-def state(*values: Any, order: int = 2) -> State:
+def state(*values: Any, order: int = 2) -> FoldedState:
     shape = Shape.PARTIAL if ABSENT in values else Shape.FULL
-    return folding.fold([Step(0, 0, 0, order, shape, folding.pack(values))], RULES)
+    return folding.fold([FoldStep(0, 0, 0, order, shape, folding.pack(values))], RULES)
 
 
-def deleted(order: int | None = None) -> State:
-    made = Step(0, 0, 0, order, Shape.FULL, folding.pack(["A", str(order)]))
-    gone = Step(0, 1, 0, None, Shape.DELETE, None)
+def deleted(order: int | None = None) -> FoldedState:
+    made = FoldStep(0, 0, 0, order, Shape.FULL, folding.pack(["A", str(order)]))
+    gone = FoldStep(0, 1, 0, None, Shape.DELETE, None)
     return folding.fold([*([made] if order is not None else []), gone], RULES)
 
 
-def judged(asked: Question, expected: State | None, row: list[Any] | None, **further: Any) -> Finding | None:
-    return comparison.compare(asked, expected, None if row is None else folding.pack(row), **further)
+def judged(
+    asked: Question, expected: FoldedState | None, row: list[Any] | None, **further: Any
+) -> DocumentFinding | None:
+    return comparison.compare(
+        asked, expected, None if row is None else folding.pack(row), **further
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "expected", "row", "kind", "columns"),
     [
-        (WHOLE, state("A", "2"), ["A", "2"], Kind.IN_STEP, ()),
-        (WHOLE, state("A", "2"), ["B", "2"], Kind.DIFFERENT, (0,)),
-        (WHOLE, state("A", "2"), ["A", "3"], Kind.DIFFERENT, (1,)),
-        (WHOLE, state("A", "2"), [None, None], Kind.DIFFERENT, (0, 1)),
-        (WHOLE, state(None, "2"), ["A", "2"], Kind.DIFFERENT, (0,)),
-        (WHOLE, state(None, "2"), [None, "2"], Kind.IN_STEP, ()),
-        (WHOLE, state(ABSENT, "2"), ["anything", "2"], Kind.IN_STEP, ()),
-        (WHOLE, state("A", "2"), None, Kind.MISSING, ()),
-        (WHOLE, None, ["A", "2"], Kind.NOT_OURS, ()),
-        (WHOLE, None, [None, None], Kind.NOT_OURS, ()),
-        (STRICT, None, ["A", None], Kind.EXTRA, ()),
-        (STRICT, None, [None, None], Kind.NOT_OURS, ()),
-        (BY_GUARD, None, ["A", "2"], Kind.EXTRA, ()),
-        (BY_GUARD, None, ["A", None], Kind.NOT_OURS, ()),
-        (WHOLE, deleted(), ["A", "2"], Kind.EXTRA, ()),
-        (WHOLE, deleted(2), ["A", "2"], Kind.EXTRA, ()),
-        (WHOLE, deleted(2), [None, None], Kind.EXTRA, ()),
-        (KEEPING, deleted(2), [None, None], Kind.IN_STEP, ()),
-        (KEEPING, deleted(2), ["A", "2"], Kind.EXTRA, ()),
-        (KEEPING, state("A", "2"), None, Kind.IN_STEP, ()),
-        (KEEPING, state("A", "2"), ["B", "2"], Kind.DIFFERENT, (0,)),
-        (CUT_BY_GUARD, None, ["A", "2"], Kind.NOT_IN_LOG, ()),
-        (CUT_BY_GUARD, None, ["A", None], Kind.NOT_OURS, ()),
-        (CUT, state("A", "2"), ["B", "9"], Kind.NOT_IN_LOG, ()),
-        (CUT, state("A", "2"), ["B", "2"], Kind.DIFFERENT, (0,)),
-        (CUT, deleted(2), ["B", "9"], Kind.NOT_IN_LOG, ()),
-        (CUT, deleted(2), ["B", "2"], Kind.EXTRA, ()),
-        (CUT, state("A", "2"), None, Kind.MISSING, ()),
+        (WHOLE, state("A", "2"), ["A", "2"], DocumentState.IN_STEP, ()),
+        (WHOLE, state("A", "2"), ["B", "2"], DocumentState.DIFFERENT, (0,)),
+        (WHOLE, state("A", "2"), ["A", "3"], DocumentState.DIFFERENT, (1,)),
+        (WHOLE, state("A", "2"), [None, None], DocumentState.DIFFERENT, (0, 1)),
+        (WHOLE, state(None, "2"), ["A", "2"], DocumentState.DIFFERENT, (0,)),
+        (WHOLE, state(None, "2"), [None, "2"], DocumentState.IN_STEP, ()),
+        (WHOLE, state(ABSENT, "2"), ["anything", "2"], DocumentState.IN_STEP, ()),
+        (WHOLE, state("A", "2"), None, DocumentState.MISSING, ()),
+        (WHOLE, None, ["A", "2"], DocumentState.NOT_OURS, ()),
+        (WHOLE, None, [None, None], DocumentState.NOT_OURS, ()),
+        (STRICT, None, ["A", None], DocumentState.EXTRA, ()),
+        (STRICT, None, [None, None], DocumentState.NOT_OURS, ()),
+        (BY_GUARD, None, ["A", "2"], DocumentState.EXTRA, ()),
+        (BY_GUARD, None, ["A", None], DocumentState.NOT_OURS, ()),
+        (WHOLE, deleted(), ["A", "2"], DocumentState.EXTRA, ()),
+        (WHOLE, deleted(2), ["A", "2"], DocumentState.EXTRA, ()),
+        (WHOLE, deleted(2), [None, None], DocumentState.EXTRA, ()),
+        (KEEPING, deleted(2), [None, None], DocumentState.IN_STEP, ()),
+        (KEEPING, deleted(2), ["A", "2"], DocumentState.EXTRA, ()),
+        (KEEPING, state("A", "2"), None, DocumentState.IN_STEP, ()),
+        (KEEPING, state("A", "2"), ["B", "2"], DocumentState.DIFFERENT, (0,)),
+        (CUT_BY_GUARD, None, ["A", "2"], DocumentState.NOT_IN_LOG, ()),
+        (CUT_BY_GUARD, None, ["A", None], DocumentState.NOT_OURS, ()),
+        (CUT, state("A", "2"), ["B", "9"], DocumentState.NOT_IN_LOG, ()),
+        (CUT, state("A", "2"), ["B", "2"], DocumentState.DIFFERENT, (0,)),
+        (CUT, deleted(2), ["B", "9"], DocumentState.NOT_IN_LOG, ()),
+        (CUT, deleted(2), ["B", "2"], DocumentState.EXTRA, ()),
+        (CUT, state("A", "2"), None, DocumentState.MISSING, ()),
     ],
 )
-def test_how_a_document_stands(asked: Question, expected: State | None, row: Any, kind: Kind, columns: tuple[int, ...]) -> None:
+def test_how_a_document_stands(
+    asked: Question,
+    expected: FoldedState | None,
+    row: Any,
+    kind: DocumentState,
+    columns: tuple[int, ...],
+) -> None:
     finding = judged(asked, expected, row)
     assert finding is not None
     assert (finding.kind, finding.columns) == (kind, columns)
@@ -77,29 +87,34 @@ def test_how_a_document_stands(asked: Question, expected: State | None, row: Any
 @pytest.mark.parametrize(
     ("asked", "row", "kind"),
     [
-        (WHOLE, ["A", "2"], Kind.EXTRA),
-        (WHOLE, ["A", None], Kind.EXTRA),
-        (WHOLE, [None, None], Kind.NOT_OURS),
-        (CUT_BY_GUARD, ["A", None], Kind.NOT_IN_LOG),
+        (WHOLE, ["A", "2"], DocumentState.EXTRA),
+        (WHOLE, ["A", None], DocumentState.EXTRA),
+        (WHOLE, [None, None], DocumentState.NOT_OURS),
+        (CUT_BY_GUARD, ["A", None], DocumentState.NOT_IN_LOG),
     ],
 )
-def test_a_row_that_the_pipeline_is_recorded_to_have_written(asked: Question, row: list[Any], kind: Kind) -> None:
+def test_a_row_that_the_pipeline_is_recorded_to_have_written(
+    asked: Question, row: list[Any], kind: DocumentState
+) -> None:
     finding = judged(asked, None, row, recorded=True)
     assert finding is not None
     assert finding.kind is kind
 
 
 @pytest.mark.parametrize("expected", [None, deleted(), deleted(3)])
-def test_what_neither_side_has_is_nothing(expected: State | None) -> None:
+def test_what_neither_side_has_is_nothing(expected: FoldedState | None) -> None:
     assert judged(WHOLE, expected, None) is None
 
 
-@pytest.mark.parametrize(("further", "kind"), [({"parked": True}, Kind.PARKED), ({"waiting": True}, Kind.BEHIND)])
-def test_what_explains_a_difference(further: dict[str, bool], kind: Kind) -> None:
+@pytest.mark.parametrize(
+    ("further", "kind"),
+    [({"parked": True}, DocumentState.PARKED), ({"waiting": True}, DocumentState.BEHIND)],
+)
+def test_what_explains_a_difference(further: dict[str, bool], kind: DocumentState) -> None:
     for expected, row, seems in (
-        (state("A", "2"), None, Kind.MISSING),
-        (state("A", "2"), ["B", "2"], Kind.DIFFERENT),
-        (None, ["B", "2"], Kind.EXTRA),
+        (state("A", "2"), None, DocumentState.MISSING),
+        (state("A", "2"), ["B", "2"], DocumentState.DIFFERENT),
+        (None, ["B", "2"], DocumentState.EXTRA),
     ):
         finding = judged(WHOLE, expected, row, **further)
         assert finding is not None
@@ -108,13 +123,17 @@ def test_what_explains_a_difference(further: dict[str, bool], kind: Kind) -> Non
 
 
 def test_a_document_deleted_before_the_log_begins() -> None:
-    for forgotten, kind in ((5, Kind.NOT_IN_LOG), (1, Kind.MISSING), (None, Kind.MISSING)):
+    for forgotten, kind in (
+        (5, DocumentState.NOT_IN_LOG),
+        (1, DocumentState.MISSING),
+        (None, DocumentState.MISSING),
+    ):
         finding = judged(CUT, state("A", "2"), None, forgotten=forgotten)
         assert finding is not None
         assert finding.kind is kind
     finding = judged(WHOLE, state("A", "2"), None, forgotten=5)
     assert finding is not None
-    assert finding.kind is Kind.MISSING
+    assert finding.kind is DocumentState.MISSING
 
 
 def test_the_order_value_of_a_row() -> None:

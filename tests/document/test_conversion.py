@@ -18,15 +18,15 @@ from instep.document import conversion, guard, kinds, mapping
 from instep.document.conversion import Conversion
 from instep.document.decoding import DeadLetter, Decoder, Record, converter
 from instep.document.guard import Rules, Verdict
-from instep.document.mapping import Column, Field
+from instep.document.mapping import Field, TargetColumn
 from instep.document.reasons import Reason, Unfit
 
-MONEY = kinds.Exact(12, 2)
+MONEY = kinds.Numeric(12, 2)
 SMALL = kinds.Integer(-(2**15), 2**15 - 1)
 
 
 def converted(kind: kinds.AnyKind, raw: Any, **options: Any) -> Any:
-    return converter(Field(Column("c", kind), ("c",), conversion=Conversion(**options)))(raw)
+    return converter(Field(TargetColumn("c", kind), ("c",), conversion=Conversion(**options)))(raw)
 
 
 @pytest.mark.parametrize(
@@ -37,21 +37,26 @@ def converted(kind: kinds.AnyKind, raw: Any, **options: Any) -> Any:
         (MONEY, {"convert": "number", "trim": True}, " -3 ", Decimal(-3)),
         (SMALL, {"convert": "number"}, "20.00", 20),
         (SMALL, {"convert": "number"}, "+7", 7),
-        (kinds.Real(), {"convert": "number"}, "1e-3", 0.001),
-        (kinds.Time(), {"convert": "number"}, "1000", datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)),
+        (kinds.Float(), {"convert": "number"}, "1e-3", 0.001),
+        (
+            kinds.Timestamp(),
+            {"convert": "number"},
+            "1000",
+            datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
+        ),
         (MONEY, {"round": True}, Decimal("2.005"), Decimal("2.01")),
         (MONEY, {"round": True}, -2.005, Decimal("-2.01")),
         (MONEY, {"convert": "number", "round": True}, "0.125", Decimal("0.13")),
         (SMALL, {"round": True}, Decimal("2.5"), 3),
-        (kinds.Truth(), {"convert": "boolean"}, 0, False),
-        (kinds.Truth(), {"convert": "boolean"}, "TRUE", True),
+        (kinds.Boolean(), {"convert": "boolean"}, 0, False),
+        (kinds.Boolean(), {"convert": "boolean"}, "TRUE", True),
         (SMALL, {"convert": "boolean"}, True, 1),
         (SMALL, {"convert": "boolean"}, "0", 0),
         (MONEY, {"convert": "boolean"}, False, Decimal(0)),
         (kinds.Text(), {"convert": "boolean"}, 1, "true"),
         (kinds.Text(), {"trim": True}, "\t a b ", "a b"),
         (kinds.Text(3), {"trim": True}, " abc ", "abc"),
-        (kinds.Choice(("A", "B")), {"trim": True}, "A ", "A"),
+        (kinds.Enumeration(("A", "B")), {"trim": True}, "A ", "A"),
         (kinds.Text(), {"convert": "text"}, Decimal("20.50"), "20.50"),
         (kinds.Text(), {"convert": "text"}, 12, "12"),
         (kinds.Text(), {"convert": "text"}, True, "true"),
@@ -59,7 +64,9 @@ def converted(kind: kinds.AnyKind, raw: Any, **options: Any) -> Any:
         (kinds.Uuid(), {"trim": True}, " 6f9619ff-8b86-d011-b42d-00c04fc964ff", None),
     ],
 )
-def test_a_value_becomes_what_the_column_holds(kind: kinds.AnyKind, options: dict[str, Any], raw: Any, expected: Any) -> None:
+def test_a_value_becomes_what_the_column_holds(
+    kind: kinds.AnyKind, options: dict[str, Any], raw: Any, expected: Any
+) -> None:
     found = converted(kind, raw, **options)
     assert expected is None or (found == expected and type(found) is type(expected))
 
@@ -78,8 +85,8 @@ def test_a_value_becomes_what_the_column_holds(kind: kinds.AnyKind, options: dic
         (SMALL, {"convert": "number"}, "99999", Reason.NUMBER_OUT_OF_RANGE),
         (MONEY, {"round": True}, "2.5", Reason.WRONG_TYPE),
         (MONEY, {"round": True}, Decimal("9999999999.995"), Reason.NUMBER_OUT_OF_RANGE),
-        (kinds.Truth(), {"convert": "boolean"}, 2, Reason.WRONG_TYPE),
-        (kinds.Truth(), {"convert": "boolean"}, "yes", Reason.WRONG_TYPE),
+        (kinds.Boolean(), {"convert": "boolean"}, 2, Reason.WRONG_TYPE),
+        (kinds.Boolean(), {"convert": "boolean"}, "yes", Reason.WRONG_TYPE),
         (kinds.Text(2), {"trim": True}, "abc", Reason.TEXT_TOO_LONG),
         (kinds.Text(2), {"convert": "text"}, 100, Reason.TEXT_TOO_LONG),
     ],
@@ -105,25 +112,27 @@ def test_rounding_is_half_up_and_always_fits(number: Decimal) -> None:
         (kinds.Text(), {"convert": "number"}),
         (kinds.Date(), {"convert": "boolean"}),
         (MONEY, {"convert": "text"}),
-        (kinds.Exact(), {"round": True}),
-        (kinds.Real(), {"round": True}),
+        (kinds.Numeric(), {"round": True}),
+        (kinds.Float(), {"round": True}),
     ],
 )
-def test_a_conversion_that_its_column_cannot_have(kind: kinds.AnyKind, options: dict[str, Any]) -> None:
+def test_a_conversion_that_its_column_cannot_have(
+    kind: kinds.AnyKind, options: dict[str, Any]
+) -> None:
     assert conversion.problem(Conversion(**options), kind)
 
 
 COLUMNS = {
-    "id": Column("id", kinds.Text(255), nullable=False),
-    "state": Column("state", kinds.Text(20)),
-    "version": Column("version", kinds.Integer()),
-    "total": Column("total", MONEY),
-    "paid": Column("paid", SMALL),
-    "label": Column("label", kinds.Text(40)),
-    "tenant": Column("tenant", kinds.Text(10)),
-    "place": Column("place", kinds.Integer()),
-    "part": Column("part", kinds.Integer()),
-    "source": Column("source", kinds.Text()),
+    "id": TargetColumn("id", kinds.Text(255), nullable=False),
+    "state": TargetColumn("state", kinds.Text(20)),
+    "version": TargetColumn("version", kinds.Integer()),
+    "total": TargetColumn("total", MONEY),
+    "paid": TargetColumn("paid", SMALL),
+    "label": TargetColumn("label", kinds.Text(40)),
+    "tenant": TargetColumn("tenant", kinds.Text(10)),
+    "place": TargetColumn("place", kinds.Integer()),
+    "part": TargetColumn("part", kinds.Integer()),
+    "source": TargetColumn("source", kinds.Text()),
 }
 MAPPED: dict[str, Any] = {
     "state": {"field": "state", "trim": True},
@@ -138,8 +147,17 @@ MAPPED: dict[str, Any] = {
 }
 
 
-def compiled(event: dict[str, Any], columns: dict[str, Any], table: dict[str, Column] = COLUMNS) -> mapping.Mapping:
-    pipeline = {"topic": "t", "target": "sqlite:///x.db", "table": "t", "key": "id", "event": event, "columns": columns}
+def compiled(
+    event: dict[str, Any], columns: dict[str, Any], table: dict[str, TargetColumn] = COLUMNS
+) -> mapping.Mapping:
+    pipeline = {
+        "topic": "t",
+        "target": "sqlite:///x.db",
+        "table": "t",
+        "key": "id",
+        "event": event,
+        "columns": columns,
+    }
     return mapping.compile_mapping(msgspec.convert(pipeline, settings.Pipeline), table)
 
 
@@ -147,7 +165,9 @@ USING = Decoder(compiled({"status": "state", "order": "v"}, MAPPED))
 BODY = {"state": " OPEN ", "v": "17", "order": {"total": "20.505"}, "paid": "true", "label": 5}
 
 
-def record(body: Any, headers: Any = (("tenant", b"a"), ("tenant", b"b")), partition: int = 2) -> Record:
+def record(
+    body: Any, headers: Any = (("tenant", b"a"), ("tenant", b"b")), partition: int = 2
+) -> Record:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     return Record(9, 1_790_000_000_000, b"d1", raw, partition, headers)
 
@@ -162,8 +182,13 @@ def test_a_record_with_every_option() -> None:
 
 
 def test_what_the_record_lacks_leaves_its_column() -> None:
-    events, _ = USING.decode_all([record(BODY, headers=(), partition=-1), record(BODY, headers=(("tenant", None),))])
-    assert [event.values[5:8] for event in events if event.values] == [(UNSET, UNSET, UNSET), (None, 9, 2)]
+    events, _ = USING.decode_all(
+        [record(BODY, headers=(), partition=-1), record(BODY, headers=(("tenant", None),))]
+    )
+    assert [event.values[5:8] for event in events if event.values] == [
+        (UNSET, UNSET, UNSET),
+        (None, 9, 2),
+    ]
 
 
 def test_a_header_that_is_no_text_is_a_dead_letter() -> None:
@@ -173,22 +198,36 @@ def test_a_header_that_is_no_text_is_a_dead_letter() -> None:
 
 def test_events_without_a_status() -> None:
     using = Decoder(compiled({"order": "v"}, {"version": "v", "label": "label"}))
-    events, dead = using.decode_all([record({"v": 3, "label": "x"}), record(b'{"v": 4, "label": "y\\u0041"}')])
-    assert (dead, [(one.status, one.order, one.values) for one in events]) == ([], [(None, 3, (3, "x")), (None, 4, (4, "yA"))])
+    events, dead = using.decode_all(
+        [record({"v": 3, "label": "x"}), record(b'{"v": 4, "label": "y\\u0041"}')]
+    )
+    assert (dead, [(one.status, one.order, one.values) for one in events]) == (
+        [],
+        [(None, 3, (3, "x")), (None, 4, (4, "yA"))],
+    )
 
 
 def test_time_and_status_from_headers() -> None:
-    using = Decoder(compiled({"status": "@header.kind", "at": "@header.ce_time"}, {"state": "@header.kind"}))
+    using = Decoder(
+        compiled({"status": "@header.kind", "at": "@header.ce_time"}, {"state": "@header.kind"})
+    )
     at = datetime(2026, 11, 1, 8, tzinfo=UTC)
-    events, dead = using.decode_all([record({}, (("kind", b"PAID"), ("ce_time", at.isoformat().encode()))), record({}, ())])
+    events, dead = using.decode_all(
+        [record({}, (("kind", b"PAID"), ("ce_time", at.isoformat().encode()))), record({}, ())]
+    )
     assert [(one.status, one.at_us) for one in events] == [("PAID", kinds.micros(at))]
     assert [letter.reason for letter in dead] == [Reason.FIELD_MISSING]
 
 
 def test_an_integer_id_names_the_document_of_its_text() -> None:
     using = Decoder(compiled({"document": "no"}, {"state": "state"}))
-    events, dead = using.decode_all([record({"no": 12, "state": "A"}), record({"no": "12", "state": "A"}), record({"no": True})])
-    assert ([one.document for one in events], [letter.reason for letter in dead]) == (["12", "12"], [Reason.WRONG_TYPE])
+    events, dead = using.decode_all(
+        [record({"no": 12, "state": "A"}), record({"no": "12", "state": "A"}), record({"no": True})]
+    )
+    assert ([one.document for one in events], [letter.reason for letter in dead]) == (
+        ["12", "12"],
+        [Reason.WRONG_TYPE],
+    )
 
 
 ODD = st.recursive(
@@ -198,17 +237,24 @@ ODD = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.sampled_from(["1", " 1 ", "20.505", "1e3", "true", "FALSE", "", "x", "0"])
     | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["total", "a"]), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["total", "a"]), inner, max_size=2)
+    ),
     max_leaves=3,
 )
 
 
 @given(
     st.fixed_dictionaries({}, optional=dict.fromkeys(BODY, ODD)),
-    st.lists(st.tuples(st.sampled_from(["tenant", "x"]), st.none() | st.binary(max_size=12)), max_size=3),
+    st.lists(
+        st.tuples(st.sampled_from(["tenant", "x"]), st.none() | st.binary(max_size=12)), max_size=3
+    ),
     st.integers(-1, 2),
 )
-def test_both_decoders_agree_on_every_record(changes: dict[str, Any], headers: list[Any], partition: int) -> None:
+def test_both_decoders_agree_on_every_record(
+    changes: dict[str, Any], headers: list[Any], partition: int
+) -> None:
     one = record({**BODY, **changes}, tuple(headers), partition)
     events, dead = USING.decode_all([one])
     expected: Any
@@ -221,11 +267,16 @@ def test_both_decoders_agree_on_every_record(changes: dict[str, Any], headers: l
 
 # --- the guard and time -------------------------------------------------------------------------------
 
-TIMES = st.integers(0, 1_000_000).map(lambda us: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(microseconds=us))
+TIMES = st.integers(0, 1_000_000).map(
+    lambda us: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)
+)
 
 
 def by_time(**column: Any) -> Decoder:
-    columns: dict[str, Any] = {"version": {"field": "at", **column} if column else "at", "label": "label"}
+    columns: dict[str, Any] = {
+        "version": {"field": "at", **column} if column else "at",
+        "label": "label",
+    }
     return Decoder(compiled({"order": "at", "at": "at"}, columns))
 
 
@@ -236,10 +287,17 @@ def test_an_earlier_status_never_overwrites_a_later_one(unit: str | None) -> Non
     rules = Rules(ordered=True, order_is_time=True)
     step = timedelta(microseconds=kinds.UNIT_US[unit or "ms"])
 
-    @given(st.lists(TIMES | TIMES.map(lambda at: at - (at - at.min.replace(tzinfo=UTC)) % step), min_size=2, max_size=6))
+    @given(
+        st.lists(
+            TIMES | TIMES.map(lambda at: at - (at - at.min.replace(tzinfo=UTC)) % step),
+            min_size=2,
+            max_size=6,
+        )
+    )
     def check(times: list[datetime]) -> None:
         records = [
-            Record(n, 1, b"d1", json.dumps({"at": at.isoformat(), "label": str(n)}).encode()) for n, at in enumerate(times)
+            Record(n, 1, b"d1", json.dumps({"at": at.isoformat(), "label": str(n)}).encode())
+            for n, at in enumerate(times)
         ]
         events, dead = using.decode_all(records)
         assert {letter.reason for letter in dead} <= {Reason.TIME_TOO_FINE}
@@ -259,9 +317,15 @@ def test_an_earlier_status_never_overwrites_a_later_one(unit: str | None) -> Non
 
 def test_an_order_time_in_milliseconds_may_be_no_finer_than_a_microsecond() -> None:
     using = Decoder(
-        compiled({"order": "at", "at": "at"}, {"version": "at"}, {**COLUMNS, "version": Column("version", kinds.Time())})
+        compiled(
+            {"order": "at", "at": "at"},
+            {"version": "at"},
+            {**COLUMNS, "version": TargetColumn("version", kinds.Timestamp())},
+        )
     )
-    events, dead = using.decode_all([record({"at": 1_790_000_000_000.125}), record(b'{"at":1790000000000.1251}')])
+    events, dead = using.decode_all(
+        [record({"at": 1_790_000_000_000.125}), record(b'{"at":1790000000000.1251}')]
+    )
     assert ([one.order for one in events], [letter.reason for letter in dead]) == (
         [1_790_000_000_000_125],
         [Reason.TIME_TOO_FINE],

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from instep.document import folding, guard
 from instep.document.decoding import Event
-from instep.document.folding import ABSENT, Run, Shape, State, Step
+from instep.document.folding import ABSENT, FoldedRun, FoldedState, FoldStep, Shape
 from instep.document.guard import Rules
 from tests.document.test_guard import COLUMNS, Model, Row, bringing
 
@@ -27,7 +27,11 @@ def logs(draw: st.DrawFn) -> tuple[Rules, list[Event], list[int]]:
     for offset in range(draw(st.integers(0, 14))):
         delete = draw(st.integers(0, 3)) == 0
         named = draw(st.booleans())
-        order = draw(ORDERS) if rules.ordered and (not delete or (rules.order_is_time and named)) else None
+        order = (
+            draw(ORDERS)
+            if rules.ordered and (not delete or (rules.order_is_time and named))
+            else None
+        )
         full = draw(st.booleans())
         values = tuple(draw(CELLS) if full or draw(st.booleans()) else UNSET for _ in COLUMNS)
         events.append(Event(offset, "d", order, None, None, None if delete else values))
@@ -35,11 +39,11 @@ def logs(draw: st.DrawFn) -> tuple[Rules, list[Event], list[int]]:
     return rules, events, cuts
 
 
-def step(event: Event, partition: int = 0) -> Step:
+def step(event: Event, partition: int = 0) -> FoldStep:
     if event.values is None:
-        return Step(partition, event.offset, event.offset, event.order, Shape.DELETE, None)
+        return FoldStep(partition, event.offset, event.offset, event.order, Shape.DELETE, None)
     values = [ABSENT if value is UNSET else value for value in event.values]
-    return Step(
+    return FoldStep(
         partition,
         event.offset,
         event.offset,
@@ -49,10 +53,12 @@ def step(event: Event, partition: int = 0) -> Step:
     )
 
 
-def row(state: State) -> Row | None:
+def row(state: FoldedState) -> Row | None:
     if not state.present:
         return None
-    return {name: value for name, value in zip(COLUMNS, state.values, strict=True) if value != ABSENT}
+    return {
+        name: value for name, value in zip(COLUMNS, state.values, strict=True) if value != ABSENT
+    }
 
 
 def modelled(rules: Rules, events: list[Event]) -> tuple[Row | None, int | None]:
@@ -60,7 +66,9 @@ def modelled(rules: Rules, events: list[Event]) -> tuple[Row | None, int | None]
     for event in events:
         model.apply(event)
     kept = model.rows.get("d")
-    return {name: value for name, value in kept.items() if name in COLUMNS} if kept else kept, model.order_of("d")
+    return {
+        name: value for name, value in kept.items() if name in COLUMNS
+    } if kept else kept, model.order_of("d")
 
 
 @given(logs())
@@ -73,11 +81,13 @@ def test_folding_is_one_by_one(case: tuple[Rules, list[Event], list[int]]) -> No
 
 @given(logs())
 @settings(max_examples=1000)
-def test_thinning_changes_nothing_wherever_the_log_is_cut(case: tuple[Rules, list[Event], list[int]]) -> None:
+def test_thinning_changes_nothing_wherever_the_log_is_cut(
+    case: tuple[Rules, list[Event], list[int]],
+) -> None:
     rules, events, cuts = case
-    thinned: list[Step] = []
+    thinned: list[FoldStep] = []
     for start, end in zip([0, *cuts], [*cuts, len(events)], strict=True):
-        run = Run()
+        run = FoldedRun()
         for event in events[start:end]:
             run.add(step(event), rules)
         thinned += run.steps
@@ -86,9 +96,12 @@ def test_thinning_changes_nothing_wherever_the_log_is_cut(case: tuple[Rules, lis
 
 
 def test_thinning_thins() -> None:
-    run = Run()
+    run = FoldedRun()
     for number in range(1000):
-        run.add(step(Event(number, "d", number % 7, None, None, (str(number),) * len(COLUMNS))), Rules(ordered=True))
+        run.add(
+            step(Event(number, "d", number % 7, None, None, (str(number),) * len(COLUMNS))),
+            Rules(ordered=True),
+        )
     assert len(run.steps) == 1
 
 
@@ -101,11 +114,18 @@ def test_a_line_is_the_same_for_the_same_values() -> None:
 ORDERED, UNORDERED = Rules(ordered=True), Rules(ordered=False)
 
 
-def in_partition(partition: int, *events: tuple[int, int | None, dict[str, Any] | None]) -> list[Step]:
+def in_partition(
+    partition: int, *events: tuple[int, int | None, dict[str, Any] | None]
+) -> list[FoldStep]:
     """(time, order, values) of each event."""
     return [
         msgspec.structs.replace(
-            step(Event(offset, "d", order, None, None, None if values is None else bringing(**values)), partition),
+            step(
+                Event(
+                    offset, "d", order, None, None, None if values is None else bringing(**values)
+                ),
+                partition,
+            ),
             timestamp_ms=at,
         )
         for offset, (at, order, values) in enumerate(events)
@@ -127,12 +147,17 @@ def test_a_delete_in_another_partition_stands_where_its_time_is() -> None:
         assert (state.present, state.deleted) == (False, True)
     back = folding.fold([*made, *in_partition(3, (3, None, None), (4, 3, {"y": "3"}))], ORDERED)
     assert (row(back), back.order) == ({"y": "3"}, 3)
-    stays = folding.fold([*in_partition(0, (5, 2, {"x": "2"})), *in_partition(3, (3, None, None))], ORDERED)
+    stays = folding.fold(
+        [*in_partition(0, (5, 2, {"x": "2"})), *in_partition(3, (3, None, None))], ORDERED
+    )
     assert row(stays) == {"x": "2"}
 
 
 def test_without_an_order_the_later_partition_wins() -> None:
-    early, late = in_partition(5, (1, None, {"x": "1", "y": "1"})), in_partition(2, (2, None, {"x": "2"}))
+    early, late = (
+        in_partition(5, (1, None, {"x": "1", "y": "1"})),
+        in_partition(2, (2, None, {"x": "2"})),
+    )
     assert row(folding.fold([*late, *early], UNORDERED)) == {"x": "2", "y": "1"}
 
 
@@ -141,13 +166,18 @@ CLEARED = (None, "gone", UNSET)
 
 @given(logs())
 @settings(max_examples=600)
-def test_deletes_that_clear_are_one_by_one_wherever_the_log_is_cut(case: tuple[Rules, list[Event], list[int]]) -> None:
+def test_deletes_that_clear_are_one_by_one_wherever_the_log_is_cut(
+    case: tuple[Rules, list[Event], list[int]],
+) -> None:
     """Against a model of a few lines, and so is the guard that writes the rows."""
     rules, events, cuts = case
     rules = msgspec.structs.replace(rules, deletes="clear", cleared=CLEARED)
     kept, order = None, None
     for event in events:
-        if rules.ordered and guard.judge(event.order, order, rules.order_is_time) is not guard.Verdict.APPLIED:
+        if (
+            rules.ordered
+            and guard.judge(event.order, order, rules.order_is_time) is not guard.Verdict.APPLIED
+        ):
             continue
         if event.values is not None:
             kept, order = guard.merged(kept, event.values), event.order if rules.ordered else None
@@ -157,15 +187,19 @@ def test_deletes_that_clear_are_one_by_one_wherever_the_log_is_cut(case: tuple[R
     assert changes.inserts.get("d") == kept
     assert not changes.deletes
 
-    thinned: list[Step] = []
+    thinned: list[FoldStep] = []
     for start, end in zip([0, *cuts], [*cuts, len(events)], strict=True):
-        run = Run()
+        run = FoldedRun()
         for event in events[start:end]:
             clearing = msgspec.structs.replace(
-                step(event), shape=Shape.CLEAR, values=folding.pack([ABSENT if one is UNSET else one for one in CLEARED])
+                step(event),
+                shape=Shape.CLEAR,
+                values=folding.pack([ABSENT if one is UNSET else one for one in CLEARED]),
             )
             run.add(step(event) if event.values is not None else clearing, rules)
         thinned += run.steps
     state = folding.fold(thinned, rules)
-    found = [UNSET if value == ABSENT else value for value in state.values] if state.present else None
+    found = (
+        [UNSET if value == ABSENT else value for value in state.values] if state.present else None
+    )
     assert found == (None if kept is None else list(kept))

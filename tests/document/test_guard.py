@@ -28,9 +28,18 @@ class Model:
     """A table and what was deleted from it, changed by one event at a time."""
 
     def __init__(
-        self, rules: Rules, rows: dict[Document, Row], deleted: dict[Document, int], columns: Collection[str] = COLUMNS
+        self,
+        rules: Rules,
+        rows: dict[Document, Row],
+        deleted: dict[Document, int],
+        columns: Collection[str] = COLUMNS,
     ) -> None:
-        self.rules, self.rows, self.deleted, self.columns = rules, dict(rows), dict(deleted), columns
+        self.rules, self.rows, self.deleted, self.columns = (
+            rules,
+            dict(rows),
+            dict(deleted),
+            columns,
+        )
         self.waiting: dict[Document, list[int]] = {}
 
     def order_of(self, document: Document) -> int | None:
@@ -51,7 +60,11 @@ class Model:
             kept = event.order if event.order is not None else known
             if self.rules.ordered and kept is not None:
                 self.deleted[event.document] = kept
-            return Verdict.APPLIED if self.rows.pop(event.document, None) is not None else Verdict.IGNORED
+            return (
+                Verdict.APPLIED
+                if self.rows.pop(event.document, None) is not None
+                else Verdict.IGNORED
+            )
         if event.document not in self.rows:
             if self.rules.missing == "ignore":
                 return Verdict.IGNORED
@@ -60,11 +73,20 @@ class Model:
         row = self.rows.get(event.document, {})
         if event.refusal or not self.may_follow(row.get("status"), event.status):
             return self.park(event)
-        self.rows[event.document] = {**row, **self.named(event.values), "order": event.order, "status": event.status}
+        self.rows[event.document] = {
+            **row,
+            **self.named(event.values),
+            "order": event.order,
+            "status": event.status,
+        }
         return Verdict.APPLIED
 
     def named(self, values: Values) -> Row:
-        return {name: value for name, value in zip(self.columns, values, strict=True) if value is not UNSET}
+        return {
+            name: value
+            for name, value in zip(self.columns, values, strict=True)
+            if value is not UNSET
+        }
 
     def may_follow(self, before: str | None, after: str | None) -> bool:
         if not self.rules.transitions:
@@ -87,7 +109,9 @@ TOO_LONG = Refusal(Reason.TEXT_TOO_LONG, "x")
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[Rules, dict[Document, Row], dict[Document, int], list[list[Event]]]:
+def batches(
+    draw: st.DrawFn,
+) -> tuple[Rules, dict[Document, Row], dict[Document, int], list[list[Event]]]:
     rules = Rules(
         ordered=draw(st.booleans()),
         order_is_time=draw(st.booleans()),
@@ -98,7 +122,11 @@ def batches(draw: st.DrawFn) -> tuple[Rules, dict[Document, Row], dict[Document,
     rows: dict[Document, Row] = {}
     for document in draw(st.sets(DOCUMENTS)):
         order = draw(st.none() | ORDERS) if rules.ordered else None
-        rows[document] = {"x": draw(st.integers(0, 9)), "order": order, "status": draw(st.none() | STATUSES)}
+        rows[document] = {
+            "x": draw(st.integers(0, 9)),
+            "order": order,
+            "status": draw(st.none() | STATUSES),
+        }
     deleted: dict[Document, int] = {}
     if rules.ordered:
         deleted |= {d: draw(ORDERS) for d in draw(st.sets(DOCUMENTS)) if d not in rows}
@@ -111,7 +139,17 @@ def batches(draw: st.DrawFn) -> tuple[Rules, dict[Document, Row], dict[Document,
             order = draw(ORDERS) if rules.ordered and (not delete or deletes_have_order) else None
             values = None if delete else draw(VALUES)
             refusal = TOO_LONG if not delete and draw(st.integers(0, 9)) == 0 else None
-            batch.append(Event(offset, draw(DOCUMENTS), order, None, None if delete else draw(STATUSES), values, refusal))
+            batch.append(
+                Event(
+                    offset,
+                    draw(DOCUMENTS),
+                    order,
+                    None,
+                    None if delete else draw(STATUSES),
+                    values,
+                    refusal,
+                )
+            )
             offset += 1
         log.append(batch)
     return rules, rows, deleted, log
@@ -121,7 +159,12 @@ def named(values: Values) -> Row:
     return {name: value for name, value in zip(COLUMNS, values, strict=True) if value is not UNSET}
 
 
-def written(rows: dict[Document, Row], deleted: dict[Document, int], changes: Changes, last: dict[Document, Row]) -> None:
+def written(
+    rows: dict[Document, Row],
+    deleted: dict[Document, int],
+    changes: Changes,
+    last: dict[Document, Row],
+) -> None:
     """What a sink does with changes, on plain dictionaries; it must never meet a surprise."""
     for document in changes.deletes:
         del rows[document]
@@ -134,16 +177,26 @@ def written(rows: dict[Document, Row], deleted: dict[Document, int], changes: Ch
 
 
 def settled(
-    rules: Rules, rows: dict[Document, Row], deleted: dict[Document, int], batch: list[Event], held: set[Document]
+    rules: Rules,
+    rows: dict[Document, Row],
+    deleted: dict[Document, int],
+    batch: list[Event],
+    held: set[Document],
 ) -> Changes:
-    stored: dict[Document, Stored] = {document: Stored(False, order) for document, order in deleted.items()}
-    stored |= {document: Stored(True, row["order"], row["status"]) for document, row in rows.items()}
+    stored: dict[Document, Stored] = {
+        document: Stored(False, order) for document, order in deleted.items()
+    }
+    stored |= {
+        document: Stored(True, row["order"], row["status"]) for document, row in rows.items()
+    }
     return guard.settle(batch, stored, rules, held)
 
 
 @given(batches())
 @settings(max_examples=700)
-def test_many_at_once_is_one_by_one(case: tuple[Rules, dict[Document, Row], dict[Document, int], list[list[Event]]]) -> None:
+def test_many_at_once_is_one_by_one(
+    case: tuple[Rules, dict[Document, Row], dict[Document, int], list[list[Event]]],
+) -> None:
     rules, rows, deleted, log = case
     model = Model(rules, rows, deleted)
     rows, deleted = dict(rows), dict(deleted)
@@ -182,10 +235,15 @@ def test_where_batches_are_cut_does_not_matter(
 
 @given(st.permutations(list(range(1, 8))), st.integers(1, 3))
 def test_versions_in_any_order_end_with_the_highest(versions: list[int], copies: int) -> None:
-    events = [Event(i, "d", version, None, None, bringing(x=version)) for i, version in enumerate(versions * copies)]
+    events = [
+        Event(i, "d", version, None, None, bringing(x=version))
+        for i, version in enumerate(versions * copies)
+    ]
     changes = guard.settle(events, {}, Rules(ordered=True))
     assert changes.inserts == {"d": bringing(x=7)}
-    assert changes.verdicts.count(Verdict.APPLIED) == len({max(versions[: i + 1]) for i in range(len(versions))})
+    assert changes.verdicts.count(Verdict.APPLIED) == len(
+        {max(versions[: i + 1]) for i in range(len(versions))}
+    )
 
 
 def test_a_late_event_does_not_bring_a_deleted_document_back() -> None:
@@ -224,12 +282,17 @@ def test_in_rounds_every_event_is_written_and_nothing_else_changes(
     rules, rows, deleted, log = case
     events = [event for batch in log for event in batch]
     rounds = guard.waves(events)
-    assert sorted((event for wave in rounds for event in wave), key=lambda event: event.offset) == events
+    assert (
+        sorted((event for wave in rounds for event in wave), key=lambda event: event.offset)
+        == events
+    )
     assert all(len({event.document for event in wave}) == len(wave) for wave in rounds)
     model, waiting, verdicts = Model(rules, rows, deleted), set[Document](), dict[int, Verdict]()
     for wave in rounds:
         changes = settled(rules, model.rows, model.deleted, wave, waiting)
-        verdicts |= {event.offset: verdict for event, verdict in zip(wave, changes.verdicts, strict=True)}
+        verdicts |= {
+            event.offset: verdict for event, verdict in zip(wave, changes.verdicts, strict=True)
+        }
         waiting |= {parked.event.document for parked in changes.parked}
         for event in wave:
             model.apply(event)
@@ -242,24 +305,39 @@ WHOLE = st.tuples(*[st.integers(0, 9)] * len(COLUMNS))
 
 @given(st.data(), st.booleans(), st.booleans())
 @settings(max_examples=700)
-def test_what_the_database_tells_late_is_judged_as_if_it_had_been_read(data: st.DataObject, ordered: bool, is_time: bool) -> None:
+def test_what_the_database_tells_late_is_judged_as_if_it_had_been_read(
+    data: st.DataObject, ordered: bool, is_time: bool
+) -> None:
     """The short way: written without a look at what is stored, of which only what is as late as a first event comes back."""
     rules = Rules(ordered=ordered, order_is_time=is_time)
     orders: dict[Document, int | None] = {}
     if ordered:
         orders |= data.draw(st.dictionaries(DOCUMENTS, st.none() | ORDERS))
-    rows: dict[Document, Row] = {document: {"order": order, "status": None} for document, order in orders.items()}
+    rows: dict[Document, Row] = {
+        document: {"order": order, "status": None} for document, order in orders.items()
+    }
     batch = [
-        Event(offset, data.draw(DOCUMENTS), data.draw(ORDERS) if ordered else None, None, None, data.draw(WHOLE))
+        Event(
+            offset,
+            data.draw(DOCUMENTS),
+            data.draw(ORDERS) if ordered else None,
+            None,
+            None,
+            data.draw(WHOLE),
+        )
         for offset in range(data.draw(st.integers(0, 14)))
     ]
     reduced = guard.reduce(batch, rules)
     assert reduced is not None
-    firsts = {document: reduced.first.get(document, latest)[0] for document, latest in reduced.latest.items()}
+    firsts = {
+        document: reduced.first.get(document, latest)[0]
+        for document, latest in reduced.latest.items()
+    }
     late: dict[Document, Stored] = {
         document: Stored(True, orders[document])
         for document, order in firsts.items()
-        if document in orders and guard.judge(order, orders[document], is_time) is not Verdict.APPLIED
+        if document in orders
+        and guard.judge(order, orders[document], is_time) is not Verdict.APPLIED
     }
     verdicts, count = guard.rejudge(reduced, batch, late, rules)
     model = Model(rules, rows, {})
@@ -267,11 +345,17 @@ def test_what_the_database_tells_late_is_judged_as_if_it_had_been_read(data: st.
     through = {
         document: latest
         for document, latest in reduced.latest.items()
-        if document not in late or guard.judge(latest[0], orders[document], is_time) is Verdict.APPLIED
+        if document not in late
+        or guard.judge(latest[0], orders[document], is_time) is Verdict.APPLIED
     }
     assert len(through) == count
-    assert {document: {**named(values), "order": order, "status": None} for document, (order, values) in through.items()} == {
-        document: row for document, row in model.rows.items() if row != rows.get(document) or document in through
+    assert {
+        document: {**named(values), "order": order, "status": None}
+        for document, (order, values) in through.items()
+    } == {
+        document: row
+        for document, row in model.rows.items()
+        if row != rows.get(document) or document in through
     }
 
 
@@ -294,11 +378,21 @@ def claim(offset: int, document: str, slot: Any) -> Event:
 
 def test_events_that_meet_on_a_unique_value_keep_the_order_of_the_log() -> None:
     claims = guard.Claims([(0,)], {"a": (1, UNSET), "b": (2, UNSET)})
-    events = [claim(0, "b", 3), claim(1, "a", 4), claim(2, "c", 1), claim(3, "d", 2), claim(4, "e", None), claim(5, "e", 9)]
+    events = [
+        claim(0, "b", 3),
+        claim(1, "a", 4),
+        claim(2, "c", 1),
+        claim(3, "d", 2),
+        claim(4, "e", None),
+        claim(5, "e", 9),
+    ]
     rounds = [[event.offset for event in one] for one in claims.rounds(events)]
     # c takes what a had, and e comes twice; nobody has what b had in the same round as d takes it
     assert rounds == [[0, 1], [2, 3, 4], [5]]
-    often = [claim(offset, "a", offset) for offset in range(20)] + [claim(20, "b", 99), claim(21, "c", 98)]
+    often = [claim(offset, "a", offset) for offset in range(20)] + [
+        claim(20, "b", 99),
+        claim(21, "c", 98),
+    ]
     assert [len(one) for one in guard.Claims([(0,)], {}).rounds(often)] == [*[1] * 20, 2]
 
 

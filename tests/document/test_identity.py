@@ -14,65 +14,103 @@ from hypothesis import strategies as st
 from instep.document import kinds
 from instep.document.decoding import Decoder, Record
 from instep.document.identity import Identity
-from instep.document.mapping import KEY, Column, Field, Mapping, Path
+from instep.document.mapping import KEY, Field, Mapping, Path, TargetColumn
 from instep.document.reasons import Reason, Unfit
 
-TEXT, NUMBER = Column("tenant", kinds.Text(characters=40)), Column("no", kinds.Integer())
-STATUS = Column("print_status", kinds.Text())
-TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=40)
+TEXT, NUMBER = (
+    TargetColumn("tenant", kinds.Text(characters=40)),
+    TargetColumn("no", kinds.Integer()),
+)
+STATUS = TargetColumn("print_status", kinds.Text())
+TEXTS = st.text(
+    st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=40
+)
 
 
-def mapping(*keys: Column, documents: tuple[Path, ...] = (("id",),), separator: str = "/") -> Mapping:
+def mapping(
+    *keys: TargetColumn, documents: tuple[Path, ...] = (("id",),), separator: str = "/"
+) -> Mapping:
     fields = (Field(column=STATUS, path=("status",)),)
     return Mapping(
-        documents=documents, keys=keys, status=("status",), order=None, at=("@timestamp",), fields=fields, separator=separator
+        documents=documents,
+        keys=keys,
+        status=("status",),
+        order=None,
+        at=("@timestamp",),
+        fields=fields,
+        separator=separator,
     )
 
 
 @given(TEXTS, st.integers(-(2**63), 2**63 - 1), st.sampled_from("/:|.-"))
-def test_a_composite_key_and_its_id_lead_to_each_other(tenant: str, number: int, separator: str) -> None:
+def test_a_composite_key_and_its_id_lead_to_each_other(
+    tenant: str, number: int, separator: str
+) -> None:
     known = Identity(mapping(TEXT, NUMBER, documents=(("t",), ("n",)), separator=separator))
     if separator in tenant or separator in str(number):
         with pytest.raises(Unfit, match="ID_PARTS_WRONG"):
             known.of_fields([tenant, number])
         return
     document = known.of_fields([tenant, number])
-    assert document == f"{tenant}{separator}{number}" == known.of_text(str(document)) == known.of_kept(str(document))
+    assert (
+        document
+        == f"{tenant}{separator}{number}"
+        == known.of_text(str(document))
+        == known.of_kept(str(document))
+    )
     assert known.columns(document) == (tenant, number)
     assert known.of_columns((tenant, number)) == document
 
 
 @given(st.lists(TEXTS, min_size=2, max_size=2), st.lists(TEXTS, min_size=2, max_size=2))
-def test_two_rows_have_two_ids_unless_a_part_holds_the_separator(one: list[str], other: list[str]) -> None:
-    known = Identity(mapping(TEXT, Column("area", kinds.Text())))
+def test_two_rows_have_two_ids_unless_a_part_holds_the_separator(
+    one: list[str], other: list[str]
+) -> None:
+    known = Identity(mapping(TEXT, TargetColumn("area", kinds.Text())))
     ids = {known.of_columns(one), known.of_columns(other)}
     assert len(ids) == 2 or one == other or any("/" in part for part in (*one, *other))
 
 
 def test_a_time_is_the_same_instant_whichever_way_it_is_written() -> None:
-    known = Identity(mapping(NUMBER, Column("at", kinds.Time()), documents=(("n",), ("at",))))
+    known = Identity(
+        mapping(NUMBER, TargetColumn("at", kinds.Timestamp()), documents=(("n",), ("at",)))
+    )
     at = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
     for raw in ("2026-01-31T13:00:00.25+01:00", 1_769_860_800_250):
         assert known.of_fields([7, raw]) == "7/2026-01-31T12:00:00.250000Z"
-    assert known.of_columns((7, at.replace(tzinfo=None))) == known.of_columns((Decimal(7), at)) == "7/2026-01-31T12:00:00.250000Z"
+    assert (
+        known.of_columns((7, at.replace(tzinfo=None)))
+        == known.of_columns((Decimal(7), at))
+        == "7/2026-01-31T12:00:00.250000Z"
+    )
     assert known.columns("7/2026-01-31T12:00:00.250000Z") == (7, at)
     with pytest.raises(Unfit, match="finer than a microsecond"):
         known.of_fields([7, "2026-01-31T13:00:00.1234567Z"])
 
 
 def test_every_kind_of_part() -> None:
-    known = Identity(mapping(Column("u", kinds.Uuid()), Column("d", kinds.Date()), NUMBER, TEXT))
+    known = Identity(
+        mapping(TargetColumn("u", kinds.Uuid()), TargetColumn("d", kinds.Date()), NUMBER, TEXT)
+    )
     columns = (UUID(int=7), date(2026, 1, 31), -5, "a:b")
     assert known.of_columns(columns) == "00000000-0000-0000-0000-000000000007/2026-01-31/-5/a:b"
     assert known.columns(known.of_columns(columns)) == columns
-    assert known.of_columns((str(UUID(int=7)), "2026-01-31", -5, "a:b")) == known.of_columns(columns)
-    assert known.of_text("00000000-0000-0000-0000-000000000007/2026-01-31/-5/a:b") == known.of_columns(columns)
+    assert known.of_columns((str(UUID(int=7)), "2026-01-31", -5, "a:b")) == known.of_columns(
+        columns
+    )
+    assert known.of_text(
+        "00000000-0000-0000-0000-000000000007/2026-01-31/-5/a:b"
+    ) == known.of_columns(columns)
 
 
 @pytest.mark.parametrize(
     ("raw", "reason", "words"),
     [
-        ("acme", Reason.ID_PARTS_WRONG, "id is 'acme', and the key has 2 columns: expected tenant/no"),
+        (
+            "acme",
+            Reason.ID_PARTS_WRONG,
+            "id is 'acme', and the key has 2 columns: expected tenant/no",
+        ),
         ("acme/7/1", Reason.ID_PARTS_WRONG, "expected tenant/no"),
         ("/7", Reason.ID_EMPTY, "id, tenant is empty"),
         ("acme/", Reason.WRONG_TYPE, "id, no is no integer"),
@@ -91,7 +129,7 @@ def test_what_is_not_an_id_says_why(raw: Any, reason: Reason, words: str) -> Non
 
 
 def test_parts_that_are_too_long_together() -> None:
-    wide = Column("tenant", kinds.Text())
+    wide = TargetColumn("tenant", kinds.Text())
     with pytest.raises(Unfit, match="257 characters together") as caught:
         Identity(mapping(wide, wide, documents=(("t",), ("n",)))).of_fields(["a" * 128, "b" * 128])
     assert caught.value.reason is Reason.ID_TOO_LONG
@@ -101,8 +139,12 @@ def test_parts_that_are_too_long_together() -> None:
 def test_plain_records_and_others_have_the_same_id(documents: tuple[Path, ...]) -> None:
     decoder = Decoder(mapping(TEXT, NUMBER, documents=documents))
     key = b"7" if documents == (("t",), (KEY,)) else b"acme/7"
-    plain = Record(0, 1_700_000_000_000, key, b'{"id": "acme/7", "t": "acme", "n": 7, "status": "A"}')
-    escaped = Record(1, 1_700_000_000_000, key, b'{"id": "acme\\/7", "t": "acm\\u0065", "n": 7, "status": "A"}')
+    plain = Record(
+        0, 1_700_000_000_000, key, b'{"id": "acme/7", "t": "acme", "n": 7, "status": "A"}'
+    )
+    escaped = Record(
+        1, 1_700_000_000_000, key, b'{"id": "acme\\/7", "t": "acm\\u0065", "n": 7, "status": "A"}'
+    )
     deleted = Record(2, 1_700_000_000_000, b"acme/7", None)
     events, dead = decoder.decode_all([plain, escaped, deleted])
     assert [event.document for event in events] == ["acme/7"] * 3

@@ -37,7 +37,9 @@ def test_the_type_of_some_values(values: list[Any], expected: str | None) -> Non
     assert inference.type_of(values) == expected
 
 
-SCALARS = st.booleans() | st.integers() | st.decimals(allow_nan=False, allow_infinity=False) | st.text()
+SCALARS = (
+    st.booleans() | st.integers() | st.decimals(allow_nan=False, allow_infinity=False) | st.text()
+)
 
 
 @given(st.lists(SCALARS))
@@ -54,14 +56,27 @@ def test_only_the_asked_columns_get_a_type() -> None:
         "rate": {"field": "rate", "convert": "number"},
     }
     pipeline = msgspec.convert(
-        {"topic": "t", "target": "sqlite:///x.db", "table": "t", "key": "id", "event": {"document": "no"}, "columns": columns},
+        {
+            "topic": "t",
+            "target": "sqlite:///x.db",
+            "table": "t",
+            "key": "id",
+            "event": {"document": "no"},
+            "columns": columns,
+        },
         settings.Pipeline,
     )
-    bodies = [{"no": 7, "order": {"total": 20.5}, "paid": True, "state": 3, "rate": "1.25"}, {"no": 8, "order": 1, "rate": "?"}]
+    bodies = [
+        {"no": 7, "order": {"total": 20.5}, "paid": True, "state": 3, "rate": "1.25"},
+        {"no": 8, "order": 1, "rate": "?"},
+    ]
     values = [*(json.dumps(body).encode() for body in bodies), b"{", b"[]", None, b"\xff"]
     found = inference.typed(pipeline, values, ["id", "total", "state", "rate"])
     assert {name: column.type for name, column in found.mapped.items()} == {
-        "total": "decimal(38,6)", "paid": None, "state": "bigint", "rate": "decimal(38,6)",
-    }  # fmt: skip
+        "total": "decimal(38,6)",
+        "paid": None,
+        "state": "bigint",
+        "rate": "decimal(38,6)",
+    }
     assert (found.key_type, found.mapped["state"].trim) == ("bigint", True)
     assert inference.typed(pipeline, [], ["id", "total"]) == pipeline

@@ -11,7 +11,11 @@ from instep.document.reasons import Reason
 from instep.document.transitions import Transitions
 
 PRINTING = transitions.declare(
-    {"CREATED": ["QUEUED", "FAILED"], "QUEUED": ["PRINTING", "FAILED"], "PRINTING": ["PRINTED", "FAILED"]}
+    {
+        "CREATED": ["QUEUED", "FAILED"],
+        "QUEUED": ["PRINTING", "FAILED"],
+        "PRINTING": ["PRINTED", "FAILED"],
+    }
 )
 
 
@@ -38,7 +42,10 @@ def test_what_may_follow_what(before: str | None, after: str, reason: Reason | N
 def test_a_refusal_says_what_would_have_been_allowed() -> None:
     refused = PRINTING.refusal("CREATED", "PRINTED")
     assert refused is not None
-    assert refused.detail == "from 'CREATED' to 'PRINTED': 'CREATED' may be followed by 'QUEUED', 'FAILED'"
+    assert (
+        refused.detail
+        == "from 'CREATED' to 'PRINTED': 'CREATED' may be followed by 'QUEUED', 'FAILED'"
+    )
     ended = PRINTING.refusal("PRINTED", "QUEUED")
     assert ended is not None
     assert "'PRINTED' is an end" in ended.detail
@@ -60,7 +67,15 @@ def test_the_picture() -> None:
 
 
 def test_what_looks_wrong_is_reported() -> None:
-    odd = transitions.declare({"CREATED": ["QUEUED"], "QUEUED": ["PRINTIGN"], "PRINTING": ["PRINTED"], "A": ["B"], "B": ["A"]})
+    odd = transitions.declare(
+        {
+            "CREATED": ["QUEUED"],
+            "QUEUED": ["PRINTIGN"],
+            "PRINTING": ["PRINTED"],
+            "A": ["B"],
+            "B": ["A"],
+        }
+    )
     assert transitions.starts(odd) == ["CREATED", "PRINTING"]
     assert transitions.unreachable(odd) == ["A", "B"]
     assert transitions.doubtful(odd) == [("PRINTIGN", "PRINTING")]

@@ -11,17 +11,24 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from instep import settings
 from instep.kafka import connection, offsets, topics
-from instep.local.broker import Cluster
+from instep.local.broker import LocalCluster
 from tests.kafka import jvm
 
 
 @pytest.fixture
-def new_topic(broker: Cluster) -> Callable[..., str]:
+def new_topic(broker: LocalCluster) -> Callable[..., str]:
     def make(partitions: int = 6, **config: str) -> str:
         name = f"emit-{uuid.uuid4().hex}"
         with connection.Cluster(settings.Kafka(), broker.bootstrap) as cluster:
-            topics.create(cluster, name, partitions, config={key.replace("_", "."): value for key, value in config.items()})
-            offsets.latest(cluster, name, range(partitions))  # a leader that answers takes the first batch at the first try
+            topics.create(
+                cluster,
+                name,
+                partitions,
+                config={key.replace("_", "."): value for key, value in config.items()},
+            )
+            offsets.latest(
+                cluster, name, range(partitions)
+            )  # a leader that answers takes the first batch at the first try
         return name
 
     return make
@@ -33,11 +40,17 @@ def topic(new_topic: Callable[..., str]) -> str:
 
 
 @pytest.fixture
-def read_all(broker: Cluster) -> Callable[..., list[Message]]:
+def read_all(broker: LocalCluster) -> Callable[..., list[Message]]:
     """Everything in a topic, in order within each partition."""
 
-    def read(topic: str, cluster: Cluster = broker) -> list[Message]:
-        reader = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "tests", "enable.partition.eof": True})
+    def read(topic: str, cluster: LocalCluster = broker) -> list[Message]:
+        reader = Consumer(
+            {
+                "bootstrap.servers": cluster.bootstrap,
+                "group.id": "tests",
+                "enable.partition.eof": True,
+            }
+        )
         try:
             partitions = list(reader.list_topics(topic, 60).topics[topic].partitions)
             reader.assign([TopicPartition(topic, partition, 0) for partition in partitions])

@@ -16,14 +16,16 @@ FAILURE = errors.Undelivered("not taken")
 PLACE = deliveries.Delivery("t", 0, 1, 2)
 
 
-def failed(tally: deliveries.Tally, on_delivery: deliveries.OnDelivery | None = None) -> deliveries.Receipt:
+def failed(
+    tally: deliveries.DeliveryCounter, on_delivery: deliveries.OnDelivery | None = None
+) -> deliveries.Receipt:
     receipt = tally.begin(on_delivery)
     tally.settle(receipt, FAILURE, None)
     return receipt
 
 
 def test_a_delivery_is_the_result() -> None:
-    tally = deliveries.Tally()
+    tally = deliveries.DeliveryCounter()
     receipt = tally.begin(None)
     assert not tally.is_settled(tally.mark)
     tally.settle(receipt, None, PLACE)
@@ -33,7 +35,7 @@ def test_a_delivery_is_the_result() -> None:
 
 
 def test_ignored_failures_are_counted_with_the_first_reason() -> None:
-    tally = deliveries.Tally()
+    tally = deliveries.DeliveryCounter()
     for _ in range(3):
         failed(tally)
     assert tally.take_untold() == (3, FAILURE)
@@ -41,7 +43,7 @@ def test_ignored_failures_are_counted_with_the_first_reason() -> None:
 
 
 def test_a_failure_that_was_asked_for_is_told() -> None:
-    tally = deliveries.Tally()
+    tally = deliveries.DeliveryCounter()
     with pytest.raises(errors.Undelivered):
         failed(tally).result()
     assert failed(tally).exception() is FAILURE
@@ -49,7 +51,7 @@ def test_a_failure_that_was_asked_for_is_told() -> None:
 
 
 def test_asking_twice_counts_once() -> None:
-    tally = deliveries.Tally()
+    tally = deliveries.DeliveryCounter()
     asked, ignored = failed(tally), failed(tally)
     for _ in range(2):
         assert asked.exception() is FAILURE
@@ -58,7 +60,7 @@ def test_asking_twice_counts_once() -> None:
 
 
 def test_asking_after_the_flush_takes_nothing_from_the_next_one() -> None:
-    tally = deliveries.Tally()
+    tally = deliveries.DeliveryCounter()
     early = failed(tally)
     assert tally.take_untold() == (1, FAILURE)
     failed(tally)
@@ -67,7 +69,7 @@ def test_asking_after_the_flush_takes_nothing_from_the_next_one() -> None:
 
 
 def test_a_callback_is_told() -> None:
-    tally, told = deliveries.Tally(), []
+    tally, told = deliveries.DeliveryCounter(), []
     failed(tally, lambda error, delivery: told.append((error, delivery)))
     receipt = tally.begin(lambda error, delivery: told.append((error, delivery)))
     tally.settle(receipt, None, PLACE)
@@ -79,7 +81,7 @@ def test_a_callback_that_fails_was_not_told(caplog: pytest.LogCaptureFixture) ->
     def broken(error: errors.Undelivered | None, delivery: deliveries.Delivery | None) -> None:
         raise SystemExit
 
-    tally = deliveries.Tally()
+    tally = deliveries.DeliveryCounter()
     with caplog.at_level(logging.ERROR, "instep.emit"):
         receipt = failed(tally, broken)
     assert "a delivery callback failed" in caplog.text
@@ -88,7 +90,7 @@ def test_a_callback_that_fails_was_not_told(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_whoever_waits_is_told_before_anybody_can_flush() -> None:
-    tally = deliveries.Tally()
+    tally = deliveries.DeliveryCounter()
     receipt = tally.begin(None)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(receipt.exception)
@@ -100,7 +102,7 @@ def test_whoever_waits_is_told_before_anybody_can_flush() -> None:
 
 
 def test_whoever_gave_up_waiting_was_not_told() -> None:
-    tally = deliveries.Tally()
+    tally = deliveries.DeliveryCounter()
     receipt = tally.begin(None)
     with pytest.raises(concurrent.futures.TimeoutError):
         receipt.result(timeout=0.01)
@@ -109,7 +111,7 @@ def test_whoever_gave_up_waiting_was_not_told() -> None:
 
 
 def test_a_receipt_cannot_be_cancelled() -> None:
-    tally = deliveries.Tally()
+    tally = deliveries.DeliveryCounter()
     receipt = tally.begin(None)
     assert not receipt.cancel()
     tally.settle(receipt, None, PLACE)
@@ -117,7 +119,7 @@ def test_a_receipt_cannot_be_cancelled() -> None:
 
 
 def test_a_receipt_can_be_awaited() -> None:
-    tally = deliveries.Tally()
+    tally = deliveries.DeliveryCounter()
 
     async def wait() -> deliveries.Delivery:
         return await asyncio.wrap_future(failed(tally))
@@ -128,14 +130,14 @@ def test_a_receipt_can_be_awaited() -> None:
 
 
 def test_the_reporting_thread_cannot_wait_for_itself() -> None:
-    tally = deliveries.Tally()
+    tally = deliveries.DeliveryCounter()
     tally.reporter = threading.get_ident()
     with pytest.raises(RuntimeError, match="wait for itself"):
         tally.begin(None).result()
 
 
 def test_the_mark_covers_what_was_sent_before_it() -> None:
-    tally = deliveries.Tally()
+    tally = deliveries.DeliveryCounter()
     first, second = tally.begin(None), tally.begin(None)
     mark = tally.mark
     later = tally.begin(None)
@@ -151,7 +153,7 @@ def test_the_mark_covers_what_was_sent_before_it() -> None:
 
 
 def test_counts_hold_under_many_threads() -> None:
-    tally = deliveries.Tally()
+    tally = deliveries.DeliveryCounter()
     receipts = [tally.begin(None) for _ in range(2000)]
 
     def ask(receipt: deliveries.Receipt) -> None:

@@ -14,11 +14,18 @@ from instep import errors
 from instep.emit import files
 from instep.emit.outgoing import OutgoingRecord
 
-WORDS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=40)
+WORDS = st.text(
+    st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=40
+)
 
 
 def read(
-    text: str | bytes, file_format: files.Format = "jsonl", *, key: str = "doc_id", integers: str = "", **named: Any
+    text: str | bytes,
+    file_format: files.Format = "jsonl",
+    *,
+    key: str = "doc_id",
+    integers: str = "",
+    **named: Any,
 ) -> list[OutgoingRecord]:
     stream = io.BytesIO(text.encode() if isinstance(text, str) else text)
     where = files.Key(tuple(key.split(",")), integers=frozenset(integers.split(",")))
@@ -36,17 +43,25 @@ def test_a_json_line_is_sent_as_it_stands() -> None:
 
 
 def test_blank_lines_a_mark_and_a_missing_last_line_end_are_tolerated() -> None:
-    assert [record.key for record in read(b'\xef\xbb\xbf{"doc_id": "a"}\r\n\r\n  \n{"doc_id": "b"}')] == [b"a", b"b"]
+    assert [
+        record.key for record in read(b'\xef\xbb\xbf{"doc_id": "a"}\r\n\r\n  \n{"doc_id": "b"}')
+    ] == [b"a", b"b"]
     assert read("") == []
 
 
 def test_another_field_can_be_the_key_and_an_integer_is_fine() -> None:
-    assert [record.key for record in read('{"id": 7}\n{"id": -2}\n{"id": "x"}', key="id")] == [b"7", b"-2", b"x"]
+    assert [record.key for record in read('{"id": 7}\n{"id": -2}\n{"id": "x"}', key="id")] == [
+        b"7",
+        b"-2",
+        b"x",
+    ]
 
 
 def test_a_deletion_has_no_value() -> None:
     assert read('{"doc_id": "a", "$delete": true}') == [OutgoingRecord(b"a", None)]
-    assert read('{"order": {"id": 7}, "$delete": true}', key="order.id") == [OutgoingRecord(b"7", None)]
+    assert read('{"order": {"id": 7}, "$delete": true}', key="order.id") == [
+        OutgoingRecord(b"7", None)
+    ]
     with pytest.raises(errors.SettingsError, match="goes with the key alone"):
         read('{"order": {"id": 7, "status": "A"}, "$delete": true}', key="order.id")
 
@@ -75,7 +90,9 @@ def test_ids_of_a_csv_file_may_be_integers() -> None:
         (b"12", 12),
         (b"9223372036854775807", 2**63 - 1),
     ]
-    with pytest.raises(errors.SettingsError, match="line 2: 'doc_id' is '012', and ids are integers here"):
+    with pytest.raises(
+        errors.SettingsError, match="line 2: 'doc_id' is '012', and ids are integers here"
+    ):
         read("doc_id,x\n012,y\n", "csv", integers="doc_id")
 
 
@@ -114,7 +131,14 @@ def test_bytes_that_are_not_utf8_are_named() -> None:
         read(b"doc_id,note\na,\xff\n", "csv")
 
 
-@given(st.lists(st.dictionaries(WORDS, st.none() | st.booleans() | st.integers(-(2**53), 2**53) | WORDS, max_size=4), max_size=8))
+@given(
+    st.lists(
+        st.dictionaries(
+            WORDS, st.none() | st.booleans() | st.integers(-(2**53), 2**53) | WORDS, max_size=4
+        ),
+        max_size=8,
+    )
+)
 def test_any_objects_arrive_whole(objects: list[dict[str, Any]]) -> None:
     rows = [{**fields, "doc_id": f"d{number}"} for number, fields in enumerate(objects)]
     rows = [{name: cell for name, cell in row.items() if name != "$delete"} for row in rows]
@@ -124,7 +148,9 @@ def test_any_objects_arrive_whole(objects: list[dict[str, Any]]) -> None:
 
 
 def test_a_csv_row_becomes_an_object() -> None:
-    found = read('doc_id,status,version,note\r\nd-1,QUEUED,3,\r\nd-2,"a ""b"",\nc",-1,012\r\n', "csv")
+    found = read(
+        'doc_id,status,version,note\r\nd-1,QUEUED,3,\r\nd-2,"a ""b"",\nc",-1,012\r\n', "csv"
+    )
     assert [record.key for record in found] == [b"d-1", b"d-2"]
     assert value(found[0]) == {"doc_id": "d-1", "status": "QUEUED", "version": 3}
     assert value(found[1]) == {"doc_id": "d-2", "status": 'a "b",\nc', "version": -1, "note": "012"}
@@ -132,9 +158,21 @@ def test_a_csv_row_becomes_an_object() -> None:
 
 @pytest.mark.parametrize(
     ("cell", "expected"),
-    [("0", 0), ("12", 12), ("-3", -3), ("-0", "-0"), ("012", "012"), ("+3", "+3"), ("1.0", "1.0"), ("1e3", "1e3"), (" 1", " 1"),
-     ("٣", "٣"), ("9" * 18, int("9" * 18)), ("9" * 19, "9" * 19)],
-)  # fmt: skip
+    [
+        ("0", 0),
+        ("12", 12),
+        ("-3", -3),
+        ("-0", "-0"),
+        ("012", "012"),
+        ("+3", "+3"),
+        ("1.0", "1.0"),
+        ("1e3", "1e3"),
+        (" 1", " 1"),
+        ("٣", "٣"),
+        ("9" * 18, int("9" * 18)),
+        ("9" * 19, "9" * 19),
+    ],
+)
 def test_only_integers_as_json_writes_them_become_integers(cell: str, expected: str | int) -> None:
     assert value(read(f"doc_id,x\na,{cell}\n", "csv")[0])["x"] == expected
 
@@ -151,7 +189,10 @@ def test_a_byte_order_mark_and_blank_rows_in_csv_are_tolerated() -> None:
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_lines_of_csv_end_in_any_way(end: str) -> None:
     text = end.join(["doc_id,x", 'a,"1', '2"', "b,2", ""])
-    assert [(record.key, value(record)["x"]) for record in read(text, "csv")] == [(b"a", f"1{end}2"), (b"b", 2)]
+    assert [(record.key, value(record)["x"]) for record in read(text, "csv")] == [
+        (b"a", f"1{end}2"),
+        (b"b", 2),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -178,8 +219,12 @@ def test_any_csv_cells_arrive_whole(rows: list[tuple[str, str]]) -> None:
     def quoted(cell: str) -> str:
         return '"' + cell.replace('"', '""') + '"'
 
-    found = read("doc_id,x\n" + "".join(f"{quoted(key)},{quoted('#' + cell)}\n" for key, cell in rows), "csv")
-    assert [(record.key.decode(), value(record)["x"]) for record in found] == [(key, "#" + cell) for key, cell in rows]
+    found = read(
+        "doc_id,x\n" + "".join(f"{quoted(key)},{quoted('#' + cell)}\n" for key, cell in rows), "csv"
+    )
+    assert [(record.key.decode(), value(record)["x"]) for record in found] == [
+        (key, "#" + cell) for key, cell in rows
+    ]
 
 
 def test_the_stream_stays_open_and_is_read_as_it_comes() -> None:
@@ -200,7 +245,13 @@ def test_the_stream_stays_open_and_is_read_as_it_comes() -> None:
 
 @pytest.mark.parametrize(
     ("path", "expected"),
-    [("a.jsonl", "jsonl"), ("a.NDJSON", "jsonl"), ("dir.csv/a.json", "jsonl"), ("a.csv", "csv"), ("-", "jsonl")],
+    [
+        ("a.jsonl", "jsonl"),
+        ("a.NDJSON", "jsonl"),
+        ("dir.csv/a.json", "jsonl"),
+        ("a.csv", "csv"),
+        ("-", "jsonl"),
+    ],
 )
 def test_the_format_by_the_suffix(path: str, expected: str) -> None:
     assert files.format_of(path) == expected
@@ -215,10 +266,13 @@ def test_an_unknown_suffix_names_the_known_ones() -> None:
 def test_the_parts_of_a_composite_key_are_joined() -> None:
     line = '{"tenant": "acme", "order": {"no": 7}, "status": "A"}'
     assert read(line, key="tenant,order.no") == [OutgoingRecord(b"acme/7", line.encode())]
-    assert read('{"tenant": "acme", "order": {"no": 7}, "$delete": true}', key="tenant,order.no") == [
-        OutgoingRecord(b"acme/7", None)
-    ]
-    for wrong in ('{"tenant": "acme", "$delete": true}', '{"tenant": "acme", "order": {"no": 7, "x": 1}, "$delete": true}'):
+    assert read(
+        '{"tenant": "acme", "order": {"no": 7}, "$delete": true}', key="tenant,order.no"
+    ) == [OutgoingRecord(b"acme/7", None)]
+    for wrong in (
+        '{"tenant": "acme", "$delete": true}',
+        '{"tenant": "acme", "order": {"no": 7, "x": 1}, "$delete": true}',
+    ):
         with pytest.raises(errors.SettingsError):
             read(wrong, key="tenant,order.no")
     (found,) = read("tenant,no,status\n007,12,A\n", "csv", key="tenant,no", integers="no")

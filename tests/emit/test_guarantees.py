@@ -23,9 +23,16 @@ def test_the_defaults_are_idempotent_acknowledged_by_all_and_javas_partitioner()
 @pytest.mark.parametrize("guarantee", guarantees.STRENGTH)
 @pytest.mark.parametrize(
     "wanted",
-    [{"partitioner": "consistent_random"}, {"partitioner": "fnv1a"}, {"queuing.strategy": "lifo"}, {"queuing_strategy": "lifo"}],
+    [
+        {"partitioner": "consistent_random"},
+        {"partitioner": "fnv1a"},
+        {"queuing.strategy": "lifo"},
+        {"queuing_strategy": "lifo"},
+    ],
 )
-def test_what_breaks_the_order_is_refused_whatever_the_guarantee(guarantee: str, wanted: dict[str, Any]) -> None:
+def test_what_breaks_the_order_is_refused_whatever_the_guarantee(
+    guarantee: str, wanted: dict[str, Any]
+) -> None:
     with pytest.raises(errors.SettingsError, match=f"^{next(iter(wanted))}=.*order per document"):
         guarantees.producer_config(guarantee, wanted)
 
@@ -49,7 +56,9 @@ LOSES = [
 
 @pytest.mark.parametrize(("name", "value"), REPEATS + LOSES)
 def test_exactly_once_refuses_each_by_the_name_it_was_given(name: str, value: Any) -> None:
-    with pytest.raises(errors.SettingsError, match=f"^{name}={value} breaks the guarantee exactly-once") as caught:
+    with pytest.raises(
+        errors.SettingsError, match=f"^{name}={value} breaks the guarantee exactly-once"
+    ) as caught:
         guarantees.producer_config("exactly-once", {name: value})
     assert f"leave {name} out" in caught.value.remedy
     assert "guarantee=" in caught.value.remedy
@@ -83,7 +92,9 @@ def test_at_most_once_must_not_repeat() -> None:
 
 
 def test_without_idempotence_order_asks_for_one_request_at_a_time() -> None:
-    assert guarantees.producer_config("at-least-once", {"enable.idempotence": False})[IN_FLIGHT] == 1
+    assert (
+        guarantees.producer_config("at-least-once", {"enable.idempotence": False})[IN_FLIGHT] == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,7 +121,9 @@ def test_settings_that_keep_the_guarantee_pass(wanted: dict[str, Any]) -> None:
 
 
 def test_an_alias_replaces_our_default_instead_of_standing_beside_it() -> None:
-    config = guarantees.producer_config("exactly-once", {"compression.codec": "zstd", "queue_buffering_max_ms": 7})
+    config = guarantees.producer_config(
+        "exactly-once", {"compression.codec": "zstd", "queue_buffering_max_ms": 7}
+    )
     assert (config["compression.type"], config["linger.ms"]) == ("zstd", 7)
     assert not {"compression.codec", "queue.buffering.max.ms"} & config.keys()
 
@@ -134,5 +147,7 @@ def test_nonsense_is_named() -> None:
 
 
 def test_how_a_broker_is_spoken_to_is_told_to_every_client() -> None:
-    config = guarantees.producer_config("exactly-once", {"sasl_username": "ann", "socket.timeout.ms": 9, "linger.ms": 1})
+    config = guarantees.producer_config(
+        "exactly-once", {"sasl_username": "ann", "socket.timeout.ms": 9, "linger.ms": 1}
+    )
     assert guarantees.for_any_client(config) == {"sasl.username": "ann", "socket.timeout.ms": 9}

@@ -13,7 +13,9 @@ from instep import errors
 from instep.document import partition
 from instep.emit import Delivery, MemoryPublisher, Publisher, StatusEvent
 
-EVENT = StatusEvent(document="d-1", status="PRINTED", version=4, at=datetime(2026, 11, 1, 8, tzinfo=UTC))
+EVENT = StatusEvent(
+    document="d-1", status="PRINTED", version=4, at=datetime(2026, 11, 1, 8, tzinfo=UTC)
+)
 
 
 def test_the_public_names() -> None:
@@ -25,7 +27,9 @@ def test_it_has_the_publishers_methods_with_their_parameters() -> None:
     names = [name for name in vars(Publisher) if not name.startswith("_")]
     assert names == ["send", "delete", "send_raw", "flush", "close"]
     for name in [*names, "__enter__", "__exit__"]:
-        assert inspect.signature(getattr(MemoryPublisher, name)) == inspect.signature(getattr(Publisher, name))
+        assert inspect.signature(getattr(MemoryPublisher, name)) == inspect.signature(
+            getattr(Publisher, name)
+        )
     double = inspect.signature(MemoryPublisher).parameters
     for name, parameter in inspect.signature(Publisher).parameters.items():
         assert double[name].kind == parameter.kind
@@ -41,7 +45,9 @@ def test_it_keeps_what_was_sent() -> None:
         publisher.send_raw(b"d-2", b"{}", [("x", b"y")])
         publisher.flush()
     first, second, deletion, raw = publisher.records
-    assert place == Delivery("print-status", partition.partition_of(b"d-1", 12), 0, first.timestamp_ms)
+    assert place == Delivery(
+        "print-status", partition.partition_of(b"d-1", 12), 0, first.timestamp_ms
+    )
     assert json.loads(first.value or b"") == {
         "doc_id": "d-1",
         "status": "PRINTED",

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from instep.document import partition
 from instep.emit import Publisher
-from instep.local.broker import Cluster
+from instep.local.broker import LocalCluster
 
 
 def java_partition(classes: Any, key: bytes, partitions: int) -> int:
-    chosen = classes.org.apache.kafka.clients.producer.internals.BuiltInPartitioner.partitionForKey(key, partitions)
+    chosen = classes.org.apache.kafka.clients.producer.internals.BuiltInPartitioner.partitionForKey(
+        key, partitions
+    )
     assert isinstance(chosen, int)
     return chosen
 
@@ -34,12 +36,17 @@ def test_the_hash_is_javas(kafka_classes: Any, key: bytes, partitions: int) -> N
     assert partition.partition_of(key, partitions) == java_partition(kafka_classes, key, partitions)
 
 
-def test_the_publisher_sends_where_java_would(kafka_classes: Any, broker: Cluster, new_topic: Callable[..., str]) -> None:
+def test_the_publisher_sends_where_java_would(
+    kafka_classes: Any, broker: LocalCluster, new_topic: Callable[..., str]
+) -> None:
     topic = new_topic(12)
     random_keys = random.Random(7)
     keys = [f"doc-{number}".encode() for number in range(100)]
     keys += [
-        "".join(chr(random_keys.randrange(1, 0xD7FF)) for _ in range(random_keys.randrange(1, 40))).encode() for _ in range(100)
+        "".join(
+            chr(random_keys.randrange(1, 0xD7FF)) for _ in range(random_keys.randrange(1, 40))
+        ).encode()
+        for _ in range(100)
     ]
     with Publisher(broker.bootstrap, topic) as publisher:
         sent = [(key, publisher.send_raw(key, b"{}")) for key in keys]

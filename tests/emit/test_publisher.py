@@ -25,7 +25,7 @@ from instep.local import broker as local_broker
 from instep.local import ports
 
 Read = Callable[..., list[Message]]
-Bootstrap = local_broker.Cluster
+Bootstrap = local_broker.LocalCluster
 
 
 def event(number: int, document: str = "d-1") -> StatusEvent:
@@ -36,7 +36,9 @@ def versions(messages: list[Message]) -> list[int]:
     return [json.loads(message.value() or b"{}")["version"] for message in messages]
 
 
-def test_fire_and_forget_arrives_when_the_block_is_left(broker: Bootstrap, topic: str, read_all: Read) -> None:
+def test_fire_and_forget_arrives_when_the_block_is_left(
+    broker: Bootstrap, topic: str, read_all: Read
+) -> None:
     with Publisher(broker.bootstrap, topic) as publisher:
         for number in range(1000):
             publisher.send(event(number))
@@ -47,15 +49,21 @@ def test_waiting_gives_the_place_in_the_log(broker: Bootstrap, topic: str, read_
     with Publisher(broker.bootstrap, topic) as publisher:
         places = [publisher.send(event(number)).result(60) for number in range(3)]
     assert [(place.topic, place.offset) for place in places] == [(topic, 0), (topic, 1), (topic, 2)]
-    assert {place.partition for place in places} == {message.partition() for message in read_all(topic)}
-    assert [place.timestamp_ms for place in places] == [message.timestamp()[1] for message in read_all(topic)]
+    assert {place.partition for place in places} == {
+        message.partition() for message in read_all(topic)
+    }
+    assert [place.timestamp_ms for place in places] == [
+        message.timestamp()[1] for message in read_all(topic)
+    ]
 
 
 def test_a_callback_gets_every_delivery_in_order(broker: Bootstrap, topic: str) -> None:
     told: list[tuple[errors.Undelivered | None, Delivery | None]] = []
     with Publisher(broker.bootstrap, topic) as publisher:
         for number in range(100):
-            publisher.send(event(number), on_delivery=lambda error, delivery: told.append((error, delivery)))
+            publisher.send(
+                event(number), on_delivery=lambda error, delivery: told.append((error, delivery))
+            )
         publisher.flush()
         assert [delivery.offset for _, delivery in told if delivery] == list(range(100))
     assert all(error is None for error, _ in told)
@@ -75,7 +83,9 @@ def test_a_callback_may_send(broker: Bootstrap, topic: str, read_all: Read) -> N
 def test_what_arrives_is_the_wire_format(broker: Bootstrap, topic: str, read_all: Read) -> None:
     at = datetime(2026, 11, 1, 8, tzinfo=UTC)
     with Publisher(broker.bootstrap, topic, source="print-system") as publisher:
-        publisher.send(StatusEvent(document="Vertrag № 7 🖨️", status="gedruckt ✅", at=at, fields={"pages": 3}))
+        publisher.send(
+            StatusEvent(document="Vertrag № 7 🖨️", status="gedruckt ✅", at=at, fields={"pages": 3})
+        )
         publisher.delete("Vertrag № 7 🖨️", at=at)
         publisher.send_raw("Vertrag № 7 🖨️".encode(), b"{}", [("mine", b"1")])
     sent, deletion, raw = read_all(topic)
@@ -113,7 +123,9 @@ def test_a_record_too_large_fails_alone(broker: Bootstrap, topic: str, read_all:
         before = publisher.send(event(1))
         refused = publisher.send_raw(b"big", b"x" * 2_000_000)
         after = publisher.send(event(2))
-        with pytest.raises(errors.Undelivered, match=r"document 'big' is too large: 2,000,003 bytes"):
+        with pytest.raises(
+            errors.Undelivered, match=r"document 'big' is too large: 2,000,003 bytes"
+        ):
             refused.result(60)
         assert (before.result(60).offset, after.result(60).offset) == (0, 1)
     assert versions(read_all(topic)) == [1, 2]
@@ -136,13 +148,18 @@ def test_an_ignored_failure_is_raised_by_flush_once(broker: Bootstrap, topic: st
         publisher.send_raw(b"a", b"x" * 2_000_000)
         publisher.send_raw(b"b", b"x" * 2_000_000)
         publisher.send(event(1))
-        with pytest.raises(errors.Undelivered, match=r"2 records were not delivered.*document 'a' is too large"):
+        with pytest.raises(
+            errors.Undelivered, match=r"2 records were not delivered.*document 'a' is too large"
+        ):
             publisher.flush()
         publisher.flush()
 
 
 def test_an_ignored_failure_is_raised_when_the_block_is_left(broker: Bootstrap, topic: str) -> None:
-    with pytest.raises(errors.Undelivered, match=r"1 record was not delivered"), Publisher(broker.bootstrap, topic) as publisher:
+    with (
+        pytest.raises(errors.Undelivered, match=r"1 record was not delivered"),
+        Publisher(broker.bootstrap, topic) as publisher,
+    ):
         publisher.send_raw(b"a", b"x" * 2_000_000)
 
 
@@ -153,7 +170,9 @@ def test_a_failure_told_to_a_callback_is_not_raised_again(broker: Bootstrap, top
     assert [type(error) for error in told] == [errors.Undelivered]
 
 
-def test_an_exception_of_the_block_is_not_hidden(broker: Bootstrap, topic: str, read_all: Read) -> None:
+def test_an_exception_of_the_block_is_not_hidden(
+    broker: Bootstrap, topic: str, read_all: Read
+) -> None:
     def fail() -> None:
         with Publisher(broker.bootstrap, topic) as publisher:
             publisher.send(event(1))
@@ -223,7 +242,9 @@ def test_settings_are_refused_before_anything_is_asked_of_a_broker() -> None:
 
 
 def test_settings_may_be_text(broker: Bootstrap, topic: str) -> None:
-    with Publisher(broker.bootstrap, topic, message_max_bytes="2000", acks="all", socket_timeout_ms="5000") as publisher:
+    with Publisher(
+        broker.bootstrap, topic, message_max_bytes="2000", acks="all", socket_timeout_ms="5000"
+    ) as publisher:
         with pytest.raises(errors.Undelivered, match=r"message\.max\.bytes is 2,000"):
             publisher.send_raw(b"a", b"x" * 3000).result(60)
         publisher.send(event(1)).result(60)
@@ -247,7 +268,9 @@ def test_an_interrupted_close_can_be_finished(
 
 
 def test_weaker_guarantees_send_too(broker: Bootstrap, topic: str, read_all: Read) -> None:
-    with Publisher(broker.bootstrap, topic, guarantee="at-least-once", enable_idempotence=False) as publisher:
+    with Publisher(
+        broker.bootstrap, topic, guarantee="at-least-once", enable_idempotence=False
+    ) as publisher:
         publisher.send(event(1))
     assert set(versions(read_all(topic))) == {1}
     # without an answer nobody knows whether a send arrived, and one may be lost: send until one is there
@@ -259,17 +282,21 @@ def test_weaker_guarantees_send_too(broker: Bootstrap, topic: str, read_all: Rea
 
 
 @pytest.fixture(scope="module")
-def mortal() -> Iterator[local_broker.Cluster]:
+def mortal() -> Iterator[local_broker.LocalCluster]:
     """A broker that tests may kill."""
-    with local_broker.Cluster() as own:
+    with local_broker.LocalCluster() as own:
         with connection.Cluster(settings.Kafka(), own.bootstrap) as cluster:
             topics.create(cluster, "dies", 1)
             topics.create(cluster, "comes-back", 1)
-            offsets.latest(cluster, "comes-back", [0])  # a leader that answers takes the first batch at the first try
+            offsets.latest(
+                cluster, "comes-back", [0]
+            )  # a leader that answers takes the first batch at the first try
         yield own
 
 
-def test_a_broker_that_comes_back_gets_everything_once_and_in_order(mortal: local_broker.Cluster, read_all: Read) -> None:
+def test_a_broker_that_comes_back_gets_everything_once_and_in_order(
+    mortal: local_broker.LocalCluster, read_all: Read
+) -> None:
     with Publisher(mortal.bootstrap, "comes-back", flush_timeout_s=120) as publisher:
         for number in range(50):
             publisher.send(event(number))
@@ -282,8 +309,14 @@ def test_a_broker_that_comes_back_gets_everything_once_and_in_order(mortal: loca
     assert versions(read_all("comes-back", mortal)) == list(range(101))
 
 
-def test_a_broker_that_dies_is_told_in_bounded_time(mortal: local_broker.Cluster) -> None:
-    publisher = Publisher(mortal.bootstrap, "dies", flush_timeout_s=1.5, block_timeout_s=0.5, queue_buffering_max_messages=5)
+def test_a_broker_that_dies_is_told_in_bounded_time(mortal: local_broker.LocalCluster) -> None:
+    publisher = Publisher(
+        mortal.bootstrap,
+        "dies",
+        flush_timeout_s=1.5,
+        block_timeout_s=0.5,
+        queue_buffering_max_messages=5,
+    )
     publisher.send(event(0)).result(60)
     mortal.kill()
     futures = [publisher.send(event(number)) for number in range(1, 6)]
@@ -294,7 +327,9 @@ def test_a_broker_that_dies_is_told_in_bounded_time(mortal: local_broker.Cluster
     with pytest.raises(concurrent.futures.TimeoutError):
         futures[0].result(0.01)
     began = time.monotonic()
-    with pytest.raises(errors.Undelivered, match=r"5 records were not delivered.*not confirmed within 1\.5 s"):
+    with pytest.raises(
+        errors.Undelivered, match=r"5 records were not delivered.*not confirmed within 1\.5 s"
+    ):
         publisher.close()
     assert time.monotonic() - began < 30  # bounded, whatever the machine does besides
     assert all(isinstance(future.exception(0), errors.Undelivered) for future in futures)
@@ -323,7 +358,9 @@ time.sleep(float(sys.argv[5]))
 """
 
 
-def child(broker: Bootstrap, topic: str, *arguments: object, script: str = CHILD) -> subprocess.Popen[str]:
+def child(
+    broker: Bootstrap, topic: str, *arguments: object, script: str = CHILD
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", script, broker.bootstrap, topic, *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -332,7 +369,9 @@ def child(broker: Bootstrap, topic: str, *arguments: object, script: str = CHILD
     )
 
 
-def test_sigterm_delivers_what_was_sent_and_then_ends_the_process(broker: Bootstrap, topic: str, read_all: Read) -> None:
+def test_sigterm_delivers_what_was_sent_and_then_ends_the_process(
+    broker: Bootstrap, topic: str, read_all: Read
+) -> None:
     process = child(broker, topic, 500, 2000, 600)
     assert process.stdout is not None
     while process.stdout.readline() != "sent\n":
@@ -344,7 +383,9 @@ def test_sigterm_delivers_what_was_sent_and_then_ends_the_process(broker: Bootst
     assert versions(read_all(topic)) == list(range(2000))
 
 
-def test_sigterm_in_the_middle_of_sending_leaves_no_gap(broker: Bootstrap, topic: str, read_all: Read) -> None:
+def test_sigterm_in_the_middle_of_sending_leaves_no_gap(
+    broker: Bootstrap, topic: str, read_all: Read
+) -> None:
     process = child(broker, topic, 5, 10_000_000, 0)
     assert process.stdout is not None
     assert process.stdout.readline() == "sending\n"
@@ -357,7 +398,9 @@ def test_sigterm_in_the_middle_of_sending_leaves_no_gap(broker: Bootstrap, topic
     assert found == list(range(len(found)))
 
 
-def test_a_publisher_that_nobody_closes_flushes_when_the_interpreter_ends(broker: Bootstrap, topic: str, read_all: Read) -> None:
+def test_a_publisher_that_nobody_closes_flushes_when_the_interpreter_ends(
+    broker: Bootstrap, topic: str, read_all: Read
+) -> None:
     process = child(broker, topic, 500, 200, 0)
     _, error_output = process.communicate(timeout=90)
     assert (process.returncode, error_output) == (0, "")
@@ -385,7 +428,9 @@ print(number, flush=True)
 """
 
 
-def test_a_handler_of_ones_own_is_called_and_put_back(broker: Bootstrap, topic: str, read_all: Read) -> None:
+def test_a_handler_of_ones_own_is_called_and_put_back(
+    broker: Bootstrap, topic: str, read_all: Read
+) -> None:
     process = child(broker, topic, script=HANDLED)
     assert process.stdout is not None
     assert process.stdout.readline() == "sending\n"
@@ -408,7 +453,9 @@ time.sleep(600)
 """
 
 
-def test_what_is_lost_at_sigterm_is_said_on_stderr_and_two_publishers_end_in_turn(broker: Bootstrap, topic: str) -> None:
+def test_what_is_lost_at_sigterm_is_said_on_stderr_and_two_publishers_end_in_turn(
+    broker: Bootstrap, topic: str
+) -> None:
     process = child(broker, topic, script=LOST)
     assert process.stdout is not None
     assert process.stdout.readline() == "sent\n"

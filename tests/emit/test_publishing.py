@@ -9,15 +9,21 @@ from confluent_kafka import Message
 
 from instep import errors, settings
 from instep.emit import files, publishing
-from instep.local.broker import Cluster
-from tests.sinks.conftest import declare
+from instep.local.broker import LocalCluster
+from tests.support.databases import declare
 
 
 def declared(**fields: str) -> settings.Settings:
     """A pipeline of the topic for each name, with the field that holds the document's id."""
-    events = {name: {"document": field, "status": "status", "order": "version"} for name, field in fields.items()}
+    events = {
+        name: {"document": field, "status": "status", "order": "version"}
+        for name, field in fields.items()
+    }
     return settings.Settings(
-        pipelines={name: declare("sqlite:///t.db", topic="prints", event=event) for name, event in events.items()}
+        pipelines={
+            name: declare("sqlite:///t.db", topic="prints", event=event)
+            for name, event in events.items()
+        }
     )
 
 
@@ -32,10 +38,17 @@ def test_the_key_is_what_the_pipeline_takes_for_the_document() -> None:
     assert "--key" in caught.value.remedy
 
 
-def test_deletions_have_a_key_and_no_value(broker: Cluster, topic: str, read_all: Callable[..., list[Message]]) -> None:
+def test_deletions_have_a_key_and_no_value(
+    broker: LocalCluster, topic: str, read_all: Callable[..., list[Message]]
+) -> None:
     with pytest.raises(errors.SettingsError, match="cannot be a record's key"):
         publishing.publish_deletions(settings.Kafka(), broker.bootstrap, topic, ["C-1", ""])
     assert read_all(topic) == []
-    assert publishing.publish_deletions(settings.Kafka(), broker.bootstrap, topic, ["C-1", "C-2"]) == 2
+    assert (
+        publishing.publish_deletions(settings.Kafka(), broker.bootstrap, topic, ["C-1", "C-2"]) == 2
+    )
     found = read_all(topic)
-    assert sorted((message.key(), message.value()) for message in found) == [(b"C-1", None), (b"C-2", None)]
+    assert sorted((message.key(), message.value()) for message in found) == [
+        (b"C-1", None),
+        (b"C-2", None),
+    ]

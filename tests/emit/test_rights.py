@@ -9,7 +9,7 @@ import pytest
 from instep import errors, settings
 from instep.emit import Publisher, StatusEvent
 from instep.kafka import connection, topics
-from tests.kafka import secured
+from tests.support import secured
 
 EVENT = StatusEvent(document="d-1", status="PRINTED")
 BOB = secured.login("bob", "bob")
@@ -46,8 +46,14 @@ def test_a_missing_right_to_write_is_told_for_the_record(bootstrap: str) -> None
 
 
 def test_the_right_password_by_settings_or_by_librdkafkas_own_names(bootstrap: str) -> None:
-    with Publisher(bootstrap, "theirs", security=secured.login("ann", secured.PASSWORD).security) as publisher:
+    with Publisher(
+        bootstrap, "theirs", security=secured.login("ann", secured.PASSWORD).security
+    ) as publisher:
         publisher.send(EVENT).result(60)
-    named = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_username": "ann"}
+    named = {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "PLAIN",
+        "sasl_username": "ann",
+    }
     with Publisher(bootstrap, "theirs", sasl_password=secured.PASSWORD, **named) as publisher:  # type: ignore[arg-type]
         publisher.send(EVENT).result(60)

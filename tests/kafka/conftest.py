@@ -10,12 +10,12 @@ import pytest
 
 from instep import settings
 from instep.kafka import connection, topics
-from instep.local.broker import Cluster
+from instep.local.broker import LocalCluster
 from tests.kafka import jvm
 
 
 @pytest.fixture
-def cluster(broker: Cluster) -> Iterator[connection.Cluster]:
+def cluster(broker: LocalCluster) -> Iterator[connection.Cluster]:
     with connection.Cluster(settings.Kafka(), broker.bootstrap) as cluster:
         yield cluster
 
@@ -24,7 +24,12 @@ def cluster(broker: Cluster) -> Iterator[connection.Cluster]:
 def new_topic(cluster: connection.Cluster) -> Callable[..., str]:
     def make(partitions: int = 3, **config: str) -> str:
         name = f"kafka-{uuid.uuid4().hex}"
-        topics.create(cluster, name, partitions, config={key.replace("_", "."): value for key, value in config.items()})
+        topics.create(
+            cluster,
+            name,
+            partitions,
+            config={key.replace("_", "."): value for key, value in config.items()},
+        )
         return name
 
     return make

@@ -9,14 +9,14 @@ import pytest
 from confluent_kafka import Producer
 
 from instep.kafka import backlog, connection
-from instep.kafka.backlog import Waiting
-from instep.kafka.inquiry import OpenTransaction
-from instep.kafka.offsets import Record
-from tests.hanging import hanging_transaction
-from tests.waiting import wait_until
+from instep.kafka.admin.admin_extras import OpenTransaction
+from instep.kafka.backlog import PartitionBacklog
+from instep.kafka.offsets import LogRecord
+from tests.support.open_transaction import hanging_transaction
+from tests.support.waiting import wait_until
 
 NOW = datetime(2026, 11, 16, 10, tzinfo=UTC)
-RECORD = Record(0, 5, int(NOW.timestamp() * 1000) - 3_000, b"a", b"{}")
+RECORD = LogRecord(0, 5, int(NOW.timestamp() * 1000) - 3_000, b"a", b"{}")
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,15 @@ RECORD = Record(0, 5, int(NOW.timestamp() * 1000) - 3_000, b"a", b"{}")
     ],
 )
 def test_what_waits(
-    position: int, end: int, committed_end: int, record: Record | None, records: int, held_back: int, age_s: float | None
+    position: int,
+    end: int,
+    committed_end: int,
+    record: LogRecord | None,
+    records: int,
+    held_back: int,
+    age_s: float | None,
 ) -> None:
-    one = Waiting(0, position, end, committed_end, record)
+    one = PartitionBacklog(0, position, end, committed_end, record)
     assert (one.records, one.held_back, one.age_s(NOW)) == (records, held_back, age_s)
 
 
@@ -47,16 +53,24 @@ def test_words_for_what_is_held_back() -> None:
     ]
 
 
-def test_an_abandoned_transaction_is_counted_and_named(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+def test_an_abandoned_transaction_is_counted_and_named(
+    cluster: connection.Cluster, new_topic: Callable[..., str]
+) -> None:
     topic, before = new_topic(2), datetime.now(UTC)
-    with hanging_transaction(cluster.bootstrap, topic, (b"a", b"1"), (b"a", b"2"), partition=1) as transactional_id:
+    with hanging_transaction(
+        cluster.bootstrap, topic, (b"a", b"1"), (b"a", b"2"), partition=1
+    ) as transactional_id:
         plain = Producer({"bootstrap.servers": cluster.bootstrap})
         plain.produce(topic, b"3", partition=1)  # acknowledged, and hidden behind the transaction
         assert plain.flush(30) == 0
         found = backlog.read(cluster, topic, {0: 0, 1: 0})
         assert [(one.records, one.held_back) for one in found.values()] == [(0, 0), (3, 3)]
         [holder] = backlog.open_transactions(cluster, topic, [0, 1])
-        assert (holder.partition, holder.start_offset, holder.transactional_id) == (1, 0, transactional_id)
+        assert (holder.partition, holder.start_offset, holder.transactional_id) == (
+            1,
+            0,
+            transactional_id,
+        )
         assert holder.since is not None
         assert abs((holder.since - before).total_seconds()) < 60
         assert backlog.still_held({0: 0, 1: 3}, {0: 0, 1: 0}) == {1: 3}
@@ -65,5 +79,7 @@ def test_an_abandoned_transaction_is_counted_and_named(cluster: connection.Clust
         return backlog.read(cluster, topic, {1: 0})[1].held_back == 0
 
     wait_until(freed, "the transaction to be aborted")
-    assert backlog.read(cluster, topic, {1: 0})[1].records == 4  # two aborted records, a plain one and the marker
+    assert (
+        backlog.read(cluster, topic, {1: 0})[1].records == 4
+    )  # two aborted records, a plain one and the marker
     assert backlog.open_transactions(cluster, topic, [0, 1]) == []

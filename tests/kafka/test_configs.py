@@ -15,7 +15,13 @@ from instep.kafka import connection
 
 CLEAR = settings.Kafka()
 SCRAM = settings.Kafka(
-    security=settings.Security(protocol="SASL_SSL", mechanism="SCRAM-SHA-512", username="instep", password="secret", ca="ca.pem")
+    security=settings.Security(
+        protocol="SASL_SSL",
+        mechanism="SCRAM-SHA-512",
+        username="instep",
+        password="secret",
+        ca="ca.pem",
+    )
 )
 
 
@@ -25,7 +31,10 @@ def test_clear_text_needs_an_address_only() -> None:
         "client.id": "instep",
         "security.protocol": "PLAINTEXT",
     }
-    assert connection.java_config(CLEAR, "a:1") == {"bootstrap.servers": "a:1", "security.protocol": "PLAINTEXT"}
+    assert connection.java_config(CLEAR, "a:1") == {
+        "bootstrap.servers": "a:1",
+        "security.protocol": "PLAINTEXT",
+    }
 
 
 def test_user_and_authority_for_librdkafka() -> None:
@@ -48,11 +57,16 @@ def test_client_certificate_for_both(tmp_path: Path) -> None:
     certificate, key = tmp_path / "client.pem", tmp_path / "key.pem"
     certificate.write_text("-----BEGIN CERTIFICATE-----\n…\n")
     key.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\n…\n")
-    security = settings.Security(protocol="SSL", certificate=str(certificate), key=str(key), key_password="k")
+    security = settings.Security(
+        protocol="SSL", certificate=str(certificate), key=str(key), key_password="k"
+    )
     kafka = settings.Kafka(security=security)
 
     config = connection.client_config(kafka, "a:1")
-    assert (config["ssl.certificate.location"], config["ssl.key.location"]) == (str(certificate), str(key))
+    assert (config["ssl.certificate.location"], config["ssl.key.location"]) == (
+        str(certificate),
+        str(key),
+    )
     assert config["ssl.key.password"] == "k"
 
     java = connection.java_config(kafka, "a:1")
@@ -82,8 +96,12 @@ def test_a_missing_certificate_is_named() -> None:
     st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1),
     st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1),
 )
-def test_java_reads_any_user_and_password_as_they_are(kafka_classes: Any, username: str, password: str) -> None:
-    security = settings.Security(protocol="SASL_SSL", mechanism="PLAIN", username=username, password=password)
+def test_java_reads_any_user_and_password_as_they_are(
+    kafka_classes: Any, username: str, password: str
+) -> None:
+    security = settings.Security(
+        protocol="SASL_SSL", mechanism="PLAIN", username=username, password=password
+    )
     config = connection.java_config(settings.Kafka(security=security), "a:1")
     secret = kafka_classes.org.apache.kafka.common.config.types.Password(config["sasl.jaas.config"])
     values = kafka_classes.java.util.HashMap()

@@ -10,8 +10,13 @@ from confluent_kafka import KafkaError
 from instep import errors
 from instep.kafka import faults
 
-DEED = faults.Deed(
-    "read topic 'print-status'", "a:1,b:2", who=faults.Who("ann"), topic="print-status", group="contracts", tried_s=10
+DEED = faults.Operation(
+    "read topic 'print-status'",
+    "a:1,b:2",
+    who=faults.ClientIdentity("ann"),
+    topic="print-status",
+    group="contracts",
+    tried_s=10,
 )
 
 # Codes that none of our calls can meet, or that are handled where they occur; told by name if one comes all the same.
@@ -74,50 +79,61 @@ def test_an_unmapped_code_is_told_by_name() -> None:
 
 
 def test_no_answer_names_addresses_seconds_and_the_last_cause() -> None:
-    ear = faults.Ear()
+    ear = faults.ErrorLog()
     ear.hear(
         KafkaError(
-            KafkaError._TRANSPORT, "a:1/bootstrap: Connect to ipv4#a:1 failed: Connection refused (after 0ms in state CONNECT)"
+            KafkaError._TRANSPORT,
+            "a:1/bootstrap: Connect to ipv4#a:1 failed: Connection refused (after 0ms in state CONNECT)",
         )
     )
     ear.hear(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
     error = faults.translate(KafkaError(KafkaError._TIMED_OUT), DEED, ear)
     assert isinstance(error, errors.BrokerUnreachable)
-    assert error.what == ("no broker answered at a:1, b:2: tried for 10 s (last: Connect to ipv4#a:1 failed: Connection refused)")
+    assert error.what == (
+        "no broker answered at a:1, b:2: tried for 10 s (last: Connect to ipv4#a:1 failed: Connection refused)"
+    )
     assert "kafka.bootstrap" in error.remedy
 
 
 def test_a_time_out_after_a_refusal_is_the_refusal() -> None:
-    ear = faults.Ear()
+    ear = faults.ErrorLog()
     since = time.monotonic()
     assert ear.refusal(since) is None
     ear.hear(
-        KafkaError(KafkaError._AUTHENTICATION, "a:1/bootstrap: SASL authentication error: wrong (after 300ms in state AUTH_REQ)")
+        KafkaError(
+            KafkaError._AUTHENTICATION,
+            "a:1/bootstrap: SASL authentication error: wrong (after 300ms in state AUTH_REQ)",
+        )
     )
     assert not ear.refused_by_all(since)
     ear.hear(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
     assert ear.refused_by_all(since)
     error = faults.translate(KafkaError(KafkaError._TIMED_OUT), DEED, ear, since)
     assert isinstance(error, errors.NotAuthorised)
-    assert error.what == "the broker at a:1, b:2 does not accept user 'ann': SASL authentication error: wrong"
+    assert (
+        error.what
+        == "the broker at a:1, b:2 does not accept user 'ann': SASL authentication error: wrong"
+    )
 
 
 def test_an_old_refusal_does_not_explain_a_new_time_out() -> None:
-    ear = faults.Ear()
+    ear = faults.ErrorLog()
     ear.hear(KafkaError(KafkaError._AUTHENTICATION, "wrong"))
-    error = faults.translate(KafkaError(KafkaError._TIMED_OUT), DEED, ear, since=time.monotonic() + 1)
+    error = faults.translate(
+        KafkaError(KafkaError._TIMED_OUT), DEED, ear, since=time.monotonic() + 1
+    )
     assert isinstance(error, errors.BrokerUnreachable)
     assert "wrong" not in error.what
 
 
 def test_a_missing_right_is_no_refusal_of_who_we_are() -> None:
-    ear = faults.Ear()
+    ear = faults.ErrorLog()
     ear.hear(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED, "no"))
     assert ear.refusal(0) is None
 
 
 def test_a_fatal_error_is_kept() -> None:
-    ear = faults.Ear()
+    ear = faults.ErrorLog()
     fatal = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "gone wrong", fatal=True)
     ear.hear(fatal)
     assert ear.fatal is not None
@@ -125,9 +141,13 @@ def test_a_fatal_error_is_kept() -> None:
 
 
 def test_a_missing_topic_names_the_near_ones_and_the_command_that_creates_it() -> None:
-    error = faults.topic_missing("print-statsu", "a:1", ["print-status", "other", "print-status-dlq"])
+    error = faults.topic_missing(
+        "print-statsu", "a:1", ["print-status", "other", "print-status-dlq"]
+    )
     assert "did you mean 'print-status'" in error.what
-    assert error.remedy.endswith("if it is a new one: instep topics create print-statsu --partitions 6")
+    assert error.remedy.endswith(
+        "if it is a new one: instep topics create print-statsu --partitions 6"
+    )
     assert "did you mean" not in faults.topic_missing("x", "a:1", ["print-status"]).what
 
 

@@ -13,33 +13,50 @@ from confluent_kafka import Producer, TopicPartition
 
 from instep import errors
 from instep.kafka import connection, groups, offsets
-from instep.local.broker import Cluster
-from tests.producing import IN_ORDER
-from tests.waiting import wait_until
+from instep.local.broker import LocalCluster
+from tests.support.producing import IN_ORDER
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def transactional(broker: Cluster) -> Iterator[Producer]:
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": f"tx-{uuid.uuid4().hex}", "log_level": 0})
+def transactional(broker: LocalCluster) -> Iterator[Producer]:
+    producer = Producer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "transactional.id": f"tx-{uuid.uuid4().hex}",
+            "log_level": 0,
+        }
+    )
     producer.init_transactions(30)
     yield producer
     producer.close()
 
 
 @pytest.fixture
-def plain(broker: Cluster) -> Iterator[Producer]:
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0, "enable.idempotence": True, **IN_ORDER})
+def plain(broker: LocalCluster) -> Iterator[Producer]:
+    producer = Producer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "linger.ms": 0,
+            "enable.idempotence": True,
+            **IN_ORDER,
+        }
+    )
     yield producer
     producer.close()
 
 
-def write(producer: Producer, topic: str, partition: int, *values: bytes, timestamp_ms: int = 0) -> None:
+def write(
+    producer: Producer, topic: str, partition: int, *values: bytes, timestamp_ms: int = 0
+) -> None:
     for value in values:
         producer.produce(topic, value, b"key", partition, timestamp=timestamp_ms)
     assert producer.flush(20) == 0
 
 
-def test_the_ends_of_a_log(cluster: connection.Cluster, new_topic: Callable[..., str], plain: Producer) -> None:
+def test_the_ends_of_a_log(
+    cluster: connection.Cluster, new_topic: Callable[..., str], plain: Producer
+) -> None:
     topic = new_topic(3)
     write(plain, topic, 0, b"a", b"b")
     write(plain, topic, 2, b"c")
@@ -48,7 +65,9 @@ def test_the_ends_of_a_log(cluster: connection.Cluster, new_topic: Callable[...,
     assert offsets.latest(cluster, topic, []) == {}
 
 
-def test_deleted_records_move_the_start(cluster: connection.Cluster, new_topic: Callable[..., str], plain: Producer) -> None:
+def test_deleted_records_move_the_start(
+    cluster: connection.Cluster, new_topic: Callable[..., str], plain: Producer
+) -> None:
     topic = new_topic(1)
     write(plain, topic, 0, b"a", b"b", b"c")
     for answer in cluster.admin.delete_records([TopicPartition(topic, 0, 2)]).values():
@@ -59,7 +78,9 @@ def test_deleted_records_move_the_start(cluster: connection.Cluster, new_topic: 
     assert (found.offset, found.value) == (2, b"c")
 
 
-def test_places_by_time(cluster: connection.Cluster, new_topic: Callable[..., str], plain: Producer) -> None:
+def test_places_by_time(
+    cluster: connection.Cluster, new_topic: Callable[..., str], plain: Producer
+) -> None:
     topic = new_topic(2)
     morning = datetime(2026, 11, 1, 8, tzinfo=UTC)
     for hour in range(3):
@@ -67,7 +88,9 @@ def test_places_by_time(cluster: connection.Cluster, new_topic: Callable[..., st
         write(plain, topic, 0, b"x", b"y", timestamp_ms=at_ms)
     assert offsets.at_time(cluster, topic, [0, 1], morning) == {0: 0, 1: 0}
     assert offsets.at_time(cluster, topic, [0, 1], morning + timedelta(minutes=1)) == {0: 2, 1: 0}
-    assert offsets.at_time(cluster, topic, [0, 1], morning.replace(tzinfo=None) + timedelta(hours=2)) == {0: 4, 1: 0}
+    assert offsets.at_time(
+        cluster, topic, [0, 1], morning.replace(tzinfo=None) + timedelta(hours=2)
+    ) == {0: 4, 1: 0}
     assert offsets.at_time(cluster, topic, [0, 1], morning + timedelta(days=1)) == {0: 6, 1: 0}
     assert offsets.at_time(cluster, topic, [0], datetime(1900, 1, 1, tzinfo=UTC)) == {0: 0}
 
@@ -84,7 +107,9 @@ def test_first_records_of_many_partitions_at_once(
         if partition % 2:
             assert record is None
         else:
-            assert record == offsets.Record(partition, 1, 1_700_000_000_000 + partition, b"key", b"1")
+            assert record == offsets.LogRecord(
+                partition, 1, 1_700_000_000_000 + partition, b"key", b"1"
+            )
 
 
 def test_positions_at_and_beyond_the_end_have_no_record(
@@ -127,7 +152,10 @@ def test_aborted_records_and_markers_are_passed_over(
 
 
 def test_an_open_transaction_hides_what_lies_behind_it(
-    cluster: connection.Cluster, new_topic: Callable[..., str], transactional: Producer, plain: Producer
+    cluster: connection.Cluster,
+    new_topic: Callable[..., str],
+    transactional: Producer,
+    plain: Producer,
 ) -> None:
     topic = new_topic(1)
     write(plain, topic, 0, b"before")
@@ -163,7 +191,7 @@ def test_a_missing_topic_and_a_missing_partition_are_told_apart(
 
 
 def test_a_mirrored_group_can_be_read_by_other_tools(
-    broker: Cluster, cluster: connection.Cluster, new_topic: Callable[..., str]
+    broker: LocalCluster, cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     topic, group = new_topic(3), f"contracts-{uuid.uuid4().hex}"
     assert groups.positions(cluster, group, topic) == {}
@@ -171,7 +199,9 @@ def test_a_mirrored_group_can_be_read_by_other_tools(
     groups.mirror(cluster, group, topic, {0: 6})
     groups.mirror(cluster, group, topic, {})
     assert groups.positions(cluster, group, topic) == {0: 6, 1: 0}
-    assert group in [listed.group_id for listed in cluster.admin.list_consumer_groups().result(60).valid]
+    assert group in [
+        listed.group_id for listed in cluster.admin.list_consumer_groups().result(60).valid
+    ]
     with pytest.raises(errors.TopicMissing):
         groups.mirror(cluster, group, "no-such-topic", {0: 1})
 
@@ -184,10 +214,14 @@ def test_mirroring_is_cheap(cluster: connection.Cluster, new_topic: Callable[...
         began = time.monotonic()
         groups.mirror(cluster, group, topic, {0: position, 1: position, 2: position})
         took_s.append(time.monotonic() - began)
-    assert statistics.median(took_s) < 0.2  # of all, so that one moment at which the machine was busy decides nothing
+    assert (
+        statistics.median(took_s) < 0.2
+    )  # of all, so that one moment at which the machine was busy decides nothing
 
 
-def test_a_group_of_another_program_is_not_taken_for_a_mirror(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+def test_a_group_of_another_program_is_not_taken_for_a_mirror(
+    cluster: connection.Cluster, new_topic: Callable[..., str]
+) -> None:
     topic, group = new_topic(2), f"contracts-{uuid.uuid4().hex}"
     groups.refuse_foreign(cluster, group, topic, [0, 1])
     groups.mirror(cluster, group, topic, {0: 5})

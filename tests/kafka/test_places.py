@@ -13,15 +13,21 @@ from hypothesis import strategies as st
 
 from instep import errors
 from instep.kafka import connection, places
-from instep.kafka.places import Ago, FromEnd, FromStart, Offset, Range, Time
-from tests.producing import IN_ORDER
+from instep.kafka.places import Ago, AtTime, FromEnd, FromStart, Offset, PlaceRange
+from tests.support.producing import IN_ORDER
 
 EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
 counts = st.integers(0, places.OFFSET_MAX)
-times = st.integers(0, 10**13).map(lambda ms: Time(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)))
+times = st.integers(0, 10**13).map(
+    lambda ms: AtTime(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms))
+)
 any_place = st.one_of(
-    counts.map(Offset), counts.map(FromStart), counts.map(FromEnd), times, st.integers(0, 10**9).map(Ago)
-)  # fmt: skip
+    counts.map(Offset),
+    counts.map(FromStart),
+    counts.map(FromEnd),
+    times,
+    st.integers(0, 10**9).map(Ago),
+)
 
 
 @pytest.mark.parametrize(
@@ -33,12 +39,12 @@ any_place = st.one_of(
         ("1234", Offset(1234)),
         ("-10", FromEnd(10)),
         ("+5", FromStart(5)),
-        ("@2026-11-01T08:00", Time(EIGHT)),
-        ("@2026-11-01 08:00", Time(EIGHT)),
-        ("@2026-11-01T08:00:00Z", Time(EIGHT)),
-        ("@2026-11-01T09:00+01:00", Time(EIGHT)),
-        ("@2026-11-01", Time(EIGHT - timedelta(hours=8))),
-        ("@1793520000000", Time(EIGHT)),
+        ("@2026-11-01T08:00", AtTime(EIGHT)),
+        ("@2026-11-01 08:00", AtTime(EIGHT)),
+        ("@2026-11-01T08:00:00Z", AtTime(EIGHT)),
+        ("@2026-11-01T09:00+01:00", AtTime(EIGHT)),
+        ("@2026-11-01", AtTime(EIGHT - timedelta(hours=8))),
+        ("@1793520000000", AtTime(EIGHT)),
         ("@-1h", Ago(3_600)),
         ("@-90s", Ago(90)),
         ("@-2m", Ago(120)),
@@ -56,27 +62,54 @@ def test_places(text: str, place: places.Place) -> None:
         ("start:+5", FromStart(), FromStart(5)),
         ("-10:end", FromEnd(10), FromEnd()),
         ("-10", FromEnd(10), FromEnd()),
-        ("@2026-11-01T08:00", Time(EIGHT), FromEnd()),
-        ("@2026-11-01T08:00:00", Time(EIGHT), FromEnd()),
-        ("@2026-11-01T08:00:2026-11-01T09:00", Time(EIGHT), Time(EIGHT + timedelta(hours=1))),
-        ("@2026-11-01T08:00:00:@2026-11-01T09:00:00", Time(EIGHT), Time(EIGHT + timedelta(hours=1))),
-        ("@2026-11-01T09:00+01:00:2026-11-01T10:00+01:00", Time(EIGHT), Time(EIGHT + timedelta(hours=1))),
-        ("@1793520000000:1793523600000", Time(EIGHT), Time(EIGHT + timedelta(hours=1))),
+        ("@2026-11-01T08:00", AtTime(EIGHT), FromEnd()),
+        ("@2026-11-01T08:00:00", AtTime(EIGHT), FromEnd()),
+        ("@2026-11-01T08:00:2026-11-01T09:00", AtTime(EIGHT), AtTime(EIGHT + timedelta(hours=1))),
+        (
+            "@2026-11-01T08:00:00:@2026-11-01T09:00:00",
+            AtTime(EIGHT),
+            AtTime(EIGHT + timedelta(hours=1)),
+        ),
+        (
+            "@2026-11-01T09:00+01:00:2026-11-01T10:00+01:00",
+            AtTime(EIGHT),
+            AtTime(EIGHT + timedelta(hours=1)),
+        ),
+        ("@1793520000000:1793523600000", AtTime(EIGHT), AtTime(EIGHT + timedelta(hours=1))),
         ("@-1h:-30m", Ago(3_600), Ago(1_800)),
         ("@-1h:-10", Ago(3_600), FromEnd(10)),
         ("@-1h:end", Ago(3_600), FromEnd()),
-        ("3:@2026-11-01T08:00", Offset(3), Time(EIGHT)),
+        ("3:@2026-11-01T08:00", Offset(3), AtTime(EIGHT)),
     ],
 )
 def test_ranges(text: str, first: places.Place, last: places.Place) -> None:
-    assert places.parse_range(text) == Range(first, last)
+    assert places.parse_range(text) == PlaceRange(first, last)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "@", "@yesterday-ish", "beginning", "1.5", "--3", "1e3", "@2026-13-01T00:00", "@2026-11-01T8:00", "@-1", "@-1w", "@+1h",
-     "@9999999999999999999", "99999999999999999999", "@-999999999d", "٣", "@٣", "END", " 1"],
-)  # fmt: skip
+    [
+        "",
+        "@",
+        "@yesterday-ish",
+        "beginning",
+        "1.5",
+        "--3",
+        "1e3",
+        "@2026-13-01T00:00",
+        "@2026-11-01T8:00",
+        "@-1",
+        "@-1w",
+        "@+1h",
+        "@9999999999999999999",
+        "99999999999999999999",
+        "@-999999999d",
+        "٣",
+        "@٣",
+        "END",
+        " 1",
+    ],
+)
 def test_nonsense_is_answered_with_the_grammar(text: str) -> None:
     with pytest.raises(errors.SettingsError, match="is no place") as refused:
         places.parse_place(text)
@@ -99,8 +132,8 @@ def test_a_place_is_read_as_it_is_written(place: places.Place) -> None:
 @given(any_place, any_place)
 def test_a_range_is_read_as_it_is_written(first: places.Place, last: places.Place) -> None:
     """But for a number after a time, which is a time."""
-    assume(not (isinstance(first, (Time, Ago)) and isinstance(last, Offset)))
-    written = Range(first, last)
+    assume(not (isinstance(first, (AtTime, Ago)) and isinstance(last, Offset)))
+    written = PlaceRange(first, last)
     found = parsed(places.parse_range, str(written))
     assert found == written or "ends before it begins" in found.what
 
@@ -123,7 +156,12 @@ def test_where_places_lie(cluster: connection.Cluster, new_topic: Callable[..., 
     topic = new_topic(2)
     producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap, **IN_ORDER})
     for minute in range(10):
-        producer.produce(topic, b"v", partition=0, timestamp=int((EIGHT + timedelta(minutes=minute)).timestamp() * 1000))
+        producer.produce(
+            topic,
+            b"v",
+            partition=0,
+            timestamp=int((EIGHT + timedelta(minutes=minute)).timestamp() * 1000),
+        )
     assert producer.flush(30) == 0
     cut = confluent_kafka.TopicPartition(topic, 0, 3)
     next(iter(cluster.admin.delete_records([cut]).values())).result(60)
@@ -141,7 +179,10 @@ def test_where_places_lie(cluster: connection.Cluster, new_topic: Callable[..., 
     assert at("-4") == ({0: 6, 1: 0}, {1: -4})
     assert at("-8") == ({0: 3, 1: 0}, {0: 2, 1: -8})
     zone = timezone(timedelta(hours=2))
-    assert at(f"@{(EIGHT + timedelta(minutes=7)).astimezone(zone).isoformat()}") == ({0: 7, 1: 0}, {})
+    assert at(f"@{(EIGHT + timedelta(minutes=7)).astimezone(zone).isoformat()}") == (
+        {0: 7, 1: 0},
+        {},
+    )
     assert at("@1999-01-01") == ({0: 3, 1: 0}, {})
     assert at("@2100-01-01") == ({0: 10, 1: 0}, {})
     assert at("@-1s")[1] == {}

@@ -13,32 +13,41 @@ import pytest
 
 from instep import errors, settings
 from instep.emit import Publisher, StatusEvent
-from instep.kafka import connection, groups, handshake, inquiry, offsets, reading, topics
+from instep.kafka import connection, groups, handshake, offsets, reading, topics
+from instep.kafka.admin import admin_extras
 from instep.local import ports
-from tests.authority import PKCS1, Pair
-from tests.kafka import secured, tools
-from tests.kafka.secured import PASSWORD, SecuredBroker
-from tests.waiting import wait_until
+from tests.kafka import tools
+from tests.support import secured
+from tests.support.authority import PKCS1, Pair
+from tests.support.secured import PASSWORD, SecuredBroker
+from tests.support.waiting import wait_until
 
 
 def files(pair: Pair, **further: Any) -> dict[str, Any]:
     return {"certificate": str(pair.certificate), "key": str(pair.key), **further}
 
 
-def user(mechanism: str, name: str = "ann", password: str = PASSWORD, protocol: str = "SASL_SSL") -> dict[str, Any]:
+def user(
+    mechanism: str, name: str = "ann", password: str = PASSWORD, protocol: str = "SASL_SSL"
+) -> dict[str, Any]:
     return {"protocol": protocol, "mechanism": mechanism, "username": name, "password": password}
 
 
 def kafka(broker: SecuredBroker, **said: Any) -> settings.Kafka:
     """Settings that trust the tests' authority unless they say otherwise."""
-    return settings.Kafka(security=settings.Security(**{"protocol": "SSL", "ca": broker.ca, **said}))
+    return settings.Kafka(
+        security=settings.Security(**{"protocol": "SSL", "ca": broker.ca, **said})
+    )
 
 
 def refused(broker: SecuredBroker, listener: str, **said: Any) -> errors.InstepError:
     """The error of asking for a topic, and of a publisher at its start."""
     asked = kafka(broker, **said)
     found = []
-    with pytest.raises(errors.InstepError) as caught, connection.Cluster(asked, broker.bootstrap_of(listener)) as cluster:
+    with (
+        pytest.raises(errors.InstepError) as caught,
+        connection.Cluster(asked, broker.bootstrap_of(listener)) as cluster,
+    ):
         topics.describe(cluster, "any")
     found.append(caught.value)
     with pytest.raises(errors.InstepError) as caught:
@@ -56,14 +65,20 @@ WAYS: dict[str, tuple[str, Callable[[SecuredBroker], dict[str, Any]]]] = {
     "SCRAM-SHA-256": ("scram", lambda broker: user("SCRAM-SHA-256")),
     "SCRAM-SHA-512": ("scram", lambda broker: user("SCRAM-SHA-512")),
     "certificate": ("mutual", lambda broker: files(broker.ann)),
-    "certificate with a locked key": ("mutual", lambda broker: files(broker.ann_locked, key_password=secured.KEY_PASSWORD)),
+    "certificate with a locked key": (
+        "mutual",
+        lambda broker: files(broker.ann_locked, key_password=secured.KEY_PASSWORD),
+    ),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_client_comes_in(secured_broker: SecuredBroker, way: str) -> None:
     listener, said = WAYS[way]
-    asked, bootstrap = kafka(secured_broker, **said(secured_broker)), secured_broker.bootstrap_of(listener)
+    asked, bootstrap = (
+        kafka(secured_broker, **said(secured_broker)),
+        secured_broker.bootstrap_of(listener),
+    )
     name = f"in-{uuid.uuid4().hex[:8]}"
     with connection.Cluster(asked, bootstrap) as cluster:
         topics.create(cluster, name, 1)
@@ -74,7 +89,7 @@ def test_every_client_comes_in(secured_broker: SecuredBroker, way: str) -> None:
         assert record.key == b"d-1"
         groups.mirror(cluster, name, name, {0: 1})
         assert groups.positions(cluster, name, name) == {0: 1}
-        with inquiry.opened(cluster) as second:
+        with admin_extras.opened(cluster) as second:
             assert second is not None
             assert second.quorum() is not None
 
@@ -84,17 +99,26 @@ def test_every_client_comes_in(secured_broker: SecuredBroker, way: str) -> None:
     [
         ("expired", r"the certificate of the broker at \S+ has expired"),
         ("elsewhere", r"the certificate of the broker at \S+ is for another host"),
-        ("stranger", r"the certificate of the broker at \S+ is signed by an authority that is not trusted here"),
+        (
+            "stranger",
+            r"the certificate of the broker at \S+ is signed by an authority that is not trusted here",
+        ),
     ],
 )
-def test_a_brokers_certificate_that_is_wrong(secured_broker: SecuredBroker, listener: str, words: str) -> None:
+def test_a_brokers_certificate_that_is_wrong(
+    secured_broker: SecuredBroker, listener: str, words: str
+) -> None:
     error = refused(secured_broker, listener)
     assert isinstance(error, errors.NotAuthorised)
     assert re.search(words, error.what)
 
 
 REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "wrong password": ("scram", user("PLAIN", password="wrong"), "does not accept user 'ann': .*Invalid username or password"),
+    "wrong password": (
+        "scram",
+        user("PLAIN", password="wrong"),
+        "does not accept user 'ann': .*Invalid username or password",
+    ),
     "wrong password, SCRAM": (
         "scram",
         user("SCRAM-SHA-512", password="wrong"),
@@ -106,12 +130,32 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
         user("SCRAM-SHA-256", protocol="SASL_PLAINTEXT"),
         "does not take the mechanism SCRAM-SHA-256; it takes PLAIN",
     ),
-    "plain to TLS": ("mutual", {"protocol": "PLAINTEXT"}, "speaks TLS, and kafka.security.protocol is PLAINTEXT"),
-    "a user, plain to TLS": ("scram", user("PLAIN", protocol="SASL_PLAINTEXT"), "speaks TLS, and .* is SASL_PLAINTEXT"),
+    "plain to TLS": (
+        "mutual",
+        {"protocol": "PLAINTEXT"},
+        "speaks TLS, and kafka.security.protocol is PLAINTEXT",
+    ),
+    "a user, plain to TLS": (
+        "scram",
+        user("PLAIN", protocol="SASL_PLAINTEXT"),
+        "speaks TLS, and .* is SASL_PLAINTEXT",
+    ),
     "TLS to plain": ("login", {}, "speaks no TLS, and kafka.security.protocol is SSL"),
-    "a user, TLS to plain": ("login", user("PLAIN"), "speaks no TLS, and kafka.security.protocol is SASL_SSL"),
-    "nobody where a user is asked for": ("login", {"protocol": "PLAINTEXT"}, r"asks for a user \(mechanisms: PLAIN\)"),
-    "no authority": ("scram", {**user("PLAIN"), "ca": None}, "signed by an authority that is not trusted here"),
+    "a user, TLS to plain": (
+        "login",
+        user("PLAIN"),
+        "speaks no TLS, and kafka.security.protocol is SASL_SSL",
+    ),
+    "nobody where a user is asked for": (
+        "login",
+        {"protocol": "PLAINTEXT"},
+        r"asks for a user \(mechanisms: PLAIN\)",
+    ),
+    "no authority": (
+        "scram",
+        {**user("PLAIN"), "ca": None},
+        "signed by an authority that is not trusted here",
+    ),
     "no certificate": ("mutual", {}, "asks for a client certificate, and none is set"),
 }
 
@@ -138,13 +182,17 @@ def test_a_client_certificate_that_is_refused(secured_broker: SecuredBroker) -> 
 def test_the_second_client_verifies_too(secured_broker: SecuredBroker) -> None:
     for listener in ("elsewhere", "expired", "stranger"):
         with (
-            connection.Cluster(kafka(secured_broker), secured_broker.bootstrap_of(listener), timeout_s=0.5) as cluster,
-            inquiry.opened(cluster) as second,
+            connection.Cluster(
+                kafka(secured_broker), secured_broker.bootstrap_of(listener), timeout_s=0.5
+            ) as cluster,
+            admin_extras.opened(cluster) as second,
         ):
             assert second is None
 
 
-def test_a_call_that_cannot_be_interrupted_tells_the_refusal_too(secured_broker: SecuredBroker) -> None:
+def test_a_call_that_cannot_be_interrupted_tells_the_refusal_too(
+    secured_broker: SecuredBroker,
+) -> None:
     asked = kafka(secured_broker, **user("SCRAM-SHA-512", password="wrong"))
     with (
         connection.Cluster(asked, secured_broker.bootstrap_of("scram"), timeout_s=3) as cluster,
@@ -159,16 +207,31 @@ def test_files_that_are_wrong_are_named(secured_broker: SecuredBroker, tmp_path:
     text.write_text("no certificate", encoding="utf-8")
     noise.write_bytes(b"\xff\xfe")
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"ca": str(tmp_path / "none.pem")}, r"kafka.security.ca \S+none.pem cannot be read: No such file"),
+        (
+            {"ca": str(tmp_path / "none.pem")},
+            r"kafka.security.ca \S+none.pem cannot be read: No such file",
+        ),
         ({"ca": str(tmp_path)}, "kafka.security.ca .* cannot be read: Is a directory"),
         ({"ca": str(text)}, "kafka.security.ca .*text.pem holds no certificate in PEM"),
         ({"ca": str(noise)}, "kafka.security.ca .*noise.pem holds no certificate in PEM"),
-        (files(ann, certificate=str(text)), "kafka.security.certificate .*text.pem holds no certificate in PEM"),
-        (files(ann, key=str(tmp_path / "none.key")), r"kafka.security.key \S+none.key cannot be read"),
+        (
+            files(ann, certificate=str(text)),
+            "kafka.security.certificate .*text.pem holds no certificate in PEM",
+        ),
+        (
+            files(ann, key=str(tmp_path / "none.key")),
+            r"kafka.security.key \S+none.key cannot be read",
+        ),
         (files(ann, key=str(text)), "kafka.security.key .*text.pem holds no key in PEM"),
         (files(ann, key=str(noise)), "kafka.security.key .*noise.pem holds no key in PEM"),
-        (files(ann, key=str(secured_broker.bob.key)), "bob.key is not the key of kafka.security.certificate .*ann.pem"),
-        (files(locked, key_password="wrong"), "kafka.security.key_password does not open .*locked.java.key"),
+        (
+            files(ann, key=str(secured_broker.bob.key)),
+            "bob.key is not the key of kafka.security.certificate .*ann.pem",
+        ),
+        (
+            files(locked, key_password="wrong"),
+            "kafka.security.key_password does not open .*locked.java.key",
+        ),
         (files(locked), "kafka.security.key .*locked.java.key has a password"),
         ({"key": str(ann.key)}, "kafka.security.key is of no use without"),
     ]
@@ -181,11 +244,17 @@ def test_files_that_are_wrong_are_named(secured_broker: SecuredBroker, tmp_path:
 def test_a_key_in_a_form_that_java_does_not_read(secured_broker: SecuredBroker) -> None:
     old = secured_broker.authority.issue("pkcs1", form=PKCS1)
     asked = kafka(secured_broker, **files(old))
-    with pytest.raises(errors.SettingsError, match="is not in PKCS #8, the only form that Java reads") as caught:
+    with pytest.raises(
+        errors.SettingsError, match="is not in PKCS #8, the only form that Java reads"
+    ) as caught:
         connection.java_config(asked, "a:1")
     assert caught.value.remedy.startswith("openssl pkcs8 -topk8 -nocrypt -in")
-    asked = kafka(secured_broker, **files(secured_broker.ann_pbes2, key_password=secured.KEY_PASSWORD))
-    with pytest.raises(errors.SettingsError, match="is encrypted by PBES2, which Java's Kafka client does not read"):
+    asked = kafka(
+        secured_broker, **files(secured_broker.ann_pbes2, key_password=secured.KEY_PASSWORD)
+    )
+    with pytest.raises(
+        errors.SettingsError, match="is encrypted by PBES2, which Java's Kafka client does not read"
+    ):
         connection.java_config(asked, "a:1")
 
 
@@ -197,22 +266,37 @@ def test_what_a_look_cannot_tell_is_left_open() -> None:
 
 def test_a_mechanism_that_instep_does_not_have_is_not_recommended() -> None:
     asked = settings.Security(**user("PLAIN"))
-    error = handshake.judge(asked, "a:1", handshake.Listener(takes_users=True, mechanisms=("GSSAPI",)))
+    error = handshake.judge(
+        asked, "a:1", handshake.ListenerFacts(takes_users=True, mechanisms=("GSSAPI",))
+    )
     assert error is not None
     assert "it takes GSSAPI" in error.what
-    assert error.remedy == "use the address of a listener that takes PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"
-    error = handshake.judge(settings.Security(**user("PLAIN")), "a:1", handshake.Listener(takes_users=False, mechanisms=()))
+    assert (
+        error.remedy
+        == "use the address of a listener that takes PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"
+    )
+    error = handshake.judge(
+        settings.Security(**user("PLAIN")),
+        "a:1",
+        handshake.ListenerFacts(takes_users=False, mechanisms=()),
+    )
     assert error is not None
     assert error.remedy.startswith("set kafka.security.protocol to SSL")
 
 
-def test_each_missing_right_is_named_with_the_command_that_grants_it(secured_broker: SecuredBroker) -> None:
+def test_each_missing_right_is_named_with_the_command_that_grants_it(
+    secured_broker: SecuredBroker,
+) -> None:
     name = f"theirs-{uuid.uuid4().hex[:8]}"
     lacks = "user 'bob' lacks the right"
     with connection.Cluster(settings.Kafka(), secured_broker.bootstrap) as plain:
         topics.create(plain, name, 1)
-        with connection.Cluster(secured.login("bob", "bob"), secured_broker.bootstrap_of("login")) as cluster:
-            with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE on topic '{name}'") as caught:
+        with connection.Cluster(
+            secured.login("bob", "bob"), secured_broker.bootstrap_of("login")
+        ) as cluster:
+            with pytest.raises(
+                errors.NotAuthorised, match=f"{lacks} DESCRIBE on topic '{name}'"
+            ) as caught:
                 topics.describe(cluster, name)
             grants_describe = caught.value.remedy
             with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE on topic"):
@@ -235,14 +319,18 @@ def test_each_missing_right_is_named_with_the_command_that_grants_it(secured_bro
                 topics.delete(cluster, name)
             with pytest.raises(errors.NotAuthorised, match=f"{lacks} ALTER on topic '{name}'"):
                 topics.grow(cluster, name, 2)
-            with pytest.raises(errors.NotAuthorised, match=f"{lacks} DESCRIBE_CONFIGS on topic '{name}'") as caught:
+            with pytest.raises(
+                errors.NotAuthorised, match=f"{lacks} DESCRIBE_CONFIGS on topic '{name}'"
+            ) as caught:
                 topics.is_compacted(cluster, name)
             _follow(caught.value.remedy, plain.bootstrap)
             wait_until(lambda: _allowed(lambda: topics.is_compacted(cluster, name)))
         asked = kafka(secured_broker, **files(secured_broker.bob))
         with (
             connection.Cluster(asked, secured_broker.bootstrap_of("mutual")) as cluster,
-            pytest.raises(errors.NotAuthorised, match=r"the certificate \S+bob.pem lacks the right DESCRIBE"),
+            pytest.raises(
+                errors.NotAuthorised, match=r"the certificate \S+bob.pem lacks the right DESCRIBE"
+            ),
         ):
             topics.describe(cluster, name)
 
@@ -252,10 +340,10 @@ def _follow(remedy: str, bootstrap: str) -> None:
     tools.run(tools.ACLS, bootstrap, *shlex.split(remedy.partition("kafka-acls ")[2]))
 
 
-def _allowed(deed: Callable[[], object]) -> bool:
+def _allowed(operation: Callable[[], object]) -> bool:
     """Whether it may be done by now: a right takes a moment to reach the broker."""
     try:
-        deed()
+        operation()
     except errors.NotAuthorised:
         return False
     return True

@@ -12,7 +12,9 @@ from instep import errors
 from instep.kafka import connection, offsets, topics
 
 
-def test_a_created_topic_can_be_used_at_once(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+def test_a_created_topic_can_be_used_at_once(
+    cluster: connection.Cluster, new_topic: Callable[..., str]
+) -> None:
     name = new_topic(5)
     topic = topics.describe(cluster, name)
     assert topic.name == name
@@ -23,7 +25,9 @@ def test_a_created_topic_can_be_used_at_once(cluster: connection.Cluster, new_to
     assert name in topics.names(cluster)
 
 
-def test_the_id_changes_when_a_topic_is_made_again(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+def test_the_id_changes_when_a_topic_is_made_again(
+    cluster: connection.Cluster, new_topic: Callable[..., str]
+) -> None:
     name = new_topic(2)
     before = topics.describe(cluster, name)
     topics.delete(cluster, name)
@@ -31,7 +35,11 @@ def test_the_id_changes_when_a_topic_is_made_again(cluster: connection.Cluster, 
         topics.describe(cluster, name)
     topics.create(cluster, name, 2)
     after = topics.describe(cluster, name)
-    assert (after.name, after.cluster_id, after.partitions) == (before.name, before.cluster_id, before.partitions)
+    assert (after.name, after.cluster_id, after.partitions) == (
+        before.name,
+        before.cluster_id,
+        before.partitions,
+    )
     assert after.id != before.id
 
 
@@ -43,7 +51,9 @@ def test_a_topic_grows(cluster: connection.Cluster, new_topic: Callable[..., str
         topics.grow(cluster, name, 3)
 
 
-def test_the_oldest_records_are_deleted(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+def test_the_oldest_records_are_deleted(
+    cluster: connection.Cluster, new_topic: Callable[..., str]
+) -> None:
     name = new_topic(2)
     producer = Producer({"bootstrap.servers": cluster.bootstrap})
     for number in range(5):
@@ -55,7 +65,9 @@ def test_the_oldest_records_are_deleted(cluster: connection.Cluster, new_topic: 
         topics.trim(cluster, name, {0: 6})
 
 
-def test_a_missing_topic_names_the_near_one(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+def test_a_missing_topic_names_the_near_one(
+    cluster: connection.Cluster, new_topic: Callable[..., str]
+) -> None:
     name = new_topic()
     with pytest.raises(errors.TopicMissing, match=f"did you mean '{name}'") as caught:
         topics.describe(cluster, name[:-1])
@@ -73,21 +85,33 @@ def test_a_missing_topic_names_the_near_one(cluster: connection.Cluster, new_top
     ],
 )
 def test_what_cannot_be_created_says_why(
-    cluster: connection.Cluster, name: str, partitions: int, replicas: int | None, config: dict[str, str], code: str
+    cluster: connection.Cluster,
+    name: str,
+    partitions: int,
+    replicas: int | None,
+    config: dict[str, str],
+    code: str,
 ) -> None:
     with pytest.raises(errors.SettingsError, match=code):
         topics.create(cluster, f"{name}-{uuid.uuid4().hex}", partitions, replicas, config)
 
 
-def test_an_existing_topic_is_not_created_again(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+def test_an_existing_topic_is_not_created_again(
+    cluster: connection.Cluster, new_topic: Callable[..., str]
+) -> None:
     with pytest.raises(errors.SettingsError, match="TOPIC_ALREADY_EXISTS"):
         topics.create(cluster, new_topic(), 1)
 
 
-def test_whether_a_topic_is_compacted(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+def test_whether_a_topic_is_compacted(
+    cluster: connection.Cluster, new_topic: Callable[..., str]
+) -> None:
     kept, compacted = new_topic(1), f"compacted-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, compacted, 1, config={"cleanup.policy": "compact,delete"})
-    assert (topics.is_compacted(cluster, kept), topics.is_compacted(cluster, compacted)) == (False, True)
+    assert (topics.is_compacted(cluster, kept), topics.is_compacted(cluster, compacted)) == (
+        False,
+        True,
+    )
 
 
 def test_an_id_in_kafkas_spelling() -> None:

@@ -8,56 +8,66 @@ import pytest
 from confluent_kafka import Producer
 
 from instep import errors, settings
-from instep.kafka import (
-    bounds,
-    configs,
-    connection,
-    details,
-    groups,
-    layout,
-    membership,
-    peeking,
-    places,
-    resets,
-    shaping,
-    topics,
-)
-from instep.local.broker import Cluster
-from tests.kafka import secured
-from tests.waiting import wait_until
+from instep.kafka import configs, connection, groups, layout, places, topics
+from instep.kafka.admin import consumer_groups, log_bounds, resets, tail, topic_admin, topic_details
+from instep.local.broker import LocalCluster
+from tests.support import secured
+from tests.support.waiting import wait_until
 
-Deed = Callable[[connection.Cluster], object]
+Ask = Callable[[connection.Cluster], object]
 
 
 @pytest.mark.parametrize(
-    ("deed", "right"),
+    ("operation", "right"),
     [
-        (lambda cluster: details.describe(cluster, ["closed"]), "DESCRIBE on topic 'closed'"),
-        (lambda cluster: bounds.read(cluster, ["closed"], (), None), "DESCRIBE on topic 'closed'"),
-        (lambda cluster: peeking.stretch(cluster, "closed", places.parse_range("-1")), "DESCRIBE on topic 'closed'"),
-        (lambda cluster: shaping.alter(cluster, "closed", {"retention.ms": "1"}, ()), "DESCRIBE_CONFIGS on topic 'closed'"),
-        (lambda cluster: configs.alter_topic(cluster, "closed", {"retention.ms": "1"}), "ALTER_CONFIGS on topic 'closed'"),
+        (lambda cluster: topic_details.describe(cluster, ["closed"]), "DESCRIBE on topic 'closed'"),
+        (
+            lambda cluster: log_bounds.read(cluster, ["closed"], (), None),
+            "DESCRIBE on topic 'closed'",
+        ),
+        (
+            lambda cluster: tail.stretch(cluster, "closed", places.parse_range("-1")),
+            "DESCRIBE on topic 'closed'",
+        ),
+        (
+            lambda cluster: topic_admin.alter(cluster, "closed", {"retention.ms": "1"}, ()),
+            "DESCRIBE_CONFIGS on topic 'closed'",
+        ),
+        (
+            lambda cluster: configs.alter_topic(cluster, "closed", {"retention.ms": "1"}),
+            "ALTER_CONFIGS on topic 'closed'",
+        ),
         (lambda cluster: topics.create(cluster, "mine", 1), "CREATE on topic 'mine'"),
         (lambda cluster: topics.grow(cluster, "closed", 9), "ALTER on topic 'closed'"),
         (lambda cluster: topics.delete(cluster, "closed"), "DELETE on topic 'closed'"),
-        (lambda cluster: membership.describe(cluster, "theirs"), "DESCRIBE on group 'theirs'"),
-        (lambda cluster: membership.delete(cluster, "theirs"), "DELETE on group 'theirs'"),
-        (lambda cluster: groups.commit(cluster, "theirs", {("closed", 0): 0}), "READ on group 'theirs'"),
+        (lambda cluster: consumer_groups.describe(cluster, "theirs"), "DESCRIBE on group 'theirs'"),
+        (lambda cluster: consumer_groups.delete(cluster, "theirs"), "DELETE on group 'theirs'"),
+        (
+            lambda cluster: groups.commit(cluster, "theirs", {("closed", 0): 0}),
+            "READ on group 'theirs'",
+        ),
     ],
 )
-def test_a_missing_right_is_named(secured_broker: secured.SecuredBroker, deed: Deed, right: str) -> None:
+def test_a_missing_right_is_named(
+    secured_broker: secured.SecuredBroker, operation: Ask, right: str
+) -> None:
     with connection.Cluster(settings.Kafka(), secured_broker.bootstrap) as administrator:
         if "closed" not in topics.names(administrator):
             topics.create(administrator, "closed", 1)
     with (
-        connection.Cluster(secured.login("bob", "bob"), secured_broker.bootstrap_of("login")) as bob,
+        connection.Cluster(
+            secured.login("bob", "bob"), secured_broker.bootstrap_of("login")
+        ) as bob,
         pytest.raises(errors.NotAuthorised, match=f"user 'bob' lacks the right {right}"),
     ):
-        deed(bob)
+        operation(bob)
 
 
 def test_a_lost_broker_hides_only_what_it_held() -> None:
-    with Cluster(3) as brokers, connection.Cluster(settings.Kafka(), brokers.bootstrap) as cluster:
+    with (
+        LocalCluster(3) as brokers,
+        connection.Cluster(settings.Kafka(), brokers.bootstrap) as cluster,
+    ):
         topics.create(cluster, "single", 6, 1)
         # With all three required in sync, a new leader that has not yet heard of the high watermark could never raise it.
         topics.create(cluster, "triple", 1, 3, {"min.insync.replicas": "2"})
@@ -72,25 +82,48 @@ def test_a_lost_broker_hides_only_what_it_held() -> None:
         def lost() -> list[int]:
             found = layout.read(cluster)
             short = found.topics["triple"].partitions[0].is_under_replicated
-            return [part.partition for part in found.topics["single"].partitions if part.leader is None and short]
+            return [
+                part.partition
+                for part in found.topics["single"].partitions
+                if part.leader is None and short
+            ]
 
         wait_until(lambda: bool(lost()), "the cluster to notice")
         # its leader may have been the broker that is gone
-        wait_until(lambda: details.describe(cluster, ["triple"])[0].partitions[0].end == 1, "a leader that answers")
+        wait_until(
+            lambda: topic_details.describe(cluster, ["triple"])[0].partitions[0].end == 1,
+            "a leader that answers",
+        )
         gone = lost()
-        single, triple = details.describe(cluster, ["single", "triple"])
+        single, triple = topic_details.describe(cluster, ["single", "triple"])
         assert [part.partition for part in single.partitions if part.end is None] == gone
         assert {part.end for part in single.partitions if part.partition not in gone} == {2}
         assert {part.offline for part in single.partitions if part.partition in gone} == {(3,)}
         assert (triple.partitions[0].offline, triple.partitions[0].end) == ((3,), 1)
-        noted = {one.partition: one.note for one in bounds.read(cluster, ["single"], (), places.FromEnd())}
-        assert noted == {number: bounds.NO_LEADER if number in gone else "" for number in range(6)}
+        noted = {
+            one.partition: one.note
+            for one in log_bounds.read(cluster, ["single"], (), places.FromEnd())
+        }
+        assert noted == {
+            number: log_bounds.NO_LEADER if number in gone else "" for number in range(6)
+        }
         # a coordinator that has just taken over shows a group only once its replicas have followed it
-        wait_until(lambda: bool(groups.all_positions(cluster, "readers")), "the group at its new coordinator")
-        lags = {one.partition: one.lag_records for one in membership.describe(cluster, "readers").standings}
+        wait_until(
+            lambda: bool(groups.all_positions(cluster, "readers")),
+            "the group at its new coordinator",
+        )
+        lags = {
+            one.partition: one.lag_records
+            for one in consumer_groups.describe(cluster, "readers").standings
+        }
         assert lags == {number: None if number in gone else 1 for number in range(6)}
-        part = peeking.stretch(cluster, "single", places.parse_range("-1"))
+        part = tail.stretch(cluster, "single", places.parse_range("-1"))
         assert part.unled == tuple(gone)
-        assert len(list(peeking.records(cluster, part, None, None))) == 6 - len(gone)
+        assert len(list(tail.records(cluster, part, None, None))) == 6 - len(gone)
         with pytest.raises(errors.BrokerUnreachable, match=f"no leader for partition {gone[0]}"):
-            resets.plan(cluster, "readers", [("single", number) for number in range(6)], resets.To(places.FromStart()))
+            resets.plan(
+                cluster,
+                "readers",
+                [("single", number) for number in range(6)],
+                resets.To(places.FromStart()),
+            )

@@ -15,8 +15,19 @@ ACLS = "org.apache.kafka.tools.AclCommand"
 
 def run(tool: str, bootstrap: str, *arguments: str) -> str:
     """What the tool prints."""
-    jars = os.pathsep.join(str(jar) for bundle in ("kafka", "kafka-tools") for jar in artifacts.jars(bundle))
-    command = [str(java.find()), "-XX:TieredStopAtLevel=1", "-cp", jars, tool, "--bootstrap-server", bootstrap, *arguments]
+    jars = os.pathsep.join(
+        str(jar) for bundle in ("kafka", "kafka-tools") for jar in artifacts.jars(bundle)
+    )
+    command = [
+        str(java.find()),
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        jars,
+        tool,
+        "--bootstrap-server",
+        bootstrap,
+        *arguments,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from instep.local import places
+from instep.local import paths
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def open_folder() -> Iterator[Path]:
 @pytest.fixture
 def home(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """INSTEP_HOME in an empty folder, the cache being the user's real one."""
-    (open_folder / "cache").symlink_to(places.cache())
+    (open_folder / "cache").symlink_to(paths.cache())
     monkeypatch.setenv("INSTEP_HOME", str(open_folder))
     return open_folder
 

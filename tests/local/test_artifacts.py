@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from instep import errors
-from instep.local import artifacts, ivy, keeping, maven, ports
-from tests.waiting import wait_until
+from instep.local import artifacts, ivy, keeper_client, maven, ports
+from tests.support.waiting import wait_until
 
 MODULE = "org.example:thing:1.0"
 
@@ -28,7 +28,9 @@ def sum_of(text: bytes) -> str:
 def bring(monkeypatch: pytest.MonkeyPatch, content: bytes, name: str = "thing-1.0.jar") -> None:
     """Let one file of this content come from Maven, and the spark-kafka bundle consist of thing-1.0.jar holding `good`."""
 
-    def retrieve(keeper: keeping.Keeper, work: Path, bundle: str, modules: list[str]) -> list[Path]:
+    def retrieve(
+        keeper: keeper_client.KeeperClient, work: Path, bundle: str, modules: list[str]
+    ) -> list[Path]:
         (work / "jars").mkdir()
         (work / "jars" / name).write_bytes(content)
         return [work / "jars" / name]
@@ -63,13 +65,17 @@ def test_a_lock_that_is_no_toml_is_refused() -> None:
 # --- the sums ---
 
 
-def test_a_jar_with_the_right_sum_is_taken(bare_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jar_with_the_right_sum_is_taken(
+    bare_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bring(monkeypatch, b"good")
     [jar] = artifacts.jars("spark-kafka")
     assert jar.read_bytes() == b"good"
 
 
-def test_a_wrong_sum_names_file_expected_and_found_and_leaves_nothing(bare_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_sum_names_file_expected_and_found_and_leaves_nothing(
+    bare_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bring(monkeypatch, b"evil")
     with pytest.raises(errors.MissingPart) as caught:
         artifacts.jars("spark-kafka")
@@ -90,16 +96,24 @@ def test_a_tampered_copy_of_a_real_jar_is_found_out(tmp_path: Path) -> None:
         artifacts.verify(copies, locked)
 
 
-def test_a_jar_that_is_not_locked_is_refused(bare_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jar_that_is_not_locked_is_refused(
+    bare_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bring(monkeypatch, b"good", name="other-1.0.jar")
-    with pytest.raises(errors.MissingPart, match=r"thing-1.0.jar is in artifacts.lock and was not fetched"):
+    with pytest.raises(
+        errors.MissingPart, match=r"thing-1.0.jar is in artifacts.lock and was not fetched"
+    ):
         artifacts.jars("spark-kafka")
-    with pytest.raises(errors.MissingPart, match=r"other-1.0.jar was fetched and is not in artifacts.lock"):
+    with pytest.raises(
+        errors.MissingPart, match=r"other-1.0.jar was fetched and is not in artifacts.lock"
+    ):
         artifacts.verify([Path("other-1.0.jar")], {})
 
 
 @pytest.mark.parametrize("damage", ["shorter", "missing"])
-def test_a_damaged_bundle_is_fetched_again(bare_home: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+def test_a_damaged_bundle_is_fetched_again(
+    bare_home: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
     bring(monkeypatch, b"good")
     [jar] = artifacts.jars("spark-kafka")
     jar.write_bytes(b"goo") if damage == "shorter" else jar.unlink()
@@ -116,7 +130,10 @@ def test_the_connector_is_exactly_its_four_jars() -> None:
 def test_two_processes_at_once_fetch_once(bare_home: Path) -> None:
     code = "from instep.local import artifacts; print(artifacts.unpacked('postgres'))"
     both = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in "ab"
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in "ab"
     ]
     told = [process.communicate() for process in both]
     assert [process.returncode for process in both] == [0, 0], told
@@ -154,7 +171,9 @@ def test_a_fetch_is_interrupted_at_once_and_leaves_nothing(bare_home: Path) -> N
         (1_000_000, 4_000_000, 2.0, "1.0 of 4.0 MB, 6 s left"),
     ],
 )
-def test_a_fetch_shows_its_total_and_the_time_left(fetched: int, total: int | None, elapsed_s: float, shown: str) -> None:
+def test_a_fetch_shows_its_total_and_the_time_left(
+    fetched: int, total: int | None, elapsed_s: float, shown: str
+) -> None:
     assert maven.described(fetched, total, elapsed_s) == shown
 
 
@@ -162,7 +181,10 @@ def test_no_network_is_told(bare_home: Path, monkeypatch: pytest.MonkeyPatch) ->
     closed = ports.free()[0]
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{closed}")
     monkeypatch.delenv("no_proxy", raising=False)
-    with pytest.raises(errors.MissingPart, match=r"spark-kafka could not be fetched from Maven Central: (?s:.)*network"):
+    with pytest.raises(
+        errors.MissingPart,
+        match=r"spark-kafka could not be fetched from Maven Central: (?s:.)*network",
+    ):
         artifacts.jars("spark-kafka")
     assert [path.name for path in (bare_home / "cache").iterdir()] == ["spark-kafka.lock"]
 
@@ -172,7 +194,11 @@ def tiny_disk(bare_home: Path) -> Iterator[Path]:
     """INSTEP_HOME on a disk of 4 MB."""
     if os.geteuid() != 0:
         pytest.skip("mounting a tiny disk needs root")
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=755", "tiny", bare_home], capture_output=True, text=True)
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m,mode=755", "tiny", bare_home],
+        capture_output=True,
+        text=True,
+    )
     if mount.returncode != 0:
         pytest.skip(f"a tiny disk cannot be mounted here: {mount.stderr}")
     yield bare_home
@@ -185,18 +211,24 @@ def test_a_disk_that_fills_while_fetching_is_told(tiny_disk: Path) -> None:
     assert [path.name for path in (tiny_disk / "cache").iterdir()] == ["postgres.lock"]
 
 
-def test_a_disk_that_fills_while_unpacking_is_told(tiny_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_while_unpacking_is_told(
+    tiny_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jar = tmp_path / "thing-1.0.jar"
     with zipfile.ZipFile(jar, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x/linux/bin/mariadbd", bytes(8_000_000))
-    monkeypatch.setattr(artifacts, "read_lock", lambda: {"mariadb": {MODULE: artifacts.sha256(jar)}})
+    monkeypatch.setattr(
+        artifacts, "read_lock", lambda: {"mariadb": {MODULE: artifacts.sha256(jar)}}
+    )
     monkeypatch.setattr(maven, "retrieve", lambda *_: [jar])
     with pytest.raises(errors.InstepError, match=r"no space left below .*\n.*INSTEP_HOME"):
         artifacts.unpacked("mariadb")
     assert [path.name for path in (tiny_disk / "cache").iterdir()] == ["mariadb.lock"]
 
 
-def test_a_cache_that_cannot_be_written_is_told(bare_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_told(
+    bare_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (bare_home / "file").touch()
     monkeypatch.setenv("INSTEP_HOME", str(bare_home / "file"))
     with pytest.raises(errors.InstepError, match=r"cannot be used: .*Not a directory"):
@@ -211,7 +243,9 @@ def test_pyspark_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_databases_are_not_to_be_had_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    with pytest.raises(errors.MissingPart, match="Linux on x86-64 with glibc only; this is Linux aarch64"):
+    with pytest.raises(
+        errors.MissingPart, match="Linux on x86-64 with glibc only; this is Linux aarch64"
+    ):
         artifacts.unpacked("postgres")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from instep.local import artifacts, broker, class_archives, java, places
+from instep.local import artifacts, broker, class_archives, java, paths
 from instep.pipeline import session
 
 
@@ -34,18 +34,38 @@ def test_a_broker_starts_from_the_archive() -> None:
 def test_the_jvm_takes_the_archive() -> None:
     said: list[str] = []
     assert class_archives.prepare(class_archives.SPARK, said.append), said
-    assert class_archives.prepare(class_archives.SPARK, lambda line: pytest.fail(line)), "made twice"
+    assert class_archives.prepare(class_archives.SPARK, lambda line: pytest.fail(line)), (
+        "made twice"
+    )
     jars = artifacts.jars("spark-kafka")
     taken = session._archived(jars)[0]
     assert taken.startswith("-XX:SharedArchiveFile=")
-    options = ["-Xshare:on", taken, "-XX:+UseSerialGC", "-cp", class_archives.spark_class_path(jars)]
-    assert subprocess.run([java.find(), *options, "-version"], check=False, capture_output=True).returncode == 0
+    options = [
+        "-Xshare:on",
+        taken,
+        "-XX:+UseSerialGC",
+        "-cp",
+        class_archives.spark_class_path(jars),
+    ]
+    assert (
+        subprocess.run(
+            [java.find(), *options, "-version"], check=False, capture_output=True
+        ).returncode
+        == 0
+    )
 
 
-def test_one_that_was_made_for_something_else_is_made_anew(jars: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_was_made_for_something_else_is_made_anew(
+    jars: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[Path] = []
 
-    def make(_program: class_archives.Program, archive: Path, _jars: list[Path], wanted: dict[str, str]) -> None:
+    def make(
+        _program: class_archives.JavaProgram,
+        archive: Path,
+        _jars: list[Path],
+        wanted: dict[str, str],
+    ) -> None:
         made.append(archive)
         archive.touch()
         archive.with_suffix(".json").write_text(json.dumps(wanted))
@@ -67,11 +87,13 @@ def test_one_that_was_made_for_something_else_is_made_anew(jars: list[Path], mon
     assert len(made) == 4
 
 
-def test_it_is_made_in_the_background(jars: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_made_in_the_background(
+    jars: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a process of its own, whose log says what became of it; nothing is started when the archive is there."""
     monkeypatch.setattr(artifacts, "is_kept", lambda _bundle: True)
     monkeypatch.setattr(class_archives, "_is_current", lambda *_: False)
-    monkeypatch.setattr(places, "cache", lambda: tmp_path)
+    monkeypatch.setattr(paths, "cache", lambda: tmp_path)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     monkeypatch.setattr(class_archives, "_made_for", lambda *_: {})
     said: list[str] = []
@@ -86,7 +108,9 @@ def test_it_is_made_in_the_background(jars: list[Path], tmp_path: Path, monkeypa
     assert len(said) == 1
 
 
-def test_a_jvm_that_cannot_is_told_and_nothing_is_left(jars: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jvm_that_cannot_is_told_and_nothing_is_left(
+    jars: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     odd = tmp_path / "odd"
     odd.mkdir()
     program = odd / "java"

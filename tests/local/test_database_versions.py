@@ -11,11 +11,13 @@ from instep.local.mariadb import MariaDB
 from instep.local.postgres import Postgres
 from instep.sinks import inspection, preparation
 from tests.pipeline.test_transaction import apply, begun, event, record, table
-from tests.sinks.conftest import declare, run_sql
+from tests.support.databases import declare, run_sql
 
 
 @pytest.mark.parametrize("kind", [Postgres, MariaDB])
-def test_a_version_that_cannot_be_fetched_is_refused(kind: type[Database], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_cannot_be_fetched_is_refused(
+    kind: type[Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(kind.version_variable, "9")
     with pytest.raises(errors.SettingsError, match=f"{kind.version_variable}=9") as caught:
         kind().start()
@@ -37,7 +39,10 @@ def test_the_oldest_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
         pipeline = declare(server.url)
         preparation.prepare(pipeline)
         sink = begun(sinks.open_sink(inspection.inspect("contracts", pipeline)))
-        apply(sink, [event(0, "a", 1, "CREATED"), event(1, "b", 1), event(2, "a", 2), record(3, "b", None)])
+        apply(
+            sink,
+            [event(0, "a", 1, "CREATED"), event(1, "b", 1), event(2, "a", 2), record(3, "b", None)],
+        )
         assert table(server.url) == [("a", "PRINTED", 2)]
         assert sink.positions()[0].next_offset == 4
         sink.close()

@@ -12,9 +12,9 @@ from confluent_kafka import KafkaException
 
 from instep import errors, settings
 from instep.kafka import connection, topics
-from instep.local import lent, register
-from tests import commands
-from tests.waiting import wait_until
+from instep.local import local_servers, registry
+from tests.support import commands
+from tests.support.waiting import wait_until
 
 Cli = Callable[..., str]
 
@@ -40,47 +40,49 @@ def partition(cluster: connection.Cluster, topic: str) -> tuple[int, set[int]]:
     return found.leader, set(found.isrs)
 
 
-def refused(deed: Callable[[str], register.Lent], name: str) -> str:
+def refused(operation: Callable[[str], registry.LocalServer], name: str) -> str:
     with pytest.raises(errors.SettingsError) as caught:
-        deed(name)
+        operation(name)
     return str(caught.value)
 
 
 def test_three_brokers_and_a_database(cli: Cli) -> None:
-    assert "none was started" in refused(lent.kill, "1")
+    assert "none was started" in refused(local_servers.kill, "1")
     assert "no local server was started" in cli("up", "status")
     try:
-        lent.up(brokers=3, databases=["postgres"])
-        with connection.Cluster(settings.Kafka(), lent.broker_on_demand(print)) as cluster:
+        local_servers.up(brokers=3, databases=["postgres"])
+        with connection.Cluster(settings.Kafka(), local_servers.broker_on_demand(print)) as cluster:
             topics.create(cluster, "moved", 1)
             wait_until(lambda: partition(cluster, "moved")[1] == {1, 2, 3}, "all three in sync")
             _kill_and_start(cli, cluster, _leader(cluster))
             _pause_and_resume(cli, _leader(cluster))
         _database()
         for name in ("4", "0", "mariadb", "kafka-9", ""):
-            assert "there are: 1 (kafka-1), 2 (kafka-2), 3 (kafka-3), postgres" in refused(lent.resume, name)
+            assert "there are: 1 (kafka-1), 2 (kafka-2), 3 (kafka-3), postgres" in refused(
+                local_servers.resume, name
+            )
         assert "there is no local server '7'" in cli("up", "kill", "7", status=2)
         assert "do not go with `up kill`" in cli("up", "--brokers", "3", "kill", "1", status=2)
         # a paused server is ended like any other
-        lent.pause("postgres")
-        lent.pause("3")
+        local_servers.pause("postgres")
+        local_servers.pause("3")
         assert "4 stopped" in cli("down", "--purge")
     finally:
-        lent.down(purge=True)
+        local_servers.down(purge=True)
 
 
 def _kill_and_start(cli: Cli, cluster: connection.Cluster, leader: int) -> None:
     assert f"kafka-{leader} is dead" in cli("up", "kill", str(leader))
     wait_until(lambda: _led_by_another(cluster, leader), "another leader")
-    lent.broker_on_demand(print)  # what needs the cluster leaves the dead node dead
+    local_servers.broker_on_demand(print)  # what needs the cluster leaves the dead node dead
     listed = {one["name"]: one["state"] for one in json.loads(cli("up", "status", "--json"))}
     assert listed[f"kafka-{leader}"] == "dead"
     assert list(listed.values()).count("running") == 3
-    assert f"kafka-{leader} is dead already" in refused(lent.kill, str(leader))
-    assert f"kafka-{leader} is dead" in refused(lent.pause, str(leader))
-    before = next(one for one in register.known() if one.node == leader)
+    assert f"kafka-{leader} is dead already" in refused(local_servers.kill, str(leader))
+    assert f"kafka-{leader} is dead" in refused(local_servers.pause, str(leader))
+    before = next(one for one in registry.known() if one.node == leader)
     assert f"kafka-{leader} runs" in cli("up", "start", str(leader))
-    after = next(one for one in register.known() if one.node == leader)
+    after = next(one for one in registry.known() if one.node == leader)
     assert (after.address, after.state, after.killed) == (before.address, "running", False)
     wait_until(lambda: leader in partition(cluster, "moved")[1], "the node to be in sync again")
 
@@ -103,33 +105,35 @@ def _led_by_another(cluster: connection.Cluster, leader: int) -> bool:
 
 def _pause_and_resume(cli: Cli, leader: int) -> None:
     assert f"kafka-{leader} is paused" in cli("up", "pause", str(leader))
-    assert [row.split()[0] for row in cli("up", "status").splitlines() if "paused" in row] == [f"kafka-{leader}"]
-    assert f"kafka-{leader} is paused" in refused(lent.pause, str(leader))
-    assert f"kafka-{leader} is paused" in refused(lent.start, str(leader))
-    others = ",".join(one.address for one in register.known() if one.node and one.node != leader)
+    assert [row.split()[0] for row in cli("up", "status").splitlines() if "paused" in row] == [
+        f"kafka-{leader}"
+    ]
+    assert f"kafka-{leader} is paused" in refused(local_servers.pause, str(leader))
+    assert f"kafka-{leader} is paused" in refused(local_servers.start, str(leader))
+    others = ",".join(one.address for one in registry.known() if one.node and one.node != leader)
     with connection.Cluster(settings.Kafka(), others) as cluster:
         wait_until(lambda: _led_by_another(cluster, leader), "another leader")
         assert f"kafka-{leader} runs" in cli("up", "resume", str(leader))
         wait_until(lambda: leader in partition(cluster, "moved")[1], "the node to be in sync again")
-    assert f"kafka-{leader} is running, not paused" in refused(lent.resume, str(leader))
+    assert f"kafka-{leader} is running, not paused" in refused(local_servers.resume, str(leader))
 
 
 def _database() -> None:
-    (before,) = [one for one in register.known() if one.name == "postgres"]
-    lent.kill("postgres")
-    after = lent.start("postgres")
+    (before,) = [one for one in registry.known() if one.name == "postgres"]
+    local_servers.kill("postgres")
+    after = local_servers.start("postgres")
     assert (after.port, after.state) == (before.port, "running")
-    assert "postgres is running" in refused(lent.start, "postgres")
-    assert lent.pause("postgres").state == "paused"
-    assert lent.resume("postgres").state == "running"
+    assert "postgres is running" in refused(local_servers.start, "postgres")
+    assert local_servers.pause("postgres").state == "paused"
+    assert local_servers.resume("postgres").state == "running"
 
 
 def test_a_broker_alone_that_was_killed_is_not_started_by_chance(home: Path) -> None:
     try:
-        address = lent.broker_on_demand(print)
-        lent.kill("1")
-        assert lent.broker_on_demand(print) == address
-        assert [one.state for one in register.known()] == ["dead"]
-        assert [one.state for one in lent.up()] == ["running"]
+        address = local_servers.broker_on_demand(print)
+        local_servers.kill("1")
+        assert local_servers.broker_on_demand(print) == address
+        assert [one.state for one in registry.known()] == ["dead"]
+        assert [one.state for one in local_servers.up()] == ["running"]
     finally:
-        lent.down(purge=True)
+        local_servers.down(purge=True)

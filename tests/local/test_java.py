@@ -25,7 +25,10 @@ def test_the_version_is_read_in_every_vendors_shape(output: str, version: int) -
 
 
 def test_what_is_no_java_has_no_version() -> None:
-    assert java.parse_version("The operation couldn’t be completed. Unable to locate a Java Runtime.") is None
+    assert (
+        java.parse_version("The operation couldn’t be completed. Unable to locate a Java Runtime.")
+        is None
+    )
 
 
 def fake_java(folder: Path, script: str) -> None:
@@ -39,10 +42,15 @@ def test_java_is_found_here() -> None:
     assert java.find().name == "java"
 
 
-def test_a_missing_java_is_told_with_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_is_told_with_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(errors.MissingPart, match=r"Java is missing.*\n.*openjdk-17-jre-headless.*brew install openjdk@17"):
+    with pytest.raises(
+        errors.MissingPart,
+        match=r"Java is missing.*\n.*openjdk-17-jre-headless.*brew install openjdk@17",
+    ):
         java.find()
 
 
@@ -58,7 +66,9 @@ def test_a_wrong_java_home_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         java.find()
 
 
-def test_an_old_java_is_told_with_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_java_is_told_with_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_java(tmp_path, "echo 'openjdk version \"11.0.22\" 2024-01-16' >&2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(errors.MissingPart, match=r"Java 17 or newer is needed; .* is Java 11"):

@@ -12,9 +12,9 @@ import pytest
 
 from instep import errors
 from instep.local import activemq, artifacts, ports, processes, rabbitmq, redis, server
-from instep.trials.bench import meters
+from instep_bench import meters
 from tests.local.test_servers import answers
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}  # as /proc writes 127.0.0.1 and ::1
 LISTENING = "0A"
@@ -36,19 +36,26 @@ def listening(pids: list[int]) -> set[str]:
                 continue
             if target.startswith("socket:["):
                 inodes.add(target[len("socket:[") : -1])
-    rows = [line.split() for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]
+    ]
     return {row[1].split(":")[0] for row in rows if row[3] == LISTENING and row[9] in inodes}
 
 
 @pytest.fixture(
-    params=[redis.Redis, pytest.param(rabbitmq.RabbitMQ, marks=needs_rabbitmq), activemq.ActiveMQ], ids=lambda kind: kind.name
+    params=[redis.Redis, pytest.param(rabbitmq.RabbitMQ, marks=needs_rabbitmq), activemq.ActiveMQ],
+    ids=lambda kind: kind.name,
 )
 def one(request: pytest.FixtureRequest) -> Iterator[server.Server]:
     with request.param() as started:
         yield started
 
 
-def test_it_listens_on_loopback_comes_back_on_its_port_and_leaves_nothing(one: server.Server) -> None:
+def test_it_listens_on_loopback_comes_back_on_its_port_and_leaves_nothing(
+    one: server.Server,
+) -> None:
     tree = [one.pid, *processes.descendants(one.pid)]
     found = listening(tree)
     assert found
@@ -72,10 +79,15 @@ def test_the_finder_of_nodes_dies_with_its_node_also_when_that_is_killed_from_ou
         below = {pid: meters.command(pid) for pid in processes.descendants(one.pid)}
         assert "epmd" in below.values()
         os.kill(one.pid, signal.SIGKILL)
-        wait_until(lambda: not any(processes.alive(pid) for pid in below), "everything below the node to be gone")
+        wait_until(
+            lambda: not any(processes.alive(pid) for pid in below),
+            "everything below the node to be gone",
+        )
 
 
-def test_a_rabbitmq_that_is_missing_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rabbitmq_that_is_missing_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     with pytest.raises(errors.MissingPart) as caught:
         rabbitmq.RabbitMQ().start()
@@ -84,14 +96,24 @@ def test_a_rabbitmq_that_is_missing_is_named_with_the_command_that_installs_it(m
 
 def test_without_redis_on_the_path_one_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     found = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name, path=None: None if name == "redis-server" else found(name, path=path))
+    monkeypatch.setattr(
+        shutil,
+        "which",
+        lambda name, path=None: None if name == "redis-server" else found(name, path=path),
+    )
     with redis.Redis() as one:
-        assert Path("/proc", str(one.pid), "exe").readlink().is_relative_to(artifacts.unpacked("redis"))
+        assert (
+            Path("/proc", str(one.pid), "exe")
+            .readlink()
+            .is_relative_to(artifacts.unpacked("redis"))
+        )
 
 
 def test_a_port_that_another_program_holds_is_named() -> None:
     with redis.Redis() as holder:
-        refused = pytest.raises(errors.SettingsError, match=f"port {holder.port}, wanted for activemq, is taken")
+        refused = pytest.raises(
+            errors.SettingsError, match=f"port {holder.port}, wanted for activemq, is taken"
+        )
         with refused, activemq.ActiveMQ(port=holder.port):
             pass
     assert not ports.taken(holder.port)

@@ -21,8 +21,8 @@ from confluent_kafka import admin
 from confluent_kafka.cimpl import NewTopic
 
 from instep import errors
-from instep.local import broker, libraries, mariadb, places, ports, postgres, processes, server
-from tests.waiting import wait_until
+from instep.local import broker, libraries, mariadb, paths, ports, postgres, processes, server
+from tests.support.waiting import wait_until
 
 KINDS: tuple[type[server.Server], ...] = (broker.Broker, mariadb.MariaDB, postgres.Postgres)
 PATIENCE_S = 60  # of a client with a server that runs
@@ -45,8 +45,16 @@ def servers() -> Iterator[Callable[[type[server.Server]], server.Server]]:
 
 
 def mysql(one: server.Server, statement: str, timeout_s: int = PATIENCE_S) -> Any:
-    login: dict[str, Any] = {"host": ports.HOST, "port": one.port, "user": "root", "database": "instep"}
-    with pymysql.connect(**login, read_timeout=timeout_s, connect_timeout=timeout_s) as connection, connection.cursor() as cursor:
+    login: dict[str, Any] = {
+        "host": ports.HOST,
+        "port": one.port,
+        "user": "root",
+        "database": "instep",
+    }
+    with (
+        pymysql.connect(**login, read_timeout=timeout_s, connect_timeout=timeout_s) as connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute(statement)
         connection.commit()
         return cursor.fetchall()
@@ -91,7 +99,9 @@ def read(one: server.Server, timeout_s: int = PATIENCE_S) -> set[str]:
 
 
 @each_kind
-def test_killed_and_started_again_it_has_its_data_and_port(kind: type[server.Server], servers: Any) -> None:
+def test_killed_and_started_again_it_has_its_data_and_port(
+    kind: type[server.Server], servers: Any
+) -> None:
     one = servers(kind)
     write(one, "kept")
     address, killed = one.address, one.pid
@@ -107,7 +117,9 @@ def test_killed_and_started_again_it_has_its_data_and_port(kind: type[server.Ser
 
 
 @pytest.mark.parametrize("kind", [mariadb.MariaDB, postgres.Postgres], ids=lambda kind: kind.name)
-def test_killed_from_outside_it_can_be_started_again(kind: type[server.Server], servers: Any) -> None:
+def test_killed_from_outside_it_can_be_started_again(
+    kind: type[server.Server], servers: Any
+) -> None:
     one = servers(kind)
     os.kill(one.pid, signal.SIGKILL)
     wait_until(lambda: not one.alive)
@@ -117,7 +129,9 @@ def test_killed_from_outside_it_can_be_started_again(kind: type[server.Server], 
 
 
 @each_kind
-def test_stopped_it_ends_by_itself_and_starts_again(kind: type[server.Server], servers: Any) -> None:
+def test_stopped_it_ends_by_itself_and_starts_again(
+    kind: type[server.Server], servers: Any
+) -> None:
     one = servers(kind)
     one.stop()
     assert not one.alive
@@ -128,10 +142,14 @@ def test_stopped_it_ends_by_itself_and_starts_again(kind: type[server.Server], s
 
 
 @each_kind
-def test_paused_it_holds_still_and_resumed_it_goes_on(kind: type[server.Server], servers: Any) -> None:
+def test_paused_it_holds_still_and_resumed_it_goes_on(
+    kind: type[server.Server], servers: Any
+) -> None:
     one = servers(kind)
     one.pause()
-    with pytest.raises((confluent_kafka.KafkaException, psycopg.OperationalError, pymysql.err.OperationalError)):
+    with pytest.raises(
+        (confluent_kafka.KafkaException, psycopg.OperationalError, pymysql.err.OperationalError)
+    ):
         read(one, timeout_s=2)
     assert one.alive
     one.resume()
@@ -157,7 +175,12 @@ def test_a_taken_port_is_named(kind: type[server.Server]) -> None:
         holder.listen()
         port = holder.getsockname()[1]
         one = kind(port=port)
-        with pytest.raises(errors.SettingsError, match=f"port {port}, wanted for {kind.name}, is taken"), one:
+        with (
+            pytest.raises(
+                errors.SettingsError, match=f"port {port}, wanted for {kind.name}, is taken"
+            ),
+            one,
+        ):
             pass
 
 
@@ -192,7 +215,8 @@ def test_a_server_that_dies_at_its_start_shows_its_log(tmp_path: Path) -> None:
     one = broker.Broker(root=tmp_path, properties={"log.retention.ms": "never"})
     with (
         pytest.raises(
-            errors.InstepError, match=r"log's last lines:\n(?s:.)*Invalid value never (?s:.)*the whole log: .*kafka.log"
+            errors.InstepError,
+            match=r"log's last lines:\n(?s:.)*Invalid value never (?s:.)*the whole log: .*kafka.log",
         ),
         one,
     ):
@@ -201,7 +225,9 @@ def test_a_server_that_dies_at_its_start_shows_its_log(tmp_path: Path) -> None:
 
 def test_the_broker_creates_no_topics_by_itself(servers: Any) -> None:
     one = servers(broker.Broker)
-    producer = confluent_kafka.Producer({"bootstrap.servers": one.bootstrap, "message.timeout.ms": 1000})
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": one.bootstrap, "message.timeout.ms": 1000}
+    )
     failures: list[confluent_kafka.KafkaError | None] = []
     producer.produce("nowhere", b"x", on_delivery=lambda error, _: failures.append(error))
     producer.flush(60)
@@ -211,7 +237,10 @@ def test_the_broker_creates_no_topics_by_itself(servers: Any) -> None:
 
 def test_the_user_of_postgres_can_run_no_programs(servers: Any) -> None:
     one = servers(postgres.Postgres)
-    with psycopg.connect(one.url) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+    with (
+        psycopg.connect(one.url) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
         connection.execute("COPY (SELECT 1) TO PROGRAM 'true'")
     with pytest.raises(psycopg.OperationalError, match="rejects"):
         psycopg.connect(one.url.replace("instep@", "superuser@"))
@@ -228,7 +257,7 @@ def test_the_lock_file_of_a_gone_postgres_does_not_bind_a_stranger(servers: Any)
     one = servers(postgres.Postgres)
     one.kill()
     lock = one.root / "data" / "postmaster.pid"
-    user = places.database_user()
+    user = paths.database_user()
     with subprocess.Popen(["sleep", "600"], user=user.uid if user else None) as stranger:
         lines = lock.read_text().splitlines()
         lock.write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")
@@ -244,19 +273,23 @@ def test_the_lock_file_of_a_gone_postgres_does_not_bind_a_stranger(servers: Any)
 
 @pytest.mark.long
 def test_three_brokers_form_a_cluster_and_one_may_die() -> None:
-    with broker.Cluster(3) as cluster:
+    with broker.LocalCluster(3) as cluster:
         make_topic(cluster.bootstrap, "three", 3)
         client = admin.AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
 
         def replicas() -> list[int]:
-            known = client.list_topics(timeout=PATIENCE_S).topics  # of any broker: each learns of a new topic by itself
+            known = client.list_topics(
+                timeout=PATIENCE_S
+            ).topics  # of any broker: each learns of a new topic by itself
             return sorted(known["three"].partitions[0].replicas) if "three" in known else []
 
         wait_until(lambda: set(client.list_topics(timeout=PATIENCE_S).brokers) == {1, 2, 3})
         wait_until(lambda: replicas() == [1, 2, 3])
         cluster.nodes[2].kill()
         assert [node.alive for node in cluster.nodes] == [True, True, False]
-        producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "log_level": 0})
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": cluster.bootstrap, "acks": "all", "log_level": 0}
+        )
         failures: list[confluent_kafka.KafkaError | None] = []
         producer.produce("three", b"x", on_delivery=lambda error, _: failures.append(error))
         producer.flush(60)
@@ -269,7 +302,7 @@ def test_three_brokers_form_a_cluster_and_one_may_die() -> None:
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_other_numbers_of_brokers_are_not_to_be_had(count: int) -> None:
     with pytest.raises(errors.SettingsError, match="ask for 1 or 3"):
-        broker.Cluster(count)
+        broker.LocalCluster(count)
 
 
 # --- nothing outlives its owner ---
@@ -290,7 +323,9 @@ time.sleep(600)
 @contextmanager
 def owning(code: str) -> Iterator[subprocess.Popen[str]]:
     """A process that owns servers, gone at the end whatever the test finds."""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as owner:
         try:
             yield owner
         finally:
@@ -372,6 +407,11 @@ def test_a_server_whose_keeper_was_killed_starts_again() -> None:
 def test_missing_libraries_are_named_with_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
     told = "\tlibaio.so.1 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x0)\n\tlibodd.so.9 => not found\n"
     assert libraries.parse_missing(told) == ["libaio.so.1", "libodd.so.9"]
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0, told, ""))
-    with pytest.raises(errors.MissingPart, match=r"libaio.so.1, libodd.so.9 missing\n.*apt install libaio1 .*libodd.so.9"):
+    monkeypatch.setattr(
+        "subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0, told, "")
+    )
+    with pytest.raises(
+        errors.MissingPart,
+        match=r"libaio.so.1, libodd.so.9 missing\n.*apt install libaio1 .*libodd.so.9",
+    ):
         libraries.check(Path("mariadbd"))

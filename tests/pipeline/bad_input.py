@@ -22,7 +22,11 @@ MESSAGE_BYTES_MAX = 1_048_588  # the broker's default of max.message.bytes
 SQL = "'; DROP TABLE contract_document; --"
 HTML = "<script>alert('x')</script><img src=x onerror=alert(1)>"
 ANSI = "\x1b[2J\x1b[31mred\x1b]0;title\x07\r\nnew line\u202eedisrever"
-TRANSITIONS = {"CREATED": ["QUEUED", "FAILED", SQL], "QUEUED": ["PRINTING", "FAILED"], "PRINTING": ["PRINTED", "FAILED"]}
+TRANSITIONS = {
+    "CREATED": ["QUEUED", "FAILED", SQL],
+    "QUEUED": ["PRINTING", "FAILED"],
+    "PRINTING": ["PRINTED", "FAILED"],
+}
 COLUMNS = {
     "print_status": "status",
     "print_version": "version",
@@ -76,7 +80,9 @@ class Case:
     before: tuple[Mapping[str, Any], ...] = ()
     kept: Mapping[str, Any] | None = None  # what the row has in the end; None: no row
     alike: str | None = None  # the document's id, where that is the point
-    elsewhere: Mapping[str, tuple[Fate, Reason | None]] = field(default_factory=dict)  # by kind of database
+    elsewhere: Mapping[str, tuple[Fate, Reason | None]] = field(
+        default_factory=dict
+    )  # by kind of database
 
     def document(self, phase: str) -> str:
         return f"{self.name}, {phase}" if self.alike is None else self.alike.replace("PHASE", phase)
@@ -96,7 +102,9 @@ def body(document: str, **changes: Any) -> dict[str, Any]:
 
 
 def good(document: str, **changes: Any) -> Sent:
-    return Sent(document.encode(), json.dumps(body(document, **changes), ensure_ascii=False).encode())
+    return Sent(
+        document.encode(), json.dumps(body(document, **changes), ensure_ascii=False).encode()
+    )
 
 
 def raw(text: bytes) -> Build:
@@ -174,7 +182,13 @@ def _bytes() -> Iterator[Case]:
     }
     for name, value in not_utf8.items():
         yield dead(name, Reason.NOT_UTF8, raw(value))
-    for name, value in {"list": b'["DOCUMENT"]', "text": b'"DOCUMENT"', "number": b"5", "null": b"null", "true": b"true"}.items():
+    for name, value in {
+        "list": b'["DOCUMENT"]',
+        "text": b'"DOCUMENT"',
+        "number": b"5",
+        "null": b"null",
+        "true": b"true",
+    }.items():
         yield dead(f"{name} for an object", Reason.NOT_AN_OBJECT, raw(value))
 
 
@@ -183,7 +197,11 @@ def _seeded() -> Iterator[Case]:
     for seed in range(12):
         dice = random.Random(seed)
         value = dice.randbytes(dice.choice((9, 40, 400, 5_000)))
-        yield dead(f"random bytes {seed}", Reason.NOT_JSON if _is_utf8(value) else Reason.NOT_UTF8, raw(value))
+        yield dead(
+            f"random bytes {seed}",
+            Reason.NOT_JSON if _is_utf8(value) else Reason.NOT_UTF8,
+            raw(value),
+        )
     for seed in range(24):
         yield Case(f"mutation {seed}", Fate.ACCOUNTED, lambda d, s=seed: _mutated(d, s))  # type: ignore[misc]
 
@@ -221,7 +239,9 @@ def _keys() -> Iterator[Case]:
     yield dead("key not UTF-8", Reason.KEY_NOT_UTF8, sent(key=b"\xff\xfe"))
     yield dead("delete by a key not UTF-8", Reason.KEY_NOT_UTF8, sent(key=b"\xff\xfe", value=None))
     yield dead("delete by an empty key", Reason.ID_EMPTY, sent(key=b"", value=None))
-    yield dead("delete by a key of 256 characters", Reason.ID_TOO_LONG, sent(key=b"k" * 256, value=None))
+    yield dead(
+        "delete by a key of 256 characters", Reason.ID_TOO_LONG, sent(key=b"k" * 256, value=None)
+    )
     yield dead("delete by a key with NUL", Reason.NUL_IN_TEXT, sent(key=b"a\0b", value=None))
     yield applied("empty key beside an id", sent(key=b""))
     yield applied("key with NUL beside an id", sent(key=b"a\0b"))
@@ -274,7 +294,9 @@ def _fields() -> Iterator[Case]:
     }
     for name, values in wrong.items():
         for value in values:
-            yield dead(f"{name} is {json.dumps(value)}", Reason.WRONG_TYPE, changed(**{name: value}))
+            yield dead(
+                f"{name} is {json.dumps(value)}", Reason.WRONG_TYPE, changed(**{name: value})
+            )
     yield dead("pages is text", Reason.WRONG_TYPE, changed(job={"pages": "7"}))
     yield applied("job is no object", changed(job=5), kept={"pages": None})
     for name in ("doc_id", "status", "version"):
@@ -287,18 +309,30 @@ def _fields() -> Iterator[Case]:
         kept={"note": "n", "print_version": 6},
     )
     yield applied(
-        "null clears a column", changed(version=6, note=None), before=({"note": "n"},), kept={"note": None, "print_version": 6}
+        "null clears a column",
+        changed(version=6, note=None),
+        before=({"note": "n"},),
+        kept={"note": None, "print_version": 6},
     )
     yield parked("null where the column takes none", Reason.NULL_NOT_ALLOWED, changed(place=None))
     head = b'{"doc_id":"DOCUMENT","status":"CREATED","version":5,'
     yield dead("id twice", Reason.FIELD_REPEATED, raw(head + b'"doc_id":"other"}'))
-    yield dead("id twice, once escaped", Reason.FIELD_REPEATED, raw(head + b'"doc\\u005fid":"other"}'))
+    yield dead(
+        "id twice, once escaped", Reason.FIELD_REPEATED, raw(head + b'"doc\\u005fid":"other"}')
+    )
     yield dead("status twice", Reason.FIELD_REPEATED, raw(head + b'"status":"QUEUED"}'))
     yield dead("version twice", Reason.FIELD_REPEATED, raw(head + b'"version":6}'))
-    yield dead("nested field twice", Reason.FIELD_REPEATED, raw(head + b'"job":{"pages":1,"pages":2}}'))
+    yield dead(
+        "nested field twice", Reason.FIELD_REPEATED, raw(head + b'"job":{"pages":1,"pages":2}}')
+    )
     yield applied("unmapped field twice", raw(head + b'"x":1,"x":2}'))
-    yield applied("name of a field within another", raw(head + b'"x":{"doc_id":"other","status":[]}}'))
-    yield applied("__proto__ and constructor", changed(__proto__={"admin": True}, constructor={"prototype": {"a": 1}}))
+    yield applied(
+        "name of a field within another", raw(head + b'"x":{"doc_id":"other","status":[]}}')
+    )
+    yield applied(
+        "__proto__ and constructor",
+        changed(__proto__={"admin": True}, constructor={"prototype": {"a": 1}}),
+    )
     yield applied("dunder fields", changed(__class__="x", __init__="y", self="z"))
     yield applied("50,000 unmapped fields", changed(**{f"f{n}": n for n in range(50_000)}))
 
@@ -308,13 +342,25 @@ def _nested() -> Iterator[Case]:
     deep = {depth: b"[" * depth + b"]" * depth for depth in (10, 1_000, 100_000)}
     yield applied("nested 10 deep", raw(head + b'"x":' + deep[10] + b"}"))
     yield applied(
-        "nested 10 deep in a JSON column", raw(head + b'"extra":' + deep[10] + b"}"), kept={"extra": json.loads(deep[10])}
+        "nested 10 deep in a JSON column",
+        raw(head + b'"extra":' + deep[10] + b"}"),
+        kept={"extra": json.loads(deep[10])},
     )
-    yield dead("nested 1,000 deep", Reason.NESTED_TOO_DEEP, raw(head + b'"x":' + deep[1_000] + b"}"))
-    yield dead("nested 1,000 deep in a JSON column", Reason.NESTED_TOO_DEEP, raw(head + b'"extra":' + deep[1_000] + b"}"))
-    yield dead("nested 100,000 deep", Reason.NESTED_TOO_DEEP, raw(head + b'"x":' + deep[100_000] + b"}"))
     yield dead(
-        "objects nested 1,000 deep", Reason.NESTED_TOO_DEEP, raw(head + b'"x":' + b'{"x":' * 1_000 + b"1" + b"}" * 1_000 + b"}")
+        "nested 1,000 deep", Reason.NESTED_TOO_DEEP, raw(head + b'"x":' + deep[1_000] + b"}")
+    )
+    yield dead(
+        "nested 1,000 deep in a JSON column",
+        Reason.NESTED_TOO_DEEP,
+        raw(head + b'"extra":' + deep[1_000] + b"}"),
+    )
+    yield dead(
+        "nested 100,000 deep", Reason.NESTED_TOO_DEEP, raw(head + b'"x":' + deep[100_000] + b"}")
+    )
+    yield dead(
+        "objects nested 1,000 deep",
+        Reason.NESTED_TOO_DEEP,
+        raw(head + b'"x":' + b'{"x":' * 1_000 + b"1" + b"}" * 1_000 + b"}"),
     )
     yield applied("2,000 brackets in a text", changed(note="[" * 2_000), kept={"note": "[" * 2_000})
     middling = b"[" * 200 + b"]" * 200
@@ -325,22 +371,42 @@ def _nested() -> Iterator[Case]:
         elsewhere=dict.fromkeys(("mariadb", "mysql"), (Fate.DEAD, Reason.NESTED_TOO_DEEP)),
     )
     yield dead("NUL in a JSON column", Reason.NUL_IN_TEXT, changed(extra={"a": ["\0"]}))
-    odd = {"big": 2**90, "small": 0.1, "text": "\\u0000 \U0001f600 \u2028", "": None, "a": {"a": [True, False]}}
-    double = {"mysql": (Fate.PARKED, Reason.NUMBER_OUT_OF_RANGE)}  # it would keep the big number as a double
-    yield applied("odd values in a JSON column", changed(extra=odd), kept={"extra": odd}, elsewhere=double)
+    odd = {
+        "big": 2**90,
+        "small": 0.1,
+        "text": "\\u0000 \U0001f600 \u2028",
+        "": None,
+        "a": {"a": [True, False]},
+    }
+    double = {
+        "mysql": (Fate.PARKED, Reason.NUMBER_OUT_OF_RANGE)
+    }  # it would keep the big number as a double
+    yield applied(
+        "odd values in a JSON column", changed(extra=odd), kept={"extra": odd}, elsewhere=double
+    )
 
 
 def _numbers() -> Iterator[Case]:
     head = b'{"doc_id":"DOCUMENT","status":"CREATED",'
     many = b"9" * 1_000_000
-    yield dead("version of a million digits", Reason.NUMBER_OUT_OF_RANGE, raw(head + b'"version":' + many + b"}"))
-    yield dead("price of a million digits", Reason.NUMBER_OUT_OF_RANGE, raw(head + b'"version":5,"price":' + many + b"}"))
+    yield dead(
+        "version of a million digits",
+        Reason.NUMBER_OUT_OF_RANGE,
+        raw(head + b'"version":' + many + b"}"),
+    )
+    yield dead(
+        "price of a million digits",
+        Reason.NUMBER_OUT_OF_RANGE,
+        raw(head + b'"version":5,"price":' + many + b"}"),
+    )
     yield dead("version 1e400", Reason.WRONG_TYPE, raw(head + b'"version":1e400}'))
     yield dead("version of 64 bits and one", Reason.NUMBER_OUT_OF_RANGE, changed(version=2**63))
     yield dead("version with an exponent", Reason.WRONG_TYPE, raw(head + b'"version":5e0}'))
     yield applied("lowest version", changed(version=-(2**63)), kept={"print_version": -(2**63)})
     yield applied("highest version", changed(version=2**63 - 1), kept={"print_version": 2**63 - 1})
-    yield applied("-0", raw(head + b'"version":-0,"price":-0.0}'), kept={"print_version": 0, "price": 0})
+    yield applied(
+        "-0", raw(head + b'"version":-0,"price":-0.0}'), kept={"print_version": 0, "price": 0}
+    )
     yield parked(
         "pages of 32 bits and one",
         Reason.NUMBER_OUT_OF_RANGE,
@@ -352,14 +418,31 @@ def _numbers() -> Iterator[Case]:
     yield parked("price too fine", Reason.NUMBER_OUT_OF_RANGE, changed(price=1.005))
     yield applied("price at the limit", changed(price=99_999_999.99), kept={"price": 99_999_999.99})
     yield applied("weight at the limit", changed(weight=1.7e308), kept={"weight": 1.7e308})
-    yield parked("weight 1e400", Reason.NUMBER_OUT_OF_RANGE, raw(head + b'"version":5,"weight":1e400}'))
-    yield dead("weight 1e1001", Reason.NUMBER_OUT_OF_RANGE, raw(head + b'"version":5,"weight":1e1001}'))
+    yield parked(
+        "weight 1e400", Reason.NUMBER_OUT_OF_RANGE, raw(head + b'"version":5,"weight":1e400}')
+    )
+    yield dead(
+        "weight 1e1001", Reason.NUMBER_OUT_OF_RANGE, raw(head + b'"version":5,"weight":1e1001}')
+    )
 
 
 def _times() -> Iterator[Case]:
-    for text in ("yesterday", "2026-13-45T00:00:00Z", "2026-02-30T00:00:00Z", "24:00", "", "12/31/2026"):
+    for text in (
+        "yesterday",
+        "2026-13-45T00:00:00Z",
+        "2026-02-30T00:00:00Z",
+        "24:00",
+        "",
+        "12/31/2026",
+    ):
         yield dead(f"updated_at {text!r}", Reason.NOT_A_TIME, changed(updated_at=text))
-    for value in (10**18, -(10**15), 1e300, "9999-12-31T23:59:59-05:00", "0001-01-01T00:00:00+05:00"):
+    for value in (
+        10**18,
+        -(10**15),
+        1e300,
+        "9999-12-31T23:59:59-05:00",
+        "0001-01-01T00:00:00+05:00",
+    ):
         yield dead(f"updated_at {value!r}", Reason.TIME_OUT_OF_RANGE, changed(updated_at=value))
     early = dict.fromkeys(("mariadb", "mysql"), (Fate.PARKED, Reason.TIME_OUT_OF_RANGE))
     yield applied("the year 1", changed(updated_at="0001-01-01T00:00:00Z"), elsewhere=early)
@@ -373,7 +456,9 @@ def _times() -> Iterator[Case]:
 def _texts() -> Iterator[Case]:
     yield applied("1 MB text", changed(note="x" * 1_000_000), kept={"note": "x" * 1_000_000})
     yield applied("900 kB list", changed(x=[0] * 300_000))
-    yield parked("900 kB list where 20 characters fit", Reason.TEXT_TOO_LONG, changed(place="x" * 900_000))
+    yield parked(
+        "900 kB list where 20 characters fit", Reason.TEXT_TOO_LONG, changed(place="x" * 900_000)
+    )
     yield parked("text too long", Reason.TEXT_TOO_LONG, changed(place="x" * 21))
     yield applied("text of just the length", changed(place="😀" * 20), kept={"place": "😀" * 20})
     yield parked("status of 41 characters", Reason.TEXT_TOO_LONG, changed(status="S" * 41))
@@ -417,7 +502,11 @@ def _business() -> Iterator[Case]:
     yield parked("empty status", Reason.STATUS_UNKNOWN, changed(status=""))
     yield parked("status in another case", Reason.STATUS_UNKNOWN, changed(status="created"))
     yield parked(
-        "illegal transition", Reason.TRANSITION_NOT_ALLOWED, changed(status="PRINTED", version=6), before=({},), kept=ROW
+        "illegal transition",
+        Reason.TRANSITION_NOT_ALLOWED,
+        changed(status="PRINTED", version=6),
+        before=({},),
+        kept=ROW,
     )
     yield parked(
         "illegal transition back",
@@ -426,13 +515,30 @@ def _business() -> Iterator[Case]:
         before=({"status": "FAILED"},),
         kept={**ROW, "print_status": "FAILED"},
     )
-    yield Case("version going back", Fate.STALE, changed(version=4, status="QUEUED"), before=({},), kept=ROW)
     yield Case(
-        "same version with another body", Fate.REPEATED, changed(note="other"), before=({"note": "n"},), kept={**ROW, "note": "n"}
+        "version going back",
+        Fate.STALE,
+        changed(version=4, status="QUEUED"),
+        before=({},),
+        kept=ROW,
+    )
+    yield Case(
+        "same version with another body",
+        Fate.REPEATED,
+        changed(note="other"),
+        before=({"note": "n"},),
+        kept={**ROW, "note": "n"},
     )
     yield Case("the same again", Fate.REPEATED, changed(), before=({},), kept=ROW)
-    yield Case("illegal and stale", Fate.STALE, changed(version=4, status="LOST"), before=({},), kept=ROW)
-    yield applied("a new version of the same status", changed(version=6), before=({},), kept={"print_version": 6})
+    yield Case(
+        "illegal and stale", Fate.STALE, changed(version=4, status="LOST"), before=({},), kept=ROW
+    )
+    yield applied(
+        "a new version of the same status",
+        changed(version=6),
+        before=({},),
+        kept={"print_version": 6},
+    )
 
 
 # --- records ------------------------------------------------------------------------------------------
@@ -440,20 +546,38 @@ def _business() -> Iterator[Case]:
 
 def _records() -> Iterator[Case]:
     yield applied("1,000 headers", sent(headers=tuple((f"h{n}", b"x") for n in range(1_000))))
-    yield applied("duplicate headers", sent(headers=(("ce_id", b"1"), ("ce_id", b"2"), ("ce_id", None))))
     yield applied(
-        "headers naming another topic",
-        sent(headers=(("topic", b"other"), ("kafka_dlt-original-topic", b"other"), ("ce_type", b"instep.delete"))),
+        "duplicate headers", sent(headers=(("ce_id", b"1"), ("ce_id", b"2"), ("ce_id", None)))
     )
     yield applied(
-        "headers of odd bytes", sent(headers=(("", b""), ("\u202e\x1b[2J", b"\xff\x00"), ("content-type", b"application/avro")))
+        "headers naming another topic",
+        sent(
+            headers=(
+                ("topic", b"other"),
+                ("kafka_dlt-original-topic", b"other"),
+                ("ce_type", b"instep.delete"),
+            )
+        ),
+    )
+    yield applied(
+        "headers of odd bytes",
+        sent(
+            headers=(
+                ("", b""),
+                ("\u202e\x1b[2J", b"\xff\x00"),
+                ("content-type", b"application/avro"),
+            )
+        ),
     )
     yield applied("a header of 500 kB", sent(headers=(("big", b"\x00" * 500_000),)))
     yield applied("timestamp -1", sent(timestamp_ms=-1))
     yield applied(
-        "timestamp -1 and no time in the event", lambda d: Sent(d.encode(), good(d, updated_at=...).value, timestamp_ms=-1)
+        "timestamp -1 and no time in the event",
+        lambda d: Sent(d.encode(), good(d, updated_at=...).value, timestamp_ms=-1),
     )
-    yield Case("timestamp -1 on a delete", Fate.DELETED, sent(value=None, timestamp_ms=-1), before=({},))
+    yield Case(
+        "timestamp -1 on a delete", Fate.DELETED, sent(value=None, timestamp_ms=-1), before=({},)
+    )
     yield applied("timestamp of 1 ms", sent(timestamp_ms=1))
     yield applied("timestamp of the year 1", sent(timestamp_ms=-62_135_596_800_000))
     yield applied("timestamp in microseconds", sent(timestamp_ms=AT * 1_000))
@@ -506,6 +630,17 @@ def _varint_bytes(number: int) -> int:
 
 CASES = {
     case.name: case
-    for part in (_bytes, _seeded, _keys, _fields, _nested, _numbers, _times, _texts, _business, _records)
+    for part in (
+        _bytes,
+        _seeded,
+        _keys,
+        _fields,
+        _nested,
+        _numbers,
+        _times,
+        _texts,
+        _business,
+        _records,
+    )
     for case in part()
 }

@@ -21,14 +21,14 @@ from instep.document.guard import Verdict
 from instep.document.reasons import PARKS, Reason
 from instep.kafka import offsets, topics
 from instep.kafka.connection import Cluster
-from instep.pipeline import status
+from instep.operate import status
 from instep.pipeline.runner import Runner
 from instep.sinks import inspection, preparation, tables, target
 from tests.pipeline import bad_input
 from tests.pipeline.bad_input import CASES, Case, Fate, Sent
-from tests.pipeline.conftest import drained, following
-from tests.producing import IN_ORDER
-from tests.sinks.conftest import run_sql
+from tests.support.databases import run_sql
+from tests.support.pipelines import drained, following
+from tests.support.producing import IN_ORDER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,7 +74,9 @@ class Source:
         self._producers: dict[str, Producer] = {}
         self.undelivered: list[KafkaError] = []
 
-    def send(self, record: Sent, partition: int, told: Callable[[Place], None] = lambda _: None) -> None:
+    def send(
+        self, record: Sent, partition: int, told: Callable[[Place], None] = lambda _: None
+    ) -> None:
         def delivered(error: KafkaError | None, message: Any) -> None:
             if error is not None:
                 self.undelivered.append(error)
@@ -102,8 +104,15 @@ class Source:
     def _producer(self, codec: str, large: bool) -> Producer:
         name = f"{codec} {large}"
         if name not in self._producers:
-            config = {"bootstrap.servers": self._bootstrap, "compression.codec": codec, "enable.idempotence": True, **IN_ORDER}
-            self._producers[name] = Producer({**config, "message.max.bytes": 100_000_000, "linger.ms": 0 if large else 50})
+            config = {
+                "bootstrap.servers": self._bootstrap,
+                "compression.codec": codec,
+                "enable.idempotence": True,
+                **IN_ORDER,
+            }
+            self._producers[name] = Producer(
+                {**config, "message.max.bytes": 100_000_000, "linger.ms": 0 if large else 50}
+            )
         return self._producers[name]
 
 
@@ -125,8 +134,14 @@ class Traffic:
             verdict = {-1: Verdict.STALE, 0: Verdict.REPEATED, 1: Verdict.APPLIED}[late]
             if verdict is Verdict.APPLIED:
                 self._log.rows[document] = (status, version)
-            record = bad_input.good(document, status=status, version=version, note="late" if late < 1 else None)
-            self._source.send(record, number % PARTITIONS, lambda place, verdict=verdict: self._log.good.update({place: verdict}))  # type: ignore[misc]
+            record = bad_input.good(
+                document, status=status, version=version, note="late" if late < 1 else None
+            )
+            self._source.send(
+                record,
+                number % PARTITIONS,
+                lambda place, verdict=verdict: self._log.good.update({place: verdict}),  # type: ignore[misc]
+            )
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +149,10 @@ def log(cluster: Cluster) -> Log:
     """All classes, twice, among good traffic; on a topic that takes any timestamp."""
     found = Log(f"bad-{uuid.uuid4().hex[:8]}")
     topics.create(
-        cluster, found.topic, PARTITIONS, config={"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"}
+        cluster,
+        found.topic,
+        PARTITIONS,
+        config={"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"},
     )
     source = Source(cluster, found.topic)
     traffic = Traffic(source, found)
@@ -144,8 +162,13 @@ def log(cluster: Cluster) -> Log:
             for record in before:
                 source.send(record, number % PARTITIONS, found.before.append)
             traffic.send(between)
-            told = lambda place, key=(case.name, phase), odd=odd: found.odd.update({key: (odd, place)})  # noqa: E731
-            source.send(odd, number % PARTITIONS, told)
+
+            def keep(
+                place: Place, key: tuple[str, str] = (case.name, phase), odd: Sent = odd
+            ) -> None:
+                found.odd[key] = (odd, place)
+
+            source.send(odd, number % PARTITIONS, keep)
     traffic.send(GOOD_DOCUMENTS)
     source.done()
     assert source.undelivered == []
@@ -164,7 +187,13 @@ def landed(
     """One run of a pipeline over the whole log, and what is in the database then."""
     url = shared_database(request.param)
     make_table(url)
-    pipeline = following(url, log.topic, columns=bad_input.COLUMNS, transitions=bad_input.TRANSITIONS, batch_rows_max=20_000)
+    pipeline = following(
+        url,
+        log.topic,
+        columns=bad_input.COLUMNS,
+        transitions=bad_input.TRANSITIONS,
+        batch_rows_max=20_000,
+    )
     preparation.prepare(pipeline)
     run = Runner("contracts", pipeline, cluster, spark, tmp_path_factory.mktemp("bad"), once=True)
     run.start()
@@ -205,18 +234,26 @@ def look(url: str) -> Landed:
 
     def by_place(columns: str, table: str) -> dict[Place, dict[str, Any]]:
         names = [name.strip(f" {quote}") for name in columns.split(",")]
-        rows = [dict(zip(names, row, strict=True)) for row in run_sql(url, f"SELECT {columns} FROM {table}")]
+        rows = [
+            dict(zip(names, row, strict=True))
+            for row in run_sql(url, f"SELECT {columns} FROM {table}")
+        ]
         return {(row["partition"], row["offset"]): row for row in rows}
 
     columns = ("doc_no", *bad_input.COLUMNS)
-    rows = [dict(zip(columns, row, strict=True)) for row in run_sql(url, f"SELECT {', '.join(columns)} FROM contract_document")]
+    rows = [
+        dict(zip(columns, row, strict=True))
+        for row in run_sql(url, f"SELECT {', '.join(columns)} FROM contract_document")
+    ]
     return Landed(
         rows={row["doc_no"]: row for row in rows},
         dead=by_place(record, "instep_dead_letters"),
         parked=by_place(f"document, {record}", "instep_parked"),
         history=by_place(f"{place}, document, status, verdict, event_time", "instep_history"),
         deleted=dict(run_sql(url, "SELECT document, order_value FROM instep_deleted")),
-        ledger=dict(run_sql(url, f"SELECT {quote}partition{quote}, next_offset FROM instep_ledger")),
+        ledger=dict(
+            run_sql(url, f"SELECT {quote}partition{quote}, next_offset FROM instep_ledger")
+        ),
     )
 
 
@@ -230,7 +267,11 @@ def test_one_record_has_one_fate(name: str, log: Log, landed: tuple[str, Landed]
 
 def _judge(case: Case, phase: str, kind: str, sent: Sent, place: Place, found: Landed) -> None:
     fate, reason = case.expected(kind)
-    letter, waiting, lived = found.dead.get(place), found.parked.get(place), found.history.get(place)
+    letter, waiting, lived = (
+        found.dead.get(place),
+        found.parked.get(place),
+        found.history.get(place),
+    )
     if fate is Fate.ACCOUNTED:
         assert (letter is None) != (lived is None)
         assert (waiting is not None) == (lived is not None and lived["verdict"] == Verdict.PARKED)
@@ -247,7 +288,9 @@ def _judge(case: Case, phase: str, kind: str, sent: Sent, place: Place, found: L
     else:
         assert letter is None, (letter["reason"], letter["detail"])
         assert lived is not None
-        assert lived["verdict"] == (Verdict.APPLIED if fate is Fate.DELETED else Verdict(fate.value)), waiting
+        assert lived["verdict"] == (
+            Verdict.APPLIED if fate is Fate.DELETED else Verdict(fate.value)
+        ), waiting
         assert lived["document"] == document
     if fate is Fate.PARKED:
         assert reason in PARKS
@@ -256,7 +299,9 @@ def _judge(case: Case, phase: str, kind: str, sent: Sent, place: Place, found: L
         _kept_whole(waiting, sent)
     else:
         assert waiting is None
-    if fate in (Fate.APPLIED, Fate.STALE, Fate.REPEATED) or (case.before and fate is not Fate.DELETED):
+    if fate in (Fate.APPLIED, Fate.STALE, Fate.REPEATED) or (
+        case.before and fate is not Fate.DELETED
+    ):
         assert row is not None
         for column, value in (case.kept or {}).items():
             assert _plain(row[column], value) == value, column
@@ -288,7 +333,11 @@ def _plain(stored: Any, like: Any) -> Any:
 
 def test_good_documents_are_what_the_model_says(log: Log, landed: tuple[str, Landed]) -> None:
     _, found = landed
-    assert {d: (row["print_status"], row["print_version"]) for d, row in found.rows.items() if d in log.rows} == log.rows
+    assert {
+        d: (row["print_status"], row["print_version"])
+        for d, row in found.rows.items()
+        if d in log.rows
+    } == log.rows
     assert all(found.rows[document]["note"] is None for document in log.rows)
     assert {place: Verdict(found.history[place]["verdict"]) for place in log.good} == log.good
     assert {found.history[place]["verdict"] for place in log.before} == {"applied"}
@@ -302,7 +351,9 @@ def test_nothing_else_came_of_it(log: Log, landed: tuple[str, Landed]) -> None:
     assert {*found.history, *found.dead} == sent
     assert not {*found.history} & {*found.dead}
     assert {p for p, row in found.history.items() if row["verdict"] == "parked"} == {*found.parked}
-    assert {row["document"] for row in found.history.values() if row["verdict"] == "applied"} >= {*found.rows}
+    assert {row["document"] for row in found.history.values() if row["verdict"] == "applied"} >= {
+        *found.rows
+    }
 
 
 def test_no_partition_is_held_up(log: Log, landed: tuple[str, Landed], cluster: Cluster) -> None:
@@ -314,7 +365,10 @@ ABSURD = (2**63 - 1, -9_300_000_000_000_000)
 
 @pytest.mark.parametrize("timestamp_ms", ABSURD)
 def test_a_timestamp_that_spark_cannot_read_holds_up_nobody(
-    timestamp_ms: int, new_database: Callable[[str], str], cluster: Cluster, runner: Callable[..., Runner]
+    timestamp_ms: int,
+    new_database: Callable[[str], str],
+    cluster: Cluster,
+    runner: Callable[..., Runner],
 ) -> None:
     """Fault 50. Such a record is applied or a dead letter as any other, and what lies around it flows."""
     url, topic = new_database("sqlite"), any_timestamp(cluster)
@@ -359,12 +413,17 @@ def any_timestamp(cluster: Cluster) -> str:
         cluster,
         name,
         3,
-        config={"message.timestamp.after.max.ms": str(2**63 - 1), "message.timestamp.before.max.ms": str(2**63 - 1)},
+        config={
+            "message.timestamp.after.max.ms": str(2**63 - 1),
+            "message.timestamp.before.max.ms": str(2**63 - 1),
+        },
     )
     return name
 
 
-def test_a_record_larger_than_the_broker_takes_never_reaches_us(cluster: Cluster, topic: str) -> None:
+def test_a_record_larger_than_the_broker_takes_never_reaches_us(
+    cluster: Cluster, topic: str
+) -> None:
     """So the one at max.message.bytes really is at the limit."""
     source = Source(cluster, topic)
     source.send(bad_input.fitting("a", bad_input.MESSAGE_BYTES_MAX), 0)

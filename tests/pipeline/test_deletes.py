@@ -12,7 +12,7 @@ from instep.document.guard import Verdict
 from instep.sinks import inspection, preparation
 from instep.sinks.sink import Sink
 from tests.pipeline.test_transaction import apply, begun, event, parked, record
-from tests.sinks.conftest import declare, open_sink, run_sql
+from tests.support.databases import declare, open_sink, run_sql
 
 __all__ = ["open_sink"]
 
@@ -29,14 +29,24 @@ def own_table(url: str) -> None:
 
 
 def rows(url: str) -> list[Any]:
-    return run_sql(url, "SELECT doc_no, owner, print_status, print_version, note FROM contract_document ORDER BY doc_no")
+    return run_sql(
+        url,
+        "SELECT doc_no, owner, print_status, print_version, note FROM contract_document ORDER BY doc_no",
+    )
 
 
-LOG = [event(0, "a", 5, "PRINTED", note="n"), event(1, "b", 5, "PRINTED"), record(2, "a", None), record(3, "nobody", None)]
+LOG = [
+    event(0, "a", 5, "PRINTED", note="n"),
+    event(1, "b", 5, "PRINTED"),
+    record(2, "a", None),
+    record(3, "nobody", None),
+]
 
 
 @pytest.mark.parametrize("missing", ["ignore", "park"])
-def test_rows_that_others_made_are_not_deleted_by_default(missing: settings.Missing, database_url: str, open_sink: Open) -> None:
+def test_rows_that_others_made_are_not_deleted_by_default(
+    missing: settings.Missing, database_url: str, open_sink: Open
+) -> None:
     own_table(database_url)
     sink = begun(open_sink(declare(database_url, missing=missing, columns=COLUMNS)))
     outcome = apply(sink, LOG)
@@ -51,14 +61,21 @@ def test_rows_that_others_made_are_not_deleted_by_default(missing: settings.Miss
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("status", [None, "WITHDRAWN"])
-def test_clear_empties_what_the_pipeline_keeps(database_url: str, open_sink: Open, ordered: bool, status: str | None) -> None:
+def test_clear_empties_what_the_pipeline_keeps(
+    database_url: str, open_sink: Open, ordered: bool, status: str | None
+) -> None:
     own_table(database_url)
-    changes: dict[str, Any] = {} if ordered else {"event": {"document": "doc_id", "status": "status"}}
+    changes: dict[str, Any] = (
+        {} if ordered else {"event": {"document": "doc_id", "status": "status"}}
+    )
     wanted = {"missing": "ignore", "deletes": "clear", "cleared_status": status, "columns": COLUMNS}
     sink = begun(open_sink(declare(database_url, **wanted, **changes)))
     assert apply(sink, LOG).verdicts[Verdict.APPLIED] == 3
     version = 5 if ordered else None  # the guard's value stays, so that what is late stays late
-    assert rows(database_url) == [("a", "Ann", status, version, None), ("b", "Bob", "PRINTED", 5, None)]
+    assert rows(database_url) == [
+        ("a", "Ann", status, version, None),
+        ("b", "Bob", "PRINTED", 5, None),
+    ]
     apply(sink, [record(4, "b", None)])
     assert rows(database_url)[1] == ("b", "Bob", status, version, None)
     late = apply(sink, [event(5, "a", 4, "LATE"), event(6, "b", 6, "AGAIN")])
@@ -75,13 +92,23 @@ def test_row_removes_it_where_that_is_asked_for(database_url: str, open_sink: Op
 
 def test_a_column_that_cannot_be_emptied_is_named(new_database: Callable[[str], str]) -> None:
     url = new_database("sqlite")
-    run_sql(url, "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY, print_status TEXT NOT NULL)")
+    run_sql(
+        url,
+        "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY, print_status TEXT NOT NULL)",
+    )
     event_of = {"document": "doc_id", "status": "status"}
-    pipeline = declare(url, missing="ignore", deletes="clear", columns={"print_status": "status"}, event=event_of)
+    pipeline = declare(
+        url, missing="ignore", deletes="clear", columns={"print_status": "status"}, event=event_of
+    )
     preparation.prepare(pipeline)
     with pytest.raises(errors.TargetUnfit, match="column 'print_status' takes no null"):
         inspection.inspect("contracts", pipeline)
     sound = declare(
-        url, missing="ignore", deletes="clear", cleared_status="GONE", columns={"print_status": "status"}, event=event_of
+        url,
+        missing="ignore",
+        deletes="clear",
+        cleared_status="GONE",
+        columns={"print_status": "status"},
+        event=event_of,
     )
     assert inspection.inspect("contracts", sound).rules.cleared == ("GONE",)

@@ -20,24 +20,28 @@ from instep import errors, settings, sinks
 from instep.document.decoding import Decoder, Record
 from instep.kafka import topics
 from instep.kafka.connection import Cluster
-from instep.pipeline import parked as parked_documents
+from instep.pipeline.apply import release as parked_documents
+from instep.pipeline.apply.maintenance import MaintenanceSession
+from instep.pipeline.apply.transaction import BatchTransaction
 from instep.pipeline.runner import Runner
-from instep.pipeline.transaction import Work
-from instep.pipeline.turns import Desk
 from instep.sinks import facts, inspection, preparation
 from instep.sinks.sink import Sink
-from tests.pipeline.conftest import Prove, drained
 from tests.pipeline.test_runner import send
 from tests.pipeline.test_transaction import WRITER, apply, begun, log_holds_nothing, parked, record
-from tests.sinks.conftest import run_sql
+from tests.support.databases import run_sql
+from tests.support.pipelines import Prove, drained
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "existing-table.md"
-SECTIONS = dict(part.split("\n", 1) for part in GUIDE.read_text(encoding="utf-8").split("\n## ")[1:])
+SECTIONS = dict(
+    part.split("\n", 1) for part in GUIDE.read_text(encoding="utf-8").split("\n## ")[1:]
+)
 DATABASES = ["sqlite", "postgres", "mariadb", "mysql"]
 STATEMENT_END = re.compile(r";\s*(?:$|\n(?=(?:CREATE|ALTER|GRANT)\b))")
 
 Run = Callable[..., Runner]
-Made = tuple[str, dict[str, Any] | None, str]  # the record's key, what differs from the guide's event, the expected verdict
+Made = tuple[
+    str, dict[str, Any] | None, str
+]  # the record's key, what differs from the guide's event, the expected verdict
 
 
 def section(number: int) -> str:
@@ -46,7 +50,9 @@ def section(number: int) -> str:
 
 def fenced(number: int, language: str) -> list[tuple[list[str], str]]:
     """The blocks of a section in a language, each with the words behind the language."""
-    found = re.findall(rf"^```{language}([^\n]*)\n(.*?)^```", section(number), re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        rf"^```{language}([^\n]*)\n(.*?)^```", section(number), re.MULTILINE | re.DOTALL
+    )
     return [(words.split(), text) for words, text in found]
 
 
@@ -60,7 +66,9 @@ def pipelines(number: int, url: str) -> dict[str, settings.Pipeline]:
     """The guide's settings, with the test's database."""
     ((_, text),) = fenced(number, "toml")
     declared = settings.parse(text, {"DB_PASSWORD": "secret"}).pipelines
-    return {name: msgspec.structs.replace(pipeline, target=url) for name, pipeline in declared.items()}
+    return {
+        name: msgspec.structs.replace(pipeline, target=url) for name, pipeline in declared.items()
+    }
 
 
 def events(number: int) -> list[dict[str, Any]]:
@@ -75,7 +83,9 @@ class Case(NamedTuple):
     query: str
     rows: list[Any]
     parked: Mapping[str, str] = MappingProxyType({})  # the reason of each parked document
-    cure: tuple[str, str] | None = None  # a parked document, and the statement that lets it be released
+    cure: tuple[str, str] | None = (
+        None  # a parked document, and the statement that lets it be released
+    )
     audit: list[Any] | None = None
 
 
@@ -182,7 +192,11 @@ def foreign_keys(kind: str) -> Case:
 def audit(kind: str) -> Case:
     return Case(
         ["INSERT INTO ticket VALUES ('T-9', 'Ann', 'ARCHIVED', 7)"],
-        [("T-1", {}, "applied"), ("T-1", {"version": 3, "status": "SOLVED"}, "applied"), ("T-2", {"ticket": "T-2"}, "applied")],
+        [
+            ("T-1", {}, "applied"),
+            ("T-1", {"version": 3, "status": "SOLVED"}, "applied"),
+            ("T-2", {"ticket": "T-2"}, "applied"),
+        ],
         [
             ("T-1", {"version": 3, "status": "SOLVED"}, "repeated"),
             ("T-1", {"version": 2}, "stale"),
@@ -195,17 +209,24 @@ def audit(kind: str) -> Case:
         [("T-1", "nobody", "CLOSED", 5), ("T-9", "Ann", "ARCHIVED", 7)],
         {"T-9": "REFUSED_BY_TARGET"},
         audit=[
-            ("T-1", "INSERT", "OPEN"), ("T-1", "UPDATE", "SOLVED"), ("T-1", "UPDATE", "OPEN"), ("T-1", "UPDATE", "CLOSED"),
-            ("T-2", "INSERT", "OPEN"), ("T-2", "DELETE", "OPEN"), ("T-9", "INSERT", "ARCHIVED"),
+            ("T-1", "INSERT", "OPEN"),
+            ("T-1", "UPDATE", "SOLVED"),
+            ("T-1", "UPDATE", "OPEN"),
+            ("T-1", "UPDATE", "CLOSED"),
+            ("T-2", "INSERT", "OPEN"),
+            ("T-2", "DELETE", "OPEN"),
+            ("T-9", "INSERT", "ARCHIVED"),
         ],
-    )  # fmt: skip
+    )
 
 
 def row_security(kind: str) -> Case:
     hidden = kind == "postgres"
     american = ("us", "Eve", None, None) if hidden else ("eu", "Eve", "REPORTED", 1)
     return Case(
-        ["INSERT INTO claim (claim_no, region, adjuster) VALUES ('S-1', 'eu', 'Ann'), ('S-7', 'us', 'Eve')"],
+        [
+            "INSERT INTO claim (claim_no, region, adjuster) VALUES ('S-1', 'eu', 'Ann'), ('S-7', 'us', 'Eve')"
+        ],
         [("S-1", {}, "applied"), ("S-2", {"claim": "S-2"}, "applied")],
         [
             ("S-1", {}, "repeated"),
@@ -225,10 +246,18 @@ def partitioned(kind: str) -> Case:
     far = "2031-01-01"
     add = {
         "postgres": f"CREATE TABLE parcel_2031 PARTITION OF parcel FOR VALUES FROM ('{far}') TO ('2032-01-01')",
-    }.get(kind, "ALTER TABLE parcel ADD PARTITION (PARTITION parcel_2031 VALUES LESS THAN ('2032-01-01'))")
+    }.get(
+        kind,
+        "ALTER TABLE parcel ADD PARTITION (PARTITION parcel_2031 VALUES LESS THAN ('2032-01-01'))",
+    )
     return Case(
-        ["INSERT INTO parcel (parcel_no, posted_on, weight) VALUES (80017, '2026-11-01', 1.5), (80017, '2027-11-01', 2.5)"],
-        [("80017/2026-11-01", {}, "applied"), ("80018/2027-01-01", {"parcel": 80018, "posted": "2027-01-01"}, "applied")],
+        [
+            "INSERT INTO parcel (parcel_no, posted_on, weight) VALUES (80017, '2026-11-01', 1.5), (80017, '2027-11-01', 2.5)"
+        ],
+        [
+            ("80017/2026-11-01", {}, "applied"),
+            ("80018/2027-01-01", {"parcel": 80018, "posted": "2027-01-01"}, "applied"),
+        ],
         [
             ("80017/2026-11-01", {}, "repeated"),
             ("80017/2026-11-01", {"version": 1}, "stale"),
@@ -252,7 +281,12 @@ def rich_types(kind: str) -> Case:
             ("P-1", {"changed": "2026-11-01T08:00:00Z", "state": "OPEN"}, "stale"),
             (
                 "P-2",
-                {"purchase": "P-2", "changed": "2026-11-01T08:00:00.000002Z", "items": {"b": [1.5]}, "total": "2"},
+                {
+                    "purchase": "P-2",
+                    "changed": "2026-11-01T08:00:00.000002Z",
+                    "items": {"b": [1.5]},
+                    "total": "2",
+                },
                 "applied",
             ),
             ("P-3", {"purchase": "P-3", "state": "STOLEN"}, "parked"),
@@ -261,7 +295,14 @@ def rich_types(kind: str) -> Case:
         ],
         "SELECT purchase_no, buyer, state, items, total, changed_at FROM purchase ORDER BY purchase_no",
         [
-            ("P-1", "Ann", "PAID", [{"sku": "a-1", "count": 2}], 20.5, "2026-11-01 08:00:00.000001"),
+            (
+                "P-1",
+                "Ann",
+                "PAID",
+                [{"sku": "a-1", "count": 2}],
+                20.5,
+                "2026-11-01 08:00:00.000001",
+            ),
             ("P-2", None, "PAID", {"b": [1.5]}, 2, "2026-11-01 08:00:00.000002"),
         ],
         {"P-3": "REFUSED_BY_TARGET" if kind == "sqlite" else "NOT_A_CHOICE"},
@@ -269,8 +310,16 @@ def rich_types(kind: str) -> Case:
 
 
 CASES: dict[int, Callable[[str], Case]] = {
-    1: defaults, 2: composite, 3: uuid, 4: identity, 5: foreign_keys, 6: audit, 7: row_security, 8: partitioned, 9: rich_types,
-}  # fmt: skip
+    1: defaults,
+    2: composite,
+    3: uuid,
+    4: identity,
+    5: foreign_keys,
+    6: audit,
+    7: row_security,
+    8: partitioned,
+    9: rich_types,
+}
 
 
 def created(number: int, kind: str, url: str, own: list[str]) -> str:
@@ -285,7 +334,9 @@ def opened(name: str, pipeline: settings.Pipeline) -> Sink:
     """What `instep init` and a start do. The application's table is not changed."""
     assert preparation.faults(pipeline) == []
     made = preparation.prepare(pipeline)
-    assert [one for one in made if not re.match(r"\s*CREATE (UNIQUE )?(TABLE|INDEX) \W?instep_", one)] == []
+    assert [
+        one for one in made if not re.match(r"\s*CREATE (UNIQUE )?(TABLE|INDEX) \W?instep_", one)
+    ] == []
     return begun(sinks.open_sink(inspection.inspect(name, pipeline)))
 
 
@@ -307,12 +358,12 @@ def plain(value: Any) -> Any:
 
 def insistent(sink: Sink, records: list[Record]) -> None:
     """Apply a batch as a task does: a row that another writer seems to have changed is tried again."""
-    work = Work(WRITER, 0, records, log_holds_nothing)
+    work = BatchTransaction(WRITER, 0, records, log_holds_nothing)
     for _ in range(3):
         with contextlib.suppress(errors.Outrun):
-            work.apply(sink, Decoder(sink.to.mapping))
+            work.apply(sink, Decoder(sink.target.mapping))
             return
-    work.apply(sink, Decoder(sink.to.mapping))
+    work.apply(sink, Decoder(sink.target.mapping))
 
 
 @pytest.mark.parametrize("kind", DATABASES)
@@ -326,22 +377,37 @@ def test_the_guides_table(number: int, kind: str, new_database: Callable[[str], 
     sink = opened(name, pipeline)
     try:
         insistent(sink, [to_record(offset, event, made) for offset, made in enumerate(case.first)])
-        insistent(sink, [to_record(offset, event, made) for offset, made in enumerate(case.then, len(case.first))])
+        insistent(
+            sink,
+            [
+                to_record(offset, event, made)
+                for offset, made in enumerate(case.then, len(case.first))
+            ],
+        )
     finally:
         sink.close()
     offset = "`offset`" if kind in ("mariadb", "mysql") else '"offset"'
-    verdicts = [row[0] for row in run_sql(url, f"SELECT verdict FROM instep_history ORDER BY {offset}")]
+    verdicts = [
+        row[0] for row in run_sql(url, f"SELECT verdict FROM instep_history ORDER BY {offset}")
+    ]
     assert verdicts == [made[2] for made in (*case.first, *case.then)]
     assert [tuple(map(plain, row)) for row in run_sql(admin, case.query)] == case.rows
     assert {row[1]: row[2] for row in parked(url)} == case.parked
     assert run_sql(url, "SELECT count(*) FROM instep_dead_letters") == [(0,)]
     if case.audit is not None:
-        assert run_sql(url, "SELECT ticket_no, action, status FROM ticket_audit ORDER BY ticket_no, no") == case.audit
+        assert (
+            run_sql(
+                url, "SELECT ticket_no, action, status FROM ticket_audit ORDER BY ticket_no, no"
+            )
+            == case.audit
+        )
     if case.cure is not None:
         document, statement = case.cure
         run_sql(admin, statement)
-        with Desk(name, pipeline, "ann") as desk:
-            assert [line.verdict for line in parked_documents.release(desk, document, execute=True)] == ["applied"]
+        with MaintenanceSession(name, pipeline, "ann") as session:
+            assert [
+                line.verdict for line in parked_documents.release(session, document, execute=True)
+            ] == ["applied"]
 
 
 @pytest.mark.parametrize(
@@ -373,13 +439,35 @@ def test_the_guides_shared_table(kind: str, new_database: Callable[[str], str]) 
     printed, paid = events(10)
     with contextlib.ExitStack() as stack:
         printing, payments = (
-            stack.enter_context(contextlib.closing(opened(name, one))) for name, one in pipelines(10, url).items()
+            stack.enter_context(contextlib.closing(opened(name, one)))
+            for name, one in pipelines(10, url).items()
         )
         apply(printing, [record(0, "B-1", printed), record(1, "B-2", {**printed, "bill": "B-2"})])
-        apply(payments, [record(0, "B-1", {**paid, "version": 5}), record(1, "B-3", {**paid, "bill": "B-3"})])
-        apply(printing, [record(2, "B-1", printed), record(3, "B-1", {**printed, "version": 2, "status": "SENT"})])
-        apply(payments, [record(2, "B-1", {**paid, "status": "DUE"}), record(3, "B-2", {**paid, "bill": "B-2"})])
-        apply(printing, [record(4, "B-2", None), record(5, "B-3", {**printed, "bill": "B-3", "status": "x" * 21})])
+        apply(
+            payments,
+            [record(0, "B-1", {**paid, "version": 5}), record(1, "B-3", {**paid, "bill": "B-3"})],
+        )
+        apply(
+            printing,
+            [
+                record(2, "B-1", printed),
+                record(3, "B-1", {**printed, "version": 2, "status": "SENT"}),
+            ],
+        )
+        apply(
+            payments,
+            [
+                record(2, "B-1", {**paid, "status": "DUE"}),
+                record(3, "B-2", {**paid, "bill": "B-2"}),
+            ],
+        )
+        apply(
+            printing,
+            [
+                record(4, "B-2", None),
+                record(5, "B-3", {**printed, "bill": "B-3", "status": "x" * 21}),
+            ],
+        )
     assert run_sql(url, BILL_ROWS) == [
         ("B-1", "Ann", "SENT", 2, "PAID", 5),
         ("B-2", None, None, 1, "PAID", 1),
@@ -387,28 +475,44 @@ def test_the_guides_shared_table(kind: str, new_database: Callable[[str], str]) 
         ("B-9", "Eve", None, None, None, None),
     ]
     assert parked(url) == [(5, "B-3", "TEXT_TOO_LONG")]
-    verdicts = run_sql(url, "SELECT pipeline, verdict, count(*) FROM instep_history GROUP BY pipeline, verdict ORDER BY 1, 2")
+    verdicts = run_sql(
+        url,
+        "SELECT pipeline, verdict, count(*) FROM instep_history GROUP BY pipeline, verdict ORDER BY 1, 2",
+    )
     assert verdicts == [
-        ("payments", "applied", 3), ("payments", "stale", 1), ("printing", "applied", 4), ("printing", "parked", 1),
+        ("payments", "applied", 3),
+        ("payments", "stale", 1),
+        ("printing", "applied", 4),
+        ("printing", "parked", 1),
         ("printing", "repeated", 1),
-    ]  # fmt: skip
+    ]
 
 
-def test_the_shared_table_by_spark(new_database: Callable[[str], str], cluster: Cluster, runner: Run, prove: Prove) -> None:
+def test_the_shared_table_by_spark(
+    new_database: Callable[[str], str], cluster: Cluster, runner: Run, prove: Prove
+) -> None:
     """The guide's two pipelines at once, from their topics to the table; then each agrees with its own topic."""
     url = created(10, "postgres", new_database("postgres"), BILLS)
     suffix = uuid4().hex[:8]
-    both = {name: msgspec.structs.replace(one, topic=f"{one.topic}-{suffix}") for name, one in pipelines(10, url).items()}
+    both = {
+        name: msgspec.structs.replace(one, topic=f"{one.topic}-{suffix}")
+        for name, one in pipelines(10, url).items()
+    }
     names = [f"B-{number}" for number in range(1, 40)]
     for pipeline, event in zip(both.values(), events(10), strict=True):
         topics.create(cluster, pipeline.topic, 2)
-        send(cluster, pipeline.topic, *((name.encode(), json.dumps({**event, "bill": name}).encode()) for name in names))
+        send(
+            cluster,
+            pipeline.topic,
+            *((name.encode(), json.dumps({**event, "bill": name}).encode()) for name in names),
+        )
     send(cluster, both["printing"].topic, (b"B-2", None))
     started = [runner(pipeline, name, once=True) for name, pipeline in both.items()]
     for run in started:
         drained(run)
     assert run_sql(
-        url, "SELECT count(*) FROM bill WHERE payment_status = 'PAID' AND (print_status = 'PRINTED' OR bill_no = 'B-2')"
+        url,
+        "SELECT count(*) FROM bill WHERE payment_status = 'PAID' AND (print_status = 'PRINTED' OR bill_no = 'B-2')",
     ) == [(39,)]
     for name, pipeline in both.items():
         report, listed = prove(pipeline, name)
@@ -422,13 +526,29 @@ def test_binary_uuids_of_mysql(new_database: Callable[[str], str]) -> None:
     run_sql(url, create, own)
     ((name, pipeline),) = pipelines(3, url).items()
     (fault,) = preparation.faults(pipeline)
-    assert add.replace("shipment", "`shipment`").replace("id_text", "`id_text`").replace("(id)", "(`id`)") in fault.remedy
+    assert (
+        add.replace("shipment", "`shipment`")
+        .replace("id_text", "`id_text`")
+        .replace("(id)", "(`id`)")
+        in fault.remedy
+    )
     run_sql(url, add)
     text_key = msgspec.structs.replace(pipeline, key="id_text")
-    assert 'missing = "park"' in preparation.faults(msgspec.structs.replace(text_key, missing="insert"))[0].remedy
+    assert (
+        'missing = "park"'
+        in preparation.faults(msgspec.structs.replace(text_key, missing="insert"))[0].remedy
+    )
     with contextlib.closing(opened(name, text_key)) as sink:
-        apply(sink, [record(0, ID, events(3)[0]), record(1, UNKNOWN, {**events(3)[0], "shipment_id": UNKNOWN})])
-    assert run_sql(url, "SELECT id_text, address, status, version FROM shipment") == [(ID, "Bonn", "DELIVERED", 4)]
+        apply(
+            sink,
+            [
+                record(0, ID, events(3)[0]),
+                record(1, UNKNOWN, {**events(3)[0], "shipment_id": UNKNOWN}),
+            ],
+        )
+    assert run_sql(url, "SELECT id_text, address, status, version FROM shipment") == [
+        (ID, "Bonn", "DELIVERED", 4)
+    ]
 
 
 def test_init_names_rights_that_another_user_must_grant(new_database: Callable[[str], str]) -> None:

@@ -19,8 +19,8 @@ from instep import errors
 from instep.kafka.connection import Cluster
 from instep.pipeline import session
 from tests.pipeline.test_runner import event, rows, send
-from tests.sinks.conftest import run_sql
-from tests.waiting import wait_until
+from tests.support.databases import run_sql
+from tests.support.waiting import wait_until
 
 DOCUMENTS = 7
 SETTINGS = """\
@@ -47,8 +47,12 @@ printed_at = "updated_at"
 """
 
 
-def test_a_run_continues_in_a_new_session_when_its_folder_is_removed(cluster: Cluster, topic: str, tmp_path: Path) -> None:
-    (tmp_path / "instep.toml").write_text(SETTINGS.format(bootstrap=cluster.bootstrap, topic=topic), encoding="utf-8")
+def test_a_run_continues_in_a_new_session_when_its_folder_is_removed(
+    cluster: Cluster, topic: str, tmp_path: Path
+) -> None:
+    (tmp_path / "instep.toml").write_text(
+        SETTINGS.format(bootstrap=cluster.bootstrap, topic=topic), encoding="utf-8"
+    )
     url = f"sqlite:///{tmp_path}/contracts.db"
     temporary = Path(tempfile.mkdtemp(prefix="lost-"))  # short, so that Spark uses sockets in it
     instep = [sys.executable, "-m", "instep"]
@@ -60,16 +64,25 @@ def test_a_run_continues_in_a_new_session_when_its_folder_is_removed(cluster: Cl
 
     log = tmp_path / "run.log"
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    with log.open("wb") as opened, subprocess.Popen([*instep, "run"], cwd=tmp_path, env=environment, stderr=opened) as run:
+    with (
+        log.open("wb") as opened,
+        subprocess.Popen([*instep, "run"], cwd=tmp_path, env=environment, stderr=opened) as run,
+    ):
         try:
             with flowing(cluster, topic) as sent:
                 wait_until(lambda: has_applied(1), "the first events")
                 [removed] = temporary.glob("instep-run-*")
                 shutil.rmtree(removed)
                 before = len(sent)
-                wait_until(lambda: has_applied(before + 1), "events that were sent after the folder was removed")
+                wait_until(
+                    lambda: has_applied(before + 1),
+                    "events that were sent after the folder was removed",
+                )
             wait_until(lambda: has_applied(len(sent)), "all events")
-            wait_until(lambda: becomes_file(temporary), "a file in the folder's place, in which no folder can be made")
+            wait_until(
+                lambda: becomes_file(temporary),
+                "a file in the folder's place, in which no folder can be made",
+            )
             run.wait(90)
         finally:
             run.kill()
@@ -84,7 +97,9 @@ def test_a_run_continues_in_a_new_session_when_its_folder_is_removed(cluster: Cl
     assert "set TMPDIR" in said
     assert "Traceback" not in said
     newest = {f"d{document}": version for document, version in sent}
-    assert rows(url) == [(document, "PRINTED", version) for document, version in sorted(newest.items())]
+    assert rows(url) == [
+        (document, "PRINTED", version) for document, version in sorted(newest.items())
+    ]
 
 
 def becomes_file(folder: Path) -> bool:
@@ -120,12 +135,16 @@ def flowing(cluster: Cluster, topic: str) -> Iterator[list[tuple[int, int]]]:
         thread.join()
 
 
-@pytest.mark.skipif(not shutil.which("systemd-tmpfiles"), reason="systemd-tmpfiles is not installed")
-def test_systemd_cleans_up_around_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    not shutil.which("systemd-tmpfiles"), reason="systemd-tmpfiles is not installed"
+)
+def test_systemd_cleans_up_around_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     temporary = tmp_path / "temporary"
     (temporary / "another").mkdir(parents=True)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    place = session.Workplace()
+    place = session.RunFolder()
     (tmp_path / "cleaner.conf").write_text(f"d {temporary} - - - 0\n", encoding="utf-8")
     subprocess.run(["systemd-tmpfiles", "--clean", tmp_path / "cleaner.conf"], check=True)
     assert list(temporary.iterdir()) == [place.path]
@@ -135,7 +154,7 @@ def test_systemd_cleans_up_around_the_folder(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("removed", ["lock", "."])
 def test_a_folder_without_its_lock_is_lost(removed: str) -> None:
-    place = session.Workplace()
+    place = session.RunFolder()
     assert not place.is_lost()
     gone = place.path / removed
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
@@ -144,7 +163,7 @@ def test_a_folder_without_its_lock_is_lost(removed: str) -> None:
 
 
 def test_another_lock_in_the_folder_is_not_ours() -> None:
-    place = session.Workplace()
+    place = session.RunFolder()
     (place.path / "lock").rename(place.path / "moved")
     (place.path / "lock").touch()
     assert place.is_lost()

@@ -19,23 +19,31 @@ from confluent_kafka import Producer
 from instep import settings
 from instep.kafka import places, topics
 from instep.kafka.connection import Cluster
-from instep.pipeline import dead, parked, replay, rewind
+from instep.operate import dead_letters, parked, replay, rewind
+from instep.pipeline.apply import release
+from instep.pipeline.apply.maintenance import MaintenanceSession
 from instep.pipeline.runner import Runner
-from instep.pipeline.turns import Desk
-from instep.sinks import inspection, setaside, tables, target
-from instep.sinks.setaside import Choice
-from tests.pipeline import model
-from tests.pipeline.conftest import drained, following
-from tests.pipeline.model import Fact, Model, Place
-from tests.producing import IN_ORDER
-from tests.sinks.conftest import run_sql
+from instep.sinks import inspection, quarantine, tables, target
+from instep.sinks.quarantine import Selection
+from tests.support import model
+from tests.support.databases import run_sql
+from tests.support.model import Fact, Model, Place
+from tests.support.pipelines import drained, following
+from tests.support.producing import IN_ORDER
 
 DOCUMENTS = 60
 PARTITIONS = 3
 EVENTS = 700
 EVENTS_AFTER = 150
 BATCH_ROWS = 120
-KINDS = {"good": 80, "late": 8, "delete": 4, "refused": 2, "unreadable": 2, "odd note": 4}  # of events, and how often
+KINDS = {
+    "good": 80,
+    "late": 8,
+    "delete": 4,
+    "refused": 2,
+    "unreadable": 2,
+    "odd note": 4,
+}  # of events, and how often
 SLOTS = 30  # of each partition; documents take them from each other
 
 
@@ -51,7 +59,11 @@ class Road:
     composite: bool = False
 
     def settings(self, url: str, topic: str, columns: dict[str, str]) -> settings.Pipeline:
-        event = {"document": self.document, "status": "status", **({"order": "version"} if self.ordered else {})}
+        event = {
+            "document": self.document,
+            "status": "status",
+            **({"order": "version"} if self.ordered else {}),
+        }
         more: dict[str, Any] = {
             "key": ["tenant", "doc_no"] if self.composite else "doc_no",
             "missing": self.missing,
@@ -60,7 +72,9 @@ class Road:
             "event": event,
             "columns": columns,
         }
-        return following(url, topic, **more, transitions=model.TRANSITIONS, batch_rows_max=BATCH_ROWS)
+        return following(
+            url, topic, **more, transitions=model.TRANSITIONS, batch_rows_max=BATCH_ROWS
+        )
 
 
 MENDED = {column: name for column, name in model.COLUMNS.items() if column != "note"}
@@ -71,9 +85,23 @@ ROADS = [
     Road("sqlite", ordered=True, missing="insert", constrained=True),
     Road("sqlite", ordered=False, missing="park", constrained=False, composite=True),
     Road("postgres", ordered=True, missing="park", constrained=True),
-    Road("postgres", ordered=False, missing="insert", constrained=False, document=("tenant", "number"), composite=True),
+    Road(
+        "postgres",
+        ordered=False,
+        missing="insert",
+        constrained=False,
+        document=("tenant", "number"),
+        composite=True,
+    ),
     Road("mariadb", ordered=True, missing="ignore", constrained=False),
-    Road("mariadb", ordered=False, missing="insert", constrained=True, document=("tenant", "number"), composite=True),
+    Road(
+        "mariadb",
+        ordered=False,
+        missing="insert",
+        constrained=True,
+        document=("tenant", "number"),
+        composite=True,
+    ),
     Road("mysql", ordered=True, missing="insert", constrained=False, composite=True),
     Road("mysql", ordered=False, missing="ignore", constrained=True),
 ]
@@ -94,10 +122,19 @@ class Log:
         self._statuses: dict[str, str] = {}
 
     def write(self, cluster: Cluster, count: int) -> list[Fact]:
-        producer = Producer({"bootstrap.servers": cluster.bootstrap, "linger.ms": 20, "enable.idempotence": True, **IN_ORDER})
+        producer = Producer(
+            {
+                "bootstrap.servers": cluster.bootstrap,
+                "linger.ms": 20,
+                "enable.idempotence": True,
+                **IN_ORDER,
+            }
+        )
         facts = [self._fact() for _ in range(count)]
         for fact in facts:
-            producer.produce(self.topic, key=fact.document, value=_value(fact), partition=fact.place[0])
+            producer.produce(
+                self.topic, key=fact.document, value=_value(fact), partition=fact.place[0]
+            )
         assert producer.flush(30) == 0
         return facts
 
@@ -115,7 +152,9 @@ class Log:
             case "unreadable":
                 return Fact(place, document, unreadable="NOT_JSON")
             case "late":
-                return Fact(place, document, self._body(document, later_by=self.dice.choice((0, 0, -1, -3))))
+                return Fact(
+                    place, document, self._body(document, later_by=self.dice.choice((0, 0, -1, -3)))
+                )
             case "odd note":
                 return Fact(place, document, self._body(document, note=["x"]))
             case "refused":
@@ -137,7 +176,9 @@ class Log:
         version = self._versions.get(document, 0) + later_by
         self._versions[document] = max(version, self._versions.get(document, 0))
         before = self._statuses.get(document)
-        status = self.dice.choice([*model.TRANSITIONS.get(before or "", ["CREATED", "QUEUED"]), before or "CREATED"])
+        status = self.dice.choice(
+            [*model.TRANSITIONS.get(before or "", ["CREATED", "QUEUED"]), before or "CREATED"]
+        )
         if later_by > 0 and not odd:
             self._statuses[document] = status
         tenant, _, number = document.rpartition("/")
@@ -177,13 +218,20 @@ def make_table(url: str, documents: list[str], constrained: bool, composite: boo
     """The target's own table, with some documents in it."""
     checks = (
         sa.CheckConstraint(f"pages <> {model.UNLUCKY_PAGES}", name="lucky"),
-        sa.CheckConstraint(f"print_status <> 'QUEUED' OR pages <= {model.QUEUED_PAGES_MAX}", name="short_enough"),
+        sa.CheckConstraint(
+            f"print_status <> 'QUEUED' OR pages <= {model.QUEUED_PAGES_MAX}", name="short_enough"
+        ),
     )
     table = sa.Table(
         "contract_document",
         sa.MetaData(),
         *([sa.Column("tenant", tables.name_type(40), primary_key=True)] if composite else ()),
-        sa.Column("doc_no", sa.BigInteger if composite else tables.name_type(40), primary_key=True, autoincrement=False),
+        sa.Column(
+            "doc_no",
+            sa.BigInteger if composite else tables.name_type(40),
+            primary_key=True,
+            autoincrement=False,
+        ),
         sa.Column("owner", sa.String(20)),
         sa.Column("print_status", tables.name_type(40)),
         sa.Column("print_version", sa.BigInteger),
@@ -199,7 +247,14 @@ def make_table(url: str, documents: list[str], constrained: bool, composite: boo
         table.create(opened)
         rows = [{"doc_no": document, "owner": "Ann"} for document in documents]
         if composite:
-            rows = [{**row, "tenant": row["doc_no"].partition("/")[0], "doc_no": row["doc_no"].partition("/")[2]} for row in rows]
+            rows = [
+                {
+                    **row,
+                    "tenant": row["doc_no"].partition("/")[0],
+                    "doc_no": row["doc_no"].partition("/")[2],
+                }
+                for row in rows
+            ]
         opened.execute(table.insert(), rows)
         opened.commit()
 
@@ -209,7 +264,9 @@ OFTEN = [road for number, road in enumerate(ROADS) if number not in (0, 3, 7)]
 
 
 @pytest.mark.parametrize(
-    "road", [road if road in OFTEN else pytest.param(road, marks=pytest.mark.long) for road in ROADS], ids=str
+    "road",
+    [road if road in OFTEN else pytest.param(road, marks=pytest.mark.long) for road in ROADS],
+    ids=str,
 )
 def test_the_whole_is_what_the_model_is(
     road: Road, new_database: Callable[[str], str], cluster: Cluster, runner: Callable[..., Runner]
@@ -219,7 +276,12 @@ def test_the_whole_is_what_the_model_is(
     topics.create(cluster, log.topic, PARTITIONS)
     there = [name_of(number, road.composite) for number in range(DOCUMENTS) if number % 4]
     make_table(url, there, road.constrained, road.composite)
-    expected = Model(road.ordered, road.missing, road.constrained, {document: dict.fromkeys(model.COLUMNS) for document in there})
+    expected = Model(
+        road.ordered,
+        road.missing,
+        road.constrained,
+        {document: dict.fromkeys(model.COLUMNS) for document in there},
+    )
 
     for fact in log.write(cluster, EVENTS):
         expected.apply(fact)
@@ -233,8 +295,8 @@ def test_the_whole_is_what_the_model_is(
 
     mended = road.settings(url, log.topic, MENDED)
     expected.columns = MENDED
-    with Desk("contracts", mended, "ann") as desk:
-        _decide(desk, expected, lambda: Cluster(cluster.kafka, cluster.bootstrap))
+    with MaintenanceSession("contracts", mended, "ann") as session:
+        _decide(session, expected, lambda: Cluster(cluster.kafka, cluster.bootstrap))
     _compare(url, expected, road.composite)
 
     _shift_clock(url, road)
@@ -254,8 +316,11 @@ def test_the_whole_is_what_the_model_is(
     _compare(url, expected, road.composite)
 
     # whichever clock the runs had, nothing is amiss that a replay would have to write
-    with Desk("contracts", mended, "ann") as desk:
-        assert list(replay.replay(desk, cluster, replay.stretch(desk, cluster), execute=True)) == []
+    with MaintenanceSession("contracts", mended, "ann") as session:
+        assert (
+            list(replay.replay(session, cluster, replay.stretch(session, cluster), execute=True))
+            == []
+        )
     _compare(url, expected, road.composite)
 
 
@@ -268,27 +333,39 @@ def _shift_clock(url: str, road: Road) -> None:
     run_sql(url, f"UPDATE instep_history SET committed_at = {hour}")
 
 
-def _rewind(cluster: Cluster, pipeline: settings.Pipeline, place: places.Place, partitions: Sequence[int] = ()) -> None:
+def _rewind(
+    cluster: Cluster,
+    pipeline: settings.Pipeline,
+    place: places.Place,
+    partitions: Sequence[int] = (),
+) -> None:
     prepared = rewind.prepare(cluster, "contracts", pipeline, place, partitions)
     rewind.execute("contracts", pipeline, prepared, who="ann", why="by mistake")
 
 
-def _decide(desk: Desk, expected: Model, open_cluster: Callable[[], Cluster]) -> None:
+def _decide(
+    session: MaintenanceSession, expected: Model, open_cluster: Callable[[], Cluster]
+) -> None:
     """The same decisions in both: dead letters again, then of each three parked documents one is left as it is."""
-    list(dead.replay(desk, Choice(), replay.Overtaken(desk, open_cluster), execute=True))
+    list(
+        dead_letters.replay(
+            session, Selection(), replay.Overtaken(session, open_cluster), execute=True
+        )
+    )
     expected.replay()
     heads = {
-        one.document: ((one.place.partition, one.place.offset), one.reason) for one in setaside.parked_heads(desk.sink, Choice())
+        one.document: ((one.place.partition, one.place.offset), one.reason)
+        for one in quarantine.parked_heads(session.sink, Selection())
     }
     assert heads == {document: waiting[0] for document, waiting in expected.parked.items()}
     for number, document in enumerate(sorted(expected.parked)):
         tries = (0, 1, 99)[number % 3]
         for _ in range(tries):
-            parked.release(desk, document, execute=True)
+            release.release(session, document, execute=True)
             expected.release(document)
             if document not in expected.parked:
                 break
-            parked.skip(desk, document, "as the model does")
+            parked.skip(session, document, "as the model does")
             expected.skip(document)
             if document not in expected.parked:
                 break
@@ -298,11 +375,22 @@ def _compare(url: str, expected: Model, composite: bool) -> None:
     quote = "`" if url.startswith("m") else '"'
     place = f"{quote}partition{quote}, {quote}offset{quote}"
     columns = ", ".join(model.COLUMNS)
-    rows = run_sql(url, f"SELECT {'tenant' if composite else 'NULL'}, doc_no, {columns} FROM contract_document")
-    found = {f"{row[0]}/{row[1]}" if composite else row[1]: dict(zip(model.COLUMNS, row[2:], strict=True)) for row in rows}
+    rows = run_sql(
+        url, f"SELECT {'tenant' if composite else 'NULL'}, doc_no, {columns} FROM contract_document"
+    )
+    found = {
+        f"{row[0]}/{row[1]}" if composite else row[1]: dict(
+            zip(model.COLUMNS, row[2:], strict=True)
+        )
+        for row in rows
+    }
     assert found == expected.rows
-    assert _by_place(run_sql(url, f"SELECT {place}, verdict FROM instep_history")) == expected.history
-    assert _by_place(run_sql(url, f"SELECT {place}, reason FROM instep_dead_letters")) == expected.dead
+    assert (
+        _by_place(run_sql(url, f"SELECT {place}, verdict FROM instep_history")) == expected.history
+    )
+    assert (
+        _by_place(run_sql(url, f"SELECT {place}, reason FROM instep_dead_letters")) == expected.dead
+    )
     waiting: dict[str, list[tuple[Place, str]]] = {}
     for document, partition, offset, reason in run_sql(
         url, f"SELECT document, {place}, reason FROM instep_parked ORDER BY {place}"
@@ -311,11 +399,19 @@ def _compare(url: str, expected: Model, composite: bool) -> None:
     assert waiting == expected.parked
     # a document that was deleted and made again within a batch need not be remembered as deleted
     deleted = dict(run_sql(url, "SELECT document, order_value FROM instep_deleted"))
-    assert {document: deleted[document] for document in deleted if document not in expected.rows} == expected.gone()
-    decided = run_sql(url, f"SELECT {place}, deed, outcome FROM instep_decisions WHERE deed <> 'rewound'")
-    assert sorted(((row[0], row[1]), row[2], row[3]) for row in decided) == sorted(expected.decisions)
+    assert {
+        document: deleted[document] for document in deleted if document not in expected.rows
+    } == expected.gone()
+    decided = run_sql(
+        url, f"SELECT {place}, action, outcome FROM instep_decisions WHERE action <> 'rewound'"
+    )
+    assert sorted(((row[0], row[1]), row[2], row[3]) for row in decided) == sorted(
+        expected.decisions
+    )
     ends = run_sql(url, f"SELECT {quote}partition{quote}, next_offset FROM instep_ledger")
-    assert dict(ends) == {p: 1 + max(o for part, o in expected.facts if part == p) for p in range(PARTITIONS)}
+    assert dict(ends) == {
+        p: 1 + max(o for part, o in expected.facts if part == p) for p in range(PARTITIONS)
+    }
 
 
 def _by_place(rows: list[Any]) -> dict[Place, str]:

@@ -11,18 +11,20 @@ import pytest
 from instep import errors, sinks
 from instep.kafka.connection import Cluster
 from instep.local.postgres import Postgres
-from instep.pipeline import mending, parked, status
+from instep.operate import status
+from instep.pipeline.apply import release
+from instep.pipeline.apply.maintenance import MaintenanceSession
 from instep.pipeline.runner import Runner
-from instep.pipeline.turns import Desk
+from instep.reconcile import repair
 from instep.sinks import facts, inspection, preparation, target
 from instep.sinks.postgres import PostgresSink
 from instep.sinks.sink import Sink
-from tests.pipeline.conftest import Prove, drained, following
 from tests.pipeline.test_runner import event as sent
 from tests.pipeline.test_runner import send
 from tests.pipeline.test_transaction import apply, begun, event, record, table
-from tests.pooler import PgBouncer
-from tests.sinks.conftest import declare, open_sink, run_sql
+from tests.support.databases import declare, open_sink, run_sql
+from tests.support.pgbouncer import PgBouncer
+from tests.support.pipelines import Prove, drained, following
 
 __all__ = ["open_sink"]
 
@@ -61,7 +63,9 @@ def sessions(sink: Sink, count: int = 6) -> list[int]:
     return found
 
 
-def test_batches_through_a_pooler_end_as_without_one(pooled: str, open_sink: Open, other_client: psycopg.Connection) -> None:
+def test_batches_through_a_pooler_end_as_without_one(
+    pooled: str, open_sink: Open, other_client: psycopg.Connection
+) -> None:
     """Fresh, late, refused and unreadable events, of two pipelines in turn, each transaction in another session."""
     other_client.execute("BEGIN")
     run_sql(pooled, "SELECT 1")
@@ -88,10 +92,19 @@ def test_batches_through_a_pooler_end_as_without_one(pooled: str, open_sink: Ope
             sink.try_statements()
     expected = [("a", "PRINTED", 4), ("b", "PRINTED", 2)]
     assert table(pooled) == expected
-    assert run_sql(pooled, "SELECT doc_no, print_status, print_version FROM letter ORDER BY doc_no") == expected
+    assert (
+        run_sql(pooled, "SELECT doc_no, print_status, print_version FROM letter ORDER BY doc_no")
+        == expected
+    )
     for sink in (one, two):
-        assert (sink.positions()[0].next_offset, sink.dead_count(), sink.parked_count()) == (15, 3, 1)
-    counts = run_sql(pooled, "SELECT pipeline, verdict, count(*) FROM instep_history GROUP BY 1, 2 ORDER BY 1, 2")
+        assert (sink.positions()[0].next_offset, sink.dead_count(), sink.parked_count()) == (
+            15,
+            3,
+            1,
+        )
+    counts = run_sql(
+        pooled, "SELECT pipeline, verdict, count(*) FROM instep_history GROUP BY 1, 2 ORDER BY 1, 2"
+    )
     verdicts = [("applied", 6), ("parked", 3), ("repeated", 1), ("stale", 2)]
     assert counts == [(name, *one) for name in ("contracts", "letters") for one in verdicts]
 
@@ -99,7 +112,7 @@ def test_batches_through_a_pooler_end_as_without_one(pooled: str, open_sink: Ope
 def test_the_fast_way_through_a_pooler(pooled: str, open_sink: Open) -> None:
     """Without constraints: upserts that are rolled back to a savepoint when a row turns out to be late."""
     sink = begun(open_sink(declare(pooled)))
-    assert sink.to.upserts
+    assert sink.target.upserts
     apply(sink, [event(0, "a", 2), event(1, "b", 2)])
     apply(sink, [event(2, "a", 1), event(3, "b", 3)])
     apply(sink, [event(4, "b", 1), event(5, "a", 3)])
@@ -116,28 +129,44 @@ def test_settings_are_those_of_the_transaction_and_no_other(
         f"ALTER DATABASE {name} SET timezone = 'Asia/Tokyo'",
         f"ALTER DATABASE {name} SET lock_timeout = '7s'",
     )
-    other_client = request.getfixturevalue("other_client")  # the pooler's sessions have these settings from here on
+    other_client = request.getfixturevalue(
+        "other_client"
+    )  # the pooler's sessions have these settings from here on
     sink = begun(open_sink(declare(pooled, **BY_TIME)))
     apply(sink, [event(0, "a", 0, updated_at=1_790_000_000_123)])
     # outside a transaction
-    assert sink.look_up(["a"]) == {"a": {"print_status": "PRINTED", "printed_at": "2026-09-21 14:13:20.123+00"}}
+    assert sink.look_up(["a"]) == {
+        "a": {"print_status": "PRINTED", "printed_at": "2026-09-21 14:13:20.123+00"}
+    }
     assert sink.stored(["a"])["a"].order == 1_790_000_000_123_000
     assert sink.select("SHOW lock_timeout") == [("30s",)]
     with sink.snapshot():
         assert sink.select("SHOW DateStyle")[0][0].startswith("ISO")
-    apply(sink, [event(1, "a", 0, "LATE", updated_at=1_789_999_999_999), event(2, "a", 0, "NEWER", updated_at=1_790_000_000_124)])
+    apply(
+        sink,
+        [
+            event(1, "a", 0, "LATE", updated_at=1_789_999_999_999),
+            event(2, "a", 0, "NEWER", updated_at=1_790_000_000_124),
+        ],
+    )
     assert run_sql(direct, "SELECT print_status FROM contract_document") == [("NEWER",)]
     # nothing is left behind in the sessions that others use
     for _ in range(4):
         assert other_client.execute("SHOW lock_timeout").fetchone() == ("7s",)
-        assert other_client.execute("SELECT to_regclass('pg_temp.instep_stage')").fetchone() == (None,)
-        assert other_client.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
+        assert other_client.execute("SELECT to_regclass('pg_temp.instep_stage')").fetchone() == (
+            None,
+        )
+        assert other_client.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (
+            0,
+        )
 
 
 def test_a_stage_that_an_older_version_left_in_a_session_is_replaced(
     pooled: str, open_sink: Open, other_client: psycopg.Connection
 ) -> None:
-    other_client.execute("CREATE TEMPORARY TABLE instep_stage (something int) ON COMMIT DELETE ROWS")
+    other_client.execute(
+        "CREATE TEMPORARY TABLE instep_stage (something int) ON COMMIT DELETE ROWS"
+    )
     sink = begun(open_sink(declare(pooled)))
     for turn in range(4):
         apply(sink, [event(turn, "a", turn)])
@@ -145,7 +174,9 @@ def test_a_stage_that_an_older_version_left_in_a_session_is_replaced(
 
 
 @pytest.mark.parametrize("mode", ["direct", "session", "transaction", "statement"])
-def test_a_pooler_is_recognised(mode: str, direct: str, postgres: Postgres, pgbouncer: PgBouncer) -> None:
+def test_a_pooler_is_recognised(
+    mode: str, direct: str, postgres: Postgres, pgbouncer: PgBouncer
+) -> None:
     pipeline = declare(direct)
     preparation.prepare(pipeline)
     to = inspection.inspect("contracts", pipeline)
@@ -159,14 +190,23 @@ def test_a_pooler_is_recognised(mode: str, direct: str, postgres: Postgres, pgbo
             if mode == "session":
                 assert_pooled(to, url, pooled=True)
                 return
-            for attempt in (lambda: inspection.inspect("contracts", declare(url)), lambda: opened(to, url)):
-                with pytest.raises(errors.SettingsError, match="pooler in statement mode") as refused:
+            for attempt in (
+                lambda: inspection.inspect("contracts", declare(url)),
+                lambda: opened(to, url),
+            ):
+                with pytest.raises(
+                    errors.SettingsError, match="pooler in statement mode"
+                ) as refused:
                     attempt()
                 assert "pool_mode = transaction" in refused.value.remedy
 
 
 def opened(to: target.Target, url: str) -> PostgresSink:
-    sink = sinks.open_sink(msgspec.structs.replace(to, url=target.database_url(url).render_as_string(hide_password=False)))
+    sink = sinks.open_sink(
+        msgspec.structs.replace(
+            to, url=target.database_url(url).render_as_string(hide_password=False)
+        )
+    )
     assert isinstance(sink, PostgresSink)
     return sink
 
@@ -197,12 +237,21 @@ def test_a_pipeline_runs_through_a_pooler(
     drained(runner(pipeline, once=True))
     assert table(pooled) == sorted((f"d{n}", "PRINTED", 3) for n in range(60))
     found = status.read(cluster, "contracts", pipeline)
-    assert (found.lag_records, found.dead_letters, found.parked_documents, found.error) == (0, 1, 1, None)
+    assert (found.lag_records, found.dead_letters, found.parked_documents, found.error) == (
+        0,
+        1,
+        1,
+        None,
+    )
     run_sql(pooled, "ALTER TABLE contract_document DROP CONSTRAINT known")
-    with Desk("contracts", pipeline, "tester") as desk:
-        assert [line.verdict for line in parked.release(desk, "odd", execute=True)] == ["applied"]
+    with MaintenanceSession("contracts", pipeline, "tester") as session:
+        assert [line.verdict for line in release.release(session, "odd", execute=True)] == [
+            "applied"
+        ]
     run_sql(pooled, "UPDATE contract_document SET print_status = 'LOST' WHERE doc_no = 'd7'")
-    report, _ = prove(pipeline, fix=mending.Fix(execute=True))
+    report, _ = prove(pipeline, fix=repair.RepairRequest(execute=True))
     assert report.different == 1
-    assert run_sql(pooled, "SELECT count(*) FROM contract_document WHERE print_status = 'PRINTED'") == [(60,)]
+    assert run_sql(
+        pooled, "SELECT count(*) FROM contract_document WHERE print_status = 'PRINTED'"
+    ) == [(60,)]
     assert facts.read("contracts", pipeline).lacking_rights == []

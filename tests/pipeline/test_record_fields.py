@@ -12,12 +12,12 @@ from confluent_kafka import Producer
 from instep.document.decoding import Record
 from instep.kafka import topics
 from instep.kafka.connection import Cluster
-from instep.pipeline import parked
-from instep.pipeline.turns import Desk
-from tests.pipeline.conftest import Prove, drained, following
+from instep.pipeline.apply import release
+from instep.pipeline.apply.maintenance import MaintenanceSession
 from tests.pipeline.test_transaction import Open, apply, begun, open_sink
-from tests.producing import IN_ORDER
-from tests.sinks.conftest import declare, run_sql
+from tests.support.databases import declare, run_sql
+from tests.support.pipelines import Prove, drained, following
+from tests.support.producing import IN_ORDER
 
 __all__ = ["open_sink"]
 
@@ -37,13 +37,29 @@ def test_the_flow_and_the_proof_read_them(
 ) -> None:
     url = new_database("sqlite")
     topic = f"fields-{uuid.uuid4().hex[:8]}"
-    topics.create(cluster, topic, 2, config={"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"})
+    topics.create(
+        cluster,
+        topic,
+        2,
+        config={"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"},
+    )
     pipeline = following(url, topic, event=EVENT, columns=COLUMNS)
     producer = Producer({"bootstrap.servers": cluster.bootstrap, **IN_ORDER})
 
     def send(name: str, tenant: bytes | None, **further: Any) -> None:
-        headers: Any = [("tenant", b"first"), ("tenant", tenant), ("ce_time", b"2026-11-01T08:00:00Z")]
-        producer.produce(topic, json.dumps({"status": name}).encode(), name.encode(), partition=1, headers=headers, **further)
+        headers: Any = [
+            ("tenant", b"first"),
+            ("tenant", tenant),
+            ("ce_time", b"2026-11-01T08:00:00Z"),
+        ]
+        producer.produce(
+            topic,
+            json.dumps({"status": name}).encode(),
+            name.encode(),
+            partition=1,
+            headers=headers,
+            **further,
+        )
         producer.flush()
 
     send("a", b"north")
@@ -55,7 +71,9 @@ def test_the_flow_and_the_proof_read_them(
     report, listed = prove(pipeline)
     assert (report.in_step, report.documents_in_step, listed) == (True, 2, [])
 
-    send("c", b"south", timestamp=BEYOND_SPARK_MS)  # which Spark cannot read: the driver applies it, and proves it
+    send(
+        "c", b"south", timestamp=BEYOND_SPARK_MS
+    )  # which Spark cannot read: the driver applies it, and proves it
     drained(runner(pipeline, once=True))
     assert run_sql(url, select) == [*expected, ("c", "c", "south", 2, 1, "print")]
     report, listed = prove(pipeline)
@@ -70,7 +88,11 @@ def test_a_parked_record_keeps_them(database_url: str, open_sink: Open) -> None:
     headers = (("tenant", "né".encode()), ("ce_time", b"2026-11-01T08:00:00Z"), ("empty", None))
     apply(sink, [Record(0, 1, b"d1", b'{"status":"X"}', 0, headers)])
     run_sql(database_url, "INSERT INTO contract_document (doc_no) VALUES ('d1')")
-    with Desk("contracts", pipeline, "ann") as desk:
-        assert [line.verdict for line in parked.release(desk, "d1", execute=True)] == ["applied"]
-    found = run_sql(database_url, "SELECT print_status, tenant, place, part, source FROM contract_document")
+    with MaintenanceSession("contracts", pipeline, "ann") as session:
+        assert [line.verdict for line in release.release(session, "d1", execute=True)] == [
+            "applied"
+        ]
+    found = run_sql(
+        database_url, "SELECT print_status, tenant, place, part, source FROM contract_document"
+    )
     assert found == [("X", "né", 0, 0, "print")]

@@ -11,19 +11,29 @@ import pytest
 
 from instep.document.reasons import Reason
 from instep.kafka.connection import Cluster
-from instep.pipeline import parked as releasing
-from instep.pipeline import retries, turns
+from instep.pipeline import retries
+from instep.pipeline.apply import maintenance
+from instep.pipeline.apply import release as releasing
 from instep.pipeline.retries import Retries, Schedule
 from instep.pipeline.runner import Runner
-from instep.sinks import setaside
-from instep.sinks.setaside import Choice, Place
-from tests.pipeline.conftest import drained, following
+from instep.sinks import quarantine
+from instep.sinks.quarantine import RecordPosition, Selection
+from tests.operate.test_quarantine import session
 from tests.pipeline.test_runner import event as published
 from tests.pipeline.test_runner import send
-from tests.pipeline.test_setaside import desk
-from tests.pipeline.test_transaction import KNOWN_DOCUMENTS, Open, apply, begun, event, open_sink, parked, table
-from tests.sinks.conftest import declare, run_sql
-from tests.waiting import wait_until
+from tests.pipeline.test_transaction import (
+    KNOWN_DOCUMENTS,
+    Open,
+    apply,
+    begun,
+    event,
+    open_sink,
+    parked,
+    table,
+)
+from tests.support.databases import declare, run_sql
+from tests.support.pipelines import drained, following
+from tests.support.waiting import wait_until
 
 __all__ = ["open_sink"]
 
@@ -50,7 +60,13 @@ def retrying(url: str, **changes: Any) -> Iterator[Retries]:
 
 def insert(url: str, *documents: str) -> None:
     """What the application does."""
-    run_sql(url, *(f"INSERT INTO contract_document (doc_no, owner) VALUES ('{name}', 'Ann')" for name in documents))
+    run_sql(
+        url,
+        *(
+            f"INSERT INTO contract_document (doc_no, owner) VALUES ('{name}', 'Ann')"
+            for name in documents
+        ),
+    )
 
 
 def add_batch(url: str, name: str) -> None:
@@ -58,11 +74,14 @@ def add_batch(url: str, name: str) -> None:
 
 
 def decided(url: str) -> list[Any]:
-    return run_sql(url, "SELECT document, deed, outcome, who FROM instep_decisions ORDER BY document, outcome")
+    return run_sql(
+        url,
+        "SELECT document, action, outcome, actor FROM instep_decisions ORDER BY document, outcome",
+    )
 
 
 def test_a_schedule_doubles_its_delays_up_to_a_minute() -> None:
-    start, place = datetime(2026, 11, 1, tzinfo=UTC), Place("t", 0, 7)
+    start, place = datetime(2026, 11, 1, tzinfo=UTC), RecordPosition("t", 0, 7)
     schedule = Schedule()
     schedule.add("a", place, start)
     tries, at = [], start
@@ -79,7 +98,7 @@ def test_a_schedule_starts_with_what_is_longest_overdue() -> None:
     start = datetime(2026, 11, 1, tzinfo=UTC)
     schedule = Schedule()
     for number, name in enumerate("cab"):
-        schedule.add(name, Place("t", 0, number), start + timedelta(seconds=number))
+        schedule.add(name, RecordPosition("t", 0, number), start + timedelta(seconds=number))
     assert list(schedule.due(start + timedelta(seconds=1), 10)) == ["c", "a"]
     schedule.postpone("c", start + timedelta(seconds=5))
     schedule.forget("a")
@@ -97,7 +116,9 @@ def test_a_document_is_applied_once_its_row_is_inserted(database_url: str, open_
         assert trying.round(now()) == 3, "a document that is parked for another reason was tried"
         assert trying.round(now()) == 0, "a refused document was tried again at once"
         insert(database_url, "a", "c")
-        apply(sink, [event(4, "a", 1, "LATE"), event(5, "long", 2)])  # the flow goes on, and waits behind
+        apply(
+            sink, [event(4, "a", 1, "LATE"), event(5, "long", 2)]
+        )  # the flow goes on, and waits behind
         assert trying.round(now(2)) == 3
     assert table(database_url) == [("a", "QUEUED", 2), ("c", "PRINTED", 1), ("long", None, None)]
     assert [(row[1], row[2]) for row in parked(database_url)] == [
@@ -111,18 +132,25 @@ def test_a_document_is_applied_once_its_row_is_inserted(database_url: str, open_
         ("a", "released", "stale", "instep"),
         ("c", "released", "applied", "instep"),
     ]
-    with desk(database_url, missing="park") as at:
-        assert [(one.place.offset, one.verdict) for one in setaside.lived(at.sink, "a")] == [
+    with session(database_url, missing="park") as at:
+        assert [(one.place.offset, one.verdict) for one in quarantine.lived(at.sink, "a")] == [
             (0, "released"),
             (2, "released"),
             (4, "stale"),
         ]
 
 
-def test_a_document_is_applied_once_its_parent_is_inserted(database_url: str, open_sink: Open) -> None:
+def test_a_document_is_applied_once_its_parent_is_inserted(
+    database_url: str, open_sink: Open
+) -> None:
     run_sql(database_url, *BATCHES)
     sink = begun(open_sink(declare(database_url, columns=COLUMNS)))
-    first = [event(0, "a", 1, batch="new"), event(1, "a", 2, batch="next"), event(2, "b", 1, batch="known"), event(3, "a", 3)]
+    first = [
+        event(0, "a", 1, batch="new"),
+        event(1, "a", 2, batch="next"),
+        event(2, "b", 1, batch="known"),
+        event(3, "a", 3),
+    ]
     apply(sink, [*first, event(4, "c", 1, batch="new")])
     assert parked(database_url) == [
         (0, "a", "PARENT_MISSING"),
@@ -134,7 +162,11 @@ def test_a_document_is_applied_once_its_parent_is_inserted(database_url: str, op
         assert trying.round(now()) == 2
         add_batch(database_url, "new")
         assert trying.round(now(2)) == 2
-        assert table(database_url, "doc_no, print_version, batch") == [("a", 1, "new"), ("b", 1, "known"), ("c", 1, "new")]
+        assert table(database_url, "doc_no, print_version, batch") == [
+            ("a", 1, "new"),
+            ("b", 1, "known"),
+            ("c", 1, "new"),
+        ]
         assert parked(database_url) == [(1, "a", "PARENT_MISSING"), (3, "a", "WAITS_BEHIND")]
         add_batch(database_url, "next")
         assert trying.round(now(10)) == 1
@@ -154,8 +186,8 @@ def test_retries_end_after_their_time(new_database: Callable[[str], str], open_s
     with retrying(url, missing="park", retry_parked_s=60) as started_later:
         assert started_later.round(now(61)) == 0
     assert [row[1] for row in parked(url)] == ["a", "b"]
-    with desk(url, missing="park", retry_parked_s=60) as at:
-        [head, _] = setaside.parked_heads(at.sink, Choice())
+    with session(url, missing="park", retry_parked_s=60) as at:
+        [head, _] = quarantine.parked_heads(at.sink, Selection())
     pipeline = declare(url, missing="park", retry_parked_s=60)
     until = head.since + timedelta(seconds=60)
     assert retries.retried_until(pipeline, head.reason, head.since, now()) == until
@@ -165,18 +197,25 @@ def test_retries_end_after_their_time(new_database: Callable[[str], str], open_s
 
 def test_zero_turns_retries_off(new_database: Callable[[str], str]) -> None:
     for seconds, is_started in ((0, False), (1, True)):
-        trying = Retries("contracts", declare(new_database("sqlite"), retry_parked_s=seconds), lambda: 0)
+        trying = Retries(
+            "contracts", declare(new_database("sqlite"), retry_parked_s=seconds), lambda: 0
+        )
         trying.start()
         assert trying._thread.is_alive() is is_started
         trying.end(once_more=False)
 
 
-def test_a_document_that_meets_another_reason_is_left_to_an_operator(new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_a_document_that_meets_another_reason_is_left_to_an_operator(
+    new_database: Callable[[str], str], open_sink: Open
+) -> None:
     url = new_database("sqlite")
     run_sql(url, KNOWN_DOCUMENTS(url))
     sink = begun(open_sink(declare(url, missing="park", transitions={"NEW": ["DONE"]})))
     apply(sink, [event(0, "a", 1, "NEW")])
-    run_sql(url, "INSERT INTO contract_document (doc_no, owner, print_status) VALUES ('a', 'Ann', 'DONE')")
+    run_sql(
+        url,
+        "INSERT INTO contract_document (doc_no, owner, print_status) VALUES ('a', 'Ann', 'DONE')",
+    )
     with retrying(url, missing="park", transitions={"NEW": ["DONE"]}) as trying:
         assert trying.round(now()) == 1
         assert parked(url) == [(0, "a", "TRANSITION_NOT_ALLOWED")]
@@ -194,7 +233,9 @@ def test_a_release_that_dies_before_its_commit_is_done_again(
     add_batch(url, "new")
     with retrying(url, columns=COLUMNS) as trying:
         with monkeypatch.context() as dying:
-            dying.setattr(trying._opened().sink, "commit", trying._opened().sink.close)  # the server undoes what is open
+            dying.setattr(
+                trying._opened().sink, "commit", trying._opened().sink.close
+            )  # the server undoes what is open
             dying.setattr(releasing, "release", _one_try(releasing.release))
             with pytest.raises(Died):
                 trying.round(now())
@@ -222,7 +263,7 @@ def test_a_retry_does_not_wait_for_a_task(
     kind: str, new_database: Callable[[str], str], open_sink: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task holds one partition's ledger row: the release gives up, and locks no other partition's row meanwhile."""
-    monkeypatch.setattr(turns, "TRIES_MAX", 2)
+    monkeypatch.setattr(maintenance, "TRIES_MAX", 2)
     url = new_database(kind)
     run_sql(url, KNOWN_DOCUMENTS(url))
     sink = begun(open_sink(declare(url, missing="park")), 2)
@@ -237,7 +278,9 @@ def test_a_retry_does_not_wait_for_a_task(
     assert parked(url) == []
 
 
-def test_a_deferred_foreign_key_is_retried_too(new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_a_deferred_foreign_key_is_retried_too(
+    new_database: Callable[[str], str], open_sink: Open
+) -> None:
     url = new_database("sqlite")
     run_sql(url, *BATCHES[:2], BATCHES[2].replace("(id))", "(id) DEFERRABLE INITIALLY DEFERRED)"))
     sink = begun(open_sink(declare(url, columns=COLUMNS)))
@@ -260,9 +303,15 @@ def test_a_running_pipeline_retries_by_itself(
     run = runner(pipeline)
     send(cluster, topic, published("a", 1, "CREATED"), published("a", 2), published("b", 1))
     wait_until(lambda: len(parked(url)) == 2, "both events of the document to wait")
-    wait_until(lambda: ("b", "PRINTED", 1) in table(url), "the other document, in another partition, to be applied")
+    wait_until(
+        lambda: ("b", "PRINTED", 1) in table(url),
+        "the other document, in another partition, to be applied",
+    )
     insert(url, "a")
-    wait_until(lambda: table(url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1)], "the document to be applied")
+    wait_until(
+        lambda: table(url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1)],
+        "the document to be applied",
+    )
     send(cluster, topic, published("c", 1))
     wait_until(lambda: len(parked(url)) == 1, "an event of another document to wait")
     run.stop(patience_s=60)

@@ -13,37 +13,56 @@ from instep import errors
 from instep.emit import Publisher, StatusEvent
 from instep.kafka import groups, topics
 from instep.kafka.connection import Cluster
-from instep.pipeline import status
-from instep.pipeline.runner import Runner, State
-from tests.hanging import wait_until_ended
-from tests.pipeline.conftest import drained, following
-from tests.producing import IN_ORDER
-from tests.sinks.conftest import run_sql
-from tests.waiting import wait_until
+from instep.operate import status
+from instep.pipeline.runner import Runner, RunnerState
+from tests.support.databases import run_sql
+from tests.support.open_transaction import wait_until_ended
+from tests.support.pipelines import drained, following
+from tests.support.producing import IN_ORDER
+from tests.support.waiting import wait_until
 
 Run = Callable[..., Runner]
 
 
 def send(cluster: Cluster, topic: str, *records: tuple[bytes | None, Any], **config: Any) -> None:
     """Plain records, as any other producer may send them."""
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "message.max.bytes": 5_000_000, **IN_ORDER, **config})
+    producer = Producer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "message.max.bytes": 5_000_000,
+            **IN_ORDER,
+            **config,
+        }
+    )
     for key, value in records:
         raw = value if isinstance(value, bytes) or value is None else json.dumps(value).encode()
         producer.produce(topic, key=key, value=raw)
     assert producer.flush(30) == 0
 
 
-def event(document: str, version: int, status: str = "PRINTED", **fields: Any) -> tuple[bytes, dict[str, Any]]:
-    body = {"doc_id": document, "status": status, "version": version, "updated_at": 1_790_000_000_000, **fields}
+def event(
+    document: str, version: int, status: str = "PRINTED", **fields: Any
+) -> tuple[bytes, dict[str, Any]]:
+    body = {
+        "doc_id": document,
+        "status": status,
+        "version": version,
+        "updated_at": 1_790_000_000_000,
+        **fields,
+    }
     return document.encode(), body
 
 
 def rows(url: str) -> list[Any]:
-    return run_sql(url, "SELECT doc_no, print_status, print_version FROM contract_document ORDER BY doc_no")
+    return run_sql(
+        url, "SELECT doc_no, print_status, print_version FROM contract_document ORDER BY doc_no"
+    )
 
 
 def reasons(url: str) -> list[str]:
-    return [row[0] for row in run_sql(url, "SELECT reason FROM instep_dead_letters ORDER BY reason")]
+    return [
+        row[0] for row in run_sql(url, "SELECT reason FROM instep_dead_letters ORDER BY reason")
+    ]
 
 
 def test_publish_to_table(database_url: str, topic: str, cluster: Cluster, runner: Run) -> None:
@@ -51,14 +70,21 @@ def test_publish_to_table(database_url: str, topic: str, cluster: Cluster, runne
         for version, name in enumerate(("CREATED", "QUEUED", "PRINTED"), start=1):
             for number in range(200):
                 at = datetime(2026, 11, 1, 8, version, tzinfo=UTC)
-                publisher.send(StatusEvent(document=f"d{number:03}", status=name, version=version, at=at))
+                publisher.send(
+                    StatusEvent(document=f"d{number:03}", status=name, version=version, at=at)
+                )
         publisher.delete("d000")
     pipeline = following(database_url, topic)
     drained(runner(pipeline, once=True))
     assert rows(database_url) == [(f"d{number:03}", "PRINTED", 3) for number in range(1, 200)]
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(601,)]
     found = status.read(cluster, "contracts", pipeline)
-    assert (found.lag_records, found.lag_seconds, found.dead_letters, found.error) == (0, 0.0, 0, None)
+    assert (found.lag_records, found.lag_seconds, found.dead_letters, found.error) == (
+        0,
+        0.0,
+        0,
+        None,
+    )
     assert groups.positions(cluster, groups.mirror_name("contracts"), topic) == {
         part.partition: part.next_offset for part in found.partitions
     }
@@ -90,7 +116,12 @@ def test_odd_records_are_set_aside_and_stop_nothing(
     send(cluster, topic, *bad, *good, *bad)
     name = """it's "quoted"; %s"""
     drained(runner(following(url, topic), name, once=True))
-    assert rows(url) == [("b", "PRINTED", 1), ("c'; --", "PRINTED", 1), ("many", "PRINTED", 2_999), ("😀", "😀", 1)]
+    assert rows(url) == [
+        ("b", "PRINTED", 1),
+        ("c'; --", "PRINTED", 1),
+        ("many", "PRINTED", 2_999),
+        ("😀", "😀", 1),
+    ]
     once = [
         "FIELD_MISSING",
         "ID_TOO_LONG",
@@ -110,7 +141,13 @@ def test_nothing_of_an_aborted_transaction_arrives(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
 ) -> None:
     url = new_database("sqlite")
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": topic, "partitioner": "murmur2"})
+    producer = Producer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "transactional.id": topic,
+            "partitioner": "murmur2",
+        }
+    )
     producer.init_transactions()
     for number, commit in enumerate((True, False, True, False)):
         producer.begin_transaction()
@@ -121,7 +158,9 @@ def test_nothing_of_an_aborted_transaction_arrives(
     wait_until_ended(cluster, topic, range(3))
     pipeline = following(url, topic)
     drained(runner(pipeline, once=True))
-    assert [row[0] for row in rows(url)] == [f"d{number}-{document}" for number in (0, 2) for document in range(5)]
+    assert [row[0] for row in rows(url)] == [
+        f"d{number}-{document}" for number in (0, 2) for document in range(5)
+    ]
     assert status.read(cluster, "contracts", pipeline).lag_records == 0
     send(cluster, topic, event("later", 1))
     assert status.read(cluster, "contracts", pipeline).lag_records != 0
@@ -146,24 +185,28 @@ def test_new_partitions_are_picked_up_while_it_runs(
     )
     wait_until(lambda: len(rows(url)) == 90, "the records of the new partitions")
     assert run_sql(url, "SELECT count(*) FROM instep_ledger") == [(6,)]
-    assert (run.state, run.restarts) == (State.RUNNING, 0)
+    assert (run.state, run.restarts) == (RunnerState.RUNNING, 0)
 
 
-def test_a_second_run_fences_the_first(new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run) -> None:
+def test_a_second_run_fences_the_first(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
+) -> None:
     url = new_database("postgres")
     send(cluster, topic, event("a", 1))
     first = runner(following(url, topic))
     wait_until(lambda: len(rows(url)) == 1, "the first record")
     second = runner(following(url, topic))
-    wait_until(lambda: second.state is State.RUNNING, "the second run")
+    wait_until(lambda: second.state is RunnerState.RUNNING, "the second run")
     send(cluster, topic, *(event(f"b{n}", 1) for n in range(50)))
-    wait_until(lambda: first.state is State.ENDED, "the first run to be fenced")
+    wait_until(lambda: first.state is RunnerState.ENDED, "the first run to be fenced")
     assert isinstance(first.error, errors.Fenced)
     wait_until(lambda: len(rows(url)) == 51, "the second run to apply")
     assert run_sql(url, "SELECT count(*) FROM instep_history") == [(51,)]
 
 
-def test_where_a_new_pipeline_starts(new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run) -> None:
+def test_where_a_new_pipeline_starts(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
+) -> None:
     send(cluster, topic, event("old", 1))
     moment = datetime.now(UTC) + timedelta(milliseconds=5)
     wait_until(lambda: datetime.now(UTC) > moment, "the next moment")
@@ -177,14 +220,18 @@ def test_where_a_new_pipeline_starts(new_database: Callable[[str], str], topic: 
     assert [row[0] for row in rows(timed)] == ["new"]
 
 
-def test_an_empty_topic_ends_at_once(new_database: Callable[[str], str], topic: str, runner: Run) -> None:
+def test_an_empty_topic_ends_at_once(
+    new_database: Callable[[str], str], topic: str, runner: Run
+) -> None:
     url = new_database("sqlite")
     drained(runner(following(url, topic), once=True))
     assert rows(url) == []
     assert run_sql(url, "SELECT count(*) FROM instep_ledger") == [(3,)]
 
 
-def test_batches_keep_to_their_size(new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run) -> None:
+def test_batches_keep_to_their_size(
+    new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
+) -> None:
     url = new_database("sqlite")
     send(cluster, topic, *(event(f"d{n}", 1) for n in range(1_000)))
     run = drained(runner(following(url, topic, batch_rows_max=300), once=True))

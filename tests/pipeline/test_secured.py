@@ -15,16 +15,15 @@ from instep import errors, settings
 from instep.kafka import topics
 from instep.kafka.connection import Cluster
 from instep.pipeline import runner as running
-from instep.pipeline.runner import Runner, State
+from instep.pipeline.runner import Runner, RunnerState
 from instep.sinks import preparation
-from tests import commands
-from tests.kafka import secured
-from tests.kafka.secured import KEY_PASSWORD, PASSWORD, SecuredBroker
 from tests.kafka.test_security import WAYS, kafka, user
-from tests.pipeline.conftest import drained, following
 from tests.pipeline.test_runner import event, rows, send
-from tests.sinks.conftest import run_sql
-from tests.waiting import wait_until
+from tests.support import commands, secured
+from tests.support.databases import run_sql
+from tests.support.pipelines import drained, following
+from tests.support.secured import KEY_PASSWORD, PASSWORD, SecuredBroker
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +46,10 @@ def topic(plain: Cluster) -> str:
     return name
 
 
-@pytest.mark.parametrize("way", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "certificate", "certificate with a locked key"])
+@pytest.mark.parametrize(
+    "way",
+    ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "certificate", "certificate with a locked key"],
+)
 def test_spark_comes_in(
     secured_broker: SecuredBroker,
     spark: SparkSession,
@@ -92,7 +94,7 @@ def test_a_right_that_is_taken_away(
             wait_until(lambda: len(rows(pipeline.target)) == 10, "the first events")
             secured.revoke(plain, "User:bob", "READ", topic=topic)
             send(plain, topic, *(event(f"e{number}", 1) for number in range(10)))
-            wait_until(lambda: run.state is State.ENDED, "the stop")
+            wait_until(lambda: run.state is RunnerState.ENDED, "the stop")
         finally:
             run.stop(60)
         assert isinstance(run.error, errors.AccessLost)
@@ -104,7 +106,9 @@ def test_a_right_that_is_taken_away(
         again = Runner("contracts", pipeline, cluster, spark, tmp_path / "again", once=True)
         again.start()
         drained(again)
-    assert [row[0] for row in rows(pipeline.target)] == [f"{kind}{number}" for kind in "de" for number in range(10)]
+    assert [row[0] for row in rows(pipeline.target)] == [
+        f"{kind}{number}" for kind in "de" for number in range(10)
+    ]
     assert run_sql(pipeline.target, "SELECT count(*) FROM instep_history") == [(20,)]
 
 
@@ -140,18 +144,25 @@ columns = {{ print_status = "status", print_version = "version" }}
 """
 
 
-def test_secrets_are_shown_nowhere_and_faults_at_the_start(secured_broker: SecuredBroker, topic: str, tmp_path: Path) -> None:
+def test_secrets_are_shown_nowhere_and_faults_at_the_start(
+    secured_broker: SecuredBroker, topic: str, tmp_path: Path
+) -> None:
     (tmp_path / "ca.pem").write_bytes(secured_broker.authority.ca.read_bytes())
     locked = secured_broker.ann_locked
     text = SETTINGS.format(
-        bootstrap=secured_broker.bootstrap_of("scram"), topic=topic, certificate=locked.certificate, key=locked.key
+        bootstrap=secured_broker.bootstrap_of("scram"),
+        topic=topic,
+        certificate=locked.certificate,
+        key=locked.key,
     )
     (tmp_path / "instep.toml").write_text(text, encoding="utf-8")
     said: list[str] = []
 
     def instep(*arguments: str, given: str = "", **environment: str) -> Any:
         secrets = {"KAFKA_PASSWORD": PASSWORD, "KEY_PASSWORD": KEY_PASSWORD}
-        done = commands.run(arguments, cwd=tmp_path, env={**os.environ, **secrets, **environment}, given=given)
+        done = commands.run(
+            arguments, cwd=tmp_path, env={**os.environ, **secrets, **environment}, given=given
+        )
         said.append(done.stdout + done.stderr)
         return done
 
@@ -160,13 +171,23 @@ def test_secrets_are_shown_nowhere_and_faults_at_the_start(secured_broker: Secur
     assert instep("emit", "-", given=json.dumps(event("x", 1)[1])).returncode == 0
     done = instep("run", "--once", "--debug")
     assert done.returncode == 0, done.stderr
-    assert len(run_sql(f"sqlite:///{tmp_path}/contracts.db", "SELECT * FROM contract_document")) == 11
+    assert (
+        len(run_sql(f"sqlite:///{tmp_path}/contracts.db", "SELECT * FROM contract_document")) == 11
+    )
     assert instep("status", "--json").returncode == 0
     faults: list[tuple[tuple[str, ...], dict[str, str], str]] = [
         (("run", "--once"), {"KAFKA_PASSWORD": "not-it-either"}, "does not accept user 'ann'"),
-        (("run", "--once"), {"KEY_PASSWORD": "not-it-either"}, "kafka.security.key_password does not open"),
+        (
+            ("run", "--once"),
+            {"KEY_PASSWORD": "not-it-either"},
+            "kafka.security.key_password does not open",
+        ),
         (("emit", "-"), {"INSTEP__KAFKA__SECURITY__CA": "none.pem"}, "kafka.security.ca"),
-        (("emit", "-"), {"INSTEP__KAFKA__BOOTSTRAP": secured_broker.bootstrap_of("login")}, "speaks no TLS"),
+        (
+            ("emit", "-"),
+            {"INSTEP__KAFKA__BOOTSTRAP": secured_broker.bootstrap_of("login")},
+            "speaks no TLS",
+        ),
     ]
     for command, changed, words in faults:
         done = instep(*command, **changed)

@@ -20,7 +20,12 @@ from instep.pipeline import session
 
 @pytest.mark.parametrize(
     ("master", "expected"),
-    [("local", "local[1,4]"), ("local[*]", "local[*,4]"), ("local[2]", "local[2,4]"), ("spark://h:7077", "spark://h:7077")],
+    [
+        ("local", "local[1,4]"),
+        ("local[*]", "local[*,4]"),
+        ("local[2]", "local[2,4]"),
+        ("spark://h:7077", "spark://h:7077"),
+    ],
 )
 def test_a_local_master_tries_a_failed_task_again(master: str, expected: str) -> None:
     assert session.retrying(master) == expected
@@ -44,7 +49,10 @@ def test_a_jvm_that_was_killed_at_its_start_is_not_blamed_on_the_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "spark.log"
-    log.write_text("2026-11-16T10:55:04Z WARN Utils: Your hostname resolves to a loopback address\n", encoding="utf-8")
+    log.write_text(
+        "2026-11-16T10:55:04Z WARN Utils: Your hostname resolves to a loopback address\n",
+        encoding="utf-8",
+    )
     monkeypatch.setattr(SparkContext, "_gateway", None)
     assert type(session._not_started(log, Exception("gone"))) is errors.SparkGone
     log.write_text("java.lang.IllegalArgumentException: spark.x\n\tat y\n", encoding="utf-8")
@@ -53,7 +61,9 @@ def test_a_jvm_that_was_killed_at_its_start_is_not_blamed_on_the_settings(
     assert "IllegalArgumentException: spark.x" in found.what
 
 
-def test_a_lost_connection_to_the_jvm_prints_no_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_connection_to_the_jvm_prints_no_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     address = str(tmp_path / "counters")
     server: Any = accumulators._start_update_server(None, True, address)  # type: ignore[arg-type]
     session.silence_lost_connections(server)
@@ -69,21 +79,32 @@ def test_a_lost_connection_to_the_jvm_prints_no_traceback(tmp_path: Path, capfd:
         server.shutdown()
 
 
-@pytest.mark.parametrize(("master", "key"), [("local[2]", "spark.driver.extraClassPath"), ("spark://h:7077", "spark.jars")])
+@pytest.mark.parametrize(
+    ("master", "key"),
+    [("local[2]", "spark.driver.extraClassPath"), ("spark://h:7077", "spark.jars")],
+)
 def test_where_the_connector_comes_from(master: str, key: str, tmp_path: Path) -> None:
-    place = session.Workplace()
-    conf = session._conf(settings.Spark(master=master), [tmp_path / "a.jar", tmp_path / "b.jar"], place, False)
+    place = session.RunFolder()
+    conf = session._conf(
+        settings.Spark(master=master), [tmp_path / "a.jar", tmp_path / "b.jar"], place, False
+    )
     place.remove()
     assert "a.jar" in conf[key]
     assert "b.jar" in conf[key]
     assert ("spark.python.daemon.module" in conf) is master.startswith("local")
 
 
-def test_the_folder_of_a_run_that_lives_elsewhere_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_a_run_that_lives_elsewhere_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its process has no id here, as in another container that shares the temporary folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with subprocess.Popen(
-        [sys.executable, "-c", "from instep.pipeline.session import Workplace as W; w = W(); print(w.path, flush=True); input()"],
+        [
+            sys.executable,
+            "-c",
+            "from instep.pipeline.session import Workplace as W; w = W(); print(w.path, flush=True); input()",
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -91,10 +112,10 @@ def test_the_folder_of_a_run_that_lives_elsewhere_stays(tmp_path: Path, monkeypa
     ) as other:
         assert other.stdout is not None
         folder = Path(other.stdout.readline().strip())
-        mine = session.Workplace()
+        mine = session.RunFolder()
         assert folder.is_dir()
         other.kill()
-    session.Workplace().remove()
+    session.RunFolder().remove()
     assert not folder.exists()
     assert mine.path.is_dir()
     mine.remove()
@@ -106,7 +127,7 @@ def test_a_long_temporary_folder_leaves_no_room_for_sockets(
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="x" * characters) as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
-        place = session.Workplace()
+        place = session.RunFolder()
         conf = session._conf(settings.Spark(), [], place, verbose=False)
         place.remove()
     assert conf["spark.python.unix.domain.socket.enabled"] == uses_sockets

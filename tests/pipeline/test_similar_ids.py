@@ -9,11 +9,20 @@ import pytest
 from instep import errors
 from instep.document.decoding import Decoder
 from instep.document.guard import Verdict
-from instep.pipeline.transaction import Work
+from instep.pipeline.apply.transaction import BatchTransaction
 from instep.sinks import inspection, preparation
 from instep.sinks.sink import Sink
-from tests.pipeline.test_transaction import WRITER, apply, begun, event, log_holds_nothing, parked, record, table
-from tests.sinks.conftest import declare, open_sink, run_sql
+from tests.pipeline.test_transaction import (
+    WRITER,
+    apply,
+    begun,
+    event,
+    log_holds_nothing,
+    parked,
+    record,
+    table,
+)
+from tests.support.databases import declare, open_sink, run_sql
 
 __all__ = ["open_sink"]
 
@@ -36,7 +45,9 @@ LOOSE_KEYS = [
 ]
 
 
-LOOSE_COLLATION = "CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+LOOSE_COLLATION = (
+    "CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+)
 
 
 def make(url: str, key: str) -> None:
@@ -47,17 +58,33 @@ def make(url: str, key: str) -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "key", "one", "other"), LOOSE_KEYS, ids=[f"{kind} {key.split()[-1]}" for kind, key, _, _ in LOOSE_KEYS]
+    ("kind", "key", "one", "other"),
+    LOOSE_KEYS,
+    ids=[f"{kind} {key.split()[-1]}" for kind, key, _, _ in LOOSE_KEYS],
 )
 def test_the_first_keeps_the_row(
-    kind: str, key: str, one: str, other: str, ordered: bool, new_database: Callable[[str], str], open_sink: Open
+    kind: str,
+    key: str,
+    one: str,
+    other: str,
+    ordered: bool,
+    new_database: Callable[[str], str],
+    open_sink: Open,
 ) -> None:
     url = new_database(kind)
     make(url, key)
     changes = {} if ordered else {"event": {"document": "doc_id", "status": "status"}}
     sink = begun(open_sink(declare(url, columns=COLUMNS, **changes)))
-    assert sink.to.loose_key
-    apply(sink, [event(0, "x", 1), event(1, one, 1, "FIRST"), event(2, other, 1, "OTHER"), event(3, one, 2, "NEXT")])
+    assert sink.target.loose_key
+    apply(
+        sink,
+        [
+            event(0, "x", 1),
+            event(1, one, 1, "FIRST"),
+            event(2, other, 1, "OTHER"),
+            event(3, one, 2, "NEXT"),
+        ],
+    )
     apply(sink, [event(4, other, 9, "LATER"), event(5, "y", 1), event(6, one, 3, "LAST")])
     apply(sink, [event(7, one + "b", 1), event(8, "x", 2), record(9, other, None)])
     rows = {name.rstrip(" "): (status, version) for name, status, version in table(url)}
@@ -74,7 +101,9 @@ def test_the_first_keeps_the_row(
     ]
 
 
-@pytest.mark.parametrize(("kind", "key", "one", "other"), [LOOSE_KEYS[0], LOOSE_KEYS[2], LOOSE_KEYS[3], LOOSE_KEYS[7]])
+@pytest.mark.parametrize(
+    ("kind", "key", "one", "other"), [LOOSE_KEYS[0], LOOSE_KEYS[2], LOOSE_KEYS[3], LOOSE_KEYS[7]]
+)
 def test_a_row_that_was_there_belongs_to_its_own_id(
     kind: str, key: str, one: str, other: str, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
@@ -83,8 +112,14 @@ def test_a_row_that_was_there_belongs_to_its_own_id(
     run_sql(url, f"INSERT INTO contract_document (doc_no, slot) VALUES ('{one}', 7)")
     sink = begun(open_sink(declare(url, columns=COLUMNS)))
     assert apply(sink, [event(0, other, 1), event(1, "z", 1)]).verdicts[Verdict.PARKED] == 1
-    assert apply(sink, [record(2, "A\u00e9\u00e9", None), event(3, one, 1)]).verdicts[Verdict.APPLIED] == 1
-    assert [(row[0].rstrip(" "), row[1]) for row in table(url, "doc_no, slot")] == [(one, 7), ("z", None)]
+    assert (
+        apply(sink, [record(2, "A\u00e9\u00e9", None), event(3, one, 1)]).verdicts[Verdict.APPLIED]
+        == 1
+    )
+    assert [(row[0].rstrip(" "), row[1]) for row in table(url, "doc_no, slot")] == [
+        (one, 7),
+        ("z", None),
+    ]
 
 
 LOOSEN = {
@@ -97,8 +132,12 @@ LOOSEN = {
         LOOSE_COLLATION,
         "ALTER TABLE contract_document ALTER COLUMN doc_no TYPE text COLLATE loose",
     ],
-    "mariadb": ["ALTER TABLE contract_document MODIFY doc_no VARCHAR(40) COLLATE utf8mb4_general_ci NOT NULL"],
-    "mysql": ["ALTER TABLE contract_document MODIFY doc_no VARCHAR(40) COLLATE utf8mb4_0900_ai_ci NOT NULL"],
+    "mariadb": [
+        "ALTER TABLE contract_document MODIFY doc_no VARCHAR(40) COLLATE utf8mb4_general_ci NOT NULL"
+    ],
+    "mysql": [
+        "ALTER TABLE contract_document MODIFY doc_no VARCHAR(40) COLLATE utf8mb4_0900_ai_ci NOT NULL"
+    ],
 }
 EXACT = {
     "mariadb": " CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin",
@@ -119,13 +158,19 @@ def test_a_collation_that_is_changed_while_the_pipeline_runs(
     sink = begun(open_sink(pipeline))
     apply(sink, [event(0, "a", 1, "FIRST"), event(1, "b", 1)])
     run_sql(url, *LOOSEN[kind])
-    known = sink.to
+    known = sink.target
 
     def same_table() -> None:
         inspection.refuse_restrained(known, pipeline)
 
-    work = Work(WRITER, 0, [event(2, "A", 5, "OTHER"), event(3, "b", 2)], log_holds_nothing, same_table=same_table)
-    decoder = Decoder(sink.to.mapping)
+    work = BatchTransaction(
+        WRITER,
+        0,
+        [event(2, "A", 5, "OTHER"), event(3, "b", 2)],
+        log_holds_nothing,
+        same_table=same_table,
+    )
+    decoder = Decoder(sink.target.mapping)
     # a count that differs may be another writer's doing, the first time
     with pytest.raises((errors.Outrun, errors.TableConstrained, errors.TargetChanged)):
         work.apply(sink, decoder)
@@ -146,26 +191,36 @@ def test_a_unique_key_that_is_added_while_the_pipeline_runs(
     sink = begun(open_sink(pipeline))
     apply(sink, [event(0, "a", 1, "FIRST", slot=1), event(1, "b", 1, slot=2)])
     run_sql(url, "ALTER TABLE contract_document ADD UNIQUE (slot)")
-    outcome = apply(sink, [event(2, "c", 1, "OTHER", slot=1), event(3, "b", 2, slot=3), event(4, "d", 1, slot=4)])
+    outcome = apply(
+        sink,
+        [event(2, "c", 1, "OTHER", slot=1), event(3, "b", 2, slot=3), event(4, "d", 1, slot=4)],
+    )
     assert outcome.verdicts[Verdict.PARKED] == 1
     assert table(url) == [("a", "FIRST", 1), ("b", "PRINTED", 2), ("d", "PRINTED", 1)]
     assert parked(url) == [(2, "c", "REFUSED_BY_TARGET")]
     with pytest.raises(errors.TableConstrained):
-        inspection.refuse_restrained(sink.to, pipeline)
+        inspection.refuse_restrained(sink.target, pipeline)
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
-def test_an_id_that_a_char_column_does_not_keep(kind: str, new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_an_id_that_a_char_column_does_not_keep(
+    kind: str, new_database: Callable[[str], str], open_sink: Open
+) -> None:
     url = new_database(kind)
     make(url, "CHAR(20)")
     sink = begun(open_sink(declare(url, columns=COLUMNS)))
     apply(sink, [event(0, "a", 1, "FIRST"), event(1, "b", 1)])
     assert apply(sink, [event(2, "a ", 5), event(3, "b", 2), event(4, "a", 2, "NEXT")]).dead == 1
-    assert [(row[0].rstrip(" "), *row[1:]) for row in table(url)] == [("a", "NEXT", 2), ("b", "PRINTED", 2)]
+    assert [(row[0].rstrip(" "), *row[1:]) for row in table(url)] == [
+        ("a", "NEXT", 2),
+        ("b", "PRINTED", 2),
+    ]
     assert run_sql(url, "SELECT reason FROM instep_dead_letters") == [("ID_TAKEN_FOR_ANOTHER",)]
 
 
-def test_text_that_the_column_s_character_set_lacks(new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_text_that_the_column_s_character_set_lacks(
+    new_database: Callable[[str], str], open_sink: Open
+) -> None:
     url = new_database("mariadb")
     run_sql(
         url,
@@ -173,16 +228,31 @@ def test_text_that_the_column_s_character_set_lacks(new_database: Callable[[str]
         " CHARACTER SET latin1",
     )
     sink = begun(open_sink(declare(url, columns=COLUMNS)))
-    outcome = apply(sink, [event(0, "a", 1, "GEDRUCKT \u20ac"), event(1, "b", 1, "\u5370\u5237"), event(2, "\u5370", 1)])
-    assert (outcome.verdicts[Verdict.APPLIED], outcome.verdicts[Verdict.PARKED], outcome.dead) == (1, 1, 1)
+    outcome = apply(
+        sink,
+        [
+            event(0, "a", 1, "GEDRUCKT \u20ac"),
+            event(1, "b", 1, "\u5370\u5237"),
+            event(2, "\u5370", 1),
+        ],
+    )
+    assert (outcome.verdicts[Verdict.APPLIED], outcome.verdicts[Verdict.PARKED], outcome.dead) == (
+        1,
+        1,
+        1,
+    )
     assert table(url) == [("a", "GEDRUCKT \u20ac", 1)]
     assert parked(url) == [(1, "b", "NOT_IN_CHARACTER_SET")]
     assert run_sql(url, "SELECT reason FROM instep_dead_letters") == [("NOT_IN_CHARACTER_SET",)]
 
 
-def test_a_deferrable_key_is_refused_with_the_statement_that_changes_it(new_database: Callable[[str], str]) -> None:
+def test_a_deferrable_key_is_refused_with_the_statement_that_changes_it(
+    new_database: Callable[[str], str],
+) -> None:
     url = new_database("postgres")
-    run_sql(url, f"CREATE TABLE contract_document (doc_no VARCHAR(40) PRIMARY KEY DEFERRABLE, {REST})")
+    run_sql(
+        url, f"CREATE TABLE contract_document (doc_no VARCHAR(40) PRIMARY KEY DEFERRABLE, {REST})"
+    )
     pipeline = declare(url, columns=COLUMNS)
     with pytest.raises(errors.TargetUnfit, match="DEFERRABLE") as refused:
         preparation.prepare(pipeline)

@@ -26,21 +26,22 @@ import pytest
 from pyspark.sql import SparkSession
 
 from instep import errors, settings
+from instep.demo.pipeline_process import PipelineProcess
 from instep.document.decoding import Record
 from instep.kafka import offsets, topics
 from instep.kafka.connection import Cluster
 from instep.local import broker as local
 from instep.pipeline import runner as running
-from instep.pipeline import task, transaction
-from instep.pipeline.runner import Runner, State
+from instep.pipeline import task
+from instep.pipeline.apply import transaction
+from instep.pipeline.runner import Runner, RunnerState
 from instep.sinks import inspection, preparation, tables
 from instep.sinks.target import Position
-from instep.trials.processes import PipelineProcess
-from tests.pipeline.conftest import drained
+from tests.cli.test_cli import instep
 from tests.pipeline.test_runner import event, rows, send
-from tests.sinks.conftest import declare, run_sql
-from tests.test_cli import instep
-from tests.waiting import wait_until
+from tests.support.databases import declare, run_sql
+from tests.support.pipelines import drained
+from tests.support.waiting import wait_until
 
 SETTINGS = """
 [kafka]
@@ -68,12 +69,23 @@ printed_at = "updated_at"
 class Road:
     """One pipeline from a topic to a table, and what was published so far."""
 
-    def __init__(self, folder: Path, cluster: Cluster, spark: SparkSession, topic: str, url: str, owner: str) -> None:
-        self.folder, self.cluster, self.spark, self.topic, self.url, self.owner = folder, cluster, spark, topic, url, owner
+    def __init__(
+        self, folder: Path, cluster: Cluster, spark: SparkSession, topic: str, url: str, owner: str
+    ) -> None:
+        self.folder, self.cluster, self.spark, self.topic, self.url, self.owner = (
+            folder,
+            cluster,
+            spark,
+            topic,
+            url,
+            owner,
+        )
         self.events: list[tuple[bytes, dict[str, Any]]] = []
         self.runners: list[Runner] = []
         self.config = folder / "instep.toml"
-        self.config.write_text(SETTINGS.format(bootstrap=cluster.bootstrap, topic=topic, target=url), encoding="utf-8")
+        self.config.write_text(
+            SETTINGS.format(bootstrap=cluster.bootstrap, topic=topic, target=url), encoding="utf-8"
+        )
         preparation.prepare(declare(owner, topic=topic))
 
     def publish(self, *events: tuple[bytes, dict[str, Any]]) -> None:
@@ -82,7 +94,14 @@ class Road:
 
     def run(self, *, once: bool = False, **changes: Any) -> Runner:
         pipeline = declare(self.url, topic=self.topic, **changes)
-        one = Runner("contracts", pipeline, self.cluster, self.spark, self.folder / str(len(self.runners)), once=once)
+        one = Runner(
+            "contracts",
+            pipeline,
+            self.cluster,
+            self.spark,
+            self.folder / str(len(self.runners)),
+            once=once,
+        )
         self.runners.append(one)
         one.start()
         return one
@@ -130,8 +149,16 @@ class Road:
 
     def partition_of(self, document: str) -> int:
         """Where the only record of this document is, asked of the broker."""
-        found = {p: r for p, r in offsets.first_records(self.cluster, self.topic, dict.fromkeys(range(3), 0)).items() if r}
-        return next(partition for partition, record in found.items() if record.key == document.encode())
+        found = {
+            p: r
+            for p, r in offsets.first_records(
+                self.cluster, self.topic, dict.fromkeys(range(3), 0)
+            ).items()
+            if r
+        }
+        return next(
+            partition for partition, record in found.items() if record.key == document.encode()
+        )
 
     def make_topic_again(self, partitions: int = 3) -> None:
         topics.delete(self.cluster, self.topic)
@@ -140,7 +167,7 @@ class Road:
 
 def ended(run: Runner, kind: type[errors.NamedStop]) -> errors.NamedStop:
     """A run's end, by the stop that was expected; its message names a page and a command."""
-    wait_until(lambda: run.state is State.ENDED, f"the pipeline to end with {kind.code}")
+    wait_until(lambda: run.state is RunnerState.ENDED, f"the pipeline to end with {kind.code}")
     assert isinstance(run.error, kind), run.error
     assert str(run.error).startswith(f"{kind.code}: ")
     assert str(run.error).endswith(f"(instep explain {kind.code})")
@@ -158,8 +185,18 @@ def granted(owner: str, topic: str) -> str:
     if owner.startswith("postgresql"):
         run_sql(owner, f"CREATE ROLE {name} LOGIN", f"GRANT {name} TO CURRENT_USER")
     else:
-        run_sql(owner, f"CREATE USER {name}", f"GRANT CREATE TEMPORARY TABLES ON `{parts.path[1:]}`.* TO {name}")
-    run_sql(owner, *(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {name}" for table in ("contract_document", *OWN)))
+        run_sql(
+            owner,
+            f"CREATE USER {name}",
+            f"GRANT CREATE TEMPORARY TABLES ON `{parts.path[1:]}`.* TO {name}",
+        )
+    run_sql(
+        owner,
+        *(
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {name}"
+            for table in ("contract_document", *OWN)
+        ),
+    )
     return urlunparse(parts._replace(netloc=f"{name}@{parts.hostname}:{parts.port}"))
 
 
@@ -179,22 +216,35 @@ class Desk:
         preparation.prepare(declare(owner, topic=topic, **changes))
         found = topics.describe(cluster, topic)
         to = inspection.inspect("contracts", pipeline)
-        self.plan = task.Plan(to, pipeline, transaction.Writer(1, found.cluster_id, found.id), cluster.kafka, cluster.bootstrap)
+        self.plan = task.TaskPlan(
+            to,
+            pipeline,
+            transaction.Writer(1, found.cluster_id, found.id),
+            cluster.kafka,
+            cluster.bootstrap,
+        )
         task._sink(to)[0].take_epoch([Position(0, 0, 0, found.cluster_id, found.id)])
 
     def apply(self, *events: tuple[bytes, dict[str, Any]]) -> None:
-        records = [Record(self.next + n, 1, key, json.dumps(body).encode()) for n, (key, body) in enumerate(events)]
+        records = [
+            Record(self.next + n, 1, key, json.dumps(body).encode())
+            for n, (key, body) in enumerate(events)
+        ]
         task._apply(self.plan, 0, records, transaction.no_probe)
         self.next += len(events)
 
 
 @pytest.fixture
-def desk(cluster: Cluster, topic: str, new_database: Callable[[str], str]) -> Iterator[Callable[..., Desk]]:
+def session(
+    cluster: Cluster, topic: str, new_database: Callable[[str], str]
+) -> Iterator[Callable[..., Desk]]:
     made: list[Desk] = []
 
     def make(kind: str, *, user: bool = False, **changes: Any) -> Desk:
         owner = new_database(kind)
-        made.append(Desk(cluster, topic, granted(owner, topic) if user else owner, owner, **changes))
+        made.append(
+            Desk(cluster, topic, granted(owner, topic) if user else owner, owner, **changes)
+        )
         return made[-1]
 
     yield make
@@ -204,7 +254,11 @@ def desk(cluster: Cluster, topic: str, new_database: Callable[[str], str]) -> It
 
 @pytest.fixture
 def road(
-    tmp_path: Path, cluster: Cluster, spark: SparkSession, topic: str, new_database: Callable[[str], str]
+    tmp_path: Path,
+    cluster: Cluster,
+    spark: SparkSession,
+    topic: str,
+    new_database: Callable[[str], str],
 ) -> Iterator[Callable[..., Road]]:
     made: list[Road] = []
 
@@ -212,7 +266,11 @@ def road(
         owner = new_database(kind)
         folder = tmp_path / str(len(made))
         folder.mkdir()
-        made.append(Road(folder, on or cluster, spark, topic, granted(owner, topic) if user else owner, owner))
+        made.append(
+            Road(
+                folder, on or cluster, spark, topic, granted(owner, topic) if user else owner, owner
+            )
+        )
         return made[-1]
 
     yield make
@@ -247,7 +305,9 @@ def test_a_topic_that_is_gone(road: Callable[..., Road]) -> None:
     ("kind", "count", "partitions"),
     [("postgres", 2, 3), pytest.param("mariadb", 50, 3, marks=pytest.mark.long), ("sqlite", 50, 2)],
 )
-def test_a_topic_made_again(road: Callable[..., Road], kind: str, count: int, partitions: int) -> None:
+def test_a_topic_made_again(
+    road: Callable[..., Road], kind: str, count: int, partitions: int
+) -> None:
     """Shorter than the ledger's place, already longer, and with fewer partitions."""
     way = road(kind)
     way.publish(*(event(f"a{n}", 5) for n in range(20)))
@@ -267,15 +327,19 @@ def test_a_topic_made_again(road: Callable[..., Road], kind: str, count: int, pa
     assert way.next_offsets() == dict.fromkeys(range(partitions), 0)
     way.drain()
     way.assert_in_step()
-    kept = run_sql(way.owner, "SELECT topic, count(*) FROM instep_history GROUP BY topic ORDER BY topic")
+    kept = run_sql(
+        way.owner, "SELECT topic, count(*) FROM instep_history GROUP BY topic ORDER BY topic"
+    )
     assert kept == [(way.topic, count + 2), (f"{way.topic}~{old}", 20)]
-    decided = run_sql(way.owner, "SELECT DISTINCT deed FROM instep_decisions")
+    decided = run_sql(way.owner, "SELECT DISTINCT action FROM instep_decisions")
     assert decided == [("rewound",)]
     way.drain()
     way.assert_in_step()
 
 
-def test_a_topic_made_again_while_it_runs(road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_made_again_while_it_runs(
+    road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Already longer, and without the runner's own look now and then: nothing of it may arrive."""
     monkeypatch.setattr(running, "CHECK_INTERVAL_S", 3_600.0)
     way = road()
@@ -285,7 +349,7 @@ def test_a_topic_made_again_while_it_runs(road: Callable[..., Road], monkeypatch
     expected = way.expected()
     way.make_topic_again()
     way.publish(*(event(f"b{n}", 1) for n in range(300)))
-    wait_until(lambda: run.state is State.ENDED, "the pipeline to notice")
+    wait_until(lambda: run.state is RunnerState.ENDED, "the pipeline to notice")
     assert isinstance(run.error, (errors.TopicReplaced, errors.TopicGone)), run.error
     assert rows(way.owner) == expected
     way.rewind("--to", "start", "--accept-new-topic")
@@ -295,18 +359,20 @@ def test_a_topic_made_again_while_it_runs(road: Callable[..., Road], monkeypatch
 
 @pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once", "at-most-once"])
 def test_records_of_another_topic_are_not_committed(
-    desk: Callable[..., Desk], guarantee: settings.Guarantee, monkeypatch: pytest.MonkeyPatch
+    session: Callable[..., Desk], guarantee: settings.Guarantee, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task itself, with records that it has read after the topic was made again."""
     monkeypatch.setattr(task, "TOPIC_DOUBT_S", 0.1)
-    one = desk("sqlite", guarantee=guarantee)
+    one = session("sqlite", guarantee=guarantee)
     topics.delete(one.cluster, one.topic)
     with pytest.raises(errors.TopicGone):
         one.apply(event("a", 1))
     topics.create(one.cluster, one.topic, 3)
     with pytest.raises(errors.TopicReplaced):
         one.apply(event("a", 1))
-    one.plan = msgspec.structs.replace(one.plan, writer=msgspec.structs.replace(one.plan.writer, topic_id="another"))
+    one.plan = msgspec.structs.replace(
+        one.plan, writer=msgspec.structs.replace(one.plan.writer, topic_id="another")
+    )
     with pytest.raises(errors.LedgerMoved):
         one.apply(event("a", 1))
     assert rows(one.url) == []
@@ -317,15 +383,18 @@ def test_records_of_another_topic_are_not_committed(
 
 
 @pytest.fixture(scope="module")
-def frail() -> Iterator[local.Cluster]:
+def frail() -> Iterator[local.LocalCluster]:
     """A broker of one's own, whose records expire quickly when told to, and whose disk can be put back to an older state."""
     soon = {"log.retention.check.interval.ms": "200", "log.initial.task.delay.ms": "200"}
-    with tempfile.TemporaryDirectory() as folder, local.Cluster(root=Path(folder), properties=soon) as servers:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        local.LocalCluster(root=Path(folder), properties=soon) as servers,
+    ):
         yield servers
 
 
 @pytest.fixture
-def frail_road(frail: local.Cluster, road: Callable[..., Road], topic: str) -> Iterator[Road]:
+def frail_road(frail: local.LocalCluster, road: Callable[..., Road], topic: str) -> Iterator[Road]:
     with Cluster(settings.Kafka(), frail.bootstrap) as cluster:
         topics.create(cluster, topic, 3)
         way = road(on=cluster)
@@ -334,7 +403,9 @@ def frail_road(frail: local.Cluster, road: Callable[..., Road], topic: str) -> I
             runner.stop(patience_s=60)
 
 
-def test_a_log_that_lost_its_newest_records(frail: local.Cluster, frail_road: Road, tmp_path: Path) -> None:
+def test_a_log_that_lost_its_newest_records(
+    frail: local.LocalCluster, frail_road: Road, tmp_path: Path
+) -> None:
     """While it runs, when it is started, and when the log has grown past the ledger again."""
     way, disk, copy = frail_road, frail.nodes[0].root / "data", tmp_path / "older"
     way.publish(*(event(f"a{n}", 2) for n in range(9)))
@@ -362,7 +433,9 @@ def test_a_log_that_lost_its_newest_records(frail: local.Cluster, frail_road: Ro
     way.assert_in_step()
     kept = run_sql(way.owner, "SELECT count(*) FROM instep_history WHERE topic LIKE '%~%'")
     assert kept == [(19,)]
-    assert run_sql(way.owner, f"SELECT count(*) FROM instep_history WHERE topic = '{way.topic}'") == [(70,)]
+    assert run_sql(
+        way.owner, f"SELECT count(*) FROM instep_history WHERE topic = '{way.topic}'"
+    ) == [(70,)]
 
 
 def test_retention_that_passed_the_ledger(frail_road: Road) -> None:
@@ -379,9 +452,15 @@ def test_retention_that_passed_the_ledger(frail_road: Road) -> None:
     resource = confluent_kafka.admin.ConfigResource("topic", way.topic, incremental_configs=[entry])  # type: ignore[attr-defined]
     next(iter(way.cluster.admin.incremental_alter_configs([resource]).values())).result(60)
     ends = offsets.latest(way.cluster, way.topic, range(3))
-    wait_until(lambda: offsets.earliest(way.cluster, way.topic, range(3)) == ends, "the records to expire")
+    wait_until(
+        lambda: offsets.earliest(way.cluster, way.topic, range(3)) == ends, "the records to expire"
+    )
     stop = way.refused(errors.OffsetsExpired)
-    expired = {partition: (start, ends[partition] - 1) for partition, start in before.items() if ends[partition] > start}
+    expired = {
+        partition: (start, ends[partition] - 1)
+        for partition, start in before.items()
+        if ends[partition] > start
+    }
     for partition, (start, last) in expired.items():
         assert f"partition {partition}: {start} to {last}" in stop.what
     assert len(rows(way.owner)) == 9
@@ -391,7 +470,10 @@ def test_retention_that_passed_the_ledger(frail_road: Road) -> None:
     assert (done.returncode, "--why" in done.stderr) == (2, True)
     assert way.next_offsets() == before
     plan = way.rewind("--to", "start", *chosen, "--why", "expired")
-    assert sum(last - start + 1 for start, last in (move["passed_over"] for move in plan["moves"])) == 9
+    assert (
+        sum(last - start + 1 for start, last in (move["passed_over"] for move in plan["moves"]))
+        == 9
+    )
     assert run_sql(way.owner, "SELECT DISTINCT why FROM instep_decisions") == [("expired",)]
     way.events = way.events[:9]
     way.drain()
@@ -401,7 +483,9 @@ def test_retention_that_passed_the_ledger(frail_road: Road) -> None:
 def test_records_deleted_under_a_pipeline_that_lags(road: Callable[..., Road]) -> None:
     way = road()
     padding = "x" * 5_000  # more than a reader fetches ahead
-    way.publish(*(event(f"d{n}", version, note=padding) for version in range(1, 101) for n in range(30)))
+    way.publish(
+        *(event(f"d{n}", version, note=padding) for version in range(1, 101) for n in range(30))
+    )
     run = way.run(batch_rows_max=30)
     wait_until(lambda: len(rows(way.owner)) > 0, "the first batch")
     ends = offsets.latest(way.cluster, way.topic, range(3))
@@ -437,7 +521,7 @@ def test_an_older_writer_that_wakes_up(road: Callable[..., Road]) -> None:
         assert "FENCED: " in process.tail()
         assert "instep explain FENCED" in process.tail()
     wait_until(way.in_step, "the second run to go on")
-    wait_until(lambda: second.state is State.RUNNING, "the second run to run")
+    wait_until(lambda: second.state is RunnerState.RUNNING, "the second run to run")
     way.assert_in_step()
     assert run_sql(way.owner, "SELECT count(*) FROM instep_history") == [(41,)]
 
@@ -446,9 +530,17 @@ def test_an_older_writer_that_wakes_up(road: Callable[..., Road]) -> None:
 
 
 ALTERED = [
-    ("postgres", "ALTER COLUMN print_status TYPE varchar(3)", "ALTER COLUMN print_status TYPE varchar(255)"),
+    (
+        "postgres",
+        "ALTER COLUMN print_status TYPE varchar(3)",
+        "ALTER COLUMN print_status TYPE varchar(255)",
+    ),
     ("mariadb", "ADD COLUMN owner VARCHAR(9) NOT NULL", "DROP COLUMN owner"),
-    ("postgres", "ALTER COLUMN print_status TYPE integer USING 7", "ALTER COLUMN print_status TYPE varchar(255)"),
+    (
+        "postgres",
+        "ALTER COLUMN print_status TYPE integer USING 7",
+        "ALTER COLUMN print_status TYPE varchar(255)",
+    ),
     ("postgres", "RENAME COLUMN print_status TO other", "RENAME COLUMN other TO print_status"),
     ("mariadb", "MODIFY print_status VARCHAR(3)", "MODIFY print_status VARCHAR(255)"),
     ("mariadb", "DROP COLUMN print_status", "ADD COLUMN print_status VARCHAR(255)"),
@@ -476,8 +568,10 @@ def test_a_table_that_was_altered(road: Callable[..., Road]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "change", "mend"), ALTERED)
-def test_what_a_task_makes_of_an_altered_table(desk: Callable[..., Desk], kind: str, change: str, mend: str) -> None:
-    task_desk = desk(kind)
+def test_what_a_task_makes_of_an_altered_table(
+    session: Callable[..., Desk], kind: str, change: str, mend: str
+) -> None:
+    task_desk = session(kind)
     task_desk.apply(event("a", 1, "OK"))
     run_sql(task_desk.url, f"ALTER TABLE contract_document {change}")
     with pytest.raises(errors.TargetChanged, match=r"contract_document|print_status"):
@@ -497,11 +591,19 @@ def test_a_constraint_that_came_while_it_runs_is_no_stop(road: Callable[..., Roa
     wait_until(way.in_step, "the first record")
     run_sql(way.owner, "ALTER TABLE contract_document ADD CHECK (print_status <> 'CANCELLED')")
     way.publish(event("b", 1, "CANCELLED"))
-    wait_until(lambda: run_sql(way.owner, "SELECT document FROM instep_parked") == [("b",)], "the document to be parked")
+    wait_until(
+        lambda: run_sql(way.owner, "SELECT document FROM instep_parked") == [("b",)],
+        "the document to be parked",
+    )
     way.publish(event("c", 1, "CANCELLED"), event("c", 2), event("d", 1))
-    wait_until(lambda: run_sql(way.owner, "SELECT count(*) FROM instep_parked") == [(3,)], "the next one to be parked")
-    wait_until(lambda: rows(way.owner) == [("a", "OK", 1), ("d", "PRINTED", 1)], "the others to flow")
-    wait_until(lambda: run.state is State.RUNNING, "the pipeline to say that it runs")
+    wait_until(
+        lambda: run_sql(way.owner, "SELECT count(*) FROM instep_parked") == [(3,)],
+        "the next one to be parked",
+    )
+    wait_until(
+        lambda: rows(way.owner) == [("a", "OK", 1), ("d", "PRINTED", 1)], "the others to flow"
+    )
+    wait_until(lambda: run.state is RunnerState.RUNNING, "the pipeline to say that it runs")
     assert run.restarts == 1
 
 
@@ -521,7 +623,9 @@ def test_a_right_that_was_revoked(road: Callable[..., Road], kind: str) -> None:
     assert way.next_offsets() == before
     run_sql(way.owner, f"GRANT INSERT ON contract_document TO {name}")
     # MariaDB does not even show a table on which one has no right
-    for table in ("contract_document", "instep_ledger") if kind == "mariadb" else ("instep_ledger",):
+    for table in (
+        ("contract_document", "instep_ledger") if kind == "mariadb" else ("instep_ledger",)
+    ):
         run_sql(way.owner, f"REVOKE SELECT, INSERT, UPDATE, DELETE ON {table} FROM {name}")
         stop = way.refused(errors.PermissionLost)
         assert table in stop.what
@@ -532,8 +636,10 @@ def test_a_right_that_was_revoked(road: Callable[..., Road], kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
 @pytest.mark.parametrize("table", ["instep_history", "instep_ledger"])
-def test_what_a_task_makes_of_a_right_that_was_revoked(desk: Callable[..., Desk], kind: str, table: str) -> None:
-    one = desk(kind, user=True)
+def test_what_a_task_makes_of_a_right_that_was_revoked(
+    session: Callable[..., Desk], kind: str, table: str
+) -> None:
+    one = session(kind, user=True)
     name, right = urlparse(one.url).username, "INSERT" if table == "instep_history" else "UPDATE"
     run_sql(one.owner, f"REVOKE {right} ON {table} FROM {name}")
     with pytest.raises(errors.PermissionLost, match=table):
@@ -551,7 +657,10 @@ def test_a_postgres_that_takes_no_writes(road: Callable[..., Road]) -> None:
     run = way.run()
     wait_until(way.in_step, "the first record")
     run_sql(way.owner, f"ALTER ROLE {name} SET default_transaction_read_only = on")
-    run_sql(way.owner, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{name}'")
+    run_sql(
+        way.owner,
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{name}'",
+    )
     way.publish(event("b", 1))
     ended(run, errors.TargetReadOnly)
     way.refused(errors.TargetReadOnly)
@@ -580,7 +689,7 @@ READ_ONLY = """
 import os, sys
 from instep import errors, sinks
 from instep.sinks import inspection
-from tests.sinks.conftest import declare
+from tests.support.databases import declare
 import instep.sinks.sqlite
 file, mode = sys.argv[1:]
 os.chmod(file, 0o444 if mode == "file" else 0o666)
@@ -604,7 +713,12 @@ def test_a_sqlite_that_takes_no_writes(mode: str) -> None:
         preparation.prepare(declare(f"sqlite:///{file}"))
         with closing(sqlite3.connect(file)) as opened:
             opened.execute("PRAGMA journal_mode = WAL")
-        done = subprocess.run([sys.executable, "-c", READ_ONLY, str(file), mode], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", READ_ONLY, str(file), mode],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         Path(folder).chmod(0o777)
     assert done.stdout.startswith("TARGET_READ_ONLY: "), done.stderr
 
@@ -612,8 +726,12 @@ def test_a_sqlite_that_takes_no_writes(mode: str) -> None:
 # --- a database from a backup --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.long), "mariadb"])
-def test_a_database_put_back_from_a_backup_catches_up(road: Callable[..., Road], kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.long), "mariadb"]
+)
+def test_a_database_put_back_from_a_backup_catches_up(
+    road: Callable[..., Road], kind: str, tmp_path: Path
+) -> None:
     """While it runs, with nothing new to apply: what was applied since the backup is applied again, and nothing is skipped."""
     way = road(kind)
     way.publish(*(event(f"a{n}", 1) for n in range(10)))
@@ -624,7 +742,7 @@ def test_a_database_put_back_from_a_backup_catches_up(road: Callable[..., Road],
     wait_until(way.in_step, "the records after the backup")
     put_back()
     wait_until(way.in_step, "everything to be there again")
-    wait_until(lambda: run.state is State.RUNNING, "the pipeline to say that it runs")
+    wait_until(lambda: run.state is RunnerState.RUNNING, "the pipeline to say that it runs")
     assert run.restarts >= 1
     way.publish(*(event(f"c{n}", 1) for n in range(10)))
     wait_until(way.in_step, "it to go on")
@@ -679,14 +797,23 @@ def test_a_running_pipeline_follows_a_rewind(road: Callable[..., Road]) -> None:
     wait_until(way.in_step, "the records")
     before = way.next_offsets()
     shown = way.instep("rewind", "contracts", "--to", "start")
-    assert shown.splitlines()[0].split() == ["PIPELINE", "TOPIC", "PARTITION", "CURRENT", "NEW", "DELTA"]
+    assert shown.splitlines()[0].split() == [
+        "PIPELINE",
+        "TOPIC",
+        "PARTITION",
+        "CURRENT",
+        "NEW",
+        "DELTA",
+    ]
     assert way.next_offsets() == before
     run_sql(way.owner, "DELETE FROM contract_document WHERE doc_no = 'a3'")
     way.rewind("--to", "start")
-    wait_until(lambda: way.in_step() and way.next_offsets() == before, "everything to be applied again")
+    wait_until(
+        lambda: way.in_step() and way.next_offsets() == before, "everything to be applied again"
+    )
     way.publish(event("b", 1))
     wait_until(way.in_step, "it to go on")
-    wait_until(lambda: run.state is State.RUNNING, "the pipeline to say that it runs")
+    wait_until(lambda: run.state is RunnerState.RUNNING, "the pipeline to say that it runs")
     assert run.restarts == 1
     way.assert_in_step()
     assert run_sql(way.owner, "SELECT count(*) FROM instep_history") == [(61,)]

@@ -16,14 +16,14 @@ from instep import errors, settings, sinks
 from instep.document import guard
 from instep.document.decoding import Decoder, Record
 from instep.document.guard import Verdict
-from instep.pipeline.transaction import Moment, Outcome, Work, Writer
+from instep.pipeline.apply.transaction import BatchOutcome, BatchTransaction, ProbeEvent, Writer
 from instep.sinks import inspection, preparation
+from instep.sinks.fast_path import DOUBTED_BATCHES
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
-from instep.sinks.upserting import DOUBTED_BATCHES
 from tests.document.test_guard import Model
-from tests.sinks.conftest import declare, has_uuid_type, open_sink, run_sql
-from tests.waiting import wait_until
+from tests.support.databases import declare, has_uuid_type, open_sink, run_sql
+from tests.support.waiting import wait_until
 
 __all__ = ["open_sink"]
 
@@ -33,17 +33,33 @@ WRITER = Writer(epoch=1, cluster_id="c", topic_id="t")
 
 def record(offset: int, document: str | None, value: Any) -> Record:
     raw = value if isinstance(value, bytes) or value is None else json.dumps(value).encode()
-    return Record(offset, 1_790_000_000_000 + offset, None if document is None else document.encode(), raw)
-
-
-def event(offset: int, document: str, version: int, status: str = "PRINTED", **fields: Any) -> Record:
-    return record(
-        offset, document, {"doc_id": document, "status": status, "version": version, "updated_at": 1_790_000_000_000, **fields}
+    return Record(
+        offset, 1_790_000_000_000 + offset, None if document is None else document.encode(), raw
     )
 
 
-def apply(sink: Sink, records: list[Record], partition: int = 0, writer: Writer = WRITER) -> Outcome:
-    return Work(writer, partition, records, log_holds_nothing).apply(sink, Decoder(sink.to.mapping))
+def event(
+    offset: int, document: str, version: int, status: str = "PRINTED", **fields: Any
+) -> Record:
+    return record(
+        offset,
+        document,
+        {
+            "doc_id": document,
+            "status": status,
+            "version": version,
+            "updated_at": 1_790_000_000_000,
+            **fields,
+        },
+    )
+
+
+def apply(
+    sink: Sink, records: list[Record], partition: int = 0, writer: Writer = WRITER
+) -> BatchOutcome:
+    return BatchTransaction(writer, partition, records, log_holds_nothing).apply(
+        sink, Decoder(sink.target.mapping)
+    )
 
 
 def log_holds_nothing(_partition: int, _start: int, _end: int) -> bool:
@@ -60,16 +76,38 @@ def table(url: str, columns: str = "doc_no, print_status, print_version") -> lis
     return run_sql(url, f"SELECT {columns} FROM contract_document ORDER BY doc_no, print_version")
 
 
-def test_events_become_rows_history_and_a_ledger_that_moved(database_url: str, open_sink: Open) -> None:
+def test_events_become_rows_history_and_a_ledger_that_moved(
+    database_url: str, open_sink: Open
+) -> None:
     sink = begun(open_sink(declare(database_url)))
     outcome = apply(
-        sink, [event(0, "a", 1, "CREATED"), event(1, "b", 1), event(2, "a", 2), record(3, "c", b"{"), event(5, "a", 1)]
+        sink,
+        [
+            event(0, "a", 1, "CREATED"),
+            event(1, "b", 1),
+            event(2, "a", 2),
+            record(3, "c", b"{"),
+            event(5, "a", 1),
+        ],
     )
-    assert (outcome.records, outcome.dead, outcome.verdicts[Verdict.APPLIED], outcome.verdicts[Verdict.STALE]) == (5, 1, 3, 1)
+    assert (
+        outcome.records,
+        outcome.dead,
+        outcome.verdicts[Verdict.APPLIED],
+        outcome.verdicts[Verdict.STALE],
+    ) == (5, 1, 3, 1)
     assert table(database_url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1)]
     quoted = "`offset`" if database_url.startswith("m") else '"offset"'
-    history = run_sql(database_url, f"SELECT {quoted}, document, order_value, verdict FROM instep_history ORDER BY {quoted}")
-    assert history == [(0, "a", 1, "applied"), (1, "b", 1, "applied"), (2, "a", 2, "applied"), (5, "a", 1, "stale")]
+    history = run_sql(
+        database_url,
+        f"SELECT {quoted}, document, order_value, verdict FROM instep_history ORDER BY {quoted}",
+    )
+    assert history == [
+        (0, "a", 1, "applied"),
+        (1, "b", 1, "applied"),
+        (2, "a", 2, "applied"),
+        (5, "a", 1, "stale"),
+    ]
     dead = run_sql(database_url, f"SELECT {quoted}, reason FROM instep_dead_letters")
     assert dead == [(3, "NOT_JSON")]
     assert sink.positions()[0].next_offset == 6
@@ -77,15 +115,27 @@ def test_events_become_rows_history_and_a_ledger_that_moved(database_url: str, o
 
 
 ORDERS = {
-    "by version": {"document": "doc_id", "status": "status", "order": "version", "at": "updated_at"},
-    "by time": {"document": "doc_id", "status": "status", "order": "updated_at", "at": "updated_at"},
+    "by version": {
+        "document": "doc_id",
+        "status": "status",
+        "order": "version",
+        "at": "updated_at",
+    },
+    "by time": {
+        "document": "doc_id",
+        "status": "status",
+        "order": "updated_at",
+        "at": "updated_at",
+    },
     "by place": {"document": "doc_id", "status": "status", "at": "updated_at"},
 }
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("trusting", [True, False])
-def test_whole_events_in_any_order_end_as_one_by_one(database_url: str, open_sink: Open, order: str, trusting: bool) -> None:
+def test_whole_events_in_any_order_end_as_one_by_one(
+    database_url: str, open_sink: Open, order: str, trusting: bool
+) -> None:
     """The short way: fresh, stale, repeated and deleted documents in batches of every mixture, against the model."""
     columns = {
         "print_status": "status",
@@ -95,7 +145,12 @@ def test_whole_events_in_any_order_end_as_one_by_one(database_url: str, open_sin
     sink = begun(open_sink(declare(database_url, event=ORDERS[order], columns=columns)))
     rules = guard.Rules(ordered=order != "by place", order_is_time=order == "by time")
     model = Model(rules, {}, {}, tuple(columns))
-    decoder, dice, offset, expected = Decoder(sink.to.mapping), random.Random(f"{order} {trusting}"), 0, []
+    decoder, dice, offset, expected = (
+        Decoder(sink.target.mapping),
+        random.Random(f"{order} {trusting}"),
+        0,
+        [],
+    )
     for _ in range(18):
         batch = []
         for _ in range(dice.choice([1, 2, 3, 8])):
@@ -103,19 +158,35 @@ def test_whole_events_in_any_order_end_as_one_by_one(database_url: str, open_sin
             if dice.random() < 0.04:
                 batch.append(record(offset, name, None))
             else:
-                batch.append(event(offset, name, version, f"S{offset}", updated_at=1_790_000_000_000 + version))
+                batch.append(
+                    event(
+                        offset, name, version, f"S{offset}", updated_at=1_790_000_000_000 + version
+                    )
+                )
             offset += 1
         sink.doubts = 0 if trusting else 100
         apply(sink, batch)
         expected += [(one.offset, model.apply(one).value) for one in decoder.decode_all(batch)[0]]
         rows = sorted((str(name), row["print_status"]) for name, row in model.rows.items())
-        assert run_sql(database_url, "SELECT doc_no, print_status FROM contract_document ORDER BY doc_no") == rows
+        assert (
+            run_sql(
+                database_url, "SELECT doc_no, print_status FROM contract_document ORDER BY doc_no"
+            )
+            == rows
+        )
     quoted = "`offset`" if database_url.startswith("m") else '"offset"'
-    assert run_sql(database_url, f"SELECT {quoted}, verdict FROM instep_history ORDER BY {quoted}") == expected
-    assert {verdict for _, verdict in expected} >= ({"applied", "stale"} if rules.ordered else {"applied"})
+    assert (
+        run_sql(database_url, f"SELECT {quoted}, verdict FROM instep_history ORDER BY {quoted}")
+        == expected
+    )
+    assert {verdict for _, verdict in expected} >= (
+        {"applied", "stale"} if rules.ordered else {"applied"}
+    )
 
 
-def test_what_is_late_is_asked_only_after_it_was_met(database_url: str, open_sink: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_late_is_asked_only_after_it_was_met(
+    database_url: str, open_sink: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sink = begun(open_sink(declare(database_url)))
     looks: list[int] = []
     late, stored = sink.late, sink.stored
@@ -134,10 +205,16 @@ def test_what_is_late_is_asked_only_after_it_was_met(database_url: str, open_sin
     apply(sink, [event(2, "a", 3), event(3, "b", 3)])
     assert looks == [], "a row was read though nothing was late"
     outcome = apply(sink, [event(4, "a", 2), event(5, "b", 4)])
-    assert (looks, outcome.verdicts[Verdict.STALE], outcome.verdicts[Verdict.APPLIED]) == ([1], 1, 1)
+    assert (looks, outcome.verdicts[Verdict.STALE], outcome.verdicts[Verdict.APPLIED]) == (
+        [1],
+        1,
+        1,
+    )
     for number in range(DOUBTED_BATCHES):
         looks.clear()
-        apply(sink, [event(6 + 2 * number, "a", 10 + number), event(7 + 2 * number, "b", 10 + number)])
+        apply(
+            sink, [event(6 + 2 * number, "a", 10 + number), event(7 + 2 * number, "b", 10 + number)]
+        )
         assert bool(looks) is (number < DOUBTED_BATCHES - 1)
 
 
@@ -163,11 +240,16 @@ def test_of_documents_with_several_events_only_rows_that_may_be_late_are_read(
     assert table(database_url) == [("a", "PRINTED", 5), ("b", "PRINTED", 4), ("c", "PRINTED", 6)]
 
 
-def test_postgres_plans_for_the_documents_that_are_asked_for(new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_postgres_plans_for_the_documents_that_are_asked_for(
+    new_database: Callable[[str], str], open_sink: Open
+) -> None:
     """A prepared plan, made for any array, compares every row with every document: 75,000 of them took minutes."""
     sink = begun(open_sink(declare(new_database("postgres"))))
     for number in range(12):
-        apply(sink, [event(2 * number, "a", 2 * number + 1), event(2 * number + 1, "a", 2 * number + 2)])
+        apply(
+            sink,
+            [event(2 * number, "a", 2 * number + 1), event(2 * number + 1, "a", 2 * number + 2)],
+        )
         sink.stored(["a", "b"])
     prepared = [row[0] for row in sink.select("SELECT statement FROM pg_prepared_statements")]
     assert prepared, "nothing is prepared any more, so this proves nothing"
@@ -176,7 +258,13 @@ def test_postgres_plans_for_the_documents_that_are_asked_for(new_database: Calla
 
 def test_records_below_the_ledger_are_applied_already(database_url: str, open_sink: Open) -> None:
     sink = begun(
-        open_sink(declare(database_url, event={"document": "doc_id", "status": "status"}, columns={"print_status": "status"}))
+        open_sink(
+            declare(
+                database_url,
+                event={"document": "doc_id", "status": "status"},
+                columns={"print_status": "status"},
+            )
+        )
     )
     batch = [event(0, "a", 1, "ONE"), event(1, "a", 2, "TWO")]
     assert apply(sink, batch).records == 2
@@ -200,14 +288,30 @@ def test_an_older_writer_is_fenced_and_writes_nothing(database_url: str, open_si
 def test_a_partition_added_later_gets_its_own_row(database_url: str, open_sink: Open) -> None:
     sink = begun(open_sink(declare(database_url)))
     apply(sink, [event(0, "a", 1)], partition=5)
-    assert {partition: row.next_offset for partition, row in sink.positions().items()} == {0: 0, 5: 1}
+    assert {partition: row.next_offset for partition, row in sink.positions().items()} == {
+        0: 0,
+        5: 1,
+    }
 
 
 def test_partial_events_leave_other_columns_alone(database_url: str, open_sink: Open) -> None:
-    columns = {"print_status": "status", "print_version": "version", "note": "note", "place": "place"}
+    columns = {
+        "print_status": "status",
+        "print_version": "version",
+        "note": "note",
+        "place": "place",
+    }
     sink = begun(open_sink(declare(database_url, columns=columns)))
     apply(sink, [event(0, "a", 1, note="n1", place="p1"), event(1, "b", 1, note="n1")])
-    apply(sink, [event(2, "a", 2, note="n2"), event(3, "b", 2, place="p2"), event(4, "c", 1), event(5, "a", 3, note=None)])
+    apply(
+        sink,
+        [
+            event(2, "a", 2, note="n2"),
+            event(3, "b", 2, place="p2"),
+            event(4, "c", 1),
+            event(5, "a", 3, note=None),
+        ],
+    )
     rows = table(database_url, "doc_no, print_version, note, place")
     assert rows == [("a", 3, None, "p1"), ("b", 2, "n1", "p2"), ("c", 1, None, None)]
 
@@ -218,15 +322,18 @@ def test_deletes_and_what_comes_after_them(database_url: str, open_sink: Open) -
     assert table(database_url) == [("b", "PRINTED", 1)]
     assert apply(sink, [event(3, "a", 4)]).verdicts[Verdict.STALE] == 1
     assert (
-        apply(sink, [event(4, "a", 6), record(5, "b", None), event(6, "b", 2), record(7, "nobody", None)]).verdicts[
-            Verdict.APPLIED
-        ]
+        apply(
+            sink,
+            [event(4, "a", 6), record(5, "b", None), event(6, "b", 2), record(7, "nobody", None)],
+        ).verdicts[Verdict.APPLIED]
         == 3
     )
     assert table(database_url) == [("a", "PRINTED", 6), ("b", "PRINTED", 2)]
     apply(sink, [record(8, "a", None), record(9, "b", None)])
     assert table(database_url) == []
-    assert run_sql(database_url, "SELECT document, order_value FROM instep_deleted ORDER BY document") == [("a", 6), ("b", 2)]
+    assert run_sql(
+        database_url, "SELECT document, order_value FROM instep_deleted ORDER BY document"
+    ) == [("a", 6), ("b", 2)]
 
 
 def test_ids_that_look_alike_are_different_documents(database_url: str, open_sink: Open) -> None:
@@ -249,7 +356,9 @@ def test_ids_that_look_alike_are_different_documents(database_url: str, open_sin
     ]
     apply(sink, [event(i, document, i) for i, document in enumerate(ids)])
     apply(sink, [event(100 + i, document, 100 + i) for i, document in enumerate(ids)])
-    assert {row[0]: row[2] for row in table(database_url)} == {document: 100 + i for i, document in enumerate(ids)}
+    assert {row[0]: row[2] for row in table(database_url)} == {
+        document: 100 + i for i, document in enumerate(ids)
+    }
 
 
 def test_a_key_thousands_of_times_in_one_batch(database_url: str, open_sink: Open) -> None:
@@ -262,23 +371,43 @@ def test_a_key_thousands_of_times_in_one_batch(database_url: str, open_sink: Ope
 def test_nothing_but_bad_records_still_moves_on(database_url: str, open_sink: Open) -> None:
     sink = begun(open_sink(declare(database_url)))
     big = b'{"doc_id": "' + b"x" * 1_000_000
-    apply(sink, [record(0, None, {"doc_id": "a"}), record(1, "b", b"\xff\xfe"), record(2, "c", big), record(3, "d", b"")])
+    apply(
+        sink,
+        [
+            record(0, None, {"doc_id": "a"}),
+            record(1, "b", b"\xff\xfe"),
+            record(2, "c", big),
+            record(3, "d", b""),
+        ],
+    )
     assert sink.positions()[0].next_offset == 4
     reasons = run_sql(database_url, "SELECT reason FROM instep_dead_letters ORDER BY reason")
     assert reasons == [("KEY_MISSING",), ("NOT_JSON",), ("NOT_JSON",), ("NOT_UTF8",)]
-    assert run_sql(database_url, "SELECT max(length(value)) FROM instep_dead_letters") == [(len(big),)]
+    assert run_sql(database_url, "SELECT max(length(value)) FROM instep_dead_letters") == [
+        (len(big),)
+    ]
 
 
-def test_missing_ignore_changes_only_documents_that_are_there(database_url: str, open_sink: Open) -> None:
-    run_sql(database_url, KNOWN_DOCUMENTS(database_url), "INSERT INTO contract_document (doc_no, owner) VALUES ('a', 'Ann')")
+def test_missing_ignore_changes_only_documents_that_are_there(
+    database_url: str, open_sink: Open
+) -> None:
+    run_sql(
+        database_url,
+        KNOWN_DOCUMENTS(database_url),
+        "INSERT INTO contract_document (doc_no, owner) VALUES ('a', 'Ann')",
+    )
     sink = begun(open_sink(declare(database_url, missing="ignore")))
     outcome = apply(sink, [event(0, "a", 1), event(1, "b", 1), event(2, "a", 2)])
     assert (outcome.verdicts[Verdict.APPLIED], outcome.verdicts[Verdict.IGNORED]) == (2, 1)
-    assert table(database_url, "doc_no, print_status, print_version, owner") == [("a", "PRINTED", 2, "Ann")]
+    assert table(database_url, "doc_no, print_status, print_version, owner") == [
+        ("a", "PRINTED", 2, "Ann")
+    ]
 
 
 def KNOWN_DOCUMENTS(url: str) -> str:  # noqa: N802 - reads as the statement it is
-    collation = {"mysql": " COLLATE utf8mb4_0900_bin", "mariadb": " COLLATE utf8mb4_nopad_bin"}.get(url.partition(":")[0], "")
+    collation = {"mysql": " COLLATE utf8mb4_0900_bin", "mariadb": " COLLATE utf8mb4_nopad_bin"}.get(
+        url.partition(":")[0], ""
+    )
     charset = " CHARACTER SET utf8mb4" if collation else ""
     key = f"doc_no VARCHAR(40){charset}{collation} NOT NULL PRIMARY KEY"
     return f"CREATE TABLE contract_document ({key}, owner VARCHAR(40) NOT NULL)"
@@ -296,8 +425,15 @@ def test_a_row_the_table_refuses_is_found_and_set_aside(database_url: str, open_
     assert (outcome.dead, outcome.verdicts[Verdict.PARKED]) == (0, 3)
     expected = {f"d{i % 40:02}": i for i in range(160, 200)}
     assert {row[0]: row[2] for row in table(database_url)} == {**expected, "warm": 1, "x2": 93}
-    assert parked(database_url) == [(57, "x1", "REFUSED_BY_TARGET"), (94, "x2", "REFUSED_BY_TARGET"), (95, "x2", "WAITS_BEHIND")]
-    verdicts = run_sql(database_url, "SELECT verdict, count(*) FROM instep_history GROUP BY verdict ORDER BY verdict")
+    assert parked(database_url) == [
+        (57, "x1", "REFUSED_BY_TARGET"),
+        (94, "x2", "REFUSED_BY_TARGET"),
+        (95, "x2", "WAITS_BEHIND"),
+    ]
+    verdicts = run_sql(
+        database_url,
+        "SELECT verdict, count(*) FROM instep_history GROUP BY verdict ORDER BY verdict",
+    )
     assert verdicts == [("applied", 197), ("parked", 3)]
     assert sink.positions()[0].next_offset == 200
     apply(sink, [event(200, "x1", 200), record(201, "x2", None), event(202, "warm", 2)])
@@ -311,16 +447,34 @@ def parked(url: str) -> list[Any]:
     return run_sql(url, f"SELECT {quoted}, document, reason FROM instep_parked ORDER BY {quoted}")
 
 
-def test_refused_for_a_business_reason_parks_the_document_alone(database_url: str, open_sink: Open) -> None:
+def test_refused_for_a_business_reason_parks_the_document_alone(
+    database_url: str, open_sink: Open
+) -> None:
     machine = {"CREATED": ["QUEUED"], "QUEUED": ["PRINTED"]}
     sink = begun(open_sink(declare(database_url, transitions=machine)))
     apply(
-        sink, [event(0, "a", 1, "CREATED"), event(1, "b", 1, "CREATED"), event(2, "b", 2, "PRINTED"), event(3, "b", 3, "QUEUED")]
+        sink,
+        [
+            event(0, "a", 1, "CREATED"),
+            event(1, "b", 1, "CREATED"),
+            event(2, "b", 2, "PRINTED"),
+            event(3, "b", 3, "QUEUED"),
+        ],
     )
     outcome = apply(
-        sink, [event(4, "a", 2, "QUEUED"), event(5, "b", 4, "QUEUED"), event(6, "c", 1, "x" * 256), event(7, "d", 1, "QUEUED")]
+        sink,
+        [
+            event(4, "a", 2, "QUEUED"),
+            event(5, "b", 4, "QUEUED"),
+            event(6, "c", 1, "x" * 256),
+            event(7, "d", 1, "QUEUED"),
+        ],
     )
-    assert (outcome.verdicts[Verdict.APPLIED], outcome.verdicts[Verdict.PARKED], outcome.dead) == (2, 2, 0)
+    assert (outcome.verdicts[Verdict.APPLIED], outcome.verdicts[Verdict.PARKED], outcome.dead) == (
+        2,
+        2,
+        0,
+    )
     apply(sink, [event(8, "a", 3, "CREATED"), event(9, "a", 1, "LOST")])
     assert table(database_url) == [("a", "QUEUED", 2), ("b", "CREATED", 1), ("d", "QUEUED", 1)]
     assert parked(database_url) == [
@@ -334,9 +488,22 @@ def test_refused_for_a_business_reason_parks_the_document_alone(database_url: st
 
 
 def test_missing_park_waits_for_the_document(database_url: str, open_sink: Open) -> None:
-    run_sql(database_url, KNOWN_DOCUMENTS(database_url), "INSERT INTO contract_document (doc_no, owner) VALUES ('a', 'Ann')")
+    run_sql(
+        database_url,
+        KNOWN_DOCUMENTS(database_url),
+        "INSERT INTO contract_document (doc_no, owner) VALUES ('a', 'Ann')",
+    )
     sink = begun(open_sink(declare(database_url, missing="park")))
-    apply(sink, [event(0, "a", 1), event(1, "b", 1), event(2, "a", 2), event(3, "b", 2), record(4, "c", None)])
+    apply(
+        sink,
+        [
+            event(0, "a", 1),
+            event(1, "b", 1),
+            event(2, "a", 2),
+            event(3, "b", 2),
+            record(4, "c", None),
+        ],
+    )
     assert table(database_url, "doc_no, print_version") == [("a", 2)]
     assert parked(database_url) == [(1, "b", "DOCUMENT_MISSING"), (3, "b", "WAITS_BEHIND")]
     run_sql(database_url, "INSERT INTO contract_document (doc_no, owner) VALUES ('b', 'Bob')")
@@ -354,7 +521,8 @@ REFUSE_CANCELLED = {
     "postgresql": ["ALTER TABLE contract_document ADD CHECK (print_status <> 'CANCELLED')"],
     "mariadb": ["ALTER TABLE contract_document ADD CHECK (print_status <> 'CANCELLED')"],
     "mysql": [
-        f"CREATE TRIGGER refuse_{verb} BEFORE {verb} ON contract_document FOR EACH ROW {SIGNAL}" for verb in ("insert", "update")
+        f"CREATE TRIGGER refuse_{verb} BEFORE {verb} ON contract_document FOR EACH ROW {SIGNAL}"
+        for verb in ("insert", "update")
     ],
 }
 
@@ -366,7 +534,9 @@ def test_random_logs_give_what_the_model_gives(
 ) -> None:
     dice = random.Random(f"{guarantee} {ordered}")
     preparation.prepare(declare(database_url))
-    changes: dict[str, Any] = {} if ordered else {"event": {"document": "doc_id", "status": "status"}}
+    changes: dict[str, Any] = (
+        {} if ordered else {"event": {"document": "doc_id", "status": "status"}}
+    )
     sink = begun(open_sink(declare(database_url, guarantee=guarantee, **changes)))
     rows: dict[str, tuple[str, int]] = {}
     orders: dict[str, int] = {}
@@ -389,7 +559,9 @@ def test_random_logs_give_what_the_model_gives(
     assert {row[0]: (row[1], row[2]) for row in table(database_url)} == rows
 
 
-def test_a_lost_answer_to_a_commit_is_settled_by_the_ledger(database_url: str, open_sink: Open) -> None:
+def test_a_lost_answer_to_a_commit_is_settled_by_the_ledger(
+    database_url: str, open_sink: Open
+) -> None:
     sink = begun(open_sink(declare(database_url)))
     commit = type(sink).commit
 
@@ -398,11 +570,11 @@ def test_a_lost_answer_to_a_commit_is_settled_by_the_ledger(database_url: str, o
         raise errors.DatabaseUnreachable("gone")
 
     sink.commit = commit_and_lose_the_answer  # type: ignore[method-assign]
-    work = Work(WRITER, 0, [event(0, "a", 1)], log_holds_nothing)
+    work = BatchTransaction(WRITER, 0, [event(0, "a", 1)], log_holds_nothing)
     with pytest.raises(errors.DatabaseUnreachable):
-        work.apply(sink, Decoder(sink.to.mapping))
+        work.apply(sink, Decoder(sink.target.mapping))
     again = open_sink(declare(database_url))
-    assert work.apply(again, Decoder(again.to.mapping)).records == 0
+    assert work.apply(again, Decoder(again.target.mapping)).records == 0
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(1,)]
 
 
@@ -411,7 +583,8 @@ class Crash(Exception):
 
 
 @pytest.mark.parametrize(
-    ("guarantee", "left", "again"), [("exactly-once", 0, 2), ("at-least-once", 2, 2), ("at-most-once", 0, 0)]
+    ("guarantee", "left", "again"),
+    [("exactly-once", 0, 2), ("at-least-once", 2, 2), ("at-most-once", 0, 0)],
 )
 def test_a_crash_before_the_last_commit(
     database_url: str, open_sink: Open, guarantee: settings.Guarantee, left: int, again: int
@@ -420,15 +593,19 @@ def test_a_crash_before_the_last_commit(
     sink = begun(open_sink(declare(database_url, guarantee=guarantee)))
     batch = [event(0, "a", 1), event(1, "b", 1), record(2, "c", b"{")]
 
-    def die(moment: Moment) -> None:
+    def die(moment: ProbeEvent) -> None:
         if moment.step == 7:
             raise Crash
 
     with pytest.raises(Crash):
-        Work(WRITER, 0, batch, log_holds_nothing, die).apply(sink, Decoder(sink.to.mapping))
+        BatchTransaction(WRITER, 0, batch, log_holds_nothing, die).apply(
+            sink, Decoder(sink.target.mapping)
+        )
     assert len(table(database_url)) == left
     restarted = open_sink(declare(database_url, guarantee=guarantee))
-    assert apply(restarted, batch).verdicts[Verdict.APPLIED] + apply(restarted, batch).records == (0 if left else again)
+    assert apply(restarted, batch).verdicts[Verdict.APPLIED] + apply(restarted, batch).records == (
+        0 if left else again
+    )
     assert len(table(database_url)) == max(left, again)
     assert restarted.positions()[0].next_offset == 3
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(max(left, again),)]
@@ -436,19 +613,23 @@ def test_a_crash_before_the_last_commit(
 
 @pytest.mark.parametrize("history", [True, False])
 @pytest.mark.parametrize("step", [7, 8])
-def test_a_delete_that_is_repeated_loses_nothing_behind_it(database_url: str, open_sink: Open, step: int, history: bool) -> None:
+def test_a_delete_that_is_repeated_loses_nothing_behind_it(
+    database_url: str, open_sink: Open, step: int, history: bool
+) -> None:
     """At-least-once repeats the batch in which it crashed: a delete must not take the document that came after it."""
     pipeline = declare(database_url, guarantee="at-least-once", history=history)
     sink = begun(open_sink(pipeline))
     apply(sink, [event(0, "a", 1)])
     batch = [record(1, "a", None), event(2, "a", 2), event(3, "b", 1)]
 
-    def die(moment: Moment) -> None:
+    def die(moment: ProbeEvent) -> None:
         if moment.step == step:
             raise Crash
 
     with contextlib.suppress(Crash):
-        Work(WRITER, 0, batch, log_holds_nothing, die).apply(sink, Decoder(sink.to.mapping))
+        BatchTransaction(WRITER, 0, batch, log_holds_nothing, die).apply(
+            sink, Decoder(sink.target.mapping)
+        )
     apply(open_sink(pipeline), batch)
     assert table(database_url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1)]
 
@@ -463,7 +644,9 @@ def test_a_ledger_that_went_back_is_not_written_past(database_url: str, open_sin
         return True
 
     with pytest.raises(errors.LedgerMoved, match="was moved to 0"):
-        Work(WRITER, 0, [event(20, "a", 1)], log_holds_records).apply(sink, Decoder(sink.to.mapping))
+        BatchTransaction(WRITER, 0, [event(20, "a", 1)], log_holds_records).apply(
+            sink, Decoder(sink.target.mapping)
+        )
     assert asked == [(0, 0, 20)]
     with pytest.raises(errors.LedgerMoved):
         apply(sink, [event(0, "a", 1)], writer=Writer(2, "c", "t"))
@@ -471,7 +654,9 @@ def test_a_ledger_that_went_back_is_not_written_past(database_url: str, open_sin
     assert sink.positions()[0].next_offset == 0
 
 
-def test_a_pipeline_can_start_over_beside_its_old_history(database_url: str, open_sink: Open) -> None:
+def test_a_pipeline_can_start_over_beside_its_old_history(
+    database_url: str, open_sink: Open
+) -> None:
     sink = begun(open_sink(declare(database_url)))
     batch = [event(0, "a", 1), event(1, "b", 1), record(2, "c", b"{")]
     apply(sink, batch)
@@ -479,13 +664,17 @@ def test_a_pipeline_can_start_over_beside_its_old_history(database_url: str, ope
     again = begun(open_sink(declare(database_url)))
     outcome = apply(again, batch)
     assert (outcome.records, outcome.verdicts[Verdict.REPEATED]) == (3, 2)
-    assert run_sql(database_url, "SELECT verdict, count(*) FROM instep_history GROUP BY verdict") == [("applied", 2)]
+    assert run_sql(
+        database_url, "SELECT verdict, count(*) FROM instep_history GROUP BY verdict"
+    ) == [("applied", 2)]
     assert again.dead_count() == 1
     assert again.positions()[0].next_offset == 3
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
-def test_two_partitions_that_meet_on_a_document(kind: str, new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_two_partitions_that_meet_on_a_document(
+    kind: str, new_database: Callable[[str], str], open_sink: Open
+) -> None:
     """After a topic was given more partitions: the second writer waits for the first, and where it cannot go on, tries again."""
     url = new_database(kind)
     first, second = begun(open_sink(declare(url)), partitions=2), open_sink(declare(url))
@@ -500,7 +689,13 @@ def test_two_partitions_that_meet_on_a_document(kind: str, new_database: Callabl
     for version, later in ((5, 6), (7, 8), (10, 9)):
         thread = threading.Thread(target=meet, args=(later,))
         with first.transaction():
-            first.write(guard.settle([_decoded(first, event(0, "d", version, "FIRST"))], first.stored(["d"]), first.to.rules))
+            first.write(
+                guard.settle(
+                    [_decoded(first, event(0, "d", version, "FIRST"))],
+                    first.stored(["d"]),
+                    first.target.rules,
+                )
+            )
             thread.start()
             wait_until(lambda: _is_blocked(url, kind), "the second writer to wait")
         thread.join()
@@ -511,7 +706,7 @@ def test_two_partitions_that_meet_on_a_document(kind: str, new_database: Callabl
 
 
 def _decoded(sink: Sink, found: Record) -> Any:
-    return Decoder(sink.to.mapping).decode(found)
+    return Decoder(sink.target.mapping).decode(found)
 
 
 def _is_blocked(url: str, kind: str) -> bool:
@@ -537,29 +732,40 @@ DROP_SILENTLY = {
 
 
 @pytest.mark.parametrize("kind", DROP_SILENTLY)
-def test_a_row_that_the_table_passes_over_is_set_aside(kind: str, new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_a_row_that_the_table_passes_over_is_set_aside(
+    kind: str, new_database: Callable[[str], str], open_sink: Open
+) -> None:
     url = new_database(kind)
     sink = begun(open_sink(declare(url)))
     run_sql(url, *DROP_SILENTLY[kind])
-    work = Work(WRITER, 0, [event(0, "a", 1), event(1, "b", 1, "DROP"), event(2, "c", 1)], log_holds_nothing)
+    work = BatchTransaction(
+        WRITER, 0, [event(0, "a", 1), event(1, "b", 1, "DROP"), event(2, "c", 1)], log_holds_nothing
+    )
     for _ in range(3):
         with pytest.raises(errors.Outrun):
-            work.apply(sink, Decoder(sink.to.mapping))
-    assert work.apply(sink, Decoder(sink.to.mapping)).verdicts[Verdict.PARKED] == 1
+            work.apply(sink, Decoder(sink.target.mapping))
+    assert work.apply(sink, Decoder(sink.target.mapping)).verdicts[Verdict.PARKED] == 1
     assert [row[0] for row in table(url)] == ["a", "c"]
 
 
-def test_a_row_passed_over_beside_one_refused(new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_a_row_passed_over_beside_one_refused(
+    new_database: Callable[[str], str], open_sink: Open
+) -> None:
     """Both in one batch: neither may hide the other, and the rest is written."""
     url = new_database("postgres")
     sink = begun(open_sink(declare(url)))
     run_sql(url, *DROP_SILENTLY["postgres"], *REFUSE_CANCELLED["postgresql"])
-    records = [event(0, "a", 1), event(1, "b", 1, "DROP"), event(2, "c", 1, "CANCELLED"), event(3, "d", 1)]
-    work = Work(WRITER, 0, records, log_holds_nothing)
+    records = [
+        event(0, "a", 1),
+        event(1, "b", 1, "DROP"),
+        event(2, "c", 1, "CANCELLED"),
+        event(3, "d", 1),
+    ]
+    work = BatchTransaction(WRITER, 0, records, log_holds_nothing)
     for _ in range(3):
         with pytest.raises(errors.Outrun):
-            work.apply(sink, Decoder(sink.to.mapping))
-    assert work.apply(sink, Decoder(sink.to.mapping)).verdicts[Verdict.PARKED] == 2
+            work.apply(sink, Decoder(sink.target.mapping))
+    assert work.apply(sink, Decoder(sink.target.mapping)).verdicts[Verdict.PARKED] == 2
     assert [row[0] for row in table(url)] == ["a", "d"]
 
 
@@ -569,9 +775,12 @@ def test_a_uuid_key(kind: str, new_database: Callable[[str], str], open_sink: Op
     if not has_uuid_type(url):
         pytest.skip("MariaDB before 10.7 has no type UUID")
     run_sql(
-        url, "CREATE TABLE contract_document (doc_no UUID NOT NULL PRIMARY KEY, print_status VARCHAR(20), print_version BIGINT)"
+        url,
+        "CREATE TABLE contract_document (doc_no UUID NOT NULL PRIMARY KEY, print_status VARCHAR(20), print_version BIGINT)",
     )
-    sink = begun(open_sink(declare(url, columns={"print_status": "status", "print_version": "version"})))
+    sink = begun(
+        open_sink(declare(url, columns={"print_status": "status", "print_version": "version"}))
+    )
     name = "6f9619ff-8b86-d011-b42d-00cf4fc964ff"
     apply(sink, [event(0, name, 1), event(1, name.upper(), 2)])
     apply(sink, [event(2, name, 3), event(3, name, 1)])
@@ -581,8 +790,23 @@ def test_a_uuid_key(kind: str, new_database: Callable[[str], str], open_sink: Op
 
 
 def test_times_of_any_year_keep_their_order(database_url: str, open_sink: Open) -> None:
-    changes = {"event": {"document": "doc_id", "status": "status", "order": "updated_at", "at": "updated_at"}}
-    sink = begun(open_sink(declare(database_url, columns={"print_status": "status", "printed_at": "updated_at"}, **changes)))
+    changes = {
+        "event": {
+            "document": "doc_id",
+            "status": "status",
+            "order": "updated_at",
+            "at": "updated_at",
+        }
+    }
+    sink = begun(
+        open_sink(
+            declare(
+                database_url,
+                columns={"print_status": "status", "printed_at": "updated_at"},
+                **changes,
+            )
+        )
+    )
     oldest = "1000-01-01" if database_url.startswith("m") else "0001-01-01"
     times = [
         f"{oldest}T00:00:00Z",
@@ -598,12 +822,19 @@ def test_times_of_any_year_keep_their_order(database_url: str, open_sink: Open) 
     assert verdicts == [("stale",)]
 
 
-def test_a_text_too_large_for_an_index_is_set_aside(new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_a_text_too_large_for_an_index_is_set_aside(
+    new_database: Callable[[str], str], open_sink: Open
+) -> None:
     url = new_database("postgres")
     sink = begun(open_sink(declare(url, columns={"print_version": "version", "note": "note"})))
     run_sql(url, "CREATE INDEX by_note ON contract_document (note)")
     noise = "".join(chr(random.Random(number).randrange(0x4E00, 0x9FFF)) for number in range(9_000))
-    assert apply(sink, [event(0, "a", 1, note=noise), event(1, "b", 1, note="short")]).verdicts[Verdict.PARKED] == 1
+    assert (
+        apply(sink, [event(0, "a", 1, note=noise), event(1, "b", 1, note="short")]).verdicts[
+            Verdict.PARKED
+        ]
+        == 1
+    )
     assert run_sql(url, "SELECT doc_no FROM contract_document") == [("b",)]
 
 
@@ -619,14 +850,19 @@ def test_a_full_database_loses_nothing(new_database: Callable[[str], str], open_
     assert apply(sink, batch).verdicts[Verdict.APPLIED] == 2_000
 
 
-def test_a_database_that_takes_no_writes_or_not_ours(new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_a_database_that_takes_no_writes_or_not_ours(
+    new_database: Callable[[str], str], open_sink: Open
+) -> None:
     url = new_database("postgres")
     begun(open_sink(declare(url)))
     name = url.rpartition("/")[2]
     run_sql(url, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
     with pytest.raises(errors.TargetReadOnly), reopened(url) as sink:
         apply(sink, [event(0, "a", 1)])
-    run_sql(url.rpartition("/")[0] + "/instep", f"ALTER DATABASE {name} RESET default_transaction_read_only")
+    run_sql(
+        url.rpartition("/")[0] + "/instep",
+        f"ALTER DATABASE {name} RESET default_transaction_read_only",
+    )
     run_sql(url, "REVOKE INSERT ON contract_document FROM CURRENT_USER")
     with reopened(url) as sink, pytest.raises(errors.PermissionLost):
         apply(sink, [event(0, "a", 1)])
@@ -651,19 +887,31 @@ COUNT_WRITES = {
 
 
 @pytest.mark.parametrize("kind", COUNT_WRITES)
-def test_a_table_with_triggers_takes_whole_batches(kind: str, new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_a_table_with_triggers_takes_whole_batches(
+    kind: str, new_database: Callable[[str], str], open_sink: Open
+) -> None:
     url = new_database(kind)
     open_sink(declare(url)).close()
-    run_sql(url, "ALTER TABLE contract_document ADD COLUMN writes INTEGER NOT NULL DEFAULT 0", COUNT_WRITES[kind])
+    run_sql(
+        url,
+        "ALTER TABLE contract_document ADD COLUMN writes INTEGER NOT NULL DEFAULT 0",
+        COUNT_WRITES[kind],
+    )
     sink = begun(open_sink(declare(url)))
     steps: list[int] = []
-    work = Work(
-        WRITER, 0, [event(n, f"d{n}", 1) for n in range(500)], log_holds_nothing, lambda moment: steps.append(moment.step)
+    work = BatchTransaction(
+        WRITER,
+        0,
+        [event(n, f"d{n}", 1) for n in range(500)],
+        log_holds_nothing,
+        lambda moment: steps.append(moment.step),
     )
-    assert work.apply(sink, Decoder(sink.to.mapping)).dead == 0
+    assert work.apply(sink, Decoder(sink.target.mapping)).dead == 0
     assert steps.count(1) == 1, "the batch was refused at first, and written with care"
     apply(sink, [event(500 + n, f"d{n}", 2) for n in range(250)])
-    assert run_sql(url, "SELECT writes, count(*) FROM contract_document GROUP BY writes ORDER BY writes") == [(0, 250), (1, 250)]
+    assert run_sql(
+        url, "SELECT writes, count(*) FROM contract_document GROUP BY writes ORDER BY writes"
+    ) == [(0, 250), (1, 250)]
 
 
 def test_transitions_of_an_enumeration(new_database: Callable[[str], str], open_sink: Open) -> None:
@@ -674,7 +922,13 @@ def test_transitions_of_an_enumeration(new_database: Callable[[str], str], open_
         "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY, print_status status, print_version BIGINT)",
     )
     columns = {"print_status": "status", "print_version": "version"}
-    sink = begun(open_sink(declare(url, columns=columns, transitions={"CREATED": ["QUEUED"], "QUEUED": ["PRINTED"]})))
+    sink = begun(
+        open_sink(
+            declare(
+                url, columns=columns, transitions={"CREATED": ["QUEUED"], "QUEUED": ["PRINTED"]}
+            )
+        )
+    )
     apply(sink, [event(0, "a", 1, "CREATED"), event(1, "b", 1, "CREATED")])
     apply(sink, [event(2, "a", 2, "QUEUED"), event(3, "b", 2, "PRINTED"), event(4, "c", 1, "LOST")])
     assert table(url) == [("a", "QUEUED", 2), ("b", "CREATED", 1)]

@@ -16,24 +16,65 @@ from instep import errors
 from instep.sinks import inspection, mysql, postgres, sqlite, target
 from instep.sinks.sink import Sink
 from tests import error_codes
-from tests.sinks.conftest import declare, run_sql
+from tests.support.databases import declare, run_sql
 
 URL = sa.make_url("postgresql://instep@localhost/instep")
 
 # classes of SQLSTATE of which no code is mapped, and single codes of classes that are mapped code by code
 UNMAPPED_CLASSES = {
-    "02", "03", "09", "0B", "0F", "0L", "0P", "0Z", "10", "20", "21", "24", "27", "2B", "2D", "2F", "34", "38", "39", "3B", "44",
-    "54", "F0", "P0",
-}  # fmt: skip
+    "02",
+    "03",
+    "09",
+    "0B",
+    "0F",
+    "0L",
+    "0P",
+    "0Z",
+    "10",
+    "20",
+    "21",
+    "24",
+    "27",
+    "2B",
+    "2D",
+    "2F",
+    "34",
+    "38",
+    "39",
+    "3B",
+    "44",
+    "54",
+    "F0",
+    "P0",
+}
 UNMAPPED_STATES = {"57000", "XX000"}  # and those of foreign tables, HV, but one
 # numbers of MariaDB and MySQL that sound like a lock, a time-out or a full disk, and are none that a pipeline can meet
 SOUNDS_PASSING = re.compile("LOCK|TIMEOUT|READ_?ONLY|MEMORY|FULL|DISK|SHUTDOWN|KILLED")
 UNMAPPED_THOUGH_SOUNDING = {
-    "NORMAL_SHUTDOWN", "TABLE_NOT_LOCKED_FOR_WRITE", "TABLE_NOT_LOCKED", "DELAYED_CANT_CHANGE_LOCK",
-    "DELAYED_INSERT_TABLE_LOCKED", "LOCK_OR_ACTIVE_TRANSACTION", "READ_ONLY_TRANSACTION", "DROP_DB_WITH_READ_LOCK",
-    "CREATE_DB_WITH_READ_LOCK", "CANT_UPDATE_WITH_READLOCK", "WRONG_LOCK_OF_SYSTEM_TABLE",
-}  # fmt: skip
-UNMAPPED_SQLITE = {"INTERNAL", "ABORT", "NOTFOUND", "EMPTY", "MISUSE", "NOLFS", "FORMAT", "RANGE", "NOTICE", "WARNING"}
+    "NORMAL_SHUTDOWN",
+    "TABLE_NOT_LOCKED_FOR_WRITE",
+    "TABLE_NOT_LOCKED",
+    "DELAYED_CANT_CHANGE_LOCK",
+    "DELAYED_INSERT_TABLE_LOCKED",
+    "LOCK_OR_ACTIVE_TRANSACTION",
+    "READ_ONLY_TRANSACTION",
+    "DROP_DB_WITH_READ_LOCK",
+    "CREATE_DB_WITH_READ_LOCK",
+    "CANT_UPDATE_WITH_READLOCK",
+    "WRONG_LOCK_OF_SYSTEM_TABLE",
+}
+UNMAPPED_SQLITE = {
+    "INTERNAL",
+    "ABORT",
+    "NOTFOUND",
+    "EMPTY",
+    "MISUSE",
+    "NOLFS",
+    "FORMAT",
+    "RANGE",
+    "NOTICE",
+    "WARNING",
+}
 RETRIED: dict[type[errors.InstepError], tuple[set[str], set[int], set[int]]] = {
     # locks: again; time-outs and limits: in smaller transactions; no connection, memory or room: waited for
     errors.Transient: (
@@ -56,7 +97,9 @@ def of_postgres(code: str) -> errors.InstepError | None:
 
 
 def of_mysql(code: int) -> errors.InstepError | None:
-    return mysql.translate(pymysql.err.OperationalError(code, "said"), URL.set(drivername="mysql+pymysql"))
+    return mysql.translate(
+        pymysql.err.OperationalError(code, "said"), URL.set(drivername="mysql+pymysql")
+    )
 
 
 def of_sqlite(code: int) -> errors.InstepError | None:
@@ -67,9 +110,15 @@ def of_sqlite(code: int) -> errors.InstepError | None:
 
 def test_every_mapped_code_is_one_of_the_driver() -> None:
     known = error_codes.POSTGRES
-    assert {code for code in postgres.CODES if code not in known and not any(one[:2] == code for one in known)} == set()
+    assert {
+        code
+        for code in postgres.CODES
+        if code not in known and not any(one[:2] == code for one in known)
+    } == set()
     assert mysql.CODES.keys() <= error_codes.MYSQL.keys()
-    assert error_codes.MYSQL_NEWER.keys() <= mysql.CODES.keys(), "the list of newer codes has one that nothing needs"
+    assert error_codes.MYSQL_NEWER.keys() <= mysql.CODES.keys(), (
+        "the list of newer codes has one that nothing needs"
+    )
     listed = {number for number in vars(ER).values() if isinstance(number, int)}
     assert not listed & error_codes.MYSQL_NEWER.keys(), "the driver knows it now"
     assert sqlite.CODES.keys() <= error_codes.SQLITE.keys()
@@ -108,20 +157,31 @@ def test_every_code_does_what_the_reference_says(
 def test_time_outs_limits_and_locks_are_retried_by_type(kind: type[errors.InstepError]) -> None:
     assert issubclass(kind, (errors.Transient, errors.Unreachable))
     states, numbers, results = RETRIED[kind]
-    found = [*map(of_postgres, sorted(states)), *map(of_mysql, sorted(numbers)), *map(of_sqlite, sorted(results))]
+    found = [
+        *map(of_postgres, sorted(states)),
+        *map(of_mysql, sorted(numbers)),
+        *map(of_sqlite, sorted(results)),
+    ]
     assert {type(error) for error in found} == {kind}
 
 
 UNKNOWN = {
-    "sqlite": ("INSERT INTO strict_one VALUES (NULL)", "NOT NULL"),  # no statement makes a code that is not mapped
+    "sqlite": (
+        "INSERT INTO strict_one VALUES (NULL)",
+        "NOT NULL",
+    ),  # no statement makes a code that is not mapped
     "postgresql": ("DO 'BEGIN RAISE EXCEPTION ''odd'' USING ERRCODE = ''ZZ123''; END'", "ZZ123"),
     "mysql": ("SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = 31999, MESSAGE_TEXT = 'odd'", "31999"),
 }
 
 
-def test_the_default_refuses_a_row_and_by_inspection_the_table(database_url: str, open_sink: Callable[..., Sink]) -> None:
+def test_the_default_refuses_a_row_and_by_inspection_the_table(
+    database_url: str, open_sink: Callable[..., Sink]
+) -> None:
     url = target.database_url(database_url)
-    statement, shown = UNKNOWN["mysql" if url.drivername.endswith("pymysql") else url.get_backend_name()]
+    statement, shown = UNKNOWN[
+        "mysql" if url.drivername.endswith("pymysql") else url.get_backend_name()
+    ]
     run_sql(database_url, "CREATE TABLE strict_one (one INTEGER NOT NULL)")
     sink = open_sink(declare(database_url))
     with pytest.raises(errors.RowRefused, match=shown), sink.transaction():

@@ -11,19 +11,45 @@ from instep import errors
 from instep.document import kinds
 from instep.document.decoding import Event
 from instep.document.guard import Verdict
-from instep.sinks import setaside
-from instep.sinks.setaside import Place
+from instep.sinks import quarantine
+from instep.sinks.quarantine import RecordPosition
 from instep.sinks.sink import Sink
-from tests.sinks.conftest import declare, run_sql
+from tests.support.databases import declare, run_sql
 
 Open = Callable[..., Sink]
 
 COMMITTED = datetime(2026, 11, 15, 8, 30, 0, 5, UTC)
 ODD = (
-    "", " ", "PRINTED", "tab\there", "line\nend", "return\r", "back\\slash", "\\N", "\\", "quote'", 'double"', "per%cent", "NULL",
-    "🖨 gedruckt", "ünïcode", "\u2028", "\x1a", "a" * 255, "'); DROP TABLE instep_history; --",
-)  # fmt: skip
-TIMES_US = (None, 0, 1, -1, 1_790_000_000_123_456, 1_790_000_000_000_000, -62_000_000_000_000_000, 250_000_000_000_000_000)
+    "",
+    " ",
+    "PRINTED",
+    "tab\there",
+    "line\nend",
+    "return\r",
+    "back\\slash",
+    "\\N",
+    "\\",
+    "quote'",
+    'double"',
+    "per%cent",
+    "NULL",
+    "🖨 gedruckt",
+    "ünïcode",
+    "\u2028",
+    "\x1a",
+    "a" * 255,
+    "'); DROP TABLE instep_history; --",
+)
+TIMES_US = (
+    None,
+    0,
+    1,
+    -1,
+    1_790_000_000_123_456,
+    1_790_000_000_000_000,
+    -62_000_000_000_000_000,
+    250_000_000_000_000_000,
+)
 ORDERS = (None, 0, -1, 7, 2**63 - 1, -(2**63))
 
 
@@ -41,7 +67,9 @@ def events(count: int) -> list[Event]:
     ]
 
 
-def keep(sink: Sink, some: list[Event], partition: int = 3, *, skip_known: bool = False) -> list[Verdict]:
+def keep(
+    sink: Sink, some: list[Event], partition: int = 3, *, skip_known: bool = False
+) -> list[Verdict]:
     every = list(Verdict)
     verdicts = [every[event.offset % len(every)] for event in some]
     with sink.transaction():
@@ -55,15 +83,21 @@ def test_every_value_comes_back_as_it_was(count: int, database_url: str, open_si
     some = events(count)
     verdicts = keep(sink, some)
     for event, verdict in zip(some, verdicts, strict=True):
-        [lived] = setaside.lived(sink, str(event.document))
-        assert (lived.place, lived.status, lived.order) == (Place("print-status", 3, event.offset), event.status, event.order)
+        [lived] = quarantine.lived(sink, str(event.document))
+        assert (lived.place, lived.status, lived.order) == (
+            RecordPosition("print-status", 3, event.offset),
+            event.status,
+            event.order,
+        )
         assert lived.event_time == (None if event.at_us is None else kinds.from_micros(event.at_us))
         assert (lived.verdict, lived.committed_at) == (verdict.value, COMMITTED)
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(count,)]
 
 
 @pytest.mark.parametrize("count", [3, 400])
-def test_a_place_that_is_known_is_refused_or_passed_over(count: int, database_url: str, open_sink: Open) -> None:
+def test_a_place_that_is_known_is_refused_or_passed_over(
+    count: int, database_url: str, open_sink: Open
+) -> None:
     sink = open_sink(declare(database_url))
     some = events(count)
     keep(sink, some[: count // 2])
@@ -87,7 +121,10 @@ def test_a_row_that_does_not_fit_is_refused_and_none_is_cut(
 
 @pytest.mark.parametrize("allowed", [True, False])
 def test_mariadb_loads_the_rows_where_that_is_allowed(
-    allowed: bool, new_database: Callable[[str], str], open_sink: Open, monkeypatch: pytest.MonkeyPatch
+    allowed: bool,
+    new_database: Callable[[str], str],
+    open_sink: Open,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from instep.sinks import mysql
 
@@ -101,7 +138,9 @@ def test_mariadb_loads_the_rows_where_that_is_allowed(
 
     monkeypatch.setattr(mysql.Connection, "load", noted)
     if not allowed:
-        monkeypatch.setattr(mysql, "LOAD_REFUSED", (1085, 1290, 29, 13))  # what it says of a file of its own
+        monkeypatch.setattr(
+            mysql, "LOAD_REFUSED", (1085, 1290, 29, 13)
+        )  # what it says of a file of its own
     keep(sink, events(400))
     keep(sink, events(400), partition=4)
     assert len(loaded) == (2 if allowed else 1)

@@ -15,8 +15,8 @@ from instep.document import kinds
 from instep.local.mariadb import MariaDB
 from instep.local.postgres import Postgres
 from instep.sinks import inspection, preparation, target
-from tests.sinks.conftest import declare, run_sql
-from tests.waiting import wait_until
+from tests.support.databases import declare, run_sql
+from tests.support.waiting import wait_until
 
 KEY = {
     "sqlite": "doc_no VARCHAR(40) NOT NULL PRIMARY KEY",
@@ -61,11 +61,14 @@ def test_init_makes_everything_and_a_second_time_nothing(database_url: str) -> N
 def test_init_adds_to_an_existing_table_only_what_the_mapping_names(database_url: str) -> None:
     make(database_url, "print_status VARCHAR(20), owner VARCHAR(20)")
     pipeline = declare(database_url)
-    with pytest.raises(errors.TargetUnfit, match=r"no column 'print_version'.*did you mean 'print_status'") as refusal:
+    with pytest.raises(
+        errors.TargetUnfit, match=r"no column 'print_version'.*did you mean 'print_status'"
+    ) as refusal:
         preparation.prepare(pipeline)
     assert "--add-columns" in refusal.value.remedy
     assert [fault.what.partition(";")[0] for fault in preparation.faults(pipeline)] == [
-        f"table contract_document has no column {name!r}" for name in ("print_version", "printed_at")
+        f"table contract_document has no column {name!r}"
+        for name in ("print_version", "printed_at")
     ]
     shown: list[str] = []
     made = preparation.prepare(pipeline, add_columns=True, show=shown.extend)
@@ -76,7 +79,11 @@ def test_init_adds_to_an_existing_table_only_what_the_mapping_names(database_url
     columns = run_sql(database_url, "SELECT * FROM contract_document")
     assert columns == []
     found = inspection.inspect("contracts", pipeline)
-    assert {column.name for column in found.mapping.columns} == {"print_status", "print_version", "printed_at"}
+    assert {column.name for column in found.mapping.columns} == {
+        "print_status",
+        "print_version",
+        "printed_at",
+    }
 
 
 def test_without_init_it_says_what_to_run(database_url: str) -> None:
@@ -94,7 +101,11 @@ def test_a_key_that_is_not_unique(database_url: str) -> None:
 
 
 def test_a_key_that_may_be_null(database_url: str) -> None:
-    make(database_url, REST + ", UNIQUE (doc_no)", key=KEY[kind_of(database_url)].replace(" NOT NULL PRIMARY KEY", ""))
+    make(
+        database_url,
+        REST + ", UNIQUE (doc_no)",
+        key=KEY[kind_of(database_url)].replace(" NOT NULL PRIMARY KEY", ""),
+    )
     error = refused(database_url)
     assert "column 'doc_no' is the key and may be null" in error.what
     if not database_url.startswith("sqlite"):
@@ -105,22 +116,46 @@ CONFUSING = [
     ("sqlite", "doc_no TEXT COLLATE NOCASE NOT NULL PRIMARY KEY", "a and A"),
     ("sqlite", "doc_no TEXT COLLATE RTRIM NOT NULL PRIMARY KEY", "a space behind it"),
     ("postgres", "doc_no CHAR(20) NOT NULL PRIMARY KEY", "a space behind it"),
-    ("mariadb", "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci NOT NULL PRIMARY KEY", "a and A"),
-    ("mariadb", "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY", "a space behind it"),
-    ("mysql", "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_0900_ai_ci NOT NULL PRIMARY KEY", "a and A"),
-    ("mysql", "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_0900_as_cs NOT NULL PRIMARY KEY", "as two characters"),
-    ("mysql", "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY", "a space behind it"),
+    (
+        "mariadb",
+        "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci NOT NULL PRIMARY KEY",
+        "a and A",
+    ),
+    (
+        "mariadb",
+        "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY",
+        "a space behind it",
+    ),
+    (
+        "mysql",
+        "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_0900_ai_ci NOT NULL PRIMARY KEY",
+        "a and A",
+    ),
+    (
+        "mysql",
+        "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_0900_as_cs NOT NULL PRIMARY KEY",
+        "as two characters",
+    ),
+    (
+        "mysql",
+        "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY",
+        "a space behind it",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("kind", "key", "words"), CONFUSING, ids=[f"{kind} {words}" for kind, _, words in CONFUSING])
-def test_a_key_whose_collation_confuses_ids(kind: str, key: str, words: str, new_database: Callable[[str], str]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "key", "words"), CONFUSING, ids=[f"{kind} {words}" for kind, _, words in CONFUSING]
+)
+def test_a_key_whose_collation_confuses_ids(
+    kind: str, key: str, words: str, new_database: Callable[[str], str]
+) -> None:
     url = new_database(kind)
     make(url, key=key)
     preparation.prepare(declare(url))
     assert inspection.inspect("contracts", declare(url)).loose_key
     with inspection.connection(target.database_url(url)) as opened:
-        found = inspection.Reader(opened, target.table_name("contract_document"))
+        found = inspection.TableReader(opened, target.table_name("contract_document"))
         found.judge(declare(url))
         assert words in (found.confused_ids("doc_no") or "")
 
@@ -150,7 +185,10 @@ def test_a_table_without_transactions(kind: str, new_database: Callable[[str], s
 @pytest.mark.parametrize("kind", ["mariadb", "mysql"])
 def test_character_sets_of_text_columns(kind: str, new_database: Callable[[str], str]) -> None:
     url = new_database(kind)
-    make(url, REST.replace("print_status VARCHAR(20)", "print_status VARCHAR(20) CHARACTER SET latin1"))
+    make(
+        url,
+        REST.replace("print_status VARCHAR(20)", "print_status VARCHAR(20) CHARACTER SET latin1"),
+    )
     preparation.prepare(declare(url))
     columns = inspection.inspect("contracts", declare(url)).mapping.columns
     assert columns[0].kind == kinds.Text(characters=20, charset="latin1")
@@ -179,7 +217,14 @@ def test_a_guard_column_of_a_type_that_has_no_order(database_url: str) -> None:
 def test_a_guard_column_that_is_too_coarse(kind: str, new_database: Callable[[str], str]) -> None:
     url = new_database(kind)
     make(url, REST.replace("printed_at TIMESTAMP NULL", "printed_at DATETIME"))
-    changes = {"event": {"document": "doc_id", "status": "status", "order": "updated_at", "at": "updated_at"}}
+    changes = {
+        "event": {
+            "document": "doc_id",
+            "status": "status",
+            "order": "updated_at",
+            "at": "updated_at",
+        }
+    }
     error = refused(url, **changes)
     assert "keeps 0 digits of a second" in error.what
     mended(url, error.remedy, **changes)
@@ -188,14 +233,21 @@ def test_a_guard_column_that_is_too_coarse(kind: str, new_database: Callable[[st
 def test_a_column_an_event_cannot_fill(database_url: str) -> None:
     make(database_url, REST + f", picture {'BYTEA' if database_url.startswith('post') else 'BLOB'}")
     columns = {"print_version": "version", "picture": "picture"}
-    assert "which an event's field cannot be put into" in refused(database_url, columns=columns).what
+    assert (
+        "which an event's field cannot be put into" in refused(database_url, columns=columns).what
+    )
 
 
 def test_a_misspelt_column_is_told_the_nearest(database_url: str) -> None:
     make(database_url)
     preparation.prepare(declare(database_url))
-    with pytest.raises(errors.TargetUnfit, match="no column 'print_statu'; did you mean 'print_status'"):
-        inspection.inspect("contracts", declare(database_url, columns={"print_statu": "status", "print_version": "version"}))
+    with pytest.raises(
+        errors.TargetUnfit, match="no column 'print_statu'; did you mean 'print_status'"
+    ):
+        inspection.inspect(
+            "contracts",
+            declare(database_url, columns={"print_statu": "status", "print_version": "version"}),
+        )
 
 
 def test_kinds_of_columns_in_postgres(new_database: Callable[[str], str]) -> None:
@@ -207,19 +259,24 @@ def test_kinds_of_columns_in_postgres(new_database: Callable[[str], str]) -> Non
         "CREATE TABLE contract_document (doc_no UUID PRIMARY KEY, a SMALLINT, b NUMERIC(6,2), c colour, d short, e JSONB,"
         " f BOOLEAN, g DATE, h DOUBLE PRECISION, i TIMESTAMP, j TEXT)",
     )
-    pipeline = declare(url, event={"status": "status"}, columns={name: name for name in "abcdefghij"})
+    pipeline = declare(
+        url, event={"status": "status"}, columns={name: name for name in "abcdefghij"}
+    )
     preparation.prepare(pipeline)
-    found = {column.name: column.kind for column in inspection.inspect("contracts", pipeline).mapping.columns}
+    found = {
+        column.name: column.kind
+        for column in inspection.inspect("contracts", pipeline).mapping.columns
+    }
     assert found == {
         "a": kinds.Integer(low=-(2**15), high=2**15 - 1),
-        "b": kinds.Exact(digits=6, scale=2),
-        "c": kinds.Choice(labels=("red", "green")),
+        "b": kinds.Numeric(digits=6, scale=2),
+        "c": kinds.Enumeration(labels=("red", "green")),
         "d": kinds.Text(),
         "e": kinds.Json(),
-        "f": kinds.Truth(),
+        "f": kinds.Boolean(),
         "g": kinds.Date(),
-        "h": kinds.Real(),
-        "i": kinds.Time(),
+        "h": kinds.Float(),
+        "i": kinds.Timestamp(),
         "j": kinds.Text(),
     }
 
@@ -233,14 +290,17 @@ def test_kinds_of_columns_in_mariadb(new_database: Callable[[str], str]) -> None
     )
     pipeline = declare(url, event={"status": "status"}, columns={name: name for name in "abcdef"})
     preparation.prepare(pipeline)
-    found = {column.name: column.kind for column in inspection.inspect("contracts", pipeline).mapping.columns}
+    found = {
+        column.name: column.kind
+        for column in inspection.inspect("contracts", pipeline).mapping.columns
+    }
     assert found["a"] == kinds.Integer(low=-128, high=127, truth=True)
     assert found["b"] == kinds.Integer(low=0, high=2**32 - 1)
-    assert found["c"] == kinds.Choice(labels=("x", "y"))
-    assert isinstance(found["d"], kinds.Time)
+    assert found["c"] == kinds.Enumeration(labels=("x", "y"))
+    assert isinstance(found["d"], kinds.Timestamp)
     assert found["d"].precision == 3
     assert found["e"] == kinds.Text(size=65535)
-    assert found["f"] == kinds.Exact(digits=4, scale=1)
+    assert found["f"] == kinds.Numeric(digits=4, scale=1)
 
 
 def test_json_in_mariadb(new_database: Callable[[str], str]) -> None:
@@ -252,7 +312,11 @@ def test_json_in_mariadb(new_database: Callable[[str], str]) -> None:
 
 
 def test_a_table_that_cannot_be_used_is_not_changed(database_url: str) -> None:
-    make(database_url, "owner VARCHAR(20)", key=KEY[kind_of(database_url)].replace(" PRIMARY KEY", ""))
+    make(
+        database_url,
+        "owner VARCHAR(20)",
+        key=KEY[kind_of(database_url)].replace(" PRIMARY KEY", ""),
+    )
     before = preparation_columns(database_url)
     refused(database_url)
     assert preparation_columns(database_url) == before
@@ -260,7 +324,7 @@ def test_a_table_that_cannot_be_used_is_not_changed(database_url: str) -> None:
 
 def preparation_columns(url: str) -> set[str]:
     with inspection.connection(target.database_url(url)) as opened:
-        return set(inspection.Reader(opened, target.table_name("contract_document")).columns)
+        return set(inspection.TableReader(opened, target.table_name("contract_document")).columns)
 
 
 def test_a_key_column_that_is_not_there(database_url: str) -> None:
@@ -295,12 +359,16 @@ def test_unreachable_and_unauthorised_are_told_apart(postgres: Postgres, mariadb
     with pytest.raises(errors.DatabaseUnreachable, match="no connection to"):
         inspection.inspect("contracts", declare("mariadb://x:y@127.0.0.1:1/d"))
     with pytest.raises(errors.NotAuthorised) as caught:
-        inspection.inspect("contracts", declare(f"mariadb://stranger:topsecret@127.0.0.1:{mariadb.port}/instep"))
+        inspection.inspect(
+            "contracts", declare(f"mariadb://stranger:topsecret@127.0.0.1:{mariadb.port}/instep")
+        )
     assert "topsecret" not in str(caught.value)
     with pytest.raises(errors.DatabaseMissing, match='"nowhere" does not exist'):
         inspection.inspect("contracts", declare(postgres.url.removesuffix("/instep") + "/nowhere"))
     with pytest.raises(errors.NotAuthorised, match=r"nowhere|stranger"):
-        inspection.inspect("contracts", declare(f"mariadb://stranger@127.0.0.1:{mariadb.port}/nowhere"))
+        inspection.inspect(
+            "contracts", declare(f"mariadb://stranger@127.0.0.1:{mariadb.port}/nowhere")
+        )
     with pytest.raises(errors.DatabaseMissing, match="nowhere"):
         inspection.inspect("contracts", declare(mariadb.url.removesuffix("/instep") + "/nowhere"))
 
@@ -315,7 +383,9 @@ def test_a_wrong_postgres_password_is_not_unreachable(postgres: Postgres) -> Non
 
     def is_refused() -> bool:
         try:
-            inspection.inspect("contracts", declare(postgres.url.replace("instep@", "careful:topsecret@")))
+            inspection.inspect(
+                "contracts", declare(postgres.url.replace("instep@", "careful:topsecret@"))
+            )
         except errors.InstepError as error:
             refused.append(error)
         return isinstance(refused[-1], errors.NotAuthorised)
@@ -335,12 +405,22 @@ def test_a_wrong_postgres_password_is_not_unreachable(postgres: Postgres) -> Non
 def test_tables_of_an_earlier_release_are_brought_up_to_date(database_url: str) -> None:
     pipeline = declare(database_url)
     preparation.prepare(pipeline)
-    run_sql(database_url, "ALTER TABLE instep_parked DROP COLUMN timestamp_ms", "DROP TABLE instep_decisions")
+    run_sql(
+        database_url,
+        "ALTER TABLE instep_parked DROP COLUMN timestamp_ms",
+        "DROP TABLE instep_decisions",
+    )
     with pytest.raises(errors.TargetUnfit, match="instep_decisions") as found:
         inspection.inspect("contracts", pipeline)
     assert "instep init" in found.value.remedy
     assert len(preparation.prepare(pipeline)) == 3
     inspection.inspect("contracts", pipeline)
-    run_sql(database_url, "DROP INDEX instep_parked_reason" + (" ON instep_parked" if database_url.startswith("m") else ""))
-    assert ["instep_parked_reason" in statement for statement in preparation.prepare(pipeline)] == [True]
+    run_sql(
+        database_url,
+        "DROP INDEX instep_parked_reason"
+        + (" ON instep_parked" if database_url.startswith("m") else ""),
+    )
+    assert ["instep_parked_reason" in statement for statement in preparation.prepare(pipeline)] == [
+        True
+    ]
     assert preparation.prepare(pipeline) == []

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from instep.document import canonical, kinds
 from instep.document.decoding import Decoder, Record
-from instep.document.mapping import Column
+from instep.document.mapping import TargetColumn
 from instep.document.reasons import Unfit
-from instep.sinks import scanning
+from instep.sinks import scan
 from tests.pipeline.test_transaction import Open, apply, begun
-from tests.sinks.conftest import declare, open_sink, run_sql
 from tests.sinks.test_inspection import KEY, kind_of
+from tests.support.databases import declare, open_sink, run_sql
 
 __all__ = ["open_sink"]
 
@@ -26,7 +26,9 @@ HUGE = "123456789012345678901234567890"
 
 
 def record(offset: int, document: str, amount: str, detail: str) -> Record:
-    value = f'{{"doc_id":"{document}","status":"X","version":1,"amount":{amount},"detail":{detail}}}'
+    value = (
+        f'{{"doc_id":"{document}","status":"X","version":1,"amount":{amount},"detail":{detail}}}'
+    )
     return Record(offset, 1_790_000_000_000, document.encode(), value.encode())
 
 
@@ -49,18 +51,28 @@ def test_a_number_is_kept_to_the_last_digit_or_parked(database_url: str, open_si
     ]
     apply(sink, records)
     documents = {"tiny", "fine", "zeros", "long", "inside", "whole"}
-    kept = documents - {"sqlite": {"fine", "long", "whole"}, "mysql": {"inside", "whole"}}.get(kind, set())
+    kept = documents - {"sqlite": {"fine", "long", "whole"}, "mysql": {"inside", "whole"}}.get(
+        kind, set()
+    )
     reasons = dict(run_sql(database_url, "SELECT document, reason FROM instep_parked"))
     assert reasons == dict.fromkeys(documents - kept, "NUMBER_OUT_OF_RANGE")
 
-    forms = [canonical.former(column, kind) for column in sink.to.mapping.columns]
-    expected = {event.document: event.values for event in Decoder(sink.to.mapping).decode_all(records)[0]}
+    forms = [canonical.former(column, kind) for column in sink.target.mapping.columns]
+    expected = {
+        event.document: event.values
+        for event in Decoder(sink.target.mapping).decode_all(records)[0]
+    }
     with sink.snapshot():
-        found = {row[0]: row[1:] for page in scanning.rows(sink) for row in page}
+        found = {row[0]: row[1:] for page in scan.rows(sink) for row in page}
     assert found.keys() == kept
     for document, row in found.items():
-        texts = [[None if value is None else form(value) for form, value in zip(forms, side, strict=True)]
-                 for side in (row, expected[document] or ())]  # fmt: skip
+        texts = [
+            [
+                None if value is None else form(value)
+                for form, value in zip(forms, side, strict=True)
+            ]
+            for side in (row, expected[document] or ())
+        ]
         assert texts[0] == texts[1]
     exact = {
         "tiny": Decimal("1.23E-7"),
@@ -72,16 +84,21 @@ def test_a_number_is_kept_to_the_last_digit_or_parked(database_url: str, open_si
         if document in exact:
             assert Decimal(repr(amount) if isinstance(amount, float) else amount) == exact[document]
     if "inside" in kept:
-        text = run_sql(database_url, "SELECT CAST(detail AS CHAR(200)) FROM contract_document WHERE doc_no = 'inside'")[0][0]
+        text = run_sql(
+            database_url,
+            "SELECT CAST(detail AS CHAR(200)) FROM contract_document WHERE doc_no = 'inside'",
+        )[0][0]
         assert json.loads(text, parse_float=str) == {"a": [LONG, int(HUGE)]}
 
 
-NUMBERS = st.decimals(allow_nan=False, allow_infinity=False).filter(lambda number: abs(number.adjusted()) <= 1_000)
+NUMBERS = st.decimals(allow_nan=False, allow_infinity=False).filter(
+    lambda number: abs(number.adjusted()) <= 1_000
+)
 
 
 @given(NUMBERS)
 def test_sqlite_takes_only_a_decimal_that_comes_back(number: Decimal) -> None:
-    column = Column("c", kinds.Exact(binary=True))
+    column = TargetColumn("c", kinds.Numeric(binary=True))
     try:
         taken = kinds.converter(column.kind)(number)
     except Unfit:
@@ -94,7 +111,8 @@ def test_sqlite_takes_only_a_decimal_that_comes_back(number: Decimal) -> None:
 
 @given(
     st.recursive(
-        NUMBERS | st.integers(), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+        NUMBERS | st.integers(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     )
 )
 def test_mysql_takes_only_json_whose_numbers_come_back(value: Any) -> None:
@@ -102,6 +120,8 @@ def test_mysql_takes_only_json_whose_numbers_come_back(value: Any) -> None:
         text = kinds.converter(kinds.Json(doubles="all"))(value)
     except Unfit:
         return
-    form = canonical.former(Column("c", kinds.Json(doubles="all")), "mysql")
-    back = json.loads(text, parse_int=lambda one: int(one) if -(2**63) <= int(one) < 2**64 else float(one))
+    form = canonical.former(TargetColumn("c", kinds.Json(doubles="all")), "mysql")
+    back = json.loads(
+        text, parse_int=lambda one: int(one) if -(2**63) <= int(one) < 2**64 else float(one)
+    )
     assert form(json.dumps(back)) == form(text)

@@ -17,12 +17,14 @@ from instep.local.mariadb import MariaDB
 from instep.local.ports import free
 from instep.local.postgres import Postgres
 from instep.sinks import inspection, preparation
-from tests.sinks.conftest import declare, run_sql
+from tests.support.databases import declare, run_sql
 
 SERVERS = ["postgres", "mariadb"]
 
 
-def another(url: str, *, user: str | None = None, port: int | None = None, database: str | None = None) -> str:
+def another(
+    url: str, *, user: str | None = None, port: int | None = None, database: str | None = None
+) -> str:
     parts = urlparse(url)
     login = f"{user or parts.username}@{parts.hostname}:{port or parts.port}"
     return urlunparse(parts._replace(netloc=login, path=f"/{database}" if database else parts.path))
@@ -63,14 +65,21 @@ def test_a_schema_that_does_not_exist(kind: str, new_database: Callable[[str], s
 
 def test_a_postgresql_user_who_may_not_create_tables(new_database: Callable[[str], str]) -> None:
     url = new_database("postgres")
-    run_sql(url, "DO $$ BEGIN CREATE ROLE reader LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+    run_sql(
+        url,
+        "DO $$ BEGIN CREATE ROLE reader LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$",
+    )
     # in the schema public everybody may, before PostgreSQL 15
     run_sql(url, "CREATE SCHEMA theirs", "GRANT USAGE ON SCHEMA theirs TO reader")
-    error = refused(another(url, user="reader"), errors.NotAuthorised, table="theirs.contract_document")
+    error = refused(
+        another(url, user="reader"), errors.NotAuthorised, table="theirs.contract_document"
+    )
     assert "instep init --sql" in error.remedy
 
 
-def test_a_mariadb_user_who_may_not_create_tables(mariadb: MariaDB, new_database: Callable[[str], str]) -> None:
+def test_a_mariadb_user_who_may_not_create_tables(
+    mariadb: MariaDB, new_database: Callable[[str], str]
+) -> None:
     url = new_database("mariadb")
     name = urlparse(url).path[1:]
     run_sql(url, "CREATE USER IF NOT EXISTS reader@'%'", f"GRANT SELECT ON {name}.* TO reader@'%'")
@@ -83,7 +92,9 @@ def test_a_database_of_bytes_is_refused_by_name(postgres: Postgres) -> None:
     url = another(postgres.url, database="raw")
     with psycopg.connect(postgres.url, autocommit=True) as opened:
         provider = " LOCALE_PROVIDER libc" if opened.info.server_version >= 150000 else ""
-        opened.execute(f"CREATE DATABASE raw ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'{provider}")
+        opened.execute(
+            f"CREATE DATABASE raw ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'{provider}"
+        )
         try:
             assert "ENCODING 'UTF8'" in refused(url, errors.TargetUnfit).remedy
             with pytest.raises(errors.TargetUnfit, match="SQL_ASCII"):
@@ -96,7 +107,7 @@ AS_NOBODY = """
 import os, sys
 from instep import errors
 from instep.sinks import preparation, target
-from tests.sinks.conftest import declare
+from tests.support.databases import declare
 pipeline = declare(f"sqlite:///{sys.argv[1]}/contracts.db")
 target.database_url(pipeline.target).get_dialect()()
 if os.geteuid() == 0:  # whom no folder refuses
@@ -111,7 +122,9 @@ except errors.SettingsError as error:
 def test_a_folder_that_cannot_be_written() -> None:
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o555)
-    done = subprocess.run([sys.executable, "-c", AS_NOBODY, str(folder)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, str(folder)], capture_output=True, text=True, check=False
+    )
     folder.rmdir()
     assert f"the folder {folder} cannot be written by this user" in done.stderr
     assert "another folder" in done.stderr

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from instep import errors, sinks
-from instep.sinks import glance, inspection, preparation, target
-from instep.sinks.runs import Heartbeat, Report
+from instep.sinks import inspection, ledger_reader, preparation, target
+from instep.sinks.runs import Heartbeat, RunReport
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
-from tests.sinks.conftest import declare, run_sql
+from tests.support.databases import declare, run_sql
 
 
 def test_who_may_write_the_row(database_url: str) -> None:
@@ -28,51 +28,71 @@ def test_who_may_write_the_row(database_url: str) -> None:
     url = target.database_url(database_url)
     first, second, third = (Heartbeat("contracts", url) for _ in range(3))
     try:
-        assert first.beat(Report(0, "starting", 1.0, 1.0))
-        assert first.beat(Report(1, "running", 10.0, 4.0))
-        found = glance.read("contracts", pipeline)
+        assert first.beat(RunReport(0, "starting", 1.0, 1.0))
+        assert first.beat(RunReport(1, "running", 10.0, 4.0))
+        found = ledger_reader.read("contracts", pipeline)
         assert found.run is not None
-        assert (found.run.epoch, found.run.state, found.run.is_silent(found.now)) == (1, "running", False)
+        assert (found.run.epoch, found.run.state, found.run.is_silent(found.now)) == (
+            1,
+            "running",
+            False,
+        )
         assert found.run.heartbeat_at - found.run.state_at == timedelta(seconds=4)
-        assert not second.beat(Report(0, "starting", 0.0, 0.0))
-        assert second.beat(Report(2, "waiting", 2.0, 1.0, detail="no answer from 😀"))
-        assert not first.beat(Report(1, "stopped", 11.0, 0.0, code="FENCED"))
-        assert second.beat(Report(2, "stopped", 3.0, 0.0, code="TOPIC_GONE", detail="topic 'x' is gone"))
-        assert not first.beat(Report(1, "stopped", 12.0, 0.0, code="FENCED"))
-        ended = glance.read("contracts", pipeline).run
+        assert not second.beat(RunReport(0, "starting", 0.0, 0.0))
+        assert second.beat(RunReport(2, "waiting", 2.0, 1.0, detail="no answer from 😀"))
+        assert not first.beat(RunReport(1, "stopped", 11.0, 0.0, code="FENCED"))
+        assert second.beat(
+            RunReport(2, "stopped", 3.0, 0.0, code="TOPIC_GONE", detail="topic 'x' is gone")
+        )
+        assert not first.beat(RunReport(1, "stopped", 12.0, 0.0, code="FENCED"))
+        ended = ledger_reader.read("contracts", pipeline).run
         assert ended is not None
         assert (ended.code, ended.detail, ended.epoch) == ("TOPIC_GONE", "topic 'x' is gone", 2)
-        assert third.beat(Report(0, "starting", 0.0, 0.0))
-        assert third.beat(Report(3, "running", 1.0, 1.0))
+        assert third.beat(RunReport(0, "starting", 0.0, 0.0))
+        assert third.beat(RunReport(3, "running", 1.0, 1.0))
         run_sql(database_url, "UPDATE instep_runs SET heartbeat_at = '2026-01-01 00:00:00.000000'")
-        silent = glance.read("contracts", pipeline)
+        silent = ledger_reader.read("contracts", pipeline)
         assert silent.run is not None
         assert silent.run.is_silent(silent.now)
-        assert first.beat(Report(0, "starting", 0.0, 0.0))
+        assert first.beat(RunReport(0, "starting", 0.0, 0.0))
     finally:
         for one in (first, second, third):
             one.close()
 
 
-def test_a_look_needs_only_the_right_to_read(new_database: Callable[[str], str], open_sink: Callable[..., Sink]) -> None:
+def test_a_look_needs_only_the_right_to_read(
+    new_database: Callable[[str], str], open_sink: Callable[..., Sink]
+) -> None:
     for kind in ("postgres", "mariadb"):
         url = new_database(kind)
         sink = open_sink(declare(url))
         sink.take_epoch([Position(0, 7, 0, "c", "t")])
         reader = _reader(kind, url)
-        found = glance.read("contracts", declare(reader))
-        assert ({p: at.next_offset for p, at in found.ledger.items()}, found.dead_letters, found.run) == ({0: 7}, 0, None)
+        found = ledger_reader.read("contracts", declare(reader))
+        assert (
+            {p: at.next_offset for p, at in found.ledger.items()},
+            found.dead_letters,
+            found.run,
+        ) == ({0: 7}, 0, None)
 
 
 def _reader(kind: str, url: str) -> str:
     """A user of the database who may read its tables, and nothing else."""
     name = f"reader_{urlparse(url).path[1:]}"
     if kind == "postgres":
-        run_sql(url, f"CREATE ROLE {name} LOGIN PASSWORD 'r'", f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}")
+        run_sql(
+            url,
+            f"CREATE ROLE {name} LOGIN PASSWORD 'r'",
+            f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}",
+        )
         run_sql(url, f"REVOKE TEMPORARY ON DATABASE {urlparse(url).path[1:]} FROM PUBLIC")
     else:
         name = name[:32]
-        run_sql(url, f"CREATE USER {name}@'%' IDENTIFIED BY 'r'", f"GRANT SELECT ON {urlparse(url).path[1:]}.* TO {name}@'%'")
+        run_sql(
+            url,
+            f"CREATE USER {name}@'%' IDENTIFIED BY 'r'",
+            f"GRANT SELECT ON {urlparse(url).path[1:]}.* TO {name}@'%'",
+        )
     parts = urlparse(url)
     return urlunparse(parts._replace(netloc=f"{name}:r@{parts.hostname}:{parts.port}"))
 
@@ -104,7 +124,13 @@ def test_a_read_only_file_in_a_read_only_folder(in_use: bool) -> None:
         if not in_use:
             sink.close()
         try:
-            command = [sys.executable, "-c", LOOK, str(file), msgspec.json.encode(pipeline).decode()]
+            command = [
+                sys.executable,
+                "-c",
+                LOOK,
+                str(file),
+                msgspec.json.encode(pipeline).decode(),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         finally:
             Path(folder).chmod(0o755)
@@ -119,8 +145,12 @@ def test_an_earlier_installation_is_told_to_run_init(tmp_path: Path) -> None:
     run_sql(url, "DROP TABLE instep_runs", "ALTER TABLE instep_ledger DROP COLUMN totals")
     for lacking in ("has no column totals", "has no table instep_runs"):
         with pytest.raises(errors.TargetUnfit, match=lacking) as raised:
-            glance.read("contracts", pipeline)
+            ledger_reader.read("contracts", pipeline)
         assert raised.value.remedy == "run: instep init"
-        statement = next(one for one in preparation.statements(pipeline) if ("totals" in one) == ("totals" in lacking))
+        statement = next(
+            one
+            for one in preparation.statements(pipeline)
+            if ("totals" in one) == ("totals" in lacking)
+        )
         run_sql(url, statement)
-    assert glance.read("contracts", pipeline).run is None
+    assert ledger_reader.read("contracts", pipeline).run is None

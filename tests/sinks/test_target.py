@@ -40,7 +40,10 @@ def test_a_url_that_cannot_be_used_is_refused_with_a_remedy(url: str, words: str
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        ("postgresql://app:hush@db:5432/contracts?sslpassword=hush", "postgresql://app:***@db:5432/contracts"),
+        (
+            "postgresql://app:hush@db:5432/contracts?sslpassword=hush",
+            "postgresql://app:***@db:5432/contracts",
+        ),
         ("postgresql+psycopg2://app@db/contracts", "postgresql://app@db/contracts"),
         ("mariadb://app:p%40ss@db/contracts", "mariadb://app:***@db/contracts"),
         ("sqlite:////data/a@b.db", "sqlite:////data/a@b.db"),

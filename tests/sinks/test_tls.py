@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from instep import errors
-from instep.local import places
+from instep.local import paths
 from instep.local.mariadb import MariaDB
 from instep.local.postgres import ACCESS, Postgres
 from instep.local.server import Server
 from instep.sinks import inspection, preparation, target
-from tests.authority import Authority, Pair
-from tests.sinks.conftest import declare, run_sql
+from tests.support.authority import Authority, Pair
+from tests.support.databases import declare, run_sql
 
 PASSWORD = "p@ss:w/ord%"
 IN_URL = "p%40ss%3Aw%2Ford%25"
@@ -37,7 +37,11 @@ class TlsPostgres(Postgres):
         refused = "host all only_tls,certified 127.0.0.1/32 reject\n"
         asked = "host all app 127.0.0.1/32 scram-sha-256\n"
         (self.root / "access.conf").write_text(f"{rules}{refused}{asked}{ACCESS}", encoding="utf-8")
-        files = {"ssl_cert_file": self.pair.certificate, "ssl_key_file": self.pair.key, "ssl_ca_file": self.ca}
+        files = {
+            "ssl_cert_file": self.pair.certificate,
+            "ssl_key_file": self.pair.key,
+            "ssl_ca_file": self.ca,
+        }
         named = [part for name, path in files.items() for part in ("-c", f"{name}={path}")]
         return [*super().command(), "-c", "ssl=on", *named]
 
@@ -49,7 +53,11 @@ class TlsMariaDB(MariaDB):
     ca: Path
 
     def command(self) -> list[str]:
-        files = [f"--ssl-cert={self.pair.certificate}", f"--ssl-key={self.pair.key}", f"--ssl-ca={self.ca}"]
+        files = [
+            f"--ssl-cert={self.pair.certificate}",
+            f"--ssl-key={self.pair.key}",
+            f"--ssl-ca={self.ca}",
+        ]
         return [*(part for part in super().command() if part != "--skip-ssl"), *files]
 
 
@@ -70,7 +78,11 @@ class Secured:
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     """For certificates that a database's user can read."""
-    made = Path(tempfile.mkdtemp(prefix="instep-tls-", dir=places.open_temporary(Path(tempfile.gettempdir()))))
+    made = Path(
+        tempfile.mkdtemp(
+            prefix="instep-tls-", dir=paths.open_temporary(Path(tempfile.gettempdir()))
+        )
+    )
     made.chmod(0o755)
     yield made
     shutil.rmtree(made)
@@ -78,22 +90,33 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module", params=["postgres", "mariadb"])
 def secured(request: pytest.FixtureRequest, folder: Path) -> Iterator[Secured]:
-    authority, stranger = Authority(folder, f"ours-{request.param}"), Authority(folder, f"stranger-{request.param}")
+    authority, stranger = (
+        Authority(folder, f"ours-{request.param}"),
+        Authority(folder, f"stranger-{request.param}"),
+    )
     server: Any = TlsPostgres() if request.param == "postgres" else TlsMariaDB()
     server.pair, server.ca = owned(authority.issue(f"{request.param}-right")), authority.ca
     with server:
         made = Secured(server, authority, stranger)
         if request.param == "postgres":
-            run_sql(server.url, f"CREATE ROLE app LOGIN PASSWORD '{PASSWORD}'", "GRANT ALL ON DATABASE instep TO app")
+            run_sql(
+                server.url,
+                f"CREATE ROLE app LOGIN PASSWORD '{PASSWORD}'",
+                "GRANT ALL ON DATABASE instep TO app",
+            )
             run_sql(server.url, "GRANT ALL ON SCHEMA public TO app")
         else:
-            run_sql(server.url, f"CREATE USER app@'%' IDENTIFIED BY '{PASSWORD}'", "GRANT ALL ON instep.* TO app@'%'")
+            run_sql(
+                server.url,
+                f"CREATE USER app@'%' IDENTIFIED BY '{PASSWORD}'",
+                "GRANT ALL ON instep.* TO app@'%'",
+            )
         yield made
 
 
 def owned(pair: Pair) -> Pair:
     """The key as servers want it: the server user's own, and nobody else's to read."""
-    user = places.database_user()
+    user = paths.database_user()
     if user:
         os.chown(pair.key, user.uid, user.gid)
     pair.key.chmod(0o600)
@@ -132,7 +155,9 @@ def refused(url: str) -> errors.InstepError:
     return caught.value
 
 
-def test_every_mode(secured: Secured, open_sink: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_mode(
+    secured: Secured, open_sink: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ca = secured.authority.ca
     assert not encrypted(secured.url(sslmode="disable"))
     for options in (
@@ -153,13 +178,19 @@ def test_every_mode(secured: Secured, open_sink: Callable[..., Any], monkeypatch
     assert open_sink(pipeline).positions() == {}
 
 
-def test_a_servers_certificate_that_is_wrong(secured: Secured, shown: Callable[[Pair], None]) -> None:
+def test_a_servers_certificate_that_is_wrong(
+    secured: Secured, shown: Callable[[Pair], None]
+) -> None:
     name, ca = secured.server.name, secured.authority.ca
     full = secured.url(sslmode="verify-full", sslrootcert=ca)
     shown(owned(secured.authority.issue(f"{name}-old", days=(-9, -1))))
-    assert re.search(r"the certificate of the database server at \S+ has expired", refused(full).what)
+    assert re.search(
+        r"the certificate of the database server at \S+ has expired", refused(full).what
+    )
     shown(owned(secured.authority.issue(f"{name}-elsewhere", host="db.example.org")))
-    assert re.search(r"the certificate of the database server at \S+ is for another host", refused(full).what)
+    assert re.search(
+        r"the certificate of the database server at \S+ is for another host", refused(full).what
+    )
     assert encrypted(secured.url(sslmode="verify-ca", sslrootcert=ca))
     strangers = secured.url(sslmode="verify-ca", sslrootcert=secured.stranger.ca)
     error = refused(strangers)
@@ -168,7 +199,9 @@ def test_a_servers_certificate_that_is_wrong(secured: Secured, shown: Callable[[
 
 
 def test_a_wrong_password_is_no_fault_of_tls(secured: Secured) -> None:
-    url = secured.url(sslmode="verify-full", sslrootcert=secured.authority.ca).replace(IN_URL, "wrong")
+    url = secured.url(sslmode="verify-full", sslrootcert=secured.authority.ca).replace(
+        IN_URL, "wrong"
+    )
     error = refused(url)
     assert isinstance(error, errors.NotAuthorised)
     assert "certificate" not in error.what
@@ -201,7 +234,11 @@ def test_a_user_who_is_known_by_a_certificate(secured: Secured) -> None:
     if server.name == "postgres":
         run_sql(server.url, "CREATE ROLE certified LOGIN")
     else:
-        run_sql(server.url, "CREATE USER certified@'%' REQUIRE X509", "GRANT ALL ON instep.* TO certified@'%'")
+        run_sql(
+            server.url,
+            "CREATE USER certified@'%' REQUIRE X509",
+            "GRANT ALL ON instep.* TO certified@'%'",
+        )
     pair = secured.authority.issue("certified")
     pair.key.chmod(0o600)
     asked = f"{re.sub('//.+@', '//certified@', server.url)}?sslmode=verify-full&sslrootcert={secured.authority.ca}"
@@ -218,15 +255,35 @@ def test_files_and_options_that_are_wrong(secured: Secured, tmp_path: Path) -> N
     client.key.chmod(0o600)
     locked = secured.authority.issue(f"locked-{secured.server.name}", password=PASSWORD)
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"sslmode": "verify-full", "sslrootcert": tmp_path / "none.pem"}, "the target's sslrootcert .*none.pem cannot be read"),
-        ({"sslmode": "verify-full", "sslrootcert": text}, "the target's sslrootcert .*text.pem holds no certificate in PEM"),
-        ({"sslmode": "require", "sslcert": client.certificate, "sslkey": text}, "the target's sslkey .*text.pem holds no key"),
         (
-            {"sslmode": "require", "sslcert": locked.certificate, "sslkey": locked.key, "sslpassword": "not-it"},
+            {"sslmode": "verify-full", "sslrootcert": tmp_path / "none.pem"},
+            "the target's sslrootcert .*none.pem cannot be read",
+        ),
+        (
+            {"sslmode": "verify-full", "sslrootcert": text},
+            "the target's sslrootcert .*text.pem holds no certificate in PEM",
+        ),
+        (
+            {"sslmode": "require", "sslcert": client.certificate, "sslkey": text},
+            "the target's sslkey .*text.pem holds no key",
+        ),
+        (
+            {
+                "sslmode": "require",
+                "sslcert": locked.certificate,
+                "sslkey": locked.key,
+                "sslpassword": "not-it",
+            },
             "the target's sslpassword does not open .*locked",
         ),
-        ({"sslmode": "verify-fully"}, "the target's sslmode is 'verify-fully'; did you mean 'verify-full'?"),
-        ({"sslmod": "require"}, r"an option 'sslmod', which \w+ does not take; did you mean 'sslmode'"),
+        (
+            {"sslmode": "verify-fully"},
+            "the target's sslmode is 'verify-fully'; did you mean 'verify-full'?",
+        ),
+        (
+            {"sslmod": "require"},
+            r"an option 'sslmod', which \w+ does not take; did you mean 'sslmode'",
+        ),
     ]
     for options, words in cases:
         error = refused(secured.url(**options))
@@ -236,7 +293,10 @@ def test_files_and_options_that_are_wrong(secured: Secured, tmp_path: Path) -> N
     if secured.server.name == "postgres":
         client.key.chmod(0o644)
         assert (
-            "can be read by others" in refused(secured.url(sslmode="require", sslcert=client.certificate, sslkey=client.key)).what
+            "can be read by others"
+            in refused(
+                secured.url(sslmode="require", sslcert=client.certificate, sslkey=client.key)
+            ).what
         )
 
 
@@ -245,5 +305,7 @@ def test_a_server_without_tls(request: pytest.FixtureRequest, kind: str) -> None
     url = request.getfixturevalue(kind).url
     error = refused(f"{url}?sslmode=require")
     assert isinstance(error, errors.NotAuthorised)
-    assert re.search(r"the database server at \S+ speaks no TLS, and the target's sslmode is require", error.what)
+    assert re.search(
+        r"the database server at \S+ speaks no TLS, and the target's sslmode is require", error.what
+    )
     preparation.statements(declare(f"{url}?sslmode=disable"))

@@ -9,20 +9,20 @@ import msgspec
 
 from instep.sinks.facts import Facts
 from instep.vet.snapshot import (
-    Broker,
-    Cluster,
+    BrokerFacts,
+    ClusterFacts,
+    DeclaredWriter,
     Disk,
-    Found,
-    Ledger,
-    Partition,
-    Pipeline,
-    Publisher,
-    Sample,
-    Seen,
+    MappedSample,
+    PartitionFacts,
+    PartitionProgress,
+    PipelineFacts,
+    PublisherFacts,
+    RecordSample,
+    SettingInForce,
     Snapshot,
-    Spark,
-    Topic,
-    Writer,
+    SparkFacts,
+    TopicFacts,
 )
 
 NOW = datetime(2026, 11, 15, 8, 0, tzinfo=UTC)
@@ -81,20 +81,28 @@ MYSQL = {
 }
 
 
-def broker(node: int, **changed: Any) -> Broker:
-    base = Broker(
+def broker(node: int, **changed: Any) -> BrokerFacts:
+    base = BrokerFacts(
         node=node,
         host="127.0.0.1",
         port=9091 + node,
-        settings={name: Found(value) for name, value in BROKER_SETTINGS.items()},
+        settings={name: SettingInForce(value) for name, value in BROKER_SETTINGS.items()},
         disks=[Disk(path="/var/lib/kafka", total_bytes=100 * GIB, free_bytes=60 * GIB)],
     )
     return msgspec.structs.replace(base, **changed)
 
 
-def partition(number: int, **changed: Any) -> Partition:
+def partition(number: int, **changed: Any) -> PartitionFacts:
     nodes = [1 + (number + step) % 3 for step in range(3)]
-    base = Partition(partition=number, leader=nodes[0], replicas=nodes, in_sync=nodes, first=0, end=100, size_bytes=9_000)
+    base = PartitionFacts(
+        partition=number,
+        leader=nodes[0],
+        replicas=nodes,
+        in_sync=nodes,
+        first=0,
+        end=100,
+        size_bytes=9_000,
+    )
     return msgspec.structs.replace(base, **changed)
 
 
@@ -104,7 +112,7 @@ def snapshot() -> Snapshot:
         taken_at=NOW,
         instep="0",
         outage_hours_max=72,
-        cluster=Cluster(
+        cluster=ClusterFacts(
             cluster_id="c1",
             bootstrap=["127.0.0.1:9092", "127.0.0.1:9093"],
             protocol="PLAINTEXT",
@@ -115,19 +123,25 @@ def snapshot() -> Snapshot:
             internal={"__consumer_offsets": (3, 2), "__transaction_state": (3, 2)},
         ),
         topics={
-            "print-status": Topic(
+            "print-status": TopicFacts(
                 name="print-status",
                 id="t1",
-                settings={name: Found(value) for name, value in TOPIC_SETTINGS.items()},
+                settings={name: SettingInForce(value) for name, value in TOPIC_SETTINGS.items()},
                 partitions=[partition(number) for number in range(3)],
-                sample=Sample(records=30, in_murmur2_place=30, in_crc32_place=10, largest_bytes=300, newest_age_s=5.0),
+                sample=RecordSample(
+                    records=30,
+                    in_murmur2_place=30,
+                    in_crc32_place=10,
+                    largest_bytes=300,
+                    newest_age_s=5.0,
+                ),
                 idempotent_producers=1,
                 span_s=3600.0,
             )
         },
-        publishers={"print-system": Publisher(topic="print-status", client="java")},
+        publishers={"print-system": PublisherFacts(topic="print-status", client="java")},
         pipelines={
-            "contracts": Pipeline(
+            "contracts": PipelineFacts(
                 topic="print-status",
                 guarantee="exactly-once",
                 start="earliest",
@@ -139,7 +153,10 @@ def snapshot() -> Snapshot:
                 order="version",
                 at="updated_at",
                 order_is_time=False,
-                ledger=[Ledger(partition=n, next_offset=100, topic_id="t1", cluster_id="c1") for n in range(3)],
+                ledger=[
+                    PartitionProgress(partition=n, next_offset=100, topic_id="t1", cluster_id="c1")
+                    for n in range(3)
+                ],
                 dead_letters=0,
                 parked_documents=0,
                 group_members=[],
@@ -163,11 +180,14 @@ def snapshot() -> Snapshot:
             )
         },
         writers={
-            "contracts": Writer(
-                target=TARGET, table="contract_document", columns=["print_status", "print_version"], topic="print-status"
+            "contracts": DeclaredWriter(
+                target=TARGET,
+                table="contract_document",
+                columns=["print_status", "print_version"],
+                topic="print-status",
             )
         },
-        spark=Spark(master="local[*]"),
+        spark=SparkFacts(master="local[*]"),
     )
 
 
@@ -184,8 +204,11 @@ def with_cluster(base: Snapshot, **fields: Any) -> Snapshot:
 
 def with_brokers(base: Snapshot, **settings: str) -> Snapshot:
     """Every broker with these settings; dots are written as underscores."""
-    given = {name.replace("_", "."): Found(value) for name, value in settings.items()}
-    brokers = [msgspec.structs.replace(one, settings={**(one.settings or {}), **given}) for one in base.cluster.brokers]
+    given = {name.replace("_", "."): SettingInForce(value) for name, value in settings.items()}
+    brokers = [
+        msgspec.structs.replace(one, settings={**(one.settings or {}), **given})
+        for one in base.cluster.brokers
+    ]
     return with_cluster(base, brokers=brokers)
 
 
@@ -198,13 +221,18 @@ def with_topic(base: Snapshot, **fields: Any) -> Snapshot:
 def with_settings(base: Snapshot, **settings: str) -> Snapshot:
     found = base.topics["print-status"]
     assert found is not None
-    given = {name.replace("_", "."): Found(value, "topic") for name, value in settings.items()}
+    given = {
+        name.replace("_", "."): SettingInForce(value, "topic") for name, value in settings.items()
+    }
     return with_topic(base, settings={**(found.settings or {}), **given})
 
 
 def with_replicas(base: Snapshot, *nodes: int, in_sync: list[int] | None = None) -> Snapshot:
     held = [*nodes]
-    parts = [partition(n, leader=held[n % len(held)], replicas=held, in_sync=in_sync or held) for n in range(3)]
+    parts = [
+        partition(n, leader=held[n % len(held)], replicas=held, in_sync=in_sync or held)
+        for n in range(3)
+    ]
     return with_topic(base, partitions=parts)
 
 
@@ -217,17 +245,20 @@ def with_sample(base: Snapshot, **fields: Any) -> Snapshot:
 
 def with_seen(base: Snapshot, **fields: Any) -> Snapshot:
     """What the pipeline reads from the newest records: thirty events, and nothing wrong but this."""
-    return with_sample(base, seen={"contracts": Seen(events=30, **fields)})
+    return with_sample(base, seen={"contracts": MappedSample(events=30, **fields)})
 
 
 def with_publisher(base: Snapshot, client: str = "java", **config: str) -> Snapshot:
     given = {name.replace("_", "."): value for name, value in config.items()}
-    one = Publisher(topic="print-status", client=client, config=given)  # type: ignore[arg-type]
+    one = PublisherFacts(topic="print-status", client=client, config=given)  # type: ignore[arg-type]
     return changed(base, publishers={"print-system": one})
 
 
 def with_pipeline(base: Snapshot, **fields: Any) -> Snapshot:
-    return changed(base, pipelines={"contracts": msgspec.structs.replace(base.pipelines["contracts"], **fields)})
+    return changed(
+        base,
+        pipelines={"contracts": msgspec.structs.replace(base.pipelines["contracts"], **fields)},
+    )
 
 
 def with_ledger(base: Snapshot, **fields: Any) -> Snapshot:
@@ -236,14 +267,25 @@ def with_ledger(base: Snapshot, **fields: Any) -> Snapshot:
 
 
 def with_database(base: Snapshot, **fields: Any) -> Snapshot:
-    return changed(base, databases={"contracts": msgspec.structs.replace(base.databases["contracts"], **fields)})
+    return changed(
+        base,
+        databases={"contracts": msgspec.structs.replace(base.databases["contracts"], **fields)},
+    )
 
 
 def with_database_settings(base: Snapshot, **settings: str) -> Snapshot:
-    return with_database(base, settings={**(base.databases["contracts"].settings or {}), **settings})
+    return with_database(
+        base, settings={**(base.databases["contracts"].settings or {}), **settings}
+    )
 
 
 def on_mysql(base: Snapshot, kind: str = "mariadb", **fields: Any) -> Snapshot:
     version = (11, 4) if kind == "mariadb" else (9, 7)
-    given = {"settings": MYSQL, "engines": {"contract_document": "InnoDB"}, "version": version, "user": "'app'@'%'", **fields}
+    given = {
+        "settings": MYSQL,
+        "engines": {"contract_document": "InnoDB"},
+        "version": version,
+        "user": "'app'@'%'",
+        **fields,
+    }
     return with_database(base, kind=kind, **given)

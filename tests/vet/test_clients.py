@@ -15,7 +15,9 @@ __all__ = ["kafka_classes"]
 
 
 def test_java_by_its_own_word(kafka_classes: Any) -> None:
-    said = kafka_classes.org.apache.kafka.clients.producer.ProducerConfig.configDef().defaultValues()
+    said = (
+        kafka_classes.org.apache.kafka.clients.producer.ProducerConfig.configDef().defaultValues()
+    )
     for name, value in clients.JAVA.items():
         if name != "partitioner":
             assert str(said[name]).lower() == value, name
@@ -61,7 +63,11 @@ def test_librdkafka_refuses_what_we_say_it_refuses(config: dict[str, str]) -> No
 def test_our_own_publisher_is_what_emit_makes() -> None:
     made = guarantees.producer_config("exactly-once", {})
     ours = clients.effective("instep", {})
-    assert (ours.acks, ours.idempotent, ours.hashing) == (made["acks"], made["enable.idempotence"], made["partitioner"])
+    assert (ours.acks, ours.idempotent, ours.hashing) == (
+        made["acks"],
+        made["enable.idempotence"],
+        made["partitioner"],
+    )
     assert ours.record_bytes_max == made["message.max.bytes"]
     assert ours.linger_ms == made["linger.ms"]
 
@@ -70,21 +76,35 @@ def test_our_own_publisher_is_what_emit_makes() -> None:
     ("client", "config", "expected"),
     [
         ("java", {"acks": "1"}, ("1", False, None)),
-        ("java", {"acks": "1", "enable.idempotence": "true"}, ("1", True, "idempotence does not go with acks=1")),
-        ("java", {"transactional.id": "x", "acks": "0"}, ("0", True, "idempotence does not go with acks=0")),
+        (
+            "java",
+            {"acks": "1", "enable.idempotence": "true"},
+            ("1", True, "idempotence does not go with acks=1"),
+        ),
+        (
+            "java",
+            {"transactional.id": "x", "acks": "0"},
+            ("0", True, "idempotence does not go with acks=0"),
+        ),
         ("kafka-python", {"retries": "0"}, ("all", False, None)),
         ("librdkafka", {}, ("all", False, None)),
         ("librdkafka", {"request.required.acks": "-1"}, ("all", False, None)),
         (
             "java",
             {"transactional.id": "x", "enable.idempotence": "false"},
-            ("all", True, "idempotence does not go with enable.idempotence=false and a transactional.id"),
+            (
+                "all",
+                True,
+                "idempotence does not go with enable.idempotence=false and a transactional.id",
+            ),
         ),
         ("aiokafka", {}, ("1", False, None)),
         ("aiokafka", {"enable_idempotence": "True"}, ("all", True, None)),
     ],
 )
-def test_settings_that_work_on_each_other(client: Any, config: dict[str, str], expected: tuple[str, bool, str | None]) -> None:
+def test_settings_that_work_on_each_other(
+    client: Any, config: dict[str, str], expected: tuple[str, bool, str | None]
+) -> None:
     found = clients.effective(client, config)
     assert (found.acks, found.idempotent, found.refused) == expected
 
@@ -93,7 +113,11 @@ def test_settings_that_work_on_each_other(client: Any, config: dict[str, str], e
     ("client", "config", "hashing"),
     [
         ("java", {}, clients.MURMUR2),
-        ("java", {"partitioner.class": "org.apache.kafka.clients.producer.RoundRobinPartitioner"}, clients.NO_KEYS),
+        (
+            "java",
+            {"partitioner.class": "org.apache.kafka.clients.producer.RoundRobinPartitioner"},
+            clients.NO_KEYS,
+        ),
         ("java", {"partitioner.ignore.keys": "true"}, clients.NO_KEYS),
         ("java", {"partitioner.class": "com.example.Mine"}, "com.example.Mine"),
         ("librdkafka", {}, clients.CRC32),
@@ -108,9 +132,17 @@ def test_where_keys_go(client: Any, config: dict[str, str], hashing: str) -> Non
 
 
 def test_how_long_a_client_tries() -> None:
-    assert clients.effective("librdkafka", {"message.timeout.ms": "0"}).delivery_timeout_ms == clients.UNLIMITED
+    assert (
+        clients.effective("librdkafka", {"message.timeout.ms": "0"}).delivery_timeout_ms
+        == clients.UNLIMITED
+    )
     assert clients.effective("aiokafka", {"request_timeout_ms": "1000"}).delivery_timeout_ms == 1000
 
 
 def test_names_of_one_client_are_no_misspelt_names_of_another() -> None:
-    assert clients.effective("librdkafka", {"queue.buffering.max.kbytes": "1", "message.copy.max.bytes": "1"}).misspelt == []
+    assert (
+        clients.effective(
+            "librdkafka", {"queue.buffering.max.kbytes": "1", "message.copy.max.bytes": "1"}
+        ).misspelt
+        == []
+    )

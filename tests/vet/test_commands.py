@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import test_cli
-from tests.test_cli import instep
-from tests.waiting import wait_until
+from tests.cli import test_cli
+from tests.cli.test_cli import instep
+from tests.support.waiting import wait_until
 
 place = test_cli.place
 
@@ -25,10 +25,21 @@ TOPIC_SINGLE_REPLICA = "a test"
 def complete(folder: Path, line: str, **environment: str) -> list[str]:
     """What the shell offers for the last word of a line; it calls the program by its name."""
     position = str(line.count(" "))
-    asked = {"COMP_WORDS": line, "COMP_CWORD": position, "_INSTEP_COMPLETE": "complete_bash", **environment}
+    asked = {
+        "COMP_WORDS": line,
+        "COMP_CWORD": position,
+        "_INSTEP_COMPLETE": "complete_bash",
+        **environment,
+    }
     program = Path(sys.executable).with_name("instep")
     done = subprocess.run(
-        [program], cwd=folder, env={**os.environ, **asked}, capture_output=True, text=True, timeout=60, check=False
+        [program],
+        cwd=folder,
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.stderr == ""
     return done.stdout.split()
@@ -39,7 +50,10 @@ def test_a_verdict_for_people_for_programs_and_offline(place: Path) -> None:
     first = instep(place, "vet", "--snapshot", "found.json")
     assert first.returncode == 1
     assert "ERROR     TOPIC_SINGLE_REPLICA" in first.stdout
-    assert "contracts falls short of exactly-once. With these settings, status events can be lost when" in first.stdout
+    assert (
+        "contracts falls short of exactly-once. With these settings, status events can be lost when"
+        in first.stdout
+    )
     again = instep(place, "vet", "--snapshot", "found.json", INSTEP__KAFKA__BOOTSTRAP="127.0.0.1:1")
     assert again.stdout == first.stdout
     assert "nobody was asked" in again.stderr
@@ -68,9 +82,16 @@ def test_bad_input_is_one_clear_error(place: Path, arguments: tuple[str, ...], w
 
 
 def test_the_shell_completes_live_names(place: Path) -> None:
-    topic = next(line.split('"')[1] for line in (place / "instep.toml").read_text().splitlines() if line.startswith("topic"))
+    topic = next(
+        line.split('"')[1]
+        for line in (place / "instep.toml").read_text().splitlines()
+        if line.startswith("topic")
+    )
     # a cluster that does not answer at once is not waited for: nothing is offered then
-    wait_until(lambda: complete(place, f"instep topics describe {topic[:-1]}") == [topic], "the name of the topic")
+    wait_until(
+        lambda: complete(place, f"instep topics describe {topic[:-1]}") == [topic],
+        "the name of the topic",
+    )
     assert complete(place, "instep run ") == ["contracts"]
     assert complete(place, "instep vet explain TOPIC_SINGLE") == ["TOPIC_SINGLE_REPLICA"]
     assert complete(place, "instep peek x", INSTEP__KAFKA__BOOTSTRAP="127.0.0.1:1") == []

@@ -10,7 +10,15 @@ import pytest
 from instep import errors
 from instep.vet import judgement, snapshot
 from tests.vet import sound
-from tests.vet.sound import changed, with_cluster, with_pipeline, with_publisher, with_replicas, with_settings, with_topic
+from tests.vet.sound import (
+    changed,
+    with_cluster,
+    with_pipeline,
+    with_publisher,
+    with_replicas,
+    with_settings,
+    with_topic,
+)
 
 
 def sentence(base: snapshot.Snapshot) -> str:
@@ -29,17 +37,32 @@ def test_the_sentence_names_what_is_lost_repeated_and_reordered() -> None:
     base = with_settings(sound.snapshot(), min_insync_replicas="1")
     base = with_publisher(base, "librdkafka", partitioner="murmur2")
     said = sentence(base)
-    assert "can be lost when the leader of a partition dies after the others fell behind (TOPIC_MIN_IN_SYNC_ONE)" in said
-    assert "may be repeated when the publisher's request is answered late and sent again (PUBLISHER_NOT_IDEMPOTENT)" in said
+    assert (
+        "can be lost when the leader of a partition dies after the others fell behind (TOPIC_MIN_IN_SYNC_ONE)"
+        in said
+    )
+    assert (
+        "may be repeated when the publisher's request is answered late and sent again (PUBLISHER_NOT_IDEMPOTENT)"
+        in said
+    )
     assert "may be reordered when one of the publisher's requests fails" in said
-    assert "publishing goes on with 2 brokers down, and what was acknowledged may be on one disk only" in said
+    assert (
+        "publishing goes on with 2 brokers down, and what was acknowledged may be on one disk only"
+        in said
+    )
 
 
 @pytest.mark.parametrize(
     ("guarantee", "words"),
     [
-        ("at-least-once", "can be repeated when the pipeline dies between the rows' commit and the position's"),
-        ("at-most-once", "can be lost when the pipeline dies between the position's commit and the rows'"),
+        (
+            "at-least-once",
+            "can be repeated when the pipeline dies between the rows' commit and the position's",
+        ),
+        (
+            "at-most-once",
+            "can be lost when the pipeline dies between the position's commit and the rows'",
+        ),
     ],
 )
 def test_a_weaker_guarantee_says_what_it_lets_happen(guarantee: str, words: str) -> None:
@@ -49,7 +72,9 @@ def test_a_weaker_guarantee_says_what_it_lets_happen(guarantee: str, words: str)
 
 
 def test_what_is_accepted_is_no_error_and_stays_in_the_sentence() -> None:
-    base = changed(with_replicas(sound.snapshot(), 1), accepted={"TOPIC_SINGLE_REPLICA": "a laptop"})
+    base = changed(
+        with_replicas(sound.snapshot(), 1), accepted={"TOPIC_SINGLE_REPLICA": "a laptop"}
+    )
     base = with_settings(base, min_insync_replicas="1")
     verdict = judgement.judge(base)
     (found,) = [one for one in verdict.findings if one.rule == "TOPIC_SINGLE_REPLICA"]
@@ -77,20 +102,32 @@ def test_accepting_needs_a_rule_and_a_reason(accepted: dict[str, str], words: st
 
 def test_unknown_is_never_taken_for_good() -> None:
     base = with_topic(sound.snapshot(), settings=None)
-    base = changed(base, unknown={"settings of topic print-status": "user 'bob' lacks DESCRIBE_CONFIGS"})
+    base = changed(
+        base, unknown={"settings of topic print-status": "user 'bob' lacks DESCRIBE_CONFIGS"}
+    )
     verdict = judgement.judge(base)
     (unjudged,) = verdict.unjudged
     assert unjudged.why == "settings of topic print-status: user 'bob' lacks DESCRIBE_CONFIGS"
-    assert {"TOPIC_MIN_IN_SYNC_ONE", "TOPIC_UNCLEAN_ELECTION", "TOPIC_RETENTION_SHORT"} <= set(unjudged.rules)
+    assert {"TOPIC_MIN_IN_SYNC_ONE", "TOPIC_UNCLEAN_ELECTION", "TOPIC_RETENTION_SHORT"} <= set(
+        unjudged.rules
+    )
     assert verdict.outcomes[0].kept is None
-    assert "whether anything is lost or reordered could not be judged in full" in verdict.outcomes[0].sentence
+    assert (
+        "whether anything is lost or reordered could not be judged in full"
+        in verdict.outcomes[0].sentence
+    )
 
 
 def test_without_publishers_nothing_is_said_of_them() -> None:
     (outcome,) = judgement.judge(changed(sound.snapshot(), publishers={})).outcomes
     assert outcome.kept is None
-    assert "nothing is lost or repeated or reordered when a broker, the pipeline or the database dies" in outcome.sentence
-    assert "what publishers lose, repeat or reorder before the broker is not known" in outcome.sentence
+    assert (
+        "nothing is lost or repeated or reordered when a broker, the pipeline or the database dies"
+        in outcome.sentence
+    )
+    assert (
+        "what publishers lose, repeat or reorder before the broker is not known" in outcome.sentence
+    )
 
 
 def test_what_a_publisher_does_not_wait_for_outlives_nothing() -> None:
@@ -102,14 +139,18 @@ def test_each_pipeline_is_judged_by_its_own_guarantee() -> None:
     mine = base.pipelines["contracts"]
     weaker = msgspec.structs.replace(mine, table="other", guarantee="at-most-once")
     databases = dict.fromkeys(("contracts", "weaker"), base.databases["contracts"])
-    verdict = judgement.judge(changed(base, pipelines={"contracts": mine, "weaker": weaker}, databases=databases))
+    verdict = judgement.judge(
+        changed(base, pipelines={"contracts": mine, "weaker": weaker}, databases=databases)
+    )
     assert [outcome.kept for outcome in verdict.outcomes] == [False, True]
 
 
 def test_a_topic_whose_id_is_not_known_is_not_called_another() -> None:
     verdict = judgement.judge(with_topic(sound.snapshot(), id=""))
     assert verdict.findings == []
-    assert {"PIPELINE_TOPIC_REPLACED", "PIPELINE_RECORDS_EXPIRED"} <= {rule for one in verdict.unjudged for rule in one.rules}
+    assert {"PIPELINE_TOPIC_REPLACED", "PIPELINE_RECORDS_EXPIRED"} <= {
+        rule for one in verdict.unjudged for rule in one.rules
+    }
 
 
 def test_what_two_pipelines_share_is_told_once() -> None:
@@ -140,30 +181,45 @@ def test_a_snapshot_goes_to_a_file_and_back(tmp_path: Path) -> None:
 
 
 def test_a_warning_does_not_contradict_a_guarantee_that_is_kept() -> None:
-    (outcome,) = judgement.judge(with_settings(sound.snapshot(), retention_bytes="1000000")).outcomes
+    (outcome,) = judgement.judge(
+        with_settings(sound.snapshot(), retention_bytes="1000000")
+    ).outcomes
     assert outcome.kept
     assert "can be lost" not in outcome.sentence
-    assert "nothing is repeated or reordered when a publisher, a broker, the pipeline or the database dies" in outcome.sentence
-    assert "The warnings tell of further risks: events may be lost when more is published during an outage" in outcome.sentence
+    assert (
+        "nothing is repeated or reordered when a publisher, a broker, the pipeline or the database dies"
+        in outcome.sentence
+    )
+    assert (
+        "The warnings tell of further risks: events may be lost when more is published during an outage"
+        in outcome.sentence
+    )
 
 
 def test_the_most_urgent_comes_first() -> None:
     base = with_settings(sound.snapshot(), min_insync_replicas="1", max_message_bytes="2000")
-    base = with_topic(base, partitions=[sound.partition(0), sound.partition(1, leader=None, in_sync=[])])
+    base = with_topic(
+        base, partitions=[sound.partition(0), sound.partition(1, leader=None, in_sync=[])]
+    )
     verdict = judgement.judge(base)
     assert [one.rule for one in verdict.findings[:3]] == [
         "TOPIC_UNDER_MIN_IN_SYNC",
         "TOPIC_WITHOUT_LEADER",
         "TOPIC_MIN_IN_SYNC_ONE",
     ]
-    counted = [sum(one.severity == word for one in verdict.findings) for word in ("error", "warning", "note")]
+    counted = [
+        sum(one.severity == word for one in verdict.findings)
+        for word in ("error", "warning", "note")
+    ]
     assert [verdict.summary.errors, verdict.summary.warnings, verdict.summary.notes] == counted
     assert verdict.summary.most_urgent == [one.rule for one in verdict.findings[:3]]
 
 
 @pytest.mark.parametrize("nodes", [(1,), (1, 2), (1, 2, 3)])
 @pytest.mark.parametrize("in_sync", ["1", "2", "3", "4"])
-def test_rules_about_replicas_ask_for_one_and_the_same_change(nodes: tuple[int, ...], in_sync: str) -> None:
+def test_rules_about_replicas_ask_for_one_and_the_same_change(
+    nodes: tuple[int, ...], in_sync: str
+) -> None:
     base = with_settings(with_replicas(sound.snapshot(), *nodes), min_insync_replicas=in_sync)
     names = ("TOPIC_SINGLE_REPLICA", "TOPIC_TWO_REPLICAS", "TOPIC_MIN_IN_SYNC")
     fixes = {one.fix for one in judgement.judge(base).findings if one.rule.startswith(names)}

@@ -17,13 +17,14 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
 
 from instep import settings
-from instep.kafka import copies, topics
+from instep.kafka import topics
+from instep.kafka.admin import replication
 from instep.kafka.connection import Cluster
 from instep.local import broker as kafka
 from instep.sinks import preparation
 from instep.vet import gathering, judgement, snapshot
-from tests.sinks.conftest import declare, run_sql
-from tests.waiting import wait_until
+from tests.support.databases import declare, run_sql
+from tests.support.waiting import wait_until
 
 Vet = Callable[..., set[str]]
 WRONG_BROKERS = {
@@ -53,7 +54,13 @@ def broken_at_least(cluster: Cluster, pipeline: settings.Pipeline) -> set[str]:
     return {one.rule for one in judgement.judge(look(cluster, pipeline)).findings}
 
 
-def send(cluster: Cluster, topic: str, *records: tuple[bytes | None, Any], times: int | None = None, **config: Any) -> None:
+def send(
+    cluster: Cluster,
+    topic: str,
+    *records: tuple[bytes | None, Any],
+    times: int | None = None,
+    **config: Any,
+) -> None:
     producer = Producer({"bootstrap.servers": cluster.bootstrap, **config})
     for key, value in records:
         body = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -62,7 +69,7 @@ def send(cluster: Cluster, topic: str, *records: tuple[bytes | None, Any], times
 
 
 @pytest.fixture
-def cluster(broker: kafka.Cluster) -> Iterator[Cluster]:
+def cluster(broker: kafka.LocalCluster) -> Iterator[Cluster]:
     with Cluster(settings.Kafka(), broker.bootstrap) as opened:
         yield opened
 
@@ -71,7 +78,12 @@ def cluster(broker: kafka.Cluster) -> Iterator[Cluster]:
 def vet(cluster: Cluster, tmp_path: Path) -> Vet:
     """Makes a topic with these settings, and judges a pipeline into SQLite that follows it."""
 
-    def judge(partitions: int = 2, fill: Callable[[str], None] | None = None, config: Any = None, **pipeline: Any) -> set[str]:
+    def judge(
+        partitions: int = 2,
+        fill: Callable[[str], None] | None = None,
+        config: Any = None,
+        **pipeline: Any,
+    ) -> set[str]:
         topic = f"vet-{uuid.uuid4().hex[:8]}"
         topics.create(cluster, topic, partitions, config=config)
         if fill:
@@ -92,7 +104,11 @@ def vet(cluster: Cluster, tmp_path: Path) -> Vet:
         ({"retention.bytes": "100000"}, {}, "TOPIC_RETENTION_BY_SIZE"),
         ({"cleanup.policy": "compact"}, {}, "TOPIC_COMPACTED"),
         ({"cleanup.policy": "compact,delete"}, {}, "TOPIC_TOMBSTONES_SHORT"),
-        ({"message.timestamp.type": "LogAppendTime"}, {"event": {"status": "status"}}, "TOPIC_TIME_OF_ARRIVAL"),
+        (
+            {"message.timestamp.type": "LogAppendTime"},
+            {"event": {"status": "status"}},
+            "TOPIC_TIME_OF_ARRIVAL",
+        ),
         ({"message.timestamp.before.max.ms": "60000"}, {}, "TOPIC_OLD_TIMES_REFUSED"),
         ({"max.message.bytes": "2000"}, {}, "TOPIC_RECORDS_BOUNDED_LOW"),
         ({"leader.replication.throttled.replicas": "*"}, {}, "TOPIC_THROTTLED"),
@@ -101,7 +117,9 @@ def vet(cluster: Cluster, tmp_path: Path) -> Vet:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_topic_set_up_wrong(vet: Vet, config: dict[str, str], pipeline: dict[str, Any], rule: str) -> None:
+def test_a_topic_set_up_wrong(
+    vet: Vet, config: dict[str, str], pipeline: dict[str, Any], rule: str
+) -> None:
     found = vet(config=config, **pipeline)
     assert rule in found
     assert "TOPIC_SINGLE_REPLICA" in found
@@ -113,11 +131,18 @@ def test_what_records_show(vet: Vet, cluster: Cluster) -> None:
 
     def wrongly(topic: str) -> None:
         # librdkafka's defaults: CRC32, not idempotent
-        send(cluster, topic, *((f"C-{n}".encode(), {**EVENT, "doc_id": f"C-{n}"}) for n in range(20)))
+        send(
+            cluster, topic, *((f"C-{n}".encode(), {**EVENT, "doc_id": f"C-{n}"}) for n in range(20))
+        )
         send(cluster, topic, (None, EVENT), (b"C-1", b"no JSON"))
         send(cluster, topic, (b"C-2", EVENT), times=int(time.time() * 1000) + 1_800_000)
         send(cluster, topic, (b"C-3", {**EVENT, "note": "x" * 1700}))
-        send(cluster, topic, (b"C-4", {**EVENT, "doc_id": "C-4"}), (b"C-4", {**EVENT, "doc_id": "C-4", "status": "SENT"}))
+        send(
+            cluster,
+            topic,
+            (b"C-4", {**EVENT, "doc_id": "C-4"}),
+            (b"C-4", {**EVENT, "doc_id": "C-4", "status": "SENT"}),
+        )
         send(cluster, topic, (b"C-5", {**EVENT, "doc_id": "C-5", "updated_at": 1_793_000_000}))
 
     found = vet(partitions=4, fill=wrongly, config={"max.message.bytes": "2000"})
@@ -142,21 +167,39 @@ def test_what_records_show(vet: Vet, cluster: Cluster) -> None:
 
 def test_what_statuses_and_timestamps_show(vet: Vet, cluster: Cluster) -> None:
     def early(topic: str) -> None:
-        send(cluster, topic, *((f"C-{n}".encode(), {**EVENT, "doc_id": f"C-{n}"}) for n in range(10)), times=1_793_000)
+        send(
+            cluster,
+            topic,
+            *((f"C-{n}".encode(), {**EVENT, "doc_id": f"C-{n}"}) for n in range(10)),
+            times=1_793_000,
+        )
 
-    found = vet(fill=early, config={"cleanup.policy": "compact"}, transitions={"QUEUED": ["PRINTD"], "PRINTD": []})
+    found = vet(
+        fill=early,
+        config={"cleanup.policy": "compact"},
+        transitions={"QUEUED": ["PRINTD"], "PRINTD": []},
+    )
     assert found >= {"RECORDS_FROM_LONG_AGO", "PIPELINE_STATUS_NOT_DECLARED"}
 
 
 def test_a_transaction_that_stays_open(vet: Vet, cluster: Cluster) -> None:
     """Records of five minutes ago, in a transaction that nobody ends."""
-    config: dict[str, Any] = {"bootstrap.servers": cluster.bootstrap, "transactional.id": uuid.uuid4().hex}
+    config: dict[str, Any] = {
+        "bootstrap.servers": cluster.bootstrap,
+        "transactional.id": uuid.uuid4().hex,
+    }
     producer = Producer(config)
     producer.init_transactions(30)
     producer.begin_transaction()
 
     def begin(topic: str) -> None:
-        producer.produce(topic, json.dumps(EVENT).encode(), b"C-1", partition=0, timestamp=int(time.time() * 1000) - 300_000)
+        producer.produce(
+            topic,
+            json.dumps(EVENT).encode(),
+            b"C-1",
+            partition=0,
+            timestamp=int(time.time() * 1000) - 300_000,
+        )
         assert producer.flush(30) == 0
 
     try:
@@ -188,7 +231,9 @@ def test_what_the_ledger_shows(cluster: Cluster, tmp_path: Path) -> None:
     kafka_admin = cluster.admin
     from confluent_kafka import TopicPartition
 
-    kafka_admin.delete_records([TopicPartition(topic, 0, 5)])[TopicPartition(topic, 0, 5)].result(30)
+    kafka_admin.delete_records([TopicPartition(topic, 0, 5)])[TopicPartition(topic, 0, 5)].result(
+        30
+    )
     assert ledger(2) == {"PIPELINE_RECORDS_EXPIRED"}
 
 
@@ -196,7 +241,12 @@ def test_what_waits_and_what_was_set_aside(cluster: Cluster, tmp_path: Path) -> 
     """Records of five days ago that were not applied, in a log that keeps seven; a dead letter, a parked document."""
     topic, day_s = f"vet-{uuid.uuid4().hex[:8]}", 86_400
     topics.create(cluster, topic, 1, config={"retention.bytes": "1", "segment.bytes": "1048576"})
-    send(cluster, topic, *((b"C-1", {**EVENT, "version": n}) for n in range(10)), times=int((time.time() - 5 * day_s) * 1000))
+    send(
+        cluster,
+        topic,
+        *((b"C-1", {**EVENT, "version": n}) for n in range(10)),
+        times=int((time.time() - 5 * day_s) * 1000),
+    )
     pipeline = declare(f"sqlite:///{tmp_path}/t.db", topic=topic)
     preparation.prepare(pipeline)
     now = topics.describe(cluster, topic)
@@ -218,16 +268,27 @@ def test_what_waits_and_what_was_set_aside(cluster: Cluster, tmp_path: Path) -> 
     assert found is not None
     assert found.span_s == pytest.approx(5 * day_s, abs=600)
     assert (found.partitions[0].size_bytes or 0) > 100
-    assert {"PIPELINE_NEAR_EXPIRY", "PIPELINE_SET_ASIDE"} <= {one.rule for one in judgement.judge(taken).findings}
+    assert {"PIPELINE_NEAR_EXPIRY", "PIPELINE_SET_ASIDE"} <= {
+        one.rule for one in judgement.judge(taken).findings
+    }
 
 
 def test_a_stranger_in_the_mirror_group(vet: Vet, cluster: Cluster) -> None:
     name = f"vet-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, name, 1)
-    stranger = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "instep-contracts", "client.id": "billing"})
+    stranger = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": "instep-contracts",
+            "client.id": "billing",
+        }
+    )
     try:
         stranger.subscribe([name])
-        wait_until(lambda: stranger.poll(0.1) is None and bool(stranger.assignment()), "the stranger's assignment")
+        wait_until(
+            lambda: stranger.poll(0.1) is None and bool(stranger.assignment()),
+            "the stranger's assignment",
+        )
         assert "PIPELINE_GROUP_IN_USE" in vet()
     finally:
         stranger.close()
@@ -236,7 +297,7 @@ def test_a_stranger_in_the_mirror_group(vet: Vet, cluster: Cluster) -> None:
 @pytest.mark.long
 def test_three_brokers_set_up_wrong(tmp_path: Path) -> None:
     with ExitStack() as opened:
-        servers = opened.enter_context(kafka.Cluster(3, properties=WRONG_BROKERS))
+        servers = opened.enter_context(kafka.LocalCluster(3, properties=WRONG_BROKERS))
         cluster = opened.enter_context(Cluster(settings.Kafka(), servers.nodes[0].bootstrap))
         topics.create(cluster, "two", 2, 2)
         topics.create(cluster, "all", 2, 3, {"min.insync.replicas": "3"})
@@ -244,7 +305,10 @@ def test_three_brokers_set_up_wrong(tmp_path: Path) -> None:
         _alter_broker(cluster, 2, "message.max.bytes", "2000000")
         pipeline = declare(f"sqlite:///{tmp_path}/t.db", topic="two")
         preparation.prepare(pipeline)
-        wait_until(lambda: "CLUSTER_BROKERS_DISAGREE" in broken(cluster, pipeline), "the broker's own setting")
+        wait_until(
+            lambda: "CLUSTER_BROKERS_DISAGREE" in broken(cluster, pipeline),
+            "the broker's own setting",
+        )
         assert broken(cluster, pipeline) == {
             "CLUSTER_AUTO_CREATES_TOPICS",
             "CLUSTER_BROKERS_DISAGREE",
@@ -258,7 +322,7 @@ def test_three_brokers_set_up_wrong(tmp_path: Path) -> None:
             "TOPIC_TWO_REPLICAS",
         }
         said: list[str] = []
-        copies.execute(cluster, "two", copies.plan(cluster, "two", 3), said.append)
+        replication.execute(cluster, "two", replication.plan(cluster, "two", 3), said.append)
         assert said[-1] == "2 of 2 partitions done"
         assert "TOPIC_TWO_REPLICAS" not in broken(cluster, pipeline)
         assert {broker.rack for broker in look(cluster, pipeline).cluster.brokers} == {"cellar"}
@@ -266,9 +330,15 @@ def test_three_brokers_set_up_wrong(tmp_path: Path) -> None:
         assert "TOPIC_MIN_IN_SYNC_ALL" in broken(cluster, whole)
         dying = servers.nodes[2]
         dying.kill()
-        wait_until(lambda: "CLUSTER_BROKER_MISSING" in broken_at_least(cluster, whole), "the broker's death")
         wait_until(
-            lambda: broken_at_least(cluster, whole) >= {"TOPIC_UNDER_MIN_IN_SYNC", "TOPIC_UNDER_REPLICATED"},
+            lambda: "CLUSTER_BROKER_MISSING" in broken_at_least(cluster, whole),
+            "the broker's death",
+        )
+        wait_until(
+            lambda: (
+                broken_at_least(cluster, whole)
+                >= {"TOPIC_UNDER_MIN_IN_SYNC", "TOPIC_UNDER_REPLICATED"}
+            ),
             "replicas out of sync",
         )
         alone = msgspec.structs.replace(pipeline, topic="alone")
@@ -287,7 +357,9 @@ def test_a_database_as_it_should_be(cluster: Cluster, database_url: str) -> None
     pipeline = declare(database_url, topic=topic)
     preparation.prepare(pipeline)
     # the tests' MariaDB and MySQL are used as root
-    assert {rule for rule in broken(cluster, pipeline) if rule.startswith("DATABASE")} <= {"DATABASE_SUPERUSER"}
+    assert {rule for rule in broken(cluster, pipeline) if rule.startswith("DATABASE")} <= {
+        "DATABASE_SUPERUSER"
+    }
 
 
 def test_postgres_set_up_wrong(cluster: Cluster, new_database: Callable[[str], str]) -> None:
@@ -297,7 +369,11 @@ def test_postgres_set_up_wrong(cluster: Cluster, new_database: Callable[[str], s
     pipeline = declare(url, topic=topic)
 
     def database_rules() -> set[str]:
-        return {rule.removeprefix("DATABASE_") for rule in broken_at_least(cluster, pipeline) if rule.startswith("DATABASE")}
+        return {
+            rule.removeprefix("DATABASE_")
+            for rule in broken_at_least(cluster, pipeline)
+            if rule.startswith("DATABASE")
+        }
 
     assert database_rules() == {"TABLE_UNFIT"}
     preparation.prepare(pipeline)
@@ -364,19 +440,30 @@ def test_postgres_set_up_wrong(cluster: Cluster, new_database: Callable[[str], s
         }
         on_some = f"GRANT UPDATE (print_status) ON contract_document TO {role}"
         run_sql(url, f"REVOKE UPDATE ON contract_document FROM {role}", on_some)
-        assert look(cluster, pipeline).databases["contracts"].lacking_rights == ["UPDATE on contract_document"]
+        assert look(cluster, pipeline).databases["contracts"].lacking_rights == [
+            "UPDATE on contract_document"
+        ]
         run_sql(url, on_some.replace("print_status", "print_status, print_version, printed_at"))
         assert "RIGHTS_MISSING" not in database_rules()
         run_sql(url, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
         assert "READ_ONLY" in database_rules()
     finally:
-        run_sql(url, "SET TRANSACTION READ WRITE", f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {role}", f"DROP ROLE {role}")
+        run_sql(
+            url,
+            "SET TRANSACTION READ WRITE",
+            f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {role}",
+            f"DROP ROLE {role}",
+        )
 
 
 def _statements(fixes: set[str]) -> list[str]:
     """The statements among the fixes, as a person would paste them; only a superuser may hand out BYPASSRLS."""
     parts = [part for fix in sorted(fixes) for part in fix.split("; ")]
-    return [part for part in parts if part.split()[0] in ("ALTER", "GRANT", "SET") and "BYPASSRLS" not in part]
+    return [
+        part
+        for part in parts
+        if part.split()[0] in ("ALTER", "GRANT", "SET") and "BYPASSRLS" not in part
+    ]
 
 
 def _in_days(days: int) -> str:
@@ -402,7 +489,11 @@ def test_mariadb_set_up_wrong(cluster: Cluster, new_database: Callable[[str], st
     preparation.prepare(pipeline)
 
     def database_rules() -> set[str]:
-        return {rule.removeprefix("DATABASE_") for rule in broken_at_least(cluster, pipeline) if rule.startswith("DATABASE")}
+        return {
+            rule.removeprefix("DATABASE_")
+            for rule in broken_at_least(cluster, pipeline)
+            if rule.startswith("DATABASE")
+        }
 
     assert database_rules() == {"SUPERUSER"}
     role = f"vet_{uuid.uuid4().hex[:8]}"
@@ -439,13 +530,17 @@ def test_mariadb_set_up_wrong(cluster: Cluster, new_database: Callable[[str], st
         # which of two documents may have a value is for people to say
         assert database_rules() == {"DELETES_REFERENCED", "SECOND_UNIQUE_KEY"}
     finally:
-        run_sql(url, f"DROP USER '{role}'@'127.0.0.1'", "SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+        run_sql(
+            url, f"DROP USER '{role}'@'127.0.0.1'", "SET GLOBAL innodb_flush_log_at_trx_commit = 1"
+        )
 
 
 def test_a_database_that_does_not_answer(cluster: Cluster) -> None:
     topic = f"vet-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, topic, 1)
-    verdict = judgement.judge(look(cluster, declare("postgresql://a:s3cret@127.0.0.1:1/b", topic=topic)))
+    verdict = judgement.judge(
+        look(cluster, declare("postgresql://a:s3cret@127.0.0.1:1/b", topic=topic))
+    )
     assert "DATABASE_UNREACHABLE" in {one.rule for one in verdict.errors}
     assert any(one.why.startswith("database of contracts: ") for one in verdict.unjudged)
     assert b"s3cret" not in msgspec.json.encode(verdict)
@@ -463,8 +558,15 @@ def test_a_saved_snapshot_is_judged_like_the_live_one(cluster: Cluster, tmp_path
     topics.create(cluster, topic, 2)
     pipeline = declare(f"sqlite:///{tmp_path}/t.db", topic=topic)
     secret = {
-        "print": settings.Publisher(
-            topic=topic, client="java", config={"sasl.jaas.config": "s3cret", "ssl.keystore.key": "s3cret", "acks": 1, "ack": 2}
+        "print": settings.DeclaredPublisher(
+            topic=topic,
+            client="java",
+            config={
+                "sasl.jaas.config": "s3cret",
+                "ssl.keystore.key": "s3cret",
+                "acks": 1,
+                "ack": 2,
+            },
         )
     }
     taken = look(cluster, pipeline, publishers=secret)

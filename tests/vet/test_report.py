@@ -5,11 +5,18 @@ from __future__ import annotations
 import msgspec
 
 from instep.vet import judgement, report, rules
-from instep.vet.snapshot import Found, Publisher, Snapshot
+from instep.vet.snapshot import PublisherFacts, SettingInForce, Snapshot
 from tests.vet import sound
-from tests.vet.sound import changed, with_cluster, with_pipeline, with_publisher, with_replicas, with_settings
+from tests.vet.sound import (
+    changed,
+    with_cluster,
+    with_pipeline,
+    with_publisher,
+    with_replicas,
+    with_settings,
+)
 
-LAGGING = {"replica.lag.time.max.ms": Found("600000")}
+LAGGING = {"replica.lag.time.max.ms": SettingInForce("600000")}
 
 
 def lines(base: Snapshot) -> list[str]:
@@ -17,11 +24,17 @@ def lines(base: Snapshot) -> list[str]:
 
 
 def test_the_summary_has_five_lines_at_most_and_stands_first() -> None:
-    base = with_settings(with_publisher(with_replicas(sound.snapshot(), 1), acks="1"), retention_ms="1", min_insync_replicas="1")
+    base = with_settings(
+        with_publisher(with_replicas(sound.snapshot(), 1), acks="1"),
+        retention_ms="1",
+        min_insync_replicas="1",
+    )
     said = lines(base)
     assert said[0].startswith("3 errors, ")
     assert said[1] == "contracts falls short of exactly-once"
-    assert said[2].startswith("1. error PUBLISHER_ACKS, publisher print-system: The publisher does not wait")
+    assert said[2].startswith(
+        "1. error PUBLISHER_ACKS, publisher print-system: The publisher does not wait"
+    )
     assert [line[:3] for line in said[2:5]] == ["1. ", "2. ", "3. "]
     assert said[5] == ""
     assert said[6] == "ERROR     PUBLISHER_ACKS  publisher print-system"
@@ -29,14 +42,20 @@ def test_the_summary_has_five_lines_at_most_and_stands_first() -> None:
 
 def test_nothing_found_is_three_lines() -> None:
     said = lines(sound.snapshot())
-    assert said[:2] == [f"0 errors, 0 warnings, 0 notes ({len(rules.ALL)} rules)", "contracts keeps exactly-once"]
+    assert said[:2] == [
+        f"0 errors, 0 warnings, 0 notes ({len(rules.ALL)} rules)",
+        "contracts keeps exactly-once",
+    ]
     assert said[2] == ""
     assert said[3].startswith("contracts keeps exactly-once. With these settings, nothing is lost")
     assert len(said) == 4
 
 
 def test_findings_of_one_rule_are_one_block_with_its_places() -> None:
-    publishers = {name: Publisher(topic="print-status", client="java", config={"acks": "1"}) for name in ("a", "b", "c")}
+    publishers = {
+        name: PublisherFacts(topic="print-status", client="java", config={"acks": "1"})
+        for name in ("a", "b", "c")
+    }
     said = lines(changed(sound.snapshot(), publishers=publishers))
     at = said.index("ERROR     PUBLISHER_ACKS  3 places")
     block = said[at : said.index("", at)]
@@ -47,11 +66,15 @@ def test_findings_of_one_rule_are_one_block_with_its_places() -> None:
 
 
 def test_a_fix_that_is_the_same_everywhere_is_said_once() -> None:
-    brokers = [sound.broker(n, settings={**(sound.broker(n).settings or {}), **LAGGING}) for n in (1, 2, 3)]
+    brokers = [
+        sound.broker(n, settings={**(sound.broker(n).settings or {}), **LAGGING}) for n in (1, 2, 3)
+    ]
     said = lines(with_cluster(sound.snapshot(), brokers=brokers))
     at = said.index("WARNING   CLUSTER_SLOW_TO_DROP_REPLICAS  3 places")
     block = said[at : said.index("", at)]
-    assert [line for line in block if "fix:" in line] == ["          fix:     replica.lag.time.max.ms=30000 in server.properties"]
+    assert [line for line in block if "fix:" in line] == [
+        "          fix:     replica.lag.time.max.ms=30000 in server.properties"
+    ]
 
 
 def test_several_pipelines_are_named() -> None:
@@ -69,16 +92,23 @@ def test_several_pipelines_are_named() -> None:
 
 def test_a_fix_for_the_settings_file_keeps_its_lines_and_nothing_else_does() -> None:
     said = lines(with_pipeline(sound.snapshot(), order=None))
-    at = next(number for number, line in enumerate(said) if "fix:     [pipelines.contracts.event]" in line)
+    at = next(
+        number for number, line in enumerate(said) if "fix:     [pipelines.contracts.event]" in line
+    )
     assert said[at + 1] == '                   order = "version"'
     odd = changed(sound.snapshot(), accepted={"TOPIC_SINGLE_REPLICA": "a\x1b[31mlaptop\nERROR"})
-    assert "accepted  TOPIC_SINGLE_REPLICA  topic print-status: a\\x1b[31mlaptop\\nERROR" in lines(with_replicas(odd, 1))
+    assert "accepted  TOPIC_SINGLE_REPLICA  topic print-status: a\\x1b[31mlaptop\\nERROR" in lines(
+        with_replicas(odd, 1)
+    )
 
 
 def test_many_findings_stay_short() -> None:
     """Thirty publishers with the same four mistakes: four blocks, not a hundred and twenty."""
     wrong = {"acks": "1", "retries": "0", "linger.ms": "9000", "max.block.ms": "1"}
-    publishers = {f"p{n}": Publisher(topic="print-status", client="java", config=wrong) for n in range(30)}
+    publishers = {
+        f"p{n}": PublisherFacts(topic="print-status", client="java", config=wrong)
+        for n in range(30)
+    }
     said = lines(changed(sound.snapshot(), publishers=publishers))
     assert sum(line.endswith("  30 places") for line in said) == 5
     assert len(said) < 125

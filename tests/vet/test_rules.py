@@ -10,7 +10,7 @@ import pytest
 from instep.sinks.facts import Reference
 from instep.vet import judgement, rules
 from instep.vet.rule import Severity
-from instep.vet.snapshot import Disk, Found, Publisher, Snapshot, Spark
+from instep.vet.snapshot import Disk, PublisherFacts, SettingInForce, Snapshot, SparkFacts
 from tests.vet import sound
 from tests.vet.sound import (
     GIB,
@@ -43,43 +43,59 @@ def _disk(free: int, error: int = 0) -> Change:
 
 
 def _tmp(base: Snapshot) -> Snapshot:
-    return with_cluster(base, brokers=[broker(1, disks=[Disk(path="/tmp/kafka-logs")]), broker(2), broker(3)])
+    return with_cluster(
+        base, brokers=[broker(1, disks=[Disk(path="/tmp/kafka-logs")]), broker(2), broker(3)]
+    )
 
 
 def _two_pipelines(base: Snapshot) -> Snapshot:
     mine = base.writers["contracts"]
     return changed(
         base,
-        writers={"contracts": mine, "other": msgspec.structs.replace(mine, columns=["print_status"])},
+        writers={
+            "contracts": mine,
+            "other": msgspec.structs.replace(mine, columns=["print_status"]),
+        },
     )
 
 
 def _two_pipelines_under_other_names(base: Snapshot) -> Snapshot:
     """Another user, another name of this machine, the default port and schema written out: the same table."""
     mine = base.writers["contracts"]
-    other = msgspec.structs.replace(mine, target="postgresql://bob@localhost:5432/contracts", table="public.contract_document")
+    other = msgspec.structs.replace(
+        mine, target="postgresql://bob@localhost:5432/contracts", table="public.contract_document"
+    )
     return changed(base, writers={"contracts": mine, "other": other})
 
 
 def _reference(on_delete: str) -> Reference:
-    return Reference(table="page", columns=["doc_no"], refers_to="contract_document", on_delete=on_delete)
+    return Reference(
+        table="page", columns=["doc_no"], refers_to="contract_document", on_delete=on_delete
+    )
 
 
 def _refusing_check(base: Snapshot) -> Snapshot:
-    base = with_pipeline(with_seen(base, statuses={"QUEUED": 1, "LOST": 1}), status_column="print_status")
+    base = with_pipeline(
+        with_seen(base, statuses={"QUEUED": 1, "LOST": 1}), status_column="print_status"
+    )
     return with_database(base, checks={"known": "print_status IN ('QUEUED', 'PRINTED')"})
 
 
 def _read_only_by_default(base: Snapshot) -> Snapshot:
-    return with_database_settings(base, transaction_read_only="on", default_transaction_read_only="on")
+    return with_database_settings(
+        base, transaction_read_only="on", default_transaction_read_only="on"
+    )
 
 
-def _publishers(base: Snapshot, **given: Publisher) -> Snapshot:
+def _publishers(base: Snapshot, **given: PublisherFacts) -> Snapshot:
     return changed(base, publishers={**base.publishers, **given})
 
 
 def _odd_broker(base: Snapshot) -> Snapshot:
-    odd = {**(base.cluster.brokers[2].settings or {}), "unclean.leader.election.enable": Found("true")}
+    odd = {
+        **(base.cluster.brokers[2].settings or {}),
+        "unclean.leader.election.enable": SettingInForce("true"),
+    }
     return with_cluster(base, brokers=[broker(1), broker(2), broker(3, settings=odd)])
 
 
@@ -87,155 +103,336 @@ def _odd_broker(base: Snapshot) -> Snapshot:
 BREAKS: list[tuple[str, Severity, Change]] = [
     ("CLUSTER_SINGLE_BROKER", WARNING, lambda s: with_cluster(s, brokers=[broker(1)])),
     ("CLUSTER_BROKER_MISSING", WARNING, lambda s: with_cluster(s, brokers=[broker(1), broker(2)])),
-    ("CLUSTER_AUTO_CREATES_TOPICS", WARNING, lambda s: with_brokers(s, auto_create_topics_enable="true")),
+    (
+        "CLUSTER_AUTO_CREATES_TOPICS",
+        WARNING,
+        lambda s: with_brokers(s, auto_create_topics_enable="true"),
+    ),
     ("CLUSTER_BROKERS_DISAGREE", WARNING, _odd_broker),
     ("CLUSTER_FEW_CONTROLLERS", WARNING, lambda s: with_cluster(s, voters=[1])),
     ("CLUSTER_FEW_CONTROLLERS", WARNING, lambda s: with_cluster(s, voters=[1, 2, 3, 4])),
     ("CLUSTER_DISK_NEARLY_FULL", WARNING, _disk(10 * GIB)),
     ("CLUSTER_DISK_NEARLY_FULL", ERROR, _disk(GIB)),
     ("CLUSTER_DISK_OFFLINE", ERROR, _disk(60 * GIB, error=56)),
-    ("CLUSTER_OFFSETS_TOPIC_FRAGILE", NOTE, lambda s: with_cluster(s, internal={"__consumer_offsets": (1, 1)})),
+    (
+        "CLUSTER_OFFSETS_TOPIC_FRAGILE",
+        NOTE,
+        lambda s: with_cluster(s, internal={"__consumer_offsets": (1, 1)}),
+    ),
     (
         "CLUSTER_TRANSACTION_LOG_FRAGILE",
         ERROR,
-        lambda s: with_publisher(with_cluster(s, internal={"__transaction_state": (3, 1)}), transactional_id="x"),
+        lambda s: with_publisher(
+            with_cluster(s, internal={"__transaction_state": (3, 1)}), transactional_id="x"
+        ),
     ),
     ("CLUSTER_ONE_ADDRESS", WARNING, lambda s: with_cluster(s, bootstrap=["127.0.0.1:9092"])),
-    ("CLUSTER_IN_CLEAR", WARNING, lambda s: with_cluster(s, brokers=[broker(n, host="kafka.example") for n in (1, 2, 3)])),
+    (
+        "CLUSTER_IN_CLEAR",
+        WARNING,
+        lambda s: with_cluster(s, brokers=[broker(n, host="kafka.example") for n in (1, 2, 3)]),
+    ),
     ("CLUSTER_NO_AUTHORIZER", NOTE, lambda s: with_brokers(s, authorizer_class_name="")),
-    ("CLUSTER_SLOW_TO_DROP_REPLICAS", WARNING, lambda s: with_brokers(s, replica_lag_time_max_ms="600000")),
+    (
+        "CLUSTER_SLOW_TO_DROP_REPLICAS",
+        WARNING,
+        lambda s: with_brokers(s, replica_lag_time_max_ms="600000"),
+    ),
     ("CLUSTER_GROUPS_FORGOTTEN", NOTE, lambda s: with_brokers(s, offsets_retention_minutes="60")),
     (
         "CLUSTER_TRANSACTIONS_OLD",
         NOTE,
-        lambda s: with_publisher(with_cluster(s, features={"transaction.version": 1}), transactional_id="x"),
+        lambda s: with_publisher(
+            with_cluster(s, features={"transaction.version": 1}), transactional_id="x"
+        ),
     ),
-    ("CLUSTER_LAST_REPLICA_TRUSTED", NOTE, lambda s: with_cluster(s, features={"transaction.version": 2})),
+    (
+        "CLUSTER_LAST_REPLICA_TRUSTED",
+        NOTE,
+        lambda s: with_cluster(s, features={"transaction.version": 2}),
+    ),
     ("CLUSTER_CLOCK_DIFFERS", WARNING, lambda s: with_cluster(s, clock_ahead_s=-40.0)),
     ("CLUSTER_LOGS_IN_TMP", WARNING, _tmp),
     (
         "CLUSTER_TRANSACTION_LOG_FRAGILE",
         ERROR,
         lambda s: with_publisher(
-            with_brokers(with_cluster(s, internal={}), transaction_state_log_min_isr="1"), transactional_id="x"
+            with_brokers(with_cluster(s, internal={}), transaction_state_log_min_isr="1"),
+            transactional_id="x",
         ),
     ),
-    ("CLUSTER_OPEN_TO_EVERYONE", NOTE, lambda s: with_brokers(s, allow_everyone_if_no_acl_found="true")),
-    ("CLUSTER_STOPS_ABRUPTLY", WARNING, lambda s: with_brokers(s, controlled_shutdown_enable="false")),
+    (
+        "CLUSTER_OPEN_TO_EVERYONE",
+        NOTE,
+        lambda s: with_brokers(s, allow_everyone_if_no_acl_found="true"),
+    ),
+    (
+        "CLUSTER_STOPS_ABRUPTLY",
+        WARNING,
+        lambda s: with_brokers(s, controlled_shutdown_enable="false"),
+    ),
     (
         "CLUSTER_TRANSACTIONS_UNVERIFIED",
         WARNING,
-        lambda s: with_publisher(with_brokers(s, transaction_partition_verification_enable="false"), transactional_id="x"),
+        lambda s: with_publisher(
+            with_brokers(s, transaction_partition_verification_enable="false"), transactional_id="x"
+        ),
     ),
     ("TOPIC_MISSING", ERROR, lambda s: changed(s, topics={"print-status": None})),
-    ("TOPIC_MISSING", ERROR, lambda s: changed(s, topics={"print-status": None}, near_topics={"print-status": "print_status"})),
+    (
+        "TOPIC_MISSING",
+        ERROR,
+        lambda s: changed(
+            s, topics={"print-status": None}, near_topics={"print-status": "print_status"}
+        ),
+    ),
     ("TOPIC_SINGLE_REPLICA", ERROR, lambda s: with_replicas(s, 1)),
-    ("TOPIC_SINGLE_REPLICA", NOTE, lambda s: with_pipeline(with_replicas(s, 1), guarantee="at-most-once")),
+    (
+        "TOPIC_SINGLE_REPLICA",
+        NOTE,
+        lambda s: with_pipeline(with_replicas(s, 1), guarantee="at-most-once"),
+    ),
     ("TOPIC_TWO_REPLICAS", WARNING, lambda s: with_replicas(s, 1, 2)),
     ("TOPIC_MIN_IN_SYNC_ONE", ERROR, lambda s: with_settings(s, min_insync_replicas="1")),
     ("TOPIC_MIN_IN_SYNC_ALL", WARNING, lambda s: with_settings(s, min_insync_replicas="3")),
     ("TOPIC_MIN_IN_SYNC_TOO_MANY", WARNING, lambda s: with_settings(s, min_insync_replicas="4")),
-    ("TOPIC_UNCLEAN_ELECTION", ERROR, lambda s: with_settings(s, unclean_leader_election_enable="true")),
+    (
+        "TOPIC_UNCLEAN_ELECTION",
+        ERROR,
+        lambda s: with_settings(s, unclean_leader_election_enable="true"),
+    ),
     (
         "TOPIC_WITHOUT_LEADER",
         ERROR,
         lambda s: with_topic(s, partitions=[partition(0), partition(1, leader=None, in_sync=[])]),
     ),
     ("TOPIC_UNDER_MIN_IN_SYNC", ERROR, lambda s: with_replicas(s, 1, 2, 3, in_sync=[1])),
-    ("TOPIC_UNDER_MIN_IN_SYNC", ERROR, lambda s: with_settings(with_replicas(s, 1, 2, in_sync=[1]), min_insync_replicas="3")),
+    (
+        "TOPIC_UNDER_MIN_IN_SYNC",
+        ERROR,
+        lambda s: with_settings(with_replicas(s, 1, 2, in_sync=[1]), min_insync_replicas="3"),
+    ),
     ("TOPIC_UNDER_REPLICATED", WARNING, lambda s: with_replicas(s, 1, 2, 3, in_sync=[1, 2])),
     (
         "TOPIC_REPLICAS_IN_ONE_RACK",
         WARNING,
-        lambda s: with_cluster(s, brokers=[*(broker(n, rack="a") for n in (1, 2, 3)), broker(4, rack="b")]),
+        lambda s: with_cluster(
+            s, brokers=[*(broker(n, rack="a") for n in (1, 2, 3)), broker(4, rack="b")]
+        ),
     ),
     ("TOPIC_RETENTION_SHORT", ERROR, lambda s: with_settings(s, retention_ms="3600000")),
     ("TOPIC_RETENTION_BY_SIZE", WARNING, lambda s: with_settings(s, retention_bytes="1000000")),
     (
         "TOPIC_RETENTION_BY_SIZE",
         ERROR,
-        lambda s: with_topic(with_settings(s, retention_bytes="9000"), partitions=[partition(0, first=50)], span_s=600.0),
+        lambda s: with_topic(
+            with_settings(s, retention_bytes="9000"),
+            partitions=[partition(0, first=50)],
+            span_s=600.0,
+        ),
     ),
     (
         "TOPIC_RETENTION_BY_SIZE",
         WARNING,
-        lambda s: with_topic(with_settings(s, retention_bytes="9000000"), partitions=[partition(0, first=50)], span_s=600.0),
+        lambda s: with_topic(
+            with_settings(s, retention_bytes="9000000"),
+            partitions=[partition(0, first=50)],
+            span_s=600.0,
+        ),
     ),
     ("TOPIC_COMPACTED", WARNING, lambda s: with_settings(s, cleanup_policy="compact")),
-    ("TOPIC_COMPACTED", ERROR, lambda s: with_pipeline(with_settings(s, cleanup_policy="compact"), transitions=True)),
-    ("TOPIC_COMPACTED", NOTE, lambda s: with_pipeline(with_settings(s, cleanup_policy="compact"), history=False)),
+    (
+        "TOPIC_COMPACTED",
+        ERROR,
+        lambda s: with_pipeline(with_settings(s, cleanup_policy="compact"), transitions=True),
+    ),
     (
         "TOPIC_COMPACTED",
         NOTE,
-        lambda s: with_settings(s, cleanup_policy="compact,delete", min_compaction_lag_ms=str(4 * sound.DAY_MS)),
+        lambda s: with_pipeline(with_settings(s, cleanup_policy="compact"), history=False),
+    ),
+    (
+        "TOPIC_COMPACTED",
+        NOTE,
+        lambda s: with_settings(
+            s, cleanup_policy="compact,delete", min_compaction_lag_ms=str(4 * sound.DAY_MS)
+        ),
     ),
     ("TOPIC_TOMBSTONES_SHORT", WARNING, lambda s: with_settings(s, cleanup_policy="compact")),
     (
         "TOPIC_TIME_OF_ARRIVAL",
         WARNING,
-        lambda s: with_pipeline(with_settings(s, message_timestamp_type="LogAppendTime"), order="@timestamp"),
+        lambda s: with_pipeline(
+            with_settings(s, message_timestamp_type="LogAppendTime"), order="@timestamp"
+        ),
     ),
-    ("TOPIC_TIME_OF_ARRIVAL", NOTE, lambda s: with_pipeline(with_settings(s, message_timestamp_type="LogAppendTime"), at=None)),
+    (
+        "TOPIC_TIME_OF_ARRIVAL",
+        NOTE,
+        lambda s: with_pipeline(with_settings(s, message_timestamp_type="LogAppendTime"), at=None),
+    ),
     (
         "TOPIC_TIMES_UNBOUNDED",
         WARNING,
-        lambda s: with_pipeline(with_settings(s, message_timestamp_after_max_ms=str(2**63 - 1)), order="@timestamp"),
+        lambda s: with_pipeline(
+            with_settings(s, message_timestamp_after_max_ms=str(2**63 - 1)), order="@timestamp"
+        ),
     ),
-    ("TOPIC_OLD_TIMES_REFUSED", WARNING, lambda s: with_settings(s, message_timestamp_before_max_ms="60000")),
+    (
+        "TOPIC_OLD_TIMES_REFUSED",
+        WARNING,
+        lambda s: with_settings(s, message_timestamp_before_max_ms="60000"),
+    ),
     ("TOPIC_RECORDS_BOUNDED_LOW", WARNING, lambda s: with_settings(s, max_message_bytes="2000")),
     ("TOPIC_SEGMENTS_TINY", WARNING, lambda s: with_settings(s, segment_ms="1000")),
-    ("TOPIC_TRANSACTION_OPEN", ERROR, lambda s: with_topic(s, partitions=[partition(0, open_from=40), partition(1)])),
-    ("TOPIC_THROTTLED", WARNING, lambda s: with_settings(s, leader_replication_throttled_replicas="0:1")),
-    ("TOPIC_LED_BY_ONE", NOTE, lambda s: with_topic(s, partitions=[partition(n, leader=1) for n in range(3)])),
+    (
+        "TOPIC_TRANSACTION_OPEN",
+        ERROR,
+        lambda s: with_topic(s, partitions=[partition(0, open_from=40), partition(1)]),
+    ),
+    (
+        "TOPIC_THROTTLED",
+        WARNING,
+        lambda s: with_settings(s, leader_replication_throttled_replicas="0:1"),
+    ),
+    (
+        "TOPIC_LED_BY_ONE",
+        NOTE,
+        lambda s: with_topic(s, partitions=[partition(n, leader=1) for n in range(3)]),
+    ),
     ("RECORDS_WITHOUT_KEY", ERROR, lambda s: with_sample(s, keyless=3, in_murmur2_place=27)),
-    ("RECORDS_IN_WRONG_PARTITION", WARNING, lambda s: with_sample(s, in_murmur2_place=12, in_crc32_place=22)),
+    (
+        "RECORDS_IN_WRONG_PARTITION",
+        WARNING,
+        lambda s: with_sample(s, in_murmur2_place=12, in_crc32_place=22),
+    ),
     (
         "RECORDS_IN_WRONG_PARTITION",
         ERROR,
         lambda s: with_pipeline(with_sample(s, in_murmur2_place=12, in_crc32_place=22), order=None),
     ),
     ("RECORDS_NOT_IDEMPOTENT", WARNING, lambda s: with_topic(s, idempotent_producers=0)),
-    ("RECORDS_NOT_IDEMPOTENT", ERROR, lambda s: with_pipeline(with_topic(s, idempotent_producers=0), order=None)),
-    ("RECORDS_UNREADABLE", ERROR, lambda s: with_sample(s, unreadable={"contracts: NOT_JSON": 20, "contracts: WRONG_TYPE": 10})),
-    ("RECORDS_UNREADABLE", WARNING, lambda s: with_sample(s, unreadable={"contracts: VALUE_NOT_JSON": 2})),
+    (
+        "RECORDS_NOT_IDEMPOTENT",
+        ERROR,
+        lambda s: with_pipeline(with_topic(s, idempotent_producers=0), order=None),
+    ),
+    (
+        "RECORDS_UNREADABLE",
+        ERROR,
+        lambda s: with_sample(
+            s, unreadable={"contracts: NOT_JSON": 20, "contracts: WRONG_TYPE": 10}
+        ),
+    ),
+    (
+        "RECORDS_UNREADABLE",
+        WARNING,
+        lambda s: with_sample(s, unreadable={"contracts: VALUE_NOT_JSON": 2}),
+    ),
     ("RECORDS_NEAR_LIMIT", WARNING, lambda s: with_sample(s, largest_bytes=1_000_000)),
     ("RECORDS_FROM_LONG_AGO", WARNING, lambda s: with_sample(s, newest_age_s=20_000 * 86_400.0)),
     ("RECORDS_FROM_LONG_AGO", ERROR, lambda s: with_sample(s, before_2000=30)),
-    ("RECORDS_FROM_LONG_AGO", WARNING, lambda s: with_settings(with_sample(s, before_2000=30), cleanup_policy="compact")),
-    ("RECORDS_FROM_LONG_AGO", WARNING, lambda s: with_settings(with_sample(s, before_2000=1), retention_ms="-1")),
+    (
+        "RECORDS_FROM_LONG_AGO",
+        WARNING,
+        lambda s: with_settings(with_sample(s, before_2000=30), cleanup_policy="compact"),
+    ),
+    (
+        "RECORDS_FROM_LONG_AGO",
+        WARNING,
+        lambda s: with_settings(with_sample(s, before_2000=1), retention_ms="-1"),
+    ),
     ("RECORDS_KEY_NOT_DOCUMENT", WARNING, lambda s: with_seen(s, key_differs=30)),
-    ("RECORDS_KEY_NOT_DOCUMENT", ERROR, lambda s: with_pipeline(with_seen(s, key_differs=30, two_keys=2), order=None)),
+    (
+        "RECORDS_KEY_NOT_DOCUMENT",
+        ERROR,
+        lambda s: with_pipeline(with_seen(s, key_differs=30, two_keys=2), order=None),
+    ),
     ("RECORDS_SAME_ORDER", ERROR, lambda s: with_seen(s, same_order=3)),
     ("RECORDS_OUT_OF_ORDER", WARNING, lambda s: with_seen(s, backwards=3)),
     ("RECORDS_OUT_OF_ORDER", ERROR, lambda s: with_pipeline(with_seen(s, backwards=3), order=None)),
-    ("RECORDS_ORDER_COARSE", WARNING, lambda s: with_pipeline(with_seen(s, whole_seconds=30), order_is_time=True)),
+    (
+        "RECORDS_ORDER_COARSE",
+        WARNING,
+        lambda s: with_pipeline(with_seen(s, whole_seconds=30), order_is_time=True),
+    ),
     ("RECORDS_EVENT_TIME_WRONG", WARNING, lambda s: with_seen(s, before_2000=30)),
-    ("RECORDS_EVENT_TIME_WRONG", ERROR, lambda s: with_pipeline(with_seen(s, ahead=30), order_is_time=True)),
-    ("RECORDS_FIELD_ABSENT", WARNING, lambda s: with_seen(s, absent={"pages": "page; did you mean 'pages'?"})),
+    (
+        "RECORDS_EVENT_TIME_WRONG",
+        ERROR,
+        lambda s: with_pipeline(with_seen(s, ahead=30), order_is_time=True),
+    ),
+    (
+        "RECORDS_FIELD_ABSENT",
+        WARNING,
+        lambda s: with_seen(s, absent={"pages": "page; did you mean 'pages'?"}),
+    ),
     ("RECORDS_FIELD_ABSENT", WARNING, lambda s: with_seen(s, absent={"pages": "page"})),
     ("RECORDS_TIME_WITHOUT_ZONE", NOTE, lambda s: with_seen(s, without_zone=30)),
-    ("RECORDS_TIME_WITHOUT_ZONE", WARNING, lambda s: with_pipeline(with_seen(s, without_zone=30), order_is_time=True)),
-    ("RECORDS_STATUS_SPELLINGS", NOTE, lambda s: with_seen(s, statuses={"PRINTED": 9, "printed": 1, "SENT": 2})),
+    (
+        "RECORDS_TIME_WITHOUT_ZONE",
+        WARNING,
+        lambda s: with_pipeline(with_seen(s, without_zone=30), order_is_time=True),
+    ),
+    (
+        "RECORDS_STATUS_SPELLINGS",
+        NOTE,
+        lambda s: with_seen(s, statuses={"PRINTED": 9, "printed": 1, "SENT": 2}),
+    ),
     ("RECORDS_REPEATED", NOTE, lambda s: with_seen(s, repeated=2)),
     ("RECORDS_FROM_THE_FUTURE", WARNING, lambda s: with_sample(s, ahead_s_max=3_600.0)),
-    ("RECORDS_FROM_THE_FUTURE", ERROR, lambda s: with_pipeline(with_sample(s, ahead_s_max=3_600.0), order="@timestamp")),
+    (
+        "RECORDS_FROM_THE_FUTURE",
+        ERROR,
+        lambda s: with_pipeline(with_sample(s, ahead_s_max=3_600.0), order="@timestamp"),
+    ),
     ("PUBLISHER_UNDECLARED", NOTE, lambda s: changed(s, publishers={})),
     ("PUBLISHER_ACKS", ERROR, lambda s: with_publisher(s, acks="1")),
     ("PUBLISHER_ACKS", ERROR, lambda s: with_publisher(s, "aiokafka")),
-    ("PUBLISHER_ACKS", NOTE, lambda s: with_pipeline(with_publisher(s, acks="0"), guarantee="at-most-once")),
-    ("PUBLISHER_NOT_IDEMPOTENT", WARNING, lambda s: with_publisher(s, "librdkafka", partitioner="murmur2")),
-    ("PUBLISHER_NOT_IDEMPOTENT", ERROR, lambda s: with_pipeline(with_publisher(s, acks="1"), order=None)),
-    ("PUBLISHER_NOT_IDEMPOTENT", ERROR, lambda s: with_pipeline(with_publisher(s, acks="1"), order_is_time=True)),
+    (
+        "PUBLISHER_ACKS",
+        NOTE,
+        lambda s: with_pipeline(with_publisher(s, acks="0"), guarantee="at-most-once"),
+    ),
+    (
+        "PUBLISHER_NOT_IDEMPOTENT",
+        WARNING,
+        lambda s: with_publisher(s, "librdkafka", partitioner="murmur2"),
+    ),
+    (
+        "PUBLISHER_NOT_IDEMPOTENT",
+        ERROR,
+        lambda s: with_pipeline(with_publisher(s, acks="1"), order=None),
+    ),
+    (
+        "PUBLISHER_NOT_IDEMPOTENT",
+        ERROR,
+        lambda s: with_pipeline(with_publisher(s, acks="1"), order_is_time=True),
+    ),
     (
         "PUBLISHER_NOT_IDEMPOTENT",
         NOTE,
-        lambda s: with_pipeline(with_publisher(s, enable_idempotence="false"), guarantee="at-least-once"),
+        lambda s: with_pipeline(
+            with_publisher(s, enable_idempotence="false"), guarantee="at-least-once"
+        ),
     ),
     ("PUBLISHER_NOT_IDEMPOTENT", WARNING, lambda s: with_publisher(s, retries="0")),
-    ("PUBLISHER_NOT_IDEMPOTENT", WARNING, lambda s: with_publisher(s, enable_idempotence="false", retries="0")),
+    (
+        "PUBLISHER_NOT_IDEMPOTENT",
+        WARNING,
+        lambda s: with_publisher(s, enable_idempotence="false", retries="0"),
+    ),
     ("PUBLISHER_OVERTAKES", WARNING, lambda s: with_publisher(s, enable_idempotence="false")),
-    ("PUBLISHER_OVERTAKES", ERROR, lambda s: with_pipeline(with_publisher(s, enable_idempotence="false"), order=None)),
-    ("PUBLISHER_PARTITIONER", WARNING, lambda s: with_publisher(s, "librdkafka", enable_idempotence="true")),
+    (
+        "PUBLISHER_OVERTAKES",
+        ERROR,
+        lambda s: with_pipeline(with_publisher(s, enable_idempotence="false"), order=None),
+    ),
+    (
+        "PUBLISHER_PARTITIONER",
+        WARNING,
+        lambda s: with_publisher(s, "librdkafka", enable_idempotence="true"),
+    ),
     (
         "PUBLISHER_PARTITIONER",
         ERROR,
@@ -244,40 +441,70 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     (
         "PUBLISHER_HASHES_DIFFER",
         WARNING,
-        lambda s: _publishers(s, second=Publisher(topic="print-status", client="librdkafka")),
+        lambda s: _publishers(s, second=PublisherFacts(topic="print-status", client="librdkafka")),
     ),
     ("PUBLISHER_DOES_NOT_RETRY", ERROR, lambda s: with_publisher(s, retries="0")),
     ("PUBLISHER_RETRIES_FEW", WARNING, lambda s: with_publisher(s, retries="3")),
-    ("PUBLISHER_GIVES_UP_EARLY", WARNING, lambda s: with_publisher(s, delivery_timeout_ms="5000", request_timeout_ms="2000")),
-    ("PUBLISHER_REFUSED_SETTINGS", ERROR, lambda s: with_publisher(s, enable_idempotence="true", acks="1")),
+    (
+        "PUBLISHER_GIVES_UP_EARLY",
+        WARNING,
+        lambda s: with_publisher(s, delivery_timeout_ms="5000", request_timeout_ms="2000"),
+    ),
+    (
+        "PUBLISHER_REFUSED_SETTINGS",
+        ERROR,
+        lambda s: with_publisher(s, enable_idempotence="true", acks="1"),
+    ),
     ("PUBLISHER_REFUSED_SETTINGS", ERROR, lambda s: with_publisher(s, delivery_timeout_ms="5000")),
-    ("PUBLISHER_REFUSED_SETTINGS", ERROR, lambda s: with_publisher(s, acks="2", enable_idempotence="false")),
+    (
+        "PUBLISHER_REFUSED_SETTINGS",
+        ERROR,
+        lambda s: with_publisher(s, acks="2", enable_idempotence="false"),
+    ),
     ("PUBLISHER_REFUSED_SETTINGS", ERROR, lambda s: with_publisher(s, linger_ms="soon")),
     ("PUBLISHER_REFUSED_SETTINGS", ERROR, lambda s: with_publisher(s, compression_type="gz")),
-    ("PUBLISHER_REFUSED_SETTINGS", ERROR, lambda s: with_publisher(s, "librdkafka", partitioner="murmur")),
+    (
+        "PUBLISHER_REFUSED_SETTINGS",
+        ERROR,
+        lambda s: with_publisher(s, "librdkafka", partitioner="murmur"),
+    ),
     (
         "PUBLISHER_TRANSACTIONAL_ID_SHARED",
         ERROR,
         lambda s: _publishers(
             with_publisher(s, transactional_id="print"),
-            second=Publisher(topic="other", client="java", config={"transactional.id": "print"}),
+            second=PublisherFacts(
+                topic="other", client="java", config={"transactional.id": "print"}
+            ),
         ),
     ),
-    ("PUBLISHER_REQUEST_TIMEOUT_SHORT", NOTE, lambda s: with_publisher(s, request_timeout_ms="500")),
+    (
+        "PUBLISHER_REQUEST_TIMEOUT_SHORT",
+        NOTE,
+        lambda s: with_publisher(s, request_timeout_ms="500"),
+    ),
     (
         "PUBLISHER_REQUEST_TIMEOUT_SHORT",
         WARNING,
         lambda s: with_publisher(s, request_timeout_ms="500", enable_idempotence="false"),
     ),
     ("PUBLISHER_BLOCKS_BRIEFLY", WARNING, lambda s: with_publisher(s, max_block_ms="0")),
-    ("PUBLISHER_TOPIC_NOT_FOLLOWED", WARNING, lambda s: _publishers(s, second=Publisher(topic="print-staus", client="java"))),
+    (
+        "PUBLISHER_TOPIC_NOT_FOLLOWED",
+        WARNING,
+        lambda s: _publishers(s, second=PublisherFacts(topic="print-staus", client="java")),
+    ),
     (
         "PUBLISHER_COMPRESSION_CHANGED",
         NOTE,
         lambda s: with_settings(with_publisher(s, compression_type="lz4"), compression_type="gzip"),
     ),
     ("PUBLISHER_SETTING_MISSPELT", WARNING, lambda s: with_publisher(s, enable_idempotency="true")),
-    ("PUBLISHER_RECORDS_TOO_LARGE", WARNING, lambda s: with_publisher(s, max_request_size="5000000")),
+    (
+        "PUBLISHER_RECORDS_TOO_LARGE",
+        WARNING,
+        lambda s: with_publisher(s, max_request_size="5000000"),
+    ),
     ("PUBLISHER_LINGERS", WARNING, lambda s: with_publisher(s, linger_ms="5000")),
     (
         "PUBLISHER_TRANSACTIONS_LONG",
@@ -293,7 +520,10 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     (
         "PIPELINE_ORDERED_BY_CLOCKS",
         WARNING,
-        lambda s: _publishers(with_pipeline(s, order_is_time=True), second=Publisher(topic="print-status", client="java")),
+        lambda s: _publishers(
+            with_pipeline(s, order_is_time=True),
+            second=PublisherFacts(topic="print-status", client="java"),
+        ),
     ),
     ("PIPELINE_STARTS_LATE", WARNING, lambda s: with_pipeline(s, start="latest", ledger=[])),
     ("PIPELINE_SHARES_COLUMNS", ERROR, _two_pipelines),
@@ -301,35 +531,72 @@ BREAKS: list[tuple[str, Severity, Change]] = [
     (
         "PIPELINE_STATUS_NOT_DECLARED",
         WARNING,
-        lambda s: with_pipeline(with_seen(s, statuses={"QUEUED": 20, "LOST": 1}), followers=STATUSES),
+        lambda s: with_pipeline(
+            with_seen(s, statuses={"QUEUED": 20, "LOST": 1}), followers=STATUSES
+        ),
     ),
-    ("PIPELINE_STATUS_NOT_DECLARED", ERROR, lambda s: with_pipeline(with_seen(s, statuses={"queued": 30}), followers=STATUSES)),
-    ("PIPELINE_STATUS_NOT_DECLARED", WARNING, lambda s: with_pipeline(s, followers=STATUSES, statuses=["BURNT", "QUEUED"])),
+    (
+        "PIPELINE_STATUS_NOT_DECLARED",
+        ERROR,
+        lambda s: with_pipeline(with_seen(s, statuses={"queued": 30}), followers=STATUSES),
+    ),
+    (
+        "PIPELINE_STATUS_NOT_DECLARED",
+        WARNING,
+        lambda s: with_pipeline(s, followers=STATUSES, statuses=["BURNT", "QUEUED"]),
+    ),
     (
         "PIPELINE_STATUS_UNREACHABLE",
         WARNING,
         lambda s: with_pipeline(s, followers={**STATUSES, "LOST": ["FOUND"], "FOUND": ["LOST"]}),
     ),
-    ("PIPELINE_STATUS_UNREACHABLE", WARNING, lambda s: with_pipeline(s, followers={**STATUSES, "SENT": ["QUEUDE"]})),
+    (
+        "PIPELINE_STATUS_UNREACHABLE",
+        WARNING,
+        lambda s: with_pipeline(s, followers={**STATUSES, "SENT": ["QUEUDE"]}),
+    ),
     ("PIPELINE_GUARANTEE_WEAK", WARNING, lambda s: with_pipeline(s, guarantee="at-most-once")),
     ("PIPELINE_GUARANTEE_WEAK", NOTE, lambda s: with_pipeline(s, guarantee="at-least-once")),
     ("PIPELINE_WITHOUT_HISTORY", NOTE, lambda s: with_pipeline(s, history=False)),
     ("PIPELINE_PASSWORD_IN_FILE", NOTE, lambda s: with_pipeline(s, password_written=True)),
     ("PIPELINE_TOPIC_REPLACED", ERROR, lambda s: with_ledger(s, topic_id="t0")),
-    ("PIPELINE_RECORDS_EXPIRED", ERROR, lambda s: with_topic(s, partitions=[partition(0, first=150, end=200)])),
+    (
+        "PIPELINE_RECORDS_EXPIRED",
+        ERROR,
+        lambda s: with_topic(s, partitions=[partition(0, first=150, end=200)]),
+    ),
     ("PIPELINE_AHEAD_OF_LOG", ERROR, lambda s: with_topic(s, partitions=[partition(0, end=90)])),
     ("PIPELINE_NEAR_EXPIRY", WARNING, lambda s: with_ledger(s, waiting_age_s=5 * 86_400.0)),
     ("PIPELINE_SET_ASIDE", WARNING, lambda s: with_pipeline(s, parked_documents=2)),
     ("PIPELINE_SET_ASIDE", NOTE, lambda s: with_pipeline(s, dead_letters=2)),
-    ("PIPELINE_GROUP_IN_USE", ERROR, lambda s: with_pipeline(s, group_members=["app-1 at /10.0.0.7"])),
-    ("PIPELINE_GROUP_IN_USE", WARNING, lambda s: with_pipeline(s, group_foreign=["print-status 0"])),
+    (
+        "PIPELINE_GROUP_IN_USE",
+        ERROR,
+        lambda s: with_pipeline(s, group_members=["app-1 at /10.0.0.7"]),
+    ),
+    (
+        "PIPELINE_GROUP_IN_USE",
+        WARNING,
+        lambda s: with_pipeline(s, group_foreign=["print-status 0"]),
+    ),
     (
         "PIPELINE_SQLITE_ON_CLUSTER",
         ERROR,
-        lambda s: changed(with_pipeline(s, target="sqlite:////data/t.db"), spark=Spark(master="spark://host:7077")),
+        lambda s: changed(
+            with_pipeline(s, target="sqlite:////data/t.db"),
+            spark=SparkFacts(master="spark://host:7077"),
+        ),
     ),
-    ("PIPELINE_LOCALHOST_ON_CLUSTER", WARNING, lambda s: changed(s, spark=Spark(master="spark://host:7077"))),
-    ("PIPELINE_SPECULATION", WARNING, lambda s: changed(s, spark=Spark(master="yarn", conf={"spark.speculation": "true"}))),
+    (
+        "PIPELINE_LOCALHOST_ON_CLUSTER",
+        WARNING,
+        lambda s: changed(s, spark=SparkFacts(master="spark://host:7077")),
+    ),
+    (
+        "PIPELINE_SPECULATION",
+        WARNING,
+        lambda s: changed(s, spark=SparkFacts(master="yarn", conf={"spark.speculation": "true"})),
+    ),
     ("PIPELINE_SMALL_BATCHES", WARNING, lambda s: with_pipeline(s, batch_rows_max=10)),
     ("PIPELINE_HUGE_BATCHES", WARNING, lambda s: with_pipeline(s, batch_rows_max=10_000_000)),
     ("PIPELINE_DELETES_OTHERS_DATA", NOTE, lambda s: with_database(s, other_columns=["owner"])),
@@ -339,78 +606,219 @@ BREAKS: list[tuple[str, Severity, Change]] = [
         lambda s: with_pipeline(with_database(s, other_columns=["owner"]), missing="park"),
     ),
     ("PIPELINE_IGNORES_UNKNOWN", NOTE, lambda s: with_pipeline(s, missing="ignore")),
-    ("DATABASE_UNREACHABLE", ERROR, lambda s: with_database(s, unreachable="no connection to db\nstart it")),
-    ("DATABASE_TABLE_UNFIT", ERROR, lambda s: with_database(s, unfit=("no table contract_document", "run: instep init"))),
+    (
+        "DATABASE_UNREACHABLE",
+        ERROR,
+        lambda s: with_database(s, unreachable="no connection to db\nstart it"),
+    ),
+    (
+        "DATABASE_TABLE_UNFIT",
+        ERROR,
+        lambda s: with_database(s, unfit=("no table contract_document", "run: instep init")),
+    ),
     ("DATABASE_READ_ONLY", ERROR, lambda s: with_database_settings(s, in_recovery="on")),
     ("DATABASE_READ_ONLY", ERROR, lambda s: with_database_settings(on_mysql(s), read_only="ON")),
     ("DATABASE_MAY_CORRUPT", ERROR, lambda s: with_database_settings(s, fsync="off")),
-    ("DATABASE_MAY_CORRUPT", ERROR, lambda s: with_database_settings(on_mysql(s), innodb_doublewrite="OFF")),
+    (
+        "DATABASE_MAY_CORRUPT",
+        ERROR,
+        lambda s: with_database_settings(on_mysql(s), innodb_doublewrite="OFF"),
+    ),
     ("DATABASE_COMMITS_LATER", NOTE, lambda s: with_database_settings(s, synchronous_commit="off")),
     (
         "DATABASE_COMMITS_LATER",
         NOTE,
         lambda s: with_pipeline(
-            with_database_settings(on_mysql(s), innodb_flush_log_at_trx_commit="2"), guarantee="at-least-once"
+            with_database_settings(on_mysql(s), innodb_flush_log_at_trx_commit="2"),
+            guarantee="at-least-once",
         ),
     ),
-    ("DATABASE_NO_TRANSACTIONS", ERROR, lambda s: on_mysql(s, engines={"contract_document": "MyISAM"})),
-    ("DATABASE_TABLE_UNLOGGED", ERROR, lambda s: with_database(s, engines={"instep_ledger": "unlogged"})),
-    ("DATABASE_SECOND_UNIQUE_KEY", WARNING, lambda s: with_database(s, unique_keys=[["doc_no"], ["print_version"]])),
-    ("DATABASE_TRIGGERS", NOTE, lambda s: with_database(s, triggers=["audit"])),
-    ("DATABASE_TIMEOUT_SHORT", WARNING, lambda s: with_database_settings(s, statement_timeout="2000")),
-    ("DATABASE_TIMEOUT_SHORT", WARNING, lambda s: with_database_settings(on_mysql(s), max_statement_time="2.000000")),
-    ("DATABASE_FEW_CONNECTIONS", WARNING, lambda s: with_database_settings(s, max_connections="5")),
-    ("DATABASE_FEW_CONNECTIONS", WARNING, lambda s: with_database_settings(on_mysql(s), max_user_connections="4")),
-    ("DATABASE_FEW_CONNECTIONS", WARNING, lambda s: with_database(s, limits={"ROLE_CONNECTIONS": 4})),
-    ("DATABASE_FEW_CONNECTIONS", ERROR, lambda s: with_database(s, limits={"ROLE_CONNECTIONS": 2})),
-    ("DATABASE_FEW_CONNECTIONS", ERROR, lambda s: with_database(s, limits={"DATABASE_CONNECTIONS": 1})),
-    ("DATABASE_FEW_CONNECTIONS", ERROR, lambda s: on_mysql(s, limits={"MAX_USER_CONNECTIONS": 1})),
-    ("DATABASE_TIMEOUT_SHORT", WARNING, lambda s: with_database_settings(s, idle_session_timeout="5000")),
-    ("DATABASE_TIMEOUT_SHORT", WARNING, lambda s: with_database_settings(on_mysql(s, "mysql"), max_execution_time="900")),
-    ("DATABASE_TIMEOUT_SHORT", WARNING, lambda s: with_database_settings(on_mysql(s), wait_timeout="10")),
-    ("DATABASE_ACCOUNT_LIMITED", WARNING, lambda s: on_mysql(s, limits={"MAX_UPDATES_PER_HOUR": 100})),
-    ("DATABASE_PASSWORD_EXPIRES", WARNING, lambda s: with_database(s, password_valid_s=5 * 86_400.0)),
-    ("DATABASE_PASSWORD_EXPIRES", ERROR, lambda s: with_database(s, password_valid_s=-1.0)),
-    ("DATABASE_DELETES_REFERENCED", WARNING, lambda s: with_database(s, referenced_by=[_reference("NO ACTION")])),
-    ("DATABASE_DELETES_REFERENCED", WARNING, lambda s: with_database(s, referenced_by=[_reference("CASCADE")])),
-    ("DATABASE_PARENT_MAY_BE_MISSING", NOTE, lambda s: with_database(s, references=[_reference("NO ACTION")])),
-    ("DATABASE_CHECKS_OFF", WARNING, lambda s: with_database_settings(s, session_replication_role="replica")),
-    ("DATABASE_CHECKS_OFF", WARNING, lambda s: with_database_settings(on_mysql(s), foreign_key_checks="OFF")),
-    ("DATABASE_ISOLATION_STRICT", WARNING, lambda s: with_database_settings(s, default_transaction_isolation="serializable")),
-    ("DATABASE_WAITS_FOR_STANDBY", NOTE, lambda s: with_database_settings(s, synchronous_standby_names="ANY 1 (a, b)")),
-    ("DATABASE_LOGS_STATEMENTS", NOTE, lambda s: with_database_settings(s, log_statement="all")),
-    ("DATABASE_LOGS_STATEMENTS", NOTE, lambda s: with_database_settings(on_mysql(s), general_log="ON")),
-    ("DATABASE_BINLOG_NOT_SYNCED", NOTE, lambda s: with_database_settings(on_mysql(s), sync_binlog="0")),
     (
-        "DATABASE_TIMES_WITHOUT_ZONE",
+        "DATABASE_NO_TRANSACTIONS",
+        ERROR,
+        lambda s: on_mysql(s, engines={"contract_document": "MyISAM"}),
+    ),
+    (
+        "DATABASE_TABLE_UNLOGGED",
+        ERROR,
+        lambda s: with_database(s, engines={"instep_ledger": "unlogged"}),
+    ),
+    (
+        "DATABASE_SECOND_UNIQUE_KEY",
+        WARNING,
+        lambda s: with_database(s, unique_keys=[["doc_no"], ["print_version"]]),
+    ),
+    ("DATABASE_TRIGGERS", NOTE, lambda s: with_database(s, triggers=["audit"])),
+    (
+        "DATABASE_TIMEOUT_SHORT",
+        WARNING,
+        lambda s: with_database_settings(s, statement_timeout="2000"),
+    ),
+    (
+        "DATABASE_TIMEOUT_SHORT",
+        WARNING,
+        lambda s: with_database_settings(on_mysql(s), max_statement_time="2.000000"),
+    ),
+    ("DATABASE_FEW_CONNECTIONS", WARNING, lambda s: with_database_settings(s, max_connections="5")),
+    (
+        "DATABASE_FEW_CONNECTIONS",
+        WARNING,
+        lambda s: with_database_settings(on_mysql(s), max_user_connections="4"),
+    ),
+    (
+        "DATABASE_FEW_CONNECTIONS",
+        WARNING,
+        lambda s: with_database(s, limits={"ROLE_CONNECTIONS": 4}),
+    ),
+    ("DATABASE_FEW_CONNECTIONS", ERROR, lambda s: with_database(s, limits={"ROLE_CONNECTIONS": 2})),
+    (
+        "DATABASE_FEW_CONNECTIONS",
+        ERROR,
+        lambda s: with_database(s, limits={"DATABASE_CONNECTIONS": 1}),
+    ),
+    ("DATABASE_FEW_CONNECTIONS", ERROR, lambda s: on_mysql(s, limits={"MAX_USER_CONNECTIONS": 1})),
+    (
+        "DATABASE_TIMEOUT_SHORT",
+        WARNING,
+        lambda s: with_database_settings(s, idle_session_timeout="5000"),
+    ),
+    (
+        "DATABASE_TIMEOUT_SHORT",
+        WARNING,
+        lambda s: with_database_settings(on_mysql(s, "mysql"), max_execution_time="900"),
+    ),
+    (
+        "DATABASE_TIMEOUT_SHORT",
+        WARNING,
+        lambda s: with_database_settings(on_mysql(s), wait_timeout="10"),
+    ),
+    (
+        "DATABASE_ACCOUNT_LIMITED",
+        WARNING,
+        lambda s: on_mysql(s, limits={"MAX_UPDATES_PER_HOUR": 100}),
+    ),
+    (
+        "DATABASE_PASSWORD_EXPIRES",
+        WARNING,
+        lambda s: with_database(s, password_valid_s=5 * 86_400.0),
+    ),
+    ("DATABASE_PASSWORD_EXPIRES", ERROR, lambda s: with_database(s, password_valid_s=-1.0)),
+    (
+        "DATABASE_DELETES_REFERENCED",
+        WARNING,
+        lambda s: with_database(s, referenced_by=[_reference("NO ACTION")]),
+    ),
+    (
+        "DATABASE_DELETES_REFERENCED",
+        WARNING,
+        lambda s: with_database(s, referenced_by=[_reference("CASCADE")]),
+    ),
+    (
+        "DATABASE_PARENT_MAY_BE_MISSING",
         NOTE,
-        lambda s: with_database_settings(with_database(s, times_without_zone=["printed_at"]), TimeZone="Europe/Berlin"),
+        lambda s: with_database(s, references=[_reference("NO ACTION")]),
+    ),
+    (
+        "DATABASE_CHECKS_OFF",
+        WARNING,
+        lambda s: with_database_settings(s, session_replication_role="replica"),
+    ),
+    (
+        "DATABASE_CHECKS_OFF",
+        WARNING,
+        lambda s: with_database_settings(on_mysql(s), foreign_key_checks="OFF"),
+    ),
+    (
+        "DATABASE_ISOLATION_STRICT",
+        WARNING,
+        lambda s: with_database_settings(s, default_transaction_isolation="serializable"),
+    ),
+    (
+        "DATABASE_WAITS_FOR_STANDBY",
+        NOTE,
+        lambda s: with_database_settings(s, synchronous_standby_names="ANY 1 (a, b)"),
+    ),
+    ("DATABASE_LOGS_STATEMENTS", NOTE, lambda s: with_database_settings(s, log_statement="all")),
+    (
+        "DATABASE_LOGS_STATEMENTS",
+        NOTE,
+        lambda s: with_database_settings(on_mysql(s), general_log="ON"),
+    ),
+    (
+        "DATABASE_BINLOG_NOT_SYNCED",
+        NOTE,
+        lambda s: with_database_settings(on_mysql(s), sync_binlog="0"),
     ),
     (
         "DATABASE_TIMES_WITHOUT_ZONE",
         NOTE,
         lambda s: with_database_settings(
-            on_mysql(s, times_without_zone=["printed_at"]), time_zone="SYSTEM", system_time_zone="CET"
+            with_database(s, times_without_zone=["printed_at"]), TimeZone="Europe/Berlin"
         ),
     ),
-    ("DATABASE_NOT_VERIFIED", WARNING, lambda s: with_database(s, host="db.example", encrypted=True, sslmode="require")),
+    (
+        "DATABASE_TIMES_WITHOUT_ZONE",
+        NOTE,
+        lambda s: with_database_settings(
+            on_mysql(s, times_without_zone=["printed_at"]),
+            time_zone="SYSTEM",
+            system_time_zone="CET",
+        ),
+    ),
+    (
+        "DATABASE_NOT_VERIFIED",
+        WARNING,
+        lambda s: with_database(s, host="db.example", encrypted=True, sslmode="require"),
+    ),
     ("DATABASE_SUPERUSER", WARNING, lambda s: on_mysql(s, host="db.example", superuser=True)),
     ("DATABASE_READ_ONLY", ERROR, _read_only_by_default),
     ("DATABASE_CLOCK_DIFFERS", WARNING, lambda s: with_database(s, clock_ahead_s=30.0)),
-    ("DATABASE_CHECK_CONSTRAINTS", NOTE, lambda s: with_database(s, checks={"positive": "print_version > 0"})),
+    (
+        "DATABASE_CHECK_CONSTRAINTS",
+        NOTE,
+        lambda s: with_database(s, checks={"positive": "print_version > 0"}),
+    ),
     ("DATABASE_CHECK_CONSTRAINTS", WARNING, _refusing_check),
-    ("DATABASE_ORDER_COLUMN_SMALL", WARNING, lambda s: with_database(s, order_column=("print_version", "SMALLINT", 32_767))),
-    ("DATABASE_PACKET_SMALL", WARNING, lambda s: with_database_settings(on_mysql(s), max_allowed_packet="1048576")),
-    ("DATABASE_BINLOG_BY_STATEMENT", ERROR, lambda s: with_database_settings(on_mysql(s), binlog_format="STATEMENT")),
-    ("DATABASE_RIGHTS_MISSING", ERROR, lambda s: with_database(s, lacking_rights=["INSERT on contract_document"])),
-    ("DATABASE_RIGHTS_MISSING", ERROR, lambda s: with_database(s, lacking_rights=["TEMPORARY on the database"])),
-    ("DATABASE_RIGHTS_MISSING", WARNING, lambda s: with_database(s, lacking_rights=["DELETE on contract_document"])),
+    (
+        "DATABASE_ORDER_COLUMN_SMALL",
+        WARNING,
+        lambda s: with_database(s, order_column=("print_version", "SMALLINT", 32_767)),
+    ),
+    (
+        "DATABASE_PACKET_SMALL",
+        WARNING,
+        lambda s: with_database_settings(on_mysql(s), max_allowed_packet="1048576"),
+    ),
+    (
+        "DATABASE_BINLOG_BY_STATEMENT",
+        ERROR,
+        lambda s: with_database_settings(on_mysql(s), binlog_format="STATEMENT"),
+    ),
+    (
+        "DATABASE_RIGHTS_MISSING",
+        ERROR,
+        lambda s: with_database(s, lacking_rights=["INSERT on contract_document"]),
+    ),
+    (
+        "DATABASE_RIGHTS_MISSING",
+        ERROR,
+        lambda s: with_database(s, lacking_rights=["TEMPORARY on the database"]),
+    ),
+    (
+        "DATABASE_RIGHTS_MISSING",
+        WARNING,
+        lambda s: with_database(s, lacking_rights=["DELETE on contract_document"]),
+    ),
     ("DATABASE_ROWS_HIDDEN", WARNING, lambda s: with_database(s, row_security=True)),
     ("DATABASE_SUPERUSER", NOTE, lambda s: with_database(s, superuser=True)),
     ("DATABASE_IN_CLEAR", WARNING, lambda s: with_database(s, host="db.example")),
     ("DATABASE_OLD", WARNING, lambda s: with_database(s, version=(12, 9))),
     ("DATABASE_OLD", WARNING, lambda s: on_mysql(s, "mysql", version=(5, 7, 44))),
-    ("DATABASE_ON_NETWORK_DISK", ERROR, lambda s: with_database(s, kind="sqlite", version=(3, 45), filesystem="nfs4")),
+    (
+        "DATABASE_ON_NETWORK_DISK",
+        ERROR,
+        lambda s: with_database(s, kind="sqlite", version=(3, 45), filesystem="nfs4"),
+    ),
 ]
 
 
@@ -425,14 +833,33 @@ def test_every_rule_is_tried() -> None:
         sound.snapshot(),
         on_mysql(sound.snapshot()),
         on_mysql(sound.snapshot(), "mysql"),
-        with_database(sound.snapshot(), kind="sqlite", version=(3, 45), settings=None, engines={}, filesystem="ext4"),
+        with_database(
+            sound.snapshot(),
+            kind="sqlite",
+            version=(3, 45),
+            settings=None,
+            engines={},
+            filesystem="ext4",
+        ),
         with_publisher(sound.snapshot(), "instep"),
         with_publisher(sound.snapshot(), "kafka-python"),
-        with_publisher(sound.snapshot(), "librdkafka", enable_idempotence="true", partitioner="murmur2"),
+        with_publisher(
+            sound.snapshot(), "librdkafka", enable_idempotence="true", partitioner="murmur2"
+        ),
         with_publisher(sound.snapshot(), "aiokafka", enable_idempotence="true"),
         with_publisher(sound.snapshot(), transactional_id="print-1"),
     ],
-    ids=["postgres", "mariadb", "mysql", "sqlite", "instep", "kafka-python", "librdkafka", "aiokafka", "transactions"],
+    ids=[
+        "postgres",
+        "mariadb",
+        "mysql",
+        "sqlite",
+        "instep",
+        "kafka-python",
+        "librdkafka",
+        "aiokafka",
+        "transactions",
+    ],
 )
 def test_a_sound_snapshot_keeps_every_rule(keeps: Snapshot) -> None:
     verdict = judgement.judge(keeps)
@@ -441,7 +868,11 @@ def test_a_sound_snapshot_keeps_every_rule(keeps: Snapshot) -> None:
     assert verdict.outcomes[0].kept
 
 
-@pytest.mark.parametrize(("name", "severity", "change"), BREAKS, ids=[f"{name} {severity}" for name, severity, _ in BREAKS])
+@pytest.mark.parametrize(
+    ("name", "severity", "change"),
+    BREAKS,
+    ids=[f"{name} {severity}" for name, severity, _ in BREAKS],
+)
 def test_a_rule_is_broken(name: str, severity: Severity, change: Change) -> None:
     verdict = judgement.judge(change(sound.snapshot()))
     found = [one for one in verdict.findings if one.rule == name]

@@ -8,42 +8,59 @@ from typing import Any
 import pytest
 
 from instep.document import kinds
-from instep.document.mapping import Column, compile_mapping
-from instep.kafka.offsets import Record
+from instep.document.mapping import TargetColumn, compile_mapping
+from instep.kafka.offsets import LogRecord
 from instep.vet import sampling
-from instep.vet.snapshot import Seen
-from tests.sinks.conftest import declare
+from instep.vet.snapshot import MappedSample
+from tests.support.databases import declare
 
 NOW_S = 1_794_000_000.0
 COLUMNS = {
-    "doc_no": Column("doc_no", kinds.Text()),
-    "print_status": Column("print_status", kinds.Text()),
-    "print_version": Column("print_version", kinds.Integer()),
-    "printed_at": Column("printed_at", kinds.Time()),
+    "doc_no": TargetColumn("doc_no", kinds.Text()),
+    "print_status": TargetColumn("print_status", kinds.Text()),
+    "print_version": TargetColumn("print_version", kinds.Integer()),
+    "printed_at": TargetColumn("printed_at", kinds.Timestamp()),
 }
 
 
-def seen(*events: dict[str, Any] | bytes | None, keys: list[bytes] | None = None, order: str | None = "version") -> Seen:
-    named = {"document": "doc_id", "status": "status", "at": "updated_at", **({"order": order} if order else {})}
+def seen(
+    *events: dict[str, Any] | bytes | None,
+    keys: list[bytes] | None = None,
+    order: str | None = "version",
+) -> MappedSample:
+    named = {
+        "document": "doc_id",
+        "status": "status",
+        "at": "updated_at",
+        **({"order": order} if order else {}),
+    }
     mapping = compile_mapping(declare("sqlite://", event=named), COLUMNS)
     records = []
     for offset, given in enumerate(events):
         value = json.dumps(event(**given)).encode() if isinstance(given, dict) else given
-        records.append(Record(0, offset, int(NOW_S * 1000), keys[offset] if keys else b"C-1", value))
+        records.append(
+            LogRecord(0, offset, int(NOW_S * 1000), keys[offset] if keys else b"C-1", value)
+        )
     return sampling.seen(mapping, records, NOW_S)
 
 
 def event(**changes: Any) -> dict[str, Any]:
-    return {"doc_id": "C-1", "status": "QUEUED", "version": 1, "updated_at": "2026-11-01T08:00:00.5Z", **changes}
+    return {
+        "doc_id": "C-1",
+        "status": "QUEUED",
+        "version": 1,
+        "updated_at": "2026-11-01T08:00:00.5Z",
+        **changes,
+    }
 
 
 def test_events_as_they_should_be() -> None:
     found = seen({}, {"version": 2, "status": "PRINTED"}, {"version": 3, "status": "PRINTED"})
-    assert found == Seen(events=3, statuses={"PRINTED": 2, "QUEUED": 1})
+    assert found == MappedSample(events=3, statuses={"PRINTED": 2, "QUEUED": 1})
 
 
 def test_deletes_and_what_is_no_event_are_left_out() -> None:
-    assert seen(None, b"no JSON", {}) == Seen(events=1, statuses={"QUEUED": 1})
+    assert seen(None, b"no JSON", {}) == MappedSample(events=1, statuses={"QUEUED": 1})
 
 
 @pytest.mark.parametrize(
@@ -58,7 +75,9 @@ def test_deletes_and_what_is_no_event_are_left_out() -> None:
 )
 def test_a_second_event(second: dict[str, Any], expected: dict[str, int]) -> None:
     found = seen({}, second)
-    assert {name: getattr(found, name) for name in ("same_order", "backwards", "before_2000", "ahead")} == {
+    assert {
+        name: getattr(found, name) for name in ("same_order", "backwards", "before_2000", "ahead")
+    } == {
         "same_order": 0,
         "backwards": 0,
         "before_2000": 0,
@@ -81,12 +100,21 @@ def test_times_of_whole_seconds() -> None:
 def test_a_repetition_and_a_time_without_a_zone() -> None:
     found = seen({}, {}, {"version": 2, "updated_at": "2026-11-01T08:00:00"})
     assert (found.repeated, found.without_zone) == (1, 1)
-    assert seen({"updated_at": 1_793_000_000_000}, {"version": 2, "updated_at": "2026-11-01T08:00:00+0100"}).without_zone == 0
+    assert (
+        seen(
+            {"updated_at": 1_793_000_000_000},
+            {"version": 2, "updated_at": "2026-11-01T08:00:00+0100"},
+        ).without_zone
+        == 0
+    )
 
 
 def test_a_column_whose_field_is_in_no_event() -> None:
     whole = [event(version=number) for number in range(5)]
-    misspelt = [json.dumps({name.removesuffix("_at"): value for name, value in one.items()}).encode() for one in whole]
+    misspelt = [
+        json.dumps({name.removesuffix("_at"): value for name, value in one.items()}).encode()
+        for one in whole
+    ]
     assert seen(*misspelt).absent == {"printed_at": "updated_at; did you mean 'updated'?"}
     assert seen(*misspelt[:4]).absent == {}, "too few to tell"
     assert seen(*misspelt, {}).absent == {}

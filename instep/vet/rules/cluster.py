@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from instep.document.showing import counted
-from instep.vet.rule import Broken, Case, Severity, Threat, rule
+from instep.vet.rule import Risk, RuleContext, Severity, Violation, rule
 
 LOOPBACK = ("localhost", "::1")
 FREE_SHARE_LOW, FREE_SHARE_FULL = 0.15, 0.05
@@ -16,52 +16,70 @@ CLOCK_S_MAX = 5.0
 TRANSACTION_LEVEL = 2
 # settings on which brokers must agree, else what a topic gets depends on who leads its partition
 ALIKE = (
-    "unclean.leader.election.enable", "min.insync.replicas", "auto.create.topics.enable", "message.max.bytes",
-    "log.retention.ms", "log.retention.hours", "log.retention.minutes", "log.retention.bytes", "log.cleanup.policy",
-    "log.message.timestamp.type", "default.replication.factor", "transaction.max.timeout.ms", "delete.topic.enable",
-)  # fmt: skip
+    "unclean.leader.election.enable",
+    "min.insync.replicas",
+    "auto.create.topics.enable",
+    "message.max.bytes",
+    "log.retention.ms",
+    "log.retention.hours",
+    "log.retention.minutes",
+    "log.retention.bytes",
+    "log.cleanup.policy",
+    "log.message.timestamp.type",
+    "default.replication.factor",
+    "transaction.max.timeout.ms",
+    "delete.topic.enable",
+)
 
 
 @rule(
     "CLUSTER_SINGLE_BROKER",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="the only broker stops",
     what="The cluster has one broker.",
     why="While it is down nothing can be published or applied, and its disk is the only copy of every record.",
     mend="Run at least three brokers, and give topics three replicas.",
     fine="On a laptop, in tests, and wherever the source can publish everything again.",
 )
-def single_broker(case: Case) -> Iterator[Broken]:
+def single_broker(case: RuleContext) -> Iterator[Violation]:
     if len(case.cluster.brokers) == 1:
-        yield Broken(Severity.WARNING, "the cluster", ("1 broker",), "add brokers; locally: instep up --brokers 3")
+        yield Violation(
+            Severity.WARNING,
+            "the cluster",
+            ("1 broker",),
+            "add brokers; locally: instep up --brokers 3",
+        )
 
 
 @rule(
     "CLUSTER_BROKER_MISSING",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="one more broker stops",
     what="A broker that holds replicas of the topic does not live.",
     why="What it holds is a copy less: the next death may stop publishing, or lose records where one copy is enough.",
     mend="Start the broker, or move its replicas to others.",
     fine="During a rolling restart, for minutes.",
 )
-def broker_missing(case: Case) -> Iterator[Broken]:
+def broker_missing(case: RuleContext) -> Iterator[Violation]:
     living = {broker.node for broker in case.cluster.brokers}
     holders = {node for part in case.topic.partitions for node in part.replicas}
     gone = sorted(holders - living)
     if gone:
         named = ", ".join(map(str, gone))
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             "the cluster",
-            (f"topic {case.topic.name} has replicas on brokers {named}", f"living: {', '.join(map(str, sorted(living)))}"),
+            (
+                f"topic {case.topic.name} has replicas on brokers {named}",
+                f"living: {', '.join(map(str, sorted(living)))}",
+            ),
             f"start broker {named}",
         )
 
 
 @rule(
     "CLUSTER_AUTO_CREATES_TOPICS",
-    Threat.LOSS,
+    Risk.LOSS,
     when="a publisher misspells the topic or the topic is deleted",
     what="The brokers make a topic for whoever names one that does not exist.",
     why="A misspelt name becomes a topic that nobody follows, with one replica by default, and the publisher sees no error. "
@@ -69,10 +87,14 @@ def broker_missing(case: Case) -> Iterator[Broken]:
     mend="Set auto.create.topics.enable=false on every broker, and make topics on purpose.",
     fine="In development.",
 )
-def auto_creates_topics(case: Case) -> Iterator[Broken]:
-    guilty = [b.node for b in case.cluster.brokers if case.broker_value(b, "auto.create.topics.enable").value == "true"]
+def auto_creates_topics(case: RuleContext) -> Iterator[Violation]:
+    guilty = [
+        b.node
+        for b in case.cluster.brokers
+        if case.broker_value(b, "auto.create.topics.enable").value == "true"
+    ]
     if guilty:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             "the cluster",
             (f"auto.create.topics.enable=true on broker {', '.join(map(str, guilty))}",),
@@ -82,14 +104,14 @@ def auto_creates_topics(case: Case) -> Iterator[Broken]:
 
 @rule(
     "CLUSTER_BROKERS_DISAGREE",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the leader of a partition moves to a broker with other settings",
     what="Brokers have different values of a setting that topics inherit.",
     why="Which value counts then depends on which broker leads a partition, and changes when the leader moves.",
     mend="Set the same value on all brokers, best as the cluster's default.",
     fine="While a change is being rolled out.",
 )
-def brokers_disagree(case: Case) -> Iterator[Broken]:
+def brokers_disagree(case: RuleContext) -> Iterator[Violation]:
     for name in ALIKE:
         values: dict[str | None, list[int]] = {}
         for broker in case.cluster.brokers:
@@ -97,17 +119,20 @@ def brokers_disagree(case: Case) -> Iterator[Broken]:
             if name in settings:
                 values.setdefault(settings[name].value, []).append(broker.node)
         if len(values) > 1:
-            yield Broken(
+            yield Violation(
                 Severity.WARNING,
                 "the cluster",
-                tuple(f"{name}={value} on broker {', '.join(map(str, nodes))}" for value, nodes in values.items()),
+                tuple(
+                    f"{name}={value} on broker {', '.join(map(str, nodes))}"
+                    for value, nodes in values.items()
+                ),
                 f"give {name} one value on all brokers",
             )
 
 
 @rule(
     "CLUSTER_FEW_CONTROLLERS",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="one controller stops",
     what="Fewer than three controllers vote, or an even number of them.",
     why="Without a majority of controllers no leader can be chosen: a broker's death then stops its partitions. An even "
@@ -115,11 +140,11 @@ def brokers_disagree(case: Case) -> Iterator[Broken]:
     mend="Run three or five controllers.",
     fine="On a laptop and in tests.",
 )
-def few_controllers(case: Case) -> Iterator[Broken]:
+def few_controllers(case: RuleContext) -> Iterator[Violation]:
     voters = case.known(case.cluster.voters, "the controllers")
     if len(voters) < QUORUM_MIN or len(voters) % 2 == 0:
         word = "controller votes" if len(voters) == 1 else "controllers vote"
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             "the cluster",
             (f"{len(voters)} {word}: {', '.join(map(str, voters))}",),
@@ -129,41 +154,47 @@ def few_controllers(case: Case) -> Iterator[Broken]:
 
 @rule(
     "CLUSTER_DISK_NEARLY_FULL",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a broker's disk is full",
     what="A folder in which a broker keeps its logs has little room left.",
     why="A broker whose log folder is full shuts down, and with it the partitions it leads.",
     mend="Add disk space, or shorten retention where it is longer than needed.",
     fine="When the logs have stopped growing, because retention by size bounds them.",
 )
-def disk_nearly_full(case: Case) -> Iterator[Broken]:
+def disk_nearly_full(case: RuleContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
         for disk in case.known(broker.disks, f"disks of broker {broker.node}"):
-            if not disk.total_bytes or disk.free_bytes is None or disk.free_bytes >= FREE_SHARE_LOW * disk.total_bytes:
+            if (
+                not disk.total_bytes
+                or disk.free_bytes is None
+                or disk.free_bytes >= FREE_SHARE_LOW * disk.total_bytes
+            ):
                 continue
             share = disk.free_bytes / disk.total_bytes
-            yield Broken(
+            yield Violation(
                 Severity.ERROR if share < FREE_SHARE_FULL else Severity.WARNING,
                 f"broker {broker.node}",
-                (f"{disk.path}: {share:.0%} free, {disk.free_bytes / 2**30:.1f} of {disk.total_bytes / 2**30:.1f} GiB",),
+                (
+                    f"{disk.path}: {share:.0%} free, {disk.free_bytes / 2**30:.1f} of {disk.total_bytes / 2**30:.1f} GiB",
+                ),
                 f"free or add space below {disk.path} on broker {broker.node}",
             )
 
 
 @rule(
     "CLUSTER_LOGS_IN_TMP",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the machine is started anew or old temporary files are removed",
     what="A broker keeps its logs below a folder for temporary files.",
     why="Kafka's sample settings do so. Systems empty /tmp at a restart or remove what is old: segments vanish under the broker.",
     mend="Set log.dirs to a folder of its own.",
     fine="On a laptop and in tests.",
 )
-def logs_in_tmp(case: Case) -> Iterator[Broken]:
+def logs_in_tmp(case: RuleContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
         for disk in case.known(broker.disks, f"disks of broker {broker.node}"):
             if disk.path.startswith(TEMPORARY):
-                yield Broken(
+                yield Violation(
                     Severity.WARNING,
                     f"broker {broker.node}",
                     (f"log.dirs={disk.path}",),
@@ -173,18 +204,18 @@ def logs_in_tmp(case: Case) -> Iterator[Broken]:
 
 @rule(
     "CLUSTER_DISK_OFFLINE",
-    Threat.LOSS,
+    Risk.LOSS,
     when="another copy is lost before the disk is back",
     what="A broker has given up a folder in which it keeps its logs.",
     why="The replicas in it are not kept any more: each of their partitions has a copy less.",
     mend="Repair or replace the disk, and restart the broker.",
     fine="Never for long.",
 )
-def disk_offline(case: Case) -> Iterator[Broken]:
+def disk_offline(case: RuleContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
         for disk in case.known(broker.disks, f"disks of broker {broker.node}"):
             if disk.error:
-                yield Broken(
+                yield Violation(
                     Severity.ERROR,
                     f"broker {broker.node}",
                     (f"{disk.path}: error {disk.error}",),
@@ -194,7 +225,7 @@ def disk_offline(case: Case) -> Iterator[Broken]:
 
 @rule(
     "CLUSTER_OFFSETS_TOPIC_FRAGILE",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a broker stops",
     what="The topic of the groups' offsets has fewer replicas than the cluster could give it.",
     why="Groups whose coordinator is gone can neither commit nor be looked at. A pipeline goes on, as the ledger is the truth; "
@@ -202,13 +233,13 @@ def disk_offline(case: Case) -> Iterator[Broken]:
     mend="Raise the replicas of __consumer_offsets to three.",
     fine="When only instep reads from this cluster.",
 )
-def offsets_topic_fragile(case: Case) -> Iterator[Broken]:
+def offsets_topic_fragile(case: RuleContext) -> Iterator[Violation]:
     yield from _fragile(case, "__consumer_offsets", Severity.NOTE)
 
 
 @rule(
     "CLUSTER_TRANSACTION_LOG_FRAGILE",
-    Threat.LOSS,
+    Risk.LOSS,
     when="a broker stops while transactions are being committed",
     what="A publisher uses transactions, and their log has too few replicas, or one in-sync replica is enough for it.",
     why="The outcome of a transaction can be forgotten with one disk: records that were committed may be aborted, or the "
@@ -216,28 +247,47 @@ def offsets_topic_fragile(case: Case) -> Iterator[Broken]:
     mend="Give __transaction_state three replicas and min.insync.replicas=2.",
     fine="When no publisher uses transactions.",
 )
-def transaction_log_fragile(case: Case) -> Iterator[Broken]:
+def transaction_log_fragile(case: RuleContext) -> Iterator[Violation]:
     if any(one.transactional for one in case.publishers.values()):
-        yield from _fragile(case, "__transaction_state", Severity.ERROR if case.must_not_lose else Severity.NOTE, in_sync_min=2)
+        yield from _fragile(
+            case,
+            "__transaction_state",
+            Severity.ERROR if case.must_not_lose else Severity.NOTE,
+            in_sync_min=2,
+        )
 
 
-def _fragile(case: Case, topic: str, severity: Severity, in_sync_min: int = 1) -> Iterator[Broken]:
+def _fragile(
+    case: RuleContext, topic: str, severity: Severity, in_sync_min: int = 1
+) -> Iterator[Violation]:
     if topic in case.cluster.internal:
         replicas, in_sync = case.cluster.internal[topic]
     elif topic == "__transaction_state":  # not made yet: the brokers' settings say how it will be
         replicas = min(
-            int(case.broker_value(b, "transaction.state.log.replication.factor").value or 0) for b in case.cluster.brokers
+            int(case.broker_value(b, "transaction.state.log.replication.factor").value or 0)
+            for b in case.cluster.brokers
         )
-        in_sync = min(int(case.broker_value(b, "transaction.state.log.min.isr").value or 0) for b in case.cluster.brokers)
+        in_sync = min(
+            int(case.broker_value(b, "transaction.state.log.min.isr").value or 0)
+            for b in case.cluster.brokers
+        )
     else:
         return
     wanted = min(3, max(2, len(case.cluster.brokers)))
     weak_in_sync = in_sync is not None and in_sync < in_sync_min
     if replicas < wanted or weak_in_sync:
-        steps = [f"add brokers until there are {wanted}"] if len(case.cluster.brokers) < wanted else []
-        steps += [f"instep topics replicate {topic} -r {wanted} --execute"] if replicas < wanted else []
-        steps += [f"instep topics alter {topic} -c min.insync.replicas={in_sync_min}"] if weak_in_sync else []
-        yield Broken(
+        steps = (
+            [f"add brokers until there are {wanted}"] if len(case.cluster.brokers) < wanted else []
+        )
+        steps += (
+            [f"instep topics replicate {topic} -r {wanted} --execute"] if replicas < wanted else []
+        )
+        steps += (
+            [f"instep topics alter {topic} -c min.insync.replicas={in_sync_min}"]
+            if weak_in_sync
+            else []
+        )
+        yield Violation(
             severity,
             f"topic {topic}",
             (counted(replicas, "replica"), f"min.insync.replicas={in_sync}"),
@@ -247,37 +297,44 @@ def _fragile(case: Case, topic: str, severity: Severity, in_sync_min: int = 1) -
 
 @rule(
     "CLUSTER_ONE_ADDRESS",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="that broker is down while a pipeline starts",
     what="The settings name one broker of several.",
     why="A client learns the others from the first that answers. When that one is down, nothing can start.",
     mend="Name two or three brokers in kafka.bootstrap.",
     fine="When the address is a load balancer or a name that leads to several brokers.",
 )
-def one_address(case: Case) -> Iterator[Broken]:
+def one_address(case: RuleContext) -> Iterator[Violation]:
     if len(case.cluster.bootstrap) == 1 and len(case.cluster.brokers) > 1:
         all_of_them = ",".join(f"{broker.host}:{broker.port}" for broker in case.cluster.brokers)
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             "kafka.bootstrap",
-            (f'kafka.bootstrap="{case.cluster.bootstrap[0]}"', f"{len(case.cluster.brokers)} brokers"),
+            (
+                f'kafka.bootstrap="{case.cluster.bootstrap[0]}"',
+                f"{len(case.cluster.brokers)} brokers",
+            ),
             f'[kafka]\nbootstrap = "{all_of_them}"',
         )
 
 
 @rule(
     "CLUSTER_IN_CLEAR",
-    Threat.EXPOSURE,
+    Risk.EXPOSURE,
     when="somebody listens on the network",
     what="Brokers on other machines are spoken to without encryption.",
     why="Records, and with SASL_PLAINTEXT and the mechanism PLAIN also the password, can be read and changed on the way.",
     mend="Use SSL or SASL_SSL.",
     fine="Within a network that is encrypted itself, such as a service mesh.",
 )
-def in_clear(case: Case) -> Iterator[Broken]:
-    far = [f"{broker.host}:{broker.port}" for broker in case.cluster.brokers if not is_loopback(broker.host)]
+def in_clear(case: RuleContext) -> Iterator[Violation]:
+    far = [
+        f"{broker.host}:{broker.port}"
+        for broker in case.cluster.brokers
+        if not is_loopback(broker.host)
+    ]
     if far and case.cluster.protocol in ("PLAINTEXT", "SASL_PLAINTEXT"):
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             "kafka.security",
             (f'protocol="{case.cluster.protocol}" to {", ".join(far)}',),
@@ -287,17 +344,21 @@ def in_clear(case: Case) -> Iterator[Broken]:
 
 @rule(
     "CLUSTER_NO_AUTHORIZER",
-    Threat.LOSS,
+    Risk.LOSS,
     when="anybody deletes the topic or publishes to it by mistake",
     what="The cluster asks nobody for rights.",
     why="Whoever reaches a broker can delete the topic, change its settings, or publish to it.",
     mend="Set authorizer.class.name, and grant each user what it needs.",
     fine="Where only trusted programs reach the brokers.",
 )
-def no_authorizer(case: Case) -> Iterator[Broken]:
-    open_to_all = [b.node for b in case.cluster.brokers if not case.broker_value(b, "authorizer.class.name").value]
+def no_authorizer(case: RuleContext) -> Iterator[Violation]:
+    open_to_all = [
+        b.node
+        for b in case.cluster.brokers
+        if not case.broker_value(b, "authorizer.class.name").value
+    ]
     if open_to_all:
-        yield Broken(
+        yield Violation(
             Severity.NOTE,
             "the cluster",
             (f"authorizer.class.name is empty on broker {', '.join(map(str, open_to_all))}",),
@@ -307,18 +368,18 @@ def no_authorizer(case: Case) -> Iterator[Broken]:
 
 @rule(
     "CLUSTER_SLOW_TO_DROP_REPLICAS",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a broker hangs without dying",
     what="A replica that lags counts as in sync for long.",
     why="A record is acknowledged when every in-sync replica has it: one that hangs holds all publishers up for that time.",
     mend="Leave replica.lag.time.max.ms at its default, 30 s.",
     fine="Across slow links between brokers.",
 )
-def slow_to_drop_replicas(case: Case) -> Iterator[Broken]:
+def slow_to_drop_replicas(case: RuleContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
         lag = case.broker_value(broker, "replica.lag.time.max.ms")
         if len(case.cluster.brokers) > 1 and int(lag.value or 0) > REPLICA_LAG_MS_MAX:
-            yield Broken(
+            yield Violation(
                 Severity.WARNING,
                 f"broker {broker.node}",
                 (f"replica.lag.time.max.ms={lag.value} ({lag.source})",),
@@ -328,18 +389,18 @@ def slow_to_drop_replicas(case: Case) -> Iterator[Broken]:
 
 @rule(
     "CLUSTER_GROUPS_FORGOTTEN",
-    Threat.REPETITION,
+    Risk.REPETITION,
     when="a group has no members for that long",
     what="Offsets of idle groups are forgotten before the longest planned outage is over.",
     why="Consumers start over or skip. Pipelines do not mind, as the ledger is the truth; their mirror groups vanish.",
     mend="Leave offsets.retention.minutes at its default, 7 days.",
     fine="When only instep reads from this cluster.",
 )
-def groups_forgotten(case: Case) -> Iterator[Broken]:
+def groups_forgotten(case: RuleContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
         kept = case.broker_value(broker, "offsets.retention.minutes")
         if int(kept.value or 0) * 60_000 < case.outage_ms:
-            yield Broken(
+            yield Violation(
                 Severity.NOTE,
                 f"broker {broker.node}",
                 (f"offsets.retention.minutes={kept.value} ({kept.source})",),
@@ -349,7 +410,7 @@ def groups_forgotten(case: Case) -> Iterator[Broken]:
 
 @rule(
     "CLUSTER_TRANSACTIONS_OLD",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a record of an ended transaction arrives late and leaves it open for ever",
     what="A publisher uses transactions, and the cluster has not switched the newer protocol for them on.",
     why="With the older one a record that was delayed on the way can join a transaction that has ended. It hangs: pipelines read "
@@ -357,11 +418,13 @@ def groups_forgotten(case: Case) -> Iterator[Broken]:
     mend="Upgrade the feature transaction.version to 2 (Kafka 4.0 and newer).",
     fine="While brokers older than Kafka 4.0 are still in use.",
 )
-def transactions_old(case: Case) -> Iterator[Broken]:
+def transactions_old(case: RuleContext) -> Iterator[Violation]:
     if any(one.transactional for one in case.publishers.values()):
-        level = case.known(case.cluster.features, "the cluster's features").get("transaction.version", 0)
+        level = case.known(case.cluster.features, "the cluster's features").get(
+            "transaction.version", 0
+        )
         if level < TRANSACTION_LEVEL:
-            yield Broken(
+            yield Violation(
                 Severity.NOTE,
                 "the cluster",
                 (f"transaction.version={level}",),
@@ -371,7 +434,7 @@ def transactions_old(case: Case) -> Iterator[Broken]:
 
 @rule(
     "CLUSTER_LAST_REPLICA_TRUSTED",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the replicas of a partition die one after the other, and the last one to stay loses its disk's cache",
     what="The cluster does not remember which replicas have everything once they are out of sync.",
     why="Only the last in-sync replica may lead again. If it comes back without its newest records, acknowledged ones are gone, "
@@ -379,10 +442,12 @@ def transactions_old(case: Case) -> Iterator[Broken]:
     mend="Upgrade the feature eligible.leader.replicas.version to 1 (Kafka 4.0 and newer).",
     fine="When brokers do not lose power together.",
 )
-def last_replica_trusted(case: Case) -> Iterator[Broken]:
-    level = case.known(case.cluster.features, "the cluster's features").get("eligible.leader.replicas.version", 0)
+def last_replica_trusted(case: RuleContext) -> Iterator[Violation]:
+    level = case.known(case.cluster.features, "the cluster's features").get(
+        "eligible.leader.replicas.version", 0
+    )
     if level < 1 and len(case.cluster.brokers) > 1:
-        yield Broken(
+        yield Violation(
             Severity.NOTE,
             "the cluster",
             (f"eligible.leader.replicas.version={level}",),
@@ -392,7 +457,7 @@ def last_replica_trusted(case: Case) -> Iterator[Broken]:
 
 @rule(
     "CLUSTER_CLOCK_DIFFERS",
-    Threat.LOSS,
+    Risk.LOSS,
     when="a time decides: a start, a place in the log, retention",
     what="The cluster's clock and ours do not agree.",
     why="Freshness and lag in seconds are wrong by as much, `start` and places such as @-1h name other records than meant, and "
@@ -400,28 +465,31 @@ def last_replica_trusted(case: Case) -> Iterator[Broken]:
     mend="Keep all clocks in step by NTP.",
     fine="Never for long.",
 )
-def clock_differs(case: Case) -> Iterator[Broken]:
+def clock_differs(case: RuleContext) -> Iterator[Violation]:
     ahead_s = case.known(case.cluster.clock_ahead_s, "the cluster's clock")
     if abs(ahead_s) > CLOCK_S_MAX:
         word = "ahead of" if ahead_s > 0 else "behind"
-        yield Broken(
-            Severity.WARNING, "the cluster", (f"its clock is {abs(ahead_s):.1f} s {word} ours",), "set the clocks, best by NTP"
+        yield Violation(
+            Severity.WARNING,
+            "the cluster",
+            (f"its clock is {abs(ahead_s):.1f} s {word} ours",),
+            "set the clocks, best by NTP",
         )
 
 
 @rule(
     "CLUSTER_OPEN_TO_EVERYONE",
-    Threat.LOSS,
+    Risk.LOSS,
     when="anybody deletes the topic or publishes to it by mistake",
     what="The cluster lets everybody use a topic that no rule is about.",
     why="With allow.everyone.if.no.acl.found=true a topic without a rule of its own is open to whoever reaches a broker.",
     mend="Set allow.everyone.if.no.acl.found=false, and grant each user what it needs.",
     fine="While rules are being introduced.",
 )
-def open_to_everyone(case: Case) -> Iterator[Broken]:
+def open_to_everyone(case: RuleContext) -> Iterator[Violation]:
     guilty = _with_setting(case, "allow.everyone.if.no.acl.found", "true")
     if guilty:
-        yield Broken(
+        yield Violation(
             Severity.NOTE,
             "the cluster",
             (f"allow.everyone.if.no.acl.found=true on broker {guilty}",),
@@ -431,17 +499,17 @@ def open_to_everyone(case: Case) -> Iterator[Broken]:
 
 @rule(
     "CLUSTER_STOPS_ABRUPTLY",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a broker is restarted",
     what="A broker that is stopped does not hand its partitions over first.",
     why="Its partitions have no leader until the cluster notices, as after a crash; publishers and pipelines wait.",
     mend="Leave controlled.shutdown.enable at its default, true.",
     fine="Never.",
 )
-def stops_abruptly(case: Case) -> Iterator[Broken]:
+def stops_abruptly(case: RuleContext) -> Iterator[Violation]:
     guilty = _with_setting(case, "controlled.shutdown.enable", "false")
     if guilty:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             "the cluster",
             (f"controlled.shutdown.enable=false on broker {guilty}",),
@@ -451,17 +519,17 @@ def stops_abruptly(case: Case) -> Iterator[Broken]:
 
 @rule(
     "CLUSTER_TRANSACTIONS_UNVERIFIED",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a record of an ended transaction arrives late",
     what="A publisher uses transactions, and the brokers do not check that a record's transaction is open.",
     why="Such a record opens a transaction that nobody ends. Pipelines wait behind it for ever.",
     mend="Leave transaction.partition.verification.enable at its default, true.",
     fine="Never with transactions.",
 )
-def transactions_unverified(case: Case) -> Iterator[Broken]:
+def transactions_unverified(case: RuleContext) -> Iterator[Violation]:
     guilty = _with_setting(case, "transaction.partition.verification.enable", "false")
     if guilty and any(one.transactional for one in case.publishers.values()):
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             "the cluster",
             (f"transaction.partition.verification.enable=false on broker {guilty}",),
@@ -469,7 +537,7 @@ def transactions_unverified(case: Case) -> Iterator[Broken]:
         )
 
 
-def _with_setting(case: Case, name: str, value: str) -> str:
+def _with_setting(case: RuleContext, name: str, value: str) -> str:
     """The brokers that have this value of a setting; one that does not know the setting has not."""
     found = []
     for broker in case.cluster.brokers:

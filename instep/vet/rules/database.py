@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from instep.vet import remedies
-from instep.vet.rule import Broken, Case, Severity, Threat, rule
+from instep.vet.rule import Risk, RuleContext, Severity, Violation, rule
 from instep.vet.rules.cluster import is_loopback
 
 VERSIONS_MIN = {"postgresql": (13,), "mariadb": (10, 6), "mysql": (8, 0, 19), "sqlite": (3, 35)}
@@ -18,83 +18,109 @@ LITERAL = re.compile(r"'((?:[^']|'')*)'")
 CONNECTIONS_SPARE = 5
 RESERVED = ("reserved_connections", "superuser_reserved_connections")
 PACKET_SHARE = 2  # a byte may become two in a statement
-NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "fuse.sshfs", "9p", "afs", "ceph", "glusterfs", "lustre")
+NETWORK_FILESYSTEMS = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb",
+    "smb3",
+    "smbfs",
+    "fuse.sshfs",
+    "9p",
+    "afs",
+    "ceph",
+    "glusterfs",
+    "lustre",
+)
 
 
-def _is_mysql(case: Case) -> bool:
+def _is_mysql(case: RuleContext) -> bool:
     return case.database.kind in ("mariadb", "mysql")
 
 
-def _subject(case: Case) -> str:
+def _subject(case: RuleContext) -> str:
     return f"the database of {case.name}"
 
 
 @rule(
     "DATABASE_UNREACHABLE",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="now",
     what="The target database does not answer, or does not let us in.",
     why="Nothing can be applied until it does. A running pipeline waits, and the log keeps what comes meanwhile.",
     mend="Start it, or correct target in the settings.",
     fine="When it is down on purpose, for less than the log's retention.",
 )
-def unreachable(case: Case) -> Iterator[Broken]:
+def unreachable(case: RuleContext) -> Iterator[Violation]:
     found = case.known(case.snapshot.databases.get(case.name), f"database of {case.name}")
     if found.unreachable:
         said, _, remedy = found.unreachable.partition("\n")
-        yield Broken(Severity.ERROR, _subject(case), (said,), remedy or f"correct pipelines.{case.name}.target")
+        yield Violation(
+            Severity.ERROR,
+            _subject(case),
+            (said,),
+            remedy or f"correct pipelines.{case.name}.target",
+        )
 
 
 @rule(
     "DATABASE_TABLE_UNFIT",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="the pipeline is started",
     what="The target table cannot hold what the mapping says, or instep's own tables are not there.",
     why="The pipeline refuses to start, before anything wrong is written.",
     mend="Run the statement that is named, or instep init.",
     fine="Before instep init was run.",
 )
-def table_unfit(case: Case) -> Iterator[Broken]:
+def table_unfit(case: RuleContext) -> Iterator[Violation]:
     if case.database.unfit:
         what, remedy = case.database.unfit
-        yield Broken(Severity.ERROR, f"table {case.pipeline.table}", (what,), remedy or f"instep init {case.name}")
+        yield Violation(
+            Severity.ERROR,
+            f"table {case.pipeline.table}",
+            (what,),
+            remedy or f"instep init {case.name}",
+        )
 
 
 @rule(
     "DATABASE_READ_ONLY",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="the pipeline is started",
     what="The database takes no writes: a standby, or a server set to read only.",
     why="The pipeline stops with TARGET_READ_ONLY.",
     mend="Point target to the server that takes writes.",
     fine="During a planned switch-over.",
 )
-def read_only(case: Case) -> Iterator[Broken]:
+def read_only(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
     named = ("in_recovery", "transaction_read_only", "read_only", "super_read_only", "tx_read_only")
     on = [name for name in named if values.get(name, "off").lower() in ("on", "1")]
     if on:
-        yield Broken(
+        yield Violation(
             Severity.ERROR,
             _subject(case),
             tuple(f"{name}={values[name]}" for name in on),
             remedies.setting(case.database, "default_transaction_read_only", "off", case.name)
-            if values.get("default_transaction_read_only", "off") == "on" and values.get("in_recovery", "off") == "off"
+            if values.get("default_transaction_read_only", "off") == "on"
+            and values.get("in_recovery", "off") == "off"
             else f"change the host in pipelines.{case.name}.target to that of the primary server",
         )
 
 
 @rule(
     "DATABASE_MAY_CORRUPT",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the database's machine loses power",
     what="The database does not make sure that pages reach the disk whole and in order.",
     why="After a power failure its files may be damaged in any way: rows and ledger may disagree, and no guarantee holds.",
     mend="Switch the setting on again.",
     fine="In tests, and on databases that are thrown away.",
 )
-def may_corrupt(case: Case) -> Iterator[Broken]:
-    wanted = {"postgresql": ("fsync", "full_page_writes")}.get(case.database.kind, ("innodb_doublewrite",))
+def may_corrupt(case: RuleContext) -> Iterator[Violation]:
+    wanted = {"postgresql": ("fsync", "full_page_writes")}.get(
+        case.database.kind, ("innodb_doublewrite",)
+    )
     if case.database.kind == "sqlite":
         return
     for name in wanted:
@@ -104,7 +130,7 @@ def may_corrupt(case: Case) -> Iterator[Broken]:
                 if case.database.kind == "postgresql"
                 else f"{name} = ON in the server's my.cnf, then restart the server"
             )
-            yield Broken(
+            yield Violation(
                 Severity.ERROR if case.must_not_lose else Severity.WARNING,
                 _subject(case),
                 (f"{name}={case.database_setting(name)}",),
@@ -114,7 +140,7 @@ def may_corrupt(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_COMMITS_LATER",
-    Threat.REPETITION,
+    Risk.REPETITION,
     when="the database crashes",
     what="A commit is answered before it is on the disk.",
     why="After a crash the last transactions are missing. Nothing is lost: the ledger is in the same database and goes back with "
@@ -122,11 +148,13 @@ def may_corrupt(case: Case) -> Iterator[Broken]:
     mend="Switch the setting on again.",
     fine="For speed, as long as the log still has the records.",
 )
-def commits_later(case: Case) -> Iterator[Broken]:
+def commits_later(case: RuleContext) -> Iterator[Violation]:
     lazy = {"postgresql": ("synchronous_commit", ("off",), "on")}
-    name, weak, strong = lazy.get(case.database.kind, ("innodb_flush_log_at_trx_commit", ("0", "2"), "1"))
+    name, weak, strong = lazy.get(
+        case.database.kind, ("innodb_flush_log_at_trx_commit", ("0", "2"), "1")
+    )
     if case.database.kind != "sqlite" and case.database_setting(name).lower() in weak:
-        yield Broken(
+        yield Violation(
             Severity.NOTE,
             _subject(case),
             (f"{name}={case.database_setting(name)}",),
@@ -136,24 +164,29 @@ def commits_later(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_NO_TRANSACTIONS",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the pipeline dies between two statements",
     what="A table is kept by an engine without transactions.",
     why="Rows and ledger cannot be written together: after a death in between, records are lost or repeated.",
     mend="ALTER TABLE … ENGINE = InnoDB.",
     fine="Never.",
 )
-def no_transactions(case: Case) -> Iterator[Broken]:
+def no_transactions(case: RuleContext) -> Iterator[Violation]:
     if _is_mysql(case):
         for table, engine in case.database.engines.items():
             if engine.lower() != "innodb":
                 quoted = case.database.quoted(*table.split("."))
-                yield Broken(Severity.ERROR, f"table {table}", (f"engine {engine}",), f"ALTER TABLE {quoted} ENGINE = InnoDB")
+                yield Violation(
+                    Severity.ERROR,
+                    f"table {table}",
+                    (f"engine {engine}",),
+                    f"ALTER TABLE {quoted} ENGINE = InnoDB",
+                )
 
 
 @rule(
     "DATABASE_TABLE_UNLOGGED",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the database crashes",
     what="A table is unlogged: PostgreSQL empties it after a crash.",
     why="If the target's table is emptied and the ledger is not, nothing brings the rows back. If the ledger is emptied, the "
@@ -161,10 +194,10 @@ def no_transactions(case: Case) -> Iterator[Broken]:
     mend="ALTER TABLE … SET LOGGED.",
     fine="In tests.",
 )
-def table_unlogged(case: Case) -> Iterator[Broken]:
+def table_unlogged(case: RuleContext) -> Iterator[Violation]:
     for table, kept in case.database.engines.items():
         if kept == "unlogged":
-            yield Broken(
+            yield Violation(
                 Severity.ERROR if case.must_not_lose else Severity.WARNING,
                 f"table {table}",
                 ("unlogged",),
@@ -174,18 +207,18 @@ def table_unlogged(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_SECOND_UNIQUE_KEY",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="two documents bring the same value for it",
     what="The table has a unique key beside that of the document's id.",
     why="A row that breaks the other key is refused, and its document is parked until somebody releases it.",
     mend="Make sure that the source never gives one value to two documents, or drop the unique key.",
     fine="When its columns are not among those that the pipeline writes.",
 )
-def second_unique_key(case: Case) -> Iterator[Broken]:
+def second_unique_key(case: RuleContext) -> Iterator[Violation]:
     others = [key for key in case.database.unique_keys if key != case.database.key]
     touching = [key for key in others if set(key) & set(case.written)]
     if touching:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"table {case.pipeline.table}",
             tuple(f"unique ({', '.join(key)})" for key in touching),
@@ -195,7 +228,7 @@ def second_unique_key(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_TRIGGERS",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a trigger refuses a row or is slow",
     what="The target table has triggers.",
     why="They run with every row that is written, in the pipeline's transaction. What they refuse parks its document, and "
@@ -203,9 +236,9 @@ def second_unique_key(case: Case) -> Iterator[Broken]:
     mend="Nothing, if they are meant.",
     fine="When they are quick and refuse nothing without a reason.",
 )
-def triggers(case: Case) -> Iterator[Broken]:
+def triggers(case: RuleContext) -> Iterator[Violation]:
     if case.database.triggers:
-        yield Broken(
+        yield Violation(
             Severity.NOTE,
             f"table {case.pipeline.table}",
             tuple(f"trigger {name}" for name in case.database.triggers),
@@ -229,7 +262,7 @@ TIMEOUTS = {
 
 @rule(
     "DATABASE_TIMEOUT_SHORT",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a batch takes longer than the database allows, or no event comes for a while",
     what="The database ends statements, transactions or idle connections after a short time.",
     why="A full batch in catch-up takes seconds. One that is cut off is rolled back and tried again, and again. An idle "
@@ -237,13 +270,13 @@ TIMEOUTS = {
     mend="Raise the time-out for the pipeline's user.",
     fine="When batches are small: lower batch_rows_max.",
 )
-def timeout_short(case: Case) -> Iterator[Broken]:
+def timeout_short(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
     for name, (unit_s, least_s) in TIMEOUTS.items():
         seconds = float(values.get(name, 0)) * unit_s
         if 0 < seconds < least_s:
             wanted = "28800" if name == "wait_timeout" else "0"
-            yield Broken(
+            yield Violation(
                 Severity.WARNING,
                 _subject(case),
                 (f"{name}={values[name]}: {seconds:g} s{_source(case, name)}",),
@@ -251,21 +284,21 @@ def timeout_short(case: Case) -> Iterator[Broken]:
             )
 
 
-def _source(case: Case, name: str) -> str:
+def _source(case: RuleContext, name: str) -> str:
     source = case.database.sources.get(name)
     return f" (set by: {source})" if source else ""
 
 
 @rule(
     "DATABASE_FEW_CONNECTIONS",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="other programs take the connections",
     what="The server, the database or the pipeline's user is allowed hardly more connections than the pipeline's tasks need.",
     why="Each task that runs at a time holds one, and so do instep's own commands.",
     mend="Raise the limit that is named: max_connections, or the role's, the account's or the database's own.",
     fine="When nothing else uses the server.",
 )
-def few_connections(case: Case) -> Iterator[Broken]:
+def few_connections(case: RuleContext) -> Iterator[Violation]:
     if case.database.kind == "sqlite":
         return
     values = case.database.settings or {}
@@ -279,40 +312,52 @@ def few_connections(case: Case) -> Iterator[Broken]:
     needed = tasks + CONNECTIONS_SPARE
     for name, limit in allowed.items():
         # an account's own limit shows as the session's variable too
-        if limit < needed and not (name == "max_user_connections" and "MAX_USER_CONNECTIONS" in allowed):
+        if limit < needed and not (
+            name == "max_user_connections" and "MAX_USER_CONNECTIONS" in allowed
+        ):
             wanted = 4 * needed + (reserved if name == "max_connections" else 0)
-            yield Broken(
+            yield Violation(
                 Severity.WARNING if limit > tasks else Severity.ERROR,
                 _subject(case),
-                (f"{_words(name)}: {limit}", f"{tasks} tasks at a time and {CONNECTIONS_SPARE} to spare"),
+                (
+                    f"{_words(name)}: {limit}",
+                    f"{tasks} tasks at a time and {CONNECTIONS_SPARE} to spare",
+                ),
                 remedies.connection_limit(case.database, name, wanted, case.name),
             )
 
 
 def _words(limit: str) -> str:
-    named = {"ROLE_CONNECTIONS": "connection limit of the role", "DATABASE_CONNECTIONS": "connection limit of the database"}
+    named = {
+        "ROLE_CONNECTIONS": "connection limit of the role",
+        "DATABASE_CONNECTIONS": "connection limit of the database",
+    }
     return named.get(limit, f"{limit} of the account" if limit.isupper() else limit)
 
 
-def _tasks(case: Case) -> int:
+def _tasks(case: RuleContext) -> int:
     """How many tasks may run at a time: one a partition, and no more than a local master has threads."""
     threads = re.match(r"local\[(\d+)", case.snapshot.spark.master)
-    return min(len(case.topic.partitions), int(threads[1])) if threads else len(case.topic.partitions)
+    return (
+        min(len(case.topic.partitions), int(threads[1])) if threads else len(case.topic.partitions)
+    )
 
 
 @rule(
     "DATABASE_ACCOUNT_LIMITED",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="the account has used up its statements or connections of the hour",
     what="The database limits how many statements, changes or connections per hour the pipeline's account may use.",
     why="MariaDB and MySQL refuse everything beyond that, and the pipeline waits until the hour is over.",
     mend="Set the account's limits to 0, which means none.",
     fine="Never for a pipeline.",
 )
-def account_limited(case: Case) -> Iterator[Broken]:
-    hourly = {name: limit for name, limit in case.database.limits.items() if name.endswith("_PER_HOUR")}
+def account_limited(case: RuleContext) -> Iterator[Violation]:
+    hourly = {
+        name: limit for name, limit in case.database.limits.items() if name.endswith("_PER_HOUR")
+    }
     if hourly:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             _subject(case),
             tuple(f"{name} {limit:g}" for name, limit in hourly.items()),
@@ -322,27 +367,30 @@ def account_limited(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_PASSWORD_EXPIRES",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="the password expires and the pipeline connects again",
     what="The password of the pipeline's role expires soon.",
     why="Connections that are open stay so. The next one is refused, and nothing is applied until the password is changed.",
     mend="Set a new password with a later VALID UNTIL.",
     fine="When somebody changes the password before.",
 )
-def password_expires(case: Case) -> Iterator[Broken]:
+def password_expires(case: RuleContext) -> Iterator[Violation]:
     left_s = case.database.password_valid_s
     if left_s is not None and left_s < PASSWORD_DAYS_MIN * 86_400:
-        yield Broken(
+        yield Violation(
             Severity.ERROR if left_s < 86_400 else Severity.WARNING,
             _subject(case),
-            (f"the password of {case.database.user} " + (f"expires in {left_s / 86_400:.0f} days" if left_s > 0 else "expired"),),
+            (
+                f"the password of {case.database.user} "
+                + (f"expires in {left_s / 86_400:.0f} days" if left_s > 0 else "expired"),
+            ),
             f"ALTER ROLE {case.database.user} VALID UNTIL 'infinity'",
         )
 
 
 @rule(
     "DATABASE_DELETES_REFERENCED",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="the source deletes a document that rows of another table point to",
     what="Foreign keys of other tables point to the target's table, and the source may delete documents.",
     why="Without a rule for deletes, or with RESTRICT, the database refuses to delete the row, and the document is parked. With "
@@ -350,34 +398,36 @@ def password_expires(case: Case) -> Iterator[Broken]:
     mend="Decide what a delete means: keep the rows, or let the foreign key cascade.",
     fine="When the source never deletes documents, or the foreign key's rule is what you want.",
 )
-def deletes_referenced(case: Case) -> Iterator[Broken]:
+def deletes_referenced(case: RuleContext) -> Iterator[Violation]:
     if not case.deletes_rows:
         return
     for one in case.database.referenced_by:
         refused = one.on_delete in ("NO ACTION", "RESTRICT")
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"table {case.pipeline.table}",
             (f"{one.table} ({', '.join(one.columns)}) points to it, ON DELETE {one.on_delete}",),
             f"let the source send no deletes for {case.pipeline.table}, or declare ON DELETE CASCADE in {one.table}"
             if refused
             else f"let the source send no deletes for {case.pipeline.table}, or declare ON DELETE RESTRICT in {one.table}",
-            when=None if refused else f"the source deletes a document: rows of {one.table} change with it",
+            when=None
+            if refused
+            else f"the source deletes a document: rows of {one.table} change with it",
         )
 
 
 @rule(
     "DATABASE_PARENT_MAY_BE_MISSING",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="an event arrives before the row that it points to",
     what="A column that the pipeline writes has a foreign key to another table.",
     why="The database refuses a row whose parent is not there, and its document is parked until the parent appears.",
     mend="Fill the parent's table first, or drop the foreign key.",
     fine="When parents are always there before their documents.",
 )
-def parent_may_be_missing(case: Case) -> Iterator[Broken]:
+def parent_may_be_missing(case: RuleContext) -> Iterator[Violation]:
     for one in case.database.references:
-        yield Broken(
+        yield Violation(
             Severity.NOTE,
             f"table {case.pipeline.table}",
             (f"({', '.join(one.columns)}) points to {one.refers_to}",),
@@ -387,21 +437,23 @@ def parent_may_be_missing(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_CHECKS_OFF",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="an event brings a value that the table would refuse",
     what="The pipeline's sessions do not check foreign keys or unique keys, or run no triggers.",
     why="Rows that break the table's own rules are written without a word, and triggers that other programs rely on stay silent.",
     mend="Switch the checks on for the pipeline's user.",
     fine="While a copy of the database is being filled.",
 )
-def checks_off(case: Case) -> Iterator[Broken]:
+def checks_off(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
     if values.get("session_replication_role", "origin") == "replica":
         fix = remedies.setting(case.database, "session_replication_role", "origin", case.name)
-        yield Broken(Severity.WARNING, _subject(case), ("session_replication_role=replica",), fix)
+        yield Violation(
+            Severity.WARNING, _subject(case), ("session_replication_role=replica",), fix
+        )
     for name in ("foreign_key_checks", "unique_checks"):
         if values.get(name, "ON").upper() in ("OFF", "0"):
-            yield Broken(
+            yield Violation(
                 Severity.WARNING,
                 _subject(case),
                 (f"{name}={values[name]}",),
@@ -411,7 +463,7 @@ def checks_off(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_ISOLATION_STRICT",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="another program changes the same rows at the same time",
     what="Transactions of the pipeline's user are REPEATABLE READ or SERIALIZABLE by default.",
     why="PostgreSQL then refuses a transaction that meets another one's change, and the whole batch is written again. The "
@@ -419,11 +471,11 @@ def checks_off(case: Case) -> Iterator[Broken]:
     mend="Set default_transaction_isolation to read committed for the pipeline's user.",
     fine="When no other program writes to the table.",
 )
-def isolation_strict(case: Case) -> Iterator[Broken]:
+def isolation_strict(case: RuleContext) -> Iterator[Violation]:
     name = "default_transaction_isolation"
     value = (case.database.settings or {}).get(name, "read committed")
     if value in ("repeatable read", "serializable"):
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             _subject(case),
             (f"{name}={value}{_source(case, name)}",),
@@ -433,18 +485,18 @@ def isolation_strict(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_WAITS_FOR_STANDBY",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="the standby that must confirm every commit is down",
     what="Every commit waits for a standby server.",
     why="When too few of the named standbys are connected, a commit waits for ever, and the pipeline with it.",
     mend="Keep one standby more than synchronous_standby_names needs.",
     fine="When no loss with the primary's disk is acceptable, and a standstill is.",
 )
-def waits_for_standby(case: Case) -> Iterator[Broken]:
+def waits_for_standby(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
     names = values.get("synchronous_standby_names", "")
     if names and values.get("synchronous_commit") not in ("off", "local"):
-        yield Broken(
+        yield Violation(
             Severity.NOTE,
             _subject(case),
             (f"synchronous_standby_names={names}",),
@@ -454,26 +506,28 @@ def waits_for_standby(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_LOGS_STATEMENTS",
-    Threat.EXPOSURE,
+    Risk.EXPOSURE,
     when="somebody reads the server's log",
     what="The server writes every statement to its log.",
     why="The log then holds documents' values, takes disk space as fast as the pipeline writes, and slows it.",
     mend="Switch the log of statements off.",
     fine="For a while, to find a fault.",
 )
-def logs_statements(case: Case) -> Iterator[Broken]:
+def logs_statements(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
     if values.get("log_statement") in ("mod", "all"):
         fix = remedies.setting(case.database, "log_statement", "ddl", case.name)
-        yield Broken(Severity.NOTE, _subject(case), (f"log_statement={values['log_statement']}",), fix)
+        yield Violation(
+            Severity.NOTE, _subject(case), (f"log_statement={values['log_statement']}",), fix
+        )
     if values.get("general_log", "OFF").upper() in ("ON", "1"):
         fix = remedies.setting(case.database, "general_log", "OFF", case.name)
-        yield Broken(Severity.NOTE, _subject(case), ("general_log=ON",), fix)
+        yield Violation(Severity.NOTE, _subject(case), ("general_log=ON",), fix)
 
 
 @rule(
     "DATABASE_BINLOG_NOT_SYNCED",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the database's machine loses power and a replica takes over",
     what="The server does not write its binary log to the disk at each commit.",
     why="After a power failure the binary log may lack committed transactions, or have ones that were rolled back: replicas and "
@@ -481,10 +535,13 @@ def logs_statements(case: Case) -> Iterator[Broken]:
     mend="Set sync_binlog to 1.",
     fine="When no replica is fed by this server.",
 )
-def binlog_not_synced(case: Case) -> Iterator[Broken]:
+def binlog_not_synced(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
-    if values.get("log_bin", "OFF").upper() in ("ON", "1") and values.get("sync_binlog", "1") != "1":
-        yield Broken(
+    if (
+        values.get("log_bin", "OFF").upper() in ("ON", "1")
+        and values.get("sync_binlog", "1") != "1"
+    ):
+        yield Violation(
             Severity.NOTE,
             _subject(case),
             (f"sync_binlog={values['sync_binlog']}", "log_bin=ON"),
@@ -494,7 +551,7 @@ def binlog_not_synced(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_TIMES_WITHOUT_ZONE",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="another program reads or writes the same column in the server's own time zone",
     what="A column that the pipeline writes keeps times without a zone, and the server's time zone is not UTC.",
     why="The pipeline writes UTC. A program that takes the column for local time is wrong by the difference, and its own writes "
@@ -502,19 +559,28 @@ def binlog_not_synced(case: Case) -> Iterator[Broken]:
     mend="Keep times with a zone (timestamptz), or let every program read and write that column as UTC.",
     fine="When all programs take the column for UTC.",
 )
-def times_without_zone(case: Case) -> Iterator[Broken]:
+def times_without_zone(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
     zone = values.get("TimeZone") or values.get("time_zone") or "UTC"
     zone = values.get("system_time_zone", "UTC") if zone.upper() == "SYSTEM" else zone
     columns = case.database.times_without_zone
-    if not columns or zone.upper() in ("UTC", "ETC/UTC", "GMT", "ETC/GMT", "+00:00", "UCT", "ZULU", "UNIVERSAL"):
+    if not columns or zone.upper() in (
+        "UTC",
+        "ETC/UTC",
+        "GMT",
+        "ETC/GMT",
+        "+00:00",
+        "UCT",
+        "ZULU",
+        "UNIVERSAL",
+    ):
         return
     table = case.database.quoted(*case.pipeline.table.split("."))
     changes = ", ".join(
         f"ALTER {case.database.quoted(name)} TYPE timestamptz USING {case.database.quoted(name)} AT TIME ZONE 'UTC'"
         for name in columns
     )
-    yield Broken(
+    yield Violation(
         Severity.NOTE,
         f"table {case.pipeline.table}",
         (f"{', '.join(columns)} without a time zone", f"the server's time zone is {zone}"),
@@ -526,22 +592,27 @@ def times_without_zone(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_PACKET_SMALL",
-    Threat.LOSS,
+    Risk.LOSS,
     when="a record is larger than the database can keep",
     what="The topic takes larger records than a statement to the database may be.",
     why="A record too large to be set aside whole cannot be kept; it becomes a dead letter with its beginning only.",
     mend="Raise max_allowed_packet.",
     fine="When records are known to be small.",
 )
-def packet_small(case: Case) -> Iterator[Broken]:
+def packet_small(case: RuleContext) -> Iterator[Violation]:
     if _is_mysql(case):
-        packet, record = int(case.database_setting("max_allowed_packet")), case.number("max.message.bytes")
+        packet, record = (
+            int(case.database_setting("max_allowed_packet")),
+            case.number("max.message.bytes"),
+        )
         if packet < PACKET_SHARE * record:
-            yield Broken(
+            yield Violation(
                 Severity.WARNING,
                 _subject(case),
                 (f"max_allowed_packet={packet}", case.found("max.message.bytes")),
-                remedies.setting(case.database, "max_allowed_packet", str(_packet(4 * record)), case.name),
+                remedies.setting(
+                    case.database, "max_allowed_packet", str(_packet(4 * record)), case.name
+                ),
             )
 
 
@@ -552,17 +623,20 @@ def _packet(wanted: int) -> int:
 
 @rule(
     "DATABASE_BINLOG_BY_STATEMENT",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="the pipeline writes",
     what="The server logs statements, not rows, for its replicas.",
     why="InnoDB refuses writes at the pipeline's isolation level, READ COMMITTED, when they are logged as statements.",
     mend="Set binlog_format to ROW or MIXED.",
     fine="Never.",
 )
-def binlog_by_statement(case: Case) -> Iterator[Broken]:
+def binlog_by_statement(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
-    if values.get("log_bin", "OFF").upper() in ("ON", "1") and values.get("binlog_format", "ROW").upper() == "STATEMENT":
-        yield Broken(
+    if (
+        values.get("log_bin", "OFF").upper() in ("ON", "1")
+        and values.get("binlog_format", "ROW").upper() == "STATEMENT"
+    ):
+        yield Violation(
             Severity.ERROR,
             _subject(case),
             ("log_bin=ON", "binlog_format=STATEMENT"),
@@ -572,7 +646,7 @@ def binlog_by_statement(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_RIGHTS_MISSING",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="the pipeline writes",
     what="The pipeline's user lacks a right on a table it needs.",
     why="The pipeline stops with PERMISSION_LOST.",
@@ -580,11 +654,11 @@ def binlog_by_statement(case: Case) -> Iterator[Broken]:
     "tables.",
     fine="DELETE on the target's table, when the source never deletes documents.",
 )
-def rights_missing(case: Case) -> Iterator[Broken]:
+def rights_missing(case: RuleContext) -> Iterator[Violation]:
     lacking = case.database.lacking_rights or []
     if lacking:
         needed = [right for right in lacking if right != f"DELETE on {case.pipeline.table}"]
-        yield Broken(
+        yield Violation(
             Severity.ERROR if needed else Severity.WARNING,
             _subject(case),
             tuple(f"lacks {right}" for right in lacking),
@@ -594,16 +668,16 @@ def rights_missing(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_ROWS_HIDDEN",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a document's row is hidden from the pipeline's user",
     what="Row security hides rows of a table from the pipeline's user.",
     why="A row that is there and not seen looks like a missing document: its insert is refused, and the document parked.",
     mend="Give the user BYPASSRLS, or a policy that shows every row.",
     fine="When the policy shows all rows to this user.",
 )
-def rows_hidden(case: Case) -> Iterator[Broken]:
+def rows_hidden(case: RuleContext) -> Iterator[Violation]:
     if case.database.row_security:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"table {case.pipeline.table}",
             ("row security is active for the pipeline's user",),
@@ -613,7 +687,7 @@ def rows_hidden(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_SUPERUSER",
-    Threat.EXPOSURE,
+    Risk.EXPOSURE,
     when="the settings or the pipeline's machine fall into wrong hands",
     what="The pipeline works as a superuser or an administrator: root, or an account with all rights.",
     why="It needs four rights on a few tables, and has all of them on everything. Limits, row security and time-outs that guard "
@@ -621,9 +695,9 @@ def rows_hidden(case: Case) -> Iterator[Broken]:
     mend="Make a user of its own for the pipeline.",
     fine="On a laptop and in tests.",
 )
-def superuser(case: Case) -> Iterator[Broken]:
+def superuser(case: RuleContext) -> Iterator[Violation]:
     if case.database.superuser:
-        yield Broken(
+        yield Violation(
             Severity.NOTE if is_loopback(case.database.host) else Severity.WARNING,
             _subject(case),
             (f"{case.database.user or 'the user'} has every right on the server",),
@@ -633,16 +707,16 @@ def superuser(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_IN_CLEAR",
-    Threat.EXPOSURE,
+    Risk.EXPOSURE,
     when="somebody listens on the network",
     what="A database on another machine is spoken to without encryption.",
     why="Rows can be read and changed on the way, and the login may be.",
     mend="Add sslmode=verify-full and sslrootcert to the target's URL.",
     fine="Within a network that is encrypted itself.",
 )
-def in_clear(case: Case) -> Iterator[Broken]:
+def in_clear(case: RuleContext) -> Iterator[Violation]:
     if case.database.encrypted is False and not is_loopback(case.database.host):
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             _subject(case),
             (f"{case.database.host} without encryption",),
@@ -652,7 +726,7 @@ def in_clear(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_NOT_VERIFIED",
-    Threat.EXPOSURE,
+    Risk.EXPOSURE,
     when="somebody on the way answers in the server's place",
     what="The connection to a database on another machine is encrypted, and nobody checks who answers.",
     why="Without sslmode=verify-full the server's certificate, or its name, is not checked: whoever is on the way can read "
@@ -660,10 +734,10 @@ def in_clear(case: Case) -> Iterator[Broken]:
     mend="Use sslmode=verify-full with the authority's certificate in sslrootcert.",
     fine="Within a network where nobody can step in between.",
 )
-def not_verified(case: Case) -> Iterator[Broken]:
+def not_verified(case: RuleContext) -> Iterator[Violation]:
     facts = case.database
     if facts.encrypted and not is_loopback(facts.host) and facts.sslmode != "verify-full":
-        yield Broken(
+        yield Violation(
             Severity.NOTE if facts.sslmode == "verify-ca" else Severity.WARNING,
             _subject(case),
             (f"sslmode={facts.sslmode or 'not set'} to {facts.host}",),
@@ -673,18 +747,21 @@ def not_verified(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_OLD",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a statement that it does not know is needed",
     what="The database is older than the versions instep is made for.",
     why="It may lack statements that instep uses, and gets no more repairs from its makers.",
     mend="Upgrade the server.",
     fine="When the pipeline was tried on it.",
 )
-def old(case: Case) -> Iterator[Broken]:
-    version, least = case.known(case.database.version, f"version of the database of {case.name}"), VERSIONS_MIN
+def old(case: RuleContext) -> Iterator[Violation]:
+    version, least = (
+        case.known(case.database.version, f"version of the database of {case.name}"),
+        VERSIONS_MIN,
+    )
     wanted = least[case.database.kind]
     if version[: len(wanted)] < wanted:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             _subject(case),
             (f"{case.database.kind} {'.'.join(map(str, version))}",),
@@ -694,7 +771,7 @@ def old(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_ON_NETWORK_DISK",
-    Threat.LOSS,
+    Risk.LOSS,
     when="two machines or a lost connection break the file's locks",
     what="The SQLite file lies on a network file system.",
     why="SQLite's write-ahead log needs memory that is shared by all who open the file, and locks that hold. Network file "
@@ -702,9 +779,9 @@ def old(case: Case) -> Iterator[Broken]:
     mend="Put the file on a local disk, or use a database server.",
     fine="Never.",
 )
-def on_network_disk(case: Case) -> Iterator[Broken]:
+def on_network_disk(case: RuleContext) -> Iterator[Violation]:
     if case.database.filesystem in NETWORK_FILESYSTEMS:
-        yield Broken(
+        yield Violation(
             Severity.ERROR,
             _subject(case),
             (f"file system {case.database.filesystem}",),
@@ -714,41 +791,50 @@ def on_network_disk(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_CLOCK_DIFFERS",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="times from the database and from here are compared",
     what="The database's clock and ours do not agree.",
     why="What triggers, defaults and other programs stamp with the database's clock does not fit the pipeline's own times.",
     mend="Keep all clocks in step by NTP.",
     fine="Never for long.",
 )
-def clock_differs(case: Case) -> Iterator[Broken]:
+def clock_differs(case: RuleContext) -> Iterator[Violation]:
     ahead_s = case.database.clock_ahead_s
     if ahead_s is not None and abs(ahead_s) > CLOCK_S_MAX:
         word = "ahead of" if ahead_s > 0 else "behind"
         evidence = f"its clock is {abs(ahead_s):.1f} s {word} ours"
-        yield Broken(Severity.WARNING, _subject(case), (evidence,), "set the clocks, best by NTP")
+        yield Violation(
+            Severity.WARNING, _subject(case), (evidence,), "set the clocks, best by NTP"
+        )
 
 
 @rule(
     "DATABASE_CHECK_CONSTRAINTS",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="an event brings a value that the constraint refuses",
     what="The table has a CHECK constraint on a column that the pipeline writes.",
     why="A row that it refuses parks its document, with all later events of that document.",
     mend="Let the constraint allow every status that the source sends.",
     fine="When the constraint allows all that is ever sent.",
 )
-def check_constraints(case: Case) -> Iterator[Broken]:
+def check_constraints(case: RuleContext) -> Iterator[Violation]:
     sample = case.topic.sample if case.is_there else None
     seen = sample.seen[case.name].statuses if sample and case.name in sample.seen else {}
     for name, condition in case.database.checks.items():
-        of_status = case.pipeline.status_column is not None and case.pipeline.status_column in condition
-        allowed = {text.replace("''", "'") for text in LITERAL.findall(condition)} if of_status else set()
+        of_status = (
+            case.pipeline.status_column is not None and case.pipeline.status_column in condition
+        )
+        allowed = (
+            {text.replace("''", "'") for text in LITERAL.findall(condition)} if of_status else set()
+        )
         strange = sorted(set(seen) - allowed) if allowed else []
-        yield Broken(
+        yield Violation(
             Severity.WARNING if strange else Severity.NOTE,
             f"table {case.pipeline.table}",
-            (f"{name}: CHECK ({condition})", *(f"the newest events have the status {status!r}" for status in strange)),
+            (
+                f"{name}: CHECK ({condition})",
+                *(f"the newest events have the status {status!r}" for status in strange),
+            ),
             f"ALTER TABLE {case.database.quoted(*case.pipeline.table.split('.'))} DROP CONSTRAINT {case.database.quoted(name)};"
             " and add it again with every status that the source sends"
             if strange
@@ -758,18 +844,21 @@ def check_constraints(case: Case) -> Iterator[Broken]:
 
 @rule(
     "DATABASE_ORDER_COLUMN_SMALL",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="the version outgrows the column",
     what="The column that keeps the order holds small integers only.",
     why="A version beyond it is refused, and its document parked, from then on for every event.",
     mend="Make the column a BIGINT.",
     fine="When versions never get that high.",
 )
-def order_column_small(case: Case) -> Iterator[Broken]:
+def order_column_small(case: RuleContext) -> Iterator[Violation]:
     if case.database.order_column is not None:
         name, kind, highest = case.database.order_column
-        table, column = case.database.quoted(*case.pipeline.table.split(".")), case.database.quoted(name)
-        yield Broken(
+        table, column = (
+            case.database.quoted(*case.pipeline.table.split(".")),
+            case.database.quoted(name),
+        )
+        yield Violation(
             Severity.WARNING,
             f"table {case.pipeline.table}",
             (f"{name} is {kind}: at most {highest:,}",),

@@ -9,9 +9,9 @@ import msgspec
 
 from instep.document import transitions
 from instep.kafka import groups
-from instep.vet.rule import Broken, Case, Severity, Threat, rule
+from instep.vet.rule import Risk, RuleContext, Severity, Violation, rule
 from instep.vet.rules.cluster import is_loopback
-from instep.vet.snapshot import Ledger, Partition
+from instep.vet.snapshot import PartitionFacts, PartitionProgress
 
 NEAR_EXPIRY_SHARE = 0.5
 DEFAULT_PORTS = {"postgresql": 5432, "mysql": 3306}
@@ -20,7 +20,7 @@ BATCH_ROWS_FEW, BATCH_ROWS_MANY = 1_000, 2_000_000
 
 @rule(
     "PIPELINE_WITHOUT_GUARD",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="a publisher repeats or overtakes, or the topic gets more partitions",
     what="No order is declared, so the place in the log decides which event is newer.",
     why="Whatever disturbs the log's order disturbs the table: a repetition that arrives late, a second publisher, more "
@@ -28,9 +28,9 @@ BATCH_ROWS_FEW, BATCH_ROWS_MANY = 1_000, 2_000_000
     mend="Name a version or time of the event as event.order, and a column that keeps it.",
     fine="When each document has one idempotent publisher and the number of partitions never changes.",
 )
-def without_guard(case: Case) -> Iterator[Broken]:
+def without_guard(case: RuleContext) -> Iterator[Violation]:
     if not case.guarded:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"pipeline {case.name}",
             (f"pipelines.{case.name}.event.order is not set",),
@@ -40,35 +40,38 @@ def without_guard(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PIPELINE_ORDERED_BY_CLOCKS",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="the clocks of two publishers differ, or two events have the same time",
     what="The guard compares times that several publishers take from their own clocks.",
     why="An event from the clock that is behind looks old and is skipped.",
     mend="Order by a version that the source counts.",
     fine="When each document is published by one machine, or the time comes from the source's database.",
 )
-def ordered_by_clocks(case: Case) -> Iterator[Broken]:
+def ordered_by_clocks(case: RuleContext) -> Iterator[Violation]:
     if case.guarded and case.pipeline.order_is_time and len(case.publishers) > 1:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"pipeline {case.name}",
-            (f'event.order="{case.pipeline.order}" is a time', f"publishers: {', '.join(case.publishers)}"),
+            (
+                f'event.order="{case.pipeline.order}" is a time',
+                f"publishers: {', '.join(case.publishers)}",
+            ),
             f'[pipelines.{case.name}.event]\norder = "version"',
         )
 
 
 @rule(
     "PIPELINE_STARTS_LATE",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the pipeline is started for the first time",
     what="The pipeline has no ledger yet, and will not begin at the log's start.",
     why="What was published before is not applied; those documents stay as they are until their next event.",
     mend='Set start = "earliest".',
     fine="When the table was filled from the source up to that moment.",
 )
-def starts_late(case: Case) -> Iterator[Broken]:
+def starts_late(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.start != "earliest" and not case.ledger:
-        yield Broken(
+        yield Violation(
             Severity.WARNING if case.must_not_lose else Severity.NOTE,
             f"pipeline {case.name}",
             (f'pipelines.{case.name}.start="{case.pipeline.start}"', "the ledger is empty"),
@@ -78,19 +81,23 @@ def starts_late(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PIPELINE_SHARES_COLUMNS",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="both pipelines follow the same document",
     what="Two pipelines write the same column of the same table.",
     why="Each has its own ledger and its own order: they overwrite each other.",
     mend="Give each pipeline columns of its own, or one pipeline the whole road.",
     fine="When their documents are never the same.",
 )
-def shares_columns(case: Case) -> Iterator[Broken]:
+def shares_columns(case: RuleContext) -> Iterator[Violation]:
     mine = case.pipeline
     for name, other in case.snapshot.writers.items():
         both = sorted(set(case.written) & set(other.columns))
-        if name != case.name and _place(other.target, other.table) == _place(mine.target, mine.table) and both:
-            yield Broken(
+        if (
+            name != case.name
+            and _place(other.target, other.table) == _place(mine.target, mine.table)
+            and both
+        ):
+            yield Violation(
                 Severity.ERROR,
                 f"table {mine.table}",
                 (f"{' and '.join(sorted((case.name, name)))} both write {', '.join(both)}",),
@@ -111,17 +118,21 @@ def _place(target: str, table: str) -> tuple[str, str, int | None, str, str]:
 
 @rule(
     "PIPELINE_TOPIC_REPLACED",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="the pipeline is started",
     what="The ledger belongs to another topic of the same name, or to another cluster.",
     why="Its offsets mean nothing there: the pipeline stops with TOPIC_REPLACED.",
     mend="Decide where to go on: instep rewind --accept-new-topic.",
     fine="Never.",
 )
-def topic_replaced(case: Case) -> Iterator[Broken]:
-    strange = [row for row in case.ledger if (row.topic_id, row.cluster_id) != (case.topic_id, case.cluster.cluster_id)]
+def topic_replaced(case: RuleContext) -> Iterator[Violation]:
+    strange = [
+        row
+        for row in case.ledger
+        if (row.topic_id, row.cluster_id) != (case.topic_id, case.cluster.cluster_id)
+    ]
     if strange:
-        yield Broken(
+        yield Violation(
             Severity.ERROR,
             f"pipeline {case.name}",
             (
@@ -132,35 +143,46 @@ def topic_replaced(case: Case) -> Iterator[Broken]:
         )
 
 
-def _met(case: Case) -> list[tuple[Ledger, Partition]]:
+def _met(case: RuleContext) -> list[tuple[PartitionProgress, PartitionFacts]]:
     """The ledger's rows with the partitions they are about, as far as they are about this topic."""
     parts = {part.partition: part for part in case.topic.partitions}
-    return [(row, parts[row.partition]) for row in case.ledger if row.topic_id == case.topic_id and row.partition in parts]
+    return [
+        (row, parts[row.partition])
+        for row in case.ledger
+        if row.topic_id == case.topic_id and row.partition in parts
+    ]
 
 
 @rule(
     "PIPELINE_RECORDS_EXPIRED",
-    Threat.LOSS,
+    Risk.LOSS,
     when="now: they are gone",
     what="Records that were not applied yet are no longer in the log.",
     why="The pipeline stops with OFFSETS_EXPIRED, as going on would hide the loss.",
     mend="Publish the lost events again or mend the table from the source, then rewind.",
     fine="Never.",
 )
-def records_expired(case: Case) -> Iterator[Broken]:
-    lost = [(row, part.first) for row, part in _met(case) if part.first is not None and row.next_offset < part.first]
+def records_expired(case: RuleContext) -> Iterator[Violation]:
+    lost = [
+        (row, part.first)
+        for row, part in _met(case)
+        if part.first is not None and row.next_offset < part.first
+    ]
     if lost:
-        yield Broken(
+        yield Violation(
             Severity.ERROR,
             f"pipeline {case.name}",
-            tuple(f"partition {row.partition}: next {row.next_offset}, the log begins at {start}" for row, start in lost),
+            tuple(
+                f"partition {row.partition}: next {row.next_offset}, the log begins at {start}"
+                for row, start in lost
+            ),
             f"instep rewind {case.name} --to start; then instep reconcile {case.name} with the source",
         )
 
 
 @rule(
     "PIPELINE_AHEAD_OF_LOG",
-    Threat.LOSS,
+    Risk.LOSS,
     when="now: the log lost its end",
     what="The ledger is beyond the end of the log.",
     why="Applied records are no longer in the log: it was cut, as by an unclean election or a restored disk. New records at "
@@ -168,37 +190,49 @@ def records_expired(case: Case) -> Iterator[Broken]:
     mend="Find out what was lost, and rewind.",
     fine="Never.",
 )
-def ahead_of_log(case: Case) -> Iterator[Broken]:
-    beyond = [(row, part.end) for row, part in _met(case) if part.end is not None and row.next_offset > part.end]
+def ahead_of_log(case: RuleContext) -> Iterator[Violation]:
+    beyond = [
+        (row, part.end)
+        for row, part in _met(case)
+        if part.end is not None and row.next_offset > part.end
+    ]
     if beyond:
-        yield Broken(
+        yield Violation(
             Severity.ERROR,
             f"pipeline {case.name}",
-            tuple(f"partition {row.partition}: next {row.next_offset}, the log ends at {end}" for row, end in beyond),
+            tuple(
+                f"partition {row.partition}: next {row.next_offset}, the log ends at {end}"
+                for row, end in beyond
+            ),
             f"instep rewind {case.name} --to end",
         )
 
 
 @rule(
     "PIPELINE_NEAR_EXPIRY",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the pipeline does not catch up in time",
     what="The oldest record that was not applied yet is about to be deleted.",
     why="Retention does not wait for readers.",
     mend="Start the pipeline, or raise the topic's retention now.",
     fine="While a pipeline that was started is catching up fast.",
 )
-def near_expiry(case: Case) -> Iterator[Broken]:
+def near_expiry(case: RuleContext) -> Iterator[Violation]:
     kept_ms = case.number("retention.ms")
     if kept_ms < 0 or "delete" not in (case.setting("cleanup.policy").value or ""):
         return
-    old = [row for row in case.ledger if (row.waiting_age_s or 0) * 1000 > NEAR_EXPIRY_SHARE * kept_ms]
+    old = [
+        row for row in case.ledger if (row.waiting_age_s or 0) * 1000 > NEAR_EXPIRY_SHARE * kept_ms
+    ]
     if old:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"pipeline {case.name}",
             (
-                *(f"partition {row.partition}: a record waits for {(row.waiting_age_s or 0) / 3600:.1f} h" for row in old),
+                *(
+                    f"partition {row.partition}: a record waits for {(row.waiting_age_s or 0) / 3600:.1f} h"
+                    for row in old
+                ),
                 case.found("retention.ms"),
             ),
             f"instep run {case.name}; or instep topics alter {case.topic.name} -c retention.ms={2 * kept_ms}",
@@ -207,18 +241,18 @@ def near_expiry(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PIPELINE_SET_ASIDE",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="now: those documents wait",
     what="Events were set aside: dead letters, or parked documents.",
     why="They are safe and not in the table. Later events of a parked document wait behind the first.",
     mend="Look at the reasons, mend them, and replay or release.",
     fine="When somebody has looked and decided to leave them.",
 )
-def set_aside(case: Case) -> Iterator[Broken]:
+def set_aside(case: RuleContext) -> Iterator[Violation]:
     dead = case.known(case.pipeline.dead_letters, f"dead letters of {case.name}")
     parked = case.known(case.pipeline.parked_documents, f"parked documents of {case.name}")
     if dead or parked:
-        yield Broken(
+        yield Violation(
             Severity.WARNING if parked else Severity.NOTE,
             f"pipeline {case.name}",
             (f"{dead} dead letters", f"{parked} parked documents"),
@@ -228,7 +262,7 @@ def set_aside(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PIPELINE_GROUP_IN_USE",
-    Threat.REPETITION,
+    Risk.REPETITION,
     when="the other program or the pipeline commits",
     what="Another program uses the consumer group that the pipeline mirrors its position to.",
     why="instep does not write a group that holds another program's offsets, so the pipeline has no mirror. A member that "
@@ -236,31 +270,36 @@ def set_aside(case: Case) -> Iterator[Broken]:
     mend="Rename the other program's group, or the pipeline.",
     fine="Never.",
 )
-def group_in_use(case: Case) -> Iterator[Broken]:
+def group_in_use(case: RuleContext) -> Iterator[Violation]:
     group = groups.mirror_name(case.name)
     members = case.known(case.pipeline.group_members, f"members of group {group}")
     foreign = case.known(case.pipeline.group_foreign, f"offsets of group {group}")
     if members or foreign:
-        yield Broken(
+        yield Violation(
             Severity.ERROR if members else Severity.WARNING,
             f"group {group}",
-            (*(f"member {member}" for member in members), *(f"committed by another program: {one}" for one in foreign)),
+            (
+                *(f"member {member}" for member in members),
+                *(f"committed by another program: {one}" for one in foreign),
+            ),
             "give the other program another group.id",
         )
 
 
 @rule(
     "PIPELINE_SQLITE_ON_CLUSTER",
-    Threat.LOSS,
+    Risk.LOSS,
     when="a task runs on another machine",
     what="The target is a SQLite file, and Spark's tasks run on a cluster.",
     why="Each worker would open a file of that name on its own machine.",
     mend='Use a database server, or master = "local[*]".',
     fine="When all workers run on this machine.",
 )
-def sqlite_on_cluster(case: Case) -> Iterator[Broken]:
-    if case.pipeline.target.startswith("sqlite") and not case.snapshot.spark.master.startswith("local"):
-        yield Broken(
+def sqlite_on_cluster(case: RuleContext) -> Iterator[Violation]:
+    if case.pipeline.target.startswith("sqlite") and not case.snapshot.spark.master.startswith(
+        "local"
+    ):
+        yield Violation(
             Severity.ERROR,
             f"pipeline {case.name}",
             (f'spark.master="{case.snapshot.spark.master}"', f"target {case.pipeline.target}"),
@@ -270,22 +309,26 @@ def sqlite_on_cluster(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PIPELINE_LOCALHOST_ON_CLUSTER",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a task runs on another machine",
     what="Spark's tasks run on a cluster, and the brokers or the database are known as localhost.",
     why="On a worker, localhost is the worker: it finds no server there, or a wrong one.",
     mend="Let the brokers advertise, and the target name, addresses that workers can reach.",
     fine="When all workers run on this machine.",
 )
-def localhost_on_cluster(case: Case) -> Iterator[Broken]:
+def localhost_on_cluster(case: RuleContext) -> Iterator[Violation]:
     if case.snapshot.spark.master.startswith("local"):
         return
-    near = [f"broker {broker.node} at {broker.host}" for broker in case.cluster.brokers if is_loopback(broker.host)]
+    near = [
+        f"broker {broker.node} at {broker.host}"
+        for broker in case.cluster.brokers
+        if is_loopback(broker.host)
+    ]
     database = case.snapshot.databases.get(case.name)
     if database is not None and database.kind != "sqlite" and is_loopback(database.host):
         near.append(f"database at {database.host or 'a local socket'}")
     if near:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"pipeline {case.name}",
             (f'spark.master="{case.snapshot.spark.master}"', *near),
@@ -295,7 +338,7 @@ def localhost_on_cluster(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PIPELINE_SPECULATION",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a task takes longer than its neighbours",
     what="Spark may run a second copy of a slow task.",
     why="Both write the same range. The ledger lets only one commit, so nothing is repeated; the other waits for its lock and "
@@ -303,25 +346,28 @@ def localhost_on_cluster(case: Case) -> Iterator[Broken]:
     mend="Set spark.speculation=false.",
     fine="Never for a pipeline.",
 )
-def speculation(case: Case) -> Iterator[Broken]:
+def speculation(case: RuleContext) -> Iterator[Violation]:
     if case.snapshot.spark.conf.get("spark.speculation", "false").lower() == "true":
-        yield Broken(
-            Severity.WARNING, "[spark] conf", ("spark.speculation=true",), 'take "spark.speculation" out of [spark] conf'
+        yield Violation(
+            Severity.WARNING,
+            "[spark] conf",
+            ("spark.speculation=true",),
+            'take "spark.speculation" out of [spark] conf',
         )
 
 
 @rule(
     "PIPELINE_SMALL_BATCHES",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="events come faster than small batches can be written",
     what="A micro-batch takes few records.",
     why="Each batch costs some tens of milliseconds whatever its size, so few records a batch bound the records a second.",
     mend="Leave batch_rows_max at its default.",
     fine="When rows are very wide, or few events are ever published.",
 )
-def small_batches(case: Case) -> Iterator[Broken]:
+def small_batches(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.batch_rows_max < BATCH_ROWS_FEW:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"pipeline {case.name}",
             (f"batch_rows_max={case.pipeline.batch_rows_max}",),
@@ -331,7 +377,7 @@ def small_batches(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PIPELINE_HUGE_BATCHES",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a long backlog is read in one batch",
     what="A micro-batch may take millions of records.",
     why="A batch is planned and reported as a whole: after a long outage its progress does not show for minutes, and other "
@@ -339,9 +385,9 @@ def small_batches(case: Case) -> Iterator[Broken]:
     mend="Leave batch_rows_max at its default.",
     fine="When the pipeline has a run of its own.",
 )
-def huge_batches(case: Case) -> Iterator[Broken]:
+def huge_batches(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.batch_rows_max > BATCH_ROWS_MANY:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"pipeline {case.name}",
             (f"batch_rows_max={case.pipeline.batch_rows_max}",),
@@ -351,16 +397,16 @@ def huge_batches(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PIPELINE_IGNORES_UNKNOWN",
-    Threat.LOSS,
+    Risk.LOSS,
     when="an event names a document that the table does not have yet",
     what="Events of documents that the table does not have are passed over.",
     why="A document that is inserted a moment after its first event stays without that status until the next one.",
     mend='Set missing = "park" or "insert".',
     fine="When the table holds every document before the source knows it.",
 )
-def ignores_unknown(case: Case) -> Iterator[Broken]:
+def ignores_unknown(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.missing == "ignore":
-        yield Broken(
+        yield Violation(
             Severity.NOTE,
             f"pipeline {case.name}",
             (f'pipelines.{case.name}.missing="ignore"',),
@@ -370,17 +416,17 @@ def ignores_unknown(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PIPELINE_DELETES_OTHERS_DATA",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the source publishes a record without a value",
     what="A delete record removes the whole row, also the columns that this pipeline does not write.",
     why="What your application or another pipeline keeps in those columns is gone with the row.",
     mend='Set deletes = "clear" to empty only the mapped columns, or deletes = "park" to decide case by case.',
     fine="When the row is worth nothing without the source's document.",
 )
-def deletes_others_data(case: Case) -> Iterator[Broken]:
+def deletes_others_data(case: RuleContext) -> Iterator[Violation]:
     others = case.database.other_columns
     if case.deletes_rows and others:
-        yield Broken(
+        yield Violation(
             Severity.NOTE if case.pipeline.missing == "insert" else Severity.WARNING,
             f"pipeline {case.name}",
             (f"columns that it does not write: {', '.join(others)}",),
@@ -390,14 +436,14 @@ def deletes_others_data(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PIPELINE_STATUS_NOT_DECLARED",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="an event brings a status that no transition names",
     what="Records or rows have a status that the declared transitions do not name.",
     why="Such an event is refused and parks its document. A row with such a status never gets another one.",
     mend="Add the status to [pipelines.NAME.transitions], with those that may follow it.",
     fine="When that status is wrong, and parking it is right.",
 )
-def status_not_declared(case: Case) -> Iterator[Broken]:
+def status_not_declared(case: RuleContext) -> Iterator[Violation]:
     declared = transitions.declare(case.pipeline.followers)
     if not declared:
         return
@@ -407,11 +453,19 @@ def status_not_declared(case: Case) -> Iterator[Broken]:
     strange = {status: count for status, count in seen.items() if status not in known}
     stored = sorted(set(case.pipeline.statuses or ()) - known)
     if strange or stored:
-        evidence = [f"{count} of the newest {sum(seen.values())} events: {status!r}" for status, count in strange.items()]
+        evidence = [
+            f"{count} of the newest {sum(seen.values())} events: {status!r}"
+            for status, count in strange.items()
+        ]
         evidence += [f"the table holds {status!r}" for status in stored]
-        lines = "\n".join(f"{msgspec.json.encode(status).decode()} = []" for status in dict.fromkeys([*strange, *stored]))
-        yield Broken(
-            Severity.ERROR if 2 * sum(strange.values()) >= max(1, sum(seen.values())) else Severity.WARNING,
+        lines = "\n".join(
+            f"{msgspec.json.encode(status).decode()} = []"
+            for status in dict.fromkeys([*strange, *stored])
+        )
+        yield Violation(
+            Severity.ERROR
+            if 2 * sum(strange.values()) >= max(1, sum(seen.values()))
+            else Severity.WARNING,
             f"pipeline {case.name}",
             tuple(evidence),
             f"[pipelines.{case.name}.transitions]\n{lines}",
@@ -420,22 +474,26 @@ def status_not_declared(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PIPELINE_STATUS_UNREACHABLE",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a document gets to that status",
     what="The declared transitions name a status that no document can get to, or one that looks misspelt.",
     why="A transition that is missing or misspelt refuses events that are right, and parks their documents.",
     mend="Let another status lead to it, or correct its name.",
     fine="When the status is only for documents that begin with it.",
 )
-def status_unreachable(case: Case) -> Iterator[Broken]:
+def status_unreachable(case: RuleContext) -> Iterator[Violation]:
     declared = transitions.declare(case.pipeline.followers)
     if not declared:
         return
     evidence = transitions.findings(declared)
     lonely = [(status, near) for status, near in transitions.doubtful(declared)]
     if evidence:
-        corrected = f"write {lonely[0][1]!r} in place of {lonely[0][0]!r}" if lonely else "let another status lead to it"
-        yield Broken(
+        corrected = (
+            f"write {lonely[0][1]!r} in place of {lonely[0][0]!r}"
+            if lonely
+            else "let another status lead to it"
+        )
+        yield Violation(
             Severity.WARNING,
             f"pipeline {case.name}",
             tuple(evidence),
@@ -445,7 +503,7 @@ def status_unreachable(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PIPELINE_GUARANTEE_WEAK",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the pipeline dies in the middle of a batch",
     what="The declared guarantee is weaker than exactly-once.",
     why="at-most-once loses the events of a batch that did not end, at-least-once applies them twice. exactly-once does neither, "
@@ -453,21 +511,23 @@ def status_unreachable(case: Case) -> Iterator[Broken]:
     mend='Set guarantee = "exactly-once".',
     fine="When the loss or the repetition is meant, as in a comparison.",
 )
-def guarantee_weak(case: Case) -> Iterator[Broken]:
+def guarantee_weak(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.guarantee != "exactly-once":
         loses = case.pipeline.guarantee == "at-most-once"
-        yield Broken(
+        yield Violation(
             Severity.WARNING if loses else Severity.NOTE,
             f"pipeline {case.name}",
             (f'pipelines.{case.name}.guarantee="{case.pipeline.guarantee}"',),
             f'[pipelines.{case.name}]\nguarantee = "exactly-once"',
-            when=None if loses else "the pipeline dies in the middle of a batch: its events are applied twice",
+            when=None
+            if loses
+            else "the pipeline dies in the middle of a batch: its events are applied twice",
         )
 
 
 @rule(
     "PIPELINE_WITHOUT_HISTORY",
-    Threat.LOSS,
+    Risk.LOSS,
     when="somebody asks what happened to a document, or events must be replayed after the log has forgotten them",
     what="The pipeline keeps no history.",
     why="instep show and instep replay then know only what the log still holds. What was applied and is no longer in the log "
@@ -475,9 +535,9 @@ def guarantee_weak(case: Case) -> Iterator[Broken]:
     mend="Set history = true; instep history prune keeps it small.",
     fine="When the log keeps everything that you will ever look up.",
 )
-def without_history(case: Case) -> Iterator[Broken]:
+def without_history(case: RuleContext) -> Iterator[Violation]:
     if not case.pipeline.history:
-        yield Broken(
+        yield Violation(
             Severity.NOTE,
             f"pipeline {case.name}",
             (f"pipelines.{case.name}.history=false",),
@@ -487,16 +547,16 @@ def without_history(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PIPELINE_PASSWORD_IN_FILE",
-    Threat.EXPOSURE,
+    Risk.EXPOSURE,
     when="somebody reads the settings file, or it is committed to a repository",
     what="The database's password stands in the settings file.",
     why="Settings are copied, shown and kept in version control; a password in them goes everywhere they go.",
     mend="Write ${DB_PASSWORD} in its place, and set the variable where the pipeline runs.",
     fine="On a laptop and in tests.",
 )
-def password_in_file(case: Case) -> Iterator[Broken]:
+def password_in_file(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.password_written:
-        yield Broken(
+        yield Violation(
             Severity.NOTE,
             f"pipeline {case.name}",
             (f"pipelines.{case.name}.target holds a password",),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from instep import settings
 from instep.vet import clients
 from instep.vet.clients import Effective
-from instep.vet.rule import Broken, Case, Severity, Threat, rule
+from instep.vet.rule import Risk, RuleContext, Severity, Violation, rule
 
 DELIVERY_MS_MIN = 30_000
 LINGER_MS_MAX = 500
@@ -32,7 +32,7 @@ def _remove(name: str, setting: str) -> str:
     return f"remove {setting} from the publisher's settings and from [publishers.{name}] config: the default is right"
 
 
-def _repeating(case: Case) -> Severity:
+def _repeating(case: RuleContext) -> Severity:
     """How bad repetitions are: a guard that compares a version skips them, and they only show in the history."""
     if not case.must_not_repeat:
         return Severity.NOTE
@@ -41,16 +41,16 @@ def _repeating(case: Case) -> Severity:
 
 @rule(
     "PUBLISHER_UNDECLARED",
-    Threat.LOSS,
+    Risk.LOSS,
     when="a publisher gives up a record, repeats it or overtakes itself",
     what="No publisher of the topic is declared, so how it sends cannot be judged.",
     why="A promise that begins at the broker says nothing of what is lost, repeated or reordered before it.",
     mend="Declare each publisher: [publishers.NAME] with topic, client and the settings it changes.",
     fine="When the publisher belongs to another team who vouch for it.",
 )
-def undeclared(case: Case) -> Iterator[Broken]:
+def undeclared(case: RuleContext) -> Iterator[Violation]:
     if not case.publishers:
-        yield Broken(
+        yield Violation(
             Severity.NOTE,
             f"topic {case.pipeline.topic}",
             ("no table below [publishers] names this topic",),
@@ -60,7 +60,7 @@ def undeclared(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PUBLISHER_ACKS",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the leader of a partition dies",
     what="The publisher does not wait for all in-sync replicas.",
     why="With acks=1 a record is confirmed when one broker has it, with acks=0 before any has. If the leader dies then, "
@@ -68,10 +68,10 @@ def undeclared(case: Case) -> Iterator[Broken]:
     mend="Set acks=all.",
     fine="With the guarantee at-most-once.",
 )
-def acks(case: Case) -> Iterator[Broken]:
+def acks(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if one.acks != "all":
-            yield Broken(
+            yield Violation(
                 Severity.ERROR if case.must_not_lose else Severity.NOTE,
                 f"publisher {name}",
                 (_found(one, "acks", one.acks),),
@@ -81,7 +81,7 @@ def acks(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PUBLISHER_NOT_IDEMPOTENT",
-    Threat.REPETITION,
+    Risk.REPETITION,
     when="the publisher's request is answered late and sent again",
     what="The publisher is not idempotent.",
     why="A request whose answer was lost is sent again, and the broker keeps both. The guard skips repetitions where it "
@@ -89,15 +89,17 @@ def acks(case: Case) -> Iterator[Broken]:
     mend="Set enable.idempotence=true.",
     fine="With the guarantee at-least-once, or with a guard that compares a version and a history where repetitions may show.",
 )
-def not_idempotent(case: Case) -> Iterator[Broken]:
+def not_idempotent(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if not one.idempotent and not one.refused:
-            yield Broken(
+            yield Violation(
                 _repeating(case),
                 f"publisher {name}",
                 (_found(one, "enable.idempotence", "false"),),
                 _fix(name, _idempotent(one)),
-                when=None if one.retries > 0 else "the application itself sends again what was not confirmed",
+                when=None
+                if one.retries > 0
+                else "the application itself sends again what was not confirmed",
             )
 
 
@@ -105,24 +107,29 @@ def _idempotent(one: Effective) -> str:
     """What switches idempotence on, without what the client would refuse beside it."""
     weak = (("acks", one.acks != "all"), ("retries", one.retries < 1))
     clashing = [name for name, is_weak in weak if is_weak and one.said.get(name) == "set"]
-    if one.in_flight > IN_FLIGHT_ORDERED_MAX and one.said.get("max.in.flight.requests.per.connection") == "set":
+    if (
+        one.in_flight > IN_FLIGHT_ORDERED_MAX
+        and one.said.get("max.in.flight.requests.per.connection") == "set"
+    ):
         clashing.append("max.in.flight.requests.per.connection")
-    return "set enable.idempotence=true" + (f" and remove {' and '.join(clashing)}" if clashing else "")
+    return "set enable.idempotence=true" + (
+        f" and remove {' and '.join(clashing)}" if clashing else ""
+    )
 
 
 @rule(
     "PUBLISHER_OVERTAKES",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="one of the publisher's requests fails and is sent again behind later ones",
     what="The publisher has several requests on their way at once and is not idempotent.",
     why="A request that is retried lands behind later ones: a document's events change places in the log.",
     mend="Set enable.idempotence=true; or max.in.flight.requests.per.connection=1.",
     fine="With a guard that compares a version: it puts the order right again.",
 )
-def overtakes(case: Case) -> Iterator[Broken]:
+def overtakes(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if not one.idempotent and one.in_flight > 1 and one.retries > 0 and not one.refused:
-            yield Broken(
+            yield Violation(
                 Severity.WARNING if case.guarded else Severity.ERROR,
                 f"publisher {name}",
                 (
@@ -135,7 +142,7 @@ def overtakes(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PUBLISHER_PARTITIONER",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="another client publishes the same document",
     what="The publisher does not put keys where Java's hash, murmur2, puts them.",
     why="Java, kafka-python, aiokafka and instep agree on murmur2; librdkafka's default is CRC32. The first publisher of the "
@@ -143,11 +150,11 @@ def overtakes(case: Case) -> Iterator[Broken]:
     mend="Set partitioner=murmur2.",
     fine="When every publisher of the topic, and every tool that looks up a key's partition, uses the same hash.",
 )
-def partitioner(case: Case) -> Iterator[Broken]:
+def partitioner(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if one.hashing != clients.MURMUR2:
             scatters = one.hashing == clients.NO_KEYS
-            yield Broken(
+            yield Violation(
                 Severity.ERROR if scatters and not case.guarded else Severity.WARNING,
                 f"publisher {name}",
                 (f"keys are hashed by {one.hashing} ({one.said['partitioner']})",),
@@ -160,7 +167,7 @@ def partitioner(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PUBLISHER_HASHES_DIFFER",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="two publishers send events of the same document",
     what="Publishers of the topic put the same key into different partitions.",
     why="With 3, 6 or 12 partitions, 67, 83 or 92 % of keys land elsewhere. A document's events then lie in two partitions, "
@@ -168,11 +175,11 @@ def partitioner(case: Case) -> Iterator[Broken]:
     mend="Let all publishers use murmur2.",
     fine="When they never publish the same document.",
 )
-def hashes_differ(case: Case) -> Iterator[Broken]:
+def hashes_differ(case: RuleContext) -> Iterator[Violation]:
     hashes = {name: one.hashing for name, one in case.publishers.items()}
     if len(set(hashes.values())) > 1:
         odd = [name for name, hashing in hashes.items() if hashing != clients.MURMUR2]
-        yield Broken(
+        yield Violation(
             Severity.WARNING if case.guarded else Severity.ERROR,
             f"topic {case.pipeline.topic}",
             tuple(f"{name}: {hashing}" for name, hashing in hashes.items()),
@@ -182,17 +189,17 @@ def hashes_differ(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PUBLISHER_DOES_NOT_RETRY",
-    Threat.LOSS,
+    Risk.LOSS,
     when="a broker is not there for a moment",
     what="The publisher does not send again what failed.",
     why="Leaders move at every restart of a broker; requests fail for a moment, and their records are dropped.",
     mend="Leave retries at its default, and bound the whole by delivery.timeout.ms.",
     fine="With the guarantee at-most-once, or when the publisher itself publishes again what was not confirmed.",
 )
-def does_not_retry(case: Case) -> Iterator[Broken]:
+def does_not_retry(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if one.retries < 1:
-            yield Broken(
+            yield Violation(
                 Severity.ERROR if case.must_not_lose else Severity.NOTE,
                 f"publisher {name}",
                 (_found(one, "retries", one.retries),),
@@ -202,7 +209,7 @@ def does_not_retry(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PUBLISHER_RETRIES_FEW",
-    Threat.LOSS,
+    Risk.LOSS,
     when="an election takes longer than the few retries",
     what="The publisher tries again only a few times.",
     why="With the usual pause of 100 ms, a few retries are over within a second. An election after a broker's death takes "
@@ -210,10 +217,10 @@ def does_not_retry(case: Case) -> Iterator[Broken]:
     mend="Leave retries at its default, and bound the whole by delivery.timeout.ms.",
     fine="When the publisher itself publishes again what was not confirmed.",
 )
-def retries_few(case: Case) -> Iterator[Broken]:
+def retries_few(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if 1 <= one.retries < RETRIES_MIN:
-            yield Broken(
+            yield Violation(
                 Severity.WARNING if case.must_not_lose else Severity.NOTE,
                 f"publisher {name}",
                 (_found(one, "retries", one.retries),),
@@ -223,17 +230,17 @@ def retries_few(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PUBLISHER_GIVES_UP_EARLY",
-    Threat.LOSS,
+    Risk.LOSS,
     when="brokers are away for longer than the publisher waits",
     what="The publisher drops a record that is not confirmed within a short time.",
     why="An election after a broker's death takes seconds, a restart up to minutes.",
     mend="Set delivery.timeout.ms (message.timeout.ms in librdkafka) to two minutes or more.",
     fine="When the publisher keeps what failed, such as in an outbox table, and publishes it again.",
 )
-def gives_up_early(case: Case) -> Iterator[Broken]:
+def gives_up_early(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if one.delivery_timeout_ms < DELIVERY_MS_MIN and one.retries >= 1:
-            yield Broken(
+            yield Violation(
                 Severity.WARNING if case.must_not_lose else Severity.NOTE,
                 f"publisher {name}",
                 (_found(one, "delivery.timeout.ms", one.delivery_timeout_ms),),
@@ -243,35 +250,38 @@ def gives_up_early(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PUBLISHER_REFUSED_SETTINGS",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="the publisher is started",
     what="The client does not take these settings together.",
     why="It refuses to start, or the send fails.",
     mend="Take one of the contradicting settings out.",
     fine="Never.",
 )
-def refused_settings(case: Case) -> Iterator[Broken]:
+def refused_settings(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if one.refused:
-            yield Broken(
-                Severity.ERROR, f"publisher {name}", (one.refused,), f"take one of them out of [publishers.{name}] config"
+            yield Violation(
+                Severity.ERROR,
+                f"publisher {name}",
+                (one.refused,),
+                f"take one of them out of [publishers.{name}] config",
             )
 
 
 @rule(
     "PUBLISHER_SETTING_MISSPELT",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the publisher's default does not do what the setting was meant to",
     what="A setting of the publisher has a name that no client knows.",
     why="Java clients ignore it with a warning in the log, so the default stays in force; others refuse to start.",
     mend="Correct the name.",
     fine="When it is a setting of the application, not of the client.",
 )
-def setting_misspelt(case: Case) -> Iterator[Broken]:
+def setting_misspelt(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         for wrong, meant in one.misspelt:
             value = case.snapshot.publishers[name].config.get(wrong, "")
-            yield Broken(
+            yield Violation(
                 Severity.WARNING,
                 f"publisher {name}",
                 (f"{wrong}; {meant} is meant?",),
@@ -281,45 +291,51 @@ def setting_misspelt(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PUBLISHER_RECORDS_TOO_LARGE",
-    Threat.LOSS,
+    Risk.LOSS,
     when="a large record is published",
     what="The publisher accepts larger records than the topic takes.",
     why="They pass the client and are refused by the broker: an error that the sender sees late, or not at all.",
     mend="Set max.message.bytes of the topic at least as high as the publisher's limit.",
     fine="When no record comes near either limit, or compression makes them small.",
 )
-def records_too_large(case: Case) -> Iterator[Broken]:
+def records_too_large(case: RuleContext) -> Iterator[Violation]:
     limit = case.number("max.message.bytes")
     for name, one in case.publishers.items():
         if one.record_bytes_max > limit + BATCH_BYTES:
-            yield Broken(
+            yield Violation(
                 Severity.WARNING,
                 f"publisher {name}",
-                (_found(one, "max.request.size", one.record_bytes_max), case.found("max.message.bytes")),
+                (
+                    _found(one, "max.request.size", one.record_bytes_max),
+                    case.found("max.message.bytes"),
+                ),
                 f"instep topics alter {case.topic.name} -c max.message.bytes={one.record_bytes_max + BATCH_BYTES}",
             )
 
 
 @rule(
     "PUBLISHER_LINGERS",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="always: every event waits",
     what="The publisher holds records back for long, to send more of them at once.",
     why="The table is about a second behind at best, and this comes on top.",
     mend="Set linger.ms to 5 or so.",
     fine="When being seconds behind does not matter.",
 )
-def lingers(case: Case) -> Iterator[Broken]:
+def lingers(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if one.linger_ms > LINGER_MS_MAX:
-            yield Broken(
-                Severity.WARNING, f"publisher {name}", (_found(one, "linger.ms", one.linger_ms),), _fix(name, "set linger.ms=5")
+            yield Violation(
+                Severity.WARNING,
+                f"publisher {name}",
+                (_found(one, "linger.ms", one.linger_ms),),
+                _fix(name, "set linger.ms=5"),
             )
 
 
 @rule(
     "PUBLISHER_TRANSACTIONS_LONG",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a publisher dies in the middle of a transaction",
     what="A transaction may stay open for long.",
     why="Pipelines read what is committed: an open transaction hides everything behind it in its partitions, of all "
@@ -327,10 +343,10 @@ def lingers(case: Case) -> Iterator[Broken]:
     mend="Set transaction.timeout.ms to a minute or less.",
     fine="When transactions are long by nature, and waiting for them is right.",
 )
-def transactions_long(case: Case) -> Iterator[Broken]:
+def transactions_long(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if one.transactional and one.transaction_timeout_ms > TRANSACTION_MS_MAX:
-            yield Broken(
+            yield Violation(
                 Severity.WARNING,
                 f"publisher {name}",
                 (_found(one, "transaction.timeout.ms", one.transaction_timeout_ms),),
@@ -340,21 +356,24 @@ def transactions_long(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PUBLISHER_TRANSACTIONS_REFUSED",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="the publisher begins its first transaction",
     what="The publisher asks for a longer transaction time-out than the brokers allow.",
     why="The broker answers INVALID_TRANSACTION_TIMEOUT, and nothing is published.",
     mend="Lower transaction.timeout.ms below transaction.max.timeout.ms of the brokers.",
     fine="Never.",
 )
-def transactions_refused(case: Case) -> Iterator[Broken]:
+def transactions_refused(case: RuleContext) -> Iterator[Violation]:
     sending = {name: one for name, one in case.publishers.items() if one.transactional}
     if not sending:
         return
-    allowed = min(int(case.broker_value(b, "transaction.max.timeout.ms").value or 0) for b in case.cluster.brokers)
+    allowed = min(
+        int(case.broker_value(b, "transaction.max.timeout.ms").value or 0)
+        for b in case.cluster.brokers
+    )
     for name, one in sending.items():
         if one.transaction_timeout_ms > allowed:
-            yield Broken(
+            yield Violation(
                 Severity.ERROR,
                 f"publisher {name}",
                 (
@@ -367,7 +386,7 @@ def transactions_refused(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PUBLISHER_TRANSACTIONAL_ID_SHARED",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="both publishers run at the same time",
     what="Two publishers have the same transactional.id.",
     why="The cluster takes the second for a restart of the first and fences the first off: its transactions are aborted, and it "
@@ -375,12 +394,19 @@ def transactions_refused(case: Case) -> Iterator[Broken]:
     mend="Give each running publisher a transactional.id of its own.",
     fine="Never for two that run at the same time.",
 )
-def transactional_id_shared(case: Case) -> Iterator[Broken]:
-    declared = {name: clients.effective(one.client, one.config) for name, one in case.snapshot.publishers.items()}
+def transactional_id_shared(case: RuleContext) -> Iterator[Violation]:
+    declared = {
+        name: clients.effective(one.client, one.config)
+        for name, one in case.snapshot.publishers.items()
+    }
     for name, one in case.publishers.items():
-        others = [other for other, its in declared.items() if other != name and its.transactional_id == one.transactional_id]
+        others = [
+            other
+            for other, its in declared.items()
+            if other != name and its.transactional_id == one.transactional_id
+        ]
         if one.transactional_id and others:
-            yield Broken(
+            yield Violation(
                 Severity.ERROR,
                 f"publisher {name}",
                 (f"transactional.id={one.transactional_id}, as {' and '.join(others)} has",),
@@ -390,7 +416,7 @@ def transactional_id_shared(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PUBLISHER_REQUEST_TIMEOUT_SHORT",
-    Threat.REPETITION,
+    Risk.REPETITION,
     when="a broker answers slowly, as during an election or a full disk cache",
     what="The publisher waits only a short time for a broker's answer.",
     why="A request that is given up may still be written. It is sent again: without idempotence the record is there twice, and "
@@ -398,10 +424,10 @@ def transactional_id_shared(case: Case) -> Iterator[Broken]:
     mend="Leave request.timeout.ms at its default, 30 s.",
     fine="When the publisher is idempotent and the brokers are known to answer quickly.",
 )
-def request_timeout_short(case: Case) -> Iterator[Broken]:
+def request_timeout_short(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if 0 < one.request_timeout_ms < REQUEST_MS_MIN:
-            yield Broken(
+            yield Violation(
                 Severity.NOTE if one.idempotent else Severity.WARNING,
                 f"publisher {name}",
                 (_found(one, "request.timeout.ms", one.request_timeout_ms),),
@@ -411,17 +437,17 @@ def request_timeout_short(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PUBLISHER_BLOCKS_BRIEFLY",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the brokers are away for a moment or the publisher's buffer is full",
     what="send() of the publisher gives up almost at once when it cannot take a record.",
     why="It raises an error instead of waiting. An application that does not keep the record and try again has lost it.",
     mend="Leave max.block.ms at its default, 60 s.",
     fine="When the application keeps what send() refused, such as in an outbox table, and publishes it again.",
 )
-def blocks_briefly(case: Case) -> Iterator[Broken]:
+def blocks_briefly(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if one.block_ms is not None and one.block_ms < BLOCK_MS_MIN:
-            yield Broken(
+            yield Violation(
                 Severity.WARNING if case.must_not_lose else Severity.NOTE,
                 f"publisher {name}",
                 (_found(one, "max.block.ms", one.block_ms),),
@@ -431,43 +457,46 @@ def blocks_briefly(case: Case) -> Iterator[Broken]:
 
 @rule(
     "PUBLISHER_TOPIC_NOT_FOLLOWED",
-    Threat.LOSS,
+    Risk.LOSS,
     when="now: nobody applies what it publishes",
     what="A declared publisher names a topic that no pipeline follows.",
     why="What it publishes reaches no table, or its declaration is misspelt and its settings are not judged.",
     mend="Correct the topic in [publishers.NAME], or declare a pipeline that follows it.",
     fine="When other programs follow that topic.",
 )
-def topic_not_followed(case: Case) -> Iterator[Broken]:
+def topic_not_followed(case: RuleContext) -> Iterator[Violation]:
     followed = {one.topic for one in case.snapshot.writers.values() if one.topic}
     for name, one in case.snapshot.publishers.items():
         if followed and one.topic not in followed:
             near = settings.nearest(one.topic, sorted(followed))
-            yield Broken(
+            yield Violation(
                 Severity.WARNING,
                 f"publisher {name}",
-                (f'publishers.{name}.topic="{one.topic}"{near}', f"followed: {', '.join(sorted(followed))}"),
+                (
+                    f'publishers.{name}.topic="{one.topic}"{near}',
+                    f"followed: {', '.join(sorted(followed))}",
+                ),
                 f'[publishers.{name}]\ntopic = "{case.pipeline.topic}"',
             )
 
 
 @rule(
     "PUBLISHER_COMPRESSION_CHANGED",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="always: the broker packs every batch again",
     what="The topic asks for another compression than the publisher sends.",
     why="The broker unpacks and packs every batch, which costs its processor more than everything else it does.",
     mend="Set compression.type=producer on the topic.",
     fine="When the publisher's compression cannot be changed and the topic must be small.",
 )
-def compression_changed(case: Case) -> Iterator[Broken]:
+def compression_changed(case: RuleContext) -> Iterator[Violation]:
     wanted = case.topic_settings.get("compression.type")
     kind = wanted.value if wanted else None
     if kind in (None, "producer"):
         return
     for name, one in case.publishers.items():
         if one.compression != ("none" if kind == "uncompressed" else kind):
-            yield Broken(
+            yield Violation(
                 Severity.NOTE,
                 f"publisher {name}",
                 (_found(one, "compression.type", one.compression), case.found("compression.type")),

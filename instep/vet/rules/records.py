@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from instep.vet.rule import Broken, Case, Severity, Threat, rule
-from instep.vet.snapshot import Sample, Seen
+from instep.vet.rule import Risk, RuleContext, Severity, Violation, rule
+from instep.vet.snapshot import MappedSample, RecordSample
 
 AHEAD_S_MAX = 60.0
 NEAR_LIMIT_SHARE = 0.8
@@ -15,13 +15,13 @@ FAR_BEYOND = 2  # the active segment outlives its time by as much as a segment l
 PRODUCER_MEMORY_S = 12 * 3600.0
 
 
-def _sample(case: Case) -> Sample:
+def _sample(case: RuleContext) -> RecordSample:
     return case.known(case.topic.sample, f"newest records of topic {case.topic.name}")
 
 
 @rule(
     "RECORDS_WITHOUT_KEY",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a record without a key arrives, which waits as a dead letter",
     what="Records have no key.",
     why="The key is the document's id, and puts all events of a document into one partition. A record without one becomes a "
@@ -29,10 +29,10 @@ def _sample(case: Case) -> Sample:
     mend="Let the publisher send the document's id as key.",
     fine="When those records are not status events and are meant to be dead letters.",
 )
-def without_key(case: Case) -> Iterator[Broken]:
+def without_key(case: RuleContext) -> Iterator[Violation]:
     sample = _sample(case)
     if sample.keyless:
-        yield Broken(
+        yield Violation(
             Severity.ERROR,
             f"topic {case.topic.name}",
             (f"{sample.keyless} of the newest {sample.records} records have no key",),
@@ -42,7 +42,7 @@ def without_key(case: Case) -> Iterator[Broken]:
 
 @rule(
     "RECORDS_IN_WRONG_PARTITION",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="two publishers put a document's events into two partitions",
     what="Records lie in other partitions than Java's hash, murmur2, puts their keys.",
     why="Partitions are applied side by side. A document whose events lie in two of them has no order but the guard's.",
@@ -50,16 +50,18 @@ def without_key(case: Case) -> Iterator[Broken]:
     fine="When all publishers of the topic, and all who ever will, use the same other hash; or after the topic was given more "
     "partitions, for records from before.",
 )
-def in_wrong_partition(case: Case) -> Iterator[Broken]:
+def in_wrong_partition(case: RuleContext) -> Iterator[Violation]:
     sample = _sample(case)
     keyed = sample.records - sample.keyless
     if len(case.topic.partitions) < 2 or sample.in_murmur2_place == keyed:
         return
     consistent = sample.in_crc32_place == keyed
-    seen = [f"{sample.in_murmur2_place} of the newest {keyed} records with a key lie where murmur2 puts them"]
+    seen = [
+        f"{sample.in_murmur2_place} of the newest {keyed} records with a key lie where murmur2 puts them"
+    ]
     if sample.in_crc32_place > keyed / len(case.topic.partitions) * 1.5:
         seen.append(f"{sample.in_crc32_place} lie where CRC32 does, the default of librdkafka")
-    yield Broken(
+    yield Violation(
         Severity.WARNING if consistent or case.guarded else Severity.ERROR,
         f"topic {case.topic.name}",
         tuple(seen),
@@ -69,7 +71,7 @@ def in_wrong_partition(case: Case) -> Iterator[Broken]:
 
 @rule(
     "RECORDS_NOT_IDEMPOTENT",
-    Threat.REPETITION,
+    Risk.REPETITION,
     when="a publisher's request is answered late and sent again",
     what="The topic has fresh records, and none came from an idempotent producer.",
     why="Brokers remember every idempotent producer that wrote lately, and remember none. A retry can then repeat records "
@@ -77,21 +79,23 @@ def in_wrong_partition(case: Case) -> Iterator[Broken]:
     mend="Set enable.idempotence=true in the publisher.",
     fine="When the guard compares a version: repetitions are skipped, and only show in the history.",
 )
-def not_idempotent(case: Case) -> Iterator[Broken]:
+def not_idempotent(case: RuleContext) -> Iterator[Violation]:
     producers = case.known(case.topic.idempotent_producers, f"producers of topic {case.topic.name}")
     age_s = _sample(case).newest_age_s
     if producers == 0 and age_s is not None and age_s < PRODUCER_MEMORY_S:
-        yield Broken(
+        yield Violation(
             Severity.WARNING if case.guarded or not case.must_not_repeat else Severity.ERROR,
             f"topic {case.topic.name}",
-            (f"the newest record is {age_s / 60:.0f} min old, and no idempotent producer is known",),
+            (
+                f"the newest record is {age_s / 60:.0f} min old, and no idempotent producer is known",
+            ),
             "enable.idempotence=true in the publisher",
         )
 
 
 @rule(
     "RECORDS_UNREADABLE",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a record that the pipeline does not understand arrives, which is set aside",
     what="Some of the newest records cannot be understood by the pipeline, or none of them.",
     why="They become dead letters, or park their documents: kept with a reason, and not in the table. When it is half of them or "
@@ -99,31 +103,38 @@ def not_idempotent(case: Case) -> Iterator[Broken]:
     mend="Correct the mapping in [pipelines.NAME.event] and columns, or the publisher.",
     fine="When the topic also carries records that are not status events.",
 )
-def unreadable(case: Case) -> Iterator[Broken]:
+def unreadable(case: RuleContext) -> Iterator[Violation]:
     sample = _sample(case)
-    mine = {key.partition(": ")[2]: count for key, count in sample.unreadable.items() if key.partition(": ")[0] == case.name}
+    mine = {
+        key.partition(": ")[2]: count
+        for key, count in sample.unreadable.items()
+        if key.partition(": ")[0] == case.name
+    }
     if mine:
-        yield Broken(
+        yield Violation(
             Severity.ERROR if 2 * sum(mine.values()) >= sample.records else Severity.WARNING,
             f"topic {case.topic.name}",
-            tuple(f"{count} of the newest {sample.records} records: {reason}" for reason, count in sorted(mine.items())),
+            tuple(
+                f"{count} of the newest {sample.records} records: {reason}"
+                for reason, count in sorted(mine.items())
+            ),
             f"instep peek {case.topic.name} -n 20; then correct [pipelines.{case.name}.event]",
         )
 
 
 @rule(
     "RECORDS_NEAR_LIMIT",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a record grows a little more",
     what="The largest of the newest records is close to what the topic takes.",
     why="A record above max.message.bytes is refused, and with it, in the publisher, that document's news.",
     mend="Raise max.message.bytes of the topic and the publisher's own limit, or make records smaller.",
     fine="When the largest record that can be is known to fit.",
 )
-def near_limit(case: Case) -> Iterator[Broken]:
+def near_limit(case: RuleContext) -> Iterator[Violation]:
     limit, largest = case.number("max.message.bytes"), _sample(case).largest_bytes
     if largest > NEAR_LIMIT_SHARE * limit:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
             (f"largest record {largest:,} bytes", case.found("max.message.bytes")),
@@ -133,7 +144,7 @@ def near_limit(case: Case) -> Iterator[Broken]:
 
 @rule(
     "RECORDS_FROM_LONG_AGO",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the log's cleaner comes by before the pipeline",
     what="New records carry timestamps that are older than the topic keeps records, or from 1970.",
     why="Retention goes by a record's timestamp. A segment whose newest timestamp is that old is deleted at the next look, "
@@ -143,22 +154,30 @@ def near_limit(case: Case) -> Iterator[Broken]:
     "message.timestamp.type=LogAppendTime.",
     fine="When old events are being sent again, and the pipeline is running.",
 )
-def from_long_ago(case: Case) -> Iterator[Broken]:
+def from_long_ago(case: RuleContext) -> Iterator[Violation]:
     if case.setting("message.timestamp.type").value != "CreateTime":
         return
     kept_ms, sample = case.number("retention.ms"), _sample(case)
     deletes = "delete" in (case.setting("cleanup.policy").value or "") and kept_ms >= 0
     # the newest of the newest: a topic at rest has old records, and rightly
-    old = deletes and sample.newest_age_s is not None and sample.newest_age_s * 1000 > FAR_BEYOND * kept_ms
+    old = (
+        deletes
+        and sample.newest_age_s is not None
+        and sample.newest_age_s * 1000 > FAR_BEYOND * kept_ms
+    )
     if not old and not sample.before_2000:
         return
     seen = []
     if sample.before_2000:
-        seen.append(f"{sample.before_2000} of the newest {sample.records} records have a timestamp before 2000")
+        seen.append(
+            f"{sample.before_2000} of the newest {sample.records} records have a timestamp before 2000"
+        )
     if old:
         seen.append(f"the newest timestamp is {(sample.newest_age_s or 0) / 86_400:.0f} days old")
-    yield Broken(
-        Severity.ERROR if deletes and sample.before_2000 and case.must_not_lose else Severity.WARNING,
+    yield Violation(
+        Severity.ERROR
+        if deletes and sample.before_2000 and case.must_not_lose
+        else Severity.WARNING,
         f"topic {case.topic.name}",
         (*seen, case.found("retention.ms"), case.found("cleanup.policy")),
         f"instep topics alter {case.topic.name} -c message.timestamp.type=LogAppendTime; or stamp records in milliseconds",
@@ -168,7 +187,7 @@ def from_long_ago(case: Case) -> Iterator[Broken]:
 
 @rule(
     "RECORDS_FROM_THE_FUTURE",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="the event's time decides, and the clock is put right",
     what="Records carry timestamps from the future.",
     why="A publisher's clock is ahead. Events that are ordered by time are skipped until the real time has caught up, and the "
@@ -176,10 +195,10 @@ def from_long_ago(case: Case) -> Iterator[Broken]:
     mend="Keep the publishers' clocks in step (NTP).",
     fine="When records carry a business date that may lie ahead, and the guard compares a version.",
 )
-def from_the_future(case: Case) -> Iterator[Broken]:
+def from_the_future(case: RuleContext) -> Iterator[Violation]:
     ahead_s = _sample(case).ahead_s_max
     if ahead_s > AHEAD_S_MAX:
-        yield Broken(
+        yield Violation(
             Severity.ERROR if case.pipeline.order == "@timestamp" else Severity.WARNING,
             f"topic {case.topic.name}",
             (f"a record's timestamp lies {ahead_s:.0f} s ahead",),
@@ -187,13 +206,16 @@ def from_the_future(case: Case) -> Iterator[Broken]:
         )
 
 
-def _seen(case: Case) -> Seen:
-    return case.known(_sample(case).seen.get(case.name, Seen() if case.has_target else None), f"newest events of {case.name}")
+def _seen(case: RuleContext) -> MappedSample:
+    return case.known(
+        _sample(case).seen.get(case.name, MappedSample() if case.has_target else None),
+        f"newest events of {case.name}",
+    )
 
 
 @rule(
     "RECORDS_KEY_NOT_DOCUMENT",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="a document has a second event under another key",
     what="Records have another key than the document's id.",
     why="Only the key ties a document's events to one partition, and so to their order. A delete names its document by the key, "
@@ -201,13 +223,15 @@ def _seen(case: Case) -> Seen:
     mend="Let the publisher send the document's id as key.",
     fine="When the key is one for all events of a document, such as its customer's, and the source deletes nothing.",
 )
-def key_not_document(case: Case) -> Iterator[Broken]:
+def key_not_document(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
     if seen.key_differs:
-        evidence = [f"{seen.key_differs} of the newest {seen.events} events have another key than their document's id"]
+        evidence = [
+            f"{seen.key_differs} of the newest {seen.events} events have another key than their document's id"
+        ]
         if seen.two_keys:
             evidence.append(f"{seen.two_keys} documents have events under two keys or more")
-        yield Broken(
+        yield Violation(
             Severity.ERROR if seen.two_keys and not case.guarded else Severity.WARNING,
             f"topic {case.topic.name}",
             tuple(evidence),
@@ -217,7 +241,7 @@ def key_not_document(case: Case) -> Iterator[Broken]:
 
 @rule(
     "RECORDS_SAME_ORDER",
-    Threat.LOSS,
+    Risk.LOSS,
     when="always: the second event is taken for a repetition",
     what="Events of one document have the same order and different statuses.",
     why="The guard takes an event with the same version for a repetition and skips it: the status that came second is not "
@@ -225,10 +249,10 @@ def key_not_document(case: Case) -> Iterator[Broken]:
     mend="Count the version up with every change, or name another field as event.order.",
     fine="When the first of them is the right one.",
 )
-def same_order(case: Case) -> Iterator[Broken]:
+def same_order(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
     if seen.same_order:
-        yield Broken(
+        yield Violation(
             Severity.ERROR if case.must_not_lose else Severity.WARNING,
             f"topic {case.topic.name}",
             (
@@ -241,7 +265,7 @@ def same_order(case: Case) -> Iterator[Broken]:
 
 @rule(
     "RECORDS_OUT_OF_ORDER",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="always: an older event comes behind a newer one",
     what="A document's events do not lie in the log in their order.",
     why="A publisher overtakes itself, two publishers send the same document, or old events were sent again. The guard skips "
@@ -249,40 +273,48 @@ def same_order(case: Case) -> Iterator[Broken]:
     mend="Let one idempotent publisher send each document's events in order, and declare event.order.",
     fine="After the source has sent old events again, with a guard.",
 )
-def out_of_order(case: Case) -> Iterator[Broken]:
+def out_of_order(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
     if seen.backwards:
-        yield Broken(
+        yield Violation(
             Severity.WARNING if case.guarded else Severity.ERROR,
             f"topic {case.topic.name}",
-            (f"{seen.backwards} of the newest {seen.events} events are older than the one before of their document",),
+            (
+                f"{seen.backwards} of the newest {seen.events} events are older than the one before of their document",
+            ),
             "set enable.idempotence=true in every publisher of the topic, and let one publisher send each document",
         )
 
 
 @rule(
     "RECORDS_ORDER_COARSE",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="a document changes twice within a second",
     what="The guard compares times, and the events' times have whole seconds only.",
     why="Two events of one second look equally old: the one that lies later in the log wins, even when it is a late repetition.",
     mend="Order by a version that the source counts, or send times with microseconds.",
     fine="When no document changes twice within a second.",
 )
-def order_coarse(case: Case) -> Iterator[Broken]:
+def order_coarse(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
-    if seen.whole_seconds is not None and seen.events >= EVENTS_TELLING and seen.whole_seconds == seen.events:
-        yield Broken(
+    if (
+        seen.whole_seconds is not None
+        and seen.events >= EVENTS_TELLING
+        and seen.whole_seconds == seen.events
+    ):
+        yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
-            (f"all of the newest {seen.events} events have a {case.pipeline.order} of whole seconds",),
+            (
+                f"all of the newest {seen.events} events have a {case.pipeline.order} of whole seconds",
+            ),
             f"send {case.pipeline.order} with microseconds, as in 2026-11-01T08:00:00.123456Z",
         )
 
 
 @rule(
     "RECORDS_EVENT_TIME_WRONG",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="the event's time decides or is shown",
     what="Events happened before 2000, or more than a day from now, by their own time.",
     why="Numbers are read as milliseconds since 1970. Seconds then look like January 1970, microseconds like the far future. The "
@@ -290,15 +322,18 @@ def order_coarse(case: Case) -> Iterator[Broken]:
     mend="Send milliseconds since 1970, or ISO 8601 text.",
     fine="When documents really happened then.",
 )
-def event_time_wrong(case: Case) -> Iterator[Broken]:
+def event_time_wrong(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
     wrong = [
         f"{count} of the newest {seen.events} events happened {words}"
-        for count, words in ((seen.before_2000, "before 2000"), (seen.ahead, "more than a day from now"))
+        for count, words in (
+            (seen.before_2000, "before 2000"),
+            (seen.ahead, "more than a day from now"),
+        )
         if count
     ]
     if wrong:
-        yield Broken(
+        yield Violation(
             Severity.ERROR if case.pipeline.order_is_time else Severity.WARNING,
             f"topic {case.topic.name}",
             tuple(wrong),
@@ -308,7 +343,7 @@ def event_time_wrong(case: Case) -> Iterator[Broken]:
 
 @rule(
     "RECORDS_FIELD_ABSENT",
-    Threat.LOSS,
+    Risk.LOSS,
     when="always: the column is never filled",
     what="A column is mapped to a field that none of the newest events has.",
     why="A field that an event does not have leaves its column as it is. A misspelt name therefore shows no error: the column "
@@ -316,12 +351,12 @@ def event_time_wrong(case: Case) -> Iterator[Broken]:
     mend="Correct the field in [pipelines.NAME.columns], or take the column out.",
     fine="When the field comes with some events only, and none of them is among the newest.",
 )
-def field_absent(case: Case) -> Iterator[Broken]:
+def field_absent(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
     for column, field in seen.absent.items():
         name, _, near = field.partition("; did you mean ")
         meant = near.strip("'?")
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"pipeline {case.name}",
             (f"{column}: none of the newest {seen.events} events has {field}",),
@@ -333,40 +368,44 @@ def field_absent(case: Case) -> Iterator[Broken]:
 
 @rule(
     "RECORDS_TIME_WITHOUT_ZONE",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="the publisher's clock shows local time, or changes to summer time",
     what="The events' own time names no time zone.",
     why="It is taken for UTC. If it is local time, the column and freshness are wrong by hours, and an hour comes twice a year.",
     mend="Send UTC with a Z behind it, or an offset such as +01:00.",
     fine="When the publisher sends UTC.",
 )
-def time_without_zone(case: Case) -> Iterator[Broken]:
+def time_without_zone(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
     if seen.without_zone:
-        yield Broken(
+        yield Violation(
             Severity.WARNING if case.pipeline.order_is_time else Severity.NOTE,
             f"topic {case.topic.name}",
-            (f"{seen.without_zone} of the newest {seen.events} events have a {case.pipeline.at} without a zone",),
+            (
+                f"{seen.without_zone} of the newest {seen.events} events have a {case.pipeline.at} without a zone",
+            ),
             f"send {case.pipeline.at} as 2026-11-01T08:00:00Z or 2026-11-01T09:00:00+01:00",
         )
 
 
 @rule(
     "RECORDS_STATUS_SPELLINGS",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="somebody counts or filters by status",
     what="Statuses differ only in upper and lower case, or in spaces.",
     why="To the database and to transitions they are different statuses: queries miss documents, and transitions refuse them.",
     mend="Let the publisher send one spelling.",
     fine="When they really mean different things.",
 )
-def status_spellings(case: Case) -> Iterator[Broken]:
+def status_spellings(case: RuleContext) -> Iterator[Violation]:
     alike: dict[str, list[str]] = {}
     for status in _seen(case).statuses:
-        alike.setdefault("".join(status.split()).casefold().replace("_", "").replace("-", ""), []).append(status)
+        alike.setdefault(
+            "".join(status.split()).casefold().replace("_", "").replace("-", ""), []
+        ).append(status)
     for several in alike.values():
         if len(several) > 1:
-            yield Broken(
+            yield Violation(
                 Severity.NOTE,
                 f"topic {case.topic.name}",
                 (" and ".join(map(repr, several)),),
@@ -376,17 +415,17 @@ def status_spellings(case: Case) -> Iterator[Broken]:
 
 @rule(
     "RECORDS_REPEATED",
-    Threat.REPETITION,
+    Risk.REPETITION,
     when="always: events come more than once",
     what="The newest records hold the same event more than once.",
     why="A publisher sends again what had arrived. The guard skips repetitions, and the history shows them.",
     mend="Set enable.idempotence=true in the publisher, and let the application send each event once.",
     fine="After the source has sent old events again.",
 )
-def repeated(case: Case) -> Iterator[Broken]:
+def repeated(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
     if seen.repeated:
-        yield Broken(
+        yield Violation(
             Severity.NOTE,
             f"topic {case.topic.name}",
             (f"{seen.repeated} of the newest {seen.events} events repeat an earlier one",),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from instep.document.showing import counted
-from instep.vet.rule import Broken, Case, Severity, Threat, rule
+from instep.vet.rule import Risk, RuleContext, Severity, Violation, rule
 
 REPLICAS_WANTED = 3
 SEGMENT_MS_MIN, SEGMENT_BYTES_MIN = 600_000, 2**20
@@ -18,17 +18,17 @@ SPAN_SLACK = 1.5
 
 @rule(
     "TOPIC_MISSING",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="the pipeline is started",
     what="The topic does not exist, or we may not see it.",
     why="There is nothing to follow.",
     mend="Make the topic, or correct its name.",
     fine="Before the first deployment.",
 )
-def missing(case: Case) -> Iterator[Broken]:
+def missing(case: RuleContext) -> Iterator[Violation]:
     if not case.is_there:
         topic, near = case.pipeline.topic, case.snapshot.near_topics.get(case.pipeline.topic)
-        yield Broken(
+        yield Violation(
             Severity.ERROR,
             f"topic {topic}",
             (f"the cluster has no such topic{f'; it has {near}' if near else ''}",),
@@ -42,7 +42,7 @@ def missing(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_SINGLE_REPLICA",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the disk of the broker that holds a partition is lost",
     what="A partition has one copy.",
     why="acks=all then means one broker: what it acknowledged is gone with its disk, and while it is down nobody can publish "
@@ -50,10 +50,10 @@ def missing(case: Case) -> Iterator[Broken]:
     mend="Give the topic three replicas and min.insync.replicas=2.",
     fine="On a laptop, in tests, and where the source can publish everything again.",
 )
-def single_replica(case: Case) -> Iterator[Broken]:
+def single_replica(case: RuleContext) -> Iterator[Violation]:
     if case.replicas == 1:
         alone = sum(len(part.replicas) == 1 for part in case.topic.partitions)
-        yield Broken(
+        yield Violation(
             Severity.ERROR if case.must_not_lose else Severity.NOTE,
             f"topic {case.topic.name}",
             (f"{alone} of {len(case.topic.partitions)} partitions have 1 replica",),
@@ -63,7 +63,7 @@ def single_replica(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_TWO_REPLICAS",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="a broker stops",
     what="A partition has two copies.",
     why="With two there is no good min.insync.replicas: 2 stops publishing as soon as one broker is down, 1 acknowledges what "
@@ -71,14 +71,16 @@ def single_replica(case: Case) -> Iterator[Broken]:
     mend="Give the topic three replicas and min.insync.replicas=2.",
     fine="Where a standstill during a broker's restart is acceptable, with min.insync.replicas=2.",
 )
-def two_replicas(case: Case) -> Iterator[Broken]:
+def two_replicas(case: RuleContext) -> Iterator[Violation]:
     if case.replicas == REPLICAS_WANTED - 1:
-        yield Broken(Severity.WARNING, f"topic {case.topic.name}", ("2 replicas",), _durable(case))
+        yield Violation(
+            Severity.WARNING, f"topic {case.topic.name}", ("2 replicas",), _durable(case)
+        )
 
 
 @rule(
     "TOPIC_MIN_IN_SYNC_ONE",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the leader of a partition dies after the others fell behind",
     what="One in-sync replica is enough to acknowledge a record.",
     why="When the other replicas lag or are down, acks=all is answered by the leader alone. If it dies then, acknowledged "
@@ -86,9 +88,9 @@ def two_replicas(case: Case) -> Iterator[Broken]:
     mend="Set min.insync.replicas=2 on the topic.",
     fine="With the guarantee at-most-once, or when the source can publish everything again.",
 )
-def min_in_sync_one(case: Case) -> Iterator[Broken]:
+def min_in_sync_one(case: RuleContext) -> Iterator[Violation]:
     if case.replicas > 1 and case.number("min.insync.replicas") < 2:
-        yield Broken(
+        yield Violation(
             Severity.ERROR if case.must_not_lose else Severity.NOTE,
             f"topic {case.topic.name}",
             (case.found("min.insync.replicas"), counted(case.replicas, "replica")),
@@ -98,16 +100,16 @@ def min_in_sync_one(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_MIN_IN_SYNC_ALL",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="any broker that holds a replica stops",
     what="Every replica must be in sync for a record to be acknowledged.",
     why="A single broker that is down, even for a planned restart, stops publishing with acks=all.",
     mend="Set min.insync.replicas to one less than the replicas.",
     fine="Where no loss of two disks at once is acceptable, and a standstill is.",
 )
-def min_in_sync_all(case: Case) -> Iterator[Broken]:
+def min_in_sync_all(case: RuleContext) -> Iterator[Violation]:
     if case.replicas > 1 and case.number("min.insync.replicas") == case.replicas:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
             (case.found("min.insync.replicas"), counted(case.replicas, "replica")),
@@ -117,7 +119,7 @@ def min_in_sync_all(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_MIN_IN_SYNC_TOO_MANY",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="any broker that holds a replica stops",
     what="More in-sync replicas are asked for than the topic has.",
     why="Newer brokers take it for all replicas, so that a single one that is down stops publishing; older brokers refuse every "
@@ -125,9 +127,9 @@ def min_in_sync_all(case: Case) -> Iterator[Broken]:
     mend="Lower min.insync.replicas below the number of replicas, or add replicas.",
     fine="With one replica on newer brokers, where it changes nothing.",
 )
-def min_in_sync_too_many(case: Case) -> Iterator[Broken]:
+def min_in_sync_too_many(case: RuleContext) -> Iterator[Violation]:
     if case.number("min.insync.replicas") > case.replicas:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
             (case.found("min.insync.replicas"), counted(case.replicas, "replica")),
@@ -137,7 +139,7 @@ def min_in_sync_too_many(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_UNCLEAN_ELECTION",
-    Threat.LOSS,
+    Risk.LOSS,
     when="all in-sync replicas of a partition are down and another becomes its leader",
     what="A replica that is not in sync may become leader.",
     why="It lacks records that were acknowledged; they are cut off everywhere. A pipeline that had applied them stops with "
@@ -145,9 +147,9 @@ def min_in_sync_too_many(case: Case) -> Iterator[Broken]:
     mend="Set unclean.leader.election.enable=false on the topic.",
     fine="Where going on is worth more than records.",
 )
-def unclean_election(case: Case) -> Iterator[Broken]:
+def unclean_election(case: RuleContext) -> Iterator[Violation]:
     if case.setting("unclean.leader.election.enable").value == "true":
-        yield Broken(
+        yield Violation(
             Severity.ERROR if case.must_not_lose else Severity.WARNING,
             f"topic {case.topic.name}",
             (case.found("unclean.leader.election.enable"),),
@@ -157,45 +159,55 @@ def unclean_election(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_WITHOUT_LEADER",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="now",
     what="A partition has no leader.",
     why="Nobody can publish to it or read from it.",
     mend="Start the brokers that hold its in-sync replicas.",
     fine="For the seconds that an election takes.",
 )
-def without_leader(case: Case) -> Iterator[Broken]:
+def without_leader(case: RuleContext) -> Iterator[Violation]:
     bare = [part for part in case.topic.partitions if part.leader is None]
     if bare:
-        yield Broken(
+        yield Violation(
             Severity.ERROR,
             f"topic {case.topic.name}",
-            tuple(f"partition {part.partition}: no leader, replicas {_nodes(part.replicas)}" for part in bare),
+            tuple(
+                f"partition {part.partition}: no leader, replicas {_nodes(part.replicas)}"
+                for part in bare
+            ),
             f"start broker {_nodes(sorted({node for part in bare for node in part.replicas}))}",
         )
 
 
 @rule(
     "TOPIC_UNDER_MIN_IN_SYNC",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="now",
     what="A partition has fewer in-sync replicas than acknowledging needs.",
     why="Publishing to it with acks=all is refused until more replicas have caught up.",
     mend="Start or repair the brokers whose replicas are not in sync.",
     fine="For the minutes of a restart.",
 )
-def under_min_in_sync(case: Case) -> Iterator[Broken]:
+def under_min_in_sync(case: RuleContext) -> Iterator[Violation]:
     needed = case.number("min.insync.replicas")
     # brokers ask for no more than there are
-    short = [part for part in case.topic.partitions if len(part.in_sync) < min(needed, len(part.replicas))]
+    short = [
+        part
+        for part in case.topic.partitions
+        if len(part.in_sync) < min(needed, len(part.replicas))
+    ]
     if short:
         out = sorted({node for part in short for node in part.replicas if node not in part.in_sync})
-        yield Broken(
+        yield Violation(
             Severity.ERROR,
             f"topic {case.topic.name}",
             (
                 case.found("min.insync.replicas"),
-                *(f"partition {p.partition}: in sync {_nodes(p.in_sync)} of {_nodes(p.replicas)}" for p in short),
+                *(
+                    f"partition {p.partition}: in sync {_nodes(p.in_sync)} of {_nodes(p.replicas)}"
+                    for p in short
+                ),
             ),
             f"start broker {_nodes(out)}, or see why it lags",
         )
@@ -203,35 +215,40 @@ def under_min_in_sync(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_UNDER_REPLICATED",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the brokers that are still in sync die before the others catch up",
     what="A partition has replicas that are not in sync.",
     why="There is a copy less than planned.",
     mend="Start or repair the brokers whose replicas are not in sync.",
     fine="During a restart, and while a new replica is being filled.",
 )
-def under_replicated(case: Case) -> Iterator[Broken]:
+def under_replicated(case: RuleContext) -> Iterator[Violation]:
     behind = [part for part in case.topic.partitions if len(part.in_sync) < len(part.replicas)]
     if behind:
-        out = sorted({node for part in behind for node in part.replicas if node not in part.in_sync})
-        yield Broken(
+        out = sorted(
+            {node for part in behind for node in part.replicas if node not in part.in_sync}
+        )
+        yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
-            tuple(f"partition {p.partition}: in sync {_nodes(p.in_sync)} of {_nodes(p.replicas)}" for p in behind),
+            tuple(
+                f"partition {p.partition}: in sync {_nodes(p.in_sync)} of {_nodes(p.replicas)}"
+                for p in behind
+            ),
             f"start broker {_nodes(out)}, or see why it lags",
         )
 
 
 @rule(
     "TOPIC_REPLICAS_IN_ONE_RACK",
-    Threat.LOSS,
+    Risk.LOSS,
     when="a rack or zone is lost",
     what="All replicas of a partition are in one rack, though the cluster has several.",
     why="A rack or zone fails as a whole, and takes all copies with it.",
     mend="Spread the replicas: make the topic anew, or reassign its partitions.",
     fine="Where racks are only names.",
 )
-def replicas_in_one_rack(case: Case) -> Iterator[Broken]:
+def replicas_in_one_rack(case: RuleContext) -> Iterator[Violation]:
     racks = {broker.node: broker.rack for broker in case.cluster.brokers if broker.rack is not None}
     if len(set(racks.values())) < 2:
         return
@@ -243,29 +260,32 @@ def replicas_in_one_rack(case: Case) -> Iterator[Broken]:
         and len({racks[node] for node in part.replicas}) == 1
     ]
     if huddled:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
-            tuple(f"partition {part.partition}: all replicas in rack {racks[part.replicas[0]]}" for part in huddled),
+            tuple(
+                f"partition {part.partition}: all replicas in rack {racks[part.replicas[0]]}"
+                for part in huddled
+            ),
             f"instep topics replicate {case.topic.name} -r {case.replicas + 1} --execute, which takes another rack",
         )
 
 
 @rule(
     "TOPIC_RETENTION_SHORT",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the pipeline stands still for longer than the log keeps its records",
     what="Records are deleted before the longest planned outage is over.",
     why="What was deleted before it was applied never reaches the table. The pipeline stops with OFFSETS_EXPIRED.",
     mend="Raise retention.ms above vet.outage_hours_max, or lower that to what you really plan for.",
     fine="When the source can publish everything again after an outage.",
 )
-def retention_short(case: Case) -> Iterator[Broken]:
+def retention_short(case: RuleContext) -> Iterator[Violation]:
     if "delete" not in (case.setting("cleanup.policy").value or ""):
         return
     kept_ms = case.number("retention.ms")
     if 0 <= kept_ms < case.outage_ms:
-        yield Broken(
+        yield Violation(
             Severity.ERROR if case.must_not_lose else Severity.NOTE,
             f"topic {case.topic.name}",
             (
@@ -278,22 +298,32 @@ def retention_short(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_RETENTION_BY_SIZE",
-    Threat.LOSS,
+    Risk.LOSS,
     when="more is published during an outage than retention.bytes holds",
     what="Records are deleted when a partition's log gets too large, however young they are.",
     why="A burst deletes records that a waiting pipeline has not applied yet.",
     mend="Set retention.bytes=-1 and bound the log by time, with room on the disks for it.",
     fine="When the size holds many times what is published during the longest outage.",
 )
-def retention_by_size(case: Case) -> Iterator[Broken]:
-    if "delete" not in (case.setting("cleanup.policy").value or "") or case.number("retention.bytes") < 0:
+def retention_by_size(case: RuleContext) -> Iterator[Violation]:
+    if (
+        "delete" not in (case.setting("cleanup.policy").value or "")
+        or case.number("retention.bytes") < 0
+    ):
         return
     limit, span_s = case.number("retention.bytes"), case.topic.span_s
     # a log that was cut near its limit shows how long that lasts; one that never came near says nothing yet
-    was_cut = any((part.first or 0) > 0 and (part.size_bytes or 0) > limit / 2 for part in case.topic.partitions)
+    was_cut = any(
+        (part.first or 0) > 0 and (part.size_bytes or 0) > limit / 2
+        for part in case.topic.partitions
+    )
     short = was_cut and span_s is not None and span_s * 1000 < case.outage_ms / SPAN_SLACK
-    seen = (f"the oldest record is {_age(int(span_s * 1000))} old, and older ones were deleted",) if short and span_s else ()
-    yield Broken(
+    seen = (
+        (f"the oldest record is {_age(int(span_s * 1000))} old, and older ones were deleted",)
+        if short and span_s
+        else ()
+    )
+    yield Violation(
         Severity.ERROR if short and case.must_not_lose else Severity.WARNING,
         f"topic {case.topic.name}",
         (f"{case.found('retention.bytes')}: {limit / 2**20:.1f} MiB a partition", *seen),
@@ -303,7 +333,7 @@ def retention_by_size(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_COMPACTED",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the pipeline is behind the log's cleaner",
     what="The log keeps only the last record of each key, sooner or later.",
     why="Statuses in between are removed before a pipeline that is behind sees them: the history has gaps, and with declared "
@@ -311,18 +341,27 @@ def retention_by_size(case: Case) -> Iterator[Broken]:
     mend="Set cleanup.policy=delete, or min.compaction.lag.ms above vet.outage_hours_max.",
     fine="When only the last status counts: history = false and no transitions.",
 )
-def compacted(case: Case) -> Iterator[Broken]:
+def compacted(case: RuleContext) -> Iterator[Violation]:
     if case.compacted:
         spared = case.number("min.compaction.lag.ms") >= case.outage_ms
-        needs = [name for name, on in (("history", case.pipeline.history), ("transitions", case.pipeline.transitions)) if on]
+        needs = [
+            name
+            for name, on in (
+                ("history", case.pipeline.history),
+                ("transitions", case.pipeline.transitions),
+            )
+            if on
+        ]
         severity = Severity.ERROR if case.pipeline.transitions else Severity.WARNING
-        yield Broken(
+        yield Violation(
             Severity.NOTE if spared or not needs else severity,
             f"topic {case.topic.name}",
             (
                 case.found("cleanup.policy"),
                 case.found("min.compaction.lag.ms"),
-                f"the pipeline has {' and '.join(needs)}" if needs else "only the last status counts",
+                f"the pipeline has {' and '.join(needs)}"
+                if needs
+                else "only the last status counts",
             ),
             f"instep topics alter {case.topic.name} -c cleanup.policy=delete",
         )
@@ -330,16 +369,16 @@ def compacted(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_TOMBSTONES_SHORT",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the pipeline stands still for longer than deletions are kept",
     what="A compacted log forgets deletions before the longest planned outage is over.",
     why="A document's deletion that is gone from the log is never applied: its row stays for ever.",
     mend="Raise delete.retention.ms above vet.outage_hours_max.",
     fine="When the source never deletes documents.",
 )
-def tombstones_short(case: Case) -> Iterator[Broken]:
+def tombstones_short(case: RuleContext) -> Iterator[Violation]:
     if case.compacted and case.number("delete.retention.ms") < case.outage_ms:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
             (
@@ -352,7 +391,7 @@ def tombstones_short(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_TIME_OF_ARRIVAL",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="a publisher sends a document's events in another order than they happened",
     what="The broker stamps records with the time of their arrival, and the pipeline takes that for the event's own.",
     why="A later arrival always looks newer: the guard lets an old status that was sent late overwrite a new one. Freshness "
@@ -360,32 +399,39 @@ def tombstones_short(case: Case) -> Iterator[Broken]:
     mend="Name a field of the event as order and at, or set message.timestamp.type=CreateTime.",
     fine="When the publisher sends each document's events in order, and only once.",
 )
-def time_of_arrival(case: Case) -> Iterator[Broken]:
+def time_of_arrival(case: RuleContext) -> Iterator[Violation]:
     if case.setting("message.timestamp.type").value == "LogAppendTime":
         ordered_by_it = case.pipeline.order == "@timestamp"
         if ordered_by_it or case.pipeline.at in (None, "@timestamp"):
-            yield Broken(
+            yield Violation(
                 Severity.WARNING if ordered_by_it else Severity.NOTE,
                 f"topic {case.topic.name}",
-                (case.found("message.timestamp.type"), f'event.order="{case.pipeline.order}", event.at="{case.pipeline.at}"'),
+                (
+                    case.found("message.timestamp.type"),
+                    f'event.order="{case.pipeline.order}", event.at="{case.pipeline.at}"',
+                ),
                 f"instep topics alter {case.topic.name} -c message.timestamp.type=CreateTime",
             )
 
 
 @rule(
     "TOPIC_TIMES_UNBOUNDED",
-    Threat.DISORDER,
+    Risk.DISORDER,
     when="a publisher's clock is wrong",
     what="The guard compares record timestamps, and the brokers take any.",
     why="One event from a clock that runs a year ahead makes every later event of its document look old: it is skipped.",
     mend="Set message.timestamp.after.max.ms to an hour, or let the guard compare a version.",
     fine="When the publishers' clocks are kept in step.",
 )
-def times_unbounded(case: Case) -> Iterator[Broken]:
+def times_unbounded(case: RuleContext) -> Iterator[Violation]:
     name = "message.timestamp.after.max.ms"
     by_publishers = case.setting("message.timestamp.type").value == "CreateTime"
-    if case.pipeline.order == "@timestamp" and by_publishers and case.number(name) > TIMES_UNBOUNDED_MS:
-        yield Broken(
+    if (
+        case.pipeline.order == "@timestamp"
+        and by_publishers
+        and case.number(name) > TIMES_UNBOUNDED_MS
+    ):
+        yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
             (case.found(name), 'event.order="@timestamp"'),
@@ -395,17 +441,20 @@ def times_unbounded(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_OLD_TIMES_REFUSED",
-    Threat.LOSS,
+    Risk.LOSS,
     when="a publisher sends an event that is older than the broker takes",
     what="The brokers refuse records whose timestamp is a little old.",
     why="A publisher that was down, or sends old events again, is refused: those events never arrive.",
     mend="Leave message.timestamp.before.max.ms at its default.",
     fine="When records carry the time of sending and never that of the event.",
 )
-def old_times_refused(case: Case) -> Iterator[Broken]:
+def old_times_refused(case: RuleContext) -> Iterator[Violation]:
     name = "message.timestamp.before.max.ms"
-    if case.setting("message.timestamp.type").value == "CreateTime" and case.number(name) < case.outage_ms:
-        yield Broken(
+    if (
+        case.setting("message.timestamp.type").value == "CreateTime"
+        and case.number(name) < case.outage_ms
+    ):
+        yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
             (f"{case.found(name)}: {_age(case.number(name))}",),
@@ -415,16 +464,16 @@ def old_times_refused(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_RECORDS_BOUNDED_LOW",
-    Threat.LOSS,
+    Risk.LOSS,
     when="an event grows beyond the limit",
     what="The topic takes very small records only.",
     why="A larger one is refused: its publisher gets an error, and that document's news never arrives.",
     mend="Leave max.message.bytes at its default, 1 MiB.",
     fine="When the largest event is known to fit.",
 )
-def records_bounded_low(case: Case) -> Iterator[Broken]:
+def records_bounded_low(case: RuleContext) -> Iterator[Violation]:
     if case.number("max.message.bytes") < RECORD_BYTES_LOW:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
             (case.found("max.message.bytes"),),
@@ -434,20 +483,20 @@ def records_bounded_low(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_SEGMENTS_TINY",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="the brokers run out of open files or memory maps",
     what="The topic's log is cut into very small segments.",
     why="Each segment is three files that a broker keeps open. Thousands of them slow its start, and may end it.",
     mend="Leave segment.ms and segment.bytes at their defaults.",
     fine="In a test of retention or compaction.",
 )
-def segments_tiny(case: Case) -> Iterator[Broken]:
+def segments_tiny(case: RuleContext) -> Iterator[Violation]:
     small = []
     for name, least in (("segment.ms", SEGMENT_MS_MIN), ("segment.bytes", SEGMENT_BYTES_MIN)):
         if name in case.topic_settings and case.number(name) < least:
             small.append(name)
     if small:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
             tuple(map(case.found, small)),
@@ -457,7 +506,7 @@ def segments_tiny(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_TRANSACTION_OPEN",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="now: pipelines wait behind it",
     what="A transaction has been open for more than a minute.",
     why="Pipelines read what is committed. Everything behind the first record of an open transaction waits, of all publishers, "
@@ -465,16 +514,17 @@ def segments_tiny(case: Case) -> Iterator[Broken]:
     mend="Find out which publisher opened it. Abort it if that publisher is gone.",
     fine="When transactions are long by nature, and waiting for them is right.",
 )
-def transaction_open(case: Case) -> Iterator[Broken]:
+def transaction_open(case: RuleContext) -> Iterator[Violation]:
     held = [part for part in case.topic.partitions if part.open_from is not None]
     if held:
         first = held[0]
         servers = ",".join(case.cluster.bootstrap)
-        yield Broken(
+        yield Violation(
             Severity.ERROR,
             f"topic {case.topic.name}",
             tuple(
-                f"partition {part.partition}: open from offset {part.open_from}, and the log ends at {part.end}" for part in held
+                f"partition {part.partition}: open from offset {part.open_from}, and the log ends at {part.end}"
+                for part in held
             ),
             f"kafka-transactions.sh --bootstrap-server {servers} abort --topic {case.topic.name}"
             f" --partition {first.partition} --start-offset {first.open_from}",
@@ -483,18 +533,18 @@ def transaction_open(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_THROTTLED",
-    Threat.LOSS,
+    Risk.LOSS,
     when="the leader dies before the throttled replicas have caught up",
     what="Copying between replicas of the topic is throttled.",
     why="A throttle that was left behind by a move keeps replicas from catching up, and in-sync sets small.",
     mend="Unset both throttles when the move is over.",
     fine="While partitions are being moved.",
 )
-def throttled(case: Case) -> Iterator[Broken]:
+def throttled(case: RuleContext) -> Iterator[Violation]:
     names = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
     on = [name for name in names if name in case.topic_settings and case.setting(name).value]
     if on:
-        yield Broken(
+        yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
             tuple(map(case.found, on)),
@@ -504,18 +554,23 @@ def throttled(case: Case) -> Iterator[Broken]:
 
 @rule(
     "TOPIC_LED_BY_ONE",
-    Threat.STANDSTILL,
+    Risk.STANDSTILL,
     when="that broker stops",
     what="One broker leads every partition of the topic, though others hold replicas.",
     why="Its death moves all partitions at once, and until then it does all the work.",
     mend="Let the preferred replicas lead again.",
     fine="Right after a broker was away: leaders move back by themselves within minutes.",
 )
-def led_by_one(case: Case) -> Iterator[Broken]:
+def led_by_one(case: RuleContext) -> Iterator[Violation]:
     leaders = {part.leader for part in case.topic.partitions}
     holders = {node for part in case.topic.partitions for node in part.replicas}
-    if len(case.topic.partitions) > 1 and len(leaders) == 1 and None not in leaders and len(holders) > 1:
-        yield Broken(
+    if (
+        len(case.topic.partitions) > 1
+        and len(leaders) == 1
+        and None not in leaders
+        and len(holders) > 1
+    ):
+        yield Violation(
             Severity.NOTE,
             f"topic {case.topic.name}",
             (f"broker {leaders.pop()} leads all {len(case.topic.partitions)} partitions",),
@@ -523,7 +578,7 @@ def led_by_one(case: Case) -> Iterator[Broken]:
         )
 
 
-def _durable(case: Case) -> str:
+def _durable(case: RuleContext) -> str:
     """The one change of replicas and min.insync.replicas that every rule about them asks for."""
     replicas = max(case.replicas, REPLICAS_WANTED)
     in_sync = min(max(case.number("min.insync.replicas"), 2), replicas - 1)

@@ -1,0 +1,1 @@
+"""The demo: a contract system that polls beside one that follows events."""

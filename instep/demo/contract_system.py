@@ -1,0 +1,191 @@
+"""The contract system: a table with documents and no statuses, and the topic and pipeline that are to keep it in step.
+
+The demo's story is told on it, and so is the benchmark that compares it with polling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET
+
+from instep import errors, settings, sinks
+from instep.demo import pipeline_process
+from instep.document import guard
+from instep.emit import Publisher, StatusEvent
+from instep.kafka import topics
+from instep.kafka.connection import Cluster
+from instep.sinks import inspection, preparation
+from instep.sinks.sink import Sink
+
+PARTITIONS = 4
+PATIENCE_S = 180.0
+
+
+class Contracts:
+    """A table, a topic and a pipeline, of names that nobody else has; with what was published, and what that must come to."""
+
+    def __init__(
+        self,
+        folder: Path,
+        bootstrap: str,
+        url: str,
+        count: int,
+        *,
+        prefix: str,
+        name: str | None = None,
+        batch_rows_max: int | None = None,
+    ) -> None:
+        self.folder, self.bootstrap, self.url = folder, bootstrap, url
+        self.name = name or f"{prefix}-{uuid.uuid4().hex[:8]}"
+        self.config = folder / "instep.toml"
+        self.config.write_text(
+            _settings(self.name, bootstrap, url, batch_rows_max), encoding="utf-8"
+        )
+        self._environment = {
+            "INSTEP__KAFKA__BOOTSTRAP": bootstrap
+        }  # not the one that the user's environment may name
+        declared = settings.load(self.config)
+        self.kafka = declared.kafka
+        self.pipeline = settings.pipeline(declared, self.name)
+        self.documents = [f"doc-{number:05}" for number in range(count)]
+        self.truth: dict[str, tuple[str, int]] = {}
+        self.events = 0
+        self._made: list[str] = []
+
+    # --- the parts -------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Make the table with its documents, and the topic."""
+        self._made = preparation.prepare(self.pipeline)
+        with self.sink() as sink, sink.transaction():
+            nothing = (UNSET,) * len(sink.columns)
+            sink.write(guard.Changes([], dict.fromkeys(self.documents, nothing), {}, {}, []))
+        with Cluster(self.kafka, self.bootstrap) as cluster:
+            topics.create(cluster, self.pipeline.topic, PARTITIONS)
+
+    def leave_database(self) -> None:
+        """Leave the database as it was."""
+        preparation.remove(
+            self.name,
+            self.pipeline,
+            own_tables=any("instep_ledger" in statement for statement in self._made),
+        )
+
+    def leave_cluster(self) -> None:
+        """Leave the cluster as it was."""
+        with (
+            Cluster(self.kafka, self.bootstrap) as cluster,
+            contextlib.suppress(errors.TopicMissing),
+        ):
+            topics.delete(cluster, self.pipeline.topic)
+
+    def process(self) -> pipeline_process.PipelineProcess:
+        """The pipeline as its users run it, not started yet."""
+        return pipeline_process.PipelineProcess(
+            self.config, self.name, log=self.folder / "run.log", environment=self._environment
+        )
+
+    def publisher(self) -> Publisher:
+        return Publisher(
+            self.bootstrap, self.pipeline.topic, source="print-system", security=self.kafka.security
+        )
+
+    def publish(self, publisher: Publisher, document: str, status: str, version: int) -> None:
+        publisher.send(
+            StatusEvent(document=document, status=status, version=version, at=datetime.now(UTC))
+        )
+        self.events += 1
+        if version > self.truth.get(document, ("", 0))[1]:
+            self.truth[document] = (status, version)
+
+    # --- looking ---------------------------------------------------------------------------------------
+
+    def sink(self) -> contextlib.closing[Sink]:
+        return contextlib.closing(sinks.open_sink(inspection.inspect(self.name, self.pipeline)))
+
+    def started(self, sink: Sink) -> bool:
+        return len(sink.positions()) == PARTITIONS
+
+    def done(self, sink: Sink) -> int:
+        """How many records are dealt with."""
+        return sum(self.ledger(sink).values())
+
+    def ledger(self, sink: Sink) -> dict[int, int]:
+        """The next offset of each partition."""
+        return {partition: position.next_offset for partition, position in sink.positions().items()}
+
+    def applied(self, sink: Sink) -> int:
+        statement = f"SELECT count(*) FROM instep_history WHERE verdict = 'applied' AND pipeline = {sink.placeholder}"  # noqa: S608
+        return int(sink.select(statement, (self.name,))[0][0])
+
+    def freshness_ms(
+        self, sink: Sink, version: int, since: datetime, until: datetime | None = None
+    ) -> list[float]:
+        """From an event happening to its commit: of this version's events that happened since, and before `until`, in order."""
+        held = sink.placeholder
+        statement = f"SELECT event_time, committed_at FROM instep_history WHERE order_value = {held} AND pipeline = {held}"  # noqa: S608
+        return sorted(
+            (_time(committed) - _time(happened)).total_seconds() * 1000
+            for happened, committed in sink.select(statement, (version, self.name))
+            if since <= _time(happened) and (until is None or _time(happened) < until)
+        )
+
+    def differences(self, sink: Sink) -> int:
+        """Documents whose row is not what was published last."""
+        rows = sink.select(f"SELECT doc_no, print_status, print_version FROM {sink.table}")  # noqa: S608
+        found = {row[0]: (row[1], row[2]) for row in rows}
+        return sum(
+            found.get(document) != expected for document, expected in self.truth.items()
+        ) + len(found.keys() - self.truth.keys())
+
+    def wait(
+        self,
+        running: pipeline_process.PipelineProcess,
+        reached: Callable[[], bool],
+        what: str,
+        look_s: float = 0.02,
+    ) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not reached():
+            if running.poll() is not None or time.monotonic() > deadline:
+                raise errors.InstepError(
+                    f"the pipeline failed while {what}; the end of its log:\n{running.tail()}"
+                )
+            time.sleep(look_s)
+
+
+def _settings(name: str, bootstrap: str, url: str, batch_rows_max: int | None) -> str:
+    table = name.replace("-", "_") + "_document"
+    return f"""[kafka]
+bootstrap = {msgspec.json.encode(bootstrap).decode()}
+
+[pipelines.{name}]
+topic = "{name}-print-status"
+target = {msgspec.json.encode(url).decode()}
+table = "{table}"
+key = "doc_no"
+{f"batch_rows_max = {batch_rows_max}" if batch_rows_max else ""}
+
+[pipelines.{name}.event]
+document = "doc_id"
+status = "status"
+order = "version"
+at = "updated_at"
+
+[pipelines.{name}.columns]
+print_status = "status"
+print_version = "version"
+printed_at = "updated_at"
+"""
+
+
+def _time(value: datetime | str) -> datetime:
+    at = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return at if at.tzinfo else at.replace(tzinfo=UTC)

@@ -1,0 +1,123 @@
+"""The old way: a stand-in for the print system's query service, asked document by document."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote, unquote
+
+CALL_S = 0.3
+
+
+class QueryService:
+    """A real HTTP server that takes its time over each answer."""
+
+    def __init__(self, statuses: Mapping[str, str], call_s: float = CALL_S) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            wbufsize = (
+                -1
+            )  # head and body in one packet: two would wait for each other's acknowledgement
+
+            def do_GET(self) -> None:
+                time.sleep(call_s)
+                document = unquote(self.path.removeprefix("/documents/"))
+                body = json.dumps({"doc_id": document, "status": statuses.get(document)}).encode()
+                self.send_response(200 if document in statuses else 404)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+                """Says nothing: the answers are the point."""
+
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 1024  # connections that wait: with the usual 5 a caller may be turned away for a second
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_port)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def poll(
+    port: int, documents: Sequence[str], begin: Callable[[], object] = lambda: None
+) -> tuple[dict[str, str], float]:
+    """Ask for these documents one after the other, when `begin` returns; their statuses, and the seconds it took."""
+    connection = HTTPConnection("127.0.0.1", port)
+    connection.connect()
+    begin()
+    started = time.monotonic()
+    found = {}
+    for document in documents:
+        connection.request("GET", f"/documents/{quote(document, safe='')}")
+        found[document] = json.loads(connection.getresponse().read())["status"]
+    seconds = time.monotonic() - started
+    connection.close()
+    return found, seconds
+
+
+def poll_at_once(
+    port: int, documents: Sequence[str], connections: int
+) -> tuple[dict[str, str], float]:
+    """Ask for these documents over several connections at once; their statuses, and the seconds of the slowest connection."""
+    found: dict[str, str] = {}
+    slowest_s = 0.0
+    together = threading.Barrier(connections)
+    with futures.ThreadPoolExecutor(connections) as pool:
+        shares = [documents[first::connections] for first in range(connections)]
+        for statuses, seconds in pool.map(lambda share: poll(port, share, together.wait), shares):
+            found.update(statuses)
+            slowest_s = max(slowest_s, seconds)
+    return found, slowest_s
+
+
+class Poller(threading.Thread):
+    """Asks for one document after the other in the background, until it is stopped or has asked for all of them."""
+
+    def __init__(self, port: int, documents: Sequence[str]) -> None:
+        super().__init__(name="poller", daemon=True)
+        self._port, self._documents = port, documents
+        self._stopped = threading.Event()
+        self.count = 0
+        self.seconds = 0.0
+
+    def run(self) -> None:
+        for document in self._documents:
+            if self._stopped.is_set():
+                return
+            _, seconds = poll(self._port, [document])
+            self.count, self.seconds = self.count + 1, self.seconds + seconds
+
+    def stop(self) -> None:
+        """Stop after the call that is under way."""
+        self._stopped.set()
+        self.join()
+
+    def round_s(self) -> float:
+        """Return how long a whole round takes, extrapolated from the calls so far."""
+        return self.seconds / self.count * len(self._documents) if self.count else 0.0

@@ -1,0 +1,1 @@
+"""Kafka administration that only the commands need: topics, groups, records, replication."""

@@ -1,0 +1,306 @@
+"""What librdkafka has no request for, asked with the Python client: sizes on disk, the controllers' quorum, other replicas.
+
+Its import takes a while, so only commands that need these facts pay for it. They are all extras: a broker that
+does not tell (an old one, a cloud's, or one where we lack the right) leaves a fact unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from instep import errors, settings
+from instep.kafka import connection
+
+log = logging.getLogger("kafka")
+log.addHandler(logging.NullHandler())
+log.propagate = False
+
+UNKNOWN = -1  # Kafka's code for an error without one
+UNCLEAN_ELECTION = 1
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class LogDir:
+    """A folder in which a broker keeps logs: bytes in all and still free, and the size of each replica there."""
+
+    broker: int
+    path: str
+    total_bytes: int | None
+    free_bytes: int | None
+    replicas: Mapping[tuple[str, int], int]
+    error: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """The controllers that vote, which of them leads, and what time it is there."""
+
+    leader: int
+    voters: tuple[int, ...]
+    leader_clock_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """An idempotent producer, as a partition's leader knows it: by its id, and the number of its last record there."""
+
+    partition: int
+    producer: int
+    epoch: int
+    last_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that is neither committed nor aborted, in one partition. Readers of committed records stop at its start."""
+
+    partition: int
+    start_offset: int
+    producer: int
+    since: datetime | None
+    transactional_id: str | None
+
+
+class Inquiry:
+    """Questions to one cluster; each answers None when the cluster does not tell."""
+
+    def __init__(self, admin: Any) -> None:
+        self._admin = admin
+
+    def log_dirs(self, topics: Collection[str] | None = None) -> list[LogDir] | None:
+        """Every folder, with the replicas of these topics in it, or of all."""
+
+        def ask() -> list[LogDir]:
+            told = self._admin.describe_log_dirs(None if topics is None else list(topics))
+            return [_log_dir(one["broker"], found) for one in told for found in one["log_dirs"]]
+
+        return _told(ask)
+
+    def setting(self, topics: Collection[str], name: str) -> dict[str, str] | None:
+        """One setting of many topics: librdkafka would bring all of each, which takes ten times as long."""
+
+        def ask() -> dict[str, str]:
+            from kafka.admin import ConfigResource, ConfigResourceType
+
+            asked = [
+                ConfigResource(ConfigResourceType.TOPIC, topic, {name: None}) for topic in topics
+            ]
+            told = self._admin.describe_configs(asked, config_filter="all")["topic"]
+            return {topic: held[name]["value"] for topic, held in told.items()}
+
+        return _told(ask)
+
+    def eligible(self, topics: Collection[str]) -> dict[tuple[str, int], tuple[int, ...]] | None:
+        """Replicas that are not in sync and may still be elected without loss (ELR), where there are any."""
+
+        def ask() -> dict[tuple[str, int], tuple[int, ...]]:
+            told = self._admin.describe_topic_partitions(list(topics))["topics"]
+            parts = [(topic["name"], part) for topic in told for part in topic["partitions"]]
+            return {
+                (name, p["partition_index"]): tuple(p["eligible_leader_replicas"] or ())
+                for name, p in parts
+            }
+
+        return _told(ask)
+
+    def racks(self) -> dict[int, str | None] | None:
+        """The rack of each broker."""
+        return _told(
+            lambda: {
+                broker["broker_id"]: broker["rack"]
+                for broker in self._admin.describe_cluster()["brokers"]
+            }
+        )
+
+    def producers(self, topic: str, partitions: Collection[int]) -> int | None:
+        """How many idempotent producers the leaders of these partitions remember."""
+        found = self.remembered(topic, partitions)
+        return None if found is None else len({one.producer for one in found})
+
+    def remembered(self, topic: str, partitions: Collection[int]) -> list[Remembered] | None:
+        """The idempotent producers that the leaders of these partitions remember. They forget one after a day, by default."""
+
+        def ask() -> list[Remembered]:
+            from kafka import TopicPartition
+
+            states = self._admin.describe_producers(
+                [TopicPartition(topic, partition) for partition in partitions]
+            )
+            return [
+                Remembered(place.partition, one.producer_id, one.producer_epoch, one.last_sequence)
+                for place, state in sorted(states.items())
+                for one in state.active_producers
+            ]
+
+        return _told(ask)
+
+    def open_transactions(
+        self, topic: str, partitions: Collection[int]
+    ) -> list[OpenTransaction] | None:
+        """The open transactions in these partitions, with their start by the coordinator, or else the last record's time."""
+
+        def ask() -> list[OpenTransaction]:
+            from kafka import TopicPartition
+
+            states = self._admin.describe_producers(
+                [TopicPartition(topic, partition) for partition in partitions]
+            )
+            writing = [
+                (place.partition, one)
+                for place, state in sorted(states.items())
+                for one in state.active_producers
+                if one.current_transaction_start_offset >= 0
+            ]
+            known = _told(lambda: self._transactions({one.producer_id for _, one in writing})) or {}
+            found = []
+            for partition, one in writing:
+                named, since_ms = known.get(one.producer_id, (None, one.last_timestamp))
+                since = datetime.fromtimestamp(since_ms / 1000, UTC) if since_ms > 0 else None
+                found.append(
+                    OpenTransaction(
+                        partition,
+                        one.current_transaction_start_offset,
+                        one.producer_id,
+                        since,
+                        named,
+                    )
+                )
+            return found
+
+        return _told(ask)
+
+    def _transactions(self, producers: Collection[int]) -> dict[int, tuple[str, int]]:
+        """Transactional id and start time, by producer id. A transaction that its coordinator forgot is left out."""
+        if not producers:
+            return {}
+        listed = self._admin.list_transactions(producer_id_filters=list(producers))
+        names = [one.transactional_id for some in listed.values() for one in some]
+        told = self._admin.describe_transactions(names) if names else {}
+        return {
+            one.producer_id: (name, one.transaction_start_time_ms)
+            for name, one in told.items()
+            if one.transaction_start_time_ms > 0
+        }
+
+    def quorum(self) -> Quorum | None:
+        def ask() -> Quorum:
+            found = self._admin.describe_metadata_quorum()["topics"][0]["partitions"][0]
+            voters = {
+                voter["replica_id"]: voter["last_caught_up_timestamp"]
+                for voter in found["current_voters"]
+            }
+            # a leader has caught up with itself just now
+            clock_ms = voters.get(found["leader_id"], -1)
+            return Quorum(
+                found["leader_id"], tuple(sorted(voters)), clock_ms / 1000 if clock_ms > 0 else None
+            )
+
+        return _told(ask)
+
+    def reassign(self, topic: str, replicas: Mapping[int, list[int]]) -> dict[int, int]:
+        """Have partitions moved to these brokers; the error code of each, 0 where it was accepted."""
+        from kafka import TopicPartition
+        from kafka import errors as client_errors
+
+        wanted = {TopicPartition(topic, partition): nodes for partition, nodes in replicas.items()}
+        try:
+            told = self._admin.alter_partition_reassignments(wanted)
+        except client_errors.KafkaError as failure:
+            return dict.fromkeys(replicas, failure.errno or UNKNOWN)
+        return {place.partition: error.errno if error else 0 for place, error in told.items()}
+
+    def elect_unclean(self, topic: str, partition: int) -> bool:
+        """Have a partition led by any replica that lives, whatever that loses; whether this was done."""
+
+        def ask() -> bool:
+            self._admin.elect_leaders(UNCLEAN_ELECTION, {topic: [partition]})
+            return True
+
+        return _told(ask) or False
+
+    def features(self) -> dict[str, int] | None:
+        """What the cluster has switched on, by name and level."""
+
+        def ask() -> dict[str, int]:
+            found = self._admin.describe_features()
+            return {
+                name: levels["finalized"][1]
+                for name, levels in found.items()
+                if "finalized" in levels
+            }
+
+        return _told(ask)
+
+
+@contextmanager
+def opened(cluster: connection.Cluster) -> Iterator[Inquiry | None]:
+    """An inquiry into the cluster, or None when it takes no second client."""
+    from kafka import errors as client_errors
+    from kafka.admin import KafkaAdminClient
+
+    try:
+        # brokers that are up: at an address where nobody answers, this client waits
+        brokers = cluster.metadata(cluster.operation("look for the brokers")).brokers.values()
+        bootstrap = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
+        admin = KafkaAdminClient(**client_config(cluster.kafka, bootstrap, cluster.timeout_s))
+    except (client_errors.KafkaError, errors.InstepError, OSError):
+        yield None
+        return
+    try:
+        yield Inquiry(admin)
+    finally:
+        admin.close()
+
+
+def client_config(kafka: settings.Kafka, bootstrap: str, timeout_s: float) -> dict[str, Any]:
+    """What the Python client needs to reach the cluster."""
+    security = kafka.security
+    config: dict[str, Any] = {
+        "bootstrap_servers": [
+            address.strip() for address in bootstrap.split(",") if address.strip()
+        ],
+        "client_id": "instep",
+        "request_timeout_ms": int(timeout_s * 1000),
+        "bootstrap_timeout_ms": int(timeout_s * 1000),
+        "security_protocol": security.protocol,
+        "sasl_mechanism": security.mechanism,
+        "sasl_plain_username": security.username,
+        "sasl_plain_password": security.password,
+        "ssl_cafile": security.ca,
+        "ssl_certfile": security.certificate,
+        "ssl_keyfile": security.key,
+        "ssl_password": security.key_password,
+    }
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def _log_dir(broker: int, found: Mapping[str, Any]) -> LogDir:
+    replicas = {
+        (topic["name"], part["partition_index"]): part["partition_size"]
+        for topic in found["topics"]
+        for part in topic["partitions"]
+        if not part.get("is_future_key")
+    }
+    # before Kafka 3.3 a folder's room is not told
+    total, free = (
+        size if size >= 0 else None
+        for size in (found.get("total_bytes", -1), found.get("usable_bytes", -1))
+    )
+    return LogDir(broker, found["log_dir"], total, free, replicas, found["error_code"])
+
+
+def _told(ask: Callable[[], Result]) -> Result | None:
+    from kafka import errors as client_errors
+
+    try:
+        return ask()
+    except (client_errors.KafkaError, OSError, KeyError, IndexError) as failure:
+        log.debug("the cluster does not tell: %r", failure)
+        return None

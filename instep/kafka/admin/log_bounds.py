@@ -1,0 +1,68 @@
+"""Where the log of each partition begins and ends, and where another place lies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from instep.kafka import connection, offsets, places, topics
+
+NO_LEADER = "no leader"
+HELD_BACK = "an open transaction: readers of what is committed stop at {end}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """One partition. What cannot be asked now is None, which is not 0."""
+
+    topic: str
+    partition: int
+    first: int | None
+    end: int | None
+    committed_end: int | None
+    records_estimated: int | None
+    at: int | None
+    after: int | None
+    note: str
+
+
+def read(
+    cluster: connection.Cluster,
+    names: Collection[str],
+    partitions: Collection[int],
+    place: places.Place | None,
+) -> list[Bounds]:
+    """The bounds of these partitions, or of all, of each topic."""
+    known = topics.placed(cluster, names).topics
+    wanted: dict[str, list[int]] = {}
+    for name in names:
+        known[name].refuse_strange(partitions)
+        wanted[name] = sorted(set(partitions)) or list(range(len(known[name].partitions)))
+    led = {
+        name: [number for number in numbers if number in known[name].led]
+        for name, numbers in wanted.items()
+    }
+    spans = offsets.spans(
+        cluster, [(name, number) for name, numbers in led.items() for number in numbers]
+    )
+    lies = {
+        (name, number): offset
+        for name, numbers in led.items()
+        if place is not None and numbers
+        for number, offset in places.resolve(cluster, name, numbers, place, committed=False).items()
+    }
+    return [
+        _bounds(name, number, spans.get((name, number)), lies.get((name, number)))
+        for name, numbers in wanted.items()
+        for number in numbers
+    ]
+
+
+def _bounds(topic: str, partition: int, span: offsets.Span | None, at: int | None) -> Bounds:
+    if span is None:
+        return Bounds(topic, partition, None, None, None, None, None, None, NO_LEADER)
+    note = HELD_BACK.format(end=span.committed_end) if span.committed_end < span.end else ""
+    after = None if at is None else span.end - at
+    return Bounds(
+        topic, partition, span.first, span.end, span.committed_end, span.offsets, at, after, note
+    )

@@ -1,0 +1,29 @@
+"""What became of each of many: a command that does several things reports every one, also after one of them failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from instep import errors
+
+
+@dataclass(frozen=True, slots=True)
+class AdminResult:
+    """What was done to one thing, or why it could not be."""
+
+    name: str
+    done: str | None
+    error: errors.InstepError | None = None
+
+
+def of_each(names: Iterable[str], do: Callable[[str], str]) -> list[AdminResult]:
+    """Do it to each; one that fails leaves the others to be done."""
+    return [_outcome(name, do) for name in dict.fromkeys(names)]
+
+
+def _outcome(name: str, do: Callable[[str], str]) -> AdminResult:
+    try:
+        return AdminResult(name, do(name))
+    except errors.InstepError as failure:
+        return AdminResult(name, None, failure)

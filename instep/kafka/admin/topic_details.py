@@ -1,0 +1,124 @@
+"""One topic in detail: its partitions, what each holds, how large it is, and the settings that are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from instep import errors
+from instep.kafka import configs, connection, layout, offsets, topics
+from instep.kafka.admin import admin_extras
+
+CLEANUP = "cleanup.policy"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDetail:
+    """A partition and what it holds. What the cluster does not tell is None, which is not 0."""
+
+    partition: int
+    leader: int | None
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+    offline: tuple[int, ...]
+    eligible: tuple[int, ...] | None
+    first: int | None
+    end: int | None
+    records_estimated: int | None
+    size_bytes: int | None
+    last_record_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDetail:
+    """A topic; its records are an estimate, exact only where nothing was compacted, aborted or written in transactions.
+
+    Its settings, those that are not Kafka's defaults, are None where the cluster does not tell us.
+    """
+
+    topic: str
+    id: str
+    is_compacted: bool | None
+    settings: tuple[configs.ConfigValue, ...] | None
+    partitions: tuple[PartitionDetail, ...]
+
+
+def describe(cluster: connection.Cluster, names: Collection[str]) -> list[TopicDetail]:
+    """Each topic in detail; TopicMissing, with the names that come near, for the first that is not there."""
+    known = topics.placed(cluster, names)
+    ids = topics.ids(cluster, names)
+    settings = {name: _settings(cluster, name) for name in names}
+    spots = [(name, partition) for name in names for partition in known.topics[name].led]
+    spans = offsets.spans(cluster, spots, newest=True)
+    known = topics.placed(
+        cluster, names
+    )  # again: while a dead leader was asked, another may have taken over
+    with admin_extras.opened(cluster) as asked:
+        folders = asked.log_dirs(names) if asked else None
+        eligible = asked.eligible(names) if asked else None
+    sizes: dict[tuple[int | None, str, int], int]
+    sizes = {
+        (folder.broker, *spot): size
+        for folder in folders or ()
+        for spot, size in folder.replicas.items()
+    }
+    return [
+        TopicDetail(
+            name,
+            ids[name],
+            _is_compacted(settings[name]),
+            _changed(settings[name]),
+            tuple(
+                _detail(
+                    part,
+                    known.brokers,
+                    spans.get((name, part.partition)),
+                    sizes.get((part.leader, name, part.partition)),
+                    None if eligible is None else eligible.get((name, part.partition), ()),
+                )
+                for part in known.topics[name].partitions
+            ),
+        )
+        for name in names
+    ]
+
+
+def _settings(cluster: connection.Cluster, topic: str) -> configs.Settings | None:
+    try:
+        return configs.of_topics(cluster, [topic])[topic]
+    except (errors.NotAuthorised, errors.BrokerUnreachable):
+        return None
+
+
+def _is_compacted(settings: configs.Settings | None) -> bool | None:
+    return None if settings is None else "compact" in (settings[CLEANUP].value or "")
+
+
+def _changed(settings: configs.Settings | None) -> tuple[configs.ConfigValue, ...] | None:
+    if settings is None:
+        return None
+    return tuple(
+        setting for _, setting in sorted(settings.items()) if setting.source != configs.DEFAULT
+    )
+
+
+def _detail(
+    part: layout.Partition,
+    brokers: Collection[int],
+    span: offsets.Span | None,
+    size: int | None,
+    eligible: tuple[int, ...] | None,
+) -> PartitionDetail:
+    return PartitionDetail(
+        part.partition,
+        part.leader,
+        part.replicas,
+        part.in_sync,
+        tuple(node for node in part.replicas if node not in brokers),
+        eligible,
+        span.first if span else None,
+        span.end if span else None,
+        span.offsets if span else None,
+        size,
+        span.newest_ms if span else None,
+    )

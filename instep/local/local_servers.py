@@ -1,0 +1,279 @@
+"""Servers lent until they are given back: `instep up` starts them, `instep down` stops them.
+
+They live on without the process that started them, and keep their data between down and up. One up or down works at a time.
+
+For experiments a single server can be killed, started, paused and resumed. What was killed on purpose stays so
+until it is started or `up` is asked for: commands that need a broker do not start it again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from instep import errors
+from instep.local import broker, mariadb, paths, ports, postgres, processes, registry, server
+from instep.local.registry import LocalServer, State
+
+DATABASES: Mapping[str, type[server.Server]] = {
+    "postgres": postgres.Postgres,
+    "mariadb": mariadb.MariaDB,
+}
+DEFAULT_PORTS: Mapping[str, int] = {"kafka": 9092, "postgres": 5432, "mariadb": 3306}
+STOP_TIMEOUT_S = 30.0
+
+
+def up(
+    *,
+    brokers: int | None = None,
+    databases: Sequence[str] = (),
+    given_ports: Mapping[str, int] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[LocalServer]:
+    """Start what is not running yet, and return all that runs then.
+
+    Without a number of brokers it is that of the data kept, else one. A port that was given must be free;
+    without one the usual port is taken if it is free, else any. Three brokers take three ports in a row from the given one.
+    """
+    given_ports = given_ports or {}
+    _check_names("database", databases, DATABASES)
+    _check_names("server", given_ports, DEFAULT_PORTS)
+    with paths.locked(paths.state() / "up.lock"):
+        count = _broker_count(brokers)
+        _check_ports(given_ports)
+        if len(_nodes()) < count:
+            say(f"starting kafka with {_brokers(count)}")
+            _lend_brokers(count, given_ports.get("kafka"))
+        for name in databases:
+            if name not in {one.name for one in registry.running()}:
+                say(f"starting {name}")
+                _lend_database(name, given_ports.get(name))
+        return registry.running()
+
+
+def down(*, purge: bool = False) -> list[LocalServer]:
+    """Stop what runs and return it; with purge also remove the data."""
+    with paths.locked(paths.state() / "up.lock"):
+        stopped = registry.running()
+        if stopped:
+            with futures.ThreadPoolExecutor(len(stopped)) as pool:
+                list(pool.map(_end, stopped))
+        registry.write([])
+        if purge:
+            for kept in (*_kept_clusters(), *(paths.open_state() / name for name in DATABASES)):
+                shutil.rmtree(kept, ignore_errors=True)
+        return stopped
+
+
+def broker_on_demand(say: Callable[[str], None]) -> str:
+    """The bootstrap of the local Kafka, started as up would when none of it runs; nodes that were killed are left alone."""
+    return registry.bootstrap() or ",".join(one.address for one in up(say=say) if one.node)
+
+
+# --- experiments --------------------------------------------------------------------------------------
+
+
+def kill(name: str) -> LocalServer:
+    """SIGKILL one server with all its processes; its data stays."""
+    with paths.locked(paths.state() / "up.lock"):
+        one = _named(name)
+        _expect(one, ("running", "paused"), "is dead already")
+        processes.kill_tree(one.pid)
+        return _note(replace(one, killed=True))
+
+
+def start(name: str) -> LocalServer:
+    """Start one dead server again, on its port and its data."""
+    with paths.locked(paths.state() / "up.lock"):
+        one = _named(name)
+        _expect(one, ("dead",), f"is {one.state}")
+        if one.node:
+            _lend_missing_brokers(only=one.node)
+        else:
+            _lend_database(one.name, one.port)
+        return _named(name)
+
+
+def pause(name: str) -> LocalServer:
+    """Freeze one server, and return when it has stopped: its connections stay open and nothing answers."""
+    with paths.locked(paths.state() / "up.lock"):
+        one = _named(name)
+        _expect(one, ("running",), f"is {one.state}")
+        if not processes.freeze_tree(one.pid):
+            processes.thaw_tree(one.pid)
+            raise server.not_paused(one.name)
+        return one
+
+
+def resume(name: str) -> LocalServer:
+    """Let a paused server go on."""
+    with paths.locked(paths.state() / "up.lock"):
+        one = _named(name)
+        _expect(one, ("paused",), f"is {one.state}, not paused")
+        processes.thaw_tree(one.pid)
+        return one
+
+
+def _named(name: str) -> LocalServer:
+    """The server of this name; a broker also by the number of its node."""
+    found = [one for one in registry.known() if name in (one.name, str(one.node or one.name))]
+    if found:
+        return found[0]
+    if not registry.known():
+        raise errors.SettingsError(
+            f"there is no local server {name!r}: none was started", "instep up --brokers 3"
+        )
+    names = [f"{one.node} ({one.name})" if one.node else one.name for one in registry.known()]
+    raise errors.SettingsError(
+        f"there is no local server {name!r}", f"there are: {', '.join(names)}"
+    )
+
+
+def _expect(one: LocalServer, states: Sequence[State], instead: str) -> None:
+    if one.state not in states:
+        raise errors.SettingsError(
+            f"{one.name} {instead}", "instep up status shows the state of each server"
+        )
+
+
+def _note(changed: LocalServer) -> LocalServer:
+    registry.write([changed if one.name == changed.name else one for one in registry.known()])
+    return changed
+
+
+# --- starting -----------------------------------------------------------------------------------------
+
+
+def _check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise errors.SettingsError(
+                f"there is no local {kind} {name!r}", f"known: {', '.join(known)}"
+            )
+
+
+def _check_ports(given_ports: Mapping[str, int]) -> None:
+    for name, port in given_ports.items():
+        for one in registry.running():
+            if one.name in (name, f"{name}-1") and one.port != port:
+                raise errors.SettingsError(
+                    f"{one.name} is up on port {one.port}, and port {port} was asked for",
+                    "first `instep down`, or leave the port out",
+                )
+
+
+def _broker_count(wanted: int | None) -> int:
+    kept = [int(folder.name.rpartition("-")[2]) for folder in _kept_clusters()]
+    count = wanted if wanted is not None else kept[0] if kept else 1
+    if count in kept or not kept:
+        return count
+    if _nodes():
+        raise errors.SettingsError(
+            f"the local Kafka is up with {_brokers(kept[0])}, and {_brokers(count)} were asked for",
+            "leave --brokers out; or first `instep down --purge`, which also removes its topics",
+        )
+    raise errors.SettingsError(
+        f"the local Kafka's kept data is that of {_brokers(kept[0])}, and {_brokers(count)} were asked for",
+        f"use --brokers {kept[0]}; or first `instep down --purge`, which removes its topics",
+    )
+
+
+def _brokers(count: int) -> str:
+    return "1 broker" if count == 1 else f"{count} brokers"
+
+
+def _lend_brokers(count: int, given_port: int | None) -> None:
+    if _nodes():
+        _lend_missing_brokers()
+        return
+    root = paths.state() / f"kafka-of-{count}"
+    wanted = [(given_port or DEFAULT_PORTS["kafka"]) + index for index in range(count)]
+    usual_are_free = not any(ports.taken(port) for port in wanted)
+    cluster = broker.LocalCluster(
+        count, given_ports=wanted if given_port or usual_are_free else None, root=root, tied=False
+    )
+    with cluster:
+        _hand_over(cluster.nodes)
+
+
+def _lend_missing_brokers(only: int | None = None) -> None:
+    """Start the nodes that died, or one of them, on the ports by which the others know them.
+
+    Too few of them for a quorum cannot answer yet, and are not waited for.
+    """
+    nodes = [one for one in registry.known() if one.node]
+    root = paths.state() / f"kafka-of-{len(nodes)}"
+    peers = tuple(broker.Peer(one.node, one.controller_port) for one in nodes)
+    with ExitStack() as started:
+        missing = []
+        for one in nodes:
+            if not one.alive and only in (None, one.node):
+                node = broker.Broker(
+                    port=one.port, root=root / f"kafka-{one.node}", node=one.node, tied=False
+                )
+                node.join(one.port, peers, node.cluster_id)
+                started.callback(node.close)
+                node.launch()
+                missing.append(node)
+        at_work = sum(one.state == "running" for one in nodes) + len(missing)
+        for node in missing if at_work > len(nodes) // 2 else ():
+            node.wait_ready()
+        _hand_over(missing)
+
+
+def _lend_database(name: str, given_port: int | None) -> None:
+    usual = DEFAULT_PORTS[name]
+    port = given_port or (None if ports.taken(usual) else usual)
+    with DATABASES[name](port=port, root=paths.open_state() / name, tied=False) as database:
+        _hand_over([database])
+
+
+def _hand_over(servers: Sequence[server.Server]) -> None:
+    """Write the servers down, then let them run on: killed in between, they end with this process."""
+    recorded = {one.name: one for one in registry.known()}
+    for one in servers:
+        lent = _describe(one)
+        recorded[lent.name] = lent
+    registry.write(list(recorded.values()))
+    for one in servers:
+        one.release()
+
+
+def _describe(one: server.Server) -> LocalServer:
+    mark = processes.start_mark(one.pid)
+    if mark is None:
+        raise errors.InstepError(f"{one.name} ended right after its start", f"see {one.log}")
+    node, controller_port, name = 0, 0, one.name
+    if isinstance(one, broker.Broker):
+        node, controller_port = one.node, one.controller_port
+        name = one.name if len(one.peers) == 1 else f"{one.name}-{node}"
+    return LocalServer(
+        name,
+        one.address,
+        str(one.log),
+        one.pid,
+        mark,
+        one.port,
+        int(one.stop_signal),
+        node,
+        controller_port,
+    )
+
+
+# --- what is known ------------------------------------------------------------------------------------
+
+
+def _nodes() -> list[LocalServer]:
+    return [one for one in registry.running() if one.node]
+
+
+def _kept_clusters() -> list[Path]:
+    return sorted(paths.state().glob("kafka-of-*"))
+
+
+def _end(one: LocalServer) -> None:
+    server.end(one.pid, one.mark, one.stop_signal, STOP_TIMEOUT_S)

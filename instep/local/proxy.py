@@ -1,0 +1,200 @@
+"""A small TCP proxy that misbehaves on purpose: between a client of this machine and a server, it delays, swallows, garbles and
+cuts.
+
+A delay is a distance: each direction takes so much longer, and what is sent meanwhile is on its way too, as on a long line.
+What it did is counted, so that a trial can prove that its fault was there: one that touched nothing proves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeVar
+
+from instep.local import ports
+
+CHUNK_BYTES = 64 * 1024
+LARGE_BYTES = 200
+GARBLED_BEFORE_END = 30
+HELD_CHUNKS_MAX = 1024  # on their way at once, in one direction of a connection
+
+Held: TypeAlias = "asyncio.Queue[tuple[float, bytes]]"
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFault:
+    """What the proxy does to what passes. Swallowed is what the server sends: it has done the work, and nobody hears of it.
+    Garbled is what a client sends: a bit near the end of every so many-th large chunk, where a record's value is."""
+
+    delay_s: float = 0.0
+    swallows_answers: bool = False
+    refuses: bool = False
+    garbles_every: int = 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What it did so far."""
+
+    connections: int = 0
+    passed_bytes: int = 0
+    delayed_chunks: int = 0
+    held_most: int = 0
+    swallowed_bytes: int = 0
+    cut_connections: int = 0
+    refused_connections: int = 0
+    garbled_chunks: int = 0
+
+
+class Proxy:
+    """Listens on a free port of the loopback and passes everything on to the server's port, in a thread of its own."""
+
+    def __init__(
+        self, server_port: int, port: int | None = None, *, server_host: str = ports.HOST
+    ) -> None:
+        self.port = port or ports.free(1)[0]
+        self.counts = Counts()
+        self._server_host, self._server_port = server_host, server_port
+        self._mischief = NetworkFault()
+        self._large_chunks = 0
+        self._open: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name=f"proxy-{self.port}", daemon=True
+        )
+        self._server: asyncio.Server | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+        self._server = self._run(asyncio.start_server(self._serve, ports.HOST, self.port))
+
+    def behave(self, mischief: NetworkFault | None = None) -> None:
+        """From now on do this to what passes, also on connections that are open; None is to behave well."""
+        self._mischief = mischief or NetworkFault()
+
+    def cut(self) -> int:
+        """End every connection at once, in both directions; how many there were."""
+        return self._run(self._cut())
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._run(self._end())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
+
+    # --- on the proxy's own thread ------------------------------------------------------------------------
+
+    async def _serve(
+        self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter
+    ) -> None:
+        if self._mischief.refuses:
+            self.counts.refused_connections += 1
+            client_out.transport.abort()
+            return
+        try:
+            server_in, server_out = await asyncio.open_connection(
+                self._server_host, self._server_port
+            )
+        except (OSError, asyncio.CancelledError):
+            client_out.transport.abort()
+            return
+        self.counts.connections += 1
+        self._open |= {client_out, server_out}
+        asked: Held = asyncio.Queue(HELD_CHUNKS_MAX)
+        answered: Held = asyncio.Queue(HELD_CHUNKS_MAX)
+        # a task that ends cancelled is reported as an error by the server, though the end was asked for
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(
+                self._take(client_in, asked, answers=False),
+                self._give(asked, server_out),
+                self._take(server_in, answered, answers=True),
+                self._give(answered, client_out),
+            )
+        for end in (client_out, server_out):
+            self._open.discard(end)
+            end.transport.abort()
+
+    async def _take(self, source: asyncio.StreamReader, held: Held, *, answers: bool) -> None:
+        """Read on, whatever is still on its way; an empty chunk is the end."""
+        with contextlib.suppress(OSError):
+            while chunk := await source.read(CHUNK_BYTES):
+                mischief = self._mischief
+                if mischief.delay_s:
+                    self.counts.delayed_chunks += 1
+                if mischief.swallows_answers and answers:
+                    self.counts.swallowed_bytes += len(chunk)
+                    continue
+                if mischief.garbles_every and not answers and len(chunk) > LARGE_BYTES:
+                    chunk = self._garbled(chunk, mischief.garbles_every)
+                await held.put((self._loop.time() + mischief.delay_s, chunk))
+                self.counts.held_most = max(self.counts.held_most, held.qsize())
+        await held.put((self._loop.time() + self._mischief.delay_s, b""))
+
+    async def _give(self, held: Held, to: asyncio.StreamWriter) -> None:
+        """Pass on each chunk when it has come all the way; what nobody takes any more is dropped."""
+        taken = True
+        while True:
+            due, chunk = await held.get()
+            if (left_s := due - self._loop.time()) > 0:
+                await asyncio.sleep(left_s)
+            if not chunk:
+                break
+            if taken:
+                try:
+                    to.write(chunk)
+                    await to.drain()
+                    self.counts.passed_bytes += len(chunk)
+                except OSError:
+                    taken = False
+        with contextlib.suppress(OSError):
+            if to.can_write_eof():
+                to.write_eof()
+
+    def _garbled(self, chunk: bytes, every: int) -> bytes:
+        self._large_chunks += 1
+        if self._large_chunks % every:
+            return chunk
+        self.counts.garbled_chunks += 1
+        place = len(chunk) - GARBLED_BEFORE_END
+        return chunk[:place] + bytes([chunk[place] ^ 1]) + chunk[place + 1 :]
+
+    async def _cut(self) -> int:
+        ends = list(self._open)
+        for end in ends:
+            end.transport.abort()
+        self.counts.cut_connections += len(ends) // 2
+        return len(ends) // 2
+
+    async def _end(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._cut()
+        await asyncio.sleep(
+            0
+        )  # one that is cancelled before its first step is reported as an error
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)

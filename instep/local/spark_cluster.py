@@ -1,0 +1,122 @@
+"""A real Spark cluster on this machine, from the pip-installed Spark: a master, and workers of one core each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import instep
+from instep import errors, extras
+from instep.local import keeper_client, ports, processes
+
+START_TIMEOUT_S = 90.0
+WORKER_MEMORY = "1g"
+# what a job needs to run there: this machine's loopback, and executors that fit into the workers
+CONF = {
+    "spark.driver.host": ports.HOST,
+    "spark.driver.bindAddress": ports.HOST,
+    "spark.executor.memory": "768m",
+}
+
+
+class SparkCluster:
+    """Master and workers, all under keepers: they are gone with the block, and with this process."""
+
+    def __init__(self, folder: Path, workers: int = 2) -> None:
+        self._folder, self._count = folder, workers
+        self._stack = contextlib.ExitStack()
+        self._pids: list[int] = []
+        self.url = ""
+
+    def start(self) -> None:
+        port, *pages = ports.free(2 + self._count)
+        self.url = f"spark://{ports.HOST}:{port}"
+        master = ["--port", str(port), "--webui-port", str(pages.pop())]
+        self._launch("master", "org.apache.spark.deploy.master.Master", *master)
+        self._wait(lambda: _listens(port), "master")
+        for number in range(1, self._count + 1):
+            work = [
+                "-c",
+                "1",
+                "-m",
+                WORKER_MEMORY,
+                "--work-dir",
+                str(self._folder / f"work-{number}"),
+            ]
+            told = [*work, "--webui-port", str(pages.pop()), self.url]
+            self._launch(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *told)
+        for number in range(1, self._count + 1):
+            self._wait_for_worker(f"worker-{number}")
+
+    def _wait_for_worker(self, name: str) -> None:
+        self._wait(lambda: "Successfully registered" in self.log(name), name)
+
+    def log(self, name: str) -> str:
+        """What the master or a worker has said."""
+        return (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+    def pids(self) -> Iterable[int]:
+        """Master, workers, and what they have started."""
+        return [one for pid in self._pids for one in (pid, *processes.descendants(pid))]
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _launch(self, name: str, program: str, *arguments: str) -> None:
+        found = find_spec("pyspark")
+        if found is None or found.origin is None:
+            raise extras.missing("pyspark", "spark")
+        home, package_root = Path(found.origin).parent, str(Path(instep.__file__).parents[1])
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, (package_root, os.environ.get("PYTHONPATH")))
+            ),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": ports.HOST,
+        }
+        keeper = keeper_client.KeeperClient()
+        self._stack.callback(keeper.close)
+        argv = [str(home / "bin" / "spark-class"), program, "--host", ports.HOST, *arguments]
+        self._pids.append(keeper.launch(argv, log=self._folder / f"{name}.log", env=environment))
+
+    def _wait(self, reached: Callable[[], bool], name: str) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not reached():
+            if time.monotonic() > deadline:
+                tail = "\n".join(self.log(name).splitlines()[-10:])
+                raise errors.InstepError(
+                    f"Spark's {name} did not start within {START_TIMEOUT_S:.0f} s; the end of its log:\n{tail}"
+                )
+            time.sleep(0.05)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((ports.HOST, port)) == 0

@@ -1,0 +1,26 @@
+"""Parked documents: skip the event that blocks one. `pipeline/apply/release.py` releases them."""
+
+from __future__ import annotations
+
+from instep.pipeline.apply import maintenance, release
+from instep.pipeline.apply.maintenance import Change, MaintenanceSession
+from instep.sinks import quarantine
+from instep.sinks.quarantine import Action, QuarantinedRecord
+
+
+def skip(session: MaintenanceSession, document: str, why: str) -> tuple[QuarantinedRecord, int]:
+    """Skip the event that blocks a document; return it, and how many events still wait."""
+    return session.retry(lambda: _skip(session, document, why))
+
+
+def _skip(session: MaintenanceSession, document: str, why: str) -> tuple[QuarantinedRecord, int]:
+    at = maintenance.now()
+    with session.transaction(execute=True) as ledger:
+        waiting = release.waiting_events(session, document)
+        first = waiting[0]
+        quarantine.remove_parked(session.sink, [first.place])
+        stood = release.ledger_offset(session, ledger, first.place)
+        quarantine.relive(session.sink, document, first.place, Action.SKIPPED.value, at, stood)
+        line = Change(first.place, document, Action.SKIPPED.value, first.reason)
+        session.record(Action.SKIPPED, [line], at, why)
+    return first, len(waiting) - 1

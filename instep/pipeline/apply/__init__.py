@@ -1,0 +1,1 @@
+"""The one write path: every event reaches its row through this package. No Spark."""

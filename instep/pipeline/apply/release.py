@@ -1,0 +1,107 @@
+"""Apply the waiting events of a parked document, in order.
+
+They are applied one after the other, as the flow would have done, up to the first that is refused
+again. What came before it is applied; the rest keeps waiting.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from instep import errors
+from instep.document.decoding import Event
+from instep.document.guard import Verdict
+from instep.document.reasons import Reason, Refusal
+from instep.pipeline.apply import maintenance, rows
+from instep.pipeline.apply.maintenance import Change, MaintenanceSession
+from instep.sinks import quarantine
+from instep.sinks.quarantine import Action, QuarantinedRecord, RecordPosition
+from instep.sinks.target import Position
+
+
+class NotParked(errors.SettingsError):
+    """The named document is not parked, or no longer."""
+
+
+def release(session: MaintenanceSession, document: str, *, execute: bool) -> list[Change]:
+    """Apply a document's waiting events in one transaction, and return what became of each."""
+    return session.retry(lambda: _release(session, document, execute))
+
+
+def waiting_events(session: MaintenanceSession, document: str) -> list[QuarantinedRecord]:
+    """Return the waiting events of a document in log order, or raise NotParked."""
+    waiting = quarantine.waiting_events(session.sink, document)
+    if not waiting:
+        raise NotParked(
+            f"document {document!r} of pipeline {session.name!r} is not parked",
+            "run: instep parked list",
+        )
+    return waiting
+
+
+def ledger_offset(
+    session: MaintenanceSession, ledger: dict[int, Position], place: RecordPosition
+) -> int | None:
+    """Return the ledger's next offset for an event's partition.
+
+    None for an event of a topic that was replaced since.
+    """
+    position = ledger.get(place.partition) if place.topic == session.sink.target.topic else None
+    return None if position is None else position.next_offset
+
+
+def _release(session: MaintenanceSession, document: str, execute: bool) -> list[Change]:
+    sink, at = session.sink, maintenance.now()
+    lines: list[Change] = []
+    with session.transaction(execute=execute) as ledger:
+        waiting = waiting_events(session, document)
+        for number, one in enumerate(waiting):
+            line = _apply(session, one)
+            lines.append(line)
+            if line.verdict == Verdict.PARKED.value:
+                quarantine.judge_parked_again(
+                    sink, one.place, Reason(line.reason or ""), line.detail or ""
+                )
+                lines += [
+                    Change(rest.place, document, Verdict.PARKED.value, Reason.WAITS_BEHIND.value)
+                    for rest in waiting[number + 1 :]
+                ]
+                break
+            stood = ledger_offset(session, ledger, one.place)
+            quarantine.relive(sink, document, one.place, _history_verdict(line), at, stood)
+        gone = [line for line in lines if line.verdict != Verdict.PARKED.value]
+        quarantine.remove_parked(sink, [line.place for line in gone])
+        session.record(Action.RELEASED, gone, at)
+    return lines
+
+
+def _apply(session: MaintenanceSession, one: QuarantinedRecord) -> Change:
+    sink = session.sink
+    event = _decode(session, one)
+    if isinstance(event, Refusal):
+        return Change(
+            one.place, one.document, Verdict.PARKED.value, event.reason.value, event.detail
+        )
+    before = sink.look_up([event.document])
+    [verdict], parked = rows.write(sink, [event], careful=True, held=set())
+    line = Change(
+        one.place,
+        one.document,
+        verdict.value,
+        **maintenance.row_change(event.document, before, sink.look_up([event.document])),
+    )
+    if parked:
+        refusal = parked[0].refusal
+        return msgspec.structs.replace(line, reason=refusal.reason.value, detail=refusal.detail)
+    return line
+
+
+def _decode(session: MaintenanceSession, one: QuarantinedRecord) -> Event | Refusal:
+    """Decode the event by today's settings and table, which may have changed since it was parked."""
+    events, dead = session.decoder.decode_all([one.record])
+    return Refusal(dead[0].reason, dead[0].detail) if dead else events[0]
+
+
+def _history_verdict(line: Change) -> str:
+    """Return the verdict that the history keeps: it distinguishes a release from the flow."""
+    return Action.RELEASED.value if line.verdict == Verdict.APPLIED.value else line.verdict

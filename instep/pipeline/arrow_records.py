@@ -1,0 +1,29 @@
+"""Records in Arrow batches, as Spark hands them to a task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from instep.document.plain import Headers
+
+COLUMNS = ("partition", "offset", "timestamp_ms", "key", "value")
+HEADERS = "headers"  # is there only where the mapping reads one
+HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+HEADERS_SPARK = "array<struct<key string, value binary>>"
+
+Row = tuple[int, int, int, bytes | None, bytes | None, Headers]
+
+
+def rows(batch: pa.RecordBatch) -> Iterator[Row]:
+    """Partition, offset, timestamp, key, value and headers of each record."""
+    columns: list[list[Any]] = [batch.column(name).to_pylist() for name in COLUMNS]
+    headers: list[Headers] = [()] * batch.num_rows
+    if HEADERS in batch.schema.names:
+        headers = [
+            tuple((one["key"], one["value"]) for one in of_one or ())
+            for of_one in batch.column(HEADERS).to_pylist()
+        ]
+    return zip(*columns, headers, strict=True)

@@ -1,0 +1,55 @@
+"""Records that Spark cannot read, applied without it.
+
+Spark counts a record's timestamp in microseconds, which end in the year 294,247; Kafka's milliseconds do not. One such record
+fails every batch that it is in. Its partition is therefore applied up to it here in the driver, by the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from instep.document.decoding import Record, record_of
+from instep.kafka import reading
+from instep.kafka.connection import Cluster
+from instep.pipeline import task
+from instep.pipeline.apply.transaction import BatchOutcome
+from instep.sinks.target import Position
+
+CALENDARS_MS = (
+    1_000 * 24 * 3600 * 1000
+)  # Spark shifts old times from one calendar to another, by less than this
+TIMESTAMP_MS_MAX = (2**63 - 1) // 1_000 - CALENDARS_MS
+
+
+def apply(
+    plan: task.TaskPlan, cluster: Cluster, ledger: Mapping[int, Position]
+) -> Iterator[tuple[int, int, BatchOutcome]]:
+    """Apply each partition up to the last such record of its next batch: partition, next offset, outcome of each transaction."""
+    for partition, position in ledger.items():
+        end = _end(plan, cluster, position)
+        records: list[Record] = []
+        size = 0
+        for record in _records(plan, cluster, partition, position.next_offset, end):
+            records.append(record)
+            size += len(record.value or b"")
+            if task.is_full(records, size) or record.offset == end - 1:
+                yield partition, record.offset + 1, task.apply_here(plan, partition, records)
+                records, size = [], 0
+
+
+def _end(plan: task.TaskPlan, cluster: Cluster, position: Position) -> int:
+    """The offset behind the last such record; the position itself where there is none."""
+    start, end = position.next_offset, position.next_offset
+    for record in _records(
+        plan, cluster, position.partition, start, start + plan.pipeline.batch_rows_max
+    ):
+        if abs(record.timestamp_ms) > TIMESTAMP_MS_MAX:
+            end = record.offset + 1
+    return end
+
+
+def _records(
+    plan: task.TaskPlan, cluster: Cluster, partition: int, start: int, end: int
+) -> Iterator[Record]:
+    for found in reading.read(cluster, plan.target.topic, {partition: (start, end)}):
+        yield record_of(found)

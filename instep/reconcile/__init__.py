@@ -1,0 +1,1 @@
+"""Compare the target table with its source, and repair it."""

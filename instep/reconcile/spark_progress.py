@@ -1,0 +1,56 @@
+"""How far Spark's jobs are, in tasks: for a progress line while a long one runs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext, StatusTracker
+    from pyspark.sql import SparkSession
+
+LOOK_INTERVAL_S = 0.5
+
+Progress = Callable[[str, int, int, str], None]  # what, how much is done, of how much, the unit
+
+
+@contextlib.contextmanager
+def followed(spark: SparkSession, what: str, progress: Progress) -> Iterator[None]:
+    """Report the tasks of the jobs that this thread starts inside the block. Spark adds jobs as it goes, so the total grows."""
+    context: SparkContext = spark.sparkContext
+    context.setJobGroup(what, what)
+    done = threading.Event()
+    thread = threading.Thread(
+        target=_follow, args=(context.statusTracker(), what, progress, done), daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        with contextlib.suppress(Py4JError, OSError):  # the session may be gone
+            context._jsc.clearJobGroup()
+
+
+def _follow(tracker: StatusTracker, what: str, progress: Progress, done: threading.Event) -> None:
+    with contextlib.suppress(Py4JError, OSError):  # the session ended: there is nothing to follow
+        while not done.wait(LOOK_INTERVAL_S):
+            completed, total = tasks(tracker, what)
+            if total:
+                progress(what, completed, total, "tasks")
+
+
+def tasks(tracker: StatusTracker, group: str) -> tuple[int, int]:
+    """Return how many tasks of a group of jobs have ended, and how many there are so far."""
+    completed = total = 0
+    for job in tracker.getJobIdsForGroup(group):
+        found = tracker.getJobInfo(job)
+        for stage in found.stageIds if found else ():
+            if (info := tracker.getStageInfo(stage)) is not None:
+                completed, total = completed + info.numCompletedTasks, total + info.numTasks
+    return completed, total

@@ -1,0 +1,1 @@
+"""Tables, plots and pages for reports of the demo, the benchmarks and the lab."""

@@ -1,0 +1,171 @@
+"""Columns as the settings declare them: their types in each database, and whether an existing table agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql
+from sqlalchemy.types import TypeEngine
+
+from instep import errors, settings
+from instep.document import conversion, decoding, kinds, mapping
+from instep.document.mapping import OFFSET, PARTITION, TIMESTAMP
+from instep.document.reasons import Unfit
+from instep.sinks import tables
+
+UUID_CHARACTERS = 36
+NUMBER = "decimal(38,6)"  # for a field of numbers of which nothing more is known
+# the kinds of column that hold what a declared type says; a database without a type of its own uses another
+KINDS: dict[str, tuple[type[kinds.ColumnKind], ...]] = {
+    "text": (kinds.Text,),
+    "varchar": (kinds.Text,),
+    "integer": (kinds.Integer,),
+    "bigint": (kinds.Integer,),
+    "decimal": (kinds.Numeric,),
+    "double": (kinds.Float,),
+    "boolean": (kinds.Boolean, kinds.Integer),
+    "timestamp": (kinds.Timestamp,),
+    "date": (kinds.Date,),
+    "uuid": (kinds.Uuid, kinds.Text),
+    "json": (kinds.Json,),
+}
+
+
+def type_of(pipeline: settings.Pipeline, column: settings.ColumnMapping) -> TypeEngine[Any]:
+    """The type of a column that instep makes: the declared one, else by the field's part in the event, else text."""
+    unknown = NUMBER if column.convert == "number" or column.round else "text"
+    return _sql_type(column.type or usual_type(pipeline, column) or unknown)
+
+
+def usual_type(pipeline: settings.Pipeline, column: settings.ColumnMapping) -> str | None:
+    """The type that a column without one gets from what the settings say of its field; None when they say nothing."""
+    event = pipeline.event
+    if column.value is not None:
+        return {bool: "boolean", int: "bigint", float: "double"}.get(type(column.value), "text")
+    if column.convert is not None:
+        return (
+            {"number": None, "boolean": "boolean", "text": "text"}[column.convert]
+            if column.field != event.order
+            else "bigint"
+        )
+    if column.unit is not None or column.field == OFFSET:
+        return "bigint"
+    if column.field == PARTITION:
+        return "integer"
+    if column.field in (event.at, TIMESTAMP):
+        return "timestamp"
+    if column.field == event.order:
+        return "bigint"
+    if column.field == event.status:
+        return "varchar(255)"
+    return "text" if column.field and column.field.startswith("@") else None
+
+
+def key_columns(pipeline: settings.Pipeline) -> list[sa.Column[Any]]:
+    """The key columns of a table that instep makes; text has room for an id, shared between the parts of a composite key."""
+    characters = 255 // len(pipeline.keys)
+    columns: list[sa.Column[Any]] = []
+    for column, declared in pipeline.key_types.items():
+        name, sizes = settings.column_type(declared or "text", "key_type", settings.PART_TYPES)
+        kind: TypeEngine[Any] = {
+            "integer": sa.Integer(),
+            "bigint": sa.BigInteger(),
+            "uuid": _sql_type("uuid"),
+            "date": _sql_type("date"),
+            "timestamp": _sql_type("timestamp"),
+        }.get(name) or tables.name_type(sizes[0] if sizes else characters)
+        columns.append(sa.Column(column, kind, primary_key=True, autoincrement=False))
+    return columns
+
+
+def faults(
+    table: str, pipeline: settings.Pipeline, columns: Mapping[str, mapping.TargetColumn]
+) -> Iterator[errors.TargetUnfit]:
+    """What the settings declare of columns and the table's columns contradict."""
+    declared = {**pipeline.key_types, **{name: one.type for name, one in pipeline.mapped.items()}}
+    for name, kind in declared.items():
+        column = columns.get(name)
+        if kind is not None and column is not None and not _agrees(kind, column.kind):
+            yield errors.TargetUnfit(
+                f"table {table}: column {name!r} is {column.declared}, and the settings declare it as {kind}",
+                "correct the type in the settings, or change the column's",
+            )
+    for name, one in pipeline.mapped.items():
+        if name in columns:
+            yield from _conversion_faults(table, columns[name], one)
+
+
+def _conversion_faults(
+    table: str, column: mapping.TargetColumn, one: settings.ColumnMapping
+) -> Iterator[errors.TargetUnfit]:
+    place = f"table {table}: column {column.name!r} is {column.declared}"
+    asked = conversion.problem(conversion.Conversion(one.convert, one.round, one.trim), column.kind)
+    if asked is not None:
+        yield errors.TargetUnfit(
+            f"{place}, which cannot take {asked}",
+            "take it out of the settings, or change the column's type",
+        )
+    if one.unit is not None and not isinstance(column.kind, kinds.Integer):
+        yield errors.TargetUnfit(
+            f'{place}, and unit = "{one.unit}" is for an integer column',
+            "take `unit` out of the settings",
+        )
+    if one.value is not None:
+        try:
+            decoding.converter(mapping.Field(column, (), constant=one.value))(one.value)
+        except Unfit as unfit:
+            yield errors.TargetUnfit(
+                f"{place}, and cannot hold the value {one.value!r}: {unfit.detail}",
+                "correct the value",
+            )
+
+
+def _agrees(declared: str, kind: kinds.ColumnKind) -> bool:
+    name, sizes = settings.column_type(declared, "type")
+    if not isinstance(kind, KINDS[name]):
+        return False
+    match kind:
+        case kinds.Text():
+            least = sizes[0] if sizes else UUID_CHARACTERS if name == "uuid" else 0
+            return kind.characters is None or kind.characters >= least
+        case kinds.Integer():
+            bits = 63 if name == "bigint" else 31
+            wide = kind.low <= -(2**bits) and kind.high >= 2**bits - 1
+            return kind.truth if name == "boolean" else wide
+        case kinds.Numeric() if kind.digits is not None:
+            scale = kind.scale or 0
+            return scale >= sizes[1] and kind.digits - scale >= sizes[0] - sizes[1]
+    return True
+
+
+def _sql_type(declared: str) -> TypeEngine[Any]:
+    name, sizes = settings.column_type(declared, "type")
+    made: TypeEngine[Any]
+    match name:
+        case "varchar":
+            made = sa.String(sizes[0]).with_variant(
+                mysql.VARCHAR(sizes[0], charset="utf8mb4"), "mysql", "mariadb"
+            )
+        case "integer":
+            made = sa.Integer()
+        case "bigint":
+            made = sa.BigInteger()
+        case "decimal":
+            made = sa.Numeric(sizes[0], sizes[1])
+        case "double":
+            made = sa.Double()
+        case "boolean":
+            made = sa.Boolean()
+        case "timestamp":
+            made = tables.time_type()
+        case "date":
+            made = sa.Date()
+        case "uuid":
+            made = tables.name_type(UUID_CHARACTERS).with_variant(postgresql.UUID(), "postgresql")
+        case "json":
+            made = sa.JSON().with_variant(postgresql.JSONB(), "postgresql")
+        case _:
+            made = tables.long_text()
+    return made

@@ -1,0 +1,101 @@
+"""A look at what the target database knows of a pipeline, for which the right to read is enough. Makes no temporary tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from instep import settings
+from instep.document.reasons import Reason
+from instep.sinks import inspection, runs, tables, target
+from instep.sinks.runs import Run
+from instep.sinks.sink import moment
+from instep.sinks.target import Position
+
+LEDGER, DEAD, PARKED = tables.LEDGER, tables.DEAD_LETTERS, tables.PARKED
+
+
+class LedgerView(msgspec.Struct, frozen=True):
+    """The ledger, how much was set aside, the latest run, and the database's time."""
+
+    ledger: dict[int, Position]
+    dead_letters: int
+    parked_documents: int
+    run: Run | None
+    now: datetime
+
+
+def read(name: str, pipeline: settings.Pipeline) -> LedgerView:
+    """What the database knows of this pipeline."""
+    with _opened(pipeline) as opened:
+        dead = sa.select(sa.func.count()).where(
+            DEAD.c.pipeline == name, DEAD.c.topic == pipeline.topic
+        )
+        parked = sa.select(sa.func.count(PARKED.c.document.distinct())).where(
+            PARKED.c.pipeline == name
+        )
+        return LedgerView(
+            ledger=_ledger(opened, name, pipeline.topic),
+            dead_letters=_count(opened, dead),
+            parked_documents=_count(opened, parked),
+            run=runs.read(opened, name),
+            now=runs.clock(opened),
+        )
+
+
+def ledger(name: str, pipeline: settings.Pipeline) -> dict[int, Position]:
+    """The pipeline's ledger rows by partition."""
+    with _opened(pipeline) as opened:
+        return _ledger(opened, name, pipeline.topic)
+
+
+def reasons(name: str, pipeline: settings.Pipeline, since: datetime) -> dict[str, int]:
+    """Why events were set aside since a time, most frequent first. Those that only wait behind another one are left out."""
+    counts: dict[str, int] = {}
+    with _opened(pipeline) as opened:
+        for table in (DEAD, PARKED):
+            asked = (
+                sa.select(table.c.reason, sa.func.count())
+                .where(
+                    table.c.pipeline == name,
+                    table.c["at"] >= since,
+                    table.c.reason != Reason.WAITS_BEHIND.value,
+                )
+                .group_by(table.c.reason)
+            )
+            for reason, count in opened.execute(asked):
+                counts[str(reason)] = counts.get(str(reason), 0) + int(count)
+    return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+
+
+@contextmanager
+def _opened(pipeline: settings.Pipeline) -> Iterator[sa.Connection]:
+    url = target.database_url(pipeline.target)
+    with inspection.connection(url, read_only=True) as opened:
+        inspection.judge_own(opened, url, inspection.own_tables(sa.inspect(opened)))
+        yield opened
+
+
+def _count(opened: sa.Connection, asked: sa.Select[Any]) -> int:
+    return int(opened.execute(asked).scalar() or 0)
+
+
+def _ledger(opened: sa.Connection, name: str, topic: str) -> dict[int, Position]:
+    columns = [LEDGER.c[column] for column in Position.__struct_fields__]
+    found = {}
+    for row in opened.execute(
+        sa.select(*columns).where(LEDGER.c.pipeline == name, LEDGER.c.topic == topic)
+    ):
+        facts = dict(row._mapping)
+        totals = (
+            msgspec.json.decode(facts["totals"], type=dict[str, int]) if facts["totals"] else {}
+        )
+        found[row.partition] = Position(
+            **{**facts, "committed_at": moment(row.committed_at), "totals": totals}
+        )
+    return found

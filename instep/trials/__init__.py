@@ -1,1 +1,0 @@
-"""CHALLENGED: workloads, faults and stories that run the whole road on real parts."""

@@ -1,0 +1,1 @@
+"""Benchmarks: the pipeline beside what a team would write instead."""

@@ -1,0 +1,232 @@
+"""`instep bench apply`: catch-up throughput, Kafka to database, of the pipeline and of what one would write instead.
+
+All contestants apply the same topic to the same database. Rounds are interleaved: first every contestant once in a fresh process
+(cold), and again; then all are started and warmed up, and go once each (warm), and again. After every run the table is checked
+against what a plain model says of the load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from instep import errors, settings
+from instep.local import artifacts
+from instep_bench import baselines, bench_servers, contest, load, machine, meters, ranking
+from instep_bench.baselines import connect
+from instep_bench.ranking import Held, Start
+from instep_bench.recorder import Recorder
+from instep_bench.result import BenchResult
+
+MODULES: Mapping[str, str] = {
+    baselines.LOOP: "instep_bench.baselines.loop",
+    baselines.SPARK_JDBC: "instep_bench.baselines.spark_jdbc",
+}
+HOST = "instep_bench.host"
+
+
+class ApplyOptions(msgspec.Struct, frozen=True, kw_only=True):
+    targets: tuple[str, ...] = ("postgres", "mariadb", "sqlite")
+    events: int = 300_000
+    documents: int = 100_000
+    partitions: int = 4
+    size: int = 150
+    history: tuple[bool, ...] = (False, True)
+    stale: float = 0.0
+    repeated: float = 0.0
+    bad: float = 0.0
+    rounds: int = 3
+    batch: int | None = None
+    against: tuple[str, ...] = tuple(baselines.GUARANTEES)
+    bootstrap: str | None = None
+    seed: int = 1
+
+
+def run(options: ApplyOptions, say: Callable[[str], None], command: str) -> BenchResult:
+    """Hold every round on every target; everything that it starts is gone when it ends."""
+    wanted = check(options)
+    account = Recorder("apply", command)
+    _fetch(options)
+    held: list[Held] = []
+    notes: list[str] = []
+    databases: dict[str, str] = {}
+    labels: list[str] = []
+    with bench_servers.BenchServers(options.bootstrap, say) as ground:
+        topic = ground.new_topic(options.partitions)
+        say(
+            f"publishing {options.events:,} events of {options.documents:,} documents to {options.partitions} partitions"
+        )
+        load.publish(wanted, ground.bootstrap, topic)
+        truth = load.truth(wanted, options.partitions)
+        for target in dict.fromkeys(options.targets):
+            place = ground.place(target)
+            labels.append(place.label)
+            databases |= {place.label: machine.database(place.url)}
+            match = _Match(options, ground, place, topic, truth, say)
+            held += match.play()
+            notes += match.notes
+            ground.drop(target)
+    figures = ranking.figures(held, options.events)
+    return account.close(
+        options,
+        {"targets": ",".join(labels)},
+        {**machine.releases(bootstrap=options.bootstrap), **databases},
+        figures=figures,
+        tables=[ranking.table(held, options.events)],
+        plots=ranking.plots(held, figures),
+        notes=[*ranking.notes(held, truth), *notes],
+    )
+
+
+def check(options: ApplyOptions) -> load.Load:
+    """The load that is asked for, or SettingsError for what cannot be done."""
+    if not options.targets or not options.history:
+        raise errors.SettingsError(
+            "there is nothing to measure",
+            "name a target, and ask for history, for none, or for both",
+        )
+    for target in options.targets:
+        bench_servers.check_target(target)
+    for name in options.against:
+        if name not in baselines.GUARANTEES:
+            known = ", ".join(baselines.GUARANTEES)
+            raise errors.SettingsError(
+                f"there is no rival {name!r}{settings.nearest(name, baselines.GUARANTEES)}",
+                f"known: {known}",
+            )
+    for what, number in (
+        ("rounds", options.rounds),
+        ("partitions", options.partitions),
+        ("events a batch", options.batch),
+    ):
+        if number is not None and number < 1:
+            raise errors.SettingsError(f"{number} {what} cannot be", "give at least 1")
+    return load.Load(
+        events=options.events,
+        documents=options.documents,
+        size=options.size,
+        stale=options.stale,
+        repeated=options.repeated,
+        bad=options.bad,
+        seed=options.seed,
+    )
+
+
+def _fetch(options: ApplyOptions) -> None:
+    """What is not in the cache is fetched now, not while something is measured."""
+    for bundle in (
+        "spark-kafka",
+        *(bundle for name in options.against for bundle in baselines.BUNDLES[name]),
+    ):
+        artifacts.jars(bundle)
+
+
+class _Match:
+    """All rounds of all contestants on one target.
+
+    A rival that fails loses the round, one that fails again is left out from there on; the others go on.
+    """
+
+    def __init__(
+        self,
+        options: ApplyOptions,
+        ground: bench_servers.BenchServers,
+        place: bench_servers.TargetDatabase,
+        topic: str,
+        truth: load.ExpectedState,
+        say: Callable[[str], None],
+    ) -> None:
+        self._options, self._ground, self._place, self._truth, self._say = (
+            options,
+            ground,
+            place,
+            truth,
+            say,
+        )
+        self._servers: dict[str, meters.Pids] = {
+            "broker": ground.broker_pids,
+            "database": place.pids,
+        }
+        self._declared = {
+            ranking.NAMES[history]: place.declare(
+                ground.bootstrap, topic, history=history, batch_rows_max=options.batch
+            )
+            for history in dict.fromkeys(options.history)
+        }
+        self._declared |= {
+            name: place.declare(
+                ground.bootstrap, topic, batch_rows_max=options.batch or baselines.BATCHES.get(name)
+            )
+            for name in dict.fromkeys(options.against)
+        }
+        self._folders = 0
+        self._failures: list[str] = []
+        self.notes: list[str] = []
+        if baselines.CONNECT in self._declared and (why := connect.refusal(place)):
+            self._leave_out(baselines.CONNECT, why)
+
+    def play(self) -> Iterator[Held]:
+        rounds = [
+            f"round {number} of {self._options.rounds}"
+            for number in range(1, self._options.rounds + 1)
+        ]
+        for which in rounds:
+            for name in tuple(self._declared):
+                with contextlib.closing(self._made(name, "cold")) as contestant:
+                    yield from self._hold(contestant, "cold", which)
+        with contextlib.ExitStack() as stack:
+            contestants = [
+                stack.enter_context(contextlib.closing(self._made(name, "warm")))
+                for name in self._declared
+            ]
+            for which in (*[""] * ranking.WARM_UPS, *rounds):
+                for contestant in contestants:
+                    if contestant.name in self._declared:
+                        found = list(self._hold(contestant, "warm", which or "warming up"))
+                        yield from found if which else ()
+
+    def _hold(self, contestant: contest.Contestant, start: Start, which: str) -> Iterator[Held]:
+        name = contestant.name
+        try:
+            run = contest.hold(contestant, self._declared[name], self._truth, self._servers)
+        except errors.InstepError as error:
+            if name not in baselines.GUARANTEES:
+                raise
+            self._failures += [name]
+            if self._failures.count(name) > 1:
+                self._leave_out(name, error.what)
+            else:
+                self._note(
+                    f"{name} has no figure for {start}, {which} on {self._place.label}: {error.what}"
+                )
+            return
+        rate = ranking.rate_of(run, start, self._options.events)
+        wrong = f", {run.differences:,} documents differ" if run.differences else ""
+        self._say(
+            f"{self._place.label}, {start}, {which}: {name}: {rate:,.0f} events/s, all after {run.last_commit_s:.1f} s{wrong}"
+        )
+        yield Held(self._place.label, name, start, run)
+
+    def _leave_out(self, name: str, why: str) -> None:
+        del self._declared[name]
+        self._note(f"{name} is left out on {self._place.label}: {why}")
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self._say(text)
+
+    def _made(self, name: str, start: Start) -> contest.Contestant:
+        """A contestant that is not started yet."""
+        self._folders += 1
+        folder = self._ground.folder / f"contestant-{self._place.kind}-{self._folders}"
+        if name == baselines.CONNECT:
+            return connect.Connect(
+                folder, self._ground.bootstrap, self._options.partitions, self._ground.groups
+            )
+        if name not in baselines.GUARANTEES and start == "cold":
+            return contest.Command(name, folder.with_suffix(".log"))
+        return contest.Programmed(
+            name, MODULES.get(name, HOST), folder, is_spark=name != baselines.LOOP
+        )

@@ -1,0 +1,67 @@
+"""Rows in the target before anything is measured, by the million: the database makes them itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from instep import errors
+from instep.sinks.sink import Sink
+
+AT_ONCE = 100_000  # ten to the power of the digits below
+DIGITS = " UNION ALL ".join(
+    f"SELECT {digit}" + (" AS d" if digit == 0 else "") for digit in range(10)
+)
+
+
+def fill(sink: Sink, status: str, version: str, count: int, begun: int = 0) -> None:
+    """Documents from number `begun` up to `count`, as the workload names them, none of which has had an event."""
+    numbers, name = WAYS[sink.dialect.name]
+    into = f"INSERT INTO {sink.table} ({sink.key}, {sink.quoted(status)}, {sink.quoted(version)})"
+    for first in range(begun, count, AT_ONCE):
+        with sink.transaction():
+            rows = f"SELECT {name}, 'NEW', 0 FROM {numbers(first, min(first + AT_ONCE, count))}"  # noqa: S608 - names of ours
+            sink.execute(f"{into} {rows}")
+    if sink.dialect.name == "postgresql":
+        with sink.translated():
+            sink.execute(f"ANALYZE {sink.table}")
+
+
+def total(sink: Sink, version: str) -> tuple[int, int]:
+    """How many documents there are, and the sum of their versions: each event raises that by one."""
+    found = sink.select(f"SELECT count(*), sum({sink.quoted(version)}) FROM {sink.table}")  # noqa: S608 - names of ours
+    return int(found[0][0]), int(found[0][1] or 0)
+
+
+def refuse_difference(sink: Sink, version: str, documents: int, events: int) -> None:
+    """Raise unless every event was applied once, each to a document that was there."""
+    found = total(sink, version)
+    if found != (documents, events):
+        raise errors.InstepError(
+            f"the table is not in step: {documents:,} documents and {events:,} events were expected,"
+            f" {found[0]:,} and {found[1]:,} are there"
+        )
+
+
+def _postgres(first: int, end: int) -> str:
+    return f"generate_series({first}, {end - 1}) AS numbers (n)"
+
+
+def _sqlite(first: int, end: int) -> str:
+    steps = f"SELECT {first} UNION ALL SELECT n + 1 FROM counted WHERE n < {end - 1}"  # noqa: S608 - numbers of ours
+    return f"(WITH RECURSIVE counted (n) AS ({steps}) SELECT n FROM counted)"  # noqa: S608 - numbers of ours
+
+
+def _mysql(first: int, end: int) -> str:
+    tables = ", ".join(f"({DIGITS}) AS d{place}" for place in range(5))
+    number = " + ".join(f"{10**place} * d{place}.d" for place in range(5))
+    return f"(SELECT {first} + {number} AS n FROM {tables}) AS numbers WHERE n < {end} ORDER BY n"  # noqa: S608 - numbers of ours
+
+
+Numbers = Callable[[int, int], str]
+PADDED_IN_MYSQL = "concat('doc-', lpad(n, greatest(7, length(n)), '0'))"
+WAYS: dict[str, tuple[Numbers, str]] = {
+    "postgresql": (_postgres, "'doc-' || lpad(n::text, greatest(7, length(n::text)), '0')"),
+    "sqlite": (_sqlite, "printf('doc-%07d', n)"),
+    "mysql": (_mysql, PADDED_IN_MYSQL),
+    "mariadb": (_mysql, PADDED_IN_MYSQL),
+}

@@ -1,0 +1,226 @@
+"""Rival (c): a Kafka Connect worker with Debezium's JDBC sink, tuned. The worker is told through its REST interface: a connector
+of a new name for each run, which begins at the topic's start; the first one can come with the worker's start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from instep import errors
+from instep.local import artifacts, java, keeper_client, ports
+from instep.sinks import target
+from instep_bench import baselines, bench_servers, contest, contestant_program, meters
+
+TASKS_MAX = 4
+PATIENCE_S = 120.0
+JVM_FLAGS = (
+    "-Xms256m",
+    "-Xmx2g",
+    "-XX:+UseSerialGC",
+    "-Djava.awt.headless=true",
+    "-Djava.net.preferIPv4Stack=true",
+)
+LOG4J = """\
+status = error
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d{ISO8601} %p %m (%c)%n
+rootLogger.level = warn
+rootLogger.appenderRef.out.ref = out
+"""
+SCHEMA = {
+    "type": "struct",
+    "fields": [
+        {"field": "doc_id", "type": "string", "optional": False},
+        {"field": "status", "type": "string", "optional": True},
+        {"field": "version", "type": "int64", "optional": True},
+        {
+            "field": "updated_at",
+            "type": "string",
+            "name": "io.debezium.time.ZonedTimestamp",
+            "version": 1,
+            "optional": True,
+        },
+    ],
+}
+# the worker has these itself, and two of a kind clash
+THE_WORKERS_OWN = (
+    "jackson-",
+    "connect-api-",
+    "kafka-clients-",
+    "slf4j-api-",
+    "lz4-java-",
+    "snappy-java-",
+    "zstd-jni-",
+)
+
+
+class Connect(contest.Contestant):
+    """A standalone worker: what is measured is its sink, and it needs no topics of its own."""
+
+    name = baselines.CONNECT
+
+    def __init__(self, folder: Path, bootstrap: str, partitions: int, groups: list[str]) -> None:
+        """`groups` is told the consumer groups that its sinks leave."""
+        self._folder, self._bootstrap, self._partitions, self._groups = (
+            folder,
+            bootstrap,
+            partitions,
+            groups,
+        )
+        self._keeper: keeper_client.KeeperClient | None = None
+        self._port = 0
+        self._pid = 0
+        self._connector = ""
+
+    @property
+    def log(self) -> Path:
+        return self._folder / "connect.log"
+
+    def go(self, declared: bench_servers.BenchPipeline) -> None:
+        self._connector = f"bench-{uuid.uuid4().hex[:8]}"
+        self._groups.append(f"connect-{self._connector}")
+        config = self._config(declared)
+        if self._keeper is None:
+            self._start(config)
+        else:
+            self._ask("POST", "/connectors", {"name": self._connector, "config": config})
+
+    def roles(self) -> Mapping[str, meters.Pids]:
+        return {"worker": meters.tree(self._pid)}
+
+    def check(self) -> bool:
+        """It never says that it is done: it would go on for ever."""
+        if self._keeper is None or self._keeper.poll() is not None:
+            raise errors.InstepError(
+                f"Kafka Connect's worker ended by itself; the end of its log:\n{self._tail()}"
+            )
+        with contextlib.suppress(OSError):  # it has just begun and does not listen yet
+            status = self._ask("GET", f"/connectors/{self._connector}/status")
+            for one in (status["connector"], *status["tasks"]):
+                if one["state"] == "FAILED":
+                    raise errors.InstepError(
+                        f"Kafka Connect's sink failed: {one.get('trace', '')[:600]}"
+                    )
+        return False
+
+    def done(self) -> contestant_program.StartOrder:
+        """Take the connector away, so that its connections are gone before the table is."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                self._ask("DELETE", f"/connectors/{self._connector}")
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+            else:
+                return contestant_program.StartOrder()
+
+    def close(self) -> None:
+        if self._keeper:
+            self._keeper.close()
+            self._keeper = None
+
+    def _start(self, config: Mapping[str, str]) -> None:
+        self._folder.mkdir()
+        self._port = ports.free()[0]
+        plugins = self._folder / "plugins" / "debezium-jdbc"
+        plugins.mkdir(parents=True)
+        for jar in artifacts.jars("debezium-jdbc"):
+            if not jar.name.startswith(THE_WORKERS_OWN):
+                (plugins / jar.name).symlink_to(jar)
+        worker = {
+            "bootstrap.servers": self._bootstrap,
+            "key.converter": "org.apache.kafka.connect.storage.StringConverter",
+            "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+            "offset.storage.file.filename": str(self._folder / "offsets"),
+            "listeners": f"http://{ports.HOST}:{self._port}",
+            "plugin.path": str(plugins.parent),
+            "plugin.discovery": "service_load",
+            "connector.client.config.override.policy": "All",
+        }
+        (self._folder / "worker.properties").write_text(_properties(worker), encoding="latin-1")
+        (self._folder / "log4j2.properties").write_text(LOG4J, encoding="latin-1")
+        first = self._folder / "connector.properties"
+        first.touch(mode=0o600)
+        first.write_text(_properties({"name": self._connector, **config}), encoding="latin-1")
+        jars = artifacts.jars("connect")[0].parent
+        flags = [*JVM_FLAGS, "-Dlog4j2.configurationFile=log4j2.properties", "-cp", f"{jars}/*"]
+        command = [
+            "org.apache.kafka.connect.cli.ConnectStandalone",
+            "worker.properties",
+            first.name,
+        ]
+        self._keeper = keeper_client.KeeperClient()
+        self._pid = self._keeper.launch(
+            [str(java.find()), *flags, *command], log=self.log, cwd=self._folder, env=os.environ
+        )
+
+    def _config(self, declared: bench_servers.BenchPipeline) -> dict[str, str]:
+        url = target.database_url(declared.pipeline.target)
+        port = f":{url.port}" if url.port else ""
+        jdbc = {
+            "postgresql": f"jdbc:postgresql://{url.host}{port}/{url.database}?reWriteBatchedInserts=true",
+            "mariadb": f"jdbc:mariadb://{url.host}{port}/{url.database}?useBulkStmts=true&useServerPrepStmts=true",
+            "mysql": f"jdbc:mysql://{url.host}{port}/{url.database}?rewriteBatchedStatements=true",
+        }
+        return {
+            "connector.class": "io.debezium.connector.jdbc.JdbcSinkConnector",
+            "tasks.max": str(min(TASKS_MAX, self._partitions)),
+            "topics": declared.pipeline.topic,
+            "connection.url": jdbc[url.get_backend_name()],
+            "connection.username": url.username or "",
+            "connection.password": str(url.password or ""),
+            "collection.name.format": declared.table,
+            "insert.mode": "upsert",
+            "primary.key.mode": "record_value",
+            "primary.key.fields": bench_servers.KEY,
+            "schema.evolution": "none",
+            "delete.enabled": "false",
+            "batch.size": "5000",
+            "use.reduction.buffer": "true",
+            "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+            "value.converter.schemas.enable": "true",
+            "value.converter.schema.content": msgspec.json.encode(SCHEMA).decode(),
+            "errors.tolerance": "all",
+            "consumer.override.max.poll.records": "5000",
+            "consumer.override.auto.offset.reset": "earliest",
+        }
+
+    def _ask(self, method: str, path: str, body: object = None) -> Any:
+        """One question to the worker; OSError while it does not listen or does not know the connector."""
+        request = urllib.request.Request(
+            f"http://{ports.HOST}:{self._port}{path}",
+            method=method,
+            data=None if body is None else msgspec.json.encode(body),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            text = answer.read()
+        return msgspec.json.decode(text) if text else None
+
+    def _tail(self) -> str:
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+
+
+def refusal(place: bench_servers.TargetDatabase) -> str | None:
+    """Why the sink cannot write to this database; None when it can."""
+    return "Debezium's JDBC sink has no SQLite dialect" if place.kind == "sqlite" else None
+
+
+def _properties(values: Mapping[str, str]) -> str:
+    """A Java properties file."""
+    return "".join(
+        f"{key}={value.replace(chr(92), chr(92) * 2)}\n" for key, value in values.items()
+    )

@@ -1,0 +1,183 @@
+"""Rival (b): Structured Streaming's `foreachBatch` with the JDBC writer, which can only append. So each batch, reduced to the
+latest event of a document, is appended to a staging table, and one statement from the driver upserts it from there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
+
+from instep import settings
+from instep.local import artifacts
+from instep.sinks import target
+from instep_bench import contestant_program
+
+EVENT = "doc_id string, status string, version long, updated_at timestamp"
+JDBC: Mapping[str, tuple[str, str, dict[str, str]]] = {
+    "postgresql": ("postgresql", "org.postgresql.Driver", {"reWriteBatchedInserts": "true"}),
+    # by this scheme Spark knows how the database quotes names
+    "mariadb": (
+        "mysql",
+        "org.mariadb.jdbc.Driver",
+        {"useBulkStmts": "true", "permitMysqlScheme": "true"},
+    ),
+}
+STAGING: Mapping[str, str] = {
+    "postgresql": "CREATE UNLOGGED TABLE {table}_staging (LIKE {table})",
+    "mariadb": "CREATE TABLE {table}_staging LIKE {table}",
+    "sqlite": "CREATE TABLE {table}_staging (doc_id text, status text, version integer, updated_at text)",
+}
+GUARDED = """INSERT INTO {table} AS t SELECT doc_id, status, version, updated_at FROM {table}_staging WHERE true
+    ON CONFLICT (doc_id) DO UPDATE SET status = excluded.status, version = excluded.version, updated_at = excluded.updated_at
+    WHERE t.version < excluded.version"""
+UPSERTS: Mapping[str, str] = {
+    "postgresql": GUARDED,
+    "sqlite": GUARDED,
+    # assignments run from left to right: the version, which the others compare, is the last
+    "mariadb": """INSERT INTO {table} SELECT s.* FROM {table}_staging s ON DUPLICATE KEY UPDATE
+        status = IF(s.version > {table}.version, s.status, {table}.status),
+        updated_at = IF(s.version > {table}.version, s.updated_at, {table}.updated_at),
+        version = GREATEST({table}.version, s.version)""",
+}
+
+
+class Job:
+    """One Spark session; a query from the topic's start to its end for each order."""
+
+    def __init__(self) -> None:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        self._runs = 0
+
+    def apply(self, order: contestant_program.Order) -> contestant_program.StartOrder:
+        declared = settings.load(Path(order.config))
+        pipeline = settings.pipeline(declared, order.pipeline)
+        spark = _session(declared.spark)
+        table = _Table(spark, pipeline)
+        self._runs += 1
+        checkpoint = Path(sys.argv[1]).parent / f"checkpoint-{self._runs}"
+        committed: list[float] = []
+
+        def write(batch: DataFrame, _batch_id: int) -> None:
+            committed.append(table.upsert(batch))
+
+        with table.prepared():
+            records = (
+                spark.readStream.format("kafka")
+                .option("kafka.bootstrap.servers", declared.kafka.bootstrap or "")
+                .option("subscribe", pipeline.topic)
+                .option("startingOffsets", "earliest")
+                .option("maxOffsetsPerTrigger", pipeline.batch_rows_max)
+                .option("kafka.fetch.max.wait.ms", "1")
+                .load()
+            )
+            query = (
+                records.writeStream.foreachBatch(write)
+                .option("checkpointLocation", str(checkpoint))
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+            first = query._jsq.recentProgress()[0].timestamp()
+        return contestant_program.StartOrder(
+            datetime.fromisoformat(first).timestamp(), committed[-1] if committed else 0.0
+        )
+
+
+class _Table:
+    def __init__(self, spark: SparkSession, pipeline: settings.Pipeline) -> None:
+        url = target.database_url(pipeline.target)
+        self._kind = "mariadb" if url.get_backend_name() == "mysql" else url.get_backend_name()
+        self._name = pipeline.table
+        self._spark = spark
+        if self._kind == "sqlite":
+            self._url = (
+                f"jdbc:sqlite:{url.database}?busy_timeout=60000&journal_mode=WAL&synchronous=NORMAL"
+            )
+            self._properties = {"driver": "org.sqlite.JDBC"}
+        else:
+            scheme, driver, tuning = JDBC[self._kind]
+            port = f":{url.port}" if url.port else ""
+            self._url = f"jdbc:{scheme}://{url.host}{port}/{url.database}?{urlencode(tuning)}"
+            self._properties = {
+                "driver": driver,
+                "user": url.username or "",
+                "password": str(url.password or ""),
+            }
+
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """The staging table, for as long as the query runs."""
+        self._execute(STAGING[self._kind].format(table=self._name))
+        try:
+            yield
+        finally:
+            self._execute(f"DROP TABLE {self._name}_staging")
+
+    def upsert(self, batch: DataFrame) -> float:
+        """Append the batch to the staging table, then upsert it from there; when that was committed."""
+        event = F.from_json(F.col("value").cast("string"), EVENT)
+        latest = (
+            batch.select(event.alias("event"))
+            .where("event.doc_id is not null and event.version is not null and event.doc_id != ''")
+            .groupBy("event.doc_id")
+            .agg(F.max_by("event", "event.version").alias("event"))
+            .select("event.*")
+        )
+        if self._kind == "sqlite":  # one writer at a time, and no time type
+            latest = latest.withColumn("updated_at", F.col("updated_at").cast("string")).coalesce(1)
+        latest.write.option("batchsize", 10_000).jdbc(
+            self._url, f"{self._name}_staging", "append", self._properties
+        )
+        empty = "DELETE FROM" if self._kind == "sqlite" else "TRUNCATE TABLE"
+        self._execute(UPSERTS[self._kind].format(table=self._name), f"{empty} {self._name}_staging")
+        return time.time()
+
+    def _execute(self, *statements: str) -> None:
+        """By a JDBC connection of the driver's, in one transaction."""
+        jvm: Any = self._spark.sparkContext._jvm
+        jvm.Class.forName(
+            self._properties["driver"], True, jvm.Thread.currentThread().getContextClassLoader()
+        )
+        properties = jvm.java.util.Properties()
+        for name, value in self._properties.items():
+            properties.setProperty(name, value)
+        connection = jvm.java.sql.DriverManager.getConnection(self._url, properties)
+        try:
+            connection.setAutoCommit(False)
+            statement = connection.createStatement()
+            for text in statements:
+                statement.execute(text)
+            connection.commit()
+        finally:
+            connection.close()
+
+
+def _session(spark: settings.Spark) -> SparkSession:
+    jars = ",".join(map(str, (*artifacts.jars("spark-kafka"), *artifacts.jars("jdbc"))))
+    return (
+        SparkSession.builder.appName("rival")
+        .master(spark.master)
+        .config("spark.jars", jars)
+        # on the class path as well: java.sql.DriverManager shows a caller only the drivers of its own class loader
+        .config("spark.driver.extraClassPath", jars.replace(",", os.pathsep))
+        .config("spark.driver.memory", spark.memory)
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", os.cpu_count() or 2)
+        .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC")
+        .getOrCreate()
+    )
+
+
+if __name__ == "__main__":
+    contestant_program.serve(Job().apply)

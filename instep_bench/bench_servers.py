@@ -1,0 +1,305 @@
+"""What a benchmark runs on: a broker of its own or the user's, and for each target a local server, a SQLite file or the user's.
+
+On servers of the user only a topic, tables and a pipeline of unique names are made, and all are removed at the end, whatever
+happens; instep's own tables are removed if they were not there before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from instep import errors, masking, settings, sinks
+from instep.kafka import connection, topics
+from instep.kafka.admin import consumer_groups
+from instep.local import broker, class_archives, keeper_client, mariadb, postgres, server
+from instep.sinks import inspection, preparation, target
+from instep.sinks.sink import Sink
+from instep_bench import meters
+
+LOCAL: dict[str, type[postgres.Postgres] | type[mariadb.MariaDB]] = {
+    "postgres": postgres.Postgres,
+    "mariadb": mariadb.MariaDB,
+}
+SQLITE = "sqlite"
+COLUMNS = {
+    "status": "status",
+    "version": "version",
+    "updated_at": "updated_at",
+}  # as the events have them: some rivals cannot rename
+KEY = "doc_id"
+
+
+def check_target(name: str) -> None:
+    """Raise unless the target is one of ours, or the URL of a database that answers: before anything is started for it."""
+    if name not in (SQLITE, *LOCAL) and "://" not in name:
+        known = f"{', '.join((SQLITE, *LOCAL))}, or a database URL"
+        raise errors.SettingsError(
+            f"there is no target {name!r}{settings.nearest(name, (SQLITE, *LOCAL))}",
+            f"give {known}",
+        )
+    if "://" in name:
+        with inspection.connection(target.database_url(name), create=True):
+            pass
+
+
+class BenchPipeline:
+    """A pipeline of the benchmark's own: its settings file, its name, its table."""
+
+    def __init__(self, name: str, config: Path, place: TargetDatabase) -> None:
+        self.name, self.config, self.place = name, config, place
+        self.pipeline = settings.pipeline(settings.load(config), name)
+
+    @property
+    def table(self) -> str:
+        return self.pipeline.table
+
+    def empty(self) -> None:
+        """A fresh table and an empty ledger."""
+        self.place.empty(self.name, self.pipeline)
+
+    def sink(self) -> contextlib.closing[Sink]:
+        """A connection to look at the table and the ledger with."""
+        return contextlib.closing(sinks.open_sink(inspection.inspect(self.name, self.pipeline)))
+
+
+class TargetDatabase:
+    """A target's database: its URL, and its processes where they are ours."""
+
+    def __init__(
+        self,
+        label: str,
+        url: str,
+        folder: Path,
+        ours: server.Server | None = None,
+        *,
+        is_ours: bool,
+    ) -> None:
+        self.label, self.url, self.is_ours = label, url, is_ours
+        self._server = ours
+        self._folder = folder
+        self._declared: list[BenchPipeline] = []
+        self._prepared: set[str] = set()
+        self._made_own = False
+
+    @property
+    def pipelines(self) -> list[str]:
+        """The names of those declared here, which their consumer groups have as well."""
+        return [declared.name for declared in self._declared]
+
+    @property
+    def kind(self) -> str:
+        """postgresql, mysql, mariadb or sqlite."""
+        return target.database_url(self.url).get_backend_name()
+
+    def pids(self) -> Iterable[int]:
+        """The server's processes; none where it is not ours, or a file."""
+        return meters.tree(self._server.pid)() if self._server else ()
+
+    def declare(
+        self,
+        bootstrap: str,
+        topic: str,
+        *,
+        history: bool = False,
+        spark: settings.Spark | None = None,
+        batch_rows_max: int | None = None,
+        url: str | None = None,
+    ) -> BenchPipeline:
+        """A new pipeline from the topic into a table of its own; `url` is another way to this database, through a proxy say."""
+        name = f"bench-{uuid.uuid4().hex[:8]}"
+        config = self._folder / f"{name}.toml"
+        pipeline = {
+            "history": history,
+            **({"batch_rows_max": batch_rows_max} if batch_rows_max else {}),
+        }
+        config.write_text(
+            _settings(name, bootstrap, topic, url or self.url, spark or settings.Spark(), pipeline),
+            encoding="utf-8",
+        )
+        made = BenchPipeline(name, config, self)
+        self._declared.append(made)
+        made.empty()
+        return made
+
+    def empty(self, name: str, pipeline: settings.Pipeline) -> None:
+        """On a server of ours instep's tables are made anew as well: rows deleted by the hundred thousand leave their traces."""
+        if name in self._prepared:
+            preparation.remove(name, pipeline, own_tables=self.is_ours)
+        made = preparation.prepare(pipeline)
+        self._prepared.add(name)
+        self._made_own |= any("instep_ledger" in statement for statement in made)
+
+    def close(self) -> None:
+        """End the server, or leave the user's database as it was."""
+        with contextlib.ExitStack() as leaving:
+            if self._server:
+                leaving.callback(self._server.close)
+            for number, declared in enumerate(() if self.is_ours else self._declared):
+                last = (
+                    self._made_own and number == 0
+                )  # callbacks are called from the last to the first
+                pipeline = msgspec.structs.replace(
+                    declared.pipeline, target=self.url
+                )  # a proxy may be gone by now
+                leaving.callback(preparation.remove, declared.name, pipeline, own_tables=last)
+
+
+class BenchServers:
+    """The servers of one benchmark, each started when it is first asked for."""
+
+    def __init__(self, bootstrap: str | None, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._given = bootstrap
+        self._own: broker.LocalCluster | None = None
+        self._cluster: connection.Cluster | None = None
+        self._stack = contextlib.ExitStack()
+        self._places: dict[str, TargetDatabase] = {}
+        self.folder = Path(tempfile.mkdtemp(prefix="instep-bench-"))
+        self._stack.callback(
+            keeper_client.KeeperClient(temporary=self.folder).close
+        )  # gone with this process, also after kill -9
+        self._topics: list[str] = []
+        self.groups: list[str] = []  # consumer groups of contestants, to be removed
+
+    @property
+    def bootstrap(self) -> str:
+        if self._given:
+            return self._given
+        return self.broker.bootstrap
+
+    @property
+    def broker(self) -> broker.LocalCluster:
+        """The benchmark's own broker, to which faults may go."""
+        if self._given:
+            raise errors.SettingsError(
+                "faults go only to a broker that the benchmark started", "leave --bootstrap out"
+            )
+        if self._own is None:
+            self._say("starting a Kafka broker on this machine")
+            self._own = self._stack.enter_context(broker.LocalCluster())
+        return self._own
+
+    @property
+    def cluster(self) -> connection.Cluster:
+        if self._cluster is None:
+            self._cluster = connection.Cluster(settings.Kafka(), self.bootstrap)
+            self._stack.callback(self._cluster.close)
+        return self._cluster
+
+    def broker_pids(self) -> Iterable[int]:
+        """The broker's processes; none where it is the user's."""
+        return meters.tree(self._own.nodes[0].pid)() if self._own else ()
+
+    def new_topic(self, partitions: int) -> str:
+        name = f"bench-{uuid.uuid4().hex[:8]}"
+        topics.create(self.cluster, name, partitions)
+        self._topics.append(name)
+        return name
+
+    def place(self, name: str) -> TargetDatabase:
+        """The target's database, started or opened."""
+        if name not in self._places:
+            check_target(name)
+            self._places[name] = self._open(name)
+            self._stack.callback(self.drop, name)
+        return self._places[name]
+
+    def drop(self, name: str) -> None:
+        """Let go of a target that is no longer needed, so that its server takes nothing from the next one."""
+        if name in self._places:
+            place = self._places.pop(name)
+            self.groups += place.pipelines
+            place.close()
+
+    def _open(self, name: str) -> TargetDatabase:
+        if name == SQLITE:
+            return TargetDatabase(
+                SQLITE, f"sqlite:///{self.folder / 'target.db'}", self.folder, is_ours=True
+            )
+        if name in LOCAL:
+            self._say(f"starting {name} on this machine")
+            started = LOCAL[name]()
+            try:
+                started.start()
+            except BaseException:
+                started.close()
+                raise
+            return TargetDatabase(name, started.url, self.folder, started, is_ours=True)
+        return TargetDatabase(masking.masked_url(name), name, self.folder, is_ours=False)
+
+    def close(self) -> None:
+        """End what was started, and leave no topic and no group on a cluster of the user's."""
+        if self._given:
+            for topic in self._topics:
+                with contextlib.suppress(
+                    errors.InstepError
+                ):  # a cluster that is away keeps it; nothing depends on it
+                    topics.delete(self.cluster, topic)
+            pipelines = [name for place in self._places.values() for name in place.pipelines]
+            for group in (*self.groups, *pipelines):
+                with contextlib.suppress(errors.InstepError):  # most have none
+                    consumer_groups.delete(self.cluster, group)
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        class_archives.prepare(
+            class_archives.SPARK, self._say
+        )  # now, not while something is measured
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _settings(
+    name: str,
+    bootstrap: str,
+    topic: str,
+    url: str,
+    spark: settings.Spark,
+    pipeline: dict[str, bool | int],
+) -> str:
+    """The settings file; JSON's texts and numbers are TOML's as well."""
+
+    def shown(value: object) -> str:
+        return msgspec.json.encode(value).decode()
+
+    more = "".join(f"{key} = {shown(value)}\n" for key, value in pipeline.items())
+    conf = "".join(f"{shown(key)} = {shown(value)}\n" for key, value in spark.conf.items())
+    columns = "".join(f"{column} = {shown(field)}\n" for column, field in COLUMNS.items())
+    return f"""[kafka]
+bootstrap = {shown(bootstrap)}
+
+[spark]
+master = {shown(spark.master)}
+memory = {shown(spark.memory)}
+
+[spark.conf]
+{conf}
+[pipelines.{name}]
+topic = {shown(topic)}
+target = {shown(url)}
+table = "{name.replace("-", "_")}"
+key = "{KEY}"
+{more}
+[pipelines.{name}.event]
+document = "doc_id"
+status = "status"
+order = "version"
+at = "updated_at"
+
+[pipelines.{name}.columns]
+{columns}"""

@@ -1,0 +1,101 @@
+"""Plots of what was measured, made from figures and samples. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from instep.report.tables import Plot, PlotKind, Series
+from instep_bench.result import Figure
+
+PERCENTILES = (
+    0.0,
+    1.0,
+    5.0,
+    *(float(part) for part in range(10, 100, 10)),
+    95.0,
+    99.0,
+    99.5,
+    99.9,
+    100.0,
+)
+
+
+def bars(title: str, figures: Sequence[Figure], *, x: str, by: str = "", log: bool = False) -> Plot:
+    """Medians with their spread: the label `x` along the axis, a colour for each value of the label `by`."""
+    return _of_figures(title, figures, x, by, PlotKind.BARS, log_x=False, log_y=log)
+
+
+def curves(
+    title: str,
+    figures: Sequence[Figure],
+    *,
+    x: str,
+    by: str = "",
+    log_x: bool = False,
+    log_y: bool = False,
+) -> Plot:
+    """The same as lines: the label `x` is a number."""
+    return _of_figures(title, figures, x, by, PlotKind.LINES, log_x=log_x, log_y=log_y)
+
+
+def percentiles(
+    title: str, samples: Mapping[str, Sequence[float]], *, unit: str, log: bool = True
+) -> Plot:
+    """Distributions: how many percent of the values are no greater than which value. A line each."""
+    series = [
+        Series(name, [(percent, percentile(sorted(values), percent)) for percent in PERCENTILES])
+        for name, values in samples.items()
+        if values
+    ]
+    return Plot(title, "percentile", unit, series, kind=PlotKind.LINES, log_y=log)
+
+
+def over_time(
+    title: str, samples: Mapping[str, Sequence[tuple[float, float]]], *, unit: str
+) -> Plot:
+    """What was sampled at (second, value): memory over time. A line each."""
+    series = [
+        Series(name, [(at, value) for at, value in values]) for name, values in samples.items()
+    ]
+    return Plot(title, "seconds", unit, series, kind=PlotKind.LINES)
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The least value that so many percent of the values do not exceed."""
+    rank = -(-len(ordered) * percent // 100)
+    return ordered[min(len(ordered), max(1, int(rank))) - 1]
+
+
+def _of_figures(
+    title: str,
+    figures: Sequence[Figure],
+    x: str,
+    by: str,
+    kind: PlotKind,
+    *,
+    log_x: bool,
+    log_y: bool,
+) -> Plot:
+    groups: dict[str, list[Figure]] = {}
+    for figure in figures:
+        groups.setdefault(figure.labels.get(by, "") if by else figure.name, []).append(figure)
+    series = [
+        Series(
+            name,
+            [(_place(one.labels.get(x, one.name), kind), one.median) for one in group],
+            [(one.low, one.high) if len(one.values) > 1 else None for one in group],
+        )
+        for name, group in groups.items()
+    ]
+    return Plot(
+        title, x, figures[0].unit if figures else "", series, kind=kind, log_x=log_x, log_y=log_y
+    )
+
+
+def _place(label: str, kind: PlotKind) -> str | float:
+    if kind is PlotKind.LINES:
+        try:
+            return float(label)
+        except ValueError:
+            return label
+    return label

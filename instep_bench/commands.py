@@ -1,0 +1,572 @@
+"""Commands that measure: benchmarks on this machine and the user's servers, and what was kept of them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from instep import errors
+from instep.cli import completing, grouping, shared
+from instep.cli.shared import AsJson, Debug
+from instep.document.showing import counted
+
+if TYPE_CHECKING:
+    from instep_bench.compare import Comparison, FigureComparison, FigureRange
+    from instep_bench.result import BenchResult
+
+REPORT_FILE = Path("bench-report.html")
+LATEST = "latest"
+NONE = "none"
+NOT_REPEATED = (
+    "as_json",
+    "html",
+    "_debug",
+)  # options of a command that change nothing of what is measured
+COMMAND_SHOWN = 100
+
+Options = TypeVar("Options")
+Number = TypeVar("Number", int, float)
+
+app = typer.Typer(
+    name="bench",
+    no_args_is_help=True,
+    cls=grouping.GroupedCommands,
+    rich_markup_mode=None,
+    help="Measure speed and freshness on this machine and your servers.",
+)
+
+
+def _complete_results(_context: typer.Context, incomplete: str) -> list[str]:
+    from instep_bench import store
+
+    return completing.names(
+        incomplete, lambda: [store.LATEST, *(file.stem for file in store.results(store.folder()))]
+    )
+
+
+def _target(otherwise: str, again: str = "") -> Any:
+    known = "sqlite, postgres or mariadb, started for it, or the URL of a database of yours"
+    return typer.Option(metavar="TARGET", help=f"{known}{again}; else {otherwise}.")
+
+
+Bootstrap = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESSES",
+        help="Brokers of yours, with a topic of our own; left out: one started for it.",
+    ),
+]
+Partitions = Annotated[int | None, typer.Option(min=1, help="Partitions of the topic; else 4.")]
+Share = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, metavar="SHARE", help="Share of such events, 0 to 1; else 0."),
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="What the workload is drawn from; else 1.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="How often each is measured; else 3.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the result as a page as well.")
+]
+
+
+@app.command("polling")
+def measure_polling(
+    context: typer.Context,
+    documents: Annotated[
+        int | None, typer.Option(min=1, help="How many documents; else 9000.")
+    ] = None,
+    call: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="What a call takes; else 0.3.")
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="How many are asked one after another; else 60.")
+    ] = None,
+    connections: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="Connections at once, each number measured; else 1,10,50."
+        ),
+    ] = None,
+    rounds: Rounds = None,
+    target: Annotated[str | None, _target("sqlite")] = None,
+    bootstrap: Bootstrap = None,
+    seed: Seed = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Compare polling every document with events: seconds per round, age of a status."""
+    from instep_bench import polling
+
+    given = _given(
+        documents=documents,
+        call_s=call,
+        sample=sample,
+        connections=_numbers("--connections", connections, int),
+        rounds=rounds,
+        target=target,
+        bootstrap=bootstrap,
+        seed=seed,
+    )
+    _measure(polling.run, polling.PollingOptions(**given), context, as_json=as_json, html=html)
+
+
+@app.command("apply")
+def measure_apply(
+    context: typer.Context,
+    target: Annotated[
+        list[str] | None, _target("postgres,mariadb,sqlite", "; may be given again")
+    ] = None,
+    events: Annotated[
+        int | None, typer.Option(min=1, help="How many events wait in the log; else 300000.")
+    ] = None,
+    documents: Annotated[
+        int | None, typer.Option(min=1, help="Over how many documents; else 100000.")
+    ] = None,
+    partitions: Partitions = None,
+    size: Annotated[
+        int | None,
+        typer.Option(metavar="BYTES", help="Bytes of an event's value, about; else 150."),
+    ] = None,
+    history: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="Without instep_history and with it: no, yes or both; else no,yes."
+        ),
+    ] = None,
+    stale: Share = None,
+    repeated: Share = None,
+    bad: Share = None,
+    rounds: Rounds = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="EVENTS",
+            min=1,
+            help="What instep, the loop and Spark's JDBC writer take at once; else each its own: 400000, 20000, 100000.",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="What one would use instead, or none; else loop,spark-jdbc,connect.",
+        ),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    seed: Seed = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Measure how fast a backlog is applied to each target, beside other programs."""
+    from instep_bench import apply
+
+    given = _given(
+        targets=tuple(target) if target else None,
+        events=events,
+        documents=documents,
+        partitions=partitions,
+        size=size,
+        history=_truths("--history", history),
+        stale=stale,
+        repeated=repeated,
+        bad=bad,
+        rounds=rounds,
+        batch=batch,
+        against=_names(against),
+        bootstrap=bootstrap,
+        seed=seed,
+    )
+    _measure(apply.run, apply.ApplyOptions(**given), context, as_json=as_json, html=html)
+
+
+@app.command("freshness")
+def measure_freshness(
+    context: typer.Context,
+    target: Annotated[str | None, _target("postgres")] = None,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="Events a second, each rate measured; else 10,100,1000,5000."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="How long each rate is kept up; else 60.")
+    ] = None,
+    warm_up: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Load before the first rate; else 20.")
+    ] = None,
+    idle: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="How long nothing happens before a last event; 0: none; else 300.",
+        ),
+    ] = None,
+    faults: Annotated[
+        bool | None,
+        typer.Option(
+            "--faults/--no-faults",
+            help="Also through a kill -9, a restart and a broker's kill, which is the default.",
+        ),
+    ] = None,
+    documents: Annotated[
+        int | None, typer.Option(min=1, help="How many documents; else 10000.")
+    ] = None,
+    partitions: Partitions = None,
+    history: Annotated[
+        bool | None,
+        typer.Option(
+            "--history/--no-history", help="Keep every event in instep_history; else not."
+        ),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    seed: Seed = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Measure the age of events at commit: at even rates, after a pause, and with faults."""
+    from instep_bench import freshness
+
+    given = _given(
+        target=target,
+        rates=_numbers("--rates", rates, int),
+        seconds=seconds,
+        warm_up_s=warm_up,
+        idle_s=idle,
+        faults=faults,
+        documents=documents,
+        partitions=partitions,
+        history=history,
+        bootstrap=bootstrap,
+        seed=seed,
+    )
+    _measure(
+        freshness.run, freshness.FreshnessOptions(**given), context, as_json=as_json, html=html
+    )
+
+
+@app.command("scale")
+def measure_scale(
+    context: typer.Context,
+    target: Annotated[str | None, _target("postgres")] = None,
+    documents: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Rows in the target; none: not varied; else 10000,1000000,10000000.",
+        ),
+    ] = None,
+    events: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="Events in the log, or none; else 100000,1000000,10000000."
+        ),
+    ] = None,
+    partitions: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Partitions, or none; else 1,4,12,48.")
+    ] = None,
+    delays: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="Milliseconds to the target, one way, or none; else 0,1,5,20."
+        ),
+    ] = None,
+    masters: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="Spark masters, or none; else local[1],local[2],cluster."
+        ),
+    ] = None,
+    rounds: Rounds = None,
+    base_events: Annotated[
+        int | None,
+        typer.Option(min=1, help="Events where their number is not what is varied; else 100000."),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    seed: Seed = None,
+    html: Html = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Measure the cost per event as one thing grows: rows, events, partitions, cores."""
+    from instep_bench import scale
+
+    given = _given(
+        target=target,
+        documents=_numbers("--documents", documents, int),
+        events=_numbers("--events", events, int),
+        partitions=_numbers("--partitions", partitions, int),
+        delays_ms=_numbers("--delays", delays, float),
+        masters=_names(masters),
+        rounds=rounds,
+        base_events=base_events,
+        bootstrap=bootstrap,
+        seed=seed,
+    )
+    _measure(scale.run, scale.ScaleOptions(**given), context, as_json=as_json, html=html)
+
+
+@app.command("compare")
+def compare_results(
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="An id, a file, or latest.", autocompletion=_complete_results
+        ),
+    ],
+    b: Annotated[
+        str,
+        typer.Argument(
+            metavar="B", help="What is held against it.", autocompletion=_complete_results
+        ),
+    ],
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Two results: each figure that both have, with its range of rounds. What lies within the noise is said to."""
+    from instep_bench import compare
+
+    (id_a, in_a), (id_b, in_b) = _found(a), _found(b)
+    found = compare.compare(in_a, in_b)
+    if as_json:
+        shared.print_json(
+            {"a": _head(id_a, in_a), "b": _head(id_b, in_b), **msgspec.structs.asdict(found)}
+        )
+        return
+    typer.echo(
+        shared.table(
+            ("", "RESULT", "COMMAND"), [("A", id_a, in_a.command), ("B", id_b, in_b.command)]
+        )
+    )
+    if found.differences:
+        typer.echo("\nnot the same for both:")
+        typer.echo(
+            shared.table(
+                ("WHAT", "A", "B"), [(one.what, one.a, one.b) for one in found.differences]
+            )
+        )
+    if found.lines:
+        head = ("FIGURE", "UNIT", "A", "A-RANGE", "B", "B-RANGE", "B/A", "B IS")
+        typer.echo("\n" + shared.table(head, [_compared(line) for line in found.lines]))
+    for side, only in (("A", found.only_a), ("B", found.only_b)):
+        for figure in only:
+            typer.echo(f"only in {side}: {shared.cell(figure)}")
+    typer.echo("\n" + _noise(found))
+
+
+@app.command("report")
+def write_report(
+    results: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RESULT]...",
+            help="Ids, files, or latest; left out: the latest.",
+            autocompletion=_complete_results,
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = REPORT_FILE,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also over a file that is not a report of a benchmark.")
+    ] = False,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Write kept results as one self-contained HTML page, with spread, plots and machine."""
+    from instep_bench import page
+
+    found = dict(_found(named) for named in results or [LATEST])
+    shared.write_page(page.KIND, lambda: page.render(found), out, force=force)
+    if as_json:
+        shared.print_json({"file": str(out.absolute()), "results": list(found)})
+    else:
+        shared.say(f"{out.absolute()}: {', '.join(found)}")
+
+
+@app.command("list")
+def list_results(as_json: AsJson = False, _debug: Debug = False) -> None:
+    """The results that are kept, oldest first."""
+    from instep_bench import store
+
+    kept, found = store.folder(), []
+    for file in store.results(kept):
+        try:
+            found.append(_head(file.stem, store.read(file)))
+        except errors.SettingsError as error:
+            shared.say(f"instep: {error.what}")
+    if as_json:
+        shared.print_json({"folder": str(kept), "results": found})
+        return
+    if found:
+        head = ("RESULT", "BENCH", "BEGUN", "SECONDS", "FIGURES", "COMMAND")
+        rows = [
+            [
+                *(one[key.lower()] for key in head[:-1]),
+                shared.shortened(one["command"], COMMAND_SHOWN),
+            ]
+            for one in found
+        ]
+        typer.echo(shared.table(head, rows))
+    shared.say(f"{counted(len(found), 'result')} in {kept}")
+
+
+def _measure(
+    run: Callable[[Options, Callable[[str], None], str], BenchResult],
+    options: Options,
+    context: typer.Context,
+    *,
+    as_json: bool,
+    html: Path | None,
+) -> None:
+    """Run a benchmark, keep what came of it, and show it."""
+    from instep_bench import page, store
+
+    shared.need_spark()
+    if html:
+        shared.refuse_page(page.KIND, html, force=False, option="--html")
+    into = store.folder()
+    file = store.keep(run(options, shared.say, _command(context)), into)
+    shared.say(f"kept as {file.stem}: {file}")
+    result = store.read(file)
+    if as_json:
+        shared.print_json({"result": file.stem, "file": str(file), **_all_of(result)})
+    else:
+        _show(result)
+    if html:
+        shared.write_page(
+            page.KIND, lambda: page.render({file.stem: result}), html, force=False, option="--html"
+        )
+        shared.say(f"page: {html.absolute()}")
+
+
+def _command(context: typer.Context) -> str:
+    """What repeats it: the command with the options that were given."""
+    parts = ["instep", "bench", str(context.info_name)]
+    for option in context.command.params:
+        source, value = (
+            context.get_parameter_source(str(option.name)),
+            context.params.get(str(option.name)),
+        )
+        if option.name in NOT_REPEATED or source is None or source.name != "COMMANDLINE":
+            continue
+        if isinstance(value, bool):
+            parts.append((option.opts if value else option.secondary_opts)[0])
+            continue
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            parts += [option.opts[0], str(one)]
+    return shlex.join(parts)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """What was said on the command line; the rest is the benchmark's own default."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    """A list with commas; `none` is the empty one."""
+    return (
+        None
+        if text is None
+        else tuple(name for name in text.replace(" ", "").split(",") if name and name != NONE)
+    )
+
+
+def _numbers(
+    option: str, text: str | None, kind: Callable[[str], Number]
+) -> tuple[Number, ...] | None:
+    try:
+        return None if text is None else tuple(map(kind, _names(text) or ()))
+    except ValueError:
+        raise errors.SettingsError(
+            f"{option} {text!r} is no list of numbers", f"write e.g. {option} 1,10,50"
+        ) from None
+
+
+def _truths(option: str, text: str | None) -> tuple[bool, ...] | None:
+    words = {"no": False, "yes": True}
+    if text is None:
+        return None
+    if unknown := [name for name in _names(text) or () if name not in words]:
+        raise errors.SettingsError(
+            f"{option} {unknown[0]!r} is neither yes nor no", f"write {option} no, yes or no,yes"
+        )
+    return tuple(words[name] for name in _names(text) or ())
+
+
+def _found(named: str) -> tuple[str, BenchResult]:
+    """A kept result, with its id."""
+    from instep_bench import store
+
+    file = store.find(store.folder(), named)
+    return file.stem, store.read(file)
+
+
+def _head(id_: str, result: BenchResult) -> dict[str, Any]:
+    return {
+        "result": id_,
+        "bench": result.bench,
+        "begun": result.begun_at,
+        "seconds": result.seconds,
+        "figures": len(result.figures),
+        "command": result.command,
+    }
+
+
+def _all_of(result: BenchResult) -> dict[str, Any]:
+    """The result, each figure with what its rounds come to."""
+    figures = [
+        {**msgspec.structs.asdict(one), "median": one.median, "low": one.low, "high": one.high}
+        for one in result.figures
+    ]
+    return {**msgspec.structs.asdict(result), "figures": figures}
+
+
+def _show(result: BenchResult) -> None:
+    from instep_bench import page
+
+    typer.echo(
+        "\n\n".join(
+            shared.tabulated(table) for table in [*result.tables, *page.figures(result.figures)]
+        )
+    )
+    typer.echo("\n" + "\n".join(shared.cell(note) for note in result.notes))
+
+
+def _compared(line: FigureComparison) -> Sequence[Any]:
+    from instep.report.markup import figure
+    from instep_bench.compare import described
+
+    def ranged(one: FigureRange) -> str:
+        return f"{figure(one.low)} – {figure(one.high)}" if one.rounds > 1 else "one round"
+
+    ratio = "-" if line.ratio is None else f"{line.ratio:.2f}"
+    word = (
+        line.word if line.noise_known or line.word == "the same" else f"{line.word} (noise unknown)"
+    )
+    return (
+        described(line),
+        line.unit,
+        figure(line.a.median),
+        ranged(line.a),
+        figure(line.b.median),
+        ranged(line.b),
+        ratio,
+        word,
+    )
+
+
+def _noise(found: Comparison) -> str:
+    widest = [
+        f"not known in {side}" if share is None else f"{share:.0%} of its median in {side}"
+        for side, share in (("A", found.widest_a), ("B", found.widest_b))
+    ]
+    return (
+        f"noise: the widest range of a figure's rounds is {' and '.join(widest)};"
+        " where both ranges of a figure overlap, what differs may be noise"
+    )

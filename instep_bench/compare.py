@@ -1,0 +1,135 @@
+"""Two results held against each other: each figure that both have, with its noise. Pure.
+
+A figure's range goes from its lowest round to its highest. Where the ranges of both overlap, what differs may be noise, and
+nothing else is said; where they do not, the ratio of the medians is a difference. One round has no range: then noise is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from instep_bench.result import BenchResult, Figure
+
+Word = Literal["faster", "slower", "better", "worse", "within noise", "the same"]
+TIMES = ("s", "ms", "µs", "us", "ns")
+
+
+class FigureRange(msgspec.Struct, frozen=True):
+    """A figure's rounds in one result."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+class FigureComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure in both. The ratio is that of B's median to A's; the word says how B stands to A."""
+
+    name: str
+    labels: dict[str, str]
+    unit: str
+    a: FigureRange
+    b: FigureRange
+    ratio: float | None
+    word: Word
+    noise_known: bool
+
+
+class ConditionChange(msgspec.Struct, frozen=True):
+    """Something that was not the same for both, so that the figures may differ for its sake."""
+
+    what: str
+    a: str
+    b: str
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    differences: list[ConditionChange]
+    lines: list[FigureComparison]
+    only_a: list[str]
+    only_b: list[str]
+    widest_a: float | None  # the widest range, as a share of its median
+    widest_b: float | None
+
+
+def compare(a: BenchResult, b: BenchResult) -> Comparison:
+    in_a, in_b = (
+        {figure.key: figure for figure in a.figures},
+        {figure.key: figure for figure in b.figures},
+    )
+    return Comparison(
+        differences=list(_differences(a, b)),
+        lines=[_line(figure, in_b[key]) for key, figure in in_a.items() if key in in_b],
+        only_a=[described(figure) for key, figure in in_a.items() if key not in in_b],
+        only_b=[described(figure) for key, figure in in_b.items() if key not in in_a],
+        widest_a=_widest(a.figures),
+        widest_b=_widest(b.figures),
+    )
+
+
+def described(figure: Figure | FigureComparison) -> str:
+    """A figure by its name and its labels."""
+    labels = "; ".join(f"{name}={value}" for name, value in figure.labels.items())
+    return f"{figure.name} ({labels})" if labels else figure.name
+
+
+def _line(a: Figure, b: Figure) -> FigureComparison:
+    return FigureComparison(
+        name=a.name,
+        labels=a.labels,
+        unit=a.unit,
+        a=_range(a),
+        b=_range(b),
+        ratio=b.median / a.median if a.median else None,
+        word=_word(a, b),
+        noise_known=len(a.values) > 1 and len(b.values) > 1,
+    )
+
+
+def _word(a: Figure, b: Figure) -> Word:
+    if a.low == a.high == b.low == b.high:
+        return "the same"
+    if a.low <= b.high and b.low <= a.high:
+        return "within noise"
+    won = (b.median > a.median) == (a.better == "more")
+    if a.unit.endswith("/s") or re.split(r"\W", a.unit)[0] in TIMES:
+        return "faster" if won else "slower"
+    return "better" if won else "worse"
+
+
+def _range(figure: Figure) -> FigureRange:
+    return FigureRange(figure.median, figure.low, figure.high, len(figure.values))
+
+
+def _widest(figures: Iterable[Figure]) -> float | None:
+    shares = [
+        (one.high - one.low) / abs(one.median)
+        for one in figures
+        if len(one.values) > 1 and one.median
+    ]
+    return max(shares, default=None)
+
+
+def _differences(a: BenchResult, b: BenchResult) -> Iterable[ConditionChange]:
+    if a.bench != b.bench:
+        yield ConditionChange("benchmark", a.bench, b.bench)
+    for what, in_a, in_b in (
+        ("machine", a.machine, b.machine),
+        ("release", a.releases, b.releases),
+        ("option", a.options, b.options),
+    ):
+        yield from _unlike(what, in_a, in_b)
+
+
+def _unlike(
+    what: str, a: Mapping[str, object], b: Mapping[str, object]
+) -> Iterable[ConditionChange]:
+    for name in dict.fromkeys([*a, *b]):
+        ours, theirs = (str(side[name]) if name in side else "not known" for side in (a, b))
+        if ours != theirs:
+            yield ConditionChange(f"{what}: {name}", ours, theirs)

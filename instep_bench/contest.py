@@ -1,0 +1,206 @@
+"""One run of one contestant: told to go on an empty table, watched through the database, and its table checked afterwards.
+
+The watch is the same for all: the first row seen in the table, and the moment when the last event of each partition is seen. Both
+are looked for by key, every hundredth of a second, so that watching costs the database next to nothing.
+"""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from instep import errors
+from instep.demo import pipeline_process
+from instep.sinks.sink import Sink
+from instep_bench import bench_servers, contestant_program, load, meters
+
+LOOK_INTERVAL_S = 0.01
+LOOKS_PER_CHECK = 50
+PATIENCE_S = 600.0
+
+
+class Contestant(abc.ABC):
+    """Something that applies a topic to a table. Started once, then told to go, once or again and again."""
+
+    name: str
+
+    @abc.abstractmethod
+    def go(self, declared: bench_servers.BenchPipeline) -> None:
+        """Start if need be, and begin to apply; returns at once."""
+
+    @abc.abstractmethod
+    def roles(self) -> Mapping[str, meters.Pids]:
+        """Its processes, by what they are."""
+
+    @abc.abstractmethod
+    def check(self) -> bool:
+        """Whether it says that its run is over; raises when that has failed."""
+
+    @abc.abstractmethod
+    def done(self) -> contestant_program.StartOrder:
+        """Wait until the run is over and everything is ready for the next one; what it told of itself."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End its processes."""
+
+
+class Programmed(Contestant):
+    """A program of ours that takes orders."""
+
+    def __init__(self, name: str, module: str, folder: Path, *, is_spark: bool) -> None:
+        self.name = name
+        self._program = contestant_program.ContestantProgram(module, folder)
+        self._is_spark = is_spark
+        self._told: contestant_program.StartOrder | None = None
+
+    def go(self, declared: bench_servers.BenchPipeline) -> None:
+        if not self._program.pid:
+            self._program.start()
+        self._program.tell(contestant_program.Order(str(declared.config), declared.name))
+
+    def roles(self) -> Mapping[str, meters.Pids]:
+        pid = self._program.pid
+        return meters.spark(pid) if self._is_spark else {"process": meters.tree(pid)}
+
+    def check(self) -> bool:
+        if self._told is None and self._program.has_answered():
+            self._hear()
+        self._program.check()
+        return self._told is not None
+
+    def done(self) -> contestant_program.StartOrder:
+        told = self._told or self._hear()
+        self._told = None
+        return told
+
+    def close(self) -> None:
+        self._program.close()
+
+    def _hear(self) -> contestant_program.StartOrder:
+        self._told = self._program.hear(PATIENCE_S)
+        if self._told.error:
+            raise errors.InstepError(f"{self.name} failed: {self._told.error}")
+        return self._told
+
+
+class Command(Contestant):
+    """The pipeline as its users run it: a process of `instep run --once`, which ends with its run."""
+
+    def __init__(self, name: str, log: Path) -> None:
+        self.name = name
+        self._log = log
+        self._running: pipeline_process.PipelineProcess | None = None
+
+    def go(self, declared: bench_servers.BenchPipeline) -> None:
+        self._running = pipeline_process.PipelineProcess(
+            declared.config, declared.name, "--once", log=self._log
+        )
+        self._running.start()
+
+    def roles(self) -> Mapping[str, meters.Pids]:
+        return meters.spark(self._running.pid) if self._running else {}
+
+    def check(self) -> bool:
+        status = self._running.poll() if self._running else None
+        if self._running and status:
+            raise errors.InstepError(
+                f"{self.name} failed; the end of its log:\n{self._running.tail()}"
+            )
+        return status == 0
+
+    def done(self) -> contestant_program.StartOrder:
+        if self._running:
+            self._running.wait(PATIENCE_S)
+            self.check()
+        return contestant_program.StartOrder()
+
+    def close(self) -> None:
+        if self._running:
+            self._running.close()
+
+
+class ContestRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run came to. Times are seconds from the order to go, with a cold start from the process's start."""
+
+    first_fetch_s: float | None  # where it was told
+    first_row_s: float
+    last_commit_s: float
+    differences: int
+    usage: dict[str, meters.Usage]
+
+    @property
+    def apply_s(self) -> float:
+        """From the first fetch, or where that is not known from the first row, to the last commit."""
+        return self.last_commit_s - (
+            self.first_row_s if self.first_fetch_s is None else self.first_fetch_s
+        )
+
+
+def hold(
+    contestant: Contestant,
+    declared: bench_servers.BenchPipeline,
+    truth: load.ExpectedState,
+    servers: Mapping[str, meters.Pids],
+) -> ContestRun:
+    """Let the contestant apply the whole load to an empty table; `servers` are measured as well."""
+    declared.empty()
+    with declared.sink() as sink:
+        began = time.time()
+        contestant.go(declared)
+        with meters.Meter({**contestant.roles(), **servers}) as meter:
+            first_row, last_commit = _watch(contestant, sink, truth)
+            usage = meter.stop()
+        told = contestant.done()
+        differences = differing(sink, truth)
+    return ContestRun(
+        first_fetch_s=told.first_fetch - began if told.first_fetch else None,
+        first_row_s=first_row - began,
+        last_commit_s=last_commit - began,
+        differences=differences,
+        usage=usage,
+    )
+
+
+def _watch(contestant: Contestant, sink: Sink, truth: load.ExpectedState) -> tuple[float, float]:
+    """When the first row was seen, and when the last event of every partition was."""
+    deadline = time.monotonic() + PATIENCE_S
+    first_row = 0.0
+    looked = 0
+    is_over = False
+    while True:
+        if not first_row and sink.select(f"SELECT 1 FROM {sink.table} LIMIT 1"):  # noqa: S608 - names of ours
+            first_row = time.time()
+        if first_row and _arrived(sink, truth.sentinels):
+            return first_row, time.time()
+        if is_over:
+            raise errors.InstepError(
+                f"{contestant.name} says that it is done, and the table does not have the last events"
+            )
+        if time.monotonic() > deadline:
+            raise errors.InstepError(
+                f"{contestant.name} has not applied everything within {PATIENCE_S:.0f} s"
+            )
+        looked += 1
+        if looked % LOOKS_PER_CHECK == 0:
+            is_over = contestant.check()
+        time.sleep(LOOK_INTERVAL_S)
+
+
+def _arrived(sink: Sink, sentinels: Mapping[str, load.ExpectedRow]) -> bool:
+    marks = ", ".join([sink.placeholder] * len(sentinels))
+    statement = f"SELECT {sink.key}, version FROM {sink.table} WHERE {sink.key} IN ({marks})"  # noqa: S608 - names of ours
+    found = dict(sink.select(statement, tuple(sentinels)))
+    return all(found.get(name, 0) == row.version for name, row in sentinels.items())
+
+
+def differing(sink: Sink, truth: load.ExpectedState) -> int:
+    """Documents whose row is not what it must be, missing ones and strange ones included."""
+    rows = sink.select(f"SELECT {sink.key}, status, version FROM {sink.table}")  # noqa: S608 - names of ours
+    found = {name: (status, version) for name, status, version in rows}
+    wrong = sum(found.get(name) != (row.status, row.version) for name, row in truth.rows.items())
+    return wrong + len(found.keys() - truth.rows.keys())

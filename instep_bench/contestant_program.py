@@ -1,0 +1,148 @@
+"""A program that applies a topic each time it is told to: how it is told, and how it answers.
+
+It reads orders from its input, one JSON object a line, and adds its answers to a file. Both ends are here: `serve` is the
+program's, `Program` is its owner's. The program is gone when its owner is, also after kill -9. Times are those of the wall
+clock, which processes share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from instep import errors
+from instep.local import keeper_client
+
+LOOK_INTERVAL_S = 0.01
+TAIL_LINES = 15
+ERROR_CHARACTERS = 900
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Apply this pipeline's topic to its table, up to the end."""
+
+    config: str
+    pipeline: str
+
+
+class StartOrder(msgspec.Struct, frozen=True):
+    """When the first fetch began, and when the last commit had returned; or what went wrong."""
+
+    first_fetch: float = 0.0
+    last_commit: float = 0.0
+    error: str = ""
+
+
+def serve(apply: Callable[[Order], StartOrder]) -> None:
+    """Carry out orders until there are no more."""
+    answers = Path(sys.argv[1])
+    for line in sys.stdin:
+        try:
+            told = apply(msgspec.json.decode(line, type=Order))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the owner must hear of it
+            told = StartOrder(error=brief(f"{type(error).__name__}: {error}"))
+        with answers.open("ab") as file:
+            file.write(msgspec.json.encode(told) + b"\n")
+
+
+def brief(text: str) -> str:
+    """The beginning and the end: what Spark says of an error has the cause in its middle or at its end, behind tracebacks."""
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if not line.lstrip().startswith(("at ", "File ", "^", "~"))
+    ]
+    text = " ".join(line for line in lines if line)
+    half = ERROR_CHARACTERS // 2
+    return text if len(text) <= ERROR_CHARACTERS else f"{text[:half]} … {text[-half:]}"
+
+
+class ContestantProgram:
+    """One such program, run by `python -m MODULE`."""
+
+    def __init__(self, module: str, folder: Path) -> None:
+        self._argv: Sequence[str] = [sys.executable, "-m", module]
+        self._folder = folder
+        self._keeper: keeper_client.KeeperClient | None = None
+        self._orders = -1
+        self._heard = 0
+        self.pid = 0
+
+    @property
+    def log(self) -> Path:
+        return self._folder / "program.log"
+
+    @property
+    def _answers(self) -> Path:
+        return self._folder / "answers"
+
+    def start(self) -> None:
+        self._folder.mkdir()
+        self._answers.touch()
+        orders = self._folder / "orders"
+        os.mkfifo(orders, 0o600)
+        self._orders = os.open(
+            orders, os.O_RDWR
+        )  # so that neither end waits for the other to be opened
+        self._keeper = keeper_client.KeeperClient()
+        package_root = str(Path(__file__).parents[1])
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, (package_root, os.environ.get("PYTHONPATH")))
+            ),
+        }
+        self.pid = self._keeper.launch(
+            [*self._argv, str(self._answers)], log=self.log, given=orders, env=environment
+        )
+
+    def tell(self, order: Order) -> None:
+        os.write(self._orders, msgspec.json.encode(order) + b"\n")
+
+    def hear(self, timeout_s: float) -> StartOrder:
+        """The answer to the oldest order that has none yet."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            lines = self._answers.read_bytes().split(b"\n")[:-1]
+            if len(lines) > self._heard:
+                self._heard += 1
+                return msgspec.json.decode(lines[self._heard - 1], type=StartOrder)
+            self.check()
+            if time.monotonic() > deadline:
+                raise errors.InstepError(
+                    f"{self._argv[-1]} gave no answer within {timeout_s:.0f} s; {self._tail()}"
+                )
+            time.sleep(LOOK_INTERVAL_S)
+
+    def has_answered(self) -> bool:
+        return self._answers.read_bytes().count(b"\n") > self._heard
+
+    def check(self) -> None:
+        """Raise when it has ended."""
+        if self._keeper is None or (status := self._keeper.poll()) is not None:
+            raise errors.InstepError(
+                f"{self._argv[-1]} ended by itself (status {status if self._keeper else None}); {self._tail()}"
+            )
+
+    def _tail(self) -> str:
+        lines = (
+            self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            if self.log.exists()
+            else []
+        )
+        return "\n".join(["the end of its log:", *lines[-TAIL_LINES:]])
+
+    def close(self) -> None:
+        if self._keeper:
+            self._keeper.close()
+            self._keeper = None
+        if self._orders >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._orders)
+            self._orders = -1

@@ -1,0 +1,239 @@
+"""How old an event is when it is committed: under an even load at several rates, after a pause, and through faults.
+
+The load is open: events happen by a schedule, in a process of its own, and their age counts from when they were due; a sender
+that is late, a full queue or a broker that is away make them older, never fewer. At the end every event must have been seen
+committed and the table must hold what the events come to, else there is no result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from instep import errors
+from instep_bench import bench_servers, freshness_report, latency_join, load, machine
+from instep_bench.monitored_pipeline import MonitoredPipeline
+from instep_bench.recorder import Recorder
+from instep_bench.result import BenchResult
+from instep_bench.sender import EventSource, Leg, Sender
+
+FIRST_EVENTS = 200  # there before the pipeline starts
+SETTLE_S_MAX = 5.0
+WARM_UP_RATE_MAX = 1_000
+SINGLES = 5
+FAULT_RATE_MAX = 1_000
+FAULT_AFTER_S = 5.0
+FAULT_LOAD_S = 35.0
+
+Say = Callable[[str], None]
+
+
+class FreshnessOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured. Each rate is kept up for `seconds`; the pipeline was at work for `warm_up_s` before the first."""
+
+    target: str = "postgres"
+    rates: tuple[int, ...] = (10, 100, 1000, 5000)
+    seconds: float = 60
+    warm_up_s: float = 20
+    idle_s: float = 300
+    faults: bool = True
+    documents: int = 10_000
+    partitions: int = 4
+    history: bool = False
+    bootstrap: str | None = None
+    seed: int = 1
+
+
+def run(options: FreshnessOptions, say: Say, command: str) -> BenchResult:
+    """Measure; whatever is started for it is gone afterwards."""
+    _check(options)
+    account = Recorder("freshness", command)
+    with bench_servers.BenchServers(options.bootstrap, say) as ground:
+        place = ground.place(options.target)
+        topic = ground.new_topic(options.partitions)
+        declared = place.declare(ground.bootstrap, topic, history=options.history)
+        source = EventSource(ground.bootstrap, topic, options.documents)
+        others = {"broker": ground.broker_pids, "database": place.pids}
+        with (
+            Sender(source) as sender,
+            MonitoredPipeline(declared, ground.folder, others) as watched,
+        ):
+            bench = _Bench(options, ground, sender, watched, say)
+            seen = bench.measure()
+        _refuse_differences(declared, bench.next, options)
+        releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
+    return account.close(
+        options,
+        {"target": place.label},
+        releases,
+        figures=freshness_report.figures(seen),
+        tables=freshness_report.tables(seen),
+        plots=freshness_report.plots(seen),
+        notes=freshness_report.notes(seen),
+    )
+
+
+def _check(options: FreshnessOptions) -> None:
+    bench_servers.check_target(options.target)
+    if not options.rates or min(options.rates) < 1:
+        raise errors.SettingsError("a rate is at least 1 event a second", "give one or more rates")
+    if options.seconds <= 0 or options.warm_up_s < 0 or options.idle_s < 0:
+        raise errors.SettingsError("a load of no seconds measures nothing", "give a length above 0")
+    if options.documents < 1 or options.partitions < 1:
+        raise errors.SettingsError(
+            "there must be a document and a partition", "give at least 1 of each"
+        )
+
+
+class _Bench:
+    def __init__(
+        self,
+        options: FreshnessOptions,
+        ground: bench_servers.BenchServers,
+        sender: Sender,
+        watched: MonitoredPipeline,
+        say: Say,
+    ) -> None:
+        self._options, self._ground, self._say = options, ground, say
+        self._sender, self._watched = sender, watched
+        self.next = 0  # the number of the next event
+
+    def measure(self) -> freshness_report.FreshnessRun:
+        options = self._options
+        self._sender.send(self._leg(FIRST_EVENTS, WARM_UP_RATE_MAX))
+        self._say("starting the pipeline")
+        starts = {"fresh": self._watched.start()}
+        if options.warm_up_s:
+            rate = min(max(options.rates), WARM_UP_RATE_MAX)
+            self._say(f"warming up: {options.warm_up_s:g} s at {rate:,} events/s")
+            self._watched.lives(self._sender.send(self._leg(options.warm_up_s * rate, rate)))
+        loads = [self._load(rate) for rate in options.rates]
+        idle = self._idle() if options.idle_s else None
+        faults = [self._fault(name, fault, starts) for name, fault in self._faults().items()]
+        self._watched.stop()
+        return freshness_report.FreshnessRun(
+            starts_s=starts,
+            loads=loads,
+            idle=idle,
+            faults=faults,
+            memory=self._watched.memory,
+            own_broker=not options.bootstrap,
+        )
+
+    def _leg(self, count: float, rate: float) -> Leg:
+        leg = Leg(self.next, max(1, round(count)), rate)
+        self.next += leg.count
+        return leg
+
+    def _load(self, rate: int) -> freshness_report.RateResult:
+        """One rate. What is sent before it has settled is not counted."""
+        seconds, settle_s = self._options.seconds, min(SETTLE_S_MAX, self._options.warm_up_s)
+        self._say(f"{rate:,} events/s for {seconds:g} s")
+        with self._watched.metered() as used:
+            sent = self._sender.send(self._leg((settle_s + seconds) * rate, rate))
+            lives = self._watched.lives(sent)
+        from_ns = sent[0].due_ns + settle_s * 1e9
+        counted = [life for life in lives if life.due_ns >= from_ns]
+        return freshness_report.RateResult(
+            rate,
+            counted or lives,
+            {role: usage.cpu_s / (settle_s + seconds) for role, usage in used.items()},
+        )
+
+    def _idle(self) -> freshness_report.Idle:
+        """Nothing happens for long; then one event, and a few more after shorter pauses."""
+        idle_s = self._options.idle_s
+        self._say(f"nothing for {idle_s:g} s, then one event")
+        with self._watched.metered() as used:
+            self._watched.idle(idle_s)
+        [first] = self._watched.lives(self._sender.send(self._leg(1, 1)))
+        pause_s, later = min(10.0, idle_s / 10), []
+        for number in range(SINGLES):
+            self._watched.idle(
+                pause_s + number * 0.037
+            )  # so that not all come at the same point of the pipeline's cycle
+            later += self._watched.lives(self._sender.send(self._leg(1, 1)))
+        return freshness_report.Idle(
+            idle_s,
+            first,
+            pause_s,
+            later,
+            {role: usage.cpu_s / idle_s for role, usage in used.items()},
+        )
+
+    def _faults(self) -> dict[str, Callable[[], float | None]]:
+        """What is done to the pipeline and its broker; each gives the seconds from a new process's start to its first commit."""
+        if not self._options.faults:
+            return {}
+        ours = {} if self._options.bootstrap else {"broker kill -9": self._kill_broker}
+        return {"kill -9": self._kill, "planned restart": self._restart, **ours}
+
+    def _kill(self) -> float:
+        self._watched.kill()
+        return self._watched.start()
+
+    def _restart(self) -> float:
+        self._watched.stop()
+        return self._watched.start()
+
+    def _kill_broker(self) -> None:
+        self._ground.broker.kill()
+        self._ground.broker.start()
+
+    def _fault(
+        self, name: str, fault: Callable[[], float | None], starts: dict[str, float]
+    ) -> freshness_report.FaultEffect:
+        """Under load, something dies and comes back."""
+        rate = max(
+            (rate for rate in self._options.rates if rate <= FAULT_RATE_MAX),
+            default=min(self._options.rates),
+        )
+        self._say(f"{name} at {rate:,} events/s")
+        with self._watched.metered():
+            self._sender.begin(self._leg(FAULT_LOAD_S * rate, rate))
+            time.sleep(FAULT_AFTER_S)
+            fault_ns = time.monotonic_ns()
+            start_s = fault()
+            up_ns = time.monotonic_ns()
+            lives = self._watched.lives(self._sender.finish())
+        if start_s is not None:
+            starts[f"after {name}"] = start_s
+        held_up, back_s = latency_join.period(lives, fault_ns)
+        return freshness_report.FaultEffect(
+            name,
+            rate,
+            fault_ns,
+            (up_ns - fault_ns) / 1e9 if start_s is None else None,
+            lives,
+            held_up,
+            back_s,
+        )
+
+
+def _refuse_differences(
+    declared: bench_servers.BenchPipeline, events: int, options: FreshnessOptions
+) -> None:
+    """The table must hold what the events come to, and the history each of them once."""
+    column = {field: name for name, field in declared.pipeline.columns.items()}
+    with declared.sink() as sink:
+        names = f"{sink.key}, {column['status']}, {column['version']}"
+        rows = sink.select(f"SELECT {names} FROM {sink.table}")  # noqa: S608
+        of_pipeline = f"FROM instep_history WHERE pipeline = {sink.placeholder}"
+        kept = sink.select(f"SELECT count(*) {of_pipeline}", (declared.name,))[0][0]
+    expected = {
+        load.document(which): (load.status(version), version)
+        for which in range(min(events, options.documents))
+        for version in [(events - which - 1) // options.documents + 1]
+    }
+    found = {str(row[0]): (row[1], int(row[2])) for row in rows}
+    wrong = [
+        name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
+    ]
+    if wrong:
+        raise errors.InstepError(
+            f"the table is not in step after {events:,} events: {len(wrong):,} documents differ, such as {min(wrong)}"
+        )
+    if options.history and kept != events:
+        raise errors.InstepError(f"the history holds {kept:,} events of {events:,}")

@@ -1,0 +1,351 @@
+"""What a freshness benchmark saw, told as figures, tables and plots. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from instep.report.tables import Cell, Plot, PlotKind, ReportTable, Series
+from instep_bench import charts, latency_join
+from instep_bench.latency_join import PARTS, Life
+from instep_bench.result import Figure
+
+PIPELINE = ("driver", "jvm", "workers")
+BUCKET_S = 0.5
+LATE_MS = 5.0
+
+
+class RateResult(msgspec.Struct, frozen=True):
+    """One rate: the lives of its events, and how many cores each role used."""
+
+    rate: int
+    lives: list[Life]
+    cores: dict[str, float]
+
+
+class Idle(msgspec.Struct, frozen=True):
+    """After a long pause and after short ones, with the cores that each role used in the long one."""
+
+    idle_s: float
+    first: Life
+    pause_s: float
+    later: list[Life]
+    cores: dict[str, float]
+
+
+class FaultEffect(msgspec.Struct, frozen=True):
+    """A fault under load: all its events, those that it held up, and the seconds until the table was back in step."""
+
+    name: str
+    rate: int
+    fault_ns: int
+    server_back_s: float | None
+    lives: list[Life]
+    held_up: list[Life]
+    back_s: float
+
+
+class FreshnessRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a run saw."""
+
+    starts_s: dict[str, float]  # process start to first commit, by what came before
+    loads: list[RateResult]
+    idle: Idle | None
+    faults: list[FaultEffect]
+    memory: dict[str, list[tuple[float, float]]]
+    own_broker: bool
+
+
+# --- figures ----------------------------------------------------------------------------------------------
+
+
+def figures(seen: FreshnessRun) -> list[Figure]:
+    found = [figure for one in seen.loads for figure in _load_figures(one)]
+    found += [
+        _less("process start to first commit", "s", {"start": how}, [value])
+        for how, value in seen.starts_s.items()
+    ]
+    if seen.idle:
+        found += _idle_figures(seen.idle)
+    for fault in seen.faults:
+        found.append(_less("back in step", "s", {"fault": fault.name}, [fault.back_s]))
+        if fault.server_back_s is not None:
+            found.append(_less("server back", "s", {"fault": fault.name}, [fault.server_back_s]))
+        for name, value in latency_join.percentiles(life.whole for life in fault.held_up).items():
+            found.append(
+                _less(
+                    "freshness through a fault",
+                    "ms",
+                    {"fault": fault.name, "percentile": name},
+                    [value],
+                )
+            )
+    return [*found, *_memory_figures(seen.memory)]
+
+
+def _load_figures(one: RateResult) -> list[Figure]:
+    rate = str(one.rate)
+    found = []
+    for part in ("whole", *PARTS):
+        for name, value in latency_join.percentiles(_part(one.lives, part)).items():
+            if part == "whole" or name in ("p50", "p99"):
+                found.append(
+                    _less(
+                        "freshness", "ms", {"rate": rate, "part": part, "percentile": name}, [value]
+                    )
+                )
+    stretches = [
+        latency_join.percentiles(life.whole for life in third)
+        for third in latency_join.thirds(one.lives)
+    ]
+    for name in ("p50", "p99"):
+        values = [stretch[name] for stretch in stretches]
+        found.append(
+            _less("freshness in each third", "ms", {"rate": rate, "percentile": name}, values)
+        )
+    for name, value in latency_join.percentiles(life.late_ms for life in one.lives).items():
+        found.append(
+            _less("lateness of the sender", "ms", {"rate": rate, "percentile": name}, [value])
+        )
+    return [*found, *_cpu_figures("CPU under load", one.cores, {"rate": rate})]
+
+
+def _idle_figures(idle: Idle) -> list[Figure]:
+    return [
+        _less(
+            "first event after a pause", "ms", {"pause": f"{idle.idle_s:g} s"}, [idle.first.whole]
+        ),
+        _less(
+            "first event after a short pause",
+            "ms",
+            {"pause": f"{idle.pause_s:g} s"},
+            [life.whole for life in idle.later],
+        ),
+        *_cpu_figures("CPU when idle", idle.cores, {}),
+    ]
+
+
+def _cpu_figures(name: str, cores: dict[str, float], labels: dict[str, str]) -> list[Figure]:
+    whole = {**cores, "pipeline": sum(cores.get(role, 0.0) for role in PIPELINE)}
+    return [
+        _less(name, "% of a core", {**labels, "role": role}, [100 * value])
+        for role, value in whole.items()
+    ]
+
+
+def _memory_figures(memory: dict[str, list[tuple[float, float]]]) -> list[Figure]:
+    peaks = {role: max((mb for _, mb in samples), default=0.0) for role, samples in memory.items()}
+    whole = max((mb for _, mb in _together(memory)), default=0.0)
+    return [
+        _less("peak memory", "MB", {"role": role}, [mb])
+        for role, mb in {**peaks, "pipeline": whole}.items()
+    ]
+
+
+def _together(memory: dict[str, list[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """The pipeline's memory: its roles are looked at in the same turns."""
+    turns = zip(*(memory.get(role, []) for role in PIPELINE), strict=False)
+    return [(turn[0][0], sum(mb for _, mb in turn)) for turn in turns]
+
+
+def _less(name: str, unit: str, labels: dict[str, str], values: list[float]) -> Figure:
+    return Figure(
+        name=name,
+        unit=unit,
+        better="less",
+        labels=labels,
+        values=[round(value, 3) for value in values],
+    )
+
+
+def _part(lives: Iterable[Life], part: str) -> list[float]:
+    return [getattr(life, part) for life in lives]
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+def tables(seen: FreshnessRun) -> list[ReportTable]:
+    told = [_freshness_table(seen.loads), _parts_table(seen.loads)]
+    rows: list[list[Cell]] = [
+        [f"process start to first commit, {how}", round(value, 2), "s"]
+        for how, value in seen.starts_s.items()
+    ]
+    if seen.idle:
+        idle_cpu = 100 * sum(seen.idle.cores.get(role, 0.0) for role in PIPELINE)
+        rows += [
+            [f"first event after {seen.idle.idle_s:g} s", round(seen.idle.first.whole, 1), "ms"],
+            [
+                f"an event after {seen.idle.pause_s:g} s, median",
+                round(statistics.median(_part(seen.idle.later, "whole")), 1),
+                "ms",
+            ],
+            ["CPU of the pipeline when idle", round(idle_cpu, 1), "% of a core"],
+        ]
+    told.append(ReportTable("Start and pause", ["what", "value", "unit"], rows))
+    if seen.faults:
+        told.append(_faults_table(seen.faults))
+    return told
+
+
+def _freshness_table(loads: Sequence[RateResult]) -> ReportTable:
+    columns = [
+        "events/s",
+        "events",
+        "p50",
+        "p90",
+        "p99",
+        "max",
+        "sender late, p99",
+        "sender late, max",
+    ]
+    rows: list[list[Cell]] = []
+    for one in loads:
+        whole, late = (
+            latency_join.percentiles(_part(one.lives, part)) for part in ("whole", "late_ms")
+        )
+        told = [*whole.values(), late["p99"], late["max"]]
+        rows.append([one.rate, len(one.lives), *(round(value, 1) for value in told)])
+    return ReportTable("Freshness in ms, from the event being due to its commit", columns, rows)
+
+
+def _parts_table(loads: Sequence[RateResult]) -> ReportTable:
+    rows: list[list[Cell]] = []
+    for one in loads:
+        for part in (*PARTS, "whole"):
+            values = _part(one.lives, part)
+            told = latency_join.percentiles(values)
+            rows.append(
+                [
+                    one.rate,
+                    part,
+                    *(
+                        round(value, 1)
+                        for value in (statistics.fmean(values), told["p50"], told["p99"])
+                    ),
+                ]
+            )
+    return ReportTable(
+        "Where the time goes, in ms", ["events/s", "part", "mean", "p50", "p99"], rows
+    )
+
+
+def _faults_table(faults: Sequence[FaultEffect]) -> ReportTable:
+    rows: list[list[Cell]] = []
+    for fault in faults:
+        held = latency_join.percentiles(life.whole / 1000 for life in fault.held_up)
+        told = [round(held[name], 2) if held else None for name in ("p50", "p99", "max")]
+        rows.append(
+            [
+                fault.name,
+                fault.rate,
+                len(fault.lives),
+                len(fault.held_up),
+                round(fault.back_s, 2),
+                *told,
+            ]
+        )
+    columns = ["fault", "events/s", "events", "held up", "back in step", "p50", "p99", "max"]
+    return ReportTable(
+        "Through faults, in seconds, for the events that were held up", columns, rows
+    )
+
+
+# --- plots ------------------------------------------------------------------------------------------------
+
+
+def plots(seen: FreshnessRun) -> list[Plot]:
+    drawn = [_curves(seen.loads)]
+    drawn += [_parts_plot(seen.loads, name) for name in ("p50", "p99")]
+    if seen.faults:
+        drawn.append(_timelines(seen.faults))
+    if any(seen.memory.values()):
+        drawn.append(_memory_plot(seen.memory))
+    return drawn
+
+
+def _curves(loads: Sequence[RateResult]) -> Plot:
+    series = [
+        Series(f"{one.rate:,} events/s", list(latency_join.curve(_part(one.lives, "whole"))))
+        for one in loads
+    ]
+    return Plot(
+        "How late the latest are",
+        "one event in",
+        "freshness in ms",
+        series,
+        PlotKind.LINES,
+        log_x=True,
+        log_y=True,
+    )
+
+
+def _parts_plot(loads: Sequence[RateResult], name: str) -> Plot:
+    series = [
+        Series(
+            part,
+            [
+                (
+                    f"{one.rate:,}/s",
+                    round(latency_join.percentiles(_part(one.lives, part))[name], 2),
+                )
+                for one in loads
+            ],
+        )
+        for part in PARTS
+    ]
+    return Plot(
+        f"Where the time goes: {name} of each part", "events/s", "ms", series, PlotKind.BARS
+    )
+
+
+def _timelines(faults: Sequence[FaultEffect]) -> Plot:
+    series = [Series(fault.name, list(timeline(fault.lives, fault.fault_ns))) for fault in faults]
+    return Plot(
+        "Through faults: the oldest event of each half second",
+        "seconds since the fault",
+        "freshness in ms",
+        series,
+        PlotKind.LINES,
+        log_y=True,
+    )
+
+
+def timeline(lives: Iterable[Life], fault_ns: int) -> list[tuple[float, float]]:
+    """The greatest age of what was due in each half second, by the seconds since the fault."""
+    oldest: dict[int, float] = {}
+    for life in lives:
+        bucket = int((life.due_ns - fault_ns) / 1e9 // BUCKET_S)
+        oldest[bucket] = max(oldest.get(bucket, 0.0), life.whole)
+    return [(bucket * BUCKET_S, round(age, 1)) for bucket, age in sorted(oldest.items())]
+
+
+def _memory_plot(memory: dict[str, list[tuple[float, float]]]) -> Plot:
+    roles = {**memory, "pipeline": _together(memory)}
+    samples = {role: found for role, found in roles.items() if found}
+    return charts.over_time("Memory over time", samples, unit="MB, shared memory shared out")
+
+
+def notes(seen: FreshnessRun) -> list[str]:
+    """What a reader must know to read the figures right."""
+    told = [
+        "Freshness counts from the moment an event was due by its schedule to the return of its commit in the task; the schedule"
+        " waits for nobody, and every event that was sent was seen committed.",
+        "publish: due to the broker's answer. wait: to the begin of the task that took it. batch: to its transaction. write: to"
+        " the commit's return.",
+    ]
+    for one in seen.loads:
+        late = latency_join.percentiles(_part(one.lives, "late_ms"))["p99"]
+        if late > LATE_MS:
+            told.append(
+                f"At {one.rate:,} events/s the sender itself was late: p99 {late:.1f} ms, which is part of the figures."
+            )
+    if seen.faults:
+        told.append(
+            "Back in step: the last event is committed that was older than a second, or than twice the oldest before the fault."
+        )
+        if not seen.own_broker:
+            told.append("The broker was not killed: it is not the benchmark's own.")
+    return told

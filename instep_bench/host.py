@@ -1,0 +1,48 @@
+"""The pipeline as `instep run --once` runs it, again and again in one Spark session: what a process is that was warm before."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from datetime import datetime
+from pathlib import Path
+
+from instep import settings
+from instep.kafka.connection import Cluster
+from instep.local import artifacts
+from instep.pipeline import session
+from instep.pipeline.runner import Runner
+from instep_bench import contestant_program
+
+LOOK_INTERVAL_S = 0.02
+
+
+class Host:
+    """One session, opened by the first order's settings."""
+
+    def __init__(self) -> None:
+        self._place = session.RunFolder()
+        self._runs = 0
+
+    def apply(self, order: contestant_program.Order) -> contestant_program.StartOrder:
+        declared = settings.load(Path(order.config))
+        spark = session.open_session(declared.spark, artifacts.jars("spark-kafka"), self._place)
+        pipeline = settings.pipeline(declared, order.pipeline)
+        self._runs += 1
+        folder = self._place.path / str(self._runs)
+        query = None
+        with contextlib.closing(Cluster(declared.kafka, declared.kafka.bootstrap or "")) as cluster:
+            runner = Runner(order.pipeline, pipeline, cluster, spark, folder, once=True)
+            runner.start()
+            while runner.is_alive():
+                query = runner._query or query
+                runner.join(LOOK_INTERVAL_S)
+        if runner.error is not None:
+            raise runner.error
+        reports = query._jsq.recentProgress() if query is not None else []
+        first = datetime.fromisoformat(reports[0].timestamp()).timestamp() if len(reports) else 0.0
+        return contestant_program.StartOrder(first_fetch=first, last_commit=time.time())
+
+
+if __name__ == "__main__":
+    contestant_program.serve(Host().apply)

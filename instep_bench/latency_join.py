@@ -1,0 +1,148 @@
+"""From what the sender and the pipeline's tasks noted to how old each event was when it was committed. Pure.
+
+An event's life is cut into four parts: publish, from the moment it was due to the broker's answer; wait, until the task that took
+it began; batch, until its transaction was opened; write, until its commit had returned. A task may fetch an event before the
+sender has heard the broker's answer: a wait below zero is then counted as none, and as so much less of publish.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from instep_bench.charts import percentile
+from instep_bench.commit_log import CommitTimes
+
+NS = 1_000_000
+IN_STEP_MS = 1_000.0
+PARTS = ("publish", "wait", "batch", "write")
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "max": 100.0}
+CURVE = (0.0, 25.0, 50.0, 75.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.8, 99.9, 99.95, 99.98, 99.99)
+
+
+class SentEvent(msgspec.Struct, frozen=True, array_like=True):
+    """One event: when it was due, when it was handed to the client, when the broker's answer came, and its place in the log."""
+
+    number: int
+    due_ns: int
+    sent_ns: int
+    answered_ns: int
+    partition: int
+    offset: int
+
+    @property
+    def late_ms(self) -> float:
+        """How far behind its schedule the sender itself was."""
+        return max(0, self.sent_ns - self.due_ns) / NS
+
+
+class Life(msgspec.Struct, frozen=True):
+    """An event from its due time to its commit, in milliseconds."""
+
+    due_ns: int
+    committed_ns: int
+    late_ms: float
+    publish: float
+    wait: float
+    batch: float
+    write: float
+
+    @property
+    def whole(self) -> float:
+        return (self.committed_ns - self.due_ns) / NS
+
+
+def join(
+    sent: Iterable[SentEvent], commits: Iterable[CommitTimes]
+) -> tuple[list[Life], list[SentEvent]]:
+    """The life of every event whose commit was seen, in the order of sending, and the events whose commit was not.
+
+    An event belongs to the first commit that reaches it. Where a kill came between a commit and its note, that is the next one
+    of the partition: later than the truth, never earlier.
+    """
+    reached = _advances(commits)
+    lives: list[Life] = []
+    missing: list[SentEvent] = []
+    for event in sent:
+        ends, advances = reached.get(event.partition, ([], []))
+        at = bisect.bisect_left(ends, event.offset)
+        if at == len(ends):
+            missing.append(event)
+        else:
+            lives.append(_life(event, advances[at]))
+    return lives, missing
+
+
+def _advances(commits: Iterable[CommitTimes]) -> dict[int, tuple[list[int], list[CommitTimes]]]:
+    """Per partition the commits that went beyond all before them, and their last offsets."""
+    found: dict[int, tuple[list[int], list[CommitTimes]]] = defaultdict(lambda: ([], []))
+    for commit in sorted(commits, key=lambda one: one.committed_ns):
+        ends, advances = found[commit.partition]
+        if not ends or commit.last > ends[-1]:
+            ends.append(commit.last)
+            advances.append(commit)
+    return dict(found)
+
+
+def _life(event: SentEvent, commit: CommitTimes) -> Life:
+    fetched_ns = max(event.due_ns, min(event.answered_ns, commit.began_ns))
+    began_ns = max(fetched_ns, commit.began_ns)
+    return Life(
+        due_ns=event.due_ns,
+        committed_ns=commit.committed_ns,
+        late_ms=event.late_ms,
+        publish=(fetched_ns - event.due_ns) / NS,
+        wait=(began_ns - fetched_ns) / NS,
+        batch=max(0, commit.opened_ns - began_ns) / NS,
+        write=(commit.committed_ns - max(began_ns, commit.opened_ns)) / NS,
+    )
+
+
+def percentiles(values: Iterable[float]) -> dict[str, float]:
+    """By the names of PERCENTILES; empty when there is no value."""
+    ranked = sorted(values)
+    return (
+        {name: percentile(ranked, percent) for name, percent in PERCENTILES.items()}
+        if ranked
+        else {}
+    )
+
+
+def curve(values: Iterable[float]) -> list[tuple[float, float]]:
+    """How late one event in so many is: (so many, its freshness), as far as there are enough events to say so."""
+    ranked = sorted(values)
+    so_many = {percent: round(100 / (100 - percent), 2) for percent in CURVE}
+    return [
+        (count, percentile(ranked, percent))
+        for percent, count in so_many.items()
+        if count <= len(ranked)
+    ]
+
+
+def thirds(lives: Sequence[Life]) -> list[list[Life]]:
+    """The lives in three equal stretches of sending, for how much a figure moves within one run."""
+    size = math.ceil(len(lives) / 3)
+    return (
+        [list(lives[start : start + size]) for start in range(0, len(lives), size)] if size else []
+    )
+
+
+def period(lives: Sequence[Life], fault_ns: int) -> tuple[list[Life], float]:
+    """What a fault did: the events that it held up, and the seconds until the table was back in step.
+
+    It is back in step when the last event that was out of step has been committed: older than a second, or than twice the oldest
+    before the fault on a machine where that is more.
+    """
+    before = [life.whole for life in lives if life.committed_ns <= fault_ns]
+    in_step_ms = max(IN_STEP_MS, 2 * max(before, default=0.0))
+    after = [life for life in lives if life.committed_ns > fault_ns]
+    back_ns = max(
+        (life.committed_ns for life in after if life.whole > in_step_ms), default=fault_ns
+    )
+    return [life for life in after if life.committed_ns <= back_ns], (
+        back_ns - fault_ns
+    ) / NS / 1000

@@ -1,0 +1,240 @@
+"""The workload of a benchmark: status events from a seed, what they must come to, and their way into a topic.
+
+M documents take turns: fresh event k is version k // M + 1 of document k % M. Among them come events that are sent again
+although a later one was sent (stale), the latest of a document sent twice (repeated) and values that nobody can read (bad). The
+last events are fresh ones, so that the last record of each partition, the sentinel, says that all before it were applied.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+from confluent_kafka import KafkaError, Message, Producer
+
+from instep import errors, settings
+from instep.document import partition
+from instep.emit import guarantees
+from instep.kafka import connection, faults
+
+STATUSES = ("CREATED", "QUEUED", "PRINTING", "PRINTED")
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+SIZE_LEAST = 120
+TAIL = 1_000  # fresh events at the end, which every partition has its share of
+SENT_AT_ONCE = 10_000
+FAST: Mapping[str, Any] = {
+    "linger.ms": 20,
+    "batch.size": 500_000,
+    "queue.buffering.max.messages": 200_000,
+}
+MALFORMED = (
+    b"",
+    b"{",
+    b'{"status": "PRINTED"}',
+    b"\xff\xfe\x00",
+    b"[1, 2, 3]",
+    b'{"doc_id": "", "status": "", "version": "x"}',
+)
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """How many records of which kind; the shares are of all records."""
+
+    events: int
+    documents: int
+    size: int = 150
+    stale: float = 0.0
+    repeated: float = 0.0
+    bad: float = 0.0
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("stale", "repeated", "bad"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise errors.SettingsError(
+                    f"the share of {name} events is {getattr(self, name)}", "give one from 0 to 1"
+                )
+        if self.stale + self.repeated + self.bad > 0.9:
+            raise errors.SettingsError(
+                "more than nine of ten events are stale, repeated or bad",
+                "leave room for fresh ones",
+            )
+        if self.documents < 1 or self.events < self.documents:
+            raise errors.SettingsError(
+                f"{self.events:,} events are too few for {self.documents:,} documents",
+                "give at least one event a document",
+            )
+        if self.size < SIZE_LEAST:
+            raise errors.SettingsError(
+                f"an event of {self.size} bytes is too small", f"give at least {SIZE_LEAST}"
+            )
+
+
+class ExpectedRow(msgspec.Struct, frozen=True):
+    """What the table must hold of a document."""
+
+    status: str
+    version: int
+
+
+class ExpectedState(msgspec.Struct, frozen=True):
+    """What a load comes to: the table's rows by document, and what became of each record."""
+
+    rows: dict[str, ExpectedRow]
+    records: int
+    applied: int
+    stale: int
+    repeated: int
+    bad: int
+    sentinels: dict[str, ExpectedRow]  # the last event of each partition
+
+
+class LoadRecord(msgspec.Struct, frozen=True):
+    """A record of the load; the number is the fresh event's, -1 for a bad one."""
+
+    kind: str
+    number: int
+    key: bytes
+    value: bytes
+
+
+def document(number: int) -> str:
+    return f"doc-{number:07}"
+
+
+def status(version: int) -> str:
+    return STATUSES[(version - 1) % len(STATUSES)]
+
+
+def value(name: str, version: int, at: datetime, size: int) -> bytes:
+    """A status event's JSON, padded to about the size."""
+    said = (
+        f'{{"doc_id": "{name}", "status": "{status(version)}", "version": {version},'
+        f' "updated_at": "{at.isoformat(timespec="milliseconds").replace("+00:00", "Z")}", "note": "'
+    )
+    return f'{said}{"." * max(0, size - len(said) - 2)}"}}'.encode()
+
+
+def fresh(load: Load, number: int, kind: str = "fresh") -> LoadRecord:
+    """The fresh event of this number."""
+    version, which = divmod(number, load.documents)
+    name = document(which)
+    return LoadRecord(
+        kind,
+        number,
+        name.encode(),
+        value(name, version + 1, BEGIN + timedelta(milliseconds=number), load.size),
+    )
+
+
+def records(load: Load) -> Iterator[LoadRecord]:
+    """The load in the order of sending."""
+    drawn = random.Random(load.seed)  # noqa: S311 - a repeatable workload, nothing secret
+    last_disturbed = load.events - min(load.documents, TAIL)
+    number = 0
+    for index in range(load.events):
+        kind = _draw(load, drawn, number) if index < last_disturbed else "fresh"
+        if kind == "stale":
+            yield fresh(load, drawn.randrange(number - load.documents), kind)
+        elif kind == "repeated":
+            yield fresh(load, number - 1 - drawn.randrange(min(number, load.documents)), kind)
+        elif kind == "bad":
+            key = document(number % load.documents).encode()
+            yield LoadRecord(kind, -1, key, MALFORMED[drawn.randrange(len(MALFORMED))])
+        else:
+            yield fresh(load, number)
+            number += 1
+
+
+def _draw(load: Load, drawn: random.Random, number: int) -> str:
+    """What the next record is; before there is anything to repeat, a fresh event."""
+    if not (load.stale or load.repeated or load.bad):
+        return "fresh"
+    at = drawn.random()
+    if at < load.bad:
+        return "bad"
+    if at < load.bad + load.repeated:
+        return "repeated" if number else "fresh"
+    if at < load.bad + load.repeated + load.stale:
+        return "stale" if number > load.documents else "fresh"
+    return "fresh"
+
+
+def truth(load: Load, partitions: int) -> ExpectedState:
+    """The outcome by a plain model: per document the highest version wins."""
+    counts = {"fresh": 0, "stale": 0, "repeated": 0, "bad": 0}
+    versions: dict[int, int] = {}
+    for sent in records(load):
+        counts[sent.kind] += 1
+        if sent.kind != "bad":
+            version, which = divmod(sent.number, load.documents)
+            versions[which] = max(versions.get(which, 0), version + 1)
+    rows = {
+        document(which): ExpectedRow(status(version), version)
+        for which, version in versions.items()
+    }
+    last = {}
+    for number in range(max(0, counts["fresh"] - TAIL), counts["fresh"]):
+        name = document(number % load.documents)
+        last[partition.partition_of(name.encode(), partitions)] = name
+    return ExpectedState(
+        rows=rows,
+        records=load.events,
+        applied=counts["fresh"],
+        stale=counts["stale"],
+        repeated=counts["repeated"],
+        bad=counts["bad"],
+        sentinels={name: rows[name] for name in last.values()},
+    )
+
+
+def publish(load: Load, bootstrap: str, topic: str) -> None:
+    """Send the whole load, in order per document, and wait for every answer."""
+    send_all(records(load), bootstrap, topic)
+
+
+def send_all(sendings: Iterable[LoadRecord], bootstrap: str, topic: str) -> None:
+    """Send records as fast as the broker takes them, in order per document, and wait for every answer."""
+    failed: list[KafkaError] = []
+    count = 0
+
+    def told(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            failed.append(error)
+
+    own = guarantees.producer_config("exactly-once", FAST)
+    producer = Producer(
+        {**connection.client_config(settings.Kafka(), bootstrap), **own}, logger=faults.log
+    )
+    try:
+        batch: list[dict[str, bytes]] = []
+        for sent in sendings:
+            count += 1
+            batch.append({"key": sent.key, "value": sent.value})
+            if len(batch) == SENT_AT_ONCE:
+                _send(producer, topic, batch, told)
+                batch = []
+        _send(producer, topic, batch, told)
+        left = producer.flush(120)
+    finally:
+        producer.close()
+    if failed or left:
+        why = failed[0].str() if failed else "no answer within two minutes"
+        raise errors.Undelivered(
+            f"{len(failed) + left:,} of {count:,} records were not taken by topic {topic!r}: {why}"
+        )
+
+
+def _send(producer: Producer, topic: str, batch: list[dict[str, bytes]], told: Any) -> None:
+    """A batch, once there is room for all of it: taken in part, a document's later event could come before its earlier one."""
+    while len(producer) + len(batch) > FAST["queue.buffering.max.messages"]:
+        producer.poll(0.02)
+    if producer.produce_batch(topic, batch, on_delivery=told) < len(batch):
+        refused = next(one for one in batch if "_error" in one)
+        raise errors.Undelivered(
+            f"the client did not take a record for topic {topic!r}: {refused['_error']!r}"
+        )
+    producer.poll(0)

@@ -1,0 +1,177 @@
+"""What processes use: CPU seconds and memory, sampled from /proc by a thread while they work.
+
+Resident memory (RSS) counts what processes share once for each of them; the proportional size (PSS) shares it out, and is what
+a machine must have. It costs more to ask for, so it is asked less often. Where there is no /proc nothing is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from instep.local import processes
+
+INTERVAL_S = 0.1
+PSS_EVERY = 10
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
+
+Pids = Callable[[], Iterable[int]]
+
+
+class MemorySample(msgspec.Struct, frozen=True):
+    """Memory of one role's processes together, so many seconds after the start; PSS as it was when last asked for."""
+
+    at_s: float
+    rss_mb: float
+    pss_mb: float
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What one role's processes used between start and stop."""
+
+    cpu_s: float
+    rss_mb: float  # the peaks
+    pss_mb: float
+    samples: list[MemorySample]
+
+
+def present(used: Mapping[str, Usage]) -> dict[str, Usage]:
+    """The roles that had a process: a server of the user's has none here, and a file has none at all."""
+    return {role: usage for role, usage in used.items() if usage.rss_mb}
+
+
+def tree(pid: int) -> Pids:
+    """A process and all below it."""
+    return lambda: (pid, *processes.descendants(pid))
+
+
+def spark(pid: int) -> dict[str, Pids]:
+    """The roles of a Spark application: its driver in Python, the JVM below it, and the Python workers below that."""
+
+    def below(is_java: bool) -> Pids:
+        return lambda: [
+            one for one in processes.descendants(pid) if (command(one) == "java") is is_java
+        ]
+
+    return {"driver": lambda: (pid,), "jvm": below(True), "workers": below(False)}
+
+
+def command(pid: int) -> str:
+    """The name of a process's program; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+class Meter:
+    """Measures roles, each a set of processes that may change, from `start` to `stop`."""
+
+    def __init__(self, roles: Mapping[str, Pids], interval_s: float = INTERVAL_S) -> None:
+        self._counters = {name: _Counter(pids) for name, pids in roles.items()}
+        self._interval_s = interval_s
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._began = 0.0
+
+    def start(self) -> None:
+        self._began = time.monotonic()
+        for counter in self._counters.values():
+            counter.begin()
+        self._thread = threading.Thread(target=self._sample, name="instep-meter", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> dict[str, Usage]:
+        self._over.set()
+        if self._thread:
+            self._thread.join()
+        for counter in self._counters.values():
+            counter.look(time.monotonic() - self._began, with_pss=True)
+        return {name: counter.usage() for name, counter in self._counters.items()}
+
+    def _sample(self) -> None:
+        turn = 0
+        while not self._over.wait(self._interval_s):
+            for counter in self._counters.values():
+                counter.look(time.monotonic() - self._began, with_pss=turn % PSS_EVERY == 0)
+            turn += 1
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+
+
+class _Counter:
+    """One role. A process that ends keeps what it had used when it was last seen."""
+
+    def __init__(self, pids: Pids) -> None:
+        self._pids = pids
+        self._before: dict[tuple[int, str], float] = {}
+        self._used: dict[tuple[int, str], float] = {}
+        self._samples: list[MemorySample] = []
+        self._pss_mb = 0.0
+
+    def begin(self) -> None:
+        """What its processes have used already is not counted."""
+        for pid in self._pids():
+            if (stat := _stat(pid)) is not None:
+                self._before[pid, stat[19]] = _cpu_s(stat)
+
+    def look(self, at_s: float, *, with_pss: bool) -> None:
+        pids = list(self._pids())
+        rss_mb = 0.0
+        for pid in pids:
+            if (stat := _stat(pid)) is not None:
+                self._used[pid, stat[19]] = _cpu_s(stat)
+                rss_mb += int(stat[21]) * PAGE_MB
+        if with_pss:
+            self._pss_mb = sum(_pss_mb(pid) for pid in pids)
+        self._samples.append(MemorySample(round(at_s, 2), round(rss_mb, 1), round(self._pss_mb, 1)))
+
+    def usage(self) -> Usage:
+        cpu_s = sum(used - self._before.get(known, 0.0) for known, used in self._used.items())
+        return Usage(
+            round(cpu_s, 2),
+            max((sample.rss_mb for sample in self._samples), default=0.0),
+            max((sample.pss_mb for sample in self._samples), default=0.0),
+            self._samples,
+        )
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the state on: times at 11 and 12, the start at 19, resident pages at 21."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(") ")[2].split()
+
+
+def _cpu_s(stat: list[str]) -> float:
+    return (int(stat[11]) + int(stat[12])) / TICKS_PER_S
+
+
+def _pss_mb(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0.0
+    return next(
+        (int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("Pss:")), 0.0
+    )

@@ -1,0 +1,172 @@
+"""How the contestants of `instep bench apply` stand: figures, a table, plots and notes from their runs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from instep.report.tables import Cell, Plot, ReportTable
+from instep_bench import baselines, charts, contest, load
+from instep_bench.result import Figure
+
+Start = Literal["cold", "warm"]
+NAMES = {False: "instep", True: "instep with history"}
+OURS = "exactly once, in order (version guard); bad events are kept as dead letters"
+WARM_UPS = 2
+SERVERS = ("broker", "database")
+THROUGHPUT = "throughput"
+TOTAL = "all of it"
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A run, and what it was of."""
+
+    target: str
+    contestant: str
+    start: Start
+    run: contest.ContestRun
+
+
+Key = tuple[str, str, Start]
+
+
+def rate_of(run: contest.ContestRun, start: Start, events: int) -> float:
+    """Events a second: warm from the first fetch to the last commit, cold from the start of the process."""
+    return events / (run.last_commit_s if start == "cold" else run.apply_s)
+
+
+def figures(held: Sequence[Held], events: int) -> list[Figure]:
+    """Every measure of every contestant, with a value for each round."""
+    return [figure for key, runs in grouped(held).items() for figure in _figures(key, runs, events)]
+
+
+def _figures(key: Key, runs: Sequence[contest.ContestRun], events: int) -> Iterator[Figure]:
+    target, contestant, start = key
+    labels = {"target": target, "contestant": contestant, "start": start}
+
+    def figure(name: str, unit: str, values: Sequence[float], **more: str) -> Figure:
+        better: Literal["more", "less"] = "more" if name == THROUGHPUT else "less"
+        return Figure(
+            name=name,
+            unit=unit,
+            better=better,
+            labels={**labels, **more},
+            values=[round(one, 3) for one in values],
+        )
+
+    yield figure(THROUGHPUT, "events/s", [rate_of(run, start, events) for run in runs])
+    yield figure("time to first row", "s", [run.first_row_s for run in runs])
+    yield figure("time to last commit", "s", [run.last_commit_s for run in runs])
+    yield figure("differences", "documents", [float(run.differences) for run in runs])
+    for role in (TOTAL, *runs[0].usage):
+        uses = [_used(run, role) for run in runs]
+        if any(use.rss_mb for use in uses):
+            yield figure("CPU", "s", [use.cpu_s for use in uses], role=role)
+            yield figure("peak memory (RSS)", "MB", [use.rss_mb for use in uses], role=role)
+            yield figure("peak memory (PSS)", "MB", [use.pss_mb for use in uses], role=role)
+
+
+class _Use(msgspec.Struct, frozen=True):
+    cpu_s: float
+    rss_mb: float
+    pss_mb: float
+
+
+def _used(run: contest.ContestRun, role: str) -> _Use:
+    """What one role used, or all of the contestant's own together: its peak is that of the sum, sample by sample."""
+    if role != TOTAL:
+        use = run.usage[role]
+        return _Use(use.cpu_s, use.rss_mb, use.pss_mb)
+    own = [use for name, use in run.usage.items() if name not in SERVERS]
+    moments = list(zip(*(use.samples for use in own), strict=False))
+    return _Use(
+        sum(use.cpu_s for use in own),
+        max((sum(sample.rss_mb for sample in moment) for moment in moments), default=0.0),
+        max((sum(sample.pss_mb for sample in moment) for moment in moments), default=0.0),
+    )
+
+
+def grouped(held: Sequence[Held]) -> dict[Key, list[contest.ContestRun]]:
+    """The runs by target, contestant and start."""
+    groups: dict[Key, list[contest.ContestRun]] = {}
+    for one in held:
+        groups.setdefault((one.target, one.contestant, one.start), []).append(one.run)
+    return groups
+
+
+def table(held: Sequence[Held], events: int) -> ReportTable:
+    """The standing: medians, the spread, and what each contestant promises."""
+    rows: list[list[Cell]] = []
+    for key, runs in grouped(held).items():
+        found = {(one.name, one.labels.get("role")): one for one in _figures(key, runs, events)}
+        rate, end = found[THROUGHPUT, None], found["time to last commit", None]
+        cpu, memory = found.get(("CPU", TOTAL)), found.get(("peak memory (PSS)", TOTAL))
+        rows.append(
+            [
+                *key,
+                round(rate.median),
+                f"{rate.low:,.0f}–{rate.high:,.0f}",
+                round(found["time to first row", None].median, 2),
+                round(end.median, 2),
+                round(cpu.median, 2) if cpu else None,
+                round(memory.median) if memory else None,
+                max(run.differences for run in runs),
+                baselines.GUARANTEES.get(key[1], OURS),
+            ]
+        )
+    columns = [
+        "target",
+        "contestant",
+        "start",
+        "events/s",
+        "low–high",
+        "first row s",
+        "last commit s",
+        "CPU s",
+        "memory MB",
+    ]
+    return ReportTable("How they stand", [*columns, "documents that differ", "guarantee"], rows)
+
+
+def plots(held: Sequence[Held], measured: Sequence[Figure]) -> list[Plot]:
+    """Throughput with its spread, and the pipeline's memory over time."""
+    made = []
+    for start in ("warm", "cold"):
+        rates = [one for one in measured if one.name == THROUGHPUT and one.labels["start"] == start]
+        if rates:
+            made.append(charts.bars(f"Throughput, {start}", rates, x="target", by="contestant"))
+    for (target, contestant, start), runs in grouped(held).items():
+        if start == "cold" and contestant in NAMES.values():
+            samples = {
+                role: [(one.at_s, one.rss_mb) for one in use.samples]
+                for role, use in runs[-1].usage.items()
+                if use.rss_mb
+            }
+            made.append(
+                charts.over_time(
+                    f"Memory of {contestant} into {target}, from its start", samples, unit="MB"
+                )
+            )
+    return made
+
+
+def notes(held: Sequence[Held], truth: load.ExpectedState) -> list[str]:
+    """What a reader must know."""
+    told = [
+        f"Of {truth.records:,} records {truth.applied:,} are fresh, {truth.stale:,} stale, {truth.repeated:,} repeated and"
+        f" {truth.bad:,} bad.",
+        "Cold: a fresh process; its throughput is counted from the start of the process to the last commit. Warm: a process that"
+        f" has done the same {WARM_UPS} times; counted from its first fetch, which it tells, to the last commit.",
+        "A rival keeps no history of the events. Memory is the peak of its processes together, proportional size (PSS).",
+    ]
+    if any(one.contestant == baselines.CONNECT for one in held):
+        told.append(
+            "Of connect the first fetch is not known: it is counted from its first row in the table, which is later."
+        )
+    for name in dict.fromkeys(one.contestant for one in held):
+        worst = max(one.run.differences for one in held if one.contestant == name)
+        if worst:
+            told.append(f"{name} left up to {worst:,} documents that differ from the truth.")
+    return told

@@ -1,0 +1,70 @@
+"""What a benchmark came to: figures with a value for each round, on which machine, and by which command."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Literal
+
+import msgspec
+
+from instep.report.tables import Cell, Plot, ReportTable
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing measured, with a value for each round. The labels tell it from others of its name."""
+
+    name: str
+    unit: str
+    better: Literal["more", "less"]
+    labels: dict[str, str] = {}
+    values: list[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def low(self) -> float:
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        return max(self.values)
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """What makes it the same figure in another result."""
+        return self.name, tuple(sorted(self.labels.items()))
+
+
+class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One benchmark's outcome; kept as JSON, shown as a page, compared with another."""
+
+    bench: Literal["polling", "apply", "freshness", "scale"]
+    command: str
+    begun_at: str
+    seconds: float
+    options: dict[str, Cell]
+    machine: dict[str, str]
+    releases: dict[str, str]
+    figures: list[Figure]
+    tables: list[ReportTable] = []
+    plots: list[Plot] = []
+    notes: list[str] = []  # what a reader must know to read the figures right
+
+
+def asked(options: msgspec.Struct) -> dict[str, Cell]:
+    """A benchmark's options as a result holds them: a list as its members."""
+    return {name: _cell(value) for name, value in msgspec.structs.asdict(options).items()}
+
+
+def _cell(value: object) -> Cell:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case None | str() | int() | float():
+            return value
+        case list() | tuple():
+            return ",".join(str(_cell(one)) for one in value)
+        case _:
+            return str(value)

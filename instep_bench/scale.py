@@ -1,0 +1,324 @@
+"""What an event costs as one thing grows and all others stay: rows in the target, events, partitions, distance, cores.
+
+Every point has a topic and a table of its own. Its table is filled first; then, in each round, so many further events are
+published, and applied by a pipeline that runs to the end of the log in a Spark session that is warm. The events go all over the
+table, and each raises its document's version by one: at the end the sum of the versions tells whether each was applied once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+
+from instep import errors, settings
+from instep.local.proxy import NetworkFault, Proxy
+from instep.local.spark_cluster import CONF, SparkCluster
+from instep.sinks import target
+from instep_bench import (
+    backlog_writer,
+    bench_servers,
+    contestant_program,
+    load,
+    machine,
+    meters,
+    scale_report,
+)
+from instep_bench.recorder import Recorder
+from instep_bench.result import BenchResult
+from instep_bench.scale_report import Conditions, ScaleRound
+
+BASE = Conditions(documents=100_000, events=0, partitions=4, delay_ms=None, master="local[2]")
+SIZE = 150
+PRIMER = Conditions(documents=10_000, events=1_000, partitions=4, delay_ms=None, master="")
+WARM_UPS = 3  # a JVM runs its first 300,000 events at a third of its later speed
+ROUND_TRIPS = 21
+ANSWER_PATIENCE_S = 180.0
+EVENTS_PER_S_LEAST = 2_000
+CLUSTER = "cluster"
+
+Say = Callable[[str], None]
+
+
+class ScaleOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is varied, each alone; an empty tuple leaves a thing out. Delays are one way: a round trip takes twice as long."""
+
+    target: str = "postgres"
+    documents: tuple[int, ...] = (10_000, 1_000_000, 10_000_000)
+    events: tuple[int, ...] = (100_000, 1_000_000, 10_000_000)
+    partitions: tuple[int, ...] = (1, 4, 12, 48)
+    delays_ms: tuple[float, ...] = (0, 1, 5, 20)
+    masters: tuple[str, ...] = ("local[1]", "local[2]", CLUSTER)
+    rounds: int = 3
+    base_events: int = 100_000
+    bootstrap: str | None = None
+    seed: int = 1
+
+
+def run(options: ScaleOptions, say: Say, command: str) -> BenchResult:
+    """Measure; whatever is started for it is gone afterwards."""
+    _check(options)
+    account = Recorder("scale", command)
+    with bench_servers.BenchServers(options.bootstrap, say) as ground:
+        place = ground.place(options.target)
+        varied = points(options, has_distance=place.kind != bench_servers.SQLITE)
+        wanted = list(
+            dict.fromkeys(point for values in varied.values() for point in values.values())
+        )
+        measured: dict[Conditions, list[ScaleRound]] = {}
+        trips_ms: dict[Conditions, float] = {}
+        for master in dict.fromkeys(point.master for point in wanted):
+            own = [point for point in wanted if point.master == master]
+            with _Group(options, ground, place, master, say) as group:
+                measured |= group.measure(own)
+                trips_ms |= group.trips_ms
+        releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
+        seen = scale_report.ScaleRun(varied, measured, trips_ms, place.label)
+    return account.close(
+        options,
+        {"target": place.label},
+        releases,
+        figures=scale_report.figures(seen),
+        tables=scale_report.tables(seen),
+        plots=scale_report.plots(seen),
+        notes=scale_report.notes(seen),
+    )
+
+
+def _check(options: ScaleOptions) -> None:
+    bench_servers.check_target(options.target)
+    counts = (
+        *options.documents,
+        *options.events,
+        *options.partitions,
+        options.rounds,
+        options.base_events,
+    )
+    if min(counts) < 1:
+        raise errors.SettingsError(
+            "documents, events, partitions and rounds are at least 1", "give numbers above 0"
+        )
+    if min(options.delays_ms, default=0) < 0:
+        raise errors.SettingsError(
+            "a target cannot be nearer than here", "give delays of 0 ms or more"
+        )
+    for master in options.masters:
+        if master != CLUSTER and not re.fullmatch(r"local\[([1-9]\d*|\*)\]", master):
+            raise errors.SettingsError(
+                f"{master!r} is no master that can be measured", f"give local[N] or {CLUSTER}"
+            )
+    if not (
+        options.documents
+        or options.events
+        or options.partitions
+        or options.delays_ms
+        or options.masters
+    ):
+        raise errors.SettingsError("there is nothing to vary", "give values for one thing at least")
+
+
+def points(options: ScaleOptions, *, has_distance: bool) -> dict[str, dict[str, Conditions]]:
+    """For each thing that is varied its values, and the point that stands for each: the base with that one value changed."""
+    base = msgspec.structs.replace(BASE, events=options.base_events)
+    replace = msgspec.structs.replace
+    varied = {
+        "documents": {str(count): replace(base, documents=count) for count in options.documents},
+        "events": {str(count): replace(base, events=count) for count in options.events},
+        "partitions": {str(count): replace(base, partitions=count) for count in options.partitions},
+        # all through the proxy, so that only the distance differs
+        "distance": {
+            f"{ms:g}": replace(base, delay_ms=float(ms)) for ms in options.delays_ms if has_distance
+        },
+        "master": {master: replace(base, master=master) for master in options.masters},
+    }
+    return {name: values for name, values in varied.items() if values}
+
+
+def stride(documents: int) -> int:
+    """A step that visits every document once before it visits one again, far from the one before."""
+    return next(
+        step
+        for step in range(max(1, int(documents * 0.618)), documents + 2)
+        if math.gcd(step, documents) == 1
+    )
+
+
+def events(documents: int, first: int, count: int) -> Iterator[load.LoadRecord]:
+    """Events by number: the k-th goes to the next document of the stride, whose version it raises by one."""
+    step = stride(documents)
+    for number in range(first, first + count):
+        version, turn = divmod(number, documents)
+        name = load.document(turn * step % documents)
+        at = load.BEGIN + timedelta(milliseconds=number)
+        yield load.LoadRecord(
+            "fresh", number, name.encode(), load.value(name, version + 1, at, SIZE)
+        )
+
+
+class _Site:
+    """A point's topic and table."""
+
+    def __init__(
+        self,
+        point: Conditions,
+        ground: bench_servers.BenchServers,
+        place: bench_servers.TargetDatabase,
+        spark: settings.Spark,
+        url: str,
+    ) -> None:
+        self.point = point
+        self._bootstrap = ground.bootstrap
+        self._topic = ground.new_topic(point.partitions)
+        self.declared = place.declare(ground.bootstrap, self._topic, spark=spark, url=url)
+        self._next = 0
+        column = {field: name for name, field in self.declared.pipeline.columns.items()}
+        self._version = column["version"]
+        with self.declared.sink() as sink:
+            backlog_writer.fill(sink, column["status"], self._version, point.documents)
+
+    def publish(self, count: int) -> None:
+        load.send_all(events(self.point.documents, self._next, count), self._bootstrap, self._topic)
+        self._next += count
+
+    def last_commit(self) -> float:
+        """When the latest of the ledger's rows was written, by the wall clock."""
+        with self.declared.sink() as sink:
+            times = [
+                position.committed_at
+                for position in sink.positions().values()
+                if position.committed_at
+            ]
+        return max(times).timestamp()
+
+    def trip_ms(self) -> float:
+        """A round trip to the database and back, as it is now."""
+        took = []
+        with self.declared.sink() as sink:
+            for _ in range(ROUND_TRIPS):
+                began = time.perf_counter()
+                sink.select("SELECT 1")
+                took.append(1000 * (time.perf_counter() - began))
+        return statistics.median(took)
+
+    def refuse_difference(self) -> None:
+        with self.declared.sink() as sink:
+            backlog_writer.refuse_difference(sink, self._version, self.point.documents, self._next)
+
+
+class _Group:
+    """The points of one master, in one Spark session. Their rounds are interleaved."""
+
+    def __init__(
+        self,
+        options: ScaleOptions,
+        ground: bench_servers.BenchServers,
+        place: bench_servers.TargetDatabase,
+        master: str,
+        say: Say,
+    ) -> None:
+        self._options, self._ground, self._place, self._master, self._say = (
+            options,
+            ground,
+            place,
+            master,
+            say,
+        )
+        self._stack = contextlib.ExitStack()
+        self._folder = ground.folder / f"master-{re.sub(r'[^a-z0-9]+', '-', master)}"
+        self._cluster: SparkCluster | None = None
+        self.trips_ms: dict[Conditions, float] = {}
+
+    def __enter__(self) -> _Group:
+        self._folder.mkdir()
+        self._program = contestant_program.ContestantProgram(
+            "instep_bench.host", self._folder / "host"
+        )
+        if self._master == CLUSTER:
+            self._say("starting a Spark cluster of two workers on this machine")
+            self._cluster = self._stack.enter_context(SparkCluster(_made(self._folder / "cluster")))
+        self._stack.callback(self._program.close)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def measure(self, wanted: list[Conditions]) -> dict[Conditions, list[ScaleRound]]:
+        primer = self._site(PRIMER)
+        sites = []
+        for point in wanted:
+            self._say(f"filling a table with {point.documents:,} rows")
+            sites.append(self._site(point))
+        self._program.start()
+        for _ in range(WARM_UPS):
+            self._say(f"warming up, {self._master}")
+            primer.publish(self._options.base_events)
+            self._apply(primer, self._options.base_events)
+        measured: dict[Conditions, list[ScaleRound]] = {point: [] for point in wanted}
+        for number in range(1, self._options.rounds + 1):
+            for site in sites:
+                self._say(f"round {number} of {self._options.rounds}: {site.point}")
+                site.publish(site.point.events)
+                # workers that had nothing to do for a minute are gone: what is measured is not their return
+                primer.publish(PRIMER.events)
+                self._apply(primer, PRIMER.events)
+                measured[site.point].append(self._apply(site, site.point.events))
+        for site in (primer, *sites):
+            site.refuse_difference()
+        return measured
+
+    def _site(self, point: Conditions) -> _Site:
+        master = self._cluster.url if self._cluster else self._master
+        spark = settings.Spark(master=master, conf=CONF if self._cluster else {})
+        site = _Site(point, self._ground, self._place, spark, self._url(point))
+        if point.delay_ms is not None:
+            self.trips_ms[point] = site.trip_ms()
+        return site
+
+    def _url(self, point: Conditions) -> str:
+        """The database's address, or that of a proxy before it."""
+        if point.delay_ms is None:
+            return self._place.url
+        url = target.database_url(self._place.url)
+        proxy = Proxy(
+            url.port or DEFAULT_PORTS[url.get_backend_name()], server_host=url.host or "localhost"
+        )
+        self._stack.enter_context(proxy)
+        proxy.behave(NetworkFault(delay_s=point.delay_ms / 1000))
+        return url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+
+    def _apply(self, site: _Site, count: int) -> ScaleRound:
+        """Apply what was published; the time is from the first fetch to the last commit."""
+        servers = {"broker": self._ground.broker_pids, "database": self._place.pids}
+        if self._cluster:
+            servers["executors"] = self._cluster.pids
+        with meters.Meter({**meters.spark(self._program.pid), **servers}) as meter:
+            self._program.tell(
+                contestant_program.Order(str(site.declared.config), site.declared.name)
+            )
+            told = self._program.hear(ANSWER_PATIENCE_S + count / EVENTS_PER_S_LEAST)
+            used = meters.present(meter.stop())
+        if told.error:
+            raise errors.InstepError(f"the pipeline failed at {site.point}: {told.error}")
+        seconds = site.last_commit() - told.first_fetch
+        cpu_s = {role: usage.cpu_s for role, usage in used.items()}
+        return ScaleRound(
+            count,
+            seconds,
+            cpu_s,
+            scale_report.together_mb({role: usage.samples for role, usage in used.items()}),
+        )
+
+
+DEFAULT_PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306}
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

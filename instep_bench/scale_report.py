@@ -1,0 +1,201 @@
+"""What a scale benchmark saw, told as figures, tables and plots. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from instep.report.tables import Cell, Plot, ReportTable
+from instep_bench import charts
+from instep_bench.meters import MemorySample
+from instep_bench.result import Figure
+
+PIPELINE = ("driver", "jvm", "workers", "executors")
+SERVERS = ("broker", "database")
+TITLES = {
+    "documents": "rows in the target",
+    "events": "events",
+    "partitions": "partitions",
+    "distance": "ms to the target, one way",
+    "master": "Spark master",
+}
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """One set of conditions; a delay of None is a target that is reached directly."""
+
+    documents: int
+    events: int
+    partitions: int
+    delay_ms: float | None
+    master: str
+
+    def __str__(self) -> str:
+        away = "" if self.delay_ms is None else f", {self.delay_ms:g} ms away"
+        return f"{self.documents:,} rows, {self.events:,} events, {self.partitions} partitions{away}, {self.master}"
+
+
+class ScaleRound(msgspec.Struct, frozen=True):
+    """One round: events, seconds from the first fetch to the last commit, CPU seconds by role, the pipeline's peak memory."""
+
+    events: int
+    seconds: float
+    cpu_s: dict[str, float]
+    peak_mb: float
+
+    @property
+    def cost_us(self) -> float:
+        """Microseconds an event."""
+        return 1e6 * self.seconds / self.events
+
+    def cpu_us(self, role: str) -> float:
+        """CPU microseconds an event, of a role or of the whole pipeline."""
+        roles = PIPELINE if role == "pipeline" else (role,)
+        return 1e6 * sum(self.cpu_s.get(one, 0.0) for one in roles) / self.events
+
+
+class ScaleRun(msgspec.Struct, frozen=True):
+    """Everything that a run saw: per thing that was varied its values and their points, and the rounds of each point."""
+
+    asked: dict[str, dict[str, Conditions]]
+    measured: dict[Conditions, list[ScaleRound]]
+    trips_ms: dict[Conditions, float]
+    target: str
+
+
+def together_mb(samples: Mapping[str, Sequence[MemorySample]]) -> float:
+    """The most memory that the pipeline's processes had at one time; roles are looked at in the same turns."""
+    turns = zip(*(samples[role] for role in PIPELINE if role in samples), strict=False)
+    return max((sum(sample.pss_mb for sample in turn) for turn in turns), default=0.0)
+
+
+def figures(seen: ScaleRun) -> list[Figure]:
+    found = []
+    for thing, values in seen.asked.items():
+        for value, point in values.items():
+            rounds, labels = seen.measured[point], {"dimension": thing, "value": value}
+            found += [
+                _figure("cost per event", "µs", labels, [one.cost_us for one in rounds]),
+                _figure("throughput", "events/s", labels, [1e6 / one.cost_us for one in rounds]),
+                _figure(
+                    "peak memory",
+                    "MB",
+                    {**labels, "role": "pipeline"},
+                    [one.peak_mb for one in rounds],
+                ),
+            ]
+            for role in (
+                "pipeline",
+                *(role for role in SERVERS if any(role in one.cpu_s for one in rounds)),
+            ):
+                found.append(
+                    _figure(
+                        "CPU per event",
+                        "µs",
+                        {**labels, "role": role},
+                        [one.cpu_us(role) for one in rounds],
+                    )
+                )
+            if point in seen.trips_ms:
+                found.append(_figure("round trip", "ms", labels, [seen.trips_ms[point]]))
+    return found
+
+
+def _figure(name: str, unit: str, labels: dict[str, str], values: list[float]) -> Figure:
+    rounded = [round(value, 3) for value in values]
+    return Figure(
+        name=name,
+        unit=unit,
+        better="more" if unit == "events/s" else "less",
+        labels=labels,
+        values=rounded,
+    )
+
+
+def tables(seen: ScaleRun) -> list[ReportTable]:
+    return [_table(seen, thing) for thing in seen.asked]
+
+
+def _table(seen: ScaleRun, thing: str) -> ReportTable:
+    """Each value with its cost, and how many times the first value's that is."""
+    has_trips = thing == "distance"
+    rows: list[list[Cell]] = []
+    first = 0.0
+    for value, point in seen.asked[thing].items():
+        rounds = seen.measured[point]
+        costs = [one.cost_us for one in rounds]
+        median = statistics.median(costs)
+        first = first or median
+        cpu: list[Cell] = [
+            round(statistics.median(one.cpu_us(role) for one in rounds), 2)
+            for role in ("pipeline", "database")
+        ]
+        if not any("database" in one.cpu_s for one in rounds):
+            cpu[1] = None
+        told: list[Cell] = [
+            *(round(number, 2) for number in (median, min(costs), max(costs), median / first)),
+            *cpu,
+        ]
+        trip: list[Cell] = [round(seen.trips_ms[point], 2)] if has_trips else []
+        rows.append([_shown(thing, value), *trip, *told, round(max(one.peak_mb for one in rounds))])
+    columns = [
+        "cost",
+        "low",
+        "high",
+        "times the first",
+        "CPU, pipeline",
+        "CPU, database",
+        "peak memory, MB",
+    ]
+    trip_column = ["round trip, ms"] if has_trips else []
+    return ReportTable(
+        f"µs an event by {TITLES[thing]}", [TITLES[thing], *trip_column, *columns], rows
+    )
+
+
+def _shown(thing: str, value: str) -> Cell:
+    """A number where it is one."""
+    return value if thing == "master" else float(value) if thing == "distance" else int(value)
+
+
+def plots(seen: ScaleRun) -> list[Plot]:
+    """What an event costs, and of that the pipeline's CPU, by each thing that was varied; masters as bars."""
+    return [_plot(thing, figures(seen)) for thing in seen.asked]
+
+
+def _plot(thing: str, found: Sequence[Figure]) -> Plot:
+    own = [
+        one
+        for one in found
+        if one.labels["dimension"] == thing and one.labels.get("role", "pipeline") == "pipeline"
+    ]
+    told = [one for one in own if one.unit == "µs"]
+    title = f"What an event costs by {TITLES[thing]}"
+    if thing == "master":
+        return charts.bars(title, told, x="value")
+    log = thing != "distance"  # which begins at 0
+    return msgspec.structs.replace(
+        charts.curves(title, told, x="value", log_x=log, log_y=log), x=TITLES[thing]
+    )
+
+
+def notes(seen: ScaleRun) -> list[str]:
+    """What a reader must know to read the figures right."""
+    told = [
+        "Cost is the time from the first fetch to the last commit by the number of events, in a Spark session that was warm.",
+        "CPU of the pipeline is that of its driver, JVM and Python workers together, on all cores.",
+        "A batch writes a document once, however many of its events it holds: with few documents an event costs less.",
+    ]
+    if "distance" in seen.asked:
+        told.append(
+            "The distance is a proxy's delay in each direction; all of these points go through it, the one of 0 ms as well."
+        )
+    else:
+        told.append(f"There is no distance to {seen.target}: a file, or nothing was asked for.")
+    if "cluster" in seen.asked.get("master", {}):
+        told.append(
+            "The cluster's master, workers and executors share this machine with everything else: it shows that it works."
+        )
+    return told

@@ -1,0 +1,257 @@
+"""The source system of a freshness benchmark: sends events by a schedule that waits for nobody, in a process of its own.
+
+An event happens when it is due, whether or not those before it were answered, and its age counts from then. The sender skips
+none: one that it could not send in time goes out as soon as it can, and how late that was is part of what it tells. It lives in
+its own process so that neither the benchmark's other work nor the pipeline's Python makes it late.
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import gc
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self, TypeVar
+
+import msgspec
+
+from instep import errors
+from instep.emit import Delivery, Publisher
+from instep_bench import load
+from instep_bench.latency_join import SentEvent
+
+SECOND_NS = 1_000_000_000
+LEAD_NS = 20_000_000  # so that the first event is not late already
+ANSWER_PATIENCE_S = 180.0
+
+
+class EventSource(msgspec.Struct, frozen=True):
+    """Where the events go, and over how many documents they are."""
+
+    bootstrap: str
+    topic: str
+    documents: int
+    size: int = 150
+
+
+class Leg(msgspec.Struct, frozen=True):
+    """So many events at an even rate, from this number on."""
+
+    first: int
+    count: int
+    rate: float
+
+
+class Begun(msgspec.Struct, frozen=True, tag=True):
+    """A leg's first event is due now."""
+
+    at_ns: int
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """Every event of a leg was answered."""
+
+    sent: list[SentEvent]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Events were not taken, or the sender cannot go on."""
+
+    what: str
+    remedy: str = ""
+
+
+Answer = Begun | Done | Failed
+Wanted = TypeVar("Wanted", Begun, Done)
+
+
+def due_times(begin_ns: int, leg: Leg) -> list[int]:
+    """When each event of a leg happens."""
+    return [begin_ns + round(index * SECOND_NS / leg.rate) for index in range(leg.count)]
+
+
+def pace(
+    due_ns: Sequence[int],
+    send: Callable[[int], None],
+    clock: Callable[[], int] = time.monotonic_ns,
+    sleep: Callable[[float], None] = time.sleep,
+) -> array.array[int]:
+    """Send each event when it is due, or at once when that has passed; when each was handed over."""
+    sent_ns = array.array("q", bytes(8 * len(due_ns)))
+    for index, due in enumerate(due_ns):
+        while (left_ns := due - clock()) > 0:
+            sleep(left_ns / SECOND_NS)
+        sent_ns[index] = clock()
+        send(index)
+    return sent_ns
+
+
+# --- the benchmark's end ----------------------------------------------------------------------------------
+
+
+class Sender:
+    """The sender's process. It ends with the block, and with whoever started it."""
+
+    def __init__(self, source: EventSource) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "instep_bench.sender", msgspec.json.encode(source).decode()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def begin(self, leg: Leg) -> int:
+        """Start a leg; when its first event is due, by the monotonic clock."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode(leg) + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # what it said last is the reason
+        return self._heard(Begun).at_ns
+
+    def finish(self) -> list[SentEvent]:
+        """Wait for the end of the leg; its events in the order of sending."""
+        return self._heard(Done).sent
+
+    def send(self, leg: Leg) -> list[SentEvent]:
+        """A whole leg."""
+        self.begin(leg)
+        return self.finish()
+
+    def close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                pipe.close()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _heard(self, kind: type[Wanted]) -> Wanted:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise errors.InstepError("the benchmark's sender ended without a word", "run it again")
+        answer = msgspec.json.decode(line, type=Answer)
+        if isinstance(answer, Failed):
+            raise errors.InstepError(f"the benchmark's sender failed: {answer.what}", answer.remedy)
+        assert isinstance(answer, kind)
+        return answer
+
+
+# --- in the sender's process ------------------------------------------------------------------------------
+
+
+class _Work:
+    def __init__(self, source: EventSource, publisher: Publisher) -> None:
+        self._source, self._publisher = source, publisher
+        self._refused: list[errors.Undelivered] = []
+
+    def run(self, leg: Leg, begun: Callable[[int], None]) -> list[SentEvent]:
+        """Send one leg and wait for its answers."""
+        begin_ns, begin_at = time.monotonic_ns() + LEAD_NS, time.time() + LEAD_NS / SECOND_NS
+        due_ns = due_times(begin_ns, leg)
+        answers = tuple(array.array("q", bytes(8 * leg.count)) for _ in range(3))
+        begun(begin_ns)
+
+        def send(index: int) -> None:
+            version, which = divmod(leg.first + index, self._source.documents)
+            name, at = (
+                load.document(which),
+                datetime.fromtimestamp(begin_at + index / leg.rate, UTC),
+            )
+            value = load.value(name, version + 1, at, self._source.size)
+            self._publisher.send_raw(
+                name.encode(), value, on_delivery=functools.partial(self._answered, answers, index)
+            )
+
+        gc.collect()
+        gc.disable()  # a full collection in the middle would make events late that nobody else is to blame for
+        try:
+            sent_ns = pace(due_ns, send)
+            self._publisher.flush(ANSWER_PATIENCE_S)
+        finally:
+            gc.enable()
+        if self._refused:
+            raise self._refused[0]
+        return [
+            SentEvent(
+                leg.first + index,
+                due_ns[index],
+                sent_ns[index],
+                answers[0][index],
+                answers[1][index],
+                answers[2][index],
+            )
+            for index in range(leg.count)
+        ]
+
+    def _answered(
+        self,
+        answers: tuple[array.array[int], ...],
+        index: int,
+        error: errors.Undelivered | None,
+        place: Delivery | None,
+    ) -> None:
+        answers[0][index] = time.monotonic_ns()
+        if place is None:
+            self._refused.append(error or errors.Undelivered("an event was not taken"))
+        else:
+            answers[1][index], answers[2][index] = place.partition, place.offset
+
+
+def _legs() -> queue.SimpleQueue[Leg]:
+    """What is asked for, line by line; when nobody can ask any more, the process ends at once, whatever it does."""
+    asked: queue.SimpleQueue[Leg] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin.buffer:
+            asked.put(msgspec.json.decode(line, type=Leg))
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return asked
+
+
+def _say(answer: Answer) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main(told: str) -> None:
+    source = msgspec.json.decode(told, type=EventSource)
+    asked = _legs()
+    try:
+        publisher = Publisher(
+            source.bootstrap,
+            source.topic,
+            source="print-system",
+            queue_buffering_max_messages=1_000_000,
+        )
+        work = _Work(source, publisher)
+        while True:
+            _say(Done(work.run(asked.get(), lambda at_ns: _say(Begun(at_ns)))))
+    except errors.InstepError as error:
+        _say(Failed(error.what, error.remedy))
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

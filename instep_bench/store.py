@@ -1,0 +1,143 @@
+"""Results, each a file ID.json that says all of it: what was asked for, on which machine, and every round's value.
+
+A password in a URL is not kept, wherever it stands.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from instep import errors
+from instep.local import paths
+from instep.report import files
+from instep.report.tables import Plot
+from instep_bench.result import BenchResult, Figure
+
+LATEST = "latest"
+CREDENTIALS = re.compile(r"(://[^\s:/@]*):[^\s/]*@")
+PASSWORD = re.compile(r"(?i)([?&][^=&\s]*pass[^=&\s]*=)[^&\s]*")
+
+
+def folder() -> Path:
+    """Where results are kept."""
+    kept = paths.state() / "bench"
+    with paths.explained(kept):
+        kept.mkdir(exist_ok=True)
+    return kept
+
+
+def keep(result: BenchResult, into: Path) -> Path:
+    """Write a result under an id of its own."""
+    at = datetime.now(UTC)
+    while (file := into / f"{at:%Y%m%dT%H%M%S}-{result.bench}.json").exists():
+        at += timedelta(seconds=1)
+    with paths.explained(into):
+        files.write(file, sound(result))
+    return file
+
+
+def sound(result: BenchResult) -> BenchResult:
+    """The result as it can be kept: without secrets, and without values that are no number, which is said in a note."""
+    figures = [
+        msgspec.structs.replace(
+            figure, values=[value for value in figure.values if math.isfinite(value)]
+        )
+        for figure in result.figures
+    ]
+    lost = [
+        _named(figure)
+        for figure, before in zip(figures, result.figures, strict=True)
+        if figure.values != before.values
+    ]
+    told = [f"not every round gave a number: {', '.join(lost)}"] if lost else []
+    kept = msgspec.structs.replace(
+        result,
+        figures=[figure for figure in figures if figure.values],
+        plots=list(map(_with_known_spreads, result.plots)),
+        notes=[*result.notes, *told],
+    )
+    return msgspec.convert(_plain(msgspec.to_builtins(kept)), BenchResult)
+
+
+def results(kept: Path) -> list[Path]:
+    """The files of all results, oldest first."""
+    return sorted(kept.glob("*.json"))
+
+
+def find(kept: Path, named: str) -> Path:
+    """The result of this id, at this path, or the latest."""
+    known = results(kept)
+    if named == LATEST and known:
+        return known[-1]
+    for file in known:
+        if file.stem == named:
+            return file
+    if files.exists(Path(named)):
+        return Path(named)
+    if not known:
+        raise errors.SettingsError(
+            f"there is no result of a benchmark in {kept}", "instep bench polling makes one"
+        )
+    newest = ", ".join(file.stem for file in known[-3:])
+    raise errors.SettingsError(
+        f"there is no result {named!r} in {kept}, and no such file", f"the newest are: {newest}"
+    )
+
+
+def read(file: Path) -> BenchResult:
+    """A result that was kept."""
+    try:
+        found = files.read(file, BenchResult)
+    except errors.InstepError as error:
+        raise errors.SettingsError(
+            error.what, "name another result: instep bench list shows them"
+        ) from error
+    if not all(figure.values for figure in found.figures):
+        raise errors.SettingsError(
+            f"{file} cannot be read: a figure has no values",
+            "name another result: instep bench list shows them",
+        )
+    return found
+
+
+def _named(figure: Figure) -> str:
+    return " ".join([figure.name, *figure.labels.values()])
+
+
+def _with_known_spreads(plot: Plot) -> Plot:
+    series = [
+        msgspec.structs.replace(
+            one,
+            spread=[
+                ends if ends and all(map(math.isfinite, ends)) else None for ends in one.spread
+            ],
+        )
+        for one in plot.series
+    ]
+    return msgspec.structs.replace(plot, series=series)
+
+
+def _plain(value: Any, *, in_cell: bool = False) -> Any:
+    """Without secrets, and without what is no number; a truth in a table's cell or an option is a word."""
+    match value:
+        case str():
+            return PASSWORD.sub(r"\1***", CREDENTIALS.sub(r"\1:***@", value))
+        case dict():
+            return {
+                _plain(key): _plain(one, in_cell=in_cell or key in ("rows", "options"))
+                for key, one in value.items()
+            }
+        case list() | tuple():
+            return [_plain(one, in_cell=in_cell) for one in value]
+        case bool() if in_cell:
+            return "yes" if value else "no"
+        case float() if not math.isfinite(value):
+            return None
+        case _:
+            return value

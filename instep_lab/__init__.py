@@ -1,0 +1,1 @@
+"""The Kafka lab: common claims about Kafka, tested on real brokers."""

@@ -1,0 +1,431 @@
+"""Claims about sending that say a record is written once: idempotence, restarts, exactly-once by recipe."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from instep.kafka import layout, offsets
+from instep.kafka.admin import admin_extras
+from instep.local.proxy import NetworkFault
+from instep_lab import checkers, history
+from instep_lab.checkers import Anomalies
+from instep_lab.claim import settles
+from instep_lab.claims import senders
+from instep_lab.clients.publishing import Publishing
+from instep_lab.history import OperationKind
+from instep_lab.trial import Scenario, Trial
+
+
+@settles(
+    "send-8",
+    told="An idempotent producer writes each record once: the broker knows producer id, partition and sequence",
+    ran="Send through a proxy that swallows the broker's answers until the broker has written what it never confirmed, then cuts "
+    "the connection, several times; with idempotence and without. Count repeated records, ask the broker what it remembers.",
+    advice="Leave enable.idempotence on, and switch it on with librdkafka: retries then cost nothing.",
+    rules=("PUBLISHER_NOT_IDEMPOTENT", "RECORDS_NOT_IDEMPOTENT"),
+    harmless=False,
+)
+def send_8(trial: Trial) -> None:
+    partitions, cuts = 2, trial.scaled(3, 15)
+    configs = {"idempotent": {}, "not idempotent": senders.plain()}
+    cases = {name: trial.case(name) for name in configs}
+    topics = {name: trial.topic(partitions) for name in configs}
+    proxy = trial.ground.proxies[1]
+    swallowed, unconfirmed = proxy.counts.swallowed_bytes, dict.fromkeys(configs, 0)
+    with contextlib.ExitStack() as running:
+        for name, config in configs.items():
+            plan = Publishing(
+                topic=topics[name], count=senders.FOREVER, seed=trial.seed, per_s=500, config=config
+            )
+            running.enter_context(cases[name].beside(plan, trial.ground.proxied))
+        for _ in range(cuts):
+            trial.wait_for_more(cases.values(), 50)
+            proxy.behave(NetworkFault(swallows_answers=True))
+            for name, case in cases.items():
+                trial.wait(
+                    lambda name=name, case=case: (  # type: ignore[misc]
+                        _written(trial, topics[name], partitions) > case.acknowledged
+                    ),
+                    "unconfirmed records",
+                )
+                unconfirmed[name] += _written(trial, topics[name], partitions) - case.acknowledged
+            proxy.cut()
+            proxy.behave()
+        trial.wait_for_more(cases.values(), 50)
+    trial.note(
+        f"{cuts} cuts, {proxy.counts.swallowed_bytes - swallowed} bytes of answers swallowed"
+    )
+    found, lost = {}, 0
+    for name, case in cases.items():
+        case.read_whole(topics[name], partitions)
+        found[name] = checkers.repeated(case.history(), by=OperationKind.READ)
+        lost += checkers.lost(case.history(), by=OperationKind.READ).count
+    with admin_extras.opened(trial.ground.cluster) as asked:
+        remembered = {
+            name: (asked.remembered(topic, range(partitions)) if asked else None)
+            for name, topic in topics.items()
+        }
+    trial.plot(
+        "Records that are in the log more than once",
+        "producer",
+        "records",
+        {"repeated": [(name, float(one.count)) for name, one in found.items()]},
+    )
+    trial.table(
+        "What the broker remembers of each producer",
+        ["producer", "partition", "producer id", "epoch", "last sequence", "records in the log"],
+        [
+            [
+                name,
+                one.partition,
+                one.producer,
+                one.epoch,
+                one.last_sequence,
+                _records_in(cases[name], one.partition),
+            ]
+            for name, some in remembered.items()
+            for one in some or ()
+        ],
+    )
+    trial.control(
+        "the broker wrote what it did not confirm",
+        min(unconfirmed.values()) > 0,
+        f"{sum(unconfirmed.values())} in {cuts} cuts",
+    )
+    trial.control("nothing acknowledged is missing", lost == 0, f"{lost} missing")
+    without, with_ = found["not idempotent"], found["idempotent"]
+    trial.control(
+        "without idempotence some are repeated", bool(without), f"{without.count} of {without.of:,}"
+    )
+    trial.told(
+        "an idempotent producer writes each once",
+        not with_,
+        f"{with_.count} of {with_.of:,} repeated",
+    )
+    known, others = remembered["idempotent"], remembered["not idempotent"]
+    if known is None or others is None:
+        trial.told("the broker knows it by id and sequence", None, "the broker does not tell")
+        return
+    records = {one.partition: _records_in(cases["idempotent"], one.partition) for one in known}
+    trial.told(
+        "the broker knows it by id, and by a sequence in each partition that counts its records",
+        len(known) == partitions
+        and len({one.producer for one in known}) == 1
+        and all(one.last_sequence + 1 == records[one.partition] for one in known)
+        and not others,
+        ", ".join(
+            f"id {one.producer}, partition {one.partition}: last sequence {one.last_sequence} of {records[one.partition]} records"
+            for one in known
+        )
+        + f"; without idempotence {len(others)} are known",
+    )
+
+
+def _written(trial: Trial, topic: str, partitions: int) -> int:
+    """How many records the log of a topic holds by now."""
+    found = offsets.spans(trial.ground.cluster, [(topic, number) for number in range(partitions)])
+    return sum(span.offsets for span in found.values())
+
+
+def _records_in(case: Scenario, partition: int) -> int:
+    return sum(one.partition == partition for one in history.of(case.history(), OperationKind.READ))
+
+
+@settles(
+    "send-9",
+    told="A restarted idempotent producer gets a new id, so what it sends again is there twice",
+    ran="A process sends and is killed; a second one sends the same again: idempotent; with a transactional id, killed before "
+    "its commit; and with a transactional id, killed after it. Count repeated records for readers of committed data and of all.",
+    advice="Give a sender that may restart a transactional id, or every record an id of its own that the reader knows again.",
+    rules=("PUBLISHER_NOT_IDEMPOTENT", "PIPELINE_WITHOUT_GUARD"),
+)
+def send_9(trial: Trial) -> None:
+    count = trial.scaled(300, 2_000)
+    plans: dict[str, tuple[dict[str, Any], int | None]] = {
+        "idempotent": ({}, None),
+        "transaction left open": ({"transactional.id": trial.name("transaction")}, 2 * count),
+        "transaction committed": ({"transactional.id": trial.name("transaction")}, count),
+    }
+    repeated: dict[str, dict[str, Anomalies]] = {}
+    ids: dict[str, list[set[int] | None]] = {}
+    lost = 0
+    for name, (config, transaction) in plans.items():
+        case, topic = trial.case(name), trial.topic(1)
+        plan = Publishing(
+            topic=topic,
+            count=count,
+            seed=trial.seed,
+            per_s=1_000,
+            config=config,
+            transaction=transaction,
+        )
+        # at a steady rate only the last few records are still with the client when it dies
+        case.run(msgspec.structs.replace(plan, dies_after=count, warm=True))
+        first = _producer_ids(trial, topic)
+        case.publish(msgspec.structs.replace(plan, transaction=transaction and count))
+        ids[name] = [first, _producer_ids(trial, topic)]
+        repeated[name] = {}
+        for level in ("read_committed", "read_uncommitted"):
+            case.read_whole(topic, by=level, config={"isolation.level": level})
+            repeated[name][level] = checkers.repeated(case.history(), level, by=OperationKind.READ)
+        lost += checkers.lost(case.history(), "read_committed", by=OperationKind.READ).count
+    trial.table(
+        f"{count} records sent by a process that was killed, and again by the next",
+        [
+            "first process",
+            "producer ids",
+            "repeated for read_committed",
+            "repeated for read_uncommitted",
+        ],
+        [
+            [name, _shown(ids[name][-1]), *(one.count for one in found.values())]
+            for name, found in repeated.items()
+        ],
+    )
+    trial.plot(
+        "Records that are there twice after a restart",
+        "first process",
+        "records",
+        {
+            level: [(name, float(found[level].count)) for name, found in repeated.items()]
+            for level in repeated["idempotent"]
+        },
+    )
+    plain, left_open, done = (found["read_committed"] for found in repeated.values())
+    before, after = ids["idempotent"]
+    trial.control("nothing is missing", lost == 0, f"{lost} missing")
+    trial.told(
+        "the second process has another producer id",
+        None if not before or not after else len(after) == 2 and before < after,
+        f"first {_shown(before)}, then {_shown(after)}",
+    )
+    trial.told(
+        "what it sends again is there twice", bool(plain), f"{plain.count} of {plain.of} repeated"
+    )
+    all_of_it = repeated["transaction left open"]["read_uncommitted"]
+    trial.control(
+        "with a transactional id what was left open is taken back",
+        not left_open and bool(all_of_it) and len(ids["transaction left open"][-1] or ()) == 1,
+        f"{left_open.count} of {left_open.of} repeated for readers of committed data, {all_of_it.count} for others; "
+        f"{done.count} when the first process had committed",
+    )
+
+
+def _producer_ids(trial: Trial, topic: str) -> set[int] | None:
+    with admin_extras.opened(trial.ground.cluster) as asked:
+        found = asked.remembered(topic, [0]) if asked else None
+    return None if found is None else {one.producer for one in found}
+
+
+def _shown(ids: set[int] | None) -> str:
+    return "unknown" if ids is None else ", ".join(map(str, sorted(ids)))
+
+
+class Recipe(NamedTuple):
+    """One combination of what is said to make exactly-once."""
+
+    idempotent: bool
+    acks: str
+    replicas: int
+    in_sync: int
+
+    @property
+    def name(self) -> str:
+        how = "idempotent" if self.idempotent else f"acks={self.acks}"
+        return f"{how}, replicas {self.replicas}, in-sync {self.in_sync}"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {} if self.idempotent else senders.plain(self.acks)
+
+
+class Kept(NamedTuple):
+    lost: Anomalies
+    repeated: Anomalies
+    repeated_later: Anomalies
+
+
+# who asks a frozen broker for metadata would wait a minute
+IMPATIENT = {"socket.timeout.ms": 5_000}
+RECIPE = Recipe(idempotent=True, acks="all", replicas=2, in_sync=2)
+WITHOUT = {
+    "without idempotence records are repeated": RECIPE._replace(idempotent=False),
+    "with acks=1 records are lost": RECIPE._replace(idempotent=False, acks="1"),
+    "with one replica records are lost": RECIPE._replace(replicas=1, in_sync=1),
+    "with one in-sync replica records are lost": RECIPE._replace(in_sync=1),
+}
+
+
+@settles(
+    "send-10",
+    told="Exactly-once is idempotence, acks=all, two replicas and two of them in sync",
+    ran="A producer for every combination sends at the same time: answers of the broker are swallowed and the connection cut; "
+    "the follower is stopped; the leader goes on alone, is killed, and its disk lost; both come back. Count lost and repeated "
+    "records. Then each producer starts anew and sends its first records again.",
+    advice="Take all four, with three replicas, and give records an id or the sender transactions: a restart repeats otherwise.",
+    rules=(
+        "PUBLISHER_NOT_IDEMPOTENT",
+        "PUBLISHER_ACKS",
+        "TOPIC_SINGLE_REPLICA",
+        "TOPIC_MIN_IN_SYNC_ONE",
+    ),
+    brokers=3,
+    harmless=False,
+)
+def send_10(trial: Trial) -> None:
+    leader, follower, third = nodes = senders.nodes_from(trial.seed)
+    ways = [(True, "all"), (False, "all"), (False, "1")]
+    copies = [(1, 1), (2, 1), (2, 2), (3, 2)]
+    recipes = [Recipe(*way, *copy) for way in ways for copy in copies]
+    cases = {one: trial.case(one.name) for one in recipes}
+    topics = {
+        one: trial.topic(on=nodes[: one.replicas], min_insync_replicas=str(one.in_sync))
+        for one in recipes
+    }
+    proxy = trial.ground.proxies[leader]
+    stops: list[threading.Event] = []
+    with contextlib.ExitStack() as running:
+        for one in recipes:
+            plan = Publishing(
+                topic=topics[one],
+                count=senders.FOREVER,
+                seed=trial.seed,
+                per_s=50,
+                config={**one.config, **IMPATIENT},
+                flush_timeout_s=10,
+            )
+            stops.append(running.enter_context(cases[one].beside(plan, trial.ground.proxied))[1])
+        for stop in stops:
+            running.callback(stop.set)
+        trial.wait_for_more(cases.values(), 30)
+        # 1. what was written is not confirmed
+        proxy.behave(NetworkFault(swallows_answers=True))
+        trial.wait(
+            lambda: all(
+                _written(trial, topics[one], 1) > cases[one].acknowledged for one in recipes
+            ),
+            "unconfirmed records",
+        )
+        proxy.cut()
+        proxy.behave()
+        trial.wait_for_more(cases.values(), 20)
+        # 2. the leader is alone in the in-sync set of two, goes on, and is lost with its disk
+        trial.stop(follower)
+        pairs = [one for one in recipes if one.replicas == 2]
+        trial.wait(
+            lambda: all(senders.in_sync(trial, topics[one]) == {leader} for one in pairs),
+            "the follower to be out of sync",
+        )
+        alone = [one for one in recipes if one.acks == "1" or (one.replicas, one.in_sync) == (2, 1)]
+        trial.wait_for_more([cases[one] for one in alone], 10)
+        trial.freeze(third)
+        trial.wait_for_more([cases[one] for one in alone], 30)
+        trial.kill(leader)
+        trial.wipe(leader)
+        trial.thaw(third)
+        # the follower first: with the third it elects a controller, without which an empty disk may not come back
+        trial.restart(follower)
+        trial.restart(leader)
+        forced = _lead_again(trial, topics.values())
+        trial.wait_for_more(
+            [cases[one] for one in recipes if one.replicas > 1 and one.in_sync > 1], 20
+        )
+    found = trial.together(
+        {
+            one.name: functools.partial(_send_again, trial, one, cases[one], topics[one])
+            for one in recipes
+        }
+    )
+    _show_recipes(trial, {one: found[one.name] for one in recipes}, forced)
+
+
+def _send_again(trial: Trial, recipe: Recipe, case: Scenario, topic: str) -> Kept:
+    """3. A new producer, which does not know how far the first one came."""
+    case.read_whole(topic)
+    again = Publishing(
+        topic=topic,
+        count=trial.scaled(50, 500),
+        seed=trial.seed,
+        config=recipe.config,
+        flush_timeout_s=10,
+    )
+    case.publish(again)
+    case.read_whole(topic, by="later")
+    seen = case.history()
+    return Kept(
+        checkers.lost(seen, "reader", by=OperationKind.READ),
+        checkers.repeated(seen, "reader", by=OperationKind.READ),
+        checkers.repeated(seen, "later", by=OperationKind.READ),
+    )
+
+
+def _lead_again(trial: Trial, topics: Iterable[str]) -> int:
+    """Have every topic led again, by force where Kafka does not trust what is left; how many needed that."""
+    known = layout.read(trial.ground.cluster).topics
+    leaderless = [topic for topic in topics if known[topic].partitions[0].leader is None]
+    with admin_extras.opened(trial.ground.cluster) as asked:
+        for topic in leaderless:
+            if asked:
+                asked.elect_unclean(topic, 0)
+    trial.note(f"unclean elections forced: {len(leaderless)}")
+    return len(leaderless)
+
+
+def _show_recipes(trial: Trial, found: Mapping[Recipe, Kept], forced: int) -> None:
+    trial.table(
+        f"Each combination through the same faults ({forced} topics needed an unclean election)",
+        [
+            "producer",
+            "acks",
+            "replicas",
+            "in-sync",
+            "acknowledged",
+            "lost",
+            "repeated",
+            "repeated after a restart",
+        ],
+        [
+            [
+                "idempotent" if one.idempotent else "not idempotent",
+                one.acks,
+                one.replicas,
+                one.in_sync,
+                kept.lost.of,
+                kept.lost.count,
+                kept.repeated.count,
+                kept.repeated_later.count,
+            ]
+            for one, kept in found.items()
+        ],
+    )
+    trial.plot(
+        "Lost and repeated records",
+        "combination",
+        "records",
+        {
+            "lost": [(one.name, float(kept.lost.count)) for one, kept in found.items()],
+            "repeated": [(one.name, float(kept.repeated.count)) for one, kept in found.items()],
+        },
+    )
+    for statement, one in WITHOUT.items():
+        kept = found[one]
+        counted = kept.repeated if "repeated" in statement else kept.lost
+        trial.control(statement, bool(counted), f"{counted.count} of {counted.of:,}")
+    kept = found[RECIPE]
+    trial.told(
+        "with all four each acknowledged record is there once, while the producer lives",
+        not kept.lost and not kept.repeated,
+        f"{kept.lost.count} lost, {kept.repeated.count} repeated of {kept.lost.of:,}",
+    )
+    broken = [one for one, kept in found.items() if kept.repeated_later.count > kept.repeated.count]
+    trial.limit(
+        "a producer that starts anew and sends again repeats what is there",
+        kept.repeated_later.count > kept.repeated.count,
+        f"{kept.repeated_later.count} repeated with all four, and some in {len(broken)} of the {len(found)} combinations",
+    )

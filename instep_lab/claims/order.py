@@ -1,0 +1,409 @@
+"""Claims about the order of records."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from instep.document.showing import counted
+from instep.kafka import topics
+from instep.local.proxy import NetworkFault
+from instep.report.tables import Cell
+from instep_lab import checkers
+from instep_lab.claim import Tier, settles
+from instep_lab.claims import senders
+from instep_lab.clients.consuming import CommitMode, Consuming, Pool
+from instep_lab.clients.publishing import Publishing, refusal
+from instep_lab.history import Operation, OperationKind
+from instep_lab.trial import Scenario, Trial
+
+PARTITIONS = (1, 3, 12)
+KEYS = 20
+
+
+def _send_and_read(
+    trial: Trial, case: Scenario, partitions: int, count: int, *, keyed: bool, groups: int = 1
+) -> list[str]:
+    """Send the workload, then read it back by each group; the groups."""
+    topic = trial.topic(partitions)
+    case.publish(
+        Publishing(
+            topic=topic,
+            count=count,
+            keys=KEYS,
+            seed=trial.seed,
+            keyed=keyed,
+            config={"linger.ms": 1},
+        )
+    )
+    names = [trial.group() for _ in range(groups)]
+    for group in names:
+        case.consume(Consuming(topic=topic, group=group, to_end=True, commit=CommitMode.NEVER))
+        seen = case.history()
+        read = checkers.repeated(seen, group, by=OperationKind.READ)
+        trial.control(
+            f"{case.name}: everything was read once, and nothing else",
+            read.of == count
+            and not read
+            and not checkers.unsent(seen, group)
+            and not checkers.reordered(seen, group),
+            f"{read.of:,} of {count:,}",
+        )
+    return names
+
+
+def _over_partitions(
+    trial: Trial, count: int, check: Callable[[Sequence[Operation]], checkers.Anomalies], title: str
+) -> dict[str, list[tuple[int, int]]]:
+    """What the checker finds with and without keys, by the number of partitions; plotted."""
+    found: dict[str, list[tuple[int, int]]] = {"with keys": [], "without keys": []}
+    for partitions in PARTITIONS:
+        for name, counts in found.items():
+            case = trial.case(f"{counted(partitions, 'partition')}, {name}")
+            _send_and_read(trial, case, partitions, count, keyed=name == "with keys")
+            counts.append((partitions, check(case.history()).count))
+    series = {
+        name: [(str(number), float(amount)) for number, amount in counts]
+        for name, counts in found.items()
+    }
+    trial.plot(title, "partitions", "records", series)
+    return found
+
+
+@settles(
+    "order-1",
+    told="Records of a topic with several partitions do not come back in the order in which they were sent",
+    ran="Send records with and without keys to 1, 3 and 12 partitions, one after another; read all of it with one consumer; "
+    "count the records that came after one that was sent later.",
+    advice="Count on order within a partition only; what must stay in order gets one key.",
+    rules=("RECORDS_WITHOUT_KEY",),
+)
+def order_1(trial: Trial) -> None:
+    count = trial.scaled(3_000, 30_000)
+    late = _over_partitions(
+        trial, count, checkers.unsorted, "Records out of the order of the whole topic"
+    )
+    rows: list[list[Cell]] = [
+        [name, *(amount for _, amount in found)] for name, found in late.items()
+    ]
+    trial.table(
+        f"Records of {count:,} that came late",
+        ["sent", *(f"{number} partitions" for number in PARTITIONS)],
+        rows,
+    )
+    alone = [amount for found in late.values() for number, amount in found if number == 1]
+    spread = [amount for found in late.values() for number, amount in found if number > 1]
+    trial.control(
+        "with one partition nothing comes late",
+        not any(alone),
+        f"{sum(alone)} of {2 * count:,} late",
+    )
+    trial.told(
+        "with several partitions some come late",
+        any(spread),
+        f"{min(spread):,} to {max(spread):,} of {count:,} late",
+    )
+
+
+@settles(
+    "order-2",
+    told="With one partition the order holds, whatever the number of groups",
+    ran="Send records to one partition; read it by one group and by three; count late records in each.",
+    advice="One partition keeps the whole order and takes one reader per group: enough for a few thousand records a second.",
+    rules=("RECORDS_WITHOUT_KEY",),
+)
+def order_2(trial: Trial) -> None:
+    count = trial.scaled(3_000, 30_000)
+    for groups in (1, 3):
+        case = trial.case(f"{groups} groups")
+        names = _send_and_read(trial, case, 1, count, keyed=True, groups=groups)
+        seen = case.history()
+        late = sum(checkers.unsorted(seen, group).count for group in names)
+        trial.told(
+            f"{counted(groups, 'group')} in order", late == 0, f"{late} of {groups * count:,} late"
+        )
+
+
+@settles(
+    "order-3",
+    told="Records with one key stay in order over many partitions",
+    ran="Send records of 20 keys to 1, 3 and 12 partitions, read all with one consumer, count inversions within a key. The same "
+    "without giving Kafka the key must invert some.",
+    advice="Send the document's id as the key; everything about one document then stays in order.",
+    rules=("RECORDS_WITHOUT_KEY", "PUBLISHER_PARTITIONER"),
+)
+def order_3(trial: Trial) -> None:
+    count = trial.scaled(3_000, 30_000)
+    check = partial(checkers.inverted, by=OperationKind.READ)
+    inverted = _over_partitions(
+        trial, count, check, "Records that came after a later one of the same key"
+    )
+    without = sum(amount for number, amount in inverted["without keys"] if number > 1)
+    trial.control("without keys some are inverted", without > 0, f"{without:,} of {2 * count:,}")
+    for partitions, late in inverted["with keys"]:
+        over = counted(partitions, "partition")
+        trial.told(f"order of a key over {over}", late == 0, f"{late} of {count:,} inverted")
+
+
+@settles(
+    "order-4",
+    told="A thread pool that works on one partition's records breaks the order, unless it is fed by key",
+    ran="Read one partition and hand its records to 8 threads: any thread takes the next one, or each key has its thread. The "
+    "work takes a random time. Count the records that were worked after a later one of the same key.",
+    advice="Route work by key (key modulo threads), or have more partitions; a plain pool undoes the order that Kafka kept.",
+    rules=("PIPELINE_WITHOUT_GUARD",),
+)
+def order_4(trial: Trial) -> None:
+    count = trial.scaled(600, 3_000)
+    inverted: dict[Pool, int] = {}
+    for pool in Pool:
+        topic = trial.topic(1)
+        case = trial.case(f"pool {pool}")
+        case.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed))
+        case.consume(
+            Consuming(
+                topic=topic,
+                group=trial.group(),
+                count=count,
+                idle_s=20,
+                commit=CommitMode.NEVER,
+                pool=pool,
+                work_ms=1,
+                seed=trial.seed,
+            )
+        )
+        seen = case.history()
+        lost = checkers.lost(seen)
+        trial.control(
+            f"pool {pool}: everything was worked", not lost, f"{lost.count} of {lost.of:,} missing"
+        )
+        inverted[pool] = checkers.inverted(seen).count
+    trial.plot(
+        "Records worked after a later one of the same key",
+        "pool of 8",
+        "records",
+        {"inverted": [(str(pool), float(amount)) for pool, amount in inverted.items()]},
+    )
+    trial.control(
+        "one thread keeps the order",
+        inverted[Pool.NONE] == 0,
+        f"{inverted[Pool.NONE]} of {count:,} inverted",
+    )
+    trial.told(
+        "a pool by record breaks it",
+        inverted[Pool.BY_RECORD] > 0,
+        f"{inverted[Pool.BY_RECORD]:,} of {count:,} inverted",
+    )
+    trial.told(
+        "a pool by key keeps it",
+        inverted[Pool.BY_KEY] == 0,
+        f"{inverted[Pool.BY_KEY]} of {count:,} inverted",
+    )
+
+
+IN_FLIGHT = "max.in.flight.requests.per.connection"
+PAUSE_S = 0.5
+SENDERS: Mapping[str, Mapping[str, Any]] = {
+    "1 in flight": {"enable.idempotence": False, IN_FLIGHT: 1},
+    "5 in flight": {"enable.idempotence": False, IN_FLIGHT: 5},
+    "1,000 in flight": {"enable.idempotence": False, IN_FLIGHT: 1_000},
+    "idempotent, 1 in flight": {IN_FLIGHT: 1},
+    "idempotent, 5 in flight": {IN_FLIGHT: 5},
+}
+
+
+@settles(
+    "order-5",
+    told="Retries with several requests in flight reorder records; an idempotent producer, with at most 5, keeps the order",
+    ran="Five producers send through a slow line: 1, 5 and many requests in flight, idempotent and not. The line garbles some "
+    "requests, which the broker refuses and the client sends again; then it is cut, and the broker is frozen for a moment. Count "
+    "records that come after a later one of their key, and repeats.",
+    advice="Switch idempotence on: it costs nothing. With librdkafka one request in flight does not replace it.",
+    rules=("PUBLISHER_OVERTAKES", "PUBLISHER_NOT_IDEMPOTENT"),
+    harmless=False,
+)
+def order_5(trial: Trial) -> None:
+    found: dict[str, Disorder] = dict.fromkeys(SENDERS, Disorder())
+    garbled = cuts = 0
+    plain = [name for name, config in SENDERS.items() if not config.get("enable.idempotence", True)]
+    several = [name for name in plain if name != "1 in flight"]
+    for number in range(trial.scaled(3, 10)):
+        if trial.tier is Tier.QUICK and number and all(found[name].inverted for name in plain):
+            break
+        cases = {name: trial.case(f"{name}, round {number + 1}") for name in SENDERS}
+        topics_ = {name: trial.topic(1) for name in SENDERS}
+        garbled_now, cuts_now = _disturb(trial, cases, topics_)
+        garbled, cuts = garbled + garbled_now, cuts + cuts_now
+        for name, case in cases.items():
+            case.read_whole(topics_[name])
+            found[name] = found[name].plus(case.history())
+    for y, counts in {
+        "inverted": [(name, float(one.inverted)) for name, one in found.items()],
+        "repeated": [(name, float(one.repeated)) for name, one in found.items()],
+    }.items():
+        trial.plot(f"Records {y} in the log", "producer", "records", {y: counts})
+    trial.table(
+        "What the log shows",
+        [
+            "producer",
+            "records",
+            "inverted within a key",
+            "repeated",
+            "of these behind a later one: a reader without a guard goes back",
+        ],
+        [
+            [name, one.records, one.inverted, one.repeated, one.went_back]
+            for name, one in found.items()
+        ],
+    )
+    trial.control(
+        "requests were refused and sent again",
+        garbled > 0,
+        f"{garbled} garbled requests, {cuts} connections cut",
+    )
+    lost = sum(one.lost for one in found.values())
+    trial.control("nothing acknowledged is missing", lost == 0, f"{lost} missing")
+    for name in several:
+        trial.told(f"{name}: some are inverted", found[name].inverted > 0, found[name].shown)
+    for name in [name for name in SENDERS if name not in plain]:
+        trial.told(f"{name}: none is", found[name].inverted == 0, found[name].shown)
+    one = found["1 in flight"]
+    trial.limit(
+        "without idempotence this client inverts some with 1 in flight too",
+        one.inverted > 0,
+        one.shown,
+    )
+    refused = refusal({"enable.idempotence": True, IN_FLIGHT: 6})
+    trial.told(
+        "idempotence with 6 in flight is refused by the client",
+        refused is not None,
+        refused or "it was accepted",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Disorder:
+    """What is wrong with the order of a log; `went_back` are repeats that follow a later record of their key."""
+
+    records: int = 0
+    inverted: int = 0
+    repeated: int = 0
+    went_back: int = 0
+    lost: int = 0
+
+    @property
+    def shown(self) -> str:
+        return f"{self.inverted:,} of {self.records:,} inverted, {self.repeated:,} repeated"
+
+    def plus(self, seen: Sequence[Operation]) -> Disorder:
+        inverted = checkers.inverted(seen, by=OperationKind.READ)
+        return Disorder(
+            self.records + inverted.of,
+            self.inverted + inverted.count,
+            self.repeated + checkers.repeated(seen, by=OperationKind.READ).count,
+            self.went_back + checkers.went_back(seen, by=OperationKind.READ).count,
+            self.lost + checkers.lost(seen, by=OperationKind.READ).count,
+        )
+
+
+def _disturb(
+    trial: Trial, cases: Mapping[str, Scenario], topics_: Mapping[str, str]
+) -> tuple[int, int]:
+    """Send by each producer while the line and the broker misbehave; garbled requests, and connections that were cut."""
+    proxy = trial.ground.proxies[1]
+    before = dataclasses.replace(proxy.counts)
+    with contextlib.ExitStack() as running:
+        for name, case in cases.items():
+            plan = Publishing(
+                topic=topics_[name],
+                count=senders.FOREVER,
+                keys=5,
+                seed=trial.seed,
+                per_s=300,
+                config={"linger.ms": 0, "batch.num.messages": 10, **SENDERS[name]},
+            )
+            running.enter_context(case.beside(plan, trial.ground.proxied))
+        trial.wait_for_more(cases.values(), 50)
+        proxy.behave(NetworkFault(delay_s=0.01, garbles_every=7))
+        trial.wait(
+            lambda: proxy.counts.garbled_chunks - before.garbled_chunks >= 40, "40 garbled requests"
+        )
+        proxy.behave(NetworkFault(delay_s=0.01))
+        for _ in range(2):
+            proxy.cut()
+            trial.wait_for_more(cases.values(), 20)
+        trial.freeze(1)
+        time.sleep(PAUSE_S)
+        trial.thaw(1)
+        proxy.behave()
+        trial.wait_for_more(cases.values(), 50)
+    garbled, cut = (
+        proxy.counts.garbled_chunks - before.garbled_chunks,
+        proxy.counts.cut_connections - before.cut_connections,
+    )
+    trial.note(f"fault: {garbled} requests garbled, {cut} connections cut")
+    return garbled, cut
+
+
+@settles(
+    "order-6",
+    told="Raising the number of partitions keeps the order within a key",
+    ran="Send to 2 partitions, raise them to 4, send more of the same keys; a reader that lags then reads all of it. Count the "
+    "keys that moved, and the inversions within a key.",
+    advice="Choose enough partitions at the start; to grow, let every reader catch up first, or compare versions in a guard.",
+    rules=("PIPELINE_WITHOUT_GUARD",),
+)
+def order_6(trial: Trial) -> None:
+    count = trial.scaled(2_000, 20_000)
+    inverted: dict[str, int] = {}
+    for grows in (False, True):
+        name = "raised to 4" if grows else "left at 2"
+        case = trial.case(name)
+        topic = trial.topic(2)
+        case.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed))
+        if grows:
+            topics.grow(trial.ground.cluster, topic, 4)
+            trial.note("raised to 4 partitions")
+        # a new client: one that runs on learns of new partitions within its metadata's age, five minutes by default
+        case.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed, first=count))
+        case.consume(
+            Consuming(
+                topic=topic,
+                group=trial.group(),
+                count=2 * count,
+                idle_s=20,
+                commit=CommitMode.NEVER,
+                batch=50,
+            )
+        )
+        seen = case.history()
+        inverted[name] = checkers.inverted(seen, by=OperationKind.READ).count
+        places: dict[str | None, set[int | None]] = {}
+        for one in seen:
+            if one.kind is OperationKind.READ:
+                places.setdefault(one.key, set()).add(one.partition)
+        moved = sum(len(found) > 1 for found in places.values())
+        if grows:
+            trial.control(
+                "keys moved to other partitions", moved > 0, f"{moved} of {len(places)} keys"
+            )
+    trial.table(
+        "Inversions within a key",
+        ["partitions", f"of {2 * count:,} records"],
+        [[name, found] for name, found in inverted.items()],
+    )
+    trial.control(
+        "with an unchanged number nothing is inverted",
+        inverted["left at 2"] == 0,
+        f"{inverted['left at 2']} inverted",
+    )
+    trial.told(
+        "order of a key over a raised number",
+        inverted["raised to 4"] == 0,
+        f"{inverted['raised to 4']:,} of {2 * count:,} inverted",
+    )

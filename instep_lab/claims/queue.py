@@ -1,0 +1,335 @@
+"""Claims about other queues beside Kafka. All look at one measurement, which is made once in a run and kept in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from instep import errors
+from instep.report.tables import Cell, PlotKind
+from instep_lab.claim import settles
+from instep_lab.history import Operation
+from instep_lab.queues import measuring
+from instep_lab.queues.measuring import Loss, Rate, Speed
+from instep_lab.queues.system import System
+from instep_lab.queues.systems import KINDS, Servers
+from instep_lab.trial import Scenario, Trial
+
+MEASURED_FILE = "queues.json"
+LIST, CLASSIC, ZERO = "redis-list", "rabbitmq-classic", "zeromq"
+SMALL = (100, 1_000)
+LARGE = (100_000, 1_000_000)
+MUCH, UNBEARABLE = 2.0, 0.5
+UNSTEADY = 2.0
+MODES = {True: "durable", False: "not durable"}
+PYTHON = (
+    "All through Python clients, with one connection and one thread each way. Kafka answers without syncing its disk, as it does "
+    "by default and relies on copies; the others, used durably, sync theirs."
+)
+NOT_THE_SPEED = "These are rates of one Python client on one machine: choose by what must survive and who must read it again."
+
+Way = Callable[[measuring.QueueRate], Rate]
+Cells = Mapping[tuple[str, bool, int], measuring.QueueRate]
+
+
+class QueueMeasurements(msgspec.Struct, frozen=True):
+    """What every system did, and why one is missing."""
+
+    speeds: list[Speed]
+    missing: dict[str, str]
+
+    @property
+    def cells(self) -> Cells:
+        return {
+            (one.system, one.durable, one.size): one for one in measuring.summarise(self.speeds)
+        }
+
+
+@settles(
+    "queue-1",
+    told="Redis enqueues small messages faster than RabbitMQ, and is unbearably slow past 10 KB",
+    ran="Enqueue and dequeue the same messages of 100 B to 1 MB with Kafka, Redis, RabbitMQ, ZeroMQ and ActiveMQ, durable "
+    "(answered when it is kept) and not, in turn. Compare Redis lists with RabbitMQ's classic queues: faster is a higher median, "
+    f"unbearably slow less than half of RabbitMQ's. {PYTHON}",
+    advice=f"Size is no reason against Redis; whether its answer means that a message is kept, is one. {NOT_THE_SPEED}",
+    harmless=False,
+)
+def queue_1(trial: Trial) -> None:
+    measured = _measure(trial)
+    _show(trial, measured, "Enqueue", lambda cell: cell.enqueue)
+    for durable, mode in MODES.items():
+        ratios = _ratios(measured, lambda cell: cell.enqueue, durable)
+        holds = None if ratios is None else all(ratios[size] > 1 for size in SMALL)
+        trial.told(
+            f"{mode}, Redis enqueues messages of up to 1 kB faster",
+            holds,
+            _compared(measured, ratios, SMALL),
+        )
+        holds = None if ratios is None else all(ratios[size] < UNBEARABLE for size in LARGE)
+        trial.told(
+            f"{mode}, Redis is unbearably slow past 10 kB",
+            holds,
+            _compared(measured, ratios, LARGE),
+        )
+    _control(trial, measured)
+
+
+@settles(
+    "queue-2",
+    told="Redis dequeues much faster than RabbitMQ at any size",
+    ran="The same measurement as for queue-1; much faster is at least twice the median of RabbitMQ's classic queues, durable and "
+    f"not. {PYTHON}",
+    advice=f"Do not choose a queue by its reading speed: both outrun most programs that work on what they read. {NOT_THE_SPEED}",
+    harmless=False,
+)
+def queue_2(trial: Trial) -> None:
+    measured = _measure(trial)
+    _show(trial, measured, "Dequeue", lambda cell: cell.dequeue)
+    for durable, mode in MODES.items():
+        ratios = _ratios(measured, lambda cell: cell.dequeue, durable)
+        holds = None if ratios is None else all(ratio >= MUCH for ratio in ratios.values())
+        trial.told(
+            f"{mode}, Redis dequeues much faster at every size",
+            holds,
+            _compared(measured, ratios, measuring.COUNTS),
+        )
+    _control(trial, measured)
+
+
+@settles(
+    "queue-3",
+    told="ZeroMQ is the fastest and keeps nothing: what was queued is lost when a process dies",
+    ran="The same measurement as for queue-1: the time to enqueue and dequeue. Then enqueue to each system, kill -9 what holds "
+    "the messages (the server, or the process that sends by ZeroMQ), start it again and count what can still be read. A killed "
+    f"process is no power cut: what the operating system had taken is kept. {PYTHON}",
+    advice="Use ZeroMQ between processes that may lose what is under way; where a message must survive, use a durable queue and "
+    "wait for its answer (Kafka: acks=all).",
+    harmless=False,
+)
+def queue_3(trial: Trial) -> None:
+    measured = _measure(trial)
+    _show(trial, measured, "Enqueue and dequeue", lambda cell: cell.through)
+    cells = measured.cells
+    for size in measuring.COUNTS:
+        _judge_fastest(trial, measured, cells, size)
+    losses = _losses(trial)
+    _show_losses(trial, losses, measured.missing)
+    found = {(one.system, one.durable, one.killed): one for one in losses}
+    dead, alive = (found.get((ZERO, False, killed)) for killed in (True, False))
+    lost = None if dead is None else dead.lost.count == dead.sent
+    trial.told(
+        "what ZeroMQ had queued is lost with the sending process", lost, _kept(measured, dead)
+    )
+    trial.control(
+        "left alive, that process delivers all",
+        None if alive is None else not alive.lost,
+        _kept(measured, alive),
+    )
+    kafka = found["kafka", True, True]
+    trial.control(
+        "Kafka with acks=all keeps what its killed broker had answered for",
+        not kafka.lost,
+        _kept(measured, kafka),
+    )
+    lossy = [f"{one.system}, {MODES[one.durable]}" for one in losses if not one.killed and one.lost]
+    trial.control(
+        "without a kill no system loses any",
+        not lossy,
+        ", ".join(lossy) or f"{len(losses) // 2} ways of use",
+    )
+    _control(trial, measured)
+
+
+def _measure(trial: Trial) -> QueueMeasurements:
+    """The speeds of all systems that are there; made by the first claim of a run that asks."""
+    file = trial.run / MEASURED_FILE
+    if file.exists():
+        return msgspec.json.decode(file.read_bytes(), type=QueueMeasurements)
+    with Servers(trial.ground.node(1)) as servers:
+        systems, missing = _present(servers)
+        trial.note(f"measuring {len(systems)} ways of use; missing: {', '.join(missing) or 'none'}")
+        speeds = measuring.compare(
+            systems,
+            measuring.COUNTS,
+            repetitions=trial.scaled(3, 9),
+            seconds=trial.scaled(0.1, 1.0),
+            seed=trial.seed,
+            tell=trial.note,
+        )
+    measured = QueueMeasurements(speeds, missing)
+    written = file.with_suffix(".new")
+    written.write_bytes(msgspec.json.encode(measured))
+    written.replace(file)
+    return measured
+
+
+def _present(servers: Servers) -> tuple[list[System], dict[str, str]]:
+    """Every way of use whose server and client are there, and what to do about the others."""
+    found: list[System] = []
+    missing: dict[str, str] = {}
+    for kind in KINDS:
+        try:
+            found += [servers.system(kind.name, durable=durable) for durable in kind.durable]
+        except errors.MissingPart as error:
+            missing[kind.name] = f"{error.what}; {error.remedy}"
+    return found, missing
+
+
+def _losses(trial: Trial) -> list[Loss]:
+    """Each way of use, killed and, as the control, not."""
+    found: list[Loss] = []
+    with Servers(trial.ground.node(1)) as servers:
+        systems = _present(servers)[0]
+        for killed in (True, False):
+            end = "killed" if killed else "left alive"
+            cases = {
+                id(system): trial.case(f"{system.name}, {MODES[system.durable]}, {end}")
+                for system in systems
+            }
+
+            def note(
+                system: System, operation: Operation, cases: Mapping[int, Scenario] = cases
+            ) -> None:
+                cases[id(system)].note(operation)
+
+            found += measuring.losses(
+                systems, 1_000, trial.scaled(500, 5_000), killed=killed, note=note
+            )
+            trial.note(
+                "fault: every server and the sender killed, and seen dead"
+                if killed
+                else "control: nothing was killed"
+            )
+    return found
+
+
+def _ratios(measured: QueueMeasurements, way: Way, durable: bool) -> dict[int, float] | None:
+    """By size, how many times RabbitMQ's rate Redis has; None when one of them is missing."""
+    if measured.missing.keys() & {LIST, CLASSIC}:
+        return None
+    cells = measured.cells
+    return {
+        size: way(cells[LIST, durable, size]).median / way(cells[CLASSIC, durable, size]).median
+        for size in measuring.COUNTS
+    }
+
+
+def _judge_fastest(trial: Trial, measured: QueueMeasurements, cells: Cells, size: int) -> None:
+    statement = f"ZeroMQ is the fastest at {_size(size)}"
+    if measured.missing:
+        trial.told(statement, None, _lacking(measured))
+        return
+    own = cells[ZERO, False, size].through.median
+    others = [cell for (name, _, bytes_), cell in cells.items() if name != ZERO and bytes_ == size]
+    best = max(others, key=lambda cell: cell.through.median)
+    evidence = (
+        f"{own / best.through.median:.1f} times the next, {best.system}, {MODES[best.durable]}"
+    )
+    trial.told(statement, own > best.through.median, evidence)
+
+
+def _show(trial: Trial, measured: QueueMeasurements, title: str, way: Way) -> None:
+    """A table and, for each mode, a plot of messages a second over size."""
+    cells = measured.cells
+    rows: list[list[Cell]] = []
+    for kind in KINDS:
+        if kind.name in measured.missing:
+            rows.append([kind.name, measured.missing[kind.name], *(None for _ in measuring.COUNTS)])
+            continue
+        for durable in kind.durable:
+            rates = [way(cells[kind.name, durable, size]) for size in measuring.COUNTS]
+            rows.append([kind.name, MODES[durable], *(_rate(rate) for rate in rates)])
+    sizes = [_size(size) for size in measuring.COUNTS]
+    trial.table(
+        f"{title}: messages/s, median (least to most), and MB/s", ["system", "used", *sizes], rows
+    )
+    for durable, mode in MODES.items():
+        series: dict[str, list[tuple[Cell, float | None]]] = {
+            kind.name: [
+                (size, way(cells[kind.name, durable, size]).median) for size in measuring.COUNTS
+            ]
+            for kind in KINDS
+            if durable in kind.durable and kind.name not in measured.missing
+        }
+        trial.plot(
+            f"{title}, {mode}",
+            "bytes a message",
+            "messages/s",
+            series,
+            PlotKind.LINES,
+            log_x=True,
+            log_y=True,
+        )
+
+
+def _show_losses(trial: Trial, losses: Iterable[Loss], missing: Mapping[str, str]) -> None:
+    killed = [one for one in losses if one.killed]
+    rows: list[list[Cell]] = [
+        [one.system, MODES[one.durable], one.sent, one.lost.count, one.repeated.count]
+        for one in killed
+    ]
+    rows += [[name, what, None, None, None] for name, what in missing.items()]
+    trial.table(
+        "What is lost when what holds the messages is killed",
+        ["system", "used", "sent", "lost", "repeated"],
+        rows,
+    )
+    lost: list[tuple[Cell, float | None]] = [
+        (f"{one.system}, {MODES[one.durable]}", float(one.lost.count)) for one in killed
+    ]
+    trial.plot("Lost by kill -9", "system", "messages", {"lost": lost})
+
+
+def _control(trial: Trial, measured: QueueMeasurements) -> None:
+    varied = measuring.unsteadiness(measured.cells.values())
+    trial.control(
+        "the machine was quiet enough to compare rates",
+        varied <= UNSTEADY,
+        f"of the same, the fastest round was {varied:.1f} times the slowest; up to {UNSTEADY:g} is fit",
+    )
+    unsound = sum(not one.sound for one in measured.speeds)
+    messages = sum(one.count for one in measured.speeds)
+    trial.control(
+        "every measured message came once",
+        not unsound,
+        f"{unsound} of {len(measured.speeds)} measurements not, {messages:,} messages",
+    )
+
+
+def _compared(
+    measured: QueueMeasurements, ratios: Mapping[int, float] | None, sizes: Iterable[int]
+) -> str:
+    if ratios is None:
+        return _lacking(measured)
+    return "of RabbitMQ's rate " + ", ".join(
+        f"{ratios[size]:.0%} at {_size(size)}" for size in sizes
+    )
+
+
+def _kept(measured: QueueMeasurements, loss: Loss | None) -> str:
+    return (
+        _lacking(measured)
+        if loss is None
+        else f"{loss.lost.count} of {loss.sent} lost, {loss.repeated.count} repeated"
+    )
+
+
+def _lacking(measured: QueueMeasurements) -> str:
+    return "; ".join(dict.fromkeys(measured.missing.values()))
+
+
+def _rate(rate: Rate) -> str:
+    return (
+        f"{rate.median:,.0f} ({rate.lowest:,.0f} to {rate.highest:,.0f}), {rate.mb_per_s:,.1f} MB/s"
+    )
+
+
+def _size(size: int) -> str:
+    return (
+        f"{size // 1_000_000} MB"
+        if size >= 1_000_000
+        else f"{size // 1_000} kB"
+        if size >= 1_000
+        else f"{size} B"
+    )

@@ -1,0 +1,620 @@
+"""Claims about sending: what an acknowledgement is worth, and what it costs. Those about writing once are in `once.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+from instep.kafka.admin import admin_extras
+from instep.report.tables import PlotKind
+from instep_lab import checkers, history
+from instep_lab.checkers import Anomalies
+from instep_lab.claim import settles
+from instep_lab.claims import senders
+from instep_lab.clients import defaults
+from instep_lab.clients.publishing import DeliveryMode, Publishing, Spelling
+from instep_lab.history import Operation, OperationKind, OperationStatus
+from instep_lab.trial import Scenario, Trial, spread
+
+ACKS = ("0", "1", "all")
+
+
+def _unread(operations: Sequence[Operation], group: str = "reader") -> Anomalies:
+    """Records that were given to the client, whatever it said of them, and are not in the log."""
+    tried = {one.record for one in history.of(operations, OperationKind.SEND, None)}
+    read = {one.record for one in history.of(operations, OperationKind.READ, group=group)}
+    missing = sorted(f"{key}#{number}" for key, number in tried - read)
+    return Anomalies("unread", len(missing), len(tried), tuple(missing[: checkers.EXAMPLES_MAX]))
+
+
+@settles(
+    "send-1",
+    told="When the leader dies, acks=0 loses records, acks=1 loses those that no follower has yet, acks=all loses none",
+    ran="Send with each acks level to partitions led by one broker. Freeze both followers for a moment, go on sending, kill -9 "
+    "the leader, let the followers go on; count the records that were reported as sent and are not in the log.",
+    advice="Use acks=all for everything that must arrive; acks=1 loses what the dead leader had not passed on.",
+    rules=("PUBLISHER_ACKS", "TOPIC_MIN_IN_SYNC_ONE"),
+    brokers=3,
+    harmless=False,
+)
+def send_1(trial: Trial) -> None:
+    found: dict[str, list[Anomalies]] = {acks: [] for acks in ACKS}
+    unreplicated: list[int] = []
+    for number in trial.rounds(1, 5):
+        leader, *followers = senders.nodes_from(trial.seed + number)
+        cases = {acks: trial.case(f"acks={acks}, round {number + 1}") for acks in ACKS}
+        topics = {acks: trial.topic(on=(leader, *followers)) for acks in ACKS}
+        with contextlib.ExitStack() as running:
+            for acks, case in cases.items():
+                plan = Publishing(
+                    topic=topics[acks],
+                    count=senders.FOREVER,
+                    seed=trial.seed,
+                    per_s=500,
+                    config=senders.plain(acks),
+                )
+                running.enter_context(case.beside(plan))
+            trial.wait_for_more(cases.values(), 200)
+            for node in followers:
+                trial.freeze(node)
+            before = cases["1"].acknowledged
+            trial.wait_for_more((cases["0"], cases["1"]), 200)
+            unreplicated.append(cases["1"].acknowledged - before)
+            trial.kill(leader)
+            for node in followers:
+                trial.thaw(node)
+            trial.wait(
+                lambda topics=topics, followers=followers: (  # type: ignore[misc]
+                    senders.leader_of(trial, topics["all"]) in followers
+                ),
+                "a follower to lead",
+            )
+            trial.wait_for_more(cases.values(), 200)
+        for acks, case in cases.items():
+            case.read_whole(topics[acks])
+            found[acks].append(checkers.lost(case.history(), by=OperationKind.READ))
+        trial.ground.mend()
+    lost = {acks: sum(one.count for one in some) for acks, some in found.items()}
+    of = {acks: sum(one.of for one in some) for acks, some in found.items()}
+    trial.plot(
+        "Lost when the leader dies",
+        "acks",
+        "records",
+        {"reported as sent and lost": [(acks, float(count)) for acks, count in lost.items()]},
+    )
+    trial.table(
+        "Records reported as sent that are not in the log",
+        ["acks", "reported", "lost", "of them per kill"],
+        [
+            [acks, of[acks], lost[acks], ", ".join(str(one.count) for one in some)]
+            for acks, some in found.items()
+        ],
+    )
+    trial.control(
+        "records were acknowledged that only the leader had",
+        min(unreplicated) > 0,
+        f"{sum(unreplicated):,} with acks=1",
+    )
+    for acks in ("0", "1"):
+        trial.told(f"acks={acks} loses records", lost[acks] > 0, f"{lost[acks]:,} of {of[acks]:,}")
+    trial.told("acks=all loses none", lost["all"] == 0, f"{lost['all']:,} of {of['all']:,}")
+
+
+@settles(
+    "send-2",
+    told="acks=all protects nothing when the partition has one replica",
+    ran="Send with acks=all to a topic with one replica and to one with three, led by the same broker. Kill that broker, remove "
+    "its data as a lost disk does, start it again, read both topics; force an election where Kafka does not trust what is left.",
+    advice="Give every topic three replicas: acks=all waits for the copies that there are, and one is no copy.",
+    rules=("TOPIC_SINGLE_REPLICA",),
+    brokers=3,
+    harmless=False,
+)
+def send_2(trial: Trial) -> None:
+    count = trial.scaled(1_000, 10_000)
+    nodes = senders.nodes_from(trial.seed)
+    lost: dict[str, Anomalies] = {}
+    cases = {name: trial.case(name) for name in ("1 replica", "3 replicas")}
+    topics = {
+        "1 replica": trial.topic(on=nodes[:1], min_insync_replicas="1"),
+        "3 replicas": trial.topic(on=nodes, min_insync_replicas="2"),
+    }
+    for name, case in cases.items():
+        case.publish(Publishing(topic=topics[name], count=count, seed=trial.seed))
+        case.read_whole(topics[name], by="before")
+        gone = checkers.lost(case.history(), "before", by=OperationKind.READ)
+        trial.control(
+            f"{name}: all is there before",
+            gone.of == count and not gone,
+            f"{gone.count} of {gone.of:,} missing",
+        )
+    trial.kill(nodes[0])
+    trial.wipe(nodes[0])
+    # only when the others have a controller may an empty disk come back
+    trial.wait(
+        lambda: senders.leader_of(trial, topics["3 replicas"]) in nodes[1:], "a follower to lead"
+    )
+    trial.restart(nodes[0])
+    trial.ground.wait_whole(topics["3 replicas"])
+    if not (stays := senders.leader_of(trial, topics["1 replica"]) is not None):
+        # Kafka remembers who had everything, and gives an empty disk no lead unless it is forced to
+        with admin_extras.opened(trial.ground.cluster) as asked:
+            forced = asked is not None and asked.elect_unclean(topics["1 replica"], 0)
+        trial.note(f"no leader: an unclean election was {'forced' if forced else 'refused'}")
+    for name, case in cases.items():
+        trial.ground.wait_whole(topics[name])
+        case.read_whole(topics[name], by="after")
+        lost[name] = checkers.lost(case.history(), "after", by=OperationKind.READ)
+    trial.plot(
+        "Acknowledged with acks=all, and lost with the disk of one broker",
+        "replicas",
+        "records",
+        {"lost": [(name, float(one.count)) for name, one in lost.items()]},
+    )
+    one, three = lost["1 replica"], lost["3 replicas"]
+    trial.control("with three replicas none is lost", not three, f"{three.count} of {three.of:,}")
+    how = "" if stays else "; the partition had no leader until an unclean election was forced"
+    trial.told(
+        "with one replica acknowledged records are lost",
+        bool(one),
+        f"{one.count:,} of {one.of:,}{how}",
+    )
+
+
+@settles(
+    "send-3",
+    told="min.insync.replicas counts only for senders with acks=all",
+    ran="A topic on two brokers with min.insync.replicas=2: send with each acks level while both live, and after the follower "
+    "was killed and is out of sync. Look at what is acknowledged, and at what is in the log once the follower is back.",
+    advice="min.insync.replicas=2 needs acks=all at every sender: others write past it, to one copy.",
+    rules=("PUBLISHER_ACKS", "TOPIC_MIN_IN_SYNC_ONE"),
+    brokers=3,
+    harmless=False,
+)
+def send_3(trial: Trial) -> None:
+    count = trial.scaled(200, 1_000)
+    leader, follower, _ = senders.nodes_from(trial.seed)
+    topics = {acks: trial.topic(on=(leader, follower), min_insync_replicas="2") for acks in ACKS}
+    cases = {acks: trial.case(f"acks={acks}") for acks in ACKS}
+
+    def send(first: int) -> dict[str, tuple[int, str]]:
+        """Acknowledged sends of each level from this number on, and the errors that were told."""
+        said = {}
+        for acks, case in cases.items():
+            plan = Publishing(
+                topic=topics[acks],
+                count=count,
+                keys=1,
+                first=first,
+                seed=trial.seed,
+                config=senders.plain(acks, retries=0),
+            )
+            case.publish(plan)
+            sends = [
+                one
+                for one in history.of(case.history(), OperationKind.SEND, None)
+                if (one.number or 0) >= first
+            ]
+            errors_ = sorted({one.note for one in sends if one.note})
+            said[acks] = (
+                sum(1 for _ in history.of(sends, OperationKind.SEND)),
+                ", ".join(errors_) or "no error",
+            )
+        return said
+
+    whole = send(0)
+    trial.kill(follower)
+    trial.wait(
+        lambda: all(senders.in_sync(trial, topic) == {leader} for topic in topics.values()),
+        "the follower to be out of sync",
+    )
+    trial.note(f"in sync: {leader} alone, below the minimum of 2")
+    short = send(count)
+    readable = {}
+    for acks, case in cases.items():
+        case.read_whole(topics[acks], by="meanwhile")
+        readable[acks] = _read_from(case, "meanwhile", count)
+    trial.restart(follower)
+    kept = {}
+    for acks, case in cases.items():
+        trial.ground.wait_whole(topics[acks])
+        case.read_whole(topics[acks])
+        kept[acks] = _read_from(case, "reader", count)
+    trial.table(
+        f"{count} sends with one replica in sync of the two that are asked for",
+        ["acks", "acknowledged", "errors", "readable at once", "in the log afterwards"],
+        [[acks, *short[acks], readable[acks], kept[acks]] for acks in ACKS],
+    )
+    trial.plot(
+        "Taken by the log below min.insync.replicas",
+        "acks",
+        "records",
+        {"in the log": [(acks, float(counted)) for acks, counted in kept.items()]},
+    )
+    trial.control(
+        "with both in sync every level is acknowledged",
+        all(said[0] == count for said in whole.values()),
+        ", ".join(f"acks={acks}: {said[0]} of {count}" for acks, said in whole.items()),
+    )
+    for acks in ("0", "1"):
+        trial.told(
+            f"acks={acks} is not refused",
+            short[acks][0] == count and kept[acks] == count,
+            f"{short[acks][0]} of {count} acknowledged, {kept[acks]} in the log",
+        )
+    trial.told(
+        "acks=all is refused",
+        short["all"][0] == 0 and kept["all"] == 0,
+        f"{short['all'][0]} of {count} acknowledged ({short['all'][1]}), {kept['all']} in the log",
+    )
+    trial.limit(
+        "it also holds readers back: what acks=1 wrote below the minimum is read only when enough replicas are in sync again",
+        readable["1"] == 0 and kept["1"] > 0,
+        f"{readable['1']} of {kept['1']} readable at once, all of them later",
+    )
+
+
+def _read_from(case: Scenario, group: str, first: int) -> int:
+    """How many records from this number on the group has read."""
+    return sum(
+        (one.number or 0) >= first
+        for one in history.of(case.history(), OperationKind.READ, group=group)
+    )
+
+
+DEFAULTS = (
+    "acks",
+    "enable.idempotence",
+    "max.in.flight.requests.per.connection",
+    "linger.ms",
+    "batch.size",
+)
+ALL = ("all", "-1")
+
+
+@settles(
+    "send-4",
+    told="Without a setting, a producer sends with acks=1",
+    ran="Ask each client for its defaults: Kafka's Java clients print their own, librdkafka and kafka-python are asked.",
+    advice="Set acks=all yourself: the default depends on the client and on its release, and old ones are still in use.",
+    rules=("PUBLISHER_ACKS", "PUBLISHER_NOT_IDEMPOTENT"),
+    brokers=0,
+    until="Kafka 3.0 (September 2021)",
+)
+def send_4(trial: Trial) -> None:
+    old_release, old = defaults.of_java("kafka-2")
+    now = {}
+    for client, (release, told) in {
+        "Java client": defaults.of_java("kafka"),
+        "Spark's Java client": defaults.of_java("spark-kafka"),
+        "librdkafka": defaults.of_librdkafka(DEFAULTS),
+        "kafka-python": defaults.of_kafka_python(),
+    }.items():
+        now[f"{client} {release}"] = told
+    everyone = {f"Java client {old_release}": old, **now}
+    trial.table(
+        "Defaults of producers, by their own word",
+        ["client", *DEFAULTS],
+        [[client, *(told.get(name) for name in DEFAULTS)] for client, told in everyone.items()],
+    )
+    trial.control(
+        f"the Java client {old_release} had acks=1", old["acks"] == "1", f"acks={old['acks']}"
+    )
+    for client, told in now.items():
+        acks = told.get("acks")
+        trial.told(
+            f"{client} has acks=1",
+            None if acks is None else acks == "1",
+            f"acks={'all' if acks in ALL else acks}",
+        )
+
+
+@settles(
+    "send-5",
+    told="Forgetting what was sent, waiting for each answer, and a callback differ in speed and in what the sender learns",
+    ran="Send as fast as each way allows, in turns, and take the records a second. Then send records that the topic refuses as "
+    "too large, and count which refusals the sender hears of, and how many records it has sent on by then.",
+    advice="Send with a callback, look at its error, and flush before you rely on it: as fast as forgetting, and nothing missed.",
+    rules=("PUBLISHER_ACKS", "PUBLISHER_RECORDS_TOO_LARGE"),
+)
+def send_5(trial: Trial) -> None:
+    counts = {
+        DeliveryMode.FORGET: trial.scaled(10_000, 50_000),
+        DeliveryMode.WAIT: trial.scaled(300, 2_000),
+    }
+    counts[DeliveryMode.CALLBACK] = counts[DeliveryMode.FORGET]
+    rates: dict[DeliveryMode, list[float]] = {way: [] for way in DeliveryMode}
+    topic = trial.topic(1)
+    for number in trial.rounds(3, 7):
+        for way, count in counts.items():
+            case = trial.case(f"{way}, round {number + 1}")
+            began = time.monotonic()
+            case.publish(
+                Publishing(
+                    topic=topic, count=count, seed=trial.seed, way=way, config={"linger.ms": 0}
+                )
+            )
+            rates[way].append(count / (time.monotonic() - began))
+    refused = trial.scaled(100, 500)
+    small = trial.topic(1, max_message_bytes="2000")
+    learnt: dict[DeliveryMode, tuple[int, float | None]] = {}
+    for way in DeliveryMode:
+        case = trial.case(f"{way}, refused")
+        case.publish(
+            Publishing(
+                topic=small,
+                count=refused,
+                size=5_000,
+                seed=trial.seed,
+                way=way,
+                config={"linger.ms": 0},
+            )
+        )
+        sends = list(history.of(case.history(), OperationKind.SEND, None))
+        failed = [one for one in sends if one.outcome is OperationStatus.FAIL]
+        starts = [one.at_ns - one.took_ns for one in sends]
+        behind = [
+            sum(failure.at_ns - failure.took_ns < start < failure.at_ns for start in starts)
+            for failure in failed
+        ]
+        learnt[way] = len(failed), statistics.mean(behind) if behind else None
+    case = trial.case("what the log has")
+    case.read_whole(small)
+    arrived = sum(1 for _ in history.of(case.history(), OperationKind.READ))
+    trial.plot(
+        "Records a second",
+        "way",
+        "records",
+        {"median": [(way, statistics.median(some)) for way, some in rates.items()]},
+    )
+    trial.table(
+        f"{refused} records that the topic refuses",
+        ["way", "records a second", "refusals heard of", "records sent on before hearing of one"],
+        [
+            [way, spread(rates[way], digits=0), learnt[way][0], learnt[way][1]]
+            for way in DeliveryMode
+        ],
+    )
+    trial.control(
+        "the topic refuses what is too large", arrived == 0, f"{arrived} of {3 * refused} arrived"
+    )
+    slowest = min(*rates[DeliveryMode.FORGET], *rates[DeliveryMode.CALLBACK])
+    trial.told(
+        "waiting for each answer is slower",
+        max(rates[DeliveryMode.WAIT]) < slowest,
+        f"{spread(rates[DeliveryMode.WAIT], digits=0)} records a second, with a callback {spread(rates[DeliveryMode.CALLBACK], digits=0)}",
+    )
+    trial.told(
+        "who forgets learns nothing",
+        learnt[DeliveryMode.FORGET][0] == 0,
+        f"{learnt[DeliveryMode.FORGET][0]} of {refused} refusals",
+    )
+    trial.told(
+        "who waits learns of each before the next",
+        learnt[DeliveryMode.WAIT] == (refused, 0),
+        f"{learnt[DeliveryMode.WAIT][0]} of {refused} refusals, {learnt[DeliveryMode.WAIT][1]} records sent on by then",
+    )
+    trial.told(
+        "a callback learns of each, later",
+        learnt[DeliveryMode.CALLBACK][0] == refused and (learnt[DeliveryMode.CALLBACK][1] or 0) > 0,
+        f"{learnt[DeliveryMode.CALLBACK][0]} of {refused} refusals, {learnt[DeliveryMode.CALLBACK][1] or 0:.0f} records sent on by then",
+    )
+
+
+@settles(
+    "send-6",
+    told="Records that were sent asynchronously are lost when the process ends without a flush",
+    ran="A process gives records to the client and ends: with a flush before, and without. Read what arrived.",
+    advice="Flush (Java: close) before the process ends, and look at what flush says is left.",
+    rules=("PUBLISHER_ACKS",),
+)
+def send_6(trial: Trial) -> None:
+    count = trial.scaled(2_000, 20_000)
+    missing: dict[str, list[Anomalies]] = {"with flush": [], "without flush": []}
+    betrayed = 0
+    for number in trial.rounds(1, 5):
+        for name, found in missing.items():
+            case, topic = trial.case(f"{name}, round {number + 1}"), trial.topic(1)
+            case.run(
+                Publishing(
+                    topic=topic,
+                    count=count,
+                    seed=f"{trial.seed}-{number}",
+                    flush=name == "with flush",
+                )
+            )
+            case.read_whole(topic)
+            seen = case.history()
+            found.append(_unread(seen))
+            betrayed += checkers.lost(seen, by=OperationKind.READ).count
+    sums = {
+        name: (sum(one.count for one in found), sum(one.of for one in found))
+        for name, found in missing.items()
+    }
+    trial.plot(
+        "Records given to the client that never arrived",
+        "end of the process",
+        "records",
+        {"missing": [(name, float(counted)) for name, (counted, _) in sums.items()]},
+    )
+    trial.control(
+        "with a flush nothing is missing",
+        sums["with flush"][0] == 0,
+        f"{sums['with flush'][0]} of {sums['with flush'][1]:,}",
+    )
+    trial.control(
+        "what was acknowledged is there",
+        betrayed == 0,
+        f"{betrayed} acknowledged records are missing",
+    )
+    trial.told(
+        "without a flush some are missing",
+        sums["without flush"][0] > 0,
+        "{:,} of {:,}".format(*sums["without flush"]),
+    )
+
+
+BATCH_BYTES = (1_000, 16_000, 256_000)
+LINGER_MS = (0, 10, 100)
+HARDLY, CLEARLY = 1.2, 2.0  # what counts as hardly more, and as clearly more
+Cell = tuple[int, int]
+
+
+@settles(
+    "send-7",
+    told="A larger batch.size and linger.ms raise throughput, and latency too",
+    ran="For each batch.size and linger.ms, in turns: send as fast as it goes and take the records a second; send at a steady "
+    "rate and take the time from send to acknowledgement. Medians over the rounds.",
+    advice="Keep linger.ms at 5 to 10 and batch.size at 16 KB or more; beyond that latency grows and throughput hardly does.",
+    rules=("PUBLISHER_LINGERS",),
+)
+def send_7(trial: Trial) -> None:
+    topic = trial.topic(1)
+    count, steady_per_s = trial.scaled(20_000, 50_000), 500
+    least, modest, most = zip(BATCH_BYTES, LINGER_MS, strict=True)
+    cells: list[Cell] = [(batch, linger) for batch in BATCH_BYTES for linger in LINGER_MS]
+    rates: dict[Cell, list[float]] = {cell: [] for cell in cells}
+    steady: dict[Cell, list[float]] = {cell: [] for cell in cells}
+    late: dict[Cell, list[float]] = {cell: [] for cell in cells}
+    # a broker that has just started is slow at first, which would count against the cells that come first
+    trial.case("warm-up").publish(
+        Publishing(
+            topic=topic, count=count, seed=trial.seed, config=senders.plain(batch_size=least[0])
+        )
+    )
+    for number in trial.rounds(3, 7):
+        for batch, linger in cells:
+            config = senders.plain(batch_size=batch, linger_ms=linger)
+            full = trial.case(f"full speed, {batch} bytes, {linger} ms, round {number + 1}")
+            full.publish(
+                Publishing(topic=topic, count=count, seed=trial.seed, warm=True, config=config)
+            )
+            paced = trial.case(f"steady, {batch} bytes, {linger} ms, round {number + 1}")
+            plan = Publishing(
+                topic=topic,
+                count=steady_per_s // 2,
+                per_s=steady_per_s,
+                seed=trial.seed,
+                warm=True,
+                config=config,
+            )
+            paced.publish(plan)
+            rates[batch, linger].append(_pace(full)[0])
+            _, times = _pace(paced)
+            steady[batch, linger].append(statistics.median(times))
+            late[batch, linger].append(statistics.quantiles(times, n=100)[-1])
+    for title, y, found in (
+        ("Records a second at full speed", "records/s", rates),
+        ("Time to acknowledgement at a steady rate, median (ms)", "ms", steady),
+        ("Time to acknowledgement at a steady rate, 99 of 100 (ms)", "ms", late),
+    ):
+        series = {
+            f"{batch:,} bytes": [
+                (f"{linger} ms", _middle(found, batch, linger)) for linger in LINGER_MS
+            ]
+            for batch in BATCH_BYTES
+        }
+        trial.plot(title, "linger.ms", y, series, PlotKind.HEAT)
+    for what, found, unit, digits in (
+        ("throughput", rates, "/s", 0),
+        ("latency", steady, " ms", 1),
+    ):
+        trial.told(
+            f"both large raise {what}",
+            _clearly_more(found[most], found[least]),
+            f"{spread(found[least], unit, digits)} to {spread(found[most], unit, digits)}",
+        )
+    gain = statistics.median(rates[most]) / statistics.median(rates[modest])
+    cost = statistics.median(steady[most]) / statistics.median(steady[modest])
+    trial.limit(
+        f"beyond {modest[0]:,} bytes and {modest[1]} ms latency grows and throughput hardly does",
+        gain < HARDLY and cost > CLEARLY,
+        f"throughput times {gain:.1f}, latency times {cost:.1f}",
+    )
+
+
+def _pace(case: Scenario) -> tuple[float, list[float]]:
+    """Records a second, and ms from each send to its acknowledgement, without the first: that one waited for the connection."""
+    sends = list(history.of(case.history(), OperationKind.SEND))[1:]
+    took_s = (max(one.at_ns for one in sends) - min(one.at_ns - one.took_ns for one in sends)) / 1e9
+    return len(sends) / took_s, [one.took_ns / 1e6 for one in sends]
+
+
+def _middle(found: Mapping[Cell, list[float]], batch: int, linger: int) -> float:
+    return round(statistics.median(found[batch, linger]), 1)
+
+
+def _clearly_more(these: Sequence[float], those: Sequence[float]) -> bool | None:
+    """Whether these are more than those in every round; None when rounds differ, so that it may be chance."""
+    more = [this > that for this, that in zip(these, those, strict=True)]
+    return None if len(set(more)) > 1 else more[0]
+
+
+@settles(
+    "send-11",
+    told="With a partitioner for numeric keys, key k goes to partition k modulo the number of partitions",
+    ran="Send 20 records of the keys 0 to 3 to 4 partitions: to the partition that the sender reckons, and by each client's "
+    "default hash, with keys written as digits and as Java's four-byte integers. Look at where each key lies.",
+    advice="Let every sender hash alike (murmur2, as Java does); reckon partitions yourself only when every sender does.",
+    rules=("PUBLISHER_PARTITIONER", "PUBLISHER_HASHES_DIFFER", "RECORDS_IN_WRONG_PARTITION"),
+)
+def send_11(trial: Trial) -> None:
+    keys, partitions, count = 4, 4, 20
+    by_hash = {"Java's murmur2": "murmur2_random", "librdkafka's CRC32": "consistent_random"}
+    places: dict[str, dict[str, list[int]]] = {}
+    for name, partitioner in {"k modulo n": None, **by_hash}.items():
+        for spelling in (Spelling.DIGITS, Spelling.INTEGER):
+            case, topic = trial.case(f"{name}, {spelling}"), trial.topic(partitions)
+            plan = Publishing(
+                topic=topic,
+                count=count,
+                keys=keys,
+                seed=trial.seed,
+                spelling=spelling,
+                by_number=None if partitioner else partitions,
+                config={"partitioner": partitioner} if partitioner else {},
+            )
+            case.publish(plan)
+            case.read_whole(topic, partitions)
+            found: dict[str, set[int]] = {}
+            for one in history.of(case.history(), OperationKind.READ):
+                found.setdefault(one.key or "", set()).add(
+                    -1 if one.partition is None else one.partition
+                )
+            places[case.name] = {key: sorted(some) for key, some in sorted(found.items())}
+    names = [f"k{number}" for number in range(keys)]
+    trial.table(
+        "The partition of each key",
+        ["how, key written as", *(name.removeprefix("k") for name in names)],
+        [
+            [how, *(", ".join(map(str, some.get(name, []))) for name in names)]
+            for how, some in places.items()
+        ],
+    )
+    right = {
+        how: sum(some.get(f"k{number}") == [number % partitions] for number in range(keys))
+        for how, some in places.items()
+    }
+    reckoned = [counted for how, counted in right.items() if how.startswith("k modulo n")]
+    hashed = {how: counted for how, counted in right.items() if not how.startswith("k modulo n")}
+    complete = all(
+        len(some) == keys and all(len(one) == 1 for one in some.values())
+        for some in places.values()
+    )
+    trial.control(
+        "every key was sent, and lies in one partition",
+        complete,
+        f"{keys} keys in {len(places)} topics",
+    )
+    trial.told(
+        "who reckons k modulo n finds each key there",
+        min(reckoned) == keys,
+        f"{min(reckoned)} of {keys} keys",
+    )
+    trial.limit(
+        "the clients' default hashes put keys elsewhere",
+        max(hashed.values()) < keys,
+        ", ".join(f"{how}: {counted} of {keys} there" for how, counted in hashed.items()),
+    )

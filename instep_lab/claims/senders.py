@@ -1,0 +1,33 @@
+"""What experiments with producers share: their settings, and where brokers and leaders are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from instep.kafka import layout
+from instep_lab.trial import Trial
+
+FOREVER = 1_000_000
+
+
+def plain(acks: str = "all", **config: Any) -> dict[str, Any]:
+    """Settings of a producer that is not idempotent; underscores for dots."""
+    return {
+        "enable.idempotence": False,
+        "acks": acks,
+        **{name.replace("_", "."): value for name, value in config.items()},
+    }
+
+
+def leader_of(trial: Trial, topic: str) -> int | None:
+    return layout.read(trial.ground.cluster).topics[topic].partitions[0].leader
+
+
+def in_sync(trial: Trial, topic: str) -> set[int]:
+    return set(layout.read(trial.ground.cluster).topics[topic].partitions[0].in_sync)
+
+
+def nodes_from(number: int) -> tuple[int, int, int]:
+    """The three brokers in an order that begins with another one each time."""
+    first, second, third = ((number + step) % 3 + 1 for step in range(3))
+    return first, second, third

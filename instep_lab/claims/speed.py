@@ -1,0 +1,98 @@
+"""Claims about speed."""
+
+from __future__ import annotations
+
+import time
+
+from instep.demo import polling
+from instep_lab import checkers
+from instep_lab.claim import settles
+from instep_lab.clients import filling
+from instep_lab.clients.consuming import CommitMode, Consuming, Keep
+from instep_lab.clients.publishing import Publishing
+from instep_lab.history import OperationKind
+from instep_lab.trial import Trial, spread
+
+DOCUMENTS = 9_000
+TOLD_S = 45 * 60
+TOLD_PER_S = 100_000
+
+
+@settles(
+    "speed-1",
+    told="To poll 9,000 documents at 0.3 s a call takes 45 minutes",
+    ran="Ask a real HTTP service that takes 0.3 s an answer for a sample of documents, one by one. Send the same 9,000 "
+    "documents' statuses as events, and write them into a table with their offsets.",
+    advice="Have changes told instead of asking for them: the table is then as fresh as the last event.",
+)
+def speed_1(trial: Trial) -> None:
+    sample = trial.scaled(15, 200)
+    documents = {f"k{number}": "PRINTED" for number in range(DOCUMENTS)}
+    with polling.QueryService(documents) as service:
+        found, took = polling.poll(service.port, list(documents)[:sample])
+    round_s = took / sample * DOCUMENTS
+    trial.control(
+        "the service answered", len(found) == sample, f"{len(found)} of {sample} in {took:.1f} s"
+    )
+    case = trial.case("events")
+    topic, table = trial.topic(4), trial.folder / "documents.db"
+    began = time.monotonic()
+    case.publish(Publishing(topic=topic, count=DOCUMENTS, keys=DOCUMENTS, seed=trial.seed))
+    plan = Consuming(
+        topic=topic,
+        group=trial.group(),
+        count=DOCUMENTS,
+        idle_s=30,
+        batch=500,
+        commit=CommitMode.NEVER,
+        keep=Keep.WITH_OFFSET,
+        table=str(table),
+    )
+    case.consume(plan)
+    events_s = time.monotonic() - began
+    seen = case.history()
+    lost = checkers.lost(seen, by=OperationKind.WORK)
+    trial.control("every event is in the table", not lost, f"{lost.count} of {lost.of:,} missing")
+    trial.table(
+        "9,000 documents",
+        ["way", "seconds"],
+        [[f"polling, from {sample} calls", round(round_s)], ["events", round(events_s, 1)]],
+    )
+    trial.plot(
+        "A round of 9,000 documents",
+        "way",
+        "seconds",
+        {"seconds": [("polling", round_s), ("events", events_s)]},
+        log_y=True,
+    )
+    trial.told(
+        "polling takes 45 minutes, give or take a tenth",
+        abs(round_s - TOLD_S) < TOLD_S / 10,
+        f"{round_s / 60:.1f} minutes, from {sample} calls; as events {events_s:.1f} s, one row and offset in each transaction",
+    )
+
+
+@settles(
+    "speed-2",
+    told="An ordinary server takes 100,000 records a second",
+    ran="One publisher sends records of 100 bytes with keys, idempotent and acks=all, to 4 partitions; records a second, from "
+    "the first to the last acknowledgement.",
+    advice="A single broker of a laptop takes what most teams ever send; measure with your record size and acks.",
+)
+def speed_2(trial: Trial) -> None:
+    count = trial.scaled(300_000, 2_000_000)
+    filling.fill(trial.ground.connection, trial.topic(4), count // 5)
+    rates = [
+        count / filling.fill(trial.ground.connection, trial.topic(4), count)
+        for _ in trial.rounds(3, 7)
+    ]
+    trial.table(
+        "Records of 100 bytes a second", ["median, least and most"], [[spread(rates, digits=0)]]
+    )
+    slowest, fastest = min(rates), max(rates)
+    settled = None if slowest < TOLD_PER_S <= fastest else slowest >= TOLD_PER_S
+    trial.told(
+        "100,000 a second or more",
+        settled,
+        f"{spread(rates, digits=0)} a second, broker and client on one machine",
+    )

@@ -1,0 +1,92 @@
+"""What the clients do when nobody tells them: their own defaults, by their own word."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import confluent_kafka
+from confluent_kafka import cimpl
+
+from instep import errors
+from instep.local import artifacts, java
+
+JAVA_PRODUCER = "org.apache.kafka.clients.producer.ProducerConfig"
+JAVA_TIMEOUT_S = 60
+VALUE_BYTES = 512
+
+
+def of_java(bundle: str) -> tuple[str, dict[str, str]]:
+    """The release of the bundle's client, and the defaults of its producer: the class prints its own documentation."""
+    release, jar = _client(artifacts.jars(bundle))
+    logging = [found for found in artifacts.jars("kafka") if found.name.startswith("slf4j-api-")]
+    classes = os.pathsep.join(str(one) for one in (jar, *logging))
+    told = subprocess.run(
+        [java.find(), "-XX:TieredStopAtLevel=1", "-cp", classes, JAVA_PRODUCER],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=JAVA_TIMEOUT_S,
+    )
+    if told.returncode != 0:
+        raise errors.InstepError(
+            f"{jar.name} does not tell its defaults: {told.stderr.strip()[-200:]}"
+        )
+    return release, parse(told.stdout)
+
+
+def parse(page: str) -> dict[str, str]:
+    """The defaults in what Kafka's configuration classes print."""
+    found = {}
+    for entry in page.split("<h4>")[1:]:
+        name = re.search(r'<a id="([^"]+)"', entry)
+        default = re.search(r"<th>Default:</th><td>(.*?)</td>", entry)
+        if name and default:
+            found[name[1]] = default[1].split(" (")[0].strip('"')
+    return found
+
+
+def of_librdkafka(names: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The release of the C library behind this Python client, and the defaults of these settings, which it alone can tell."""
+    library = ctypes.CDLL(cimpl.__file__)
+    for maker in (library.rd_kafka_conf_new, library.rd_kafka_topic_conf_new):
+        maker.restype = ctypes.c_void_p
+    asked = (
+        (
+            library.rd_kafka_conf_get,
+            ctypes.c_void_p(library.rd_kafka_conf_new()),
+            library.rd_kafka_conf_destroy,
+        ),
+        (
+            library.rd_kafka_topic_conf_get,
+            ctypes.c_void_p(library.rd_kafka_topic_conf_new()),
+            library.rd_kafka_topic_conf_destroy,
+        ),
+    )
+    found: dict[str, str] = {}
+    for get, conf, destroy in asked:
+        for name in names:
+            value, size = ctypes.create_string_buffer(VALUE_BYTES), ctypes.c_size_t(VALUE_BYTES)
+            if get(conf, name.encode(), value, ctypes.byref(size)) == 0:
+                found.setdefault(name, value.value.decode())
+        destroy(conf)
+    return confluent_kafka.libversion()[0], found
+
+
+def of_kafka_python() -> tuple[str, dict[str, str]]:
+    """The release of kafka-python, and the defaults of its producer, by the Java names."""
+    import kafka
+
+    told = kafka.KafkaProducer.DEFAULT_CONFIG
+    return kafka.__version__, {name.replace("_", "."): str(value) for name, value in told.items()}
+
+
+def _client(jars: Sequence[Path]) -> tuple[str, Path]:
+    for jar in jars:
+        if named := re.fullmatch(r"kafka-clients-(.+)\.jar", jar.name):
+            return named[1], jar
+    raise errors.InstepError("there is no Kafka client among the jars")

@@ -1,0 +1,281 @@
+"""A publisher of any sort: each acks level, the three ways to send, idempotent or not, with transactions or without."""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from instep_lab import workload
+from instep_lab.history import HistoryWriter, Operation, OperationKind, OperationStatus
+
+# what says that the log does not hold the record; after every other error it may
+NOT_WRITTEN = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.INVALID_REQUIRED_ACKS,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
+
+
+class DeliveryMode(enum.StrEnum):
+    """How the sender learns what became of a record: not at all, by waiting for each, or by a callback."""
+
+    FORGET = "forget"
+    WAIT = "wait"
+    CALLBACK = "callback"
+
+
+class Spelling(enum.StrEnum):
+    """How key number 7 is written: k7, 7, or a big-endian integer of four bytes as Java's serializer does."""
+
+    NAME = "name"
+    DIGITS = "digits"
+    INTEGER = "integer"
+
+
+class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
+    """What to send and how. `config` is librdkafka's, on top of what reaches the cluster.
+
+    `by_number` sends key kN to partition N modulo the partitions. A transaction holds `transaction` records; every
+    `abort_every`-th is aborted. `warm` waits for the first record's answer before the rest is sent, so that what it takes to
+    connect is over by then. `dies_after` kills the process with -9 when so many records were given to the client.
+    """
+
+    topic: str
+    count: int
+    keys: int = 10
+    seed: int | str = 0
+    size: int = 100
+    first: int = 0
+    keyed: bool = True
+    spelling: Spelling = Spelling.NAME
+    by_number: int | None = None
+    config: dict[str, Any] = {}
+    way: DeliveryMode = DeliveryMode.CALLBACK
+    flush: bool = True
+    flush_timeout_s: float = 60.0
+    per_s: float | None = None
+    warm: bool = False
+    transaction: int | None = None
+    abort_every: int | None = None
+    dies_after: int | None = None
+    timestamp_ms: int | None = None
+    member: str = "publisher"
+
+
+# safe where a trial does not ask for something else: the client's own default retries out of order
+DEFAULTS: Mapping[str, Any] = {
+    "enable.idempotence": True,
+    "acks": "all",
+    "partitioner": "murmur2_random",
+    "queue.buffering.max.messages": 1_000_000,
+    "log_level": 0,
+}
+
+
+def publish(
+    plan: Publishing,
+    connection: Mapping[str, Any],
+    notebook: HistoryWriter,
+    stop: threading.Event | None = None,
+) -> None:
+    """Send it all, or until told to stop, and note what became of each record."""
+    sender = _Sender(plan, connection, notebook)
+    drawn = workload.records(plan.seed, plan.count, plan.keys, plan.size, plan.first)
+    began = time.monotonic()
+    for number, record in enumerate(drawn):
+        if stop is not None and stop.is_set():
+            break
+        if plan.per_s and (ahead := number / plan.per_s - (time.monotonic() - began)) > 0:
+            sender.serve(ahead)
+        sender.send(record)
+        if plan.warm and number == 0:
+            sender.wait()
+            began = time.monotonic()
+        if plan.dies_after == number + 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    sender.end()
+
+
+def refusal(config: Mapping[str, Any]) -> str | None:
+    """Why the client does not take these settings; None when it does."""
+    try:
+        Producer({**DEFAULTS, "bootstrap.servers": "", **config})
+    except KafkaException as error:
+        return str(error.args[0].str())
+    return None
+
+
+class _Sender:
+    def __init__(
+        self, plan: Publishing, connection: Mapping[str, Any], notebook: HistoryWriter
+    ) -> None:
+        self._plan, self._notebook = plan, notebook
+        self._producer = Producer({**DEFAULTS, **plan.config, **connection})
+        self._in_transaction = 0
+        self._transactions = 0
+        self._open: set[tuple[str, int]] = set()
+        if plan.transaction:
+            self._producer.init_transactions(30)
+
+    def send(self, record: workload.WorkloadRecord) -> None:
+        plan = self._plan
+        if plan.transaction and self._in_transaction == 0:
+            self._producer.begin_transaction()
+            self._transactions += 1
+        began = time.monotonic_ns()
+        note = self._noter(record, began)
+        place: dict[str, Any] = {}
+        if plan.by_number is not None:
+            place["partition"] = _key_number(record) % plan.by_number
+        if plan.timestamp_ms is not None:
+            place["timestamp"] = plan.timestamp_ms
+        if plan.keyed:
+            place["key"] = _spelled(record, plan.spelling)
+        self._open.add((record.key, record.number))
+        while True:
+            try:
+                self._producer.produce(plan.topic, record.value, on_delivery=note, **place)
+                break
+            except BufferError:
+                self._producer.poll(0.05)
+            except KafkaException as error:
+                # after a fatal error the client takes nothing more
+                self._open.discard((record.key, record.number))
+                self._note(record.key, record.number, OperationStatus.FAIL, error.args[0].name())
+                return
+        if plan.way is DeliveryMode.WAIT:
+            self.wait()
+        else:
+            self._producer.poll(0)
+        if plan.transaction:
+            self._in_transaction += 1
+            if self._in_transaction == plan.transaction:
+                self._end_transaction()
+
+    def wait(self) -> None:
+        """Return when everything that was sent has its answer."""
+        self._producer.flush(self._plan.flush_timeout_s)
+
+    def serve(self, s: float) -> None:
+        """Let deliveries be told while there is nothing to send."""
+        self._producer.poll(s)
+
+    def end(self) -> None:
+        """What was not told by now is unknown: nobody learns what became of it."""
+        if self._in_transaction:
+            self._end_transaction()
+        if self._plan.flush:
+            self.wait()
+        for key, number in sorted(self._open):
+            self._note(key, number, OperationStatus.UNKNOWN, note="not told")
+        self._open.clear()
+
+    def _end_transaction(self) -> None:
+        name = self._transaction
+        aborts = (
+            self._plan.abort_every is not None and self._transactions % self._plan.abort_every == 0
+        )
+        began = time.monotonic_ns()
+        outcome = OperationStatus.FAIL if aborts else OperationStatus.OK
+        try:
+            if aborts:
+                self._producer.flush(self._plan.flush_timeout_s)
+                self._producer.abort_transaction(30)
+            else:
+                self._producer.commit_transaction(30)
+        except KafkaException as error:
+            outcome = OperationStatus.UNKNOWN
+            self._notebook.note(
+                Operation(
+                    kind=OperationKind.FAULT, outcome=OperationStatus.FAIL, note=str(error.args[0])
+                )
+            )
+        self._in_transaction = 0
+        took = time.monotonic_ns() - began
+        self._notebook.note(
+            Operation(
+                kind=OperationKind.COMMIT,
+                outcome=outcome,
+                member=self._plan.member,
+                transaction=name,
+                took_ns=took,
+            )
+        )
+
+    @property
+    def _transaction(self) -> str | None:
+        return f"{self._plan.member}-{self._transactions}" if self._plan.transaction else None
+
+    def _noter(
+        self, record: workload.WorkloadRecord, began: int
+    ) -> Callable[[KafkaError | None, Message], None]:
+        transaction = self._transaction
+
+        def note(error: KafkaError | None, message: Message) -> None:
+            self._open.discard((record.key, record.number))
+            if self._plan.way is DeliveryMode.FORGET:
+                # such a sender looks at no answer, so the history has none either
+                self._note(record.key, record.number, OperationStatus.UNKNOWN, note="not asked")
+                return
+            ended = time.monotonic_ns()
+            self._notebook.note(
+                Operation(
+                    kind=OperationKind.SEND,
+                    outcome=told(error),
+                    at_ns=ended,
+                    took_ns=ended - began,
+                    member=self._plan.member,
+                    key=record.key,
+                    number=record.number,
+                    partition=message.partition(),
+                    offset=message.offset() if error is None else None,
+                    transaction=transaction,
+                    note=error.name() if error else "",
+                )
+            )
+
+        return note
+
+    def _note(self, key: str, number: int, outcome: OperationStatus, note: str = "") -> None:
+        self._notebook.note(
+            Operation(
+                kind=OperationKind.SEND,
+                outcome=outcome,
+                member=self._plan.member,
+                key=key,
+                number=number,
+                transaction=self._transaction,
+                note=note,
+            )
+        )
+
+
+def _key_number(record: workload.WorkloadRecord) -> int:
+    return int(record.key.removeprefix("k"))
+
+
+def _spelled(record: workload.WorkloadRecord, spelling: Spelling) -> bytes:
+    match spelling:
+        case Spelling.NAME:
+            return record.key.encode()
+        case Spelling.DIGITS:
+            return str(_key_number(record)).encode()
+        case Spelling.INTEGER:
+            return _key_number(record).to_bytes(4, "big")
+
+
+def told(error: KafkaError | None) -> OperationStatus:
+    """Ok, failed, or unknown: an error after which the record may still be in the log."""
+    if error is None:
+        return OperationStatus.OK
+    return OperationStatus.FAIL if error.code() in NOT_WRITTEN else OperationStatus.UNKNOWN

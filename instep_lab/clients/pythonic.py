@@ -1,0 +1,168 @@
+"""A small consumer on kafka-python: a second client with defaults and errors of its own, and the eager sticky assignor."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka import errors as client_errors
+from kafka.consumer.subscription_state import ConsumerRebalanceListener
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.coordinator.assignors.range import RangePartitionAssignor
+from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+
+from instep_lab import workload
+from instep_lab.clients.consuming import POLL_S, CommitMode, Consuming, Counted
+from instep_lab.history import HistoryWriter, Operation, OperationKind, OperationStatus
+
+ASSIGNORS = {
+    one.name: one
+    for one in (
+        RangePartitionAssignor,
+        RoundRobinPartitionAssignor,
+        StickyPartitionAssignor,
+        CooperativeStickyAssignor,
+    )
+}
+# how librdkafka's settings for a connection are spelt here, where it is not with underscores for dots
+SPELT = {
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+    "ssl.ca.location": "ssl_cafile",
+    "ssl.certificate.location": "ssl_certfile",
+    "ssl.key.location": "ssl_keyfile",
+    "ssl.key.password": "ssl_password",
+}
+DEFAULTS: Mapping[str, Any] = {
+    "auto_offset_reset": "earliest",
+    "fetch_max_wait_ms": 10,
+    "allow_auto_create_topics": False,
+}
+
+
+def consume(
+    plan: Consuming,
+    connection: Mapping[str, Any],
+    notebook: HistoryWriter,
+    stop: threading.Event,
+    counted: Counted,
+) -> None:
+    """Read and note it, until the plan's end or until told to stop."""
+    reader = _Reader(plan, connection, notebook, counted)
+    try:
+        reader.run(stop)
+    finally:
+        reader.close()
+
+
+class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
+    def __init__(
+        self,
+        plan: Consuming,
+        connection: Mapping[str, Any],
+        notebook: HistoryWriter,
+        counted: Counted,
+    ) -> None:
+        self._plan, self._notebook, self.counted = plan, notebook, counted
+        self._consumer = KafkaConsumer(**_config(plan, connection))
+        if plan.assigned is None:
+            # it may join before it knows the topic, gets nothing, and does not look again
+            self._consumer.partitions_for_topic(plan.topic)
+            self._consumer.subscribe([plan.topic, *plan.also], listener=self)
+        else:
+            parts = [TopicPartition(plan.topic, number) for number in plan.assigned]
+            self._consumer.assign(parts)
+            self.on_partitions_assigned(parts)
+
+    def run(self, stop: threading.Event) -> None:
+        plan, quiet_since = self._plan, time.monotonic()
+        while not stop.is_set() and (plan.count is None or self.counted.read < plan.count):
+            room = (
+                plan.batch
+                if plan.count is None
+                else min(plan.batch, plan.count - self.counted.read)
+            )
+            try:
+                found = self._consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=room)
+            except client_errors.KafkaError as error:
+                self._fail(error)
+                if not plan.bears_errors:
+                    return
+                found = {}
+            if not found:
+                self._look_for_ends()
+            if found:
+                quiet_since = time.monotonic()
+                self._handle([record for records in found.values() for record in records])
+            elif plan.idle_s is not None and time.monotonic() - quiet_since > plan.idle_s:
+                return
+
+    def close(self) -> None:
+        self._consumer.close(timeout_ms=10_000)
+
+    def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        self._hold(OperationKind.REVOKE, revoked)
+
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        self._hold(OperationKind.ASSIGN, assigned)
+
+    def _hold(self, kind: OperationKind, parts: Collection[TopicPartition]) -> None:
+        places = {(one.topic, one.partition) for one in parts}
+        held = (
+            set(self.counted.held) | places
+            if kind is OperationKind.ASSIGN
+            else set(self.counted.held) - places
+        )
+        self.counted.hold(self._plan.topic, held)
+        for one in sorted(parts):
+            self._note(kind, partition=one.partition)
+
+    def _handle(self, records: list[Any]) -> None:
+        for kind in (OperationKind.READ, OperationKind.WORK):
+            for record in records:
+                key, number = workload.parse(record.value)
+                self._note(
+                    kind, key=key, number=number, partition=record.partition, offset=record.offset
+                )
+        self.counted.read += len(records)
+        if self._plan.commit is CommitMode.SYNC:
+            try:
+                self._consumer.commit()
+            except client_errors.KafkaError as error:
+                self._note(OperationKind.COMMIT, OperationStatus.FAIL, note=type(error).__name__)
+
+    def _look_for_ends(self) -> None:
+        for one in self._consumer.assignment():
+            end = self._consumer.highwater(one)
+            if end is not None and self._consumer.position(one) == end:
+                self.counted.ends[one.partition] = end
+
+    def _fail(self, error: Exception) -> None:
+        self.counted.errors.append(type(error).__name__)
+        self._note(
+            OperationKind.READ, OperationStatus.FAIL, note=f"{type(error).__name__}: {error}"
+        )
+
+    def _note(
+        self, kind: OperationKind, outcome: OperationStatus = OperationStatus.OK, **rest: Any
+    ) -> None:
+        self._notebook.note(
+            Operation(
+                kind=kind, outcome=outcome, group=self._plan.group, member=self._plan.member, **rest
+            )
+        )
+
+
+def _config(plan: Consuming, connection: Mapping[str, Any]) -> dict[str, Any]:
+    reach = {SPELT.get(name, name.replace(".", "_")): value for name, value in connection.items()}
+    own = {"group_id": plan.group or None, "enable_auto_commit": plan.commit is CommitMode.AUTO}
+    config = {**DEFAULTS, **own, **plan.config, **reach, "client_id": plan.member}
+    if (assignor := config.get("partition_assignment_strategy")) is not None:
+        config["partition_assignment_strategy"] = [ASSIGNORS[assignor]]
+    return {
+        name: value for name, value in config.items() if value is not None or name == "group_id"
+    }

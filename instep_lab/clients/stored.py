@@ -1,0 +1,75 @@
+"""What a broker has stored of a group's commits, in the order in which it did: read from its own topic of offsets."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+
+from instep import errors
+from instep_lab.clients.consuming import DEFAULTS
+
+TOPIC = "__consumer_offsets"
+COMMIT_KEYS = (0, 1)
+PATIENCE_S = 60.0
+
+
+def commits(connection: Mapping[str, Any], group: str, topic: str, partition: int) -> list[int]:
+    """The offsets that were committed for the partition, oldest first, as far as compaction has left them."""
+    consumer = Consumer({**DEFAULTS, **connection, "group.id": group, "enable.partition.eof": True})
+    try:
+        parts = consumer.list_topics(TOPIC, timeout=10).topics[TOPIC].partitions
+        consumer.assign([TopicPartition(TOPIC, number, OFFSET_BEGINNING) for number in parts])
+        found, ended = [], set[int]()
+        deadline = time.monotonic() + PATIENCE_S
+        while len(ended) < len(parts):
+            if time.monotonic() > deadline:
+                raise errors.InstepError(
+                    f"topic {TOPIC} could not be read to its end within {PATIENCE_S:.0f} s"
+                )
+            for message in consumer.consume(1_000, 1.0):
+                error = message.error()
+                if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                    ended.add(message.partition() or 0)
+                elif error is not None:
+                    raise errors.InstepError(f"topic {TOPIC} cannot be read: {error.str()}")
+                elif (value := message.value()) and decode_key(message.key() or b"") == (
+                    group,
+                    topic,
+                    partition,
+                ):
+                    found.append(int(struct.unpack_from(">hq", value)[1]))
+        return found
+    finally:
+        consumer.close()
+
+
+def position(connection: Mapping[str, Any], group: str, topic: str, partition: int) -> int | None:
+    """What the group has committed for the partition; None also while its coordinator is only just being found.
+
+    Asked by a consumer: librdkafka's admin client takes the process down when a coordinator moves.
+    """
+    consumer = Consumer({**DEFAULTS, **connection, "group.id": group})
+    try:
+        found = consumer.committed([TopicPartition(topic, partition)], timeout=10)[0].offset
+    except KafkaException:
+        return None
+    else:
+        return found if found >= 0 else None
+    finally:
+        consumer.close()
+
+
+def decode_key(key: bytes) -> tuple[str, str, int] | None:
+    """Group, topic and partition of a commit's key; None for a key of another kind."""
+    if len(key) < 2 or struct.unpack_from(">h", key)[0] not in COMMIT_KEYS:
+        return None
+    at, texts = 2, []
+    for _ in range(2):
+        (length,) = struct.unpack_from(">h", key, at)
+        texts.append(key[at + 2 : at + 2 + length].decode())
+        at += 2 + length
+    return texts[0], texts[1], int(struct.unpack_from(">i", key, at)[0])

@@ -1,0 +1,387 @@
+"""Commands of the lab: what teams are told about Kafka, settled on real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from instep import errors, settings
+from instep.cli import completing, grouping, shared
+from instep.cli.shared import GIVEN, AsJson, Config, Debug
+from instep.document.showing import counted
+
+if TYPE_CHECKING:
+    from instep_lab.claim import Claim
+    from instep_lab.report.contents import LabReport, Section
+
+TOLD_SHOWN = 72
+BECAUSE_SHOWN = 90
+REPORT_FILE = Path("lab-report.html")
+
+app = typer.Typer(
+    name="lab",
+    no_args_is_help=True,
+    cls=grouping.GroupedCommands,
+    rich_markup_mode=None,
+    help="Test common claims about Kafka on real servers.",
+)
+
+
+def _complete_claims(_context: typer.Context, incomplete: str) -> list[str]:
+    from instep_lab import claims
+
+    return completing.names(incomplete, lambda: claims.ALL)
+
+
+def _complete_runs(_context: typer.Context, incomplete: str) -> list[str]:
+    from instep_lab import store
+
+    return completing.names(incomplete, lambda: [run.name for run in store.runs(store.folder())])
+
+
+Claims = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CLAIM]...",
+        help="Ids such as order-1, or families such as order; left out: all.",
+        autocompletion=_complete_claims,
+    ),
+]
+RunId = Annotated[
+    str | None,
+    typer.Option(
+        "--run",
+        metavar="ID",
+        help="Which run; left out: the newest.",
+        autocompletion=_complete_runs,
+    ),
+]
+
+
+@app.command("list")
+def list_claims(ids: Claims = None, as_json: AsJson = False, _debug: Debug = False) -> None:
+    """List claims: what each needs, its rules of `instep vet`, and its newest verdict."""
+    from instep_lab import claim, claims
+
+    chosen = claim.chosen(claims.ALL, ids or [])
+    run, verdicts = _newest()
+    if as_json:
+        shared.print_json(
+            {
+                "run": run,
+                "claims": [{**_about(one), "verdict": verdicts.get(one.id)} for one in chosen],
+            }
+        )
+        return
+    if chosen:
+        head = ("CLAIM", "VERDICT", "BROKERS", "HARMLESS", "TOLD", "RULES")
+        typer.echo(
+            shared.table(head, [_listed(one, verdicts, in_full=bool(ids)) for one in chosen])
+        )
+    shared.say(
+        f"{counted(len(chosen), 'claim')}; {f'verdicts are of run {run}' if run else 'none was run yet: instep lab run'}"
+    )
+
+
+@app.command("run")
+def run_claims(
+    ids: Claims = None,
+    tier: Annotated[
+        str | None,
+        typer.Option(
+            help="quick, the default: all claims within 15 minutes; full: what statistics need."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="What workloads are drawn from: the same seed sends the same records; else 1.",
+        ),
+    ] = None,
+    bootstrap: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESSES",
+            help="Settle the harmless claims on this cluster, with topics of the lab's own.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run that was interrupted.")
+    ] = False,
+    run: RunId = None,
+    into: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to keep the run.")
+    ] = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Test claims on brokers that the lab starts, or harmless claims on your cluster."""
+    from instep_lab import claims, lab, store
+    from instep_lab.claim import Tier
+    from instep_lab.verdict import ClaimVerdict
+
+    if tier is not None and tier not in list(Tier):
+        raise errors.SettingsError(f"there is no tier {tier!r}", f"known: {', '.join(Tier)}")
+    if run is not None and not resume:
+        raise errors.SettingsError(
+            "--run names a run to go on with", "say --resume too, or leave --run out"
+        )
+    if resume and (ids or bootstrap or into or tier or seed is not None):
+        raise errors.SettingsError(
+            "a run that goes on has its claims, tier, seed, cluster and folder already",
+            "say only --resume and --run",
+        )
+    kept = into or store.folder()
+    if resume:
+        folder = store.find(kept, run) if run else store.interrupted(kept)
+        bootstrap = store.read_run(folder).cluster
+    wanted = lab.meant(claims.ALL, ids or [], bootstrap)
+    given = _given(bootstrap)
+    if not resume:
+        folder = lab.prepare(
+            claims.ALL,
+            ids or [],
+            tier=Tier(tier or Tier.QUICK),
+            seed=1 if seed is None else seed,
+            into=kept,
+            cluster=bootstrap,
+        )
+        if not ids and len(wanted) < len(claims.ALL):
+            left_out = counted(len(claims.ALL) - len(wanted), "claim")
+            shared.say(
+                f"{left_out} need brokers of the lab's own and are left out: instep lab run without --bootstrap settles them"
+            )
+    try:
+        results = lab.Lab(folder, claims.ALL, given=given, say=shared.say).settle()
+    except SystemExit:
+        shared.say(
+            f"interrupted; go on with: instep lab run --resume --run {folder if into else folder.name}"
+        )
+        raise
+    if as_json:
+        shared.print_json(list(results.values()))
+    else:
+        _show_run(_report(str(folder)), as_json=False)
+    if any(one.verdict is ClaimVerdict.INCONCLUSIVE for one in results.values()):
+        raise typer.Exit(1)
+
+
+@app.command("show")
+def show(
+    id_: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CLAIM]",
+            help="A claim or a family; left out: the whole run in short.",
+            autocompletion=_complete_claims,
+        ),
+    ] = None,
+    run: RunId = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """What a run came to: in short, or all about one claim."""
+    from instep_lab import claims
+    from instep_lab.report import contents
+
+    report = _report(run)
+    if id_ is None:
+        _show_run(report, as_json)
+        return
+    sections = contents.chosen(report, claims.ALL, id_)
+    if as_json:
+        shared.print_json({"run": report.run, "claims": [_all_of(section) for section in sections]})
+        return
+    typer.echo("\n\n".join("\n".join(_told(section)) for section in sections))
+
+
+@app.command("report")
+def write_report(
+    run: RunId = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = REPORT_FILE,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also over a file that is not a report of the lab.")
+    ] = False,
+    _debug: Debug = False,
+) -> None:
+    """Write a run as one self-contained HTML page, with numbers and plots for each claim."""
+    from instep_lab.report import page
+
+    report = _report(run)
+    shared.write_page(page.KIND, lambda: page.render(report), out, force=force)
+    shared.say(f"{out.absolute()}: run {report.run.id}, {_counted(report)}")
+
+
+@app.command("runs")
+def list_runs(as_json: AsJson = False, _debug: Debug = False) -> None:
+    """The runs that are kept, oldest first."""
+    from instep_lab import store
+
+    kept = store.folder()
+    found = [_overview(run) for run in store.runs(kept)]
+    if as_json:
+        shared.print_json({"folder": str(kept), "runs": found})
+        return
+    if found:
+        head = ("RUN", "BEGUN", "TIER", "SEED", "CLAIMS", "ENDED", "SETTLED", "CLUSTER")
+        typer.echo(shared.table(head, [[one[key.lower()] for key in head] for one in found]))
+    for one in found:
+        if one["error"]:
+            shared.say(f"instep: {one['error']}")
+    shared.say(f"{counted(len(found), 'run')} in {kept}")
+
+
+def _given(bootstrap: str | None) -> tuple[settings.Kafka, str] | None:
+    """The user's cluster, once it has answered; its security is what the settings file says."""
+    if bootstrap is None:
+        return None
+    from instep.kafka import layout
+    from instep.kafka.connection import Cluster
+
+    kafka = settings.load(GIVEN.config).kafka
+    with Cluster(kafka, bootstrap) as cluster:
+        layout.read(cluster)
+    return kafka, bootstrap
+
+
+def _report(run: str | None) -> LabReport:
+    from instep_lab import claims, store
+    from instep_lab.report import contents
+
+    return contents.gather(store.find(store.folder(), run), claims.ALL)
+
+
+def _newest() -> tuple[str | None, dict[str, str]]:
+    """The newest run and its verdicts. One that was damaged is said, and the list is shown without."""
+    from instep_lab import store
+
+    runs = store.runs(store.folder())
+    if not runs:
+        return None, {}
+    try:
+        return runs[-1].name, {
+            id_: one.verdict.value for id_, one in store.read_results(runs[-1]).items()
+        }
+    except errors.InstepError as error:
+        shared.say(f"instep: {error.what}")
+        return runs[-1].name, {}
+
+
+def _overview(run: Path) -> dict[str, Any]:
+    from instep_lab import store
+    from instep_lab.verdict import ClaimVerdict
+
+    shown: dict[str, Any] = dict.fromkeys(
+        ("begun", "tier", "seed", "claims", "ended", "settled", "cluster", "error")
+    )
+    try:
+        asked, results = store.read_run(run), store.read_results(run)
+    except errors.InstepError as error:
+        return {"run": run.name, **shown, "error": error.what}
+    return {
+        "run": run.name,
+        **shown,
+        "begun": asked.begun_at,
+        "tier": asked.tier,
+        "seed": asked.seed,
+        "claims": len(asked.claims),
+        "ended": sum(one.ended for one in results.values()),
+        "settled": sum(one.verdict is not ClaimVerdict.INCONCLUSIVE for one in results.values()),
+        "cluster": asked.cluster or "own",
+    }
+
+
+def _about(claim: Claim) -> dict[str, Any]:
+    keys = ("id", "told", "ran", "advice", "rules", "brokers", "harmless", "until")
+    return {key: getattr(claim, key) for key in keys}
+
+
+def _listed(claim: Claim, verdicts: Mapping[str, str], *, in_full: bool) -> Sequence[Any]:
+    told = claim.told if in_full else shared.shortened(claim.told, TOLD_SHOWN)
+    harmless = "yes" if claim.harmless else "no"
+    return (
+        claim.id,
+        verdicts.get(claim.id, "not run"),
+        claim.brokers,
+        harmless,
+        told,
+        " ".join(claim.rules),
+    )
+
+
+def _show_run(report: LabReport, as_json: bool) -> None:
+    if as_json:
+        keys = ("id", "told", "verdict", "because")
+        claims = [{key: getattr(section, key) for key in keys} for section in report.sections]
+        shared.print_json({"run": report.run, "counts": report.counts, "claims": claims})
+        return
+    width = max(map(len, report.facts)) + 2
+    for name, value in report.facts.items():
+        typer.echo(shared.cell(name).ljust(width) + shared.cell(value))
+    rows = [
+        (one.id, one.verdict, shared.shortened(one.because, BECAUSE_SHOWN))
+        for one in report.sections
+    ]
+    typer.echo("\n" + shared.table(("CLAIM", "VERDICT", "BECAUSE"), rows))
+    shared.say(f"{_counted(report)}; all about one: instep lab show CLAIM")
+
+
+def _counted(report: LabReport) -> str:
+    verdicts = ", ".join(f"{count} {word}" for word, count in report.counts.items())
+    return f"{counted(len(report.sections), 'claim')}: {verdicts}" if verdicts else "no claims"
+
+
+def _all_of(section: Section) -> dict[str, Any]:
+    about = _about(section.claim) if section.claim else {"id": section.id, "told": section.told}
+    kept = {"settings": section.settings, "timeline": section.timeline, "command": section.command}
+    return {
+        **about,
+        "verdict": section.verdict,
+        "because": section.because,
+        "result": section.result,
+        **kept,
+    }
+
+
+def _told(section: Section) -> list[str]:
+    """All about one claim, in lines."""
+    from instep.report import plots
+    from instep_lab.report import contents
+
+    claim, result = section.claim, section.result
+    lines = [f"{shared.cell(section.id)}: {section.verdict}", "", *_field("told", section.told)]
+    lines += _field("ran", claim.ran) if claim else []
+    if result:
+        lines += _field("because", section.because)
+        lines += _field(
+            "begun",
+            f"{result.begun_at}, {result.seconds:.1f} s{'' if result.ended else ', and did not end'}",
+        )
+        lines.append("")
+        for part in result.parts:
+            lines += [
+                f"{part.outcome:14}{part.role}: {shared.cell(part.statement)}",
+                f"{'':14}{shared.cell(part.evidence)}",
+            ]
+        for table in [*result.tables, *map(plots.tabulated, result.plots)]:
+            lines += ["", shared.tabulated(table)]
+    lines += (
+        ["", *_field("advice", claim.advice), *_field("rules", " ".join(claim.rules) or "none")]
+        if claim
+        else []
+    )
+    lines.append("")
+    for case, client in contents.settings(section):
+        lines += _field("settings", f"{case}: {client}")
+    for moment in contents.moments(section):
+        lines += _field("timeline", moment)
+    return [*lines, *_field("repeat", section.command)]
+
+
+def _field(name: str, text: str) -> list[str]:
+    return [f"{name:10}{shared.cell(text)}"]

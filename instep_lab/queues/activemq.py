@@ -1,0 +1,130 @@
+"""ActiveMQ as a queue, by STOMP. Durable: persistent messages with a receipt each, acknowledged by the reader; otherwise neither,
+and one receipt for the last message.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlparse
+
+import stomp
+
+from instep import errors
+from instep_lab.queues import system
+
+ANSWER_S = 30.0
+READER = "reader"
+# The broker brings this many messages into memory at once, and the next ones when some of them are acknowledged.
+PAGE_MESSAGES = 200
+
+logging.getLogger("stomp.py").setLevel(logging.CRITICAL)
+
+
+class MessageCounter(stomp.ConnectionListener):  # type: ignore[misc]
+    """What came, counted in the client's own thread, for one who waits in another."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.receipts = 0
+        self.messages: list[Any] = []
+        self.failure = ""
+
+    def on_receipt(self, frame: Any) -> None:  # noqa: ARG002 - the library's name
+        with self.changed:
+            self.receipts += 1
+            self.changed.notify_all()
+
+    def on_message(self, frame: Any) -> None:
+        with self.changed:
+            self.messages.append(frame)
+            self.changed.notify_all()
+
+    def on_error(self, frame: Any) -> None:
+        with self.changed:
+            self.failure = frame.headers.get("message", "an error without a reason")
+            self.changed.notify_all()
+
+    def on_disconnected(self) -> None:
+        with self.changed:
+            self.failure = self.failure or "the connection broke"
+            self.changed.notify_all()
+
+
+class ActiveQueue:
+    def __init__(self, url: str, name: str, *, durable: bool) -> None:
+        parts = urlparse(url)
+        self._durable = durable
+        self._destination = f"/queue/{name}"
+        self._heard = MessageCounter()
+        self._connection: Any = stomp.Connection12(
+            [(parts.hostname, parts.port)],
+            auto_decode=False,
+            reconnect_attempts_max=1,
+            heartbeats=(0, 0),
+        )
+        self._connection.set_listener("", self._heard)
+        self._connection.connect(wait=True)
+
+    def enqueue(self, messages: Sequence[bytes]) -> None:
+        keeping = {"persistent": str(self._durable).lower()}
+        for batch in system.batches(messages):
+            wanted = self._heard.receipts + (len(batch) if self._durable else 0)
+            for number, message in enumerate(batch):
+                answer = {"receipt": str(number)} if self._durable else {}
+                self._connection.send(self._destination, message, headers={**keeping, **answer})
+            self._wait_receipts(wanted)
+        if not self._durable:
+            # an answer to something after them: the broker handles a connection's frames one after the other
+            wanted = self._heard.receipts + 1
+            self._connection.subscribe("/queue/nothing", "nothing", headers={"receipt": "last"})
+            self._wait_receipts(wanted)
+            self._connection.unsubscribe("nothing")
+
+    def dequeue(self, count: int) -> list[bytes]:
+        acknowledged = 0
+        prefetch = {"activemq.prefetchSize": str(2 * system.BATCH_MESSAGES)}
+        self._connection.subscribe(
+            self._destination, READER, ack="client" if self._durable else "auto", headers=prefetch
+        )
+        while len(self._heard.messages) < count and self._wait_message():
+            come = len(self._heard.messages)
+            if self._durable and come - acknowledged >= PAGE_MESSAGES // 2:
+                self._acknowledge(come)
+                acknowledged = come
+        with self._heard.changed:
+            found, self._heard.messages = self._heard.messages[:count], []
+        if self._durable and len(found) > acknowledged:
+            self._connection.ack(found[-1].headers["ack"])
+        wanted = self._heard.receipts + 1
+        self._connection.unsubscribe(READER, headers={"receipt": "end"})
+        self._wait_receipts(wanted)
+        return [frame.body for frame in found]
+
+    def close(self) -> None:
+        if self._connection.is_connected():
+            self._connection.disconnect()
+
+    def _acknowledge(self, count: int) -> None:
+        """All up to that one."""
+        self._connection.ack(self._heard.messages[count - 1].headers["ack"])
+
+    def _wait_receipts(self, wanted: int) -> None:
+        with self._heard.changed:
+            came = self._heard.changed.wait_for(
+                lambda: self._heard.receipts >= wanted or self._heard.failure, ANSWER_S
+            )
+        if self._heard.failure or not came:
+            raise errors.Unreachable(
+                f"ActiveMQ: {self._heard.failure or f'no answer within {ANSWER_S:.0f} s'}"
+            )
+
+    def _wait_message(self) -> bool:
+        with self._heard.changed:
+            before = len(self._heard.messages)
+            self._heard.changed.wait_for(
+                lambda: len(self._heard.messages) > before or self._heard.failure, system.PATIENCE_S
+            )
+            return len(self._heard.messages) > before

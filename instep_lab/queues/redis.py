@@ -1,0 +1,107 @@
+"""Redis as a queue, by lists and by streams. Its server answers for every command; how much that answer is worth is its setting.
+
+A list gives a message up when it is read. Durable, a message is moved to a second list first, which is emptied when it is done:
+what a reader that died had in hand is still there. A stream keeps that account itself, per consumer group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+
+from instep_lab.queues import system
+
+GROUP, READER, FIELD = "readers", "reader", "m"
+
+
+class ListQueue:
+    def __init__(self, url: str, name: str, *, durable: bool) -> None:
+        self._client = redis.Redis.from_url(url)
+        self._client.ping()
+        self._name, self._taken = name, f"{name}:taken"
+        self._durable = durable
+
+    def enqueue(self, messages: Sequence[bytes]) -> None:
+        for batch in system.batches(messages):
+            with self._client.pipeline(transaction=False) as pipeline:
+                for message in batch:
+                    pipeline.lpush(self._name, message)
+                pipeline.execute()
+
+    def dequeue(self, count: int) -> list[bytes]:
+        found: list[bytes] = []
+        while len(found) < count:
+            wanted = min(
+                count - len(found),
+                system.batch_size(len(found[0]) if found else system.BATCH_BYTES),
+            )
+            with self._client.pipeline(transaction=False) as pipeline:
+                for _ in range(wanted):
+                    if self._durable:
+                        pipeline.lmove(self._name, self._taken, "RIGHT", "LEFT")
+                    else:
+                        pipeline.rpop(self._name)
+                come = [message for message in pipeline.execute() if message is not None]
+            if not come:
+                break
+            found += come
+            if self._durable:
+                self._client.delete(self._taken)
+        return found
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class StreamQueue:
+    def __init__(self, url: str, name: str, *, durable: bool) -> None:
+        self._client = redis.Redis.from_url(url)
+        self._name = name
+        self._durable = durable
+        try:
+            self._client.xgroup_create(name, GROUP, id="0", mkstream=True)
+        except redis.ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):  # the client has no type for it
+                raise
+
+    def enqueue(self, messages: Sequence[bytes]) -> None:
+        for batch in system.batches(messages):
+            with self._client.pipeline(transaction=False) as pipeline:
+                for message in batch:
+                    pipeline.xadd(self._name, {FIELD: message})
+                pipeline.execute()
+
+    def dequeue(self, count: int) -> list[bytes]:
+        found: list[bytes] = []
+        while len(found) < count:
+            wanted = min(
+                count - len(found),
+                system.batch_size(len(found[0]) if found else system.BATCH_BYTES),
+            )
+            answer: Any = self._client.xreadgroup(
+                GROUP, READER, {self._name: ">"}, count=wanted, noack=not self._durable
+            )
+            entries = _entries(answer)
+            if not entries:
+                break
+            found += [fields[FIELD.encode()] for _, fields in entries]
+            if self._durable:
+                self._client.xack(self._name, GROUP, *(number for number, _ in entries))
+        return found
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _entries(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """The entries of the one stream that was asked for: the older protocol answers by pairs, the newer by a map."""
+    streams = (
+        list(answer.values()) if isinstance(answer, dict) else [entries for _, entries in answer]
+    )
+    if not streams:
+        return []
+    [entries] = streams
+    # the newer protocol gives them in a list of their own
+    return entries[0] if entries and isinstance(entries[0], list) else entries

@@ -1,0 +1,128 @@
+"""The systems by name, each on servers that are started when the first of their systems is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType, TracebackType
+from typing import Protocol, Self
+
+from instep import errors, extras
+from instep.local import activemq, rabbitmq, redis, server
+from instep_lab.queues.system import Holder, Queue, Served, System
+
+# RabbitMQ writes down which quorum queues it has about once a second: one that was made just before a kill -9 is there
+# afterwards, and never answers (seen with 3.10; rabbitmq-server#15725 tells of the same).
+QUORUM_SETTLES_S = 3.0
+
+
+class KafkaServer(Holder, Protocol):
+    """A local Kafka that may be killed."""
+
+    @property
+    def bootstrap(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class SystemKind:
+    """A system and the ways to use it."""
+
+    name: str
+    durable: tuple[bool, ...] = (True, False)
+
+
+KINDS = (
+    SystemKind("kafka"),
+    SystemKind("redis-list"),
+    SystemKind("redis-stream"),
+    SystemKind("rabbitmq-classic"),
+    SystemKind("rabbitmq-quorum", (True,)),
+    SystemKind("zeromq", (False,)),
+    SystemKind("activemq"),
+)
+
+
+class Servers:
+    """The servers of the comparison. Kafka's is lent, and stays; the others are ended with this."""
+
+    def __init__(self, kafka: KafkaServer) -> None:
+        self._kafka = kafka
+        self._servers: dict[str, server.Server] = {}
+
+    def system(self, name: str, *, durable: bool) -> System:
+        """The system, its server running; MissingPart says what to install."""
+        client = _client(name)
+        match name:
+            case "kafka":
+                kafka = self._kafka
+                return Served(
+                    name,
+                    durable,
+                    kafka,
+                    lambda queue: client.KafkaQueue(kafka.bootstrap, queue, durable=durable),
+                )
+            case "redis-list" | "redis-stream":
+                one = self._started(f"redis {durable}", redis.Redis(durable=durable))
+                make = client.ListQueue if name == "redis-list" else client.StreamQueue
+                return Served(
+                    name, durable, one, lambda queue: make(one.address, queue, durable=durable)
+                )
+            case "rabbitmq-classic" | "rabbitmq-quorum":
+                kind = name.removeprefix("rabbitmq-")
+                one = self._started("rabbitmq", rabbitmq.RabbitMQ())
+
+                def connect(queue: str) -> Queue:
+                    made: Queue = client.RabbitQueue(one.address, queue, durable=durable, kind=kind)
+                    return made
+
+                return Served(
+                    name, durable, one, connect, QUORUM_SETTLES_S if kind == "quorum" else 0.0
+                )
+            case "activemq":
+                one = self._started(name, activemq.ActiveMQ())
+                return Served(
+                    name,
+                    durable,
+                    one,
+                    lambda queue: client.ActiveQueue(one.address, queue, durable=durable),
+                )
+            case _:
+                found: System = client.ZeroMQ()
+                return found
+
+    def close(self) -> None:
+        for one in self._servers.values():
+            one.close()
+        self._servers.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _started(self, key: str, one: server.Server) -> server.Server:
+        kept = self._servers.setdefault(key, one)
+        try:
+            kept.start()
+        except BaseException:
+            kept.close()
+            del self._servers[key]
+            raise
+        return kept
+
+
+def _client(name: str) -> ModuleType:
+    """The module that speaks to a system. Its library comes with an extra, so it is loaded when it is needed."""
+    home = name.partition("-")[0]
+    try:
+        return importlib.import_module(f"instep_lab.queues.{home}")
+    except ModuleNotFoundError as error:
+        raise errors.MissingPart(
+            f"the Python client of {home} is missing: no module {error.name}", extras.command("lab")
+        ) from error

@@ -1,0 +1,1 @@
+"""Reports of lab runs: a page, plots, and docs/lab."""

@@ -1,0 +1,109 @@
+"""A run as the page of docs/lab, with its plots as files beside it. The same run gives the same bytes. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from instep.document.showing import counted, plain
+from instep.report import plots
+from instep.report.markup import BECAUSE_MAX, figure, markdown, shortened
+from instep.report.tables import Cell, ReportTable
+from instep_lab import store
+from instep_lab.report.contents import LabReport, Section
+
+PAGE = "claims.md"
+
+
+def pages(report: LabReport) -> dict[str, str]:
+    """The text of each file, by its path below docs/lab."""
+    drawn = {
+        _plot_file(section, number): plots.standalone(plot)
+        for section in report.sections
+        if section.result
+        for number, plot in enumerate(section.result.plots, start=1)
+    }
+    return {PAGE: _page(report), **drawn}
+
+
+def _page(report: LabReport) -> str:
+    facts = [f"- {markdown(name)}: {_code(value)}" for name, value in report.facts.items()]
+    counts = ", ".join(f"{count} {word}" for word, count in report.counts.items())
+    rows = [
+        [
+            f"[{markdown(one.id)}](#{_anchor(one)})",
+            markdown(one.told),
+            f"**{one.verdict}**",
+            markdown(shortened(one.because, BECAUSE_MAX)),
+        ]
+        for one in report.sections
+    ]
+    parts = [
+        "# What is told about Kafka, settled",
+        f"{counted(len(report.sections), 'claim')}, each run on real servers: {counts}."
+        " This page was written from one run of `instep lab`; `instep lab run` settles them on your machine, and keeps every"
+        " client's settings and history.",
+        "\n".join(facts),
+        _grid(("claim", "told", "verdict", "because"), rows),
+        *(part for section in report.sections for part in _section(section)),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _section(section: Section) -> Iterable[str]:
+    claim, result = section.claim, section.result
+    yield f'<a id="{_anchor(section)}"></a>\n\n## {markdown(section.id)}: {section.verdict}'
+    yield f"**Told.** {markdown(section.told)}"
+    if claim:
+        yield f"**Run.** {markdown(claim.ran)}"
+    if result:
+        yield f"**Verdict.** {section.verdict}: {markdown(section.because)}"
+        rows = [
+            [part.role, markdown(part.statement), part.outcome, markdown(part.evidence)]
+            for part in result.parts
+        ]
+        yield _grid(("role", "statement", "outcome", "evidence"), rows)
+        yield from map(_table, result.tables)
+        for number, plot in enumerate(result.plots, start=1):
+            yield f"![{markdown(plot.title)}]({_plot_file(section, number)})"
+    if claim:
+        yield f"**Advice.** {markdown(claim.advice)}"
+        if claim.rules:
+            yield "**Looked after by** " + ", ".join(
+                f"[{markdown(rule)}](../rules/{store.file_name(rule)}.md)" for rule in claim.rules
+            )
+    yield f"**Repeat it.** {_code(section.command)}"
+
+
+def _table(table: ReportTable) -> str:
+    grid = _grid(
+        [markdown(name) for name in table.columns],
+        [[_cell(value) for value in row] for row in table.rows],
+    )
+    return f"*{markdown(table.title)}*\n\n{grid}" if table.title else grid
+
+
+def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def _cell(value: Cell) -> str:
+    return markdown(figure(value))
+
+
+def _code(text: str) -> str:
+    """A whole text as code, between more backticks than it has itself."""
+    shown = plain(text)
+    fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
+    space = " " if len(fence) > 1 else ""
+    return f"{fence}{space}{shown}{space}{fence}" if shown.strip() else ""
+
+
+def _anchor(section: Section) -> str:
+    return f"claim-{store.file_name(section.id)}"
+
+
+def _plot_file(section: Section, number: int) -> str:
+    return f"plots/{store.file_name(section.id)}-{number}.svg"

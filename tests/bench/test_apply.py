@@ -1,0 +1,144 @@
+"""`instep bench apply` on real servers: whatever the clock says, the tables are right, and what is not is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from instep import errors
+from instep.local.broker import LocalCluster
+from instep_bench import apply, baselines, bench_servers, contest, load, ranking
+from instep_bench.baselines import connect
+
+PARTITIONS = 2
+LOAD = load.Load(events=6_000, documents=2_000, stale=0.1, repeated=0.02, bad=0.01)
+
+
+class Field:
+    """The load in a topic, and a database of the user's."""
+
+    def __init__(self, ground: bench_servers.BenchServers, url: str) -> None:
+        self.ground, self.url = ground, url
+        self.topic = ground.new_topic(PARTITIONS)
+        load.publish(LOAD, ground.bootstrap, self.topic)
+        self.truth = load.truth(LOAD, PARTITIONS)
+
+    def hold(self, contestant: contest.Contestant) -> contest.ContestRun:
+        declared = self.ground.place(self.url).declare(self.ground.bootstrap, self.topic)
+        return contest.hold(contestant, declared, self.truth, {})
+
+
+@pytest.fixture(scope="module")
+def field(broker: LocalCluster, shared_database: Callable[[str], str]) -> Iterator[Field]:
+    url = shared_database("postgres")
+    with bench_servers.BenchServers(broker.bootstrap, lambda _: None) as ground:
+        yield Field(ground, url)
+    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    assert sa.inspect(engine).get_table_names() == []
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "name", [baselines.LOOP, pytest.param(baselines.SPARK_JDBC, marks=pytest.mark.long)]
+)
+def test_a_guarded_rival_applies_everything(field: Field, tmp_path: Path, name: str) -> None:
+    with closing(
+        contest.Programmed(name, apply.MODULES[name], tmp_path / "rival", is_spark=False)
+    ) as rival:
+        held = field.hold(rival)
+    assert held.differences == 0
+    assert held.first_fetch_s is not None
+    assert 0 < held.first_fetch_s < held.last_commit_s
+    assert held.usage["process"].cpu_s > 0
+
+
+def test_connect_without_a_guard_is_found_out(field: Field, tmp_path: Path) -> None:
+    last = {}
+    for sent in load.records(LOAD):
+        if sent.kind != "bad":
+            last[sent.key.decode()] = sent.number // LOAD.documents + 1
+    outdated = sum(row.version != last[name] for name, row in field.truth.rows.items())
+    with closing(
+        connect.Connect(
+            tmp_path / "connect", field.ground.bootstrap, PARTITIONS, field.ground.groups
+        )
+    ) as rival:
+        first, again = field.hold(rival), field.hold(rival)
+    assert first.differences == again.differences >= outdated > 0
+    assert first.first_fetch_s is None
+
+
+def test_the_pipeline_cold_and_warm_beside_a_rival_that_fails_once(
+    broker: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranking, "WARM_UPS", 0)
+    said: list[str] = []
+    hold = contest.hold
+    failed: list[int] = []
+
+    def held(contestant: contest.Contestant, *rest: Any) -> contest.ContestRun:
+        if contestant.name == "loop" and not failed:
+            failed.append(1)
+            raise errors.InstepError("it lost its connection")
+        return hold(contestant, *rest)
+
+    monkeypatch.setattr(contest, "hold", held)
+    options = apply.ApplyOptions(
+        targets=("sqlite",),
+        events=1_200,
+        documents=300,
+        partitions=PARTITIONS,
+        history=(True,),
+        stale=0.05,
+        bad=0.01,
+        rounds=1,
+        against=("loop",),
+        bootstrap=broker.bootstrap,
+    )
+    result = apply.run(options, said.append, "instep bench apply")
+    ours = [one for one in result.figures if one.labels["contestant"] != "loop"]
+    found = {(one.name, one.labels["start"], one.labels.get("role")): one for one in ours}
+    for start in ("cold", "warm"):
+        assert found["differences", start, None].values == [0.0]
+        assert found["throughput", start, None].median > 0
+        assert {"driver", "jvm", "workers"} <= {role for _, kind, role in found if kind == start}
+    assert [row[:3] for row in result.tables[0].rows] == [
+        ["sqlite", "instep with history", "cold"],
+        ["sqlite", "instep with history", "warm"],
+        ["sqlite", "loop", "warm"],
+    ]
+    assert (
+        "loop has no figure for cold, round 1 of 1 on sqlite: it lost its connection"
+        in result.notes
+    )
+    assert any("round 1 of 1" in line for line in said)
+    assert result.releases["sqlite"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"targets": ("oracle",)},
+        {"targets": ()},
+        {"targets": ("oracle://host/db",)},
+        {"history": ()},
+        {"against": ("flink",)},
+        {"rounds": 0},
+        {"partitions": 0},
+        {"batch": 0},
+        {"events": 10, "documents": 11},
+        {"stale": 1.5},
+        {"bad": -0.1},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_measured_is_refused_before_anything_starts(
+    wrong: dict[str, object],
+) -> None:
+    with pytest.raises(errors.SettingsError):
+        apply.run(apply.ApplyOptions(**wrong), lambda _: None, "instep bench apply")  # type: ignore[arg-type]

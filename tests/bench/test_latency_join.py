@@ -1,0 +1,137 @@
+"""Sender's and tasks' notes put together, on notes made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from instep_bench import commit_log, latency_join
+from instep_bench.commit_log import CommitTimes
+from instep_bench.latency_join import Life, SentEvent
+
+MS = 1_000_000
+
+
+def sent(offset: int, due: int, answered: int, *, partition: int = 0, late: int = 0) -> SentEvent:
+    return SentEvent(offset, due * MS, (due + late) * MS, answered * MS, partition, offset)
+
+
+def commit(
+    first: int, last: int, began: int, opened: int, committed: int, partition: int = 0
+) -> CommitTimes:
+    return CommitTimes(partition, first, last, began * MS, opened * MS, committed * MS)
+
+
+def life(due: int, committed: int) -> Life:
+    return Life(due * MS, committed * MS, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_a_life_is_cut_into_its_parts() -> None:
+    [one], missing = latency_join.join([sent(5, 0, 7)], [commit(3, 9, 40, 60, 75)])
+    assert missing == []
+    assert (one.publish, one.wait, one.batch, one.write, one.whole) == (7, 33, 20, 15, 75)
+
+
+def test_a_late_sender_counts_against_the_result() -> None:
+    [one], _ = latency_join.join([sent(0, 100, 190, late=80)], [commit(0, 0, 200, 201, 210)])
+    assert (one.late_ms, one.publish, one.whole) == (80, 90, 110)
+
+
+def test_an_answer_that_comes_after_the_fetch_is_no_wait() -> None:
+    [one], _ = latency_join.join([sent(0, 0, 50)], [commit(0, 0, 30, 35, 40)])
+    assert (one.publish, one.wait, one.batch, one.write) == (30, 0, 5, 5)
+    assert one.publish + one.wait + one.batch + one.write == one.whole
+
+
+def test_the_first_commit_that_reaches_an_event_counts() -> None:
+    seen = [
+        commit(0, 4, 10, 11, 12),
+        commit(0, 4, 50, 51, 52),
+        commit(5, 9, 60, 61, 62),
+        commit(0, 9, 1, 2, 3, partition=1),
+    ]
+    lives, missing = latency_join.join(
+        [sent(4, 0, 1), sent(5, 0, 1), sent(9, 0, 1, partition=1), sent(10, 0, 1)], seen
+    )
+    assert [one.whole for one in lives] == [12, 62, 3]
+    assert [one.offset for one in missing] == [10]
+
+
+def test_a_partition_without_commits_has_none() -> None:
+    assert latency_join.join([sent(0, 0, 1)], []) == ([], [sent(0, 0, 1)])
+
+
+def test_a_commit_whose_note_was_lost_is_taken_for_later_than_it_was() -> None:
+    lives, missing = latency_join.join(
+        [sent(2, 0, 1)], [commit(0, 1, 5, 6, 7), commit(4, 6, 90, 95, 99)]
+    )
+    assert ([one.whole for one in lives], missing) == ([99], [])
+
+
+def test_percentiles() -> None:
+    assert latency_join.percentiles(range(1, 101)) == {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+    assert latency_join.percentiles([7.0]) == {"p50": 7, "p90": 7, "p99": 7, "max": 7}
+    assert latency_join.percentiles([]) == {}
+
+
+def test_a_curve_says_only_what_there_are_events_for() -> None:
+    assert latency_join.curve(range(1, 101)) == [
+        (1.0, 1),
+        (1.33, 25),
+        (2.0, 50),
+        (4.0, 75),
+        (10.0, 90),
+        (20.0, 95),
+        (50.0, 98),
+        (100.0, 99),
+    ]
+    assert latency_join.curve([]) == []
+
+
+def test_thirds() -> None:
+    assert [len(part) for part in latency_join.thirds([life(0, 1)] * 8)] == [3, 3, 2]
+    assert latency_join.thirds([]) == []
+
+
+def test_what_a_fault_did() -> None:
+    lives = [
+        life(0, 90),
+        life(900, 1_050),
+        life(980, 5_000),
+        life(3_000, 5_100),
+        life(4_900, 5_200),
+        life(6_000, 6_100),
+    ]
+    held_up, seconds = latency_join.period(lives, 1_000 * MS)
+    assert seconds == pytest.approx(4.1)
+    assert [one.whole for one in held_up] == [150, 4_020, 2_100]
+
+
+def test_a_fault_that_nobody_noticed() -> None:
+    assert latency_join.period([life(0, 90), life(2_000, 2_100)], 1_000 * MS) == ([], 0.0)
+
+
+def test_a_slow_machine_is_back_in_step_when_it_is_as_slow_as_before() -> None:
+    lives = [life(0, 900), life(980, 5_000), life(6_000, 7_500)]
+    assert latency_join.period(lives, 1_000 * MS)[1] == pytest.approx(4.0)
+
+
+def test_commits_of_a_process() -> None:
+    lines = [
+        "0 10 -1 -1 -1",
+        "1 12 0 0 4",
+        "1 15 0 0 4",
+        "9 20 0 0 4",
+        "1 21 1 0 3",
+        "9 25 1 0 3",
+        "0 30 -1 -1 -1",
+        "1 31 0 5",
+    ]
+    assert commit_log.commits(lines) == [
+        CommitTimes(0, 0, 4, 10, 12, 20),
+        CommitTimes(1, 0, 3, 10, 21, 25),
+    ]
+
+
+def test_a_transaction_left_open_by_the_task_before_is_not_taken_for_this_one() -> None:
+    lines = ["0 10 -1 -1 -1", "1 12 0 0 4", "0 30 -1 -1 -1", "1 31 0 0 4", "9 40 0 0 4"]
+    assert commit_log.commits(lines) == [CommitTimes(0, 0, 4, 30, 31, 40)]

@@ -1,0 +1,90 @@
+"""The workload's plain model: what was sent is what is promised, and the last record of each partition is a sentinel."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from instep import errors
+from instep.document.partition import partition_of
+from instep_bench import load
+
+PARTITIONS = 4
+MIXED = load.Load(events=3_000, documents=500, stale=0.1, repeated=0.05, bad=0.02)
+
+
+def test_documents_take_turns() -> None:
+    plain = load.Load(events=7, documents=3)
+    said = [json.loads(sent.value) for sent in load.records(plain)]
+    assert [(one["doc_id"][-1], one["version"]) for one in said] == [
+        ("0", 1),
+        ("1", 1),
+        ("2", 1),
+        ("0", 2),
+        ("1", 2),
+        ("2", 2),
+        ("0", 3),
+    ]
+
+
+def test_values_have_about_the_size_asked_for() -> None:
+    sizes = {
+        len(sent.value) for sent in load.records(load.Load(events=1_000, documents=100, size=150))
+    }
+    assert sizes == {150}
+
+
+def test_the_same_seed_sends_the_same() -> None:
+    assert list(load.records(MIXED)) == list(load.records(MIXED))
+
+
+def test_the_truth_is_what_the_records_come_to() -> None:
+    """Counted again by another way: one record after the other against what stands."""
+    stands: dict[str, tuple[str, int]] = {}
+    found: Counter[str] = Counter()
+    for sent in load.records(MIXED):
+        try:
+            said = json.loads(sent.value)
+            document, version = said["doc_id"], int(said["version"])
+        except (ValueError, KeyError, TypeError):
+            found["bad"] += 1
+            continue
+        assert sent.key == document.encode()
+        before = stands.get(document, ("", 0))[1]
+        found["applied" if version > before else "repeated" if version == before else "stale"] += 1
+        if version > before:
+            stands[document] = (said["status"], version)
+    truth = load.truth(MIXED, PARTITIONS)
+    assert {name: (row.status, row.version) for name, row in truth.rows.items()} == stands
+    assert dict(found) == {
+        name: getattr(truth, name) for name in ("applied", "repeated", "stale", "bad")
+    }
+    assert min(found.values()) > 0
+    assert truth.records == sum(found.values()) == MIXED.events
+
+
+def test_a_sentinel_is_the_last_record_of_its_partition() -> None:
+    last = {partition_of(sent.key, PARTITIONS): sent for sent in load.records(MIXED)}
+    truth = load.truth(MIXED, PARTITIONS)
+    assert {sent.key.decode() for sent in last.values()} == set(truth.sentinels)
+    for sent in last.values():
+        assert json.loads(sent.value)["version"] == truth.sentinels[sent.key.decode()].version
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"stale": -0.1},
+        {"bad": 1.1},
+        {"repeated": 0.5, "stale": 0.5},
+        {"events": 9},
+        {"documents": 0},
+        {"size": 20},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(errors.SettingsError):
+        load.Load(**{"events": 100, "documents": 10, **wrong})  # type: ignore[arg-type]

@@ -1,0 +1,115 @@
+"""The page of a benchmark: all of the result, its spread drawn, and nothing in it is markup or comes from outside."""
+
+from __future__ import annotations
+
+import msgspec
+
+from instep.report.tables import Plot, PlotKind, ReportTable, Series
+from instep_bench import charts, page
+from instep_bench.result import BenchResult, Figure
+from tests.bench import made
+from tests.lab.test_report import EVIL, self_contained
+
+
+def test_the_page_has_all_of_the_result() -> None:
+    text = page.render({"one": made.result(target="postgres")})
+    seen = self_contained(text)
+    shown = " ".join(seen.text)
+    for words in (
+        *(
+            "instep bench apply --rounds 3",
+            "a fast one",
+            "4.3.1",
+            "12.5 s",
+            "exactly-once",
+            "throughput",
+            "peak memory",
+        ),
+        *(
+            "contestant",
+            "110",
+            "100",
+            "120",
+            "Freshness",
+            "Memory",
+            "promises less",
+            "lowest",
+            "postgres",
+        ),
+    ):
+        assert words in shown, words
+    assert seen.tags.count("svg") == 3
+    assert seen.tags.count("figure") == seen.tags.count("summary") - 1
+    assert text.count('class="spread"') == 2
+    [policy] = [value for _, value in seen.attributes if value.startswith("default-src")]
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+
+
+def test_a_page_of_several_leads_to_each() -> None:
+    seen = self_contained(page.render({"one": made.result(), "two": made.result()}))
+    links = [value[1:] for name, value in seen.attributes if name == "href"]
+    assert len(links) == 2
+    assert set(links) <= {value for name, value in seen.attributes if name == "id"}
+
+
+def test_hostile_text_stays_text() -> None:
+    hostile = EVIL.replace("\ud800", "")
+    figure = Figure(
+        name=hostile, unit=hostile, better="less", labels={hostile: hostile}, values=[1.0, 2.0]
+    )
+    result = BenchResult(
+        bench="scale",
+        command=hostile,
+        begun_at=hostile,
+        seconds=1.0,
+        options={hostile: hostile},
+        machine={hostile: hostile},
+        releases={hostile: hostile},
+        figures=[figure],
+        tables=[ReportTable(hostile, [hostile], [[hostile]])],
+        plots=[
+            charts.bars(hostile, [figure], x=hostile, by=hostile),
+            charts.curves(hostile, [figure], x=hostile),
+            Plot(
+                hostile, hostile, hostile, [Series(hostile, [(hostile, 1.0)])], kind=PlotKind.HEAT
+            ),
+        ],
+        notes=[hostile],
+    )
+    text = page.render({hostile: result, "two": result})
+    seen = self_contained(text)
+    assert "script" not in seen.tags
+    assert "img" not in seen.tags
+    assert "<script>alert(1)</script>" in "".join(seen.text)
+
+
+def test_figures_are_tabulated_by_their_labels() -> None:
+    first, second = page.figures(made.FIGURES)
+    assert first.columns == [
+        "figure",
+        "target",
+        "contestant",
+        "median",
+        "lowest",
+        "highest",
+        "unit",
+        "rounds",
+    ]
+    assert first.rows[0] == ["throughput", "postgres", "instep", 110.0, 100.0, 120.0, "events/s", 3]
+    assert second.rows == [["peak memory", "jvm", 700.0, 700.0, 700.0, "MB", 1]]
+
+
+def test_percentiles_and_curves() -> None:
+    assert [
+        charts.percentile([1.0, 2.0, 3.0, 4.0], percent) for percent in (0, 25, 50, 51, 99, 100)
+    ] == [1, 1, 2, 3, 4, 4]
+    assert charts.percentiles("t", {"none": []}, unit="ms").series == []
+    curve = charts.curves(
+        "t",
+        [made.speed([3.0, 1.0], documents="1000"), made.speed([5.0], documents="many")],
+        x="documents",
+    )
+    assert [(one.points, one.spread) for one in curve.series] == [
+        ([(1000.0, 2.0), ("many", 5.0)], [(1.0, 3.0), None])
+    ]
+    assert msgspec.json.decode(msgspec.json.encode(curve), type=Plot) == curve

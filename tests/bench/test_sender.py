@@ -1,0 +1,40 @@
+"""The schedule that waits for nobody, by a clock that is moved by hand."""
+
+from __future__ import annotations
+
+from instep_bench import sender
+
+
+class Clock:
+    """Time passes only by sleeping and by slow sends."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def sleep(self, seconds: float) -> None:
+        self.now_ns += round(seconds * 1e9)
+
+
+def test_a_sender_in_time_sends_when_events_are_due() -> None:
+    clock, order = Clock(), list[int]()
+    due = sender.due_times(1_000, sender.Leg(0, 4, 1_000))
+    assert due == [1_000, 1_001_000, 2_001_000, 3_001_000]
+    assert list(sender.pace(due, order.append, clock, clock.sleep)) == due
+    assert order == [0, 1, 2, 3]
+
+
+def test_a_late_sender_skips_nothing_and_its_events_stay_due_when_they_were() -> None:
+    clock, order = Clock(), list[int]()
+
+    def send(index: int) -> None:
+        order.append(index)
+        clock.now_ns += 5_500_000 if index == 1 else 0
+
+    due = sender.due_times(0, sender.Leg(0, 10, 1_000))
+    sent = sender.pace(due, send, clock, clock.sleep)
+    assert order == list(range(10))
+    late_ms = [(was - should) / 1e6 for was, should in zip(sent, due, strict=True)]
+    assert late_ms == [0, 0, 4.5, 3.5, 2.5, 1.5, 0.5, 0, 0, 0]

@@ -1,0 +1,581 @@
+"""The command line as users meet it: in a process of its own, with good and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.main import get_command
+
+from instep import __version__, cli, settings, sinks
+from instep.demo.pipeline_process import PipelineProcess
+from instep.local.broker import LocalCluster
+from instep.local.ports import free
+from instep.sinks import inspection
+from tests.pipeline.test_transaction import apply, begun, event, record
+from tests.support import commands, probes
+from tests.support.databases import run_sql
+from tests.support.waiting import wait_until
+
+SETTINGS = """
+[kafka]
+bootstrap = "{bootstrap}"
+
+[pipelines.contracts]
+topic = "{topic}"
+target = "sqlite:///contracts.db"
+table = "contract_document"
+key = "doc_no"
+
+[pipelines.contracts.event]
+document = "doc_id"
+status = "status"
+order = "version"
+at = "updated_at"
+
+[pipelines.contracts.columns]
+print_status = "status"
+print_version = "version"
+printed_at = "updated_at"
+"""
+
+
+def instep(
+    folder: Path, *arguments: str, given: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own."""
+    return commands.run(arguments, cwd=folder, env={**os.environ, **environment}, given=given)
+
+
+@pytest.fixture
+def place(tmp_path: Path, broker: LocalCluster) -> Path:
+    """A folder with a settings file, and the topic that it names."""
+    topic = f"cli-{uuid.uuid4().hex[:8]}"
+    (tmp_path / "instep.toml").write_text(
+        SETTINGS.format(bootstrap=broker.bootstrap, topic=topic), encoding="utf-8"
+    )
+    assert instep(tmp_path, "topics", "create", topic, "-p", "2").returncode == 0
+    return tmp_path
+
+
+EVENTS = "\n".join(
+    json.dumps(
+        {
+            "doc_id": f"d{number}",
+            "status": "PRINTED",
+            "version": 1,
+            "updated_at": "2026-11-01T08:00:00Z",
+        }
+    )
+    for number in range(20)
+)
+
+
+ODD = "odd\u001b[31m\nid"
+
+
+def test_help_and_version(tmp_path: Path) -> None:
+    assert instep(tmp_path, "--version").stdout == f"instep {__version__}\n"
+    shown = instep(tmp_path, "--help").stdout
+    for command in ("demo", "init", "up", "down", "status", "emit", "run"):
+        assert re.search(rf"^  {command} ", shown, re.MULTILINE), command
+
+
+def test_the_first_pipeline_and_its_proof(place: Path) -> None:
+    """init, emit, run --once, status: the way that the README shows; then reconcile, which finds and repairs damage."""
+    assert "instep_ledger" in instep(place, "init", "--sql").stdout
+    assert not (place / "contracts.db").exists()
+    done = instep(place, "init")
+    assert (done.returncode, done.stderr) == (0, "contracts: ready\n")
+    (place / "events.jsonl").write_text(
+        f"{EVENTS}\n{json.dumps({'doc_id': ODD, 'status': 'PRINTED', 'version': 1})}",
+        encoding="utf-8",
+    )
+    done = instep(place, "emit", "-", given=(place / "events.jsonl").read_text(encoding="utf-8"))
+    assert (done.returncode, done.stderr) == (0, "21 records published\n")
+    before = json.loads(instep(place, "status", "--json").stdout)["pipelines"][0]
+    assert before["lag_records"] is None
+    done = instep(place, "run", "--once", "--fail-on", "set-aside")
+    assert done.returncode == 0, done.stderr
+    assert "21 records: 21 applied" in done.stderr
+    assert "WARNING" not in done.stderr
+    assert done.stdout == ""
+    assert "contracts: 21 records waiting; starting Spark" in done.stderr.splitlines()[0]
+    after = json.loads(instep(place, "status", "--json").stdout)["pipelines"][0]
+    assert (after["run"]["state"], after["run"]["code"], after["run"]["epoch"]) == (
+        "stopped",
+        None,
+        1,
+    )
+    assert (
+        after["lag_records"],
+        after["lag_seconds"],
+        after["dead_letters"],
+        after["parked_documents"],
+    ) == (0, 0.0, 0, 0)
+    assert sum(part["next_offset"] for part in after["partitions"]) == 21
+    assert "NEXT-OFFSET" in instep(place, "status").stdout
+    assert run_sql(f"sqlite:///{place}/contracts.db", "SELECT count(*) FROM contract_document") == [
+        (21,)
+    ]
+    _reconcile(place)
+
+
+def _reconcile(place: Path) -> None:
+    url = f"sqlite:///{place}/contracts.db"
+    run_sql(url, "UPDATE contract_document SET print_status = 'LOST' WHERE doc_no LIKE 'odd%'")
+    run_sql(url, "DELETE FROM contract_document WHERE doc_no = 'd3'")
+    found = instep(place, "reconcile", "--fix")
+    assert found.returncode == 1, found.stderr
+    assert re.search(r"^contracts +21 +19 +1 +0 +1 ", found.stdout, re.MULTILINE), found.stdout
+    assert r"different  odd\x1b[31m\nid  print_status  PRINTED" in found.stdout
+    assert "\x1b" not in found.stdout + found.stderr
+    assert "--execute" in found.stderr
+    [file] = place.glob("reconcile-contracts-*.jsonl")
+    assert [
+        json.loads(line)["document"] for line in file.read_text(encoding="utf-8").splitlines()
+    ] == ["d3", ODD]
+    run_sql(
+        url, "INSERT INTO contract_document (doc_no, print_status) VALUES ('own', 'OLD')"
+    )  # the application's own row
+    mended = instep(place, "reconcile", "--fix", "--execute", "--json", "--out", "rows.jsonl")
+    assert mended.returncode == 0, mended.stderr
+    [report] = json.loads(mended.stdout)["pipelines"]
+    assert (report["in_step"], report["missing"], report["different"], report["not_ours"]) == (
+        True,
+        1,
+        1,
+        1,
+    )
+    assert (report["repaired"]["inserted"], report["repaired"]["written"]) == (1, 1)
+    again = instep(place, "reconcile", "--source", "events.jsonl")
+    assert again.returncode == 0, again.stderr
+    assert "contracts: 1 row was never written by this pipeline, and not compared" in again.stderr
+    assert again.stderr.rstrip().endswith("contracts: in step")
+    assert len(list(place.glob("reconcile-*.jsonl"))) == 1
+
+
+def test_a_run_that_set_most_aside_says_so_and_counts_across_restarts(place: Path) -> None:
+    bad = [
+        json.dumps({"doc_id": f"x{number}", "status": "PRINTED", "version": "one"})
+        for number in range(30)
+    ]
+    instep(place, "init")
+    instep(place, "emit", "-", given="\n".join([EVENTS, *bad]))
+    here = str(Path(__file__).parents[2])
+    probed = {
+        "INSTEP_PROBE": "tests.support.probes:restart_once",
+        probes.FOLDER: str(place),
+        "PYTHONPATH": here,
+    }
+    done = instep(place, "run", "--once", "--fail-on", "set-aside", **probed)
+    assert done.returncode == 1, done.stderr
+    assert "contracts: 50 records: 20 applied" in done.stderr
+    assert re.search("30 dead letters; [1-9] restarts", done.stderr), done.stderr
+    assert (
+        "WARNING: contracts: 30 of 50 records were set aside (30 dead letters, 0 parked), all for WRONG_TYPE;"
+        " look: instep dead list contracts\n" in done.stderr
+    )
+
+
+def test_status_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "instep.toml").write_text(
+        SETTINGS.format(bootstrap="", topic="t").replace('bootstrap = ""', "")
+    )
+    home = {"INSTEP_HOME": str(tmp_path / "home"), "INSTEP__SPARK__MASTER": "spark://nowhere:7077"}
+    assert instep(tmp_path, "init", **home).returncode == 0
+    done = instep(tmp_path, "status", **home)
+    assert done.returncode == 1
+    assert re.search(r"^contracts .* never run$", done.stdout, re.MULTILINE)
+    assert (
+        "the local Kafka is not running, so the lag is not known\nstart it: instep up\n"
+        in done.stderr
+    )
+    assert instep(tmp_path, "up", "status", **home).stderr == "no local server was started\n"
+    run_sql(f"sqlite:///{tmp_path}/contracts.db", "DROP TABLE instep_runs")
+    told = instep(tmp_path, "status", **home)
+    assert "has no table instep_runs\nrun: instep init\n" in told.stderr
+
+
+def test_each_that_is_named_is_reported(place: Path) -> None:
+    """Of parked documents and dead letters that are named, those that are not there do not keep the others from being done."""
+    text = (
+        (place / "instep.toml")
+        .read_text(encoding="utf-8")
+        .replace('key = "doc_no"', 'key = "doc_no"\nmissing = "park"')
+    )
+    (place / "instep.toml").write_text(text, encoding="utf-8")
+    instep(place, "init")
+    pipeline = settings.pipeline(settings.load(place / "instep.toml"), "contracts")
+    pipeline = msgspec.structs.replace(pipeline, target=f"sqlite:///{place}/contracts.db")
+    sink = begun(sinks.open_sink(inspection.inspect("contracts", pipeline)))
+    apply(
+        sink,
+        [
+            event(0, "a", 1),
+            event(1, "b", 1),
+            record(2, "c", {"status": 1}),
+            record(3, "c", {"status": 1}),
+        ],
+    )
+    sink.close()
+    for limit, retried in (("900", 2), ("0", 0)):
+        listed = instep(
+            place, "parked", "list", "--json", INSTEP__PIPELINES__CONTRACTS__RETRY_PARKED_S=limit
+        )
+        assert sum(one["retried_until"] is not None for one in json.loads(listed.stdout)) == retried
+    run_sql(
+        f"sqlite:///{place}/contracts.db",
+        "INSERT INTO contract_document (doc_no) VALUES ('a'), ('b')",
+    )
+    done = instep(place, "parked", "release", "a", "x", "b")
+    assert (done.returncode, done.stdout.count("applied")) == (1, 2), done
+    assert "instep: document 'x' is not parked\nrun: instep parked list\n" in done.stderr
+    assert "nothing was done: document 'x' is not parked" in refused(
+        place, "parked", "release", "x"
+    )
+    dropped = instep(
+        place, "dead", "drop", "0:2", "0:9", "0:3", "--why", "void", "--execute", "--json"
+    )
+    told = json.loads(dropped.stdout)
+    assert (dropped.returncode, len(told["events"]), told["not_found"]) == (1, 2, ["0:9"])
+    assert "instep: there is no dead letter at 0:9" in dropped.stderr
+
+
+def test_run_shows_metrics_and_ends_cleanly_when_told_to(place: Path) -> None:
+    """By SIGTERM here; test_watching does it by SIGINT, and below SIGINT comes while Spark starts."""
+    instep(place, "init")
+    instep(place, "emit", "-", given=EVENTS)
+    port = free()[0]
+    process = PipelineProcess(place / "instep.toml", "--metrics", str(port), log=place / "run.log")
+    with process:
+        wait_until(
+            lambda: _metric(port, 'instep_applied_total{pipeline="contracts"}') == 20.0,
+            "the events to be applied",
+        )
+        for name, value in (
+            ("lag_records", 0.0),
+            ("freshness_seconds_count", 20.0),
+        ):  # counted just after the events
+            whole = f'instep_{name}{{pipeline="contracts"}}'
+            wait_until(lambda whole=whole, value=value: _metric(port, whole) == value, whole)  # type: ignore[misc]
+        # in the middle of a backlog; the process itself gives up waiting for Spark after 4 s
+        instep(place, "emit", "-", given="\n".join([EVENTS] * 2_000))
+        wait_until(
+            lambda: (_metric(port, 'instep_records_total{pipeline="contracts"}') or 0) > 20,
+            "the backlog to be begun",
+        )
+        process.signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def _metric(port: int, name: str) -> float | None:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+            lines = page.read().decode().splitlines()
+    except OSError:
+        return None
+    return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)), None)
+
+
+def refused(folder: Path, *arguments: str, **changes: Any) -> str:
+    done = instep(folder, *arguments, **changes)
+    assert done.returncode == 2, done
+    assert "Traceback" not in done.stderr
+    said = [
+        line
+        for line in done.stderr.strip().splitlines()
+        if not line.endswith("waiting; starting Spark")
+    ]
+    assert len(said) <= 2, done.stderr
+    return done.stderr
+
+
+def test_bad_settings(tmp_path: Path, place: Path) -> None:
+    assert "does not exist" in refused(tmp_path, "--config", "nowhere.toml", "run")
+    assert "does not exist" in refused(tmp_path, "run", "--config", "nowhere.toml")
+    assert "did you mean 'contracts'?" in refused(place, "run", "contract")
+    assert "run: instep init" in refused(place, "run", "--once")
+    file = place / "instep.toml"
+    file.write_text(file.read_text().replace("topic =", "topik ="), encoding="utf-8")
+    assert "did you mean 'topic'?" in refused(place, "run")
+
+
+WRONG_USE: list[tuple[tuple[str, ...], str]] = [
+    (("dead", "drop", "0:1"), "why"),
+    (("dead", "drop", "0:1", "--why", " "), "--why is empty"),
+    (("dead", "drop", "--why", "x"), "nothing is chosen"),
+    (("dead", "replay"), "nothing is chosen"),
+    (("dead", "replay", "1745"), "PARTITION:OFFSET"),
+    (("dead", "show", "a:b"), "PARTITION:OFFSET"),
+    (("dead", "show", "0:99"), "no dead letter at 0:99"),
+    (("dead", "list", "--reason", "NOT_JASON"), "did you mean 'NOT_JSON'?"),
+    (("dead", "list", "--since", "yesterday-ish"), "'yesterday-ish' is no time"),
+    (("parked", "release"), "no document is named"),
+    (("parked", "release", "nobody"), "is not parked"),
+    (("parked", "skip", "nobody", "--why", "x"), "is not parked"),
+    (("parked", "show", "nobody"), "is not parked"),
+    (("show", "nobody\x1b[31m"), "no pipeline knows document 'nobody\\x1b[31m'"),
+    (("show", "x", "--pipeline", "contract"), "did you mean 'contracts'?"),
+    (("replay",), "nothing is chosen"),
+    (("replay", "--from", "@soon"), "no place in a log"),
+    (("history", "prune", "--older-than", "long"), "'long' is no time"),
+]
+
+
+def test_wrong_use_is_said_in_a_line_and_changes_nothing(place: Path) -> None:
+    instep(place, "init")
+    for arguments, words in WRONG_USE:
+        done = instep(place, *arguments)
+        assert (done.returncode, done.stdout) == (2, ""), arguments
+        assert words in done.stderr, (arguments, done.stderr)
+        assert "Traceback" not in done.stderr
+        assert "\x1b" not in done.stderr
+    for arguments in (
+        ("dead", "list"),
+        ("parked", "list"),
+        ("history", "prune", "--older-than", "90d"),
+        ("settings",),
+    ):
+        assert instep(place, *arguments).returncode == 0, arguments
+    assert json.loads(instep(place, "dead", "list", "--json").stdout) == []
+    assert json.loads(instep(place, "parked", "list", "--json").stdout) == []
+
+
+def test_a_document_is_shown_although_another_pipeline_has_keys_of_another_type(
+    tmp_path: Path,
+) -> None:
+    text = SETTINGS.format(bootstrap="127.0.0.1:1", topic="t")
+    numbered = (
+        text.partition("[pipelines.contracts]")[2]
+        .replace("contracts.", "numbered.", 2)
+        .replace("contract_document", "n")
+    )
+    numbered = numbered.replace("pipelines.contracts", "pipelines.numbered").replace(
+        "sqlite:///numbered.db", "sqlite:///contracts.db"
+    )
+    (tmp_path / "instep.toml").write_text(
+        f"{text}\n[pipelines.numbered]{numbered}", encoding="utf-8"
+    )
+    url = f"sqlite:///{tmp_path}/contracts.db"
+    run_sql(
+        url,
+        "CREATE TABLE n (doc_no INTEGER PRIMARY KEY, print_status TEXT, print_version BIGINT, printed_at TIMESTAMP)",
+    )
+    assert instep(tmp_path, "init").returncode == 0
+    run_sql(url, "INSERT INTO contract_document (doc_no, print_status) VALUES ('abc', 'PRINTED')")
+    shown = instep(tmp_path, "show", "abc")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "document abc of pipeline contracts" in shown.stdout
+    assert "PRINTED" in shown.stdout
+    assert "no pipeline knows document '7' (asked: contracts, numbered)" in refused(
+        tmp_path, "show", "7"
+    )
+    assert "is not a document id of this table" in refused(
+        tmp_path, "show", "abc", "--pipeline", "numbered"
+    )
+
+
+def test_a_missing_topic_names_the_command_that_makes_it(place: Path) -> None:
+    instep(place, "init")
+    file, topic = place / "instep.toml", f"missing-{uuid.uuid4().hex[:8]}"
+    file.write_text(
+        re.sub(r'topic = ".*"', f'topic = "{topic}"', file.read_text()), encoding="utf-8"
+    )
+    for arguments in (("run", "--once"), ("emit", "-")):
+        command = refused(place, *arguments).splitlines()[-1]
+        assert command.startswith(f"instep topics create {topic}")
+    assert instep(place, *command.split()[1:]).returncode == 0
+    assert instep(place, "emit", "-", given=EVENTS).returncode == 0
+
+
+def test_an_unreachable_broker(place: Path) -> None:
+    instep(place, "init")
+    port = free()[0]
+    message = refused(place, "run", INSTEP__KAFKA__BOOTSTRAP=f"127.0.0.1:{port}")
+    assert f"127.0.0.1:{port}" in message
+    assert re.search(r"\d+ s", message)
+
+
+def test_a_bad_line_in_a_file(place: Path) -> None:
+    file = place / "events.jsonl"
+    file.write_text(EVENTS + "\n{oops\n", encoding="utf-8")
+    message = refused(place, "emit", "events.jsonl")
+    assert "line 21" in message
+    assert "20 records before it were published" in message
+    assert "cannot be read" in refused(place, "emit", "gone.jsonl")
+    assert "suffix" in refused(place, "emit", "instep.toml")
+
+
+def test_csv_and_deletions_are_published_too(place: Path) -> None:
+    """The id lies within an object, as the pipeline's settings say, and its column holds integers."""
+    file, database = place / "instep.toml", f"sqlite:///{place}/contracts.db"
+    file.write_text(
+        file.read_text(encoding="utf-8").replace('"doc_id"', '"document.no"'), encoding="utf-8"
+    )
+    (place / "events.csv").write_text(
+        "document.no,status,version\n1,PRINTED,1\n2,FAILED,2\n3,QUEUED,1\n", encoding="utf-8"
+    )
+    assert "ids are sent as text" in instep(place, "emit", "events.csv").stderr, (
+        "there is no table yet to say more"
+    )
+    columns = (
+        "doc_no INTEGER PRIMARY KEY, print_status TEXT, print_version INTEGER, printed_at TIMESTAMP"
+    )
+    run_sql(database, f"CREATE TABLE contract_document ({columns})")
+    instep(place, "init")
+    assert instep(place, "emit", "events.csv").returncode == 0
+    assert "2 deletions published" in instep(place, "emit", "--delete", "3", "7").stderr
+    assert "events.csv is a file" in refused(place, "emit", "--delete", "events.csv")
+    assert instep(place, "run", "--once").returncode == 0
+    rows = run_sql(
+        database, "SELECT doc_no, print_status, print_version FROM contract_document ORDER BY 1"
+    )
+    assert rows == [(1, "PRINTED", 1), (2, "FAILED", 2)]
+    assert run_sql(database, "SELECT COUNT(*) FROM instep_dead_letters") == [(3,)]
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.5, 1.5])
+def test_told_to_end_while_spark_starts_it_leaves_nothing(place: Path, delay_s: float) -> None:
+    instep(place, "init")
+    with PipelineProcess(place / "instep.toml", log=place / "run.log") as process:
+        wait_until(lambda: process.children() != [], "the JVM to be started")
+        moment = time.monotonic() + delay_s
+        wait_until(lambda: time.monotonic() > moment, "a later moment of the start")
+        process.signal(signal.SIGINT)
+        assert process.wait(60) in (0, 130)
+        wait_until(lambda: process.children() == [], "its children to be gone")
+    assert "Traceback" not in process.tail()
+
+
+def test_a_dead_jvm_ends_it_with_an_error(place: Path) -> None:
+    instep(place, "init")
+    with PipelineProcess(place / "instep.toml", log=place / "run.log") as process:
+        wait_until(lambda: "contracts: running" in process.tail(), "the pipeline to run")
+        java = next(
+            pid for pid in process.children() if Path(f"/proc/{pid}/exe").readlink().name == "java"
+        )
+        os.kill(java, signal.SIGKILL)
+        assert process.wait(90) == 1
+    assert "Spark's JVM is gone" in process.tail()
+    assert "Traceback" not in process.tail()
+
+
+def test_spark_settings_that_cannot_be(place: Path) -> None:
+    instep(place, "init")
+    assert 'write e.g. memory = "640m"' in refused(place, "run", INSTEP__SPARK__MEMORY="lots")
+    assert "no Spark master" in refused(place, "run", "--master", "spork://x")
+    assert "no Spark master answers at spark://127.0.0.1:1" in refused(
+        place, "run", "--master", "spark://127.0.0.1:1"
+    )
+    given = {"INSTEP__SPARK__CONF": '{"spark.driver.cores": "none"}'}
+    assert "Spark could not start" in refused(place, "run", **given)
+    assert "65535" in instep(place, "run", "--metrics", "99999").stderr
+
+
+def test_quick_commands_import_nothing_heavy(tmp_path: Path) -> None:
+    code = "import sys, instep.cli; print(sorted({'pyspark', 'sqlalchemy', 'pyarrow', 'confluent_kafka'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--execute"], "--execute and --delete-extra go with --fix"),
+        (
+            ["--source", "a.csv", "--source-url", "sqlite:///x.db", "--query", "SELECT 1"],
+            "two sources",
+        ),
+        (["--source-url", "sqlite:///x.db"], "--source-url and --query go together"),
+        (["--source", "a.csv", "--from", "start"], "--from is a place in the log"),
+        (["nobody"], "there is no pipeline 'nobody'"),
+        (["--out", "nowhere/rows.jsonl"], "cannot be written"),
+    ],
+)
+def test_reconcile_refuses_what_cannot_be(place: Path, arguments: list[str], says: str) -> None:
+    refused = instep(place, "reconcile", *arguments)
+    assert refused.returncode == 2
+    assert says in refused.stderr
+
+
+def test_a_command_is_found_where_the_table_says() -> None:
+    """A command is looked for in the module that the table names for it, and the help has all of them."""
+
+    def commands(wanted: list[str] | None) -> set[str]:
+        return set(get_command(cli.assembled(wanted)).commands)  # type: ignore[attr-defined]
+
+    own = {name for names in cli.PARTS.values() for name in names}
+    for listed in cli.PARTS.values():
+        assert commands([listed[0]]) == set(listed)
+    assert commands(["lab"]) == {"lab"}
+    assert commands(None) == own | {"lab", "bench"}
+
+
+ORDERS = """
+[pipelines.{name}]
+topic = "{topic}"
+target = "sqlite:///{name}.db"
+table = "customer_order"
+key = "no"
+
+[pipelines.{name}.event]
+document = "no"
+
+[pipelines.{name}.columns]
+total = "total"
+paid = "paid"
+"""
+
+
+def test_init_takes_types_from_the_topic_and_reports_every_fault(place: Path) -> None:
+    file = place / "instep.toml"
+    kafka, _, rest = file.read_text(encoding="utf-8").partition("[pipelines")
+    topic = re.findall('topic = "(.*)"', rest)[0]
+    file.write_text(
+        kafka + "".join(ORDERS.format(name=name, topic=topic) for name in ("one", "two", "three")),
+        encoding="utf-8",
+    )
+    told = instep(place, "init", "one", "--no-infer", "--sql")
+    assert (told.stderr, "total TEXT" in told.stdout) == ("", True)
+    assert "no type is known for total, paid" in instep(place, "init", "one", "--sql").stderr
+    rows = "\n".join(f'{{"no": {number}, "total": 20.5, "paid": true}}' for number in range(5))
+    assert instep(place, "emit", "-", "--topic", topic, "--key", "no", given=rows).returncode == 0
+    told = instep(place, "init", "one", "--infer")
+    assert "types seen in 5 records" in told.stderr
+    assert re.search(r"no BIGINT NOT NULL, total NUMERIC\(38, 6\), paid BOOLEAN", told.stdout)
+
+    for name in ("two", "three"):
+        run_sql(
+            f"sqlite:///{place}/{name}.db",
+            "CREATE TABLE customer_order (no INTEGER NOT NULL PRIMARY KEY, tota TEXT, x INT NOT NULL)",
+        )
+    told = instep(place, "init")
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "one: ready" in told.stderr
+    for name in ("two", "three"):
+        assert (
+            f"instep: {name}: table customer_order has no column 'total'; did you mean 'tota'?"
+            in told.stderr
+        )
+        assert f"instep: {name}: table customer_order has no column 'paid'" in told.stderr
+        assert f"instep: {name}: table customer_order: column 'x' takes no null" in told.stderr
+    run_sql(f"sqlite:///{place}/two.db", "ALTER TABLE customer_order DROP COLUMN x")
+    told = instep(place, "init", "two", "--add-columns")
+    assert (told.returncode, told.stdout.count("ALTER TABLE")) == (0, 2)

@@ -1,0 +1,46 @@
+"""The cluster's settings, and what only the Python client asks for, from a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from instep.kafka import configs, connection
+from instep.kafka.admin import admin_extras
+from instep.kafka.configs import ConfigValue
+from tests.support.waiting import wait_until
+
+
+def test_settings_say_where_they_come_from(
+    cluster: connection.Cluster, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(1, retention_ms="60000", cleanup_policy="compact")
+    configs.alter_topic(cluster, topic, {"retention.ms": "90000"}, ["cleanup.policy"])
+    wait_until(
+        lambda: configs.of_topics(cluster, [topic])[topic]["cleanup.policy"].source == "default"
+    )
+    found = configs.of_topics(cluster, [topic])[topic]
+    assert found["retention.ms"] == ConfigValue("retention.ms", "90000", "topic")
+    assert found["cleanup.policy"].value == "delete"
+    ours = configs.of_brokers(cluster, [1])[1]["auto.create.topics.enable"]
+    assert ours == ConfigValue("auto.create.topics.enable", "false", "broker's file")
+
+
+def test_what_only_the_python_client_asks(
+    cluster: connection.Cluster, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(2)
+    with admin_extras.opened(cluster) as asked:
+        assert asked is not None
+        wait_until(
+            lambda: any((topic, 1) in one.replicas for one in asked.log_dirs() or ()), "the new log"
+        )
+        quorum, features, folders = asked.quorum(), asked.features(), asked.log_dirs()
+        told = asked.setting([topic], "cleanup.policy")
+    assert told == {topic: "delete"}
+    assert quorum is not None
+    assert (quorum.leader, quorum.voters) == (1, (1,))
+    assert features is not None
+    assert features["transaction.version"] == 2
+    assert folders is not None
+    assert folders[0].replicas[topic, 1] == 0
+    assert (folders[0].total_bytes or 0) > (folders[0].free_bytes or 0) > 0

@@ -1,0 +1,392 @@
+"""`instep groups`, as users meet it, and beside Kafka's own tool."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from instep import errors
+from instep.kafka import connection, groups, offsets, places
+from instep.kafka.admin import consumer_groups, resets
+from instep.local.broker import LocalCluster
+from tests.cli.test_cli import SETTINGS, instep
+from tests.kafka import tools
+from tests.kafka.admin.test_topics_command import refused, refused_here, told
+from tests.support.open_transaction import wait_until_ended
+from tests.support.producing import IN_ORDER
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def place(tmp_path: Path, broker: LocalCluster) -> Path:
+    """A folder with settings; the pipeline's topic is not there, which nobody minds here."""
+    text = SETTINGS.format(bootstrap=broker.bootstrap, topic="unseen")
+    (tmp_path / "instep.toml").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def group() -> str:
+    return f"group-{uuid.uuid4().hex[:8]}"
+
+
+@contextlib.contextmanager
+def member(
+    cluster: connection.Cluster, group: str, topic: str, partitions: int
+) -> Iterator[Consumer]:
+    """A member that was assigned so many partitions; it reads and commits nothing by itself."""
+    config = {
+        "group.id": group,
+        "client.id": "reader-7",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+    }
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, **config})
+    consumer.subscribe([topic])
+    try:
+        wait_until(
+            lambda: consumer.poll(0.05) is None and len(consumer.assignment()) == partitions,
+            "the assignment",
+        )
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def _dashed(*values: int | None) -> list[str]:
+    return ["-" if value is None else str(value) for value in values]
+
+
+def _who(part: dict[str, Any]) -> list[str]:
+    there = part["member"]
+    return [there["id"], f"/{there['host']}", there["client_id"]] if there else ["-", "-", "-"]
+
+
+def fill(
+    cluster: connection.Cluster, topic: str, *counts: int, timestamp_ms: int | None = None
+) -> None:
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, **IN_ORDER})
+    begins_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+    for partition, count in enumerate(counts):
+        for number in range(count):
+            producer.produce(
+                topic, f"{number}".encode(), partition=partition, timestamp=begins_ms + number
+            )
+    assert producer.flush(30) == 0
+
+
+def test_lag_and_members_are_those_of_kafkas_own_tool(
+    place: Path, cluster: connection.Cluster, new_topic: Callable[..., str], group: str
+) -> None:
+    topic, other = new_topic(2), new_topic(2)
+    fill(cluster, other, 0, 5)
+    groups.commit(cluster, group, {(topic, 0): 3, (other, 0): 0})
+    hour_ago = int(time.time() * 1000) - 3_600_000
+    with member(cluster, group, topic, 2) as consumer:
+        fill(cluster, topic, 10, 4, timestamp_ms=hour_ago)
+        (found,) = told(place, "groups", "describe", group)["groups"]
+        printed = tools.run(tools.GROUPS, cluster.bootstrap, "--describe", "--group", group)
+        reset = refused(
+            place, "groups", "reset", group, "--topic", topic, "--to-latest", "--execute"
+        )
+        deleted = refused(place, "groups", "delete", group, "--confirm", group)
+        assert len(consumer.assignment()) == 2
+    theirs = [line.split() for line in printed.splitlines() if line.startswith(group)]
+    behind, never, *others = sorted(
+        found["standings"], key=lambda part: (part["topic"] != topic, part["partition"])
+    )
+    ours = [
+        [
+            group,
+            part["topic"],
+            str(part["partition"]),
+            *_dashed(part["current"], part["end"], lag),
+            *_who(part),
+        ]
+        for part, lag in ((behind, 7), (never, None), (others[0], 0))
+    ]
+    assert sorted(ours) == sorted(line[:9] for line in theirs)
+    assert (behind["lag_records"], 3_500 < behind["lag_seconds"] < 5_000) == (7, True)
+    # Kafka's own tool leaves these out of its sums, and does not list the second at all
+    assert (never["current"], never["lag_records"], never["note"]) == (
+        None,
+        4,
+        consumer_groups.NEVER_COMMITTED,
+    )
+    assert (others[1]["current"], others[1]["lag_records"], others[1]["note"]) == (
+        None,
+        5,
+        consumer_groups.NEVER_COMMITTED,
+    )
+    assert {name: total["lag_records"] for name, total in found["topics"].items()} == {
+        topic: 11,
+        other: 5,
+    }
+    assert (found["lag_records"], 3_500 < found["lag_seconds"] < 5_000) == (16, True)
+    assert (found["state"], found["assignor"], found["members"][0]["client_id"]) == (
+        "Stable",
+        "range",
+        "reader-7",
+    )
+    for said in (reset, deleted):
+        assert "has 1 member: reader-7 at 127.0.0.1" in said
+    assert groups.all_positions(cluster, group) == {(topic, 0): 3, (other, 0): 0}
+
+
+def test_markers_are_no_lag_and_an_open_transaction_is_said(
+    cluster: connection.Cluster, new_topic: Callable[..., str], group: str
+) -> None:
+    topic = new_topic(1)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"1")
+    producer.commit_transaction(30)
+    groups.commit(cluster, group, {(topic, 0): 1})
+
+    def standing() -> tuple[int | None, int | None, float | None, str]:
+        (found,) = consumer_groups.describe(cluster, group).standings
+        return found.end, found.lag_records, found.lag_seconds, found.note
+
+    wait_until_ended(cluster, topic, [0])
+    assert standing() == (2, 0, 0.0, consumer_groups.MARKERS_ONLY)
+    producer.begin_transaction()
+    producer.produce(topic, b"2")
+    assert producer.flush(30) == 0
+    end, lag, seconds, note = standing()
+    assert (end, lag, seconds) == (3, 1, None)
+    assert re.fullmatch(
+        r"behind an open transaction since 20.+Z, producer id \d+, transactional id '.+', partition 0",
+        note,
+    )
+    producer.abort_transaction(30)
+    wait_until_ended(cluster, topic, [0])
+    assert standing() == (4, 0, 0.0, consumer_groups.MARKERS_ONLY)
+
+
+@pytest.mark.parametrize(
+    ("span", "current", "lag"),
+    [
+        (offsets.Span(5, 9, 9, None), 2, (7, None, "records below 5 are gone")),
+        (offsets.Span(0, 9, 9, None), 12, (None, None, consumer_groups.BEYOND)),
+        (offsets.Span(0, 9, 9, None), 9, (0, 0.0, "")),
+    ],
+)
+def test_what_lag_means_at_the_edges(
+    span: offsets.Span, current: int, lag: tuple[int | None, float | None, str]
+) -> None:
+    assert consumer_groups._lag(span, current, None, 0.0) == lag
+
+
+def test_the_list_names_mirrors(
+    place: Path, cluster: connection.Cluster, new_topic: Callable[..., str], group: str
+) -> None:
+    topic = new_topic(1)
+    for name in (group, "instep-contracts"):
+        groups.commit(cluster, name, {(topic, 0): 0})
+    listed = {one["group"]: one for one in told(place, "groups", "list")["groups"]}
+    assert listed[group] == {
+        "group": group,
+        "state": "Empty",
+        "protocol": "classic",
+        "mirrors_pipeline": False,
+    }
+    assert listed["instep-contracts"]["mirrors_pipeline"]
+    assert (
+        "mirror of pipeline contracts"
+        in instep(place, "groups", "list", "instep-contract*", "--state", "empty").stdout
+    )
+    assert instep(place, "groups", "list", group, "--state", "Stable").stdout == ""
+    reset = instep(place, "groups", "reset", "instep-contracts", "--topic", topic, "--to-earliest")
+    assert "resetting it does not move the pipeline" in reset.stderr
+    assert f"did you mean '{group}'" in refused(place, "groups", "describe", group[:-1])
+
+
+def test_which_groups_are_described_must_be_said(
+    place: Path, monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    for arguments in ([], [group, "--all"]):
+        assert "which groups are meant" in refused_here(
+            place, monkeypatch, "groups", "describe", *arguments
+        )
+
+
+def test_a_reset_plans_does_and_reads_back(
+    place: Path, cluster: connection.Cluster, new_topic: Callable[..., str], group: str
+) -> None:
+    topic = new_topic(2, retention_ms="-1")
+    fill(cluster, topic, 10, 4, timestamp_ms=1_790_000_000_000)
+    groups.commit(cluster, group, {(topic, 0): 3})
+    planned = instep(place, "groups", "reset", group, "--topic", topic, "--to-offset", "7")
+    assert [line.split(maxsplit=4) for line in planned.stdout.splitlines()] == [
+        ["GROUP", "TOPIC", "PARTITION", "CURRENT", "NEW                   DELTA"],
+        [group, topic, "0", "3", "7                     +4"],
+        [group, topic, "1", "none", "4 (clamped: 7 asked)"],
+    ]
+    assert groups.all_positions(cluster, group) == {(topic, 0): 3}
+    for arguments, where in (
+        (["--topic", topic, "--to-latest"], (10, 4)),
+        (["--all-topics", "--shift-by", "-3"], (7, 1)),
+        (["--topic", f"{topic}:0", "--to-earliest"], (0, 1)),
+        (["--all-topics", "--to", "-1"], (9, 3)),
+        (["--all-topics", "--to-datetime", "2026-09-21T14:13:20.002"], (2, 2)),
+        (["--all-topics", "--by-duration", "PT1M"], (10, 4)),
+    ):
+        done = told(place, "groups", "reset", group, *arguments, "--execute")
+        assert done["executed"]
+        assert tuple(groups.positions(cluster, group, topic).values()) == where, arguments
+
+
+def test_an_exported_plan_is_that_of_kafkas_own_tool_and_comes_back(
+    place: Path, cluster: connection.Cluster, new_topic: Callable[..., str], group: str
+) -> None:
+    topic = new_topic(2)
+    fill(cluster, topic, 5, 2)
+    groups.commit(cluster, group, {(topic, 0): 3, (topic, 1): 1})
+    ours = instep(
+        place, "groups", "reset", group, "--all-topics", "--shift-by", "1", "--export"
+    ).stdout
+    arguments = (
+        "--reset-offsets",
+        "--group",
+        group,
+        "--all-topics",
+        "--shift-by",
+        "1",
+        "--export",
+        "--dry-run",
+    )
+    theirs = tools.run(tools.GROUPS, cluster.bootstrap, *arguments)
+    for plan in (ours, theirs):
+        assert resets.parse_csv(plan, group, "plan") == {(topic, 0): 4, (topic, 1): 2}
+    (place / "plan.csv").write_text(theirs, encoding="utf-8")
+    assert (
+        instep(place, "groups", "reset", group, "--from-file", "plan.csv", "--execute").returncode
+        == 0
+    )
+    assert groups.positions(cluster, group, topic) == {0: 4, 1: 2}
+    assert (
+        instep(
+            place,
+            "groups",
+            "reset",
+            group,
+            "--from-file",
+            "-",
+            "--execute",
+            given=f"{group},{topic},0,1\n",
+        ).returncode
+        == 0
+    )
+    assert groups.positions(cluster, group, topic) == {0: 1, 1: 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "empty: it names no offset"),
+        ("\n\n", "empty: it names no offset"),
+        ("a,0,1\na,1\n", "line 2 has 2 fields"),
+        ("a,0,x\n", "line 1 names no topic, partition and offset"),
+        ("TOPIC,PARTITION,OFFSET\n", "line 1 names no topic"),
+        ("a,0,-1\n", "line 1 names no topic"),
+        (",0,1\n", "line 1 names no topic"),
+        ("other,a,0,1\n", "line 1 is about group 'other'"),
+        ("a,0,1\na,0,2\n", "line 2 names a 0 again"),
+        ("a,0," + "9" * 30, "line 1 names no topic"),
+    ],
+)
+def test_a_broken_file_is_refused_by_its_line(text: str, says: str) -> None:
+    with pytest.raises(errors.SettingsError, match=says):
+        resets.parse_csv(text, "mine", "plan.csv")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--all-topics"], "no way to go is said"),
+        (["--all-topics", "--to-earliest", "--to-latest"], "more than one way"),
+        (["--to-earliest"], "what to move is not clear"),
+        (["--all-topics", "--to", "@yesterday-ish"], "'@yesterday-ish' is no place in a log"),
+        (["--all-topics", "--by-duration", "P1W"], "'P1W' is no duration"),
+        (["--all-topics", "--to-datetime", "noon"], "'noon' is no time"),
+        (["--from-file", "nowhere.csv"], "nowhere.csv cannot be read"),
+        (["--all-topics", "--to-earliest"], "does not exist"),
+        (["--topic", "nowhere", "--to-earliest"], "topic 'nowhere' does not exist"),
+        (["--all-topics", "--to-earliest", "--dry-run", "--execute"], "cannot both be given"),
+    ],
+)
+def test_a_reset_that_makes_no_sense_is_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch, group: str, arguments: list[str], says: str
+) -> None:
+    assert says in refused_here(place, monkeypatch, "groups", "reset", group, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90m", 5400),
+        ("1h", 3600),
+        ("P1DT2H", 93_600),
+        ("PT1H30M", 5400),
+        ("PT2.5S", 2),
+        ("P7D", 604_800),
+    ],
+)
+def test_durations(text: str, seconds: int) -> None:
+    assert places.parse_duration(text) == places.Ago(seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "P", "PT", "1", "h", "-1h", "1w", "P1W", "P99999999999D", "PT1H1D"]
+)
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(errors.SettingsError, match="no duration"):
+        places.parse_duration(text)
+
+
+def test_a_partition_that_is_refused_is_told_beside_those_that_moved(
+    cluster: connection.Cluster, new_topic: Callable[..., str], group: str
+) -> None:
+    topic = new_topic(1)
+    moved = resets.execute(
+        cluster, group, [resets.GroupMove(topic, 0, None, 0), resets.GroupMove(topic, 9, None, 0)]
+    )
+    assert (moved[0].now, moved[0].error) == (0, None)
+    assert (moved[1].now, isinstance(moved[1].error, errors.TopicMissing)) == (None, True)
+
+
+def test_each_group_that_is_deleted_is_reported(
+    place: Path, cluster: connection.Cluster, new_topic: Callable[..., str], group: str
+) -> None:
+    groups.commit(cluster, group, {(new_topic(1), 0): 0})
+    assert "was not confirmed" in refused(place, "groups", "delete", group)
+    done = instep(
+        place,
+        "groups",
+        "delete",
+        group,
+        "nowhere",
+        "--confirm",
+        group,
+        "--confirm",
+        "nowhere",
+        "--json",
+    )
+    assert done.returncode == 2
+    assert [
+        (one["name"], one["done"], one["error"] is None) for one in json.loads(done.stdout)
+    ] == [
+        (group, "is deleted", True),
+        ("nowhere", None, False),
+    ]
+    assert not consumer_groups.exists(cluster, group)

@@ -1,0 +1,220 @@
+"""The checkers prove themselves: each anomaly on a history that has exactly it and on one that has not; mutations are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from instep import errors
+from instep_lab import checkers, history
+from instep_lab.checkers import Anomalies
+from instep_lab.history import Operation, OperationKind, OperationStatus
+
+Check = Callable[[list[Operation]], Anomalies]
+CHECKS: dict[str, Check] = {
+    "lost": checkers.lost,
+    "repeated": checkers.repeated,
+    "inverted": checkers.inverted,
+    "reordered": checkers.reordered,
+    "unsent": checkers.unsent,
+    "aborted": checkers.aborted,
+}
+
+
+def send(
+    key: str,
+    number: int,
+    outcome: OperationStatus = OperationStatus.OK,
+    transaction: str | None = None,
+) -> Operation:
+    return Operation(
+        kind=OperationKind.SEND, outcome=outcome, key=key, number=number, transaction=transaction
+    )
+
+
+def read(key: str, number: int, offset: int, member: str = "m1") -> Operation:
+    return Operation(
+        kind=OperationKind.READ,
+        group="g",
+        member=member,
+        key=key,
+        number=number,
+        partition=0,
+        offset=offset,
+    )
+
+
+def work(key: str, number: int) -> Operation:
+    return Operation(kind=OperationKind.WORK, group="g", key=key, number=number)
+
+
+CLEAN = [send("a", 1), send("a", 2), read("a", 1, 0), work("a", 1), read("a", 2, 1), work("a", 2)]
+
+# the one anomaly that a history has, or none
+MADE: list[tuple[str, list[Operation]]] = [
+    ("", CLEAN),
+    ("", []),
+    ("", [send("a", 1, OperationStatus.UNKNOWN)]),
+    ("", [send("a", 1, OperationStatus.UNKNOWN), read("a", 1, 0), work("a", 1)]),
+    ("", [send("a", 1, OperationStatus.FAIL), send("a", 2), read("a", 2, 0), work("a", 2)]),
+    ("lost", [*CLEAN, send("a", 3)]),
+    ("lost", [*CLEAN, send("a", 3), read("a", 3, 2)]),
+    ("repeated", [*CLEAN, work("a", 2)]),
+    (
+        "inverted",
+        [send("a", 1), send("a", 2), read("a", 1, 0), read("a", 2, 1), work("a", 2), work("a", 1)],
+    ),
+    (
+        "",
+        [send("a", 1), send("b", 1), read("a", 1, 0), read("b", 1, 1), work("b", 1), work("a", 1)],
+    ),
+    (
+        "reordered",
+        [send("a", 1), send("b", 1), read("a", 1, 5), read("b", 1, 4), work("a", 1), work("b", 1)],
+    ),
+    (
+        "",
+        [
+            send("a", 1),
+            send("b", 1),
+            read("a", 1, 5),
+            work("a", 1),
+            Operation(kind=OperationKind.ASSIGN, group="g", member="m1", partition=0),
+            read("b", 1, 4),
+            work("b", 1),
+        ],
+    ),
+    ("unsent", [*CLEAN, read("z", 9, 2)]),
+    (
+        "aborted",
+        [
+            send("a", 1, transaction="t"),
+            Operation(kind=OperationKind.COMMIT, outcome=OperationStatus.FAIL, transaction="t"),
+            read("a", 1, 0),
+            work("a", 1),
+        ],
+    ),
+    (
+        "",
+        [
+            send("a", 1, transaction="t"),
+            Operation(kind=OperationKind.COMMIT, outcome=OperationStatus.UNKNOWN, transaction="t"),
+            read("a", 1, 0),
+            work("a", 1),
+        ],
+    ),
+]
+
+
+def test_a_repeat_goes_back_only_behind_a_later_record() -> None:
+    assert not checkers.went_back([*CLEAN, work("a", 2)])
+    found = checkers.went_back([*CLEAN, work("a", 1), work("b", 1)])
+    assert (found.count, found.of, found.examples) == (1, 3, ("a#1",))
+    assert not checkers.went_back([work("a", 2), work("a", 1)]), "an inversion is no repeat"
+
+
+@pytest.mark.parametrize(
+    ("anomaly", "operations"),
+    MADE,
+    ids=[f"{name or 'none'} {number}" for number, (name, _) in enumerate(MADE)],
+)
+def test_a_history_has_exactly_its_anomaly(anomaly: str, operations: list[Operation]) -> None:
+    assert {name for name, check in CHECKS.items() if check(operations)} == (
+        {anomaly} if anomaly else set()
+    )
+
+
+@st.composite
+def clean_histories(draw: st.DrawFn) -> list[Operation]:
+    """Keys in any mixture, each in order; every record sent, read and worked once."""
+    order = draw(st.permutations([key for key in "abc" for _ in range(draw(st.integers(2, 5)))]))
+    counts: dict[str, int] = {}
+    operations = []
+    for offset, key in enumerate(order):
+        counts[key] = counts.get(key, 0) + 1
+        operations += [
+            send(key, counts[key]),
+            read(key, counts[key], offset),
+            work(key, counts[key]),
+        ]
+    return operations
+
+
+@given(clean_histories(), st.data())
+def test_one_loss_one_repetition_and_one_swap_are_all_found(
+    operations: list[Operation], data: st.DataObject
+) -> None:
+    assert not any(check(operations) for check in CHECKS.values())
+    works = [number for number, one in enumerate(operations) if one.kind is OperationKind.WORK]
+    chosen = data.draw(st.sampled_from(works))
+    without = operations[:chosen] + operations[chosen + 1 :]
+    assert checkers.lost(without).count == 1
+    twice = [*operations, operations[chosen]]
+    assert checkers.repeated(twice).count == 1
+    mates = [
+        number
+        for number in works
+        if operations[number].key == operations[chosen].key and number != chosen
+    ]
+    other = data.draw(st.sampled_from(mates))
+    swapped = list(operations)
+    swapped[chosen], swapped[other] = swapped[other], swapped[chosen]
+    assert checkers.inverted(swapped).count >= 1
+    assert not checkers.lost(swapped)
+    assert not checkers.repeated(swapped)
+
+
+def test_a_group_is_looked_at_alone() -> None:
+    other = Operation(kind=OperationKind.WORK, group="h", key="a", number=1)
+    assert checkers.repeated([*CLEAN, other]).count == 1
+    assert not checkers.repeated([*CLEAN, other], "g")
+    assert checkers.lost(CLEAN, "h").count == 2
+
+
+def test_the_order_over_a_whole_topic() -> None:
+    mixed = [
+        send("a", 1),
+        send("b", 1),
+        send("a", 2),
+        read("b", 1, 0),
+        read("a", 1, 0),
+        read("a", 2, 1),
+    ]
+    found = checkers.unsorted(mixed)
+    assert (found.count, found.of, found.examples) == (1, 3, ("a#1",))
+    assert not checkers.inverted(mixed, by=OperationKind.READ)
+
+
+def test_pauses_and_shares() -> None:
+    reads = [
+        Operation(kind=OperationKind.READ, group="g", member=m, at_ns=at)
+        for m, at in (("x", 1), ("y", 2), ("x", 12), ("x", 13))
+    ]
+    assert checkers.pauses(reads, "g", 5) == [10]
+    assert checkers.shares(reads, "g") == {"x": 3, "y": 1}
+
+
+def test_nothing_to_look_at_is_no_proof() -> None:
+    assert checkers.lost([]).share is None
+    assert checkers.lost(CLEAN).share == 0.0
+
+
+def test_a_history_is_kept_whatever_becomes_of_the_writer(tmp_path: Path) -> None:
+    file = tmp_path / "history.jsonl"
+    with history.HistoryWriter(file) as notebook:
+        for operation in CLEAN:
+            notebook.note(operation)
+    found = history.read(file)
+    assert [(one.kind, one.record) for one in found] == [(one.kind, one.record) for one in CLEAN]
+    assert all(one.at_ns for one in found)
+    with file.open("ab") as stream:
+        stream.write(b'{"kind": "se')
+    assert history.read(file) == found
+    assert history.joined([found[3:], found[:3]]) == found
+    file.write_bytes(b"nonsense\n" + file.read_bytes())
+    with pytest.raises(errors.InstepError, match="line 1, is no operation"):
+        history.read(file)

@@ -1,0 +1,62 @@
+"""The claims as a whole: each says all that a user is shown, and belongs to rules that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from instep.report.markup import prose
+from instep.vet import rules
+from instep_lab import claims
+
+
+def test_rules_are_those_of_vet() -> None:
+    unknown = {
+        claim.id: missing
+        for claim in claims.ALL.values()
+        if (missing := set(claim.rules) - rules.ALL.keys())
+    }
+    assert unknown == {}
+
+
+def test_each_says_what_is_told_run_and_advised() -> None:
+    for id_, claim in claims.ALL.items():
+        assert claim.id == id_
+        assert claim.family
+        for text in (claim.told, claim.ran, claim.advice):
+            assert text.strip() == text != "", id_
+            assert text.isprintable(), id_
+            assert "`" not in prose(text), f"{id_}: a backtick without its partner"
+        assert claim.brokers in (0, 1, 3), id_
+        assert len(set(claim.rules)) == len(claim.rules), id_
+
+
+COUNTS = {
+    "order": 6,
+    "group": 4,
+    "start": 7,
+    "commit": 9,
+    "send": 11,
+    "topic": 9,
+    "speed": 2,
+    "queue": 3,
+}
+
+
+def test_every_claim_is_there_once_in_the_order_of_the_list() -> None:
+    assert list(claims.ALL) == [
+        f"{family}-{number}" for family, count in COUNTS.items() for number in range(1, count + 1)
+    ]
+
+
+def test_commands_in_advice_are_ours() -> None:
+    reference = (
+        Path(__file__)
+        .parents[2]
+        .joinpath("docs", "reference", "commands.md")
+        .read_text(encoding="utf-8")
+    )
+    for id_, claim in claims.ALL.items():
+        for command in re.findall(r"instep(?: [a-z]+)+|--[a-z-]+", claim.advice):
+            words = command.split(" for ")[0]
+            assert words in reference, f"{id_}: {words}"

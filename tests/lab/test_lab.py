@@ -1,0 +1,268 @@
+"""The lab as a whole: interrupted, killed, resumed; on a cluster of somebody else's; with experiments that break."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from instep import errors, settings
+from instep.kafka import connection, topics
+from instep.kafka.admin import consumer_groups
+from instep.local import processes
+from instep.local.broker import LocalCluster
+from instep_lab import claims, lab, store
+from instep_lab.claim import Claim, Tier
+from instep_lab.clients.consuming import Consuming
+from instep_lab.clients.publishing import Publishing
+from instep_lab.cluster_pool import ClusterPool
+from instep_lab.trial import Trial
+from instep_lab.verdict import ClaimVerdict
+from tests.support import commands
+from tests.support.waiting import wait_until
+
+
+def claim(id_: str, experiment: object, *, brokers: int = 0, harmless: bool = True) -> Claim:
+    return Claim(id_, "told", "ran", "advice", (), brokers, harmless, None, experiment)  # type: ignore[arg-type]
+
+
+def settled(trial: Trial) -> None:
+    trial.told("it is so", True, "seen")
+
+
+def broken(trial: Trial) -> None:
+    trial.told("it is so", True, "seen")
+    raise ZeroDivisionError("of the experiment's own")
+
+
+def test_an_experiment_that_breaks_is_inconclusive_and_the_others_go_on(tmp_path: Path) -> None:
+    known = {one.id: one for one in (claim("a-1", broken), claim("a-2", settled))}
+    run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path)
+    results = lab.Lab(run, known, say=lambda _: None).settle()
+    assert [one.verdict for one in results.values()] == [
+        ClaimVerdict.INCONCLUSIVE,
+        ClaimVerdict.RIGHT,
+    ]
+    assert "ZeroDivisionError: of the experiment's own" in results["a-1"].judgement.because
+
+
+def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    def interrupted(trial: Trial) -> None:
+        ran.append(trial.claim)
+        if ran.count("a-2") == 1 and trial.claim == "a-2":
+            raise SystemExit(130)
+        settled(trial)
+
+    known = {id_: claim(id_, interrupted) for id_ in ("a-1", "a-2", "a-3")}
+    run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path)
+    with pytest.raises(SystemExit):
+        lab.Lab(run, known, say=lambda _: None).settle()
+    halfway = store.read_results(run)
+    assert [(id_, one.verdict, one.ended) for id_, one in halfway.items()] == [
+        ("a-1", ClaimVerdict.RIGHT, True),
+        ("a-2", ClaimVerdict.INCONCLUSIVE, False),
+    ]
+    results = lab.Lab(run, known, say=lambda _: None).settle()
+    assert ran == ["a-1", "a-2", "a-2", "a-3"]
+    assert {one.verdict for one in results.values()} == {ClaimVerdict.RIGHT}
+
+
+def test_two_runs_of_one_second_have_two_folders(tmp_path: Path) -> None:
+    known = {"a-1": claim("a-1", settled)}
+    made = {lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path) for _ in range(3)}
+    assert len(made) == 3
+
+
+def test_a_run_of_a_claim_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    known = {"a-1": claim("a-1", settled)}
+    run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path)
+    with pytest.raises(errors.SettingsError, match="there is no claim 'a-1'"):
+        lab.Lab(run, {}, say=lambda _: None).settle()
+
+
+@pytest.mark.parametrize("lacking", ["disk", "memory"])
+def test_too_little_room_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    known = {"a-1": claim("a-1", settled, brokers=3)}
+    run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path)
+    if lacking == "disk":
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
+    else:
+        monkeypatch.setattr(lab, "_memory_available", lambda: 1_000_000)
+    with pytest.raises(errors.InstepError, match=r"the lab needs \d"):
+        lab.Lab(run, known, say=lambda _: None).settle()
+    assert store.read_results(run) == {}
+
+
+def test_faults_go_only_to_brokers_of_the_lab(broker: LocalCluster, tmp_path: Path) -> None:
+    def kills(trial: Trial) -> None:
+        trial.kill(1)
+
+    known = {"a-1": claim("a-1", kills, brokers=1)}
+    run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path, cluster=broker.bootstrap)
+    results = lab.Lab(
+        run, known, given=(settings.Kafka(), broker.bootstrap), say=lambda _: None
+    ).settle()
+    assert "faults go only to brokers that the lab started" in results["a-1"].judgement.because
+    assert broker.alive
+
+
+def test_destructive_claims_are_refused_on_a_cluster_of_the_users(tmp_path: Path) -> None:
+    known = {"a-1": claim("a-1", settled, harmless=False), "a-2": claim("a-2", settled)}
+    with pytest.raises(errors.SettingsError, match="a-1 would harm a cluster"):
+        lab.prepare(known, ["a"], tier=Tier.QUICK, seed=1, into=tmp_path, cluster="b:9092")
+    run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path, cluster="b:9092")
+    assert store.read_run(run).claims == ["a-2"]
+
+
+def test_too_few_brokers_is_inconclusive(broker: LocalCluster, tmp_path: Path) -> None:
+    known = {"a-1": claim("a-1", settled, brokers=3)}
+    run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path, cluster=broker.bootstrap)
+    results = lab.Lab(
+        run, known, given=(settings.Kafka(), broker.bootstrap), say=lambda _: None
+    ).settle()
+    assert "a-1 needs 3 brokers, and the cluster has 1" in results["a-1"].judgement.because
+
+
+def test_nothing_is_left_on_a_cluster_of_the_users(broker: LocalCluster, tmp_path: Path) -> None:
+    """Also by a part of the run that was killed before it could clean up; and what others made stays."""
+    with connection.Cluster(settings.Kafka(), broker.bootstrap) as cluster:
+        before = set(topics.names(cluster))
+        topics.create(cluster, "instep-lab-of-somebody", 1)
+
+        def works(trial: Trial) -> None:
+            topic, group = trial.topic(1), trial.group()
+            case = trial.case("one")
+            case.publish(Publishing(topic=topic, count=10))
+            case.consume(Consuming(topic=topic, group=group, to_end=True))
+            assert consumer_groups.exists(cluster, group)
+            settled(trial)
+
+        known = {"a-1": claim("a-1", works, brokers=1)}
+        run = lab.prepare(
+            known, [], tier=Tier.QUICK, seed=1, into=tmp_path, cluster=broker.bootstrap
+        )
+        left = "instep-lab-left-over"
+        topics.create(cluster, left, 1)
+        store.note_made(run, store.Made("topic", left))
+        store.note_made(run, store.Made("topic", "instep-lab-never-made"))
+        results = lab.Lab(
+            run, known, given=(settings.Kafka(), broker.bootstrap), say=lambda _: None
+        ).settle()
+        assert results["a-1"].verdict is ClaimVerdict.RIGHT, results["a-1"].judgement.because
+        made = [one.name for one in store.read_made(run) if one.kind == "group"]
+        assert made
+        assert not any(consumer_groups.exists(cluster, name) for name in made)
+        after = {name for name in topics.names(cluster) if not name.startswith("__")}
+        assert after == {name for name in before if not name.startswith("__")} | {
+            "instep-lab-of-somebody"
+        }
+        topics.delete(cluster, "instep-lab-of-somebody")
+
+
+def run_lab(home: Path, *arguments: str) -> subprocess.Popen[str]:
+    (home / "state").mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "XDG_STATE_HOME": str(home / "state")}
+    environment.pop("INSTEP_HOME", None)
+    command = [sys.executable, "-m", "instep", "lab", "run", *arguments]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def only_run(home: Path) -> Path:
+    (found,) = store.runs(home / "state" / "instep" / "lab")
+    return found
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL]
+)
+def test_a_run_that_is_ended_leaves_nothing_running_and_can_be_resumed(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    process = run_lab(tmp_path, "order-2", "--seed", "5")
+    history = "order-2/history-1_groups.jsonl"
+    wait_until(
+        lambda: any((tmp_path / "state").glob(f"instep/lab/*/{history}")), "the experiment to begin"
+    )
+    below = processes.descendants(process.pid)
+    assert below, "the lab has started a broker"
+    process.send_signal(number)
+    _, said = process.communicate(timeout=120)
+    wait_until(lambda: not any(processes.alive(pid) for pid in below), "everything to be gone")
+    run = only_run(tmp_path)
+    begun = store.read_results(run)["order-2"]
+    assert (begun.verdict, begun.ended) == (ClaimVerdict.INCONCLUSIVE, False)
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert f"instep lab run --resume --run {run.name}" in said
+        again = run_lab(tmp_path, "--resume", "--run", run.name, "--json")
+        out, said = again.communicate(timeout=240)
+        assert again.returncode == 0, said
+        assert json.loads(out)[0]["judgement"]["verdict"] == "right"
+
+
+def test_an_unknown_tier_and_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    for arguments, words in (
+        (["--tier", "huge"], "there is no tier 'huge'"),
+        (["--run", "x"], "--run names a run to go on with"),
+        (["--resume", "order-1"], "has its claims"),
+        (["--resume", "--seed", "3"], "has its claims"),
+        (["order-99"], "there is no claim 'order-99'"),
+        (["--resume", "--run", "nope"], "there is no run"),
+        (["--seed", "-3"], "-3"),
+    ):
+        done = commands.run(
+            ["lab", "run", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "INSTEP_HOME": str(tmp_path)},
+        )
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+        assert words in done.stderr
+
+
+def test_every_claim_says_what_a_reader_needs() -> None:
+    for one in claims.ALL.values():
+        ends = (one.told[-1:] == ".", one.ran[-1:] == ".", one.advice[-1:] == ".")
+        assert ends == (False, True, True), one.id
+        assert one.brokers in (0, 1, 3), one.id
+
+
+def test_a_ground_is_started_once(grounds: ClusterPool) -> None:
+    assert grounds.of(1) is grounds.of(1)
+    assert grounds.of(0) is None
+
+
+def test_an_interruption_does_not_wait_for_a_broker_that_is_frozen(
+    grounds: ClusterPool, tmp_path: Path
+) -> None:
+    ground = grounds.of(1)
+    assert ground is not None
+    trial = Trial("a-1", run=tmp_path, tier=Tier.QUICK, seed=1, ground=ground)
+    case, topic = trial.case("frozen"), trial.topic(1)
+
+    def interrupt() -> None:
+        with case.beside(
+            Publishing(topic=topic, count=1_000_000, per_s=100, flush_timeout_s=3_600)
+        ):
+            trial.wait_for_more([case], 1)
+            trial.freeze(1)
+            raise SystemExit(130)
+
+    try:
+        # waited for, the publisher would be an error of its own
+        with pytest.raises(SystemExit):
+            interrupt()
+    finally:
+        trial.abandon()
+        ground.mend()

@@ -1,0 +1,244 @@
+"""Every queueing system on its real server: the same messages through each, and what is left when it was killed."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from instep import errors
+from instep_lab import checkers
+from instep_lab.claim import Tier
+from instep_lab.claims import queue
+from instep_lab.cluster_pool import ClusterPool
+from instep_lab.queues import measuring, systems
+from instep_lab.queues.systems import KINDS, Servers
+from instep_lab.trial import Trial
+from instep_lab.verdict import ClaimVerdict, Judgement, judge
+from tests.local.test_queue_servers import needs_rabbitmq
+
+WAYS = [
+    pytest.param(
+        kind.name,
+        durable,
+        marks=needs_rabbitmq if kind.name.startswith("rabbitmq") else (),
+        id=f"{kind.name}-{durable}",
+    )
+    for kind in KINDS
+    for durable in kind.durable
+]
+SHARING = [
+    ("kafka",),
+    ("redis-list", "redis-stream"),
+    pytest.param(("rabbitmq-classic", "rabbitmq-quorum"), marks=needs_rabbitmq),
+    ("zeromq",),
+    ("activemq",),
+]
+
+
+@pytest.fixture(scope="module")
+def servers(grounds: ClusterPool) -> Iterator[Servers]:
+    ground = grounds.of(1)
+    assert ground
+    with Servers(ground.node(1)) as shared:
+        yield shared
+    ground.mend()
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server on a busy machine may be silent for longer than what the lab waits for."""
+    monkeypatch.setattr("instep_lab.queues.system.PATIENCE_S", 30.0)
+
+
+@pytest.mark.parametrize(("name", "durable"), WAYS)
+def test_messages_of_every_size_come_once_in_order_and_whole(
+    servers: Servers, name: str, durable: bool
+) -> None:
+    with closing(servers.system(name, durable=durable).open(f"whole-{name}-{durable}")) as one:
+        for size, count in ((100, 700), (1_000_000, 3)):  # more than one batch, and the largest
+            sent = measuring.messages(count, size)
+            one.enqueue(sent)
+            assert one.dequeue(count) == sent
+
+
+@pytest.mark.parametrize("names", SHARING)
+def test_what_a_kill_leaves(
+    servers: Servers, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "instep_lab.queues.system.PATIENCE_S", 5.0
+    )  # for what is lost it is waited in vain
+    ways = [
+        servers.system(kind.name, durable=durable)
+        for kind in KINDS
+        if kind.name in names
+        for durable in kind.durable
+    ]
+    for found in measuring.losses(ways, 1_000, 50):
+        assert not found.repeated
+        if found.durable:
+            assert found.lost.count == 0
+        elif found.system != "kafka":  # what acks=0 loses is a matter of moments
+            assert found.lost.count == 50
+
+
+def test_a_sender_by_zeromq_that_lives_delivers_all(servers: Servers) -> None:
+    [found] = measuring.losses([servers.system("zeromq", durable=False)], 1_000, 50, killed=False)
+    assert not found.lost
+
+
+@pytest.mark.parametrize(("name", "durable"), [way for way in WAYS if way.values[1]])
+def test_what_was_read_and_acknowledged_does_not_come_again(
+    servers: Servers, name: str, durable: bool
+) -> None:
+    system = servers.system(name, durable=durable)
+    sent = measuring.messages(5, 100)
+    with closing(system.open(f"again-{name}")) as one:
+        one.enqueue(sent)
+        assert one.dequeue(2) == sent[:2]
+    with closing(system.open(f"again-{name}")) as one:
+        assert one.dequeue(3) == sent[2:]
+
+
+def test_the_systems_are_measured_in_turn_and_summed_up(servers: Servers) -> None:
+    ways = [servers.system(name, durable=False) for name in ("redis-list", "zeromq")]
+    speeds = measuring.compare(ways, {100: 50, 1_000: 20}, repetitions=3, seconds=0.0, seed=1)
+    assert [one.system for one in speeds if one.size == 100] != ["redis-list", "zeromq"] * 3
+    cells = measuring.summarise(speeds)
+    assert {(one.system, one.size, one.count, one.repetitions) for one in cells} == {
+        (name, size, count, 3)
+        for name in ("redis-list", "zeromq")
+        for size, count in ((100, 50), (1_000, 20))
+    }
+    for cell in cells:
+        assert cell.lost == cell.repeated == 0
+        assert cell.enqueue.lowest <= cell.enqueue.median <= cell.enqueue.highest
+        assert cell.through.median < min(cell.enqueue.highest, cell.dequeue.highest)
+
+
+def test_as_many_are_measured_as_take_a_while() -> None:
+    none = checkers.Anomalies("lost", 0, 0)
+    first = measuring.Speed("any", True, 1_000, 100, 0.001, 0.001, none, none)
+    assert measuring.enough_for(first, 0.1) == 5_000
+    assert measuring.enough_for(first, 0.0001) == 100
+    assert measuring.enough_for(first, 1_000) == measuring.LARGEST_BYTES // 1_000
+
+
+def test_a_loss_a_repetition_and_a_change_are_found() -> None:
+    sent = measuring.messages(4, 100)
+    assert [found.count for found in measuring.judge(sent, sent)] == [0, 0]
+    assert [found.count for found in measuring.judge(sent, sent[1:])] == [1, 0]
+    assert [found.count for found in measuring.judge(sent, [*sent, sent[2], sent[2]])] == [0, 2]
+    assert [found.count for found in measuring.judge(sent, [*sent[:3], sent[3][:-1]])] == [1, 0]
+
+
+def test_without_the_client_the_system_is_missing(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "instep_lab.queues.zeromq", raising=False)
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(errors.MissingPart, match=r"Python client of zeromq is missing") as caught:
+        servers.system("zeromq", durable=False)
+    assert "'pika" in caught.value.remedy
+
+
+def settled(
+    run: Path,
+    claim: Callable[[Trial], None],
+    seconds: Mapping[str, float],
+    missing: Mapping[str, str],
+    varied: float = 1.0,
+) -> Judgement:
+    """What becomes of the claim when the systems took so many seconds for the same messages, by name; the others took 4.
+
+    The second round took so many times the first.
+    """
+    none = checkers.Anomalies("lost", 0, 100)
+    speeds = [
+        measuring.Speed(kind.name, durable, size, 100, took, took, none, none)
+        for times in (1.0, varied)
+        for kind in KINDS
+        for took in [seconds.get(kind.name, 4.0) * times]
+        if kind.name not in missing
+        for durable in kind.durable
+        for size in measuring.COUNTS
+    ]
+    (run / queue.MEASURED_FILE).write_bytes(
+        msgspec.json.encode(queue.QueueMeasurements(speeds, dict(missing)))
+    )
+    trial = Trial("queue", run=run, tier=Tier.QUICK, seed=1, ground=None)
+    claim(trial)
+    trial.close()
+    return judge(trial.parts)
+
+
+@pytest.mark.parametrize(
+    ("redis", "rabbitmq", "first", "second"),
+    [
+        (
+            1.0,
+            2.0,
+            ClaimVerdict.DEPENDS,
+            ClaimVerdict.RIGHT,
+        ),  # twice as fast at every size: faster, and never slow
+        (1.0, 1.9, ClaimVerdict.DEPENDS, ClaimVerdict.WRONG),
+        (2.0, 1.9, ClaimVerdict.WRONG, ClaimVerdict.WRONG),
+        (4.1, 2.0, ClaimVerdict.DEPENDS, ClaimVerdict.WRONG),  # slow at every size
+    ],
+)
+def test_the_claims_about_redis_and_rabbitmq_follow_the_measurement(
+    tmp_path: Path, redis: float, rabbitmq: float, first: ClaimVerdict, second: ClaimVerdict
+) -> None:
+    seconds = {"redis-list": redis, "rabbitmq-classic": rabbitmq}
+    assert settled(tmp_path, queue.queue_1, seconds, {}).verdict is first
+    assert settled(tmp_path, queue.queue_2, seconds, {}).verdict is second
+
+
+def test_on_a_machine_that_was_busy_with_other_things_nothing_is_settled(tmp_path: Path) -> None:
+    seconds = {"redis-list": 1.0, "rabbitmq-classic": 2.0}
+    assert settled(tmp_path, queue.queue_2, seconds, {}, varied=1.9).verdict is ClaimVerdict.RIGHT
+    found = settled(tmp_path, queue.queue_2, seconds, {}, varied=2.1)
+    assert found.verdict is ClaimVerdict.INCONCLUSIVE
+    assert "quiet enough" in found.because
+
+
+def test_without_redis_the_claims_about_it_are_inconclusive(tmp_path: Path) -> None:
+    for claim in (queue.queue_1, queue.queue_2):
+        found = settled(tmp_path, claim, {}, {"redis-list": "no redis; install it"})
+        assert found.verdict is ClaimVerdict.INCONCLUSIVE
+        assert "no redis; install it" in found.because
+
+
+def test_a_missing_server_makes_its_claims_inconclusive_and_the_others_are_still_told(
+    grounds: ClusterPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = shutil.which
+    absent = ("rabbitmq-server", "epmd")
+    monkeypatch.setattr(
+        shutil, "which", lambda name, path=None: None if name in absent else found(name, path=path)
+    )
+    monkeypatch.setattr(measuring, "COUNTS", {100: 3})
+    monkeypatch.setattr(measuring, "LARGEST_BYTES", 0)
+    trial = Trial("queue-1", run=tmp_path, tier=Tier.QUICK, seed=1, ground=grounds.of(1))
+    queue.queue_1(trial)
+    trial.close()
+    told = judge(trial.parts)
+    assert told.verdict is ClaimVerdict.INCONCLUSIVE
+    assert "apt-get install rabbitmq-server" in told.because
+    rows = {(row[0], row[1]): row[2:] for row in trial.tables[0].rows}
+    assert all(rows["redis-list", "durable"])
+    assert [name for name, _ in rows if str(name).startswith("rabbitmq")] == [
+        "rabbitmq-classic",
+        "rabbitmq-quorum",
+    ]
+    assert {one.name for one in trial.plots[0].series} == {
+        kind.name
+        for kind in systems.KINDS
+        if True in kind.durable and not kind.name.startswith("rabbitmq")
+    }

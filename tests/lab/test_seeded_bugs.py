@@ -1,0 +1,181 @@
+"""Clients that are wrong on purpose, on a real broker: the checkers catch every one of them, and none of the right ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from instep.kafka import offsets
+from instep.local.proxy import NetworkFault
+from instep_lab import checkers
+from instep_lab.claim import Tier
+from instep_lab.clients import table
+from instep_lab.clients.consuming import CommitMode, Consuming, CrashPoint, Keep, Pool
+from instep_lab.clients.publishing import Publishing
+from instep_lab.cluster_pool import ClusterPool, LabCluster
+from instep_lab.history import Operation, OperationKind
+from instep_lab.trial import Scenario, Trial
+
+COUNT = 200
+SESSION = {"session.timeout.ms": 3_000, "heartbeat.interval.ms": 500}
+
+
+@pytest.fixture
+def ground(grounds: ClusterPool) -> LabCluster:
+    found = grounds.of(1)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def trial(ground: LabCluster, tmp_path: Path) -> Iterator[Trial]:
+    made = Trial("bug-1", run=tmp_path, tier=Tier.QUICK, seed=1, ground=ground)
+    yield made
+    ground.mend()
+    made.close()
+
+
+Consume = Callable[..., list[Operation]]
+
+
+@pytest.fixture
+def crash_and_finish(trial: Trial) -> Consume:
+    """Publish, have a consumer die at a point, let another finish; what the two did."""
+
+    def run(point: CrashPoint, **given: object) -> list[Operation]:
+        case, topic = trial.case("crash"), trial.topic(1)
+        case.publish(Publishing(topic=topic, count=COUNT, seed=1))
+        plan = msgspec.convert(
+            {
+                "type": "consume",
+                "topic": topic,
+                "group": trial.group(),
+                "batch": 20,
+                "to_end": True,
+                "config": SESSION,
+                **given,
+            },
+            Consuming,
+        )
+        first = msgspec.structs.replace(plan, member="first", dies_at=point, dies_on=90)
+        assert case.run(first) == -9
+        case.run(msgspec.structs.replace(plan, member="second"))
+        return case.history()
+
+    return run
+
+
+def test_a_commit_before_the_work_is_caught(crash_and_finish: Consume) -> None:
+    seen = crash_and_finish(CrashPoint.WORKED, commit=CommitMode.BEFORE)
+    assert checkers.lost(seen)
+    assert not checkers.repeated(seen)
+
+
+def test_a_commit_after_the_work_loses_nothing_and_its_repetitions_are_seen(
+    crash_and_finish: Consume,
+) -> None:
+    seen = crash_and_finish(CrashPoint.WORKED, commit=CommitMode.SYNC)
+    assert not checkers.lost(seen)
+    assert checkers.repeated(seen).count == 10
+
+
+def test_no_flush_is_caught(trial: Trial) -> None:
+    found = {}
+    for flush in (False, True):
+        case, topic = trial.case(f"flush {flush}"), trial.topic(1)
+        # such a program takes what it gave to the client for sent
+        plan = Publishing(
+            topic=topic, count=COUNT, seed=1, flush=flush, config={"linger.ms": 1_000}
+        )
+        case.run(plan)
+        case.consume(
+            Consuming(topic=topic, group=trial.group(), to_end=True, commit=CommitMode.NEVER)
+        )
+        tried = {one.record for one in case.history() if one.kind is OperationKind.SEND}
+        there = {one.record for one in case.history() if one.kind is OperationKind.READ}
+        assert len(tried) == COUNT
+        found[flush] = len(tried - there)
+    assert found == {False: COUNT, True: 0}
+
+
+def _has_more_than_told(ground: LabCluster, topic: str, case: Scenario) -> bool:
+    return offsets.latest(ground.cluster, topic, [0])[0] > case.acknowledged
+
+
+def test_retries_without_idempotence_are_caught(trial: Trial, ground: LabCluster) -> None:
+    proxy = next(iter(ground.proxies.values()))
+    for idempotent in (False, True):
+        case, topic = trial.case(f"idempotent {idempotent}"), trial.topic(1)
+        config = {"enable.idempotence": idempotent, "socket.timeout.ms": 1_000, "linger.ms": 5}
+        with case.beside(
+            Publishing(topic=topic, count=1_000_000, seed=1, per_s=200, config=config),
+            ground.proxied,
+        ):
+            trial.wait_for_more([case], 1)
+            proxy.behave(NetworkFault(swallows_answers=True))
+            trial.wait(
+                partial(_has_more_than_told, ground, topic, case), "records that nobody heard of"
+            )
+            proxy.cut()
+            proxy.behave()
+            trial.wait_for_more([case], 50)
+        case.consume(
+            Consuming(topic=topic, group=trial.group(), to_end=True, commit=CommitMode.NEVER)
+        )
+        seen = case.history()
+        assert not checkers.lost(seen, by=OperationKind.READ)
+        assert bool(checkers.repeated(seen, by=OperationKind.READ)) is not idempotent
+
+
+def test_a_pool_that_ignores_keys_is_caught(trial: Trial) -> None:
+    for pool, wrong in ((Pool.BY_RECORD, True), (Pool.BY_KEY, False)):
+        case, topic = trial.case(str(pool)), trial.topic(1)
+        case.publish(Publishing(topic=topic, count=COUNT, keys=3, seed=1))
+        case.consume(
+            Consuming(
+                topic=topic,
+                group=trial.group(),
+                count=COUNT,
+                commit=CommitMode.NEVER,
+                pool=pool,
+                work_ms=1,
+                idle_s=10,
+            )
+        )
+        assert bool(checkers.inverted(case.history())) is wrong
+
+
+def test_a_reader_of_what_was_taken_back_is_caught(trial: Trial) -> None:
+    for level, wrong in (("read_uncommitted", True), ("read_committed", False)):
+        case, topic = trial.case(level), trial.topic(1)
+        config = {"transactional.id": trial.name("transaction")}
+        case.publish(
+            Publishing(
+                topic=topic, count=COUNT, seed=1, transaction=20, abort_every=2, config=config
+            )
+        )
+        case.consume(
+            Consuming(
+                topic=topic,
+                group=trial.group(),
+                to_end=True,
+                commit=CommitMode.NEVER,
+                config={"isolation.level": level},
+            )
+        )
+        assert bool(checkers.aborted(case.history())) is wrong
+
+
+def test_a_table_without_the_offset_is_caught(
+    trial: Trial, crash_and_finish: Consume, tmp_path: Path
+) -> None:
+    for keep, wrong in ((Keep.TABLE, True), (Keep.UNIQUE, False), (Keep.WITH_OFFSET, False)):
+        file = tmp_path / f"{keep.name}.db"
+        crash_and_finish(CrashPoint.WORKED, keep=keep, table=str(file), commit=CommitMode.SYNC)
+        rows = table.work(file)
+        assert len({one.record for one in rows}) == COUNT
+        assert bool(checkers.repeated(rows)) is wrong

@@ -1,0 +1,107 @@
+"""From parts to a verdict: every combination, and unknown is never a pass."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from instep_lab.verdict import ClaimVerdict, PartOutcome, Role, VerdictPart, judge, outcome
+
+PASS, FAIL, INCONCLUSIVE = PartOutcome.PASS, PartOutcome.FAIL, PartOutcome.INCONCLUSIVE
+
+roles = st.sampled_from(Role)
+outcomes = st.sampled_from(PartOutcome)
+parts_of_any_kind = st.lists(
+    st.builds(VerdictPart, roles, st.text(max_size=5), outcomes, st.text(max_size=5)), max_size=6
+)
+releases = st.sampled_from([None, "2.8"])
+
+
+def part(
+    role: Role, result: PartOutcome, statement: str = "it holds", evidence: str = "seen"
+) -> VerdictPart:
+    return VerdictPart(role, statement, result, evidence)
+
+
+def expected(
+    told: tuple[PartOutcome, ...],
+    control: PartOutcome | None,
+    limit: PartOutcome | None,
+    until: str | None,
+) -> ClaimVerdict:
+    """The table of verdicts, as the module's first lines say it."""
+    if not told or INCONCLUSIVE in (*told, control, limit) or control is FAIL:
+        return ClaimVerdict.INCONCLUSIVE
+    if PASS not in told:
+        return ClaimVerdict.OUTDATED if until else ClaimVerdict.WRONG
+    return ClaimVerdict.DEPENDS if FAIL in told or limit is PASS else ClaimVerdict.RIGHT
+
+
+TOLD = [(), *itertools.product(PartOutcome, repeat=1), *itertools.product(PartOutcome, repeat=2)]
+OTHER: list[PartOutcome | None] = [None, *PartOutcome]
+
+
+def test_every_combination() -> None:
+    for told, control, limit, until in itertools.product(TOLD, OTHER, OTHER, (None, "2.8")):
+        parts = [part(Role.TOLD, one) for one in told]
+        parts += [part(Role.CONTROL, control)] if control else []
+        parts += [part(Role.LIMIT, limit)] if limit else []
+        for order in (parts, parts[::-1]):
+            assert judge(order, until).verdict is expected(told, control, limit, until), (
+                told,
+                control,
+                limit,
+                until,
+            )
+
+
+@given(parts_of_any_kind, st.data(), releases)
+def test_unknown_is_never_a_pass(
+    parts: list[VerdictPart], data: st.DataObject, until: str | None
+) -> None:
+    spoilt = data.draw(
+        st.sampled_from([*(part(role, INCONCLUSIVE) for role in Role), part(Role.CONTROL, FAIL)])
+    )
+    at = data.draw(st.integers(0, len(parts)))
+    assert judge([*parts[:at], spoilt, *parts[at:]], until).verdict is ClaimVerdict.INCONCLUSIVE
+
+
+@given(parts_of_any_kind, releases)
+def test_without_anything_told_nothing_is_settled(
+    parts: list[VerdictPart], until: str | None
+) -> None:
+    assert (
+        judge([one for one in parts if one.role is not Role.TOLD], until).verdict
+        is ClaimVerdict.INCONCLUSIVE
+    )
+
+
+@given(parts_of_any_kind, releases)
+def test_a_verdict_says_why(parts: list[VerdictPart], until: str | None) -> None:
+    assert judge(parts, until).because
+
+
+def test_the_reason_names_what_decided() -> None:
+    kept, broken = (
+        part(Role.TOLD, PASS, "kept", "0 lost"),
+        part(Role.TOLD, FAIL, "broken", "7 lost"),
+    )
+    limit = part(Role.LIMIT, PASS, "not with one replica", "9 lost")
+    assert judge([kept]).because == "kept: 0 lost"
+    assert judge([broken]).because == "not so: broken: 7 lost"
+    assert judge([broken], "2.8").because == "until 2.8; no longer so: broken: 7 lost"
+    assert (
+        judge([kept, broken, limit]).because
+        == "not so: broken: 7 lost; but not with one replica: 9 lost"
+    )
+    assert (
+        judge([kept, part(Role.CONTROL, FAIL, "the leader died", "it lived")]).because
+        == "the leader died: it lived"
+    )
+    assert judge([]).because == "nothing that the claim says was looked at"
+
+
+def test_what_could_not_be_found_out_is_inconclusive() -> None:
+    assert [outcome(holds) for holds in (True, False, None)] == [PASS, FAIL, INCONCLUSIVE]

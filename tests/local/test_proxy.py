@@ -1,0 +1,155 @@
+"""The proxy between real sockets, and between a real client and a real broker."""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+
+from instep import settings
+from instep.kafka import connection, offsets, topics
+from instep.local import ports
+from instep.local.broker import Broker
+from instep.local.proxy import NetworkFault, Proxy
+from tests.support.waiting import wait_until
+
+
+class Echo(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        while heard := self.request.recv(1024):
+            self.request.sendall(heard)
+
+
+@pytest.fixture
+def echo() -> Iterator[int]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+@pytest.fixture
+def proxy(echo: int) -> Iterator[Proxy]:
+    with Proxy(echo) as proxy:
+        yield proxy
+
+
+def ask(opened: socket.socket, text: bytes) -> bytes:
+    opened.sendall(text)
+    return opened.recv(1024)
+
+
+def test_it_passes_on(proxy: Proxy) -> None:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
+        assert ask(one, b"hello") == b"hello"
+    assert proxy.counts.connections == 1
+    wait_until(lambda: proxy.counts.passed_bytes == 10, "both directions to be counted")
+
+
+def test_it_garbles_a_bit_of_what_a_client_sends(proxy: Proxy) -> None:
+    said = b"." * 300
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
+        proxy.behave(NetworkFault(garbles_every=2))
+        assert ask(one, b"short") == b"short"
+        assert ask(one, said) == said
+        heard = ask(one, said)
+        assert [place for place in range(300) if heard[place] != said[place]] == [270]
+        proxy.behave()
+        assert ask(one, said) == said
+    assert proxy.counts.garbled_chunks == 1
+
+
+def test_it_delays(proxy: Proxy) -> None:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
+        proxy.behave(NetworkFault(delay_s=0.2))
+        began = time.monotonic()
+        assert ask(one, b"hello") == b"hello"
+        assert time.monotonic() - began >= 0.4
+    assert proxy.counts.delayed_chunks == 2
+
+
+def test_what_is_delayed_holds_up_nothing_behind_it(proxy: Proxy) -> None:
+    said = bytes(range(256)) * 8 * 1024
+    proxy.behave(NetworkFault(delay_s=0.3))
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
+        sending = threading.Thread(target=one.sendall, args=(said,))
+        sending.start()
+        heard = b""
+        while len(heard) < len(said):
+            heard += one.recv(1 << 20)
+        sending.join()
+    assert heard == said
+    assert proxy.counts.held_most > 1
+
+
+def test_it_swallows_answers_only(proxy: Proxy) -> None:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
+        proxy.behave(NetworkFault(swallows_answers=True))
+        one.sendall(b"lost")
+        wait_until(lambda: proxy.counts.swallowed_bytes == 4, "the answer to be swallowed")
+        proxy.behave()
+        assert ask(one, b"heard") == b"heard"
+
+
+def test_it_cuts_and_refuses(proxy: Proxy) -> None:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
+        assert ask(one, b"x") == b"x"
+        assert proxy.cut() == 1
+        with pytest.raises(ConnectionError):
+            ask(one, b"y") or _raise()
+    proxy.behave(NetworkFault(refuses=True))
+    with (
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as two,
+        pytest.raises(ConnectionError),
+    ):
+        ask(two, b"z") or _raise()
+    assert proxy.counts.cut_connections == 1
+    assert proxy.counts.refused_connections == 1
+
+
+def _raise() -> bytes:
+    raise ConnectionError("closed without a word")
+
+
+def test_a_swallowed_answer_makes_a_client_repeat_itself() -> None:
+    """A broker that is reached through the proxy: without idempotence, what was written and not answered is written again."""
+    through = ports.free(1)[0]
+
+    class Behind(Broker):
+        def all_properties(self) -> dict[str, str]:
+            return {
+                **super().all_properties(),
+                "advertised.listeners": f"CLIENT://127.0.0.1:{through}",
+            }
+
+    with (
+        Behind() as broker,
+        Proxy(broker.port, through) as proxy,
+        connection.Cluster(settings.Kafka(), f"127.0.0.1:{through}") as cluster,
+    ):
+        topics.create(cluster, "t", 1)
+        producer = Producer(
+            {"bootstrap.servers": f"127.0.0.1:{through}", "acks": "all", "retry.backoff.ms": 100}
+        )
+        producer.produce("t", b"first")
+        assert producer.flush(30) == 0
+        log = broker.root / "data" / "t-0" / "00000000000000000000.log"
+        written = log.stat().st_size
+        proxy.behave(NetworkFault(swallows_answers=True))
+        producer.produce("t", b"second")
+        wait_until(
+            lambda: producer.flush(0.1) >= 0 and log.stat().st_size > written,
+            "the broker to write it",
+        )
+        wait_until(lambda: proxy.counts.swallowed_bytes > 0, "its answer to be swallowed")
+        proxy.behave()
+        proxy.cut()
+        assert producer.flush(60) == 0
+        assert offsets.latest(cluster, "t", [0])[0] == 3
+        producer.close()

@@ -1,0 +1,302 @@
+"""What was set aside, on every real database: released, skipped, replayed, dropped, and what the timeline says of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from instep import errors
+from instep.operate import dead_letters, history, parked, timeline
+from instep.pipeline.apply import release
+from instep.pipeline.apply.maintenance import Change, MaintenanceSession
+from instep.sinks import quarantine
+from instep.sinks import sink as sinks_sink
+from instep.sinks.quarantine import RecordPosition, Selection
+from tests.pipeline.test_transaction import (
+    KNOWN_DOCUMENTS,
+    Open,
+    _is_blocked,
+    apply,
+    begun,
+    event,
+    open_sink,
+    record,
+    table,
+)
+from tests.pipeline.test_transaction import parked as parked_rows
+from tests.support.databases import declare, run_sql
+from tests.support.waiting import wait_until
+
+__all__ = ["open_sink"]
+
+MACHINE = {"CREATED": ["QUEUED"], "QUEUED": ["PRINTED"]}
+TOPIC = "print-status"
+
+
+@contextmanager
+def session(url: str, **changes: Any) -> Iterator[MaintenanceSession]:
+    with MaintenanceSession("contracts", declare(url, **changes), "ann") as opened:
+        yield opened
+
+
+def never(_position: Any, _events: Any) -> set[int]:
+    """No event was overtaken: the pipeline has an order."""
+    return set()
+
+
+def no_cluster() -> Any:
+    raise AssertionError("the topic was asked for")
+
+
+def said(lines: list[Change]) -> list[tuple[int, str, str | None]]:
+    return [(line.place.offset, line.verdict, line.reason) for line in lines]
+
+
+def test_a_released_document_goes_through_its_events_in_order(
+    database_url: str, open_sink: Open
+) -> None:
+    sink = begun(open_sink(declare(database_url, transitions=MACHINE)))
+    batch = [
+        event(0, "a", 1, "CREATED"),
+        event(1, "a", 2, "PRINTED"),
+        event(2, "a", 3, "QUEUED"),
+        event(3, "b", 1, "CREATED"),
+    ]
+    apply(sink, batch)
+    apply(
+        sink, [event(4, "a", 1, "QUEUED"), event(5, "a", 4, "PRINTED"), event(6, "b", 2, "PRINTED")]
+    )
+    with session(database_url, transitions=MACHINE) as at:
+        heads = quarantine.parked_heads(at.sink, Selection())
+        assert [(one.document, one.waiting, one.reason) for one in heads] == [
+            ("a", 4, "TRANSITION_NOT_ALLOWED"),
+            ("b", 1, "TRANSITION_NOT_ALLOWED"),
+        ]
+        assert said(release.release(at, "a", execute=True))[:2] == [
+            (1, "parked", "TRANSITION_NOT_ALLOWED"),
+            (2, "parked", "WAITS_BEHIND"),
+        ]
+        passed, left = parked.skip(at, "a", "the printer lied")
+        assert (passed.record.offset, left) == (1, 3)
+        plan = release.release(at, "a", execute=False)
+        assert said(plan) == [(2, "applied", None), (4, "stale", None), (5, "applied", None)]
+        assert table(database_url) == [("a", "CREATED", 1), ("b", "CREATED", 1)]
+        assert said(release.release(at, "a", execute=True)) == said(plan)
+        assert table(database_url) == [("a", "PRINTED", 4), ("b", "CREATED", 1)]
+        life = timeline.read(at, "a", no_cluster)
+        assert [(one.place.offset, one.verdict) for one in life.events] == [
+            (0, "applied"),
+            (1, "skipped"),
+            (2, "released"),
+            (4, "stale"),
+            (5, "released"),
+        ]
+        assert (life.decisions[0].action, life.decisions[0].actor, life.decisions[0].reason) == (
+            "skipped",
+            "ann",
+            "the printer lied",
+        )
+        assert life.row is not None
+        assert life.row["print_status"] == "PRINTED"
+        with pytest.raises(errors.SettingsError, match="not parked"):
+            release.release(at, "a", execute=True)
+    assert parked_rows(database_url) == [(6, "b", "TRANSITION_NOT_ALLOWED")]
+    apply(sink, [event(7, "a", 5, "PRINTED"), event(8, "b", 3, "QUEUED")])
+    assert table(database_url) == [("a", "PRINTED", 5), ("b", "CREATED", 1)]
+
+
+def test_a_release_stops_at_what_is_refused_again(database_url: str, open_sink: Open) -> None:
+    run_sql(database_url, KNOWN_DOCUMENTS(database_url))
+    sink = begun(open_sink(declare(database_url, missing="park")))
+    apply(sink, [event(0, "a", 1), event(1, "a", 2, "x" * 300), event(2, "a", 3)])
+    run_sql(database_url, "INSERT INTO contract_document (doc_no, owner) VALUES ('a', 'Ann')")
+    with session(database_url, missing="park") as at:
+        assert said(release.release(at, "a", execute=True)) == [
+            (0, "applied", None),
+            (1, "parked", "TEXT_TOO_LONG"),
+            (2, "parked", "WAITS_BEHIND"),
+        ]
+    assert table(database_url, "doc_no, print_version, owner") == [("a", 1, "Ann")]
+    assert parked_rows(database_url) == [(1, "a", "TEXT_TOO_LONG"), (2, "a", "WAITS_BEHIND")]
+
+
+def test_dead_letters_are_understood_after_the_settings_were_mended(
+    database_url: str, open_sink: Open
+) -> None:
+    wrong = {
+        "event": {"document": "doc_id", "status": "state", "order": "version", "at": "updated_at"}
+    }
+    sink = begun(
+        open_sink(
+            declare(
+                database_url, columns={"print_status": "state", "print_version": "version"}, **wrong
+            )
+        )
+    )
+    batch = [
+        event(0, "a", 1),
+        event(1, "a", 3),
+        event(2, "a", 2, "OLD"),
+        event(3, "b", 1),
+        record(4, "c", b"{"),
+        event(5, "d", 1),
+    ]
+    assert apply(sink, batch).dead == 6
+    with session(
+        database_url, columns={"print_status": "status", "print_version": "version"}
+    ) as at:
+        groups = quarantine.dead_groups(at.sink, Selection())
+        assert [(one.reason, one.count) for one in groups] == [
+            ("FIELD_MISSING", 5),
+            ("NOT_JSON", 1),
+        ]
+        assert len(quarantine.dead_letters(at.sink, Selection(document="a"))) == 3
+        assert (
+            len(
+                quarantine.dead_letters(
+                    at.sink, Selection(since=datetime.now(UTC) + timedelta(hours=1))
+                )
+            )
+            == 0
+        )
+        assert (
+            len(
+                quarantine.dead_letters(
+                    at.sink,
+                    Selection(until=datetime.now(UTC) + timedelta(hours=1), reason="NOT_JSON"),
+                )
+            )
+            == 1
+        )
+        plan = list(dead_letters.replay(at, Selection(), never, execute=False))
+        assert said(plan) == [
+            (0, "applied", None),
+            (1, "applied", None),
+            (2, "stale", None),
+            (3, "applied", None),
+            (4, "dead", "NOT_JSON"),
+            (5, "applied", None),
+        ]
+        assert (plan[1].before, str((plan[1].after or {})["print_version"])) == (None, "3")
+        assert plan[0].before == plan[0].after
+        assert table(database_url) == []
+        dropped = dead_letters.drop(
+            at,
+            Selection(places=(RecordPosition(TOPIC, 0, 5),)),
+            "a test of the source",
+            execute=True,
+        )
+        assert said(dropped) == [(5, "dropped", "FIELD_MISSING")]
+        assert (
+            said(list(dead_letters.replay(at, Selection(), never, execute=True))) == said(plan)[:5]
+        )
+        assert table(database_url) == [("a", "PRINTED", 3), ("b", "PRINTED", 1)]
+        assert [one.place.offset for one in quarantine.dead_letters(at.sink, Selection())] == [4]
+        life = timeline.read(at, "a", no_cluster)
+        assert [(one.place.offset, one.verdict) for one in life.events] == [
+            (0, "applied"),
+            (1, "applied"),
+            (2, "stale"),
+        ]
+        assert {one.action for one in life.decisions} == {"replayed"}
+        assert [one.verdict for one in timeline.read(at, "c", no_cluster).events] == ["dead"]
+        [kept] = quarantine.decisions(at.sink, place=RecordPosition(TOPIC, 0, 5))
+        assert (kept.action, kept.outcome, kept.reason) == (
+            "dropped",
+            "FIELD_MISSING",
+            "a test of the source",
+        )
+        assert quarantine.passed_over(at.sink) == {
+            RecordPosition(TOPIC, 0, offset) for offset in (2, 4, 5)
+        }
+
+
+def test_a_dead_letter_of_a_parked_document_waits_behind(
+    database_url: str, open_sink: Open
+) -> None:
+    columns = {"print_status": "status", "print_version": "version", "note": "note"}
+    sink = begun(open_sink(declare(database_url, transitions=MACHINE, columns=columns)))
+    apply(
+        sink,
+        [
+            event(0, "a", 1, "CREATED"),
+            event(1, "a", 2, "PRINTED"),
+            event(2, "a", 3, "QUEUED", note=["x"]),
+        ],
+    )
+    assert sink.dead_count() == 1
+    run_sql(
+        database_url,
+        "UPDATE instep_dead_letters SET value = ?".replace(
+            "?", _literal(database_url, event(2, "a", 3, "QUEUED").value)
+        ),
+    )
+    with session(database_url, transitions=MACHINE, columns=columns) as at:
+        assert said(list(dead_letters.replay(at, Selection(), never, execute=True))) == [
+            (2, "parked", "WAITS_BEHIND")
+        ]
+        assert at.sink.dead_count() == 0
+    assert parked_rows(database_url) == [
+        (1, "a", "TRANSITION_NOT_ALLOWED"),
+        (2, "a", "WAITS_BEHIND"),
+    ]
+
+
+def _literal(url: str, value: bytes | None) -> str:
+    assert value is not None
+    return f"'\\x{value.hex()}'" if url.startswith("postgres") else f"x'{value.hex()}'"
+
+
+def test_the_history_is_pruned_in_chunks(
+    database_url: str, open_sink: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "CHUNK_ROWS", 7)
+    sink = begun(open_sink(declare(database_url)))
+    apply(sink, [event(n, f"d{n}", 1) for n in range(50)])
+    middle = datetime.now(UTC)
+    apply(sink, [event(50 + n, f"d{n}", 2) for n in range(20)])
+    apply(sink, [event(n, f"e{n}", 2) for n in range(5)], partition=1)
+    with session(database_url) as at:
+        assert history.prune(at, middle, execute=False) == 50
+        assert history.prune(at, middle, execute=True) == 50
+        assert history.prune(at, middle, execute=True) == 0
+        assert [one.order for one in quarantine.lived(at.sink, "d3")] == [2]
+    assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(25,)]
+    assert len(table(database_url)) == 55
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
+def test_a_pipeline_that_runs_meanwhile_takes_its_turn(
+    kind: str, new_database: Callable[[str], str], open_sink: Open
+) -> None:
+    """A release that has read what waits must not miss an event that a task parks behind it."""
+    database_url = new_database(kind)
+    sink = begun(open_sink(declare(database_url, transitions=MACHINE)))
+    apply(sink, [event(0, "a", 1, "CREATED"), event(1, "a", 2, "PRINTED")])
+    with session(database_url) as at:  # the settings were mended: no transitions any more
+        with at.transaction(execute=True):
+            task = threading.Thread(target=apply, args=(sink, [event(2, "a", 3, "QUEUED")]))
+            task.start()
+            wait_until(lambda: _is_blocked(database_url, kind), "the task to wait for its turn")
+        task.join()
+        assert said(release.release(at, "a", execute=True)) == [
+            (1, "applied", None),
+            (2, "applied", None),
+        ]
+    assert parked_rows(database_url) == []
+
+
+def test_large_batches_find_the_parked_too(
+    database_url: str, open_sink: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = begun(open_sink(declare(database_url)))
+    apply(sink, [event(n, f"p{n}", 1, "x" * 300) for n in range(5)])
+    for limit in (1_000, 3):
+        monkeypatch.setattr(sinks_sink, "HELD_ASKED_MAX", limit)
+        assert sink.held([f"p{n}" for n in range(3, 10)]) == {"p3", "p4"}
+        assert sink.held([f"p{n}" for n in range(4)]) == {"p0", "p1", "p2", "p3"}

@@ -1,0 +1,45 @@
+"""Which part of the log counts as applied."""
+
+from __future__ import annotations
+
+import pytest
+
+from instep.reconcile import coverage
+from instep.reconcile.coverage import Ranges
+from instep.sinks.target import Position
+
+
+def at(next_offset: int, since: int | None) -> dict[int, Position]:
+    return {0: Position(0, next_offset, 1, "c", "t", since_offset=since)}
+
+
+@pytest.mark.parametrize(
+    ("ledger", "before", "first", "applied", "passed_over"),
+    [
+        (at(9, 0), [], 0, [(0, 9)], []),
+        (at(9, 4), [], 0, [(4, 9)], [(0, 4)]),  # began later
+        (at(9, 7), [(0, 3)], 0, [(0, 3), (7, 9)], [(3, 7)]),  # moved ahead
+        (at(9, 1), [(0, 3), (7, 12)], 0, [(0, 9)], []),  # moved back, and not yet where it was
+        (at(9, 7), [(0, 3)], 5, [(7, 9)], [(5, 7)]),  # the log begins at 5 now
+        (at(9, 9), [], 0, [], [(0, 9)]),  # nothing applied yet
+        (at(9, None), [], 0, [(2, 9)], [(0, 2)]),  # the row of an earlier release: by the settings
+    ],
+)
+def test_what_was_applied(
+    ledger: dict[int, Position], before: Ranges, first: int, applied: Ranges, passed_over: Ranges
+) -> None:
+    found = coverage.covered(ledger, {0: before}, {0: first}, {0: 2})
+    assert (found.applied, found.passed_over) == ({0: applied}, {0: passed_over})
+    assert found.offsets_passed_over == sum(end - start for start, end in passed_over)
+    held = {offset for offset in range(15) if coverage.holds(applied, offset)}
+    assert held == {offset for start, end in applied for offset in range(start, end)}
+
+
+def test_offsets_of_one_stretch_share_a_number() -> None:
+    ranges = [(2, 4), (6, 7)]
+    assert [coverage.place(ranges, offset) for offset in range(9)] == [0, 0, 1, 1, 2, 2, 3, 4, 4]
+
+
+def test_a_place_that_was_named_overrules() -> None:
+    found = coverage.begun(at(9, 7), {0: 2})
+    assert (found.applied, found.passed_over) == ({0: [(2, 9)]}, {})

@@ -1,0 +1,136 @@
+"""Mending on real databases: what is left alone, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from instep import errors, sinks
+from instep.document import guard
+from instep.document.decoding import Event, Record
+from instep.document.reasons import Reason, Refusal
+from instep.kafka.connection import Cluster
+from instep.pipeline.runner import Runner
+from instep.reconcile import repair
+from instep.sinks import inspection
+from tests.pipeline.test_runner import event, rows, send
+from tests.support.databases import run_sql
+from tests.support.pipelines import Prove, drained, following
+
+Run = Callable[..., Runner]
+
+FIX = repair.RepairRequest(execute=True, who="tester")
+
+
+class Meddling(repair.Repairer):
+    """Mends, after something else has happened between the comparison and the mending."""
+
+    action: Callable[[], Any]
+
+    def mend(self, *arguments: Any) -> repair.RepairResult:
+        type(self).action()
+        return super().mend(*arguments)
+
+
+def test_what_changed_since_it_was_compared_is_left_alone(
+    database_url: str,
+    topic: str,
+    cluster: Cluster,
+    runner: Run,
+    prove: Prove,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipeline = following(database_url, topic)
+    send(
+        cluster,
+        topic,
+        *(event(name, 1) for name in ("by-event", "by-sql", "gone", "parked", "plain")),
+    )
+    drained(runner(pipeline, once=True))
+    run_sql(
+        database_url,
+        "UPDATE contract_document SET print_status = 'LOST'",
+        "DELETE FROM contract_document WHERE doc_no = 'gone'",
+    )
+    sink = sinks.open_sink(inspection.inspect("contracts", pipeline))
+
+    def meddle() -> None:
+        send(cluster, topic, event("by-event", 2), (b"gone", None))
+        drained(runner(pipeline, once=True))
+        run_sql(
+            database_url, "UPDATE contract_document SET print_version = 3 WHERE doc_no = 'by-sql'"
+        )
+        one = guard.Parked(
+            Event(0, "parked", 2, None, None, ()), Refusal(Reason.STATUS_UNKNOWN, "")
+        )
+        with sink.transaction():
+            sink.keep_parked(0, [(one, Record(0, 0, b"parked", b"{}"))], datetime.now(UTC))
+
+    monkeypatch.setattr(repair, "Fixer", Meddling)
+    monkeypatch.setattr(Meddling, "action", staticmethod(meddle), raising=False)
+    report, _ = prove(pipeline, fix=FIX)
+    sink.close()
+    assert report.repaired is not None
+    left = dict(report.repaired.first_left_alone)
+    assert {name: why.split(":")[0] for name, why in left.items()} == {
+        "by-event": "it has had events since it was compared",
+        "by-sql": "its row has changed since it was compared",
+        "gone": "it has had events since it was compared",
+        "parked": "it is parked now",
+    }
+    assert rows(database_url) == [
+        ("by-event", "PRINTED", 2),
+        ("by-sql", "LOST", 3),
+        ("parked", "LOST", 1),
+        ("plain", "PRINTED", 1),
+    ]
+
+
+def test_a_row_that_the_table_refuses_is_left_out_alone(
+    database_url: str, topic: str, cluster: Cluster, runner: Run, prove: Prove
+) -> None:
+    pipeline = following(database_url, topic)
+    send(cluster, topic, *(event(f"d{n}", 1, f"S{n}") for n in range(5)))
+    drained(runner(pipeline, once=True))
+    run_sql(database_url, "DELETE FROM contract_document")
+    if database_url.startswith("sqlite"):
+        run_sql(
+            database_url,
+            "CREATE TRIGGER no_three BEFORE INSERT ON contract_document WHEN NEW.print_status = 'S3'"
+            " BEGIN SELECT RAISE(ABORT, 'no three'); END",
+        )
+    else:
+        run_sql(
+            database_url,
+            "ALTER TABLE contract_document ADD CONSTRAINT no_three CHECK (print_status <> 'S3')",
+        )
+    report, _ = prove(pipeline, fix=FIX)
+    assert report.repaired is not None
+    assert (report.in_step, report.repaired.inserted, report.repaired.left_alone) == (False, 4, 1)
+    [(document, why)] = report.repaired.first_left_alone
+    assert (document, "the table refuses it" in why) == ("d3", True)
+    assert [row[0] for row in rows(database_url)] == ["d0", "d1", "d2", "d4"]
+
+
+def test_a_ledger_that_went_back_ends_the_mending(
+    new_database: Callable[[str], str],
+    topic: str,
+    cluster: Cluster,
+    runner: Run,
+    prove: Prove,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = new_database("sqlite")
+    pipeline = following(url, topic)
+    send(cluster, topic, event("a", 1))
+    drained(runner(pipeline, once=True))
+    run_sql(url, "DELETE FROM contract_document")
+    monkeypatch.setattr(repair, "Fixer", Meddling)
+    back = staticmethod(lambda: run_sql(url, "UPDATE instep_ledger SET next_offset = 0"))
+    monkeypatch.setattr(Meddling, "action", back, raising=False)
+    with pytest.raises(errors.LedgerMoved, match="run it again"):
+        prove(pipeline, fix=FIX)
+    assert rows(url) == []

@@ -1,0 +1,104 @@
+"""One Spark session for all tests, and pipelines that run in it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from instep import settings
+from instep.kafka import topics
+from instep.kafka.connection import Cluster
+from instep.local import artifacts, broker
+from instep.pipeline import session
+from instep.pipeline.runner import Runner, RunnerState
+from instep.reconcile import comparison_job
+from instep.reconcile.comparison_job import ReconcileReport
+from instep.sinks import preparation
+from tests.support.databases import declare
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    place = session.RunFolder()
+    opened = session.open_session(
+        settings.Spark(master="local[4]"), artifacts.jars("spark-kafka"), place
+    )
+    yield opened
+    opened.stop()
+    place.remove()
+
+
+@pytest.fixture(scope="session")
+def cluster(broker: broker.LocalCluster) -> Iterator[Cluster]:
+    with Cluster(settings.Kafka(), broker.bootstrap) as opened:
+        yield opened
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """A new topic of three partitions."""
+    name = f"status-{uuid.uuid4().hex[:8]}"
+    topics.create(cluster, name, 3)
+    return name
+
+
+@pytest.fixture
+def runner(
+    spark: SparkSession, cluster: Cluster, tmp_path: Path
+) -> Iterator[Callable[..., Runner]]:
+    """Starts pipelines, and stops them at the end."""
+    started: list[Runner] = []
+
+    def make(pipeline: settings.Pipeline, name: str = "contracts", *, once: bool = False) -> Runner:
+        preparation.prepare(pipeline, add_columns=True)
+        one = Runner(name, pipeline, cluster, spark, tmp_path / str(len(started)), once=once)
+        started.append(one)
+        one.start()
+        return one
+
+    yield make
+    for one in started:
+        one.stop(patience_s=60)
+
+
+Prove = Callable[..., tuple[ReconcileReport, list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def prove(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Prove:
+    """Reconciles a pipeline; the report, and the rows of the file."""
+
+    def do(
+        pipeline: settings.Pipeline, name: str = "contracts", **asked: Any
+    ) -> tuple[ReconcileReport, list[dict[str, Any]]]:
+        folder = tmp_path / f"reconcile-{uuid.uuid4().hex[:8]}"
+        out = folder.with_suffix(".jsonl")
+        request = comparison_job.Request(**{"wait_s": 0.0, "out": out, **asked})
+        report = comparison_job.reconcile(
+            spark, folder, cluster, name, pipeline, request, say=lambda _: None
+        )
+        return report, [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+
+    return do
+
+
+def drained(run: Runner) -> Runner:
+    """A pipeline that was run once, to its end and without error."""
+    wait_until(lambda: run.state is RunnerState.ENDED, "the pipeline to end")
+    run.join(90)
+    if run.error:
+        raise run.error
+    return run
+
+
+def following(url: str, topic: str, **changes: Any) -> settings.Pipeline:
+    return declare(url, topic=topic, **changes)

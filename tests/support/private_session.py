@@ -1,0 +1,82 @@
+"""A Spark session whose settings hold secrets, and every argument that any process below this one ever had; as JSON.
+
+A program of its own: the tests' own session has been started already, and a process starts one JVM only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+from pathlib import Path
+
+from instep import settings
+from instep.local import artifacts, processes
+from instep.pipeline import session
+
+HIDDEN = "hush-hush"
+RPC_REQUEST = 3
+
+
+def main() -> None:
+    spark = settings.Spark(
+        master="local[1]",
+        conf={
+            "spark.hadoop.fs.s3a.secret.key": f"{HIDDEN} = \\:#\u00e9",
+            "spark.driver.extraJavaOptions": f"-Dinstep.first={HIDDEN} '-Dinstep.second=two words'",
+        },
+    )
+    seen: set[str] = set()
+    ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(seen, ended))
+    watcher.start()
+    place = session.RunFolder()
+    opened = session.open_session(spark, artifacts.jars("spark-kafka"), place)
+    jvm = opened.sparkContext._jvm
+    assert jvm is not None
+    java = jvm.java.lang.System
+    ended.set()
+    watcher.join()
+    port = int(opened.sparkContext.getConf().get("spark.driver.port") or 0)
+    found = {
+        "arguments": sorted(seen),
+        "conf": opened.conf.get("spark.hadoop.fs.s3a.secret.key"),
+        "hadoop": opened.sparkContext._jsc.hadoopConfiguration().get("fs.s3a.secret.key"),
+        "options": [java.getProperty("instep.first"), java.getProperty("instep.second")],
+        "files": sorted(file.name for file in place.path.iterdir()),
+        "answer": _ask_as_a_stranger(port).decode("utf-8", "replace"),
+        "rows": opened.range(3).count(),
+    }
+    opened.stop()
+    place.remove()
+    sys.stdout.write(json.dumps(found))
+
+
+def _watch(seen: set[str], ended: threading.Event) -> None:
+    while not ended.wait(0.005):
+        for pid in processes.descendants(os.getpid()):
+            try:
+                seen.add(
+                    Path(f"/proc/{pid}/cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode("utf-8", "replace")
+                )
+            except OSError:
+                continue
+
+
+def _ask_as_a_stranger(port: int) -> bytes:
+    """What the driver answers to a request of somebody who does not know its secret."""
+    body = b"let me in"
+    frame = struct.pack(">BqI", RPC_REQUEST, 1, len(body)) + body
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(struct.pack(">q", 8 + len(frame)) + frame)
+        return connection.recv(64 * 1024)
+
+
+if __name__ == "__main__":
+    main()
