@@ -94,7 +94,8 @@ class LabCluster:
         """Return when every replica of the topic is in sync."""
         deadline = time.monotonic() + timeout_s
         while True:
-            with contextlib.suppress(errors.InstepError):
+            # KeyError: not every broker's metadata has a topic that was just created
+            with contextlib.suppress(errors.InstepError, KeyError):
                 found = layout.read(self.cluster).topics[topic]
                 if all(
                     part.leader is not None and set(part.in_sync) == set(part.replicas)
