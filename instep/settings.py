@@ -79,6 +79,8 @@ class SettingsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Security(SettingsTable, frozen=True, kw_only=True):
+    """How a client connects to the brokers and proves who it is."""
+
     protocol: Annotated[Protocol, Meta(description="how the brokers are spoken to")] = "PLAINTEXT"
     mechanism: Annotated[
         Mechanism | None, Meta(description="how the client shows who it is, with SASL")
@@ -299,6 +301,8 @@ class Vet(SettingsTable, frozen=True, kw_only=True):
 
 
 class Settings(SettingsTable, frozen=True, kw_only=True):
+    """The settings of an installation: what a settings file declares."""
+
     kafka: Annotated[Kafka, Meta(description="the cluster")] = Kafka()
     spark: Annotated[Spark, Meta(description="where the pipelines run")] = Spark()
     pipelines: Annotated[dict[str, Pipeline], Meta(description="the roads, by name")] = {}

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from instep import errors, settings
 from instep.document.showing import counted
@@ -43,16 +43,24 @@ def run(
     once: bool = False,
     metrics_port: int | None = None,
     verbose: bool = False,
+    observe: Observe | None = None,
+    stop: Stop | None = None,
 ) -> list[Runner]:
-    """Run the named pipelines, and return them; raises the first error that ended one of them, once all have ended."""
+    """Run the named pipelines until the end, and return their runners.
+
+    Once all have ended, raise the first error that ended one of them. `observe` makes what
+    reports on them; by default that is a Reporter on stderr. Without `stop`, the run is a command:
+    signals end it, and the process with it if Spark does not end in time.
+    """
+    observe = observe or functools.partial(Reporter, verbose=verbose)
     chosen = {name: settings.pipeline(declared, name) for name in names}
     _check(chosen, cluster)
-    backlogs = _measure(chosen, cluster)
+    backlogs = _measure(chosen, cluster, observe([]).say)
     runners: list[Runner] = []
     server = MetricsServer(metrics_port, runners) if metrics_port is not None else None
     opened = session.Session(declared.spark, jars, verbose=verbose)
     try:
-        with _stop_signals() as stopped:
+        with _stop_signals(stop or Stop(exits=True)) as stopped:
             spark = opened.spark
             stopped.listen()
             try:
@@ -74,7 +82,7 @@ def run(
                         runner.progress.begin(
                             {p: end - ahead[p].records for p, end in ends.items()}, ends
                         )
-                _work(opened, runners, stopped, server, verbose=verbose)
+                _work(opened, runners, stopped, server, observe(runners))
             finally:
                 with _deadline(stopped, END_WITHIN_S):
                     opened.stop()
@@ -89,10 +97,10 @@ def run(
 
 
 def _measure(
-    chosen: dict[str, settings.Pipeline], cluster: Cluster
+    chosen: dict[str, settings.Pipeline], cluster: Cluster, say: Callable[[str], None]
 ) -> dict[str, dict[int, PartitionBacklog]]:
     """Say what waits for each pipeline: it is known at once, and Spark takes seconds to start."""
-    say, found = Reporter([]).say, dict[str, dict[int, PartitionBacklog]]()
+    found = dict[str, dict[int, PartitionBacklog]]()
     for name, pipeline in chosen.items():
         try:
             ahead = found[name] = pending.ahead(cluster, name, pipeline)
@@ -123,11 +131,31 @@ def _check(chosen: dict[str, settings.Pipeline], cluster: Cluster) -> None:
         raise away[0]
 
 
-class Stop:
-    """Set when the run is asked to end."""
+class Observer(Protocol):
+    """What is told of a run: every change of state, a tick ten times a second, and the end."""
 
-    def __init__(self) -> None:
-        self._asked = threading.Event()
+    def say(self, text: str, tone: Tone = Tone.NONE, /) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+Observe = Callable[[Sequence[Runner]], Observer]
+
+
+class Stop:
+    """Set when the run must end: by a signal, or by the event that a caller from Python sets.
+
+    With `exits`, the process ends if Spark does not end in time.
+    """
+
+    def __init__(self, asked: threading.Event | None = None, *, exits: bool = False) -> None:
+        self._asked = asked or threading.Event()
+        self._by_signal = asked is None
+        self.exits = exits
         self.asked_at = 0.0
 
     def __call__(self, _signal: int, _frame: FrameType | None) -> None:
@@ -137,6 +165,8 @@ class Stop:
 
     def listen(self) -> None:
         """Take the signals over; Spark sets a handler of its own when it starts."""
+        if not self._by_signal:
+            return
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self)
 
@@ -148,12 +178,14 @@ class Stop:
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Iterator[Stop]:
+def _stop_signals(stop: Stop) -> Iterator[Stop]:
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
     before = {
         number: signal.getsignal(number)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     }
-    stop = Stop()
     try:
         yield stop
     finally:
@@ -166,10 +198,8 @@ def _work(
     runners: Sequence[Runner],
     stop: Stop,
     server: MetricsServer | None,
-    *,
-    verbose: bool,
+    reporter: Observer,
 ) -> None:
-    reporter = Reporter(runners, verbose=verbose)
     if server:
         reporter.say(f"metrics at {server.address}")
     warm = _KeepWarm(opened.spark)
@@ -246,7 +276,7 @@ class _KeepWarm:
 @contextlib.contextmanager
 def _deadline(stop: Stop, seconds: float) -> Iterator[None]:
     """End the process if ending Spark takes longer than people wait: open transactions are rolled back by their database."""
-    if not stop.is_asked():
+    if not stop.exits or not stop.is_asked():
         yield
         return
     left_s = max(0.5, stop.asked_at + seconds - time.monotonic())
