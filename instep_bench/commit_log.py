@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from instep.pipeline.apply.transaction import ProbeEvent
+    from instep.pipeline.apply.batch import ProbeEvent
 
 PROBE = "instep_bench.commit_log:note"
 FOLDER = "INSTEP_BENCH_NOTES"

@@ -96,7 +96,7 @@ def _replay(
         late = overtaken(ledger[partition], events) if events and partition in ledger else set()
         live = [event for event in events if event.offset not in late]
         before = sink.look_up(event.document for event in live)
-        verdicts, parked = rows.write(sink, live, careful=True)
+        verdicts, parked = rows.write(sink, live, isolate_failures=True)
         after = sink.look_up(event.document for event in live)
         lines = [
             Change(letters[e.offset].place, str(e.document), Verdict.STALE.value)

@@ -29,7 +29,7 @@ from instep.document.reasons import Reason
 from instep.kafka import offsets, places, reading
 from instep.kafka.connection import Cluster
 from instep.pipeline import continuity
-from instep.pipeline.apply import maintenance, rows
+from instep.pipeline.apply import maintenance, slow
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
 from instep.sinks import quarantine
 from instep.sinks.quarantine import Action, RecordPosition
@@ -368,7 +368,7 @@ def _try(
     execute: bool,
 ) -> list[Change]:
     sink = session.sink
-    rules = rows.relaxed(sink.target.rules)
+    rules = slow.relaxed(sink.target.rules)
     verdicts = guard.settle(events, stored, rules).verdicts
     applied = [
         event for event, verdict in zip(events, verdicts, strict=True) if verdict is Verdict.APPLIED

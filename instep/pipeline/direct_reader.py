@@ -12,7 +12,7 @@ from instep.document.decoding import Record, record_of
 from instep.kafka import reading
 from instep.kafka.connection import Cluster
 from instep.pipeline import task
-from instep.pipeline.apply.transaction import BatchOutcome
+from instep.pipeline.apply.batch import BatchOutcome
 from instep.sinks.target import Position
 
 CALENDARS_MS = (

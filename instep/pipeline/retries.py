@@ -228,7 +228,7 @@ def refused_again(
         with session.sink.transaction(keep=False):
             for log in logs:
                 events, _ = session.decoder.decode_all([one.record for one in log.values()])
-                _, refused = rows.write(session.sink, events, careful=True, held=set())
+                _, refused = rows.write(session.sink, events, isolate_failures=True, parked=set())
                 for one in refused:
                     known = log[one.event.offset]
                     if known.reason == one.refusal.reason.value:

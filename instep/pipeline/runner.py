@@ -36,7 +36,7 @@ from instep.pipeline import (
     retries,
     task,
 )
-from instep.pipeline.apply import transaction
+from instep.pipeline.apply import batch, transaction
 from instep.sinks import inspection, quarantine, runs
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position, Target
@@ -211,7 +211,7 @@ class Runner(threading.Thread):
         self._believed(lambda: continuity.refuse_diverged(self.cluster, self.name, topic, ledger))
         with sink.translated():
             applied = quarantine.applied_before(sink)
-        writer = transaction.Writer(epoch, topic.cluster_id, topic.id, applied)
+        writer = batch.Writer(epoch, topic.cluster_id, topic.id, applied)
         self._settle(ledger)
         self._topic, self._target, self._epoch, self._ledger = topic, target, epoch, ledger
         self._lag.partitions = tuple(topic.partitions)
@@ -244,10 +244,7 @@ class Runner(threading.Thread):
 
     def _settle(self, ledger: Mapping[int, Position]) -> None:
         """Take the ledger's sums: what tasks of a failed query committed, it never reported."""
-        now = {
-            name: sum(at.totals.get(name, 0) for at in ledger.values())
-            for name in transaction.TOTALS
-        }
+        now = {name: sum(at.totals.get(name, 0) for at in ledger.values()) for name in batch.TOTALS}
         if self._counted is None:
             self._counted = now
         self.progress.settle({name: now[name] - before for name, before in self._counted.items()})

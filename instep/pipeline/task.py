@@ -27,7 +27,7 @@ from instep.kafka.connection import Cluster
 from instep.pipeline import arrow_records as arriving
 from instep.pipeline import continuity, failures
 from instep.pipeline.apply import transaction
-from instep.pipeline.apply.transaction import BatchOutcome, Probe, Writer
+from instep.pipeline.apply.batch import BatchOutcome, Probe, ProbeEvent, Writer, no_probe
 from instep.sinks import inspection
 from instep.sinks.sink import Sink
 from instep.sinks.target import Target
@@ -83,7 +83,7 @@ def run(plan: TaskPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
     """Apply every run of records of one partition, and give back what was done."""
     _calm_collector()
     probe = _probe()
-    probe(transaction.ProbeEvent(plan.target.pipeline, 0))
+    probe(ProbeEvent(plan.target.pipeline, 0))
     try:
         for partition, records in _runs(batches):
             yield _counted(_apply(plan, partition, records, probe))
@@ -269,7 +269,7 @@ def _probe() -> Probe:
     """Trials watch the steps of the transaction: INSTEP_PROBE names their function, as module:function."""
     named = os.environ.get("INSTEP_PROBE")
     if not named:
-        return transaction.no_probe
+        return no_probe
     module, _, function = named.partition(":")
     probe: Any = getattr(importlib.import_module(module), function)
     watch: Probe = probe

@@ -107,8 +107,7 @@ APPEND_TYPES = {
     "timestamp_ms": "int8",
     "action": "text",
     "outcome": "text",
-    "why": "text",
-    "who": "text",
+    "actor": "text",
 }
 
 # what every transaction relies on: times as text in one form, and no wait for a lock without an end

@@ -14,8 +14,9 @@ from instep.document.decoding import Decoder, Record
 from instep.kafka import offsets, places, reading, topics
 from instep.kafka.connection import Cluster
 from instep.operate import dead_letters, parked, replay, timeline
+from instep.pipeline.apply.batch import Writer
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
-from instep.pipeline.apply.transaction import BatchTransaction, Writer
+from instep.pipeline.apply.transaction import BatchTransaction
 from instep.sinks import preparation
 from instep.sinks.quarantine import Selection
 from instep.sinks.sink import Sink

@@ -16,7 +16,7 @@ from instep.kafka import offsets, places, topics
 from instep.kafka.connection import Cluster
 from instep.operate import rewind
 from instep.pipeline.apply import transaction
-from instep.pipeline.apply.transaction import Writer
+from instep.pipeline.apply.batch import Writer
 from instep.sinks import preparation, quarantine
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position

@@ -11,7 +11,8 @@ from instep import errors
 from instep.document.decoding import Decoder
 from instep.document.guard import Verdict
 from instep.pipeline.apply import transaction
-from instep.pipeline.apply.transaction import BatchTransaction, ProbeEvent
+from instep.pipeline.apply.batch import ProbeEvent
+from instep.pipeline.apply.transaction import BatchTransaction
 from instep.sinks import preparation
 from instep.sinks.sink import Sink
 from tests.pipeline.test_transaction import (

@@ -33,7 +33,7 @@ from instep.kafka.connection import Cluster
 from instep.local import broker as local
 from instep.pipeline import runner as running
 from instep.pipeline import task
-from instep.pipeline.apply import transaction
+from instep.pipeline.apply import batch
 from instep.pipeline.runner import Runner, RunnerState
 from instep.sinks import inspection, preparation, tables
 from instep.sinks.target import Position
@@ -219,7 +219,7 @@ class Desk:
         self.plan = task.TaskPlan(
             to,
             pipeline,
-            transaction.Writer(1, found.cluster_id, found.id),
+            batch.Writer(1, found.cluster_id, found.id),
             cluster.kafka,
             cluster.bootstrap,
         )
@@ -230,7 +230,7 @@ class Desk:
             Record(self.next + n, 1, key, json.dumps(body).encode())
             for n, (key, body) in enumerate(events)
         ]
-        task._apply(self.plan, 0, records, transaction.no_probe)
+        task._apply(self.plan, 0, records, batch.no_probe)
         self.next += len(events)
 
 

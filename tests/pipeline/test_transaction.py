@@ -16,7 +16,8 @@ from instep import errors, settings, sinks
 from instep.document import guard
 from instep.document.decoding import Decoder, Record
 from instep.document.guard import Verdict
-from instep.pipeline.apply.transaction import BatchOutcome, BatchTransaction, ProbeEvent, Writer
+from instep.pipeline.apply.batch import BatchOutcome, ProbeEvent, Writer
+from instep.pipeline.apply.transaction import BatchTransaction
 from instep.sinks import inspection, preparation
 from instep.sinks.fast_path import DOUBTED_BATCHES
 from instep.sinks.sink import Sink

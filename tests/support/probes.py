@@ -9,7 +9,7 @@ from pathlib import Path
 
 from instep import errors
 from instep.pipeline import session
-from instep.pipeline.apply.transaction import ProbeEvent
+from instep.pipeline.apply.batch import ProbeEvent
 
 TASKS = 2  # at most, that run at once
 FOLDER, STEPS = "INSTEP_TEST_HOLD_FOLDER", "INSTEP_TEST_HOLD_STEPS"

@@ -83,7 +83,7 @@ def _apply(session: MaintenanceSession, one: QuarantinedRecord) -> Change:
             one.place, one.document, Verdict.PARKED.value, event.reason.value, event.detail
         )
     before = sink.look_up([event.document])
-    [verdict], parked = rows.write(sink, [event], careful=True, held=set())
+    [verdict], parked = rows.write(sink, [event], isolate_failures=True, parked=set())
     line = Change(
         one.place,
         one.document,

@@ -1,0 +1,126 @@
+"""Values of the write path: who writes, the parts of a batch, what became of it, and the probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from instep.document.decoding import DeadLetter, Decoder, Event, Record
+from instep.document.guard import Verdict
+from instep.document.reasons import Refusal
+from instep.sinks.target import Position
+
+TOTALS = ("records", *(verdict.value for verdict in Verdict), "dead")  # what the ledger sums up
+# Clocks differ and dates may be absurd. Beyond a day the number says nothing.
+FRESHNESS_US_MAX = 24 * 3600 * 1_000_000
+
+
+class Writer(msgspec.Struct, frozen=True):
+    """Who writes: the epoch that this run took, and the topic it reads.
+
+    `applied` holds the offset ranges of each partition that were applied before the ledger was
+    moved back.
+    """
+
+    epoch: int
+    cluster_id: str
+    topic_id: str
+    applied: dict[int, list[tuple[int, int]]] = {}
+
+    def already_applied(self, partition: int, records: Sequence[Record]) -> set[int]:
+        """Return the offsets of those records that were applied before the ledger was moved."""
+        ranges = self.applied.get(partition)
+        if not ranges:
+            return set()
+        offsets = (record.offset for record in records)
+        return {offset for offset in offsets if any(start <= offset < end for start, end in ranges)}
+
+
+class BatchOutcome(msgspec.Struct, frozen=True):
+    """What one transaction did, or several together."""
+
+    partition: int
+    records: int
+    verdicts: dict[Verdict, int]
+    dead: int
+    freshness_us: list[int]
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Return the counts that the ledger sums up."""
+        counts = (self.records, *(self.verdicts[verdict] for verdict in Verdict), self.dead)
+        return dict(zip(TOTALS, counts, strict=True))
+
+
+def merged(outcomes: Sequence[BatchOutcome]) -> BatchOutcome:
+    """Return the outcome of several transactions as one."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    return BatchOutcome(
+        outcomes[0].partition,
+        sum(one.records for one in outcomes),
+        {verdict: sum(one.verdicts[verdict] for one in outcomes) for verdict in Verdict},
+        sum(one.dead for one in outcomes),
+        [age for one in outcomes for age in one.freshness_us],
+    )
+
+
+class BatchPart:
+    """Records of a batch that are applied in a transaction of their own."""
+
+    def __init__(self, records: Sequence[Record], *, isolate_failures: bool = False) -> None:
+        self.records = records
+        self.isolate_failures = isolate_failures
+        # Of a part with one record: why it is refused, if only the commit shows that it is.
+        self.refusal: Refusal | None = None
+        # With at-most-once: the ledger before it was advanced for these records.
+        self.claimed: Position | None = None
+        # With at-most-once: nobody knows whether the rows were committed, so they are not written again.
+        self.lost = False
+
+    def decode(self, decoder: Decoder) -> tuple[list[Event], list[DeadLetter]]:
+        """Decode the records; a refusal that is known already is attached to the events."""
+        events, dead = decoder.decode_all(self.records)
+        if self.refusal is not None:
+            events = [
+                msgspec.structs.replace(event, refusal=event.refusal or self.refusal)
+                for event in events
+            ]
+        return events, dead
+
+    def split(self, size: int) -> list[BatchPart]:
+        """Return the records in parts of at most this size.
+
+        A part for which the ledger was advanced already stays whole.
+        """
+        if self.claimed is not None or len(self.records) <= size:
+            return [self]
+        return [
+            BatchPart(self.records[start : start + size], isolate_failures=self.isolate_failures)
+            for start in range(0, len(self.records), size)
+        ]
+
+    def halves(self) -> list[BatchPart]:
+        """Return the records in two parts, or this part if it cannot be split."""
+        return self.split(max(1, len(self.records) // 2))
+
+
+class ProbeEvent(msgspec.Struct, frozen=True):
+    """A step that begins, and the offsets it is about.
+
+    Steps 1 to 8 are those of the transaction, 9 is the end, and 0 a task that has no records yet.
+    """
+
+    pipeline: str
+    step: int
+    partition: int = -1
+    first: int = -1
+    last: int = -1
+
+
+Probe = Callable[[ProbeEvent], None]
+
+
+def no_probe(_event: ProbeEvent) -> None:
+    """Ignore the step. Tests and benchmarks pass a probe of their own."""
