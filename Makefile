@@ -1,6 +1,6 @@
 # Everything a fresh machine needs is made from here: Python 3.11+, Java 17+ and make are enough.
 .DEFAULT_GOAL := help
-.PHONY: help demo test versions campaign check format lock docs clean
+.PHONY: help demo test quick versions campaign check format lock docs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,6 +16,9 @@ demo: $(READY) ## events beside polling in a terminal: local broker, Spark, SQLi
 test: $(READY) ## the whole test suite, against real servers
 	@$(BIN)/python -m instep.local.class_archives
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long"
+
+quick: $(READY) ## the tests that need no server, no Spark and no other process: under a minute
+	@$(BIN)/python -m pytest -n 2 -m quick
 
 versions: $(READY) ## the tests that depend on the database, on other versions; VERSIONS="postgres-14 …" for some of them
 	@$(BIN)/python -m tests.versions $(VERSIONS)

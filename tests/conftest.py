@@ -163,7 +163,9 @@ def _databases(
         if kind == "sqlite":
             return f"sqlite:///{tmp_path_factory.mktemp('sqlite')}/target.db"
         if kind == "mysql" and not MYSQL_URL:
-            pytest.skip("INSTEP_TEST_MYSQL_URL is not set: no MySQL server to test on")
+            pytest.skip(
+                "no MySQL: set INSTEP_TEST_MYSQL_URL=mysql://root@127.0.0.1:3306/mysql of a server to test on"
+            )
         admin = MYSQL_URL if kind == "mysql" else request.getfixturevalue(kind).url
         assert admin is not None
         name = f"t_{uuid.uuid4().hex[:12]}"

@@ -24,9 +24,9 @@ from instep.demo.pipeline_process import PipelineProcess
 from instep.local.broker import LocalCluster
 from instep.local.ports import free
 from instep.sinks import inspection
-from tests.pipeline.test_transaction import apply, begun, event, record
 from tests.support import commands, probes
 from tests.support.databases import run_sql
+from tests.support.transactions import apply, begun, event, record
 from tests.support.waiting import wait_until
 
 SETTINGS = """

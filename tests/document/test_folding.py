@@ -13,7 +13,7 @@ from instep.document import folding, guard
 from instep.document.decoding import Event
 from instep.document.folding import ABSENT, FoldedRun, FoldedState, FoldStep, Shape
 from instep.document.guard import Rules
-from tests.document.test_guard import COLUMNS, Model, Row, bringing
+from tests.support.guard_model import COLUMNS, Model, Row, bringing
 
 ORDERS = st.integers(0, 5)
 CELLS = st.sampled_from(["0", "1", "2", None])

@@ -18,26 +18,10 @@ from instep.kafka.admin import admin_extras
 from instep.local import ports
 from tests.kafka import tools
 from tests.support import secured
-from tests.support.authority import PKCS1, Pair
+from tests.support.authority import PKCS1
+from tests.support.kafka_users import WAYS, files, kafka, user
 from tests.support.secured import PASSWORD, SecuredBroker
 from tests.support.waiting import wait_until
-
-
-def files(pair: Pair, **further: Any) -> dict[str, Any]:
-    return {"certificate": str(pair.certificate), "key": str(pair.key), **further}
-
-
-def user(
-    mechanism: str, name: str = "ann", password: str = PASSWORD, protocol: str = "SASL_SSL"
-) -> dict[str, Any]:
-    return {"protocol": protocol, "mechanism": mechanism, "username": name, "password": password}
-
-
-def kafka(broker: SecuredBroker, **said: Any) -> settings.Kafka:
-    """Settings that trust the tests' authority unless they say otherwise."""
-    return settings.Kafka(
-        security=settings.Security(**{"protocol": "SSL", "ca": broker.ca, **said})
-    )
 
 
 def refused(broker: SecuredBroker, listener: str, **said: Any) -> errors.InstepError:
@@ -57,19 +41,6 @@ def refused(broker: SecuredBroker, listener: str, **said: Any) -> errors.InstepE
     assert found[0].exit_status == 2
     assert PASSWORD not in str(found[0])
     return found[0]
-
-
-WAYS: dict[str, tuple[str, Callable[[SecuredBroker], dict[str, Any]]]] = {
-    "PLAIN": ("login", lambda broker: {**user("PLAIN", protocol="SASL_PLAINTEXT"), "ca": None}),
-    "PLAIN over TLS": ("scram", lambda broker: user("PLAIN")),
-    "SCRAM-SHA-256": ("scram", lambda broker: user("SCRAM-SHA-256")),
-    "SCRAM-SHA-512": ("scram", lambda broker: user("SCRAM-SHA-512")),
-    "certificate": ("mutual", lambda broker: files(broker.ann)),
-    "certificate with a locked key": (
-        "mutual",
-        lambda broker: files(broker.ann_locked, key_password=secured.KEY_PASSWORD),
-    ),
-}
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -20,7 +20,7 @@ from instep_lab.queues import measuring, systems
 from instep_lab.queues.systems import KINDS, Servers
 from instep_lab.trial import Trial
 from instep_lab.verdict import ClaimVerdict, Judgement, judge
-from tests.local.test_queue_servers import needs_rabbitmq
+from tests.support.queue_servers import needs_rabbitmq
 
 WAYS = [
     pytest.param(

@@ -10,8 +10,8 @@ from instep.local.database import Database
 from instep.local.mariadb import MariaDB
 from instep.local.postgres import Postgres
 from instep.sinks import inspection, preparation
-from tests.pipeline.test_transaction import apply, begun, event, record, table
 from tests.support.databases import declare, run_sql
+from tests.support.transactions import apply, begun, event, record, table
 
 
 @pytest.mark.parametrize("kind", [Postgres, MariaDB])

@@ -13,16 +13,12 @@ import pytest
 from instep import errors
 from instep.local import activemq, artifacts, ports, processes, rabbitmq, redis, server
 from instep_bench import meters
-from tests.local.test_servers import answers
+from tests.support.local_servers import answers
+from tests.support.queue_servers import needs_rabbitmq
 from tests.support.waiting import wait_until
 
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}  # as /proc writes 127.0.0.1 and ::1
 LISTENING = "0A"
-
-needs_rabbitmq = pytest.mark.skipif(
-    shutil.which("rabbitmq-server", path=f"{os.environ['PATH']}:/usr/sbin") is None,
-    reason="rabbitmq-server is not installed: apt-get install rabbitmq-server",
-)
 
 
 def listening(pids: list[int]) -> set[str]:

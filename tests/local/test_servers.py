@@ -22,6 +22,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from instep import errors
 from instep.local import broker, libraries, mariadb, paths, ports, postgres, processes, server
+from tests.support.local_servers import answers
 from tests.support.waiting import wait_until
 
 KINDS: tuple[type[server.Server], ...] = (broker.Broker, mariadb.MariaDB, postgres.Postgres)
@@ -68,14 +69,6 @@ def make_topic(bootstrap: str, name: str, copies: int) -> None:
 def topics(bootstrap: str, timeout_s: float = PATIENCE_S) -> set[str]:
     client = admin.AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     return set(client.list_topics(timeout=timeout_s).topics)
-
-
-def answers(one: server.Server) -> bool:
-    """Whether it answers now; the look itself is short."""
-    try:
-        return one.answers()
-    except OSError:
-        return False
 
 
 def write(one: server.Server, mark: str) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,35 +12,27 @@ import pytest
 from instep import errors
 from instep.operate import dead_letters, history, parked, timeline
 from instep.pipeline.apply import release
-from instep.pipeline.apply.maintenance import Change, MaintenanceSession
+from instep.pipeline.apply.maintenance import Change
 from instep.sinks import quarantine
 from instep.sinks import sink as sinks_sink
 from instep.sinks.quarantine import RecordPosition, Selection
-from tests.pipeline.test_transaction import (
+from tests.support.databases import declare, run_sql
+from tests.support.quarantine import session
+from tests.support.transactions import (
     KNOWN_DOCUMENTS,
     Open,
     _is_blocked,
     apply,
     begun,
     event,
-    open_sink,
     record,
     table,
 )
-from tests.pipeline.test_transaction import parked as parked_rows
-from tests.support.databases import declare, run_sql
+from tests.support.transactions import parked as parked_rows
 from tests.support.waiting import wait_until
-
-__all__ = ["open_sink"]
 
 MACHINE = {"CREATED": ["QUEUED"], "QUEUED": ["PRINTED"]}
 TOPIC = "print-status"
-
-
-@contextmanager
-def session(url: str, **changes: Any) -> Iterator[MaintenanceSession]:
-    with MaintenanceSession("contracts", declare(url, **changes), "ann") as opened:
-        yield opened
 
 
 def never(_position: Any, _events: Any) -> set[int]:

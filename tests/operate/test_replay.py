@@ -21,11 +21,9 @@ from instep.sinks import preparation
 from instep.sinks.quarantine import Selection
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
-from tests.pipeline.test_transaction import Open, log_holds_nothing, open_sink, table
 from tests.support.databases import declare, run_sql
 from tests.support.producing import IN_ORDER
-
-__all__ = ["open_sink"]
+from tests.support.transactions import Open, log_holds_nothing, table
 
 Put = Callable[..., None]
 UNORDERED = {

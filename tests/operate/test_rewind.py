@@ -20,9 +20,9 @@ from instep.pipeline.apply.batch import Writer
 from instep.sinks import preparation, quarantine
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
-from tests.pipeline.test_transaction import apply, begun, event, record, table
 from tests.support.databases import declare, open_sink, run_sql
 from tests.support.producing import IN_ORDER
+from tests.support.transactions import apply, begun, event, record, table
 
 __all__ = ["open_sink"]
 

@@ -21,11 +21,11 @@ from instep.pipeline.runner import RunnerState
 from instep.reconcile.comparison_job import ReconcileVerdict
 from instep.sinks import ledger_reader
 from instep.sinks.runs import Run
-from tests.pipeline.test_runner import Run as Start
-from tests.pipeline.test_runner import event, rows, send
 from tests.support.databases import run_sql
 from tests.support.open_transaction import hanging_transaction
 from tests.support.pipelines import Prove, drained, following
+from tests.support.runs import Run as Start
+from tests.support.runs import event, rows, send
 from tests.support.waiting import wait_until
 
 NOW = datetime(2026, 11, 16, 10, tzinfo=UTC)

@@ -16,9 +16,9 @@ from instep.operate import timeline
 from instep.pipeline.apply.maintenance import MaintenanceSession
 from instep.sinks import inspection, preparation, scan
 from instep.sinks.sink import Sink
-from tests.document.test_guard import Model
-from tests.pipeline.test_transaction import apply, begun, parked, record
 from tests.support.databases import declare, open_sink, run_sql
+from tests.support.guard_model import Model
+from tests.support.transactions import apply, begun, parked, record
 
 __all__ = ["open_sink"]
 

@@ -11,8 +11,8 @@ from instep import errors, settings
 from instep.document.guard import Verdict
 from instep.sinks import inspection, preparation
 from instep.sinks.sink import Sink
-from tests.pipeline.test_transaction import apply, begun, event, parked, record
 from tests.support.databases import declare, open_sink, run_sql
+from tests.support.transactions import apply, begun, event, parked, record
 
 __all__ = ["open_sink"]
 

@@ -26,10 +26,10 @@ from instep.pipeline.apply.transaction import BatchTransaction
 from instep.pipeline.runner import Runner
 from instep.sinks import facts, inspection, preparation
 from instep.sinks.sink import Sink
-from tests.pipeline.test_runner import send
-from tests.pipeline.test_transaction import WRITER, apply, begun, log_holds_nothing, parked, record
 from tests.support.databases import run_sql
 from tests.support.pipelines import Prove, drained
+from tests.support.runs import send
+from tests.support.transactions import WRITER, apply, begun, log_holds_nothing, parked, record
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "existing-table.md"
 SECTIONS = dict(

@@ -18,8 +18,8 @@ import pytest
 from instep import errors
 from instep.kafka.connection import Cluster
 from instep.pipeline import session
-from tests.pipeline.test_runner import event, rows, send
 from tests.support.databases import run_sql
+from tests.support.runs import event, rows, send
 from tests.support.waiting import wait_until
 
 DOCUMENTS = 7

@@ -12,8 +12,8 @@ from instep.document.guard import Verdict
 from instep.pipeline.apply import maintenance
 from instep.sinks import facts, inspection, preparation
 from instep.sinks.sink import Sink
-from tests.pipeline.test_transaction import apply, begun, event, record
 from tests.support.databases import declare, open_sink, run_sql
+from tests.support.transactions import apply, begun, event, record
 
 __all__ = ["open_sink"]
 

@@ -19,12 +19,12 @@ from instep.reconcile import repair
 from instep.sinks import facts, inspection, preparation, target
 from instep.sinks.postgres import PostgresSink
 from instep.sinks.sink import Sink
-from tests.pipeline.test_runner import event as sent
-from tests.pipeline.test_runner import send
-from tests.pipeline.test_transaction import apply, begun, event, record, table
 from tests.support.databases import declare, open_sink, run_sql
 from tests.support.pgbouncer import PgBouncer
 from tests.support.pipelines import Prove, drained, following
+from tests.support.runs import event as sent
+from tests.support.runs import send
+from tests.support.transactions import apply, begun, event, record, table
 
 __all__ = ["open_sink"]
 

@@ -14,12 +14,10 @@ from instep.kafka import topics
 from instep.kafka.connection import Cluster
 from instep.pipeline.apply import release
 from instep.pipeline.apply.maintenance import MaintenanceSession
-from tests.pipeline.test_transaction import Open, apply, begun, open_sink
 from tests.support.databases import declare, run_sql
 from tests.support.pipelines import Prove, drained, following
 from tests.support.producing import IN_ORDER
-
-__all__ = ["open_sink"]
+from tests.support.transactions import Open, apply, begun
 
 COLUMNS: dict[str, Any] = {
     "print_status": "status",

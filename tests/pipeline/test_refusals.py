@@ -15,7 +15,8 @@ from instep.pipeline.apply.batch import ProbeEvent
 from instep.pipeline.apply.transaction import BatchTransaction
 from instep.sinks import preparation
 from instep.sinks.sink import Sink
-from tests.pipeline.test_transaction import (
+from tests.support.databases import declare, open_sink, run_sql
+from tests.support.transactions import (
     WRITER,
     Crash,
     apply,
@@ -26,7 +27,6 @@ from tests.pipeline.test_transaction import (
     record,
     table,
 )
-from tests.support.databases import declare, open_sink, run_sql
 
 __all__ = ["open_sink"]
 

@@ -18,24 +18,13 @@ from instep.pipeline.retries import Retries, Schedule
 from instep.pipeline.runner import Runner
 from instep.sinks import quarantine
 from instep.sinks.quarantine import RecordPosition, Selection
-from tests.operate.test_quarantine import session
-from tests.pipeline.test_runner import event as published
-from tests.pipeline.test_runner import send
-from tests.pipeline.test_transaction import (
-    KNOWN_DOCUMENTS,
-    Open,
-    apply,
-    begun,
-    event,
-    open_sink,
-    parked,
-    table,
-)
 from tests.support.databases import declare, run_sql
 from tests.support.pipelines import drained, following
+from tests.support.quarantine import session
+from tests.support.runs import event as published
+from tests.support.runs import send
+from tests.support.transactions import KNOWN_DOCUMENTS, Open, apply, begun, event, parked, table
 from tests.support.waiting import wait_until
-
-__all__ = ["open_sink"]
 
 COLUMNS = {"print_status": "status", "print_version": "version", "batch": "batch"}
 BATCHES = [

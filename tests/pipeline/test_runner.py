@@ -14,49 +14,12 @@ from instep.emit import Publisher, StatusEvent
 from instep.kafka import groups, topics
 from instep.kafka.connection import Cluster
 from instep.operate import status
-from instep.pipeline.runner import Runner, RunnerState
+from instep.pipeline.runner import RunnerState
 from tests.support.databases import run_sql
 from tests.support.open_transaction import wait_until_ended
 from tests.support.pipelines import drained, following
-from tests.support.producing import IN_ORDER
+from tests.support.runs import Run, event, rows, send
 from tests.support.waiting import wait_until
-
-Run = Callable[..., Runner]
-
-
-def send(cluster: Cluster, topic: str, *records: tuple[bytes | None, Any], **config: Any) -> None:
-    """Plain records, as any other producer may send them."""
-    producer = Producer(
-        {
-            "bootstrap.servers": cluster.bootstrap,
-            "message.max.bytes": 5_000_000,
-            **IN_ORDER,
-            **config,
-        }
-    )
-    for key, value in records:
-        raw = value if isinstance(value, bytes) or value is None else json.dumps(value).encode()
-        producer.produce(topic, key=key, value=raw)
-    assert producer.flush(30) == 0
-
-
-def event(
-    document: str, version: int, status: str = "PRINTED", **fields: Any
-) -> tuple[bytes, dict[str, Any]]:
-    body = {
-        "doc_id": document,
-        "status": status,
-        "version": version,
-        "updated_at": 1_790_000_000_000,
-        **fields,
-    }
-    return document.encode(), body
-
-
-def rows(url: str) -> list[Any]:
-    return run_sql(
-        url, "SELECT doc_no, print_status, print_version FROM contract_document ORDER BY doc_no"
-    )
 
 
 def reasons(url: str) -> list[str]:

@@ -17,11 +17,11 @@ from instep.kafka.connection import Cluster
 from instep.pipeline import runner as running
 from instep.pipeline.runner import Runner, RunnerState
 from instep.sinks import preparation
-from tests.kafka.test_security import WAYS, kafka, user
-from tests.pipeline.test_runner import event, rows, send
 from tests.support import commands, secured
 from tests.support.databases import run_sql
+from tests.support.kafka_users import WAYS, kafka, user
 from tests.support.pipelines import drained, following
+from tests.support.runs import event, rows, send
 from tests.support.secured import KEY_PASSWORD, PASSWORD, SecuredBroker
 from tests.support.waiting import wait_until
 

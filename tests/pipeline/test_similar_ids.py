@@ -12,7 +12,8 @@ from instep.document.guard import Verdict
 from instep.pipeline.apply.transaction import BatchTransaction
 from instep.sinks import inspection, preparation
 from instep.sinks.sink import Sink
-from tests.pipeline.test_transaction import (
+from tests.support.databases import declare, open_sink, run_sql
+from tests.support.transactions import (
     WRITER,
     apply,
     begun,
@@ -22,7 +23,6 @@ from tests.pipeline.test_transaction import (
     record,
     table,
 )
-from tests.support.databases import declare, open_sink, run_sql
 
 __all__ = ["open_sink"]
 

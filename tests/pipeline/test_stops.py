@@ -38,9 +38,9 @@ from instep.pipeline.runner import Runner, RunnerState
 from instep.sinks import inspection, preparation, tables
 from instep.sinks.target import Position
 from tests.cli.test_cli import instep
-from tests.pipeline.test_runner import event, rows, send
 from tests.support.databases import declare, run_sql
 from tests.support.pipelines import drained
+from tests.support.runs import event, rows, send
 from tests.support.waiting import wait_until
 
 SETTINGS = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -16,65 +15,30 @@ from instep import errors, settings, sinks
 from instep.document import guard
 from instep.document.decoding import Decoder, Record
 from instep.document.guard import Verdict
-from instep.pipeline.apply.batch import BatchOutcome, ProbeEvent, Writer
+from instep.pipeline.apply.batch import ProbeEvent, Writer
 from instep.pipeline.apply.transaction import BatchTransaction
 from instep.sinks import inspection, preparation
 from instep.sinks.fast_path import DOUBTED_BATCHES
 from instep.sinks.sink import Sink
-from instep.sinks.target import Position
-from tests.document.test_guard import Model
 from tests.support.databases import declare, has_uuid_type, open_sink, run_sql
+from tests.support.guard_model import Model
+from tests.support.transactions import (
+    KNOWN_DOCUMENTS,
+    WRITER,
+    Crash,
+    Open,
+    _is_blocked,
+    apply,
+    begun,
+    event,
+    log_holds_nothing,
+    parked,
+    record,
+    table,
+)
 from tests.support.waiting import wait_until
 
 __all__ = ["open_sink"]
-
-Open = Callable[..., Sink]
-WRITER = Writer(epoch=1, cluster_id="c", topic_id="t")
-
-
-def record(offset: int, document: str | None, value: Any) -> Record:
-    raw = value if isinstance(value, bytes) or value is None else json.dumps(value).encode()
-    return Record(
-        offset, 1_790_000_000_000 + offset, None if document is None else document.encode(), raw
-    )
-
-
-def event(
-    offset: int, document: str, version: int, status: str = "PRINTED", **fields: Any
-) -> Record:
-    return record(
-        offset,
-        document,
-        {
-            "doc_id": document,
-            "status": status,
-            "version": version,
-            "updated_at": 1_790_000_000_000,
-            **fields,
-        },
-    )
-
-
-def apply(
-    sink: Sink, records: list[Record], partition: int = 0, writer: Writer = WRITER
-) -> BatchOutcome:
-    return BatchTransaction(writer, partition, records, log_holds_nothing).apply(
-        sink, Decoder(sink.target.mapping)
-    )
-
-
-def log_holds_nothing(_partition: int, _start: int, _end: int) -> bool:
-    """Offsets that a batch lacks are transaction markers."""
-    return False
-
-
-def begun(sink: Sink, partitions: int = 1) -> Sink:
-    sink.take_epoch(Position(partition, 0, 0, "c", "t") for partition in range(partitions))
-    return sink
-
-
-def table(url: str, columns: str = "doc_no, print_status, print_version") -> list[Any]:
-    return run_sql(url, f"SELECT {columns} FROM contract_document ORDER BY doc_no, print_version")
 
 
 def test_events_become_rows_history_and_a_ledger_that_moved(
@@ -405,15 +369,6 @@ def test_missing_ignore_changes_only_documents_that_are_there(
     ]
 
 
-def KNOWN_DOCUMENTS(url: str) -> str:  # noqa: N802 - reads as the statement it is
-    collation = {"mysql": " COLLATE utf8mb4_0900_bin", "mariadb": " COLLATE utf8mb4_nopad_bin"}.get(
-        url.partition(":")[0], ""
-    )
-    charset = " CHARACTER SET utf8mb4" if collation else ""
-    key = f"doc_no VARCHAR(40){charset}{collation} NOT NULL PRIMARY KEY"
-    return f"CREATE TABLE contract_document ({key}, owner VARCHAR(40) NOT NULL)"
-
-
 def test_a_row_the_table_refuses_is_found_and_set_aside(database_url: str, open_sink: Open) -> None:
     preparation.prepare(declare(database_url))
     run_sql(database_url, *REFUSE_CANCELLED[database_url.partition(":")[0]])
@@ -441,11 +396,6 @@ def test_a_row_the_table_refuses_is_found_and_set_aside(database_url: str, open_
     assert parked(database_url)[-2:] == [(200, "x1", "WAITS_BEHIND"), (201, "x2", "WAITS_BEHIND")]
     assert sink.parked_count() == 2
     assert {row[0]: row[2] for row in table(database_url)} == {**expected, "warm": 2, "x2": 93}
-
-
-def parked(url: str) -> list[Any]:
-    quoted = "`offset`" if url.startswith("m") else '"offset"'
-    return run_sql(url, f"SELECT {quoted}, document, reason FROM instep_parked ORDER BY {quoted}")
 
 
 def test_refused_for_a_business_reason_parks_the_document_alone(
@@ -579,10 +529,6 @@ def test_a_lost_answer_to_a_commit_is_settled_by_the_ledger(
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(1,)]
 
 
-class Crash(Exception):
-    """The process dies here."""
-
-
 @pytest.mark.parametrize(
     ("guarantee", "left", "again"),
     [("exactly-once", 0, 2), ("at-least-once", 2, 2), ("at-most-once", 0, 0)],
@@ -708,15 +654,6 @@ def test_two_partitions_that_meet_on_a_document(
 
 def _decoded(sink: Sink, found: Record) -> Any:
     return Decoder(sink.target.mapping).decode(found)
-
-
-def _is_blocked(url: str, kind: str) -> bool:
-    waiting = {
-        "postgres": "pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
-        "mariadb": "information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
-        "mysql": "information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
-    }
-    return run_sql(url, f"SELECT count(*) FROM {waiting[kind]}") != [(0,)]
 
 
 DROP_SILENTLY = {

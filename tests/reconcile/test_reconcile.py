@@ -29,28 +29,20 @@ from instep.pipeline.apply import release
 from instep.pipeline.apply.maintenance import MaintenanceSession
 from instep.pipeline.runner import Runner
 from instep.reconcile import comparison_job, repair, spark_progress
-from instep.reconcile.comparison_job import ReconcileReport
 from instep.sinks import preparation
 from instep.sinks.quarantine import Selection
-from tests.document.test_guard import Model
-from tests.pipeline.test_runner import event, rows, send
 from tests.support.databases import has_uuid_type, run_sql
+from tests.support.guard_model import Model
 from tests.support.open_transaction import wait_until_ended
 from tests.support.pipelines import Prove, drained, following
 from tests.support.producing import IN_ORDER
+from tests.support.reconciling import counted, found
+from tests.support.runs import event, rows, send
 from tests.support.waiting import wait_until
 
 Run = Callable[..., Runner]
 
 FIX = repair.RepairRequest(execute=True, who="tester")
-
-
-def counted(report: ReconcileReport) -> tuple[int, int, int]:
-    return report.missing, report.extra, report.different
-
-
-def found(listed: list[dict[str, Any]]) -> list[tuple[str, str, str | None]]:
-    return [(row["document"], row["kind"], row["column"]) for row in listed]
 
 
 # test_mending repairs tables of every database, and below every kind of column is compared on each

@@ -16,9 +16,9 @@ from instep.kafka.connection import Cluster
 from instep.pipeline.runner import Runner
 from instep.reconcile import repair
 from instep.sinks import inspection
-from tests.pipeline.test_runner import event, rows, send
 from tests.support.databases import run_sql
 from tests.support.pipelines import Prove, drained, following
+from tests.support.runs import event, rows, send
 
 Run = Callable[..., Runner]
 

@@ -13,10 +13,10 @@ from instep import errors
 from instep.kafka.connection import Cluster
 from instep.pipeline.runner import Runner
 from instep.reconcile import repair, source
-from tests.pipeline.test_runner import event, send
-from tests.reconcile.test_reconcile import counted, found
 from tests.support.databases import run_sql
 from tests.support.pipelines import Prove, drained, following
+from tests.support.reconciling import counted, found
+from tests.support.runs import event, send
 
 Run = Callable[..., Runner]
 

@@ -14,9 +14,9 @@ from instep.document import kinds
 from instep.document.decoding import Record
 from instep.document.guard import Verdict
 from instep.sinks import inspection, preparation
-from tests.pipeline.test_transaction import Open, apply, begun
-from tests.sinks.test_inspection import make
 from tests.support.databases import declare, open_sink, run_sql
+from tests.support.tables import make
+from tests.support.transactions import Open, apply, begun
 
 __all__ = ["open_sink"]
 

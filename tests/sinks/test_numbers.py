@@ -14,9 +14,9 @@ from instep.document.decoding import Decoder, Record
 from instep.document.mapping import TargetColumn
 from instep.document.reasons import Unfit
 from instep.sinks import scan
-from tests.pipeline.test_transaction import Open, apply, begun
-from tests.sinks.test_inspection import KEY, kind_of
 from tests.support.databases import declare, open_sink, run_sql
+from tests.support.tables import KEY, kind_of
+from tests.support.transactions import Open, apply, begun
 
 __all__ = ["open_sink"]
 
