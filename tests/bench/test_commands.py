@@ -156,7 +156,7 @@ def test_the_help_tells_the_defaults(name: str, tmp_path: Path) -> None:
 
 def test_the_command_that_repeats_it_names_every_value() -> None:
     arguments = ["--target", "postgres", "--target", "sqlite", "--rounds", "2", "--json"]
-    command = typer.main.get_command(bench_commands.bench_app).commands["apply"]  # type: ignore[attr-defined]
+    command = typer.main.get_command(bench_commands.app).commands["apply"]  # type: ignore[attr-defined]
     context = command.make_context("apply", arguments)
     assert (
         bench_commands._command(context)
