@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse, urlunparse
 
@@ -58,6 +59,39 @@ LONG = (
     "emit",
 )
 
+# Files and folders whose tests need no server, no Spark and no other process: `make quick` runs them.
+QUICK = (
+    "document",
+    "bench/test_compare.py",
+    "bench/test_latency_join.py",
+    "bench/test_load.py",
+    "bench/test_page.py",
+    "bench/test_ranking.py",
+    "bench/test_store.py",
+    "campaign/test_judgement.py",
+    "emit/test_deliveries.py",
+    "emit/test_files.py",
+    "emit/test_memory.py",
+    "kafka/test_places.py",
+    "lab/test_checkers.py",
+    "lab/test_report.py",
+    "lab/test_store.py",
+    "lab/test_verdict.py",
+    "lab/test_workload.py",
+    "pipeline/test_live_view.py",
+    "pipeline/test_task.py",
+    "reconcile/test_coverage.py",
+    "test_remedies.py",
+    "test_settings.py",
+    "test_vocabulary.py",
+    "vet/test_clients.py",
+    "vet/test_judgement.py",
+    "vet/test_remedies.py",
+    "vet/test_report.py",
+    "vet/test_rules.py",
+    "vet/test_sampling.py",
+)
+
 
 @dataclass(frozen=True)
 class GivenServer:
@@ -79,7 +113,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select by database. Where two workers share the files, the long ones come first: both end at about the same time."""
+    """Mark quick tests, select by database, and order.
+
+    Where two workers share the files, the long ones come first, so that both end together.
+    """
+    here = Path(__file__).parent
+    for item in items:
+        path = item.path.relative_to(here)
+        if str(path) in QUICK or path.parts[0] in QUICK:
+            item.add_marker("quick")
     if kind := config.getoption("database"):
         chosen = [
             item for item in items if kind in item.name or kind in getattr(item, "fixturenames", ())
