@@ -15,20 +15,22 @@ DIGITS = " UNION ALL ".join(
 
 def fill(sink: Sink, status: str, version: str, count: int, begun: int = 0) -> None:
     """Documents from number `begun` up to `count`, as the workload names them, none of which has had an event."""
-    numbers, name = WAYS[sink.dialect.name]
-    into = f"INSERT INTO {sink.table} ({sink.key}, {sink.quoted(status)}, {sink.quoted(version)})"
+    numbers, name = WAYS[sink.connection.dialect.name]
+    into = f"INSERT INTO {sink.table.name} ({sink.table.key}, {sink.connection.quoted(status)}, {sink.connection.quoted(version)})"
     for first in range(begun, count, AT_ONCE):
         with sink.transaction():
             rows = f"SELECT {name}, 'NEW', 0 FROM {numbers(first, min(first + AT_ONCE, count))}"  # noqa: S608 - names of ours
-            sink.execute(f"{into} {rows}")
-    if sink.dialect.name == "postgresql":
+            sink.connection.execute(f"{into} {rows}")
+    if sink.connection.dialect.name == "postgresql":
         with sink.translated():
-            sink.execute(f"ANALYZE {sink.table}")
+            sink.connection.execute(f"ANALYZE {sink.table.name}")
 
 
 def total(sink: Sink, version: str) -> tuple[int, int]:
     """How many documents there are, and the sum of their versions: each event raises that by one."""
-    found = sink.select(f"SELECT count(*), sum({sink.quoted(version)}) FROM {sink.table}")  # noqa: S608 - names of ours
+    found = sink.connection.select(
+        f"SELECT count(*), sum({sink.connection.quoted(version)}) FROM {sink.table.name}"  # noqa: S608 - names of ours
+    )
     return int(found[0][0]), int(found[0][1] or 0)
 
 

@@ -173,7 +173,7 @@ def _watch(contestant: Contestant, sink: Sink, truth: load.ExpectedState) -> tup
     looked = 0
     is_over = False
     while True:
-        if not first_row and sink.select(f"SELECT 1 FROM {sink.table} LIMIT 1"):  # noqa: S608 - names of ours
+        if not first_row and sink.connection.select(f"SELECT 1 FROM {sink.table.name} LIMIT 1"):  # noqa: S608 - names of ours
             first_row = time.time()
         if first_row and _arrived(sink, truth.sentinels):
             return first_row, time.time()
@@ -192,15 +192,17 @@ def _watch(contestant: Contestant, sink: Sink, truth: load.ExpectedState) -> tup
 
 
 def _arrived(sink: Sink, sentinels: Mapping[str, load.ExpectedRow]) -> bool:
-    marks = ", ".join([sink.placeholder] * len(sentinels))
-    statement = f"SELECT {sink.key}, version FROM {sink.table} WHERE {sink.key} IN ({marks})"  # noqa: S608 - names of ours
-    found = dict(sink.select(statement, tuple(sentinels)))
+    marks = ", ".join([sink.connection.placeholder] * len(sentinels))
+    statement = f"SELECT {sink.table.key}, version FROM {sink.table.name} WHERE {sink.table.key} IN ({marks})"  # noqa: S608 - names of ours
+    found = dict(sink.connection.select(statement, tuple(sentinels)))
     return all(found.get(name, 0) == row.version for name, row in sentinels.items())
 
 
 def differing(sink: Sink, truth: load.ExpectedState) -> int:
     """Documents whose row is not what it must be, missing ones and strange ones included."""
-    rows = sink.select(f"SELECT {sink.key}, status, version FROM {sink.table}")  # noqa: S608 - names of ours
+    rows = sink.connection.select(
+        f"SELECT {sink.table.key}, status, version FROM {sink.table.name}"  # noqa: S608 - names of ours
+    )
     found = {name: (status, version) for name, status, version in rows}
     wrong = sum(found.get(name) != (row.status, row.version) for name, row in truth.rows.items())
     return wrong + len(found.keys() - truth.rows.keys())

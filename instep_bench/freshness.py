@@ -218,10 +218,10 @@ def _refuse_differences(
     """The table must hold what the events come to, and the history each of them once."""
     column = {field: name for name, field in declared.pipeline.columns.items()}
     with declared.sink() as sink:
-        names = f"{sink.key}, {column['status']}, {column['version']}"
-        rows = sink.select(f"SELECT {names} FROM {sink.table}")  # noqa: S608
-        of_pipeline = f"FROM instep_history WHERE pipeline = {sink.placeholder}"
-        kept = sink.select(f"SELECT count(*) {of_pipeline}", (declared.name,))[0][0]
+        names = f"{sink.table.key}, {column['status']}, {column['version']}"
+        rows = sink.connection.select(f"SELECT {names} FROM {sink.table.name}")  # noqa: S608
+        of_pipeline = f"FROM instep_history WHERE pipeline = {sink.connection.placeholder}"
+        kept = sink.connection.select(f"SELECT count(*) {of_pipeline}", (declared.name,))[0][0]
     expected = {
         load.document(which): (load.status(version), version)
         for which in range(min(events, options.documents))

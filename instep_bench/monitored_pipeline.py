@@ -147,7 +147,7 @@ class MonitoredPipeline:
         if self._sink is None:
             self._sink = self._stack.enter_context(self._declared.sink())
         with self._sink.translated():
-            positions = self._sink.positions()
+            positions = self._sink.ledger.positions()
         return all(
             partition in positions and positions[partition].next_offset >= end
             for partition, end in ends.items()

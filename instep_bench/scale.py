@@ -192,7 +192,7 @@ class _Site:
         with self.declared.sink() as sink:
             times = [
                 position.committed_at
-                for position in sink.positions().values()
+                for position in sink.ledger.positions().values()
                 if position.committed_at
             ]
         return max(times).timestamp()
@@ -203,7 +203,7 @@ class _Site:
         with self.declared.sink() as sink:
             for _ in range(ROUND_TRIPS):
                 began = time.perf_counter()
-                sink.select("SELECT 1")
+                sink.connection.select("SELECT 1")
                 took.append(1000 * (time.perf_counter() - began))
         return statistics.median(took)
 

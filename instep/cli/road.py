@@ -448,6 +448,6 @@ def _judge_statuses(declared: settings.Settings, name: str, pipeline: settings.P
     from instep.document import transitions
 
     with shared.session(declared, name) as session, session.read() as sink:
-        found = sink.statuses(STATUSES_MAX)
+        found = sink.table.statuses(STATUSES_MAX)
     for finding in transitions.findings(transitions.declare(pipeline.transitions), found):
         shared.say(f"{name}: {finding}")

@@ -15,7 +15,12 @@ from instep.document import showing
 
 if TYPE_CHECKING:
     from instep.pipeline.apply.maintenance import Change, MaintenanceSession
-    from instep.sinks.quarantine import QuarantinedRecord, RecordPosition, Selection
+    from instep.sinks.journal_entries import (
+        ParkedHead,
+        QuarantinedRecord,
+        RecordPosition,
+        Selection,
+    )
 
 app = typer.Typer()
 dead_app = typer.Typer(
@@ -74,8 +79,6 @@ def list_dead(
     _debug: Debug = False,
 ) -> None:
     """Dead letters by reason, with first and last seen; or each of them."""
-    from instep.sinks import quarantine
-
     declared = settings.load(GIVEN.config)
     groups: list[Sequence[Any]] = []
     letters: list[tuple[str, QuarantinedRecord]] = []
@@ -83,11 +86,11 @@ def list_dead(
         with shared.session(declared, name) as session, session.read() as sink:
             chosen = _choice(session, [], reason, since, until, document)
             if each:
-                letters += [(name, one) for one in quarantine.dead_letters(sink, chosen, limit)]
+                letters += [(name, one) for one in sink.journal.dead_letters(chosen, limit)]
             else:
                 groups += [
                     (name, one.reason, one.count, one.first, one.last)
-                    for one in quarantine.dead_groups(sink, chosen)
+                    for one in sink.journal.dead_letter_reasons(chosen)
                 ]
     head = ("PIPELINE", "REASON", "COUNT", "FIRST", "LAST")
     if as_json:
@@ -136,14 +139,14 @@ def show_dead(
 ) -> None:
     """One dead letter whole: its bytes, its reason, and what was decided about it."""
     from instep.document.reasons import EXPLANATIONS, Reason
-    from instep.sinks import quarantine
+    from instep.sinks.journal_entries import Selection
 
     declared = settings.load(GIVEN.config)
     name = shared.named(declared, pipeline)
     with shared.session(declared, name) as session, session.read() as sink:
         where = _place(session, place)
-        letters = quarantine.dead_letters(sink, quarantine.Selection(places=(where,)))
-        decided = quarantine.decisions(sink, place=where)
+        letters = sink.journal.dead_letters(Selection(places=(where,)))
+        decided = sink.journal.decisions(place=where)
     if not letters and not decided:
         raise errors.SettingsError(
             f"pipeline {name!r} has no dead letter at {place}", "run: instep dead list --each"
@@ -242,21 +245,20 @@ def list_parked(
     """Parked documents: why each waits, since when, and until when it is retried."""
     from instep.pipeline import retries
     from instep.pipeline.apply import maintenance
-    from instep.sinks import quarantine
 
     declared = settings.load(GIVEN.config)
-    found: list[tuple[str, quarantine.ParkedHead]] = []
+    found: list[tuple[str, ParkedHead]] = []
     now = maintenance.now()
     totals = 0
     for name in shared.chosen(declared, pipelines):
         with shared.session(declared, name) as session, session.read() as sink:
             found += [
                 (name, one)
-                for one in quarantine.parked_heads(
-                    sink, _choice(session, [], reason, since, until, None), limit
+                for one in sink.journal.parked_heads(
+                    _choice(session, [], reason, since, until, None), limit
                 )
             ]
-            totals += sink.parked_count()
+            totals += sink.journal.parked_count()
     ends = [
         retries.retried_until(declared.pipelines[name], one.reason, one.since, now)
         for name, one in found
@@ -308,13 +310,12 @@ def show_parked(
     _debug: Debug = False,
 ) -> None:
     """A parked document's waiting events, in the order in which a release applies them."""
-    from instep.sinks import quarantine
 
     declared = settings.load(GIVEN.config)
     name = shared.named(declared, pipeline)
     with shared.session(declared, name) as session, session.read() as sink:
-        waiting = quarantine.waiting_events(sink, document)
-        decided = quarantine.decisions(sink, document=document)
+        waiting = sink.journal.waiting_events(document)
+        decided = sink.journal.decisions(document=document)
     if not waiting:
         raise errors.SettingsError(
             f"document {document!r} of pipeline {name!r} is not parked", "run: instep parked list"
@@ -356,7 +357,7 @@ def release(
     """Apply the waiting events of parked documents, in order, a document in one transaction."""
     from instep.document.guard import Verdict
     from instep.pipeline.apply import release
-    from instep.sinks import quarantine
+    from instep.sinks.journal_entries import Selection
 
     declared = settings.load(GIVEN.config)
     if not documents and not reason and not everything:
@@ -370,8 +371,7 @@ def release(
         if not names:
             with session.read() as sink:
                 names = [
-                    one.document
-                    for one in quarantine.parked_heads(sink, quarantine.Selection(reason=reason))
+                    one.document for one in sink.journal.parked_heads(Selection(reason=reason))
                 ]
         for name in names:
             try:
@@ -436,7 +436,7 @@ def _choice(
     document: str | None,
 ) -> Selection:
     from instep.document.reasons import Reason
-    from instep.sinks.quarantine import Selection
+    from instep.sinks.journal_entries import Selection
 
     if reason is not None and reason not in set(Reason):
         raise errors.SettingsError(
@@ -454,7 +454,7 @@ def _choice(
 
 
 def _place(session: MaintenanceSession, text: str) -> RecordPosition:
-    from instep.sinks.quarantine import RecordPosition
+    from instep.sinks.journal_entries import RecordPosition
 
     partition, _, offset = text.partition(":")
     if not (

@@ -65,7 +65,7 @@ class Contracts:
         """Make the table with its documents, and the topic."""
         self._made = preparation.prepare(self.pipeline)
         with self.sink() as sink, sink.transaction():
-            nothing = (UNSET,) * len(sink.columns)
+            nothing = (UNSET,) * len(sink.table.columns)
             sink.write(guard.Changes([], dict.fromkeys(self.documents, nothing), {}, {}, []))
         with Cluster(self.kafka, self.bootstrap) as cluster:
             topics.create(cluster, self.pipeline.topic, PARTITIONS)
@@ -111,7 +111,7 @@ class Contracts:
         return contextlib.closing(sinks.open_sink(inspection.inspect(self.name, self.pipeline)))
 
     def started(self, sink: Sink) -> bool:
-        return len(sink.positions()) == PARTITIONS
+        return len(sink.ledger.positions()) == PARTITIONS
 
     def done(self, sink: Sink) -> int:
         """How many records are dealt with."""
@@ -119,27 +119,32 @@ class Contracts:
 
     def ledger(self, sink: Sink) -> dict[int, int]:
         """The next offset of each partition."""
-        return {partition: position.next_offset for partition, position in sink.positions().items()}
+        return {
+            partition: position.next_offset
+            for partition, position in sink.ledger.positions().items()
+        }
 
     def applied(self, sink: Sink) -> int:
-        statement = f"SELECT count(*) FROM instep_history WHERE verdict = 'applied' AND pipeline = {sink.placeholder}"  # noqa: S608
-        return int(sink.select(statement, (self.name,))[0][0])
+        statement = f"SELECT count(*) FROM instep_history WHERE verdict = 'applied' AND pipeline = {sink.connection.placeholder}"  # noqa: S608
+        return int(sink.connection.select(statement, (self.name,))[0][0])
 
     def freshness_ms(
         self, sink: Sink, version: int, since: datetime, until: datetime | None = None
     ) -> list[float]:
         """From an event happening to its commit: of this version's events that happened since, and before `until`, in order."""
-        held = sink.placeholder
+        held = sink.connection.placeholder
         statement = f"SELECT event_time, committed_at FROM instep_history WHERE order_value = {held} AND pipeline = {held}"  # noqa: S608
         return sorted(
             (_time(committed) - _time(happened)).total_seconds() * 1000
-            for happened, committed in sink.select(statement, (version, self.name))
+            for happened, committed in sink.connection.select(statement, (version, self.name))
             if since <= _time(happened) and (until is None or _time(happened) < until)
         )
 
     def differences(self, sink: Sink) -> int:
         """Documents whose row is not what was published last."""
-        rows = sink.select(f"SELECT doc_no, print_status, print_version FROM {sink.table}")  # noqa: S608
+        rows = sink.connection.select(
+            f"SELECT doc_no, print_status, print_version FROM {sink.table.name}"  # noqa: S608 - names of ours
+        )
         found = {row[0]: (row[1], row[2]) for row in rows}
         return sum(
             found.get(document) != expected for document, expected in self.truth.items()

@@ -31,7 +31,8 @@ from instep.kafka.connection import Cluster
 from instep.local import broker, class_archives
 from instep.operate import timeline
 from instep.pipeline.apply.maintenance import MaintenanceSession
-from instep.sinks import inspection, quarantine, target
+from instep.sinks import inspection, target
+from instep.sinks.journal_entries import Selection
 from instep.sinks.sink import Sink
 from instep.terminal import Tone
 
@@ -227,8 +228,8 @@ class _Story:
             documents=len(self.documents),
             events=system.events,
             applied=system.applied(sink),
-            dead_letters=sink.dead_count(),
-            restarts=max(position.epoch for position in sink.positions().values()) - 1,
+            dead_letters=sink.journal.dead_letter_count(),
+            restarts=max(position.epoch for position in sink.ledger.positions().values()) - 1,
             apply_s=round(apply_s, 2),
             outage_s=round(outage_s, 2),
             events_per_s=round(rate),
@@ -240,7 +241,7 @@ class _Story:
             faults=self.faults,
             document=shown,
             life=self._life(shown),
-            dead_letter=str(quarantine.dead_letters(sink, quarantine.Selection(), 1)[0].place),
+            dead_letter=str(sink.journal.dead_letters(Selection(), 1)[0].place),
             target=target.shown(sink.url),
             seconds=round(time.monotonic() - self.began, 1),
         )

@@ -14,9 +14,8 @@ from instep.document.guard import Document, Parked, Verdict
 from instep.document.reasons import Reason
 from instep.pipeline.apply import maintenance, rows
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
-from instep.sinks import quarantine
-from instep.sinks.quarantine import Action, QuarantinedRecord, RecordPosition, Selection
-from instep.sinks.sink import chunks
+from instep.sinks.journal_entries import Action, QuarantinedRecord, RecordPosition, Selection
+from instep.sinks.stored_values import chunks
 from instep.sinks.target import Position
 
 CHUNK_LETTERS = 500
@@ -71,7 +70,7 @@ def document_of(letter: QuarantinedRecord) -> str | None:
 
 def _places(session: MaintenanceSession, chosen: Selection) -> list[RecordPosition]:
     with session.read() as sink:
-        return quarantine.dead_places(sink, chosen)
+        return sink.journal.dead_letter_positions(chosen)
 
 
 def _replay(
@@ -84,7 +83,7 @@ def _replay(
     with session.transaction(execute=execute) as ledger:
         letters = {
             letter.record.offset: letter
-            for letter in quarantine.dead_letters(sink, Selection(places=tuple(places)))
+            for letter in sink.journal.dead_letters(Selection(places=tuple(places)))
         }
         cut = [letter for letter in letters.values() if letter.reason == Reason.RECORD_TOO_LARGE]
         events, dead = session.decoder.decode_all(
@@ -95,9 +94,9 @@ def _replay(
         ]
         late = overtaken(ledger[partition], events) if events and partition in ledger else set()
         live = [event for event in events if event.offset not in late]
-        before = sink.look_up(event.document for event in live)
+        before = sink.table.look_up(event.document for event in live)
         verdicts, parked = rows.write(sink, live, isolate_failures=True)
-        after = sink.look_up(event.document for event in live)
+        after = sink.table.look_up(event.document for event in live)
         lines = [
             Change(letters[e.offset].place, str(e.document), Verdict.STALE.value)
             for e in events
@@ -108,15 +107,17 @@ def _replay(
             outcome = {line.place.offset: Verdict(line.verdict) for line in lines}
             stood = ledger[partition].next_offset if partition in ledger else None
             became = [outcome[event.offset] for event in events]
-            sink.keep_history(partition, events, became, at, skip_known=True, ledger_offset=stood)
+            sink.journal.add_history(
+                partition, events, became, at, skip_existing=True, ledger_offset=stood
+            )
         if parked:
-            sink.keep_parked(
+            sink.journal.add_parked(
                 partition, [(one, letters[one.event.offset].record) for one in parked], at
             )
-        quarantine.remove_dead(sink, [line.place for line in lines])
+        sink.journal.remove_dead_letters([line.place for line in lines])
         for letter in dead:
             place = letters[letter.record.offset].place
-            quarantine.judge_dead_again(sink, place, letter.reason, letter.detail)
+            sink.journal.update_dead_letter(place, letter.reason, letter.detail)
             document = document_of(letters[letter.record.offset])
             lines.append(Change(place, document, DEAD, letter.reason.value, letter.detail))
         session.record(Action.REPLAYED, lines, at)
@@ -161,11 +162,11 @@ def _drop(
 ) -> list[Change]:
     at = maintenance.now()
     with session.transaction(execute=execute):
-        letters = quarantine.dead_letters(session.sink, Selection(places=tuple(places)))
+        letters = session.sink.journal.dead_letters(Selection(places=tuple(places)))
         lines = [
             Change(one.place, document_of(one), Action.DROPPED.value, one.reason, one.detail)
             for one in letters
         ]
-        quarantine.remove_dead(session.sink, [line.place for line in lines])
+        session.sink.journal.remove_dead_letters([line.place for line in lines])
         session.record(Action.DROPPED, lines, at, why)
     return lines

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from datetime import datetime
 
 from instep.pipeline.apply.maintenance import MaintenanceSession
-from instep.sinks import quarantine
 
 CHUNK_ROWS = 10_000
 
@@ -24,8 +23,8 @@ def prune(
     gone, after = 0, None
     while True:
         with session.sink.transaction(keep=execute):
-            until = quarantine.history_end(session.sink, after, CHUNK_ROWS)
-            gone += quarantine.remove_history(session.sink, after, until, before)
+            until = session.sink.journal.history_chunk_end(after, CHUNK_ROWS)
+            gone += session.sink.journal.remove_history(after, until, before)
         progress(gone)
         if until is None:
             return gone

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from instep.pipeline.apply import maintenance, release
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
-from instep.sinks import quarantine
-from instep.sinks.quarantine import Action, QuarantinedRecord
+from instep.sinks.journal_entries import Action, QuarantinedRecord
 
 
 def skip(session: MaintenanceSession, document: str, why: str) -> tuple[QuarantinedRecord, int]:
@@ -18,9 +17,9 @@ def _skip(session: MaintenanceSession, document: str, why: str) -> tuple[Quarant
     with session.transaction(execute=True) as ledger:
         waiting = release.waiting_events(session, document)
         first = waiting[0]
-        quarantine.remove_parked(session.sink, [first.place])
+        session.sink.journal.remove_parked([first.place])
         stood = release.ledger_offset(session, ledger, first.place)
-        quarantine.relive(session.sink, document, first.place, Action.SKIPPED.value, at, stood)
+        session.sink.journal.update_verdict(document, first.place, Action.SKIPPED.value, at, stood)
         line = Change(first.place, document, Action.SKIPPED.value, first.reason)
         session.record(Action.SKIPPED, [line], at, why)
     return first, len(waiting) - 1

@@ -31,9 +31,8 @@ from instep.kafka.connection import Cluster
 from instep.pipeline import continuity
 from instep.pipeline.apply import maintenance, slow
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
-from instep.sinks import quarantine
-from instep.sinks.quarantine import Action, RecordPosition
-from instep.sinks.sink import chunks
+from instep.sinks.journal_entries import Action, RecordPosition, RowOrigins
+from instep.sinks.stored_values import chunks
 from instep.sinks.target import Position
 
 CHUNK_EVENTS = 5_000
@@ -64,7 +63,7 @@ def stretch(
 ) -> ReplayRange:
     """The part of the log that is meant; it ends at the ledger at the latest."""
     with session.read() as sink:
-        ledger = sink.positions()
+        ledger = sink.ledger.positions()
     topic = continuity.describe(cluster, session.name, session.sink.target.topic, ledger)
     continuity.refuse_replaced(session.name, topic, ledger)
     strange = sorted(set(partitions) - set(topic.partitions))
@@ -134,7 +133,7 @@ class Overtaken:
 
 def _passed_over(session: MaintenanceSession) -> set[RecordPosition]:
     with session.read() as sink:
-        return quarantine.passed_over(sink)
+        return sink.journal.unapplied()
 
 
 def _events(
@@ -178,10 +177,10 @@ def _repair(
     sink, at = session.sink, maintenance.now()
     with session.transaction(execute=execute) as ledger:
         asked = {event.document for event in events}
-        held = sink.held(asked)
+        held = sink.journal.parked_among(asked)
         next_offset = ledger[partition].next_offset if partition in ledger else 0
         stored = sink.stored(asked)
-        wrote = quarantine.wrote(sink, asked) if sink.target.history else None
+        wrote = sink.journal.row_origins(asked) if sink.target.history else None
         due: list[Event] = []
         met: dict[Document, int] = {}
         for event in events:
@@ -216,7 +215,7 @@ def _is_last_word(
     part: ReplayRange,
     partition: int,
     event: Event,
-    wrote: quarantine.WrittenDocument | None,
+    wrote: RowOrigins | None,
     highest: int | None,
 ) -> bool:
     """Whether a document's row is known to have been written, or removed, by this event.
@@ -294,7 +293,7 @@ def _replay_unordered(
         sink, at = session.sink, maintenance.now()
         with session.transaction(execute=execute) as ledger:
             catch_up({partition: position.next_offset for partition, position in ledger.items()})
-            held = sink.held(some)
+            held = sink.journal.parked_among(some)
             due = [
                 event
                 for document in some
@@ -373,11 +372,11 @@ def _try(
     applied = [
         event for event, verdict in zip(events, verdicts, strict=True) if verdict is Verdict.APPLIED
     ]
-    before = sink.look_up(event.document for event in applied)
-    with sink.unguarded():
+    before = sink.table.look_up(event.document for event in applied)
+    with sink.table.unguarded():
         with sink.savepoint(keep=False):
             sink.write(guard.settle(applied, stored, rules))
-            after = sink.look_up(event.document for event in applied)
+            after = sink.table.look_up(event.document for event in applied)
         changed = [
             event for event in applied if before.get(event.document) != after.get(event.document)
         ]

@@ -19,8 +19,9 @@ from instep.kafka import offsets, places
 from instep.kafka.connection import Cluster
 from instep.kafka.places import Place
 from instep.pipeline import continuity
-from instep.sinks import inspection, quarantine
-from instep.sinks.quarantine import Action
+from instep.sinks import inspection
+from instep.sinks.journal_entries import Action
+from instep.sinks.ledger import AppliedRanges
 from instep.sinks.sink import Sink
 from instep.sinks.target import Decision, Position
 
@@ -76,7 +77,7 @@ def prepare(
 ) -> Prepared:
     """Plan the move of these partitions, or of all."""
     with _opened(name, pipeline) as sink, sink.translated():
-        ledger = sink.positions()
+        ledger = sink.ledger.positions()
     if not ledger:
         raise errors.SettingsError(
             f"pipeline {name!r} has no ledger yet: it begins where `start` in its settings says",
@@ -139,28 +140,29 @@ def execute(
             "records would be passed over without being applied", "say why: --why TEXT"
         )
     with _opened(name, pipeline) as sink, sink.transaction():
-        ledger = sink.positions(lock=True)
+        ledger = sink.ledger.positions(lock=True)
         if _places(ledger) != _places(prepared.ledger):
             raise errors.SettingsError(
                 f"the ledger of {name!r} has moved since the plan was made: the pipeline is at work; nothing was changed",
                 "do it again; stop the pipeline first if it never stands still",
             )
-        quarantine.keep_applied(
-            sink,
-            {} if plan.new_topic else _applied(quarantine.applied_before(sink), plan.moves, ledger),
+        sink.ledger.replace_applied_ranges(
+            {} if plan.new_topic else _applied(sink.ledger.applied_ranges(), plan.moves, ledger),
         )
         for move in plan.moves:
             if plan.kept_as and (plan.new_topic or move.diverged):
-                sink.set_aside(plan.kept_as, move.partition, 0 if plan.new_topic else move.new or 0)
+                sink.journal.archive_positions(
+                    plan.kept_as, move.partition, 0 if plan.new_topic else move.new or 0
+                )
             _write(sink, move, prepared.rows.get(move.partition), ledger)
-        sink.decide(
+        sink.journal.add_decisions(
             (_decision(move, who, why) for move in plan.moves if _matters(move)), datetime.now(UTC)
         )
 
 
 def _applied(
-    before: quarantine.Applied, moves: Collection[LedgerMove], ledger: Mapping[int, Position]
-) -> quarantine.Applied:
+    before: AppliedRanges, moves: Collection[LedgerMove], ledger: Mapping[int, Position]
+) -> AppliedRanges:
     """The stretches that were applied once the ledger has moved: of a log that diverged, only what it still holds."""
     after = {partition: list(ranges) for partition, ranges in before.items()}
     for move in filter(_matters, moves):
@@ -177,11 +179,11 @@ def _write(
     sink: Sink, move: LedgerMove, row: Position | None, ledger: Mapping[int, Position]
 ) -> None:
     if row is None:
-        sink.remove(move.partition)
+        sink.ledger.remove(move.partition)
     elif move.partition in ledger:
-        sink.move(row)
+        sink.ledger.move(row)
     else:
-        sink.create(row)
+        sink.ledger.create(row)
 
 
 def _move(

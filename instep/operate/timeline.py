@@ -20,8 +20,12 @@ from instep.kafka import offsets, reading, topics
 from instep.kafka.connection import Cluster
 from instep.operate import dead_letters
 from instep.pipeline.apply.maintenance import MaintenanceSession
-from instep.sinks import quarantine
-from instep.sinks.quarantine import DecisionRecord, QuarantinedRecord, RecordPosition, Selection
+from instep.sinks.journal_entries import (
+    DecisionRecord,
+    QuarantinedRecord,
+    RecordPosition,
+    Selection,
+)
 from instep.sinks.target import Position
 
 IN_THE_LOG = "not applied yet"
@@ -65,16 +69,20 @@ def read(session: MaintenanceSession, text: str, cluster: Callable[[], Cluster])
     """The timeline of the document that `text` names."""
     document = session.decoder.document(text)
     with session.read() as sink:
-        waiting = quarantine.waiting_events(sink, str(document))
-        letters = quarantine.dead_letters(sink, Selection(document=text))
-        decided = quarantine.decisions(sink, document=str(document))
-        row = sink.look_up([document]).get(document)
+        waiting = sink.journal.waiting_events(str(document))
+        letters = sink.journal.dead_letters(Selection(document=text))
+        decided = sink.journal.decisions(document=str(document))
+        row = sink.table.look_up([document]).get(document)
         if sink.target.history:
             events = _from_history(session, str(document), waiting)
         else:
             with cluster() as opened:
                 events = _from_topic(
-                    session, document, opened, sink.positions(), {one.place: one for one in waiting}
+                    session,
+                    document,
+                    opened,
+                    sink.ledger.positions(),
+                    {one.place: one for one in waiting},
                 )
     source: Literal["history", "topic"] = "history" if session.sink.target.history else "topic"
     return Timeline(
@@ -96,7 +104,7 @@ def _from_history(
             one.verdict,
             *reasons.get(one.place, ()),
         )
-        for one in quarantine.lived(session.sink, document)
+        for one in session.sink.journal.history(document)
     ]
 
 
@@ -130,7 +138,7 @@ def _from_topic(
     name, rules = session.sink.target.topic, session.sink.target.rules
     over = {
         one.place: one.action
-        for one in quarantine.decisions(session.sink)
+        for one in session.sink.journal.decisions()
         if one.action in ("skipped", "dropped")
     }
     known = Stored(False, None)

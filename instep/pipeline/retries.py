@@ -27,8 +27,7 @@ from instep.document.guard import Verdict
 from instep.document.reasons import RETRIED
 from instep.pipeline.apply import maintenance, release, rows
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
-from instep.sinks import quarantine
-from instep.sinks.quarantine import QuarantinedRecord, RecordPosition
+from instep.sinks.journal_entries import QuarantinedRecord, RecordPosition
 from instep.sinks.sink import Sink
 
 WHO = "instep"  # in instep_decisions
@@ -130,8 +129,7 @@ class Retries:
             self._find(session.sink, now)
             due = self._schedule.due(now, ROUND_DOCUMENTS_MAX)
             events = {
-                str(one.document): one
-                for one in quarantine.parked_at(session.sink, list(due.values()))
+                str(one.document): one for one in session.sink.journal.parked_at(list(due.values()))
             }
         for document in due:
             one = events.get(document)
@@ -191,7 +189,7 @@ class Retries:
         for reason in RETRIED:
             room = KNOWN_MAX - len(self._schedule)
             for document, place in (
-                quarantine.parked_for(sink, reason, since, room) if room > 0 else ()
+                sink.journal.parked_since(reason, since, room) if room > 0 else ()
             ):
                 self._schedule.add(document, place, now)
 

@@ -37,7 +37,7 @@ from instep.pipeline import (
     task,
 )
 from instep.pipeline.apply import batch, transaction
-from instep.sinks import inspection, quarantine, runs
+from instep.sinks import inspection, runs
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position, Target
 
@@ -198,19 +198,19 @@ class Runner(threading.Thread):
         self._let_go()  # what was open may be a server or a file that is no longer the one there
         sink = self._look_at(target)
         with sink.translated():
-            known = sink.positions()
+            known = sink.ledger.positions()
         topic = self._believed(
             lambda: continuity.describe(self.cluster, self.name, self.pipeline.topic, known)
         )
         continuity.refuse_replaced(self.name, topic, known)
         begins = pending.begins(self.cluster, topic, self.pipeline, known)
-        epoch, ledger = sink.take_epoch(
+        epoch, ledger = sink.ledger.take_epoch(
             Position(p, at, 0, topic.cluster_id, topic.id) for p, at in begins.items()
         )
         continuity.refuse_expired(self.cluster, self.name, topic, ledger)
         self._believed(lambda: continuity.refuse_diverged(self.cluster, self.name, topic, ledger))
         with sink.translated():
-            applied = quarantine.applied_before(sink)
+            applied = sink.ledger.applied_ranges()
         writer = batch.Writer(epoch, topic.cluster_id, topic.id, applied)
         self._settle(ledger)
         self._topic, self._target, self._epoch, self._ledger = topic, target, epoch, ledger
@@ -257,7 +257,7 @@ class Runner(threading.Thread):
         with contextlib.suppress(errors.InstepError):
             sink = self._look_at(self._target)
             with sink.translated():
-                ledger = sink.positions()
+                ledger = sink.ledger.positions()
             if all(position.epoch <= self._epoch for position in ledger.values()):
                 self._settle(ledger)
 
@@ -313,7 +313,7 @@ class Runner(threading.Thread):
         assert self._plan is not None
         sink = self._look_at(self._plan.target)
         with sink.translated():
-            ledger = sink.positions()
+            ledger = sink.ledger.positions()
         found = False
         for partition, end, outcome in direct_reader.apply(self._plan, self.cluster, ledger):
             found = True
@@ -339,7 +339,7 @@ class Runner(threading.Thread):
         assert self._target is not None
         sink = self._look_at(self._target)
         with sink.translated():
-            ledger = sink.positions()
+            ledger = sink.ledger.positions()
         newest = max((position.epoch for position in ledger.values()), default=0)
         if newest > self._epoch:
             raise transaction.fenced(self.name, newest, self._epoch)

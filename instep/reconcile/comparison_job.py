@@ -67,7 +67,8 @@ from instep.reconcile import (
 )
 from instep.reconcile.findings import RowDifference
 from instep.reconcile.repair import RepairResult
-from instep.sinks import inspection, quarantine, target
+from instep.sinks import inspection, target
+from instep.sinks.ledger import AppliedRanges
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 
@@ -325,7 +326,7 @@ class _Work:
         """The topic that the ledger knows, and where the pipeline began in it."""
         sink = self.sink
         with sink.translated():
-            known = sink.positions()
+            known = sink.ledger.positions()
         topic = continuity.describe(self.cluster, sink.target.pipeline, sink.target.topic, known)
         continuity.refuse_replaced(sink.target.pipeline, topic, known)
         continuity.refuse_expired(self.cluster, sink.target.pipeline, topic, known)
@@ -351,7 +352,7 @@ class _Work:
             ends = {p: min(end, goal[p]) for p, end in committed.items()}
             self.held = backlog.still_held(goal, committed)
             with self.sink.translated():
-                positions = {p: row.next_offset for p, row in self.sink.positions().items()}
+                positions = {p: row.next_offset for p, row in self.sink.ledger.positions().items()}
             began = began or positions
             if began and self.request.wait_s > 0:
                 done, total = (
@@ -393,7 +394,7 @@ class _Work:
         }
 
     def _covered(
-        self, first: Offsets, ledger: dict[int, Position], before: quarantine.Applied
+        self, first: Offsets, ledger: dict[int, Position], before: AppliedRanges
     ) -> coverage.Coverage:
         if self.request.begin is not None:
             return coverage.begun(ledger, self.begin)
@@ -571,7 +572,7 @@ class _Work:
             different=counts.get(DocumentState.DIFFERENT, 0),
             columns={
                 name: counts["columns"][name]
-                for name in self.sink.columns
+                for name in self.sink.table.columns
                 if name in counts["columns"]
             },
             parked=counts.get(DocumentState.PARKED, 0),
@@ -617,7 +618,10 @@ class _Work:
                         else None
                     )
                     for row in findings.shown(
-                        one, list(self.sink.columns), mend=action, from_source=self.from_source
+                        one,
+                        list(self.sink.table.columns),
+                        mend=action,
+                        from_source=self.from_source,
                     ):
                         file.write(
                             msgspec.json.encode({"pipeline": self.sink.target.pipeline, **row})

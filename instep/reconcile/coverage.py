@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from instep.sinks import quarantine
+from instep.sinks.ledger import merge_ranges
 from instep.sinks.target import Position
 
 Ranges = list[tuple[int, int]]  # in order, none touching the next
@@ -45,9 +45,7 @@ def covered(
         since = begin.get(partition, 0) if row.since_offset is None else row.since_offset
         low = first.get(partition, 0)
         known = [*before.get(partition, []), (since, row.next_offset)]
-        ranges = quarantine.joined(
-            (max(start, low), min(end, row.next_offset)) for start, end in known
-        )
+        ranges = merge_ranges((max(start, low), min(end, row.next_offset)) for start, end in known)
         applied[partition] = ranges
         edges = [low, *(edge for one in ranges for edge in one), row.next_offset]
         passed_over[partition] = [
@@ -59,7 +57,7 @@ def covered(
 def begun(ledger: Mapping[int, Position], begin: Mapping[int, int]) -> Coverage:
     """Everything from where somebody says that the pipeline began."""
     ranges = {p: [(begin.get(p, 0), row.next_offset)] for p, row in ledger.items()}
-    return Coverage({p: quarantine.joined(some) for p, some in ranges.items()}, {})
+    return Coverage({p: merge_ranges(some) for p, some in ranges.items()}, {})
 
 
 def place(ranges: Ranges, offset: int) -> int:

@@ -29,8 +29,7 @@ from instep.document.guard import Document, Stored
 from instep.document.identity import Identity
 from instep.reconcile import spark_steps
 from instep.reconcile.findings import RowDifference
-from instep.sinks import scan
-from instep.sinks.quarantine import Action
+from instep.sinks.journal_entries import Action
 from instep.sinks.sink import Sink
 from instep.sinks.target import Decision
 
@@ -165,18 +164,21 @@ class Repairer:
         self, some: list[RowDifference]
     ) -> tuple[list[RowDifference], list[tuple[str, str]]]:
         sink = self._sink
-        with sink.unguarded(), sink.transaction():
+        with sink.table.unguarded(), sink.transaction():
             touched = self._touched(some)  # 1
             ready, alone = self._ready(some, touched)  # 2
             done, refused = self._write(ready)  # 3
             if done:
-                sink.decide([self._decision(one) for one in done], datetime.now(UTC))  # 4
+                sink.journal.add_decisions(
+                    [self._decision(one) for one in done], datetime.now(UTC)
+                )  # 4
             return done, [*alone, *refused]
 
     def _touched(self, some: list[RowDifference]) -> set[str]:
         """Step 1: which of these documents have had events since they were compared."""
         now = {
-            partition: row.next_offset for partition, row in self._sink.positions(lock=True).items()
+            partition: row.next_offset
+            for partition, row in self._sink.ledger.positions(lock=True).items()
         }
         before = self._ledger.applied
         if any(now.get(partition, 0) < at for partition, at in before.items() if at > 0):
@@ -191,9 +193,9 @@ class Repairer:
     ) -> tuple[list[RowDifference], list[tuple[str, str]]]:
         """Step 2."""
         documents = {one.document: self._id(one.document) for one in some}
-        rows = scan.held_rows(self._sink, list(documents.values()))
+        rows = self._sink.table.locked_rows(list(documents.values()))
         stored = self._sink.stored(documents.values())
-        parked = self._sink.held(documents.values())
+        parked = self._sink.journal.parked_among(documents.values())
         ready, alone = [], []
         for one in some:
             name = one.document

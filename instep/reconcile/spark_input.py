@@ -20,7 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from instep.pipeline import arrow, arrow_records, query
 from instep.reconcile import spark_steps
 from instep.reconcile.coverage import Coverage
-from instep.sinks import quarantine, scan
+from instep.sinks import scan
+from instep.sinks.ledger import AppliedRanges
 from instep.sinks.scan import PAGE_ROWS
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
@@ -37,7 +38,7 @@ RECORD_SCHEMA = pa.schema(
 
 Say = Callable[[str], None]
 Row = tuple[Any, ...]
-Covered = Callable[[dict[int, Position], quarantine.Applied], Coverage]
+Covered = Callable[[dict[int, Position], AppliedRanges], Coverage]
 
 
 class Parts:
@@ -89,9 +90,9 @@ def take(sink: Sink, folder: Path, covered: Covered, say: Say) -> TargetSnapshot
     line = spark_steps.liner(sink.target.mapping, sink.url.get_backend_name())
     parts = Parts(folder, spark_steps.SCHEMA, spark_steps.SPARK_SCHEMA)
     with sink.snapshot():
-        ledger = sink.positions()
+        ledger = sink.ledger.positions()
         left_out: dict[int, Any] = {}
-        for partition, offset in sorted(quarantine.left_out(sink)):
+        for partition, offset in sorted(sink.journal.excluded()):
             left_out.setdefault(partition, array("q")).append(offset)
         documents = 0
         for page in scan.rows(sink):
@@ -125,11 +126,11 @@ def take(sink: Sink, folder: Path, covered: Covered, say: Say) -> TargetSnapshot
                     for (document,) in written
                 ]
             )
-        before = quarantine.applied_before(sink)
+        before = sink.ledger.applied_ranges()
         rewound = {partition: max(end for _, end in ranges) for partition, ranges in before.items()}
         applied = covered(ledger, before)
         replayed = _replayed(sink, ledger, applied, parts)
-        another = scan.followed_another(sink)
+        another = scan.followed_another_topic(sink)
     return TargetSnapshot(ledger, parts, left_out, documents, rewound, another, applied, replayed)
 
 

@@ -1,4 +1,4 @@
-"""STORED: one file per database behind one narrow interface; the ledger."""
+"""The target databases: one file per database; connection, ledger, journal and target table."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ if TYPE_CHECKING:
 
 
 def open_sink(to: Target) -> Sink:
-    """A connection to the target; its URL picks the database, and only that one's driver is imported."""
+    """Open a connection to the target. Its URL decides which driver is imported."""
     match to.url.partition("+")[0].partition(":")[0]:
         case "sqlite":
-            from instep.sinks.sqlite import SqliteSink
+            from instep.sinks import sqlite
 
-            return SqliteSink(to)
+            return sqlite.open_sink(to)
         case "postgresql":
-            from instep.sinks.postgres import PostgresSink
+            from instep.sinks import postgres
 
-            return PostgresSink(to)
+            return postgres.open_sink(to)
         case _:
-            from instep.sinks.mysql import MysqlSink
+            from instep.sinks import mysql
 
-            return MysqlSink(to)
+            return mysql.open_sink(to)

@@ -1,6 +1,7 @@
-"""Why PostgreSQL did not let a user in: libpq reports a refused login as text, without an SQLSTATE.
+"""Find out why PostgreSQL refused a login.
 
-So the server is asked again, through the database `postgres` that every server has: whether the target's database exists.
+libpq reports a refused login as text, without an SQLSTATE. So a second connection, to the database
+`postgres` that every server has, checks whether the target's database exists.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import sqlalchemy as sa
 from instep import errors
 from instep.sinks import target
 
-EVERYWHERE = "postgres"
+DEFAULT_DATABASE = "postgres"
 PORT = 5432
 TIMEOUT_S = 3
 
 
 def refusal(error: psycopg.Error, url: sa.URL, text: str) -> errors.InstepError | None:
-    """The error for a login that the server refused; None where no login failed. `text` is what libpq says."""
+    """Return the error for a login that the server refused; None if it was not a login.
+
+    `text` is libpq's message.
+    """
     if error.pgconn is None or not _listens(url):
         return None
     where = target.shown(url)
@@ -29,23 +33,25 @@ def refusal(error: psycopg.Error, url: sa.URL, text: str) -> errors.InstepError 
         case False:
             return errors.DatabaseMissing(
                 f"{where}: {text}",
-                f"create the database {url.database!r} on that server, or correct its name in `target`",
+                f"create the database {url.database!r} on that server,"
+                " or correct its name in `target`",
             )
         case True if asked_for_password:
             return errors.NotAuthorised(
                 f"{where}: {text}",
-                f"have user {url.username!r} granted CONNECT on the database {url.database!r}",
+                f"grant CONNECT on the database {url.database!r} to user {url.username!r}",
             )
         case None if asked_for_password:
             return errors.NotAuthorised(
                 f"{where}: {text}",
-                f"correct the password of user {url.username!r} in `target`, or have the user created on that server",
+                f"correct the password of user {url.username!r} in `target`,"
+                " or create the user on that server",
             )
     return None
 
 
 def _listens(url: sa.URL) -> bool:
-    """Whether anybody answers there at all; a socket in a folder is tried anyway."""
+    """Return whether a server listens there. A Unix socket is assumed to work."""
     if not url.host or url.host.startswith("/") or "host" in url.query:
         return True
     try:
@@ -56,7 +62,7 @@ def _listens(url: sa.URL) -> bool:
 
 
 def _has_database(url: sa.URL) -> bool | None:
-    """Whether the server has the target's database; None when it does not let the user in anywhere."""
+    """Return whether the server has the target's database; None if it refuses the user anyway."""
     name = url.database or url.username
     arguments: dict[str, Any] = {
         **url.translate_connect_args(username="user", database="dbname"),
@@ -64,7 +70,7 @@ def _has_database(url: sa.URL) -> bool | None:
     }
     try:
         with psycopg.connect(
-            **{**arguments, "dbname": EVERYWHERE, "connect_timeout": TIMEOUT_S}
+            **{**arguments, "dbname": DEFAULT_DATABASE, "connect_timeout": TIMEOUT_S}
         ) as opened:
             return bool(
                 opened.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchall()

@@ -1,4 +1,4 @@
-"""Columns as the settings declare them: their types in each database, and whether an existing table agrees."""
+"""Columns as the settings declare them: their types, and whether an existing table agrees."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from instep.document.reasons import Unfit
 from instep.sinks import tables
 
 UUID_CHARACTERS = 36
-NUMBER = "decimal(38,6)"  # for a field of numbers of which nothing more is known
-# the kinds of column that hold what a declared type says; a database without a type of its own uses another
+NUMBER = "decimal(38,6)"  # for a field that is known to be a number, and no more
+# the column kinds that fit a declared type; a database without such a type uses another one
 KINDS: dict[str, tuple[type[kinds.ColumnKind], ...]] = {
     "text": (kinds.Text,),
     "varchar": (kinds.Text,),
@@ -34,22 +34,23 @@ KINDS: dict[str, tuple[type[kinds.ColumnKind], ...]] = {
 
 
 def type_of(pipeline: settings.Pipeline, column: settings.ColumnMapping) -> TypeEngine[Any]:
-    """The type of a column that instep makes: the declared one, else by the field's part in the event, else text."""
+    """Return the type of a column that instep creates.
+
+    The declared one, else the type that the field's role in the event suggests, else text.
+    """
     unknown = NUMBER if column.convert == "number" or column.round else "text"
     return _sql_type(column.type or usual_type(pipeline, column) or unknown)
 
 
 def usual_type(pipeline: settings.Pipeline, column: settings.ColumnMapping) -> str | None:
-    """The type that a column without one gets from what the settings say of its field; None when they say nothing."""
+    """Return the type that the settings of a field suggest; None if they suggest none."""
     event = pipeline.event
     if column.value is not None:
         return {bool: "boolean", int: "bigint", float: "double"}.get(type(column.value), "text")
     if column.convert is not None:
-        return (
-            {"number": None, "boolean": "boolean", "text": "text"}[column.convert]
-            if column.field != event.order
-            else "bigint"
-        )
+        if column.field == event.order:
+            return "bigint"
+        return {"number": None, "boolean": "boolean", "text": "text"}[column.convert]
     if column.unit is not None or column.field == OFFSET:
         return "bigint"
     if column.field == PARTITION:
@@ -64,7 +65,10 @@ def usual_type(pipeline: settings.Pipeline, column: settings.ColumnMapping) -> s
 
 
 def key_columns(pipeline: settings.Pipeline) -> list[sa.Column[Any]]:
-    """The key columns of a table that instep makes; text has room for an id, shared between the parts of a composite key."""
+    """Return the key columns of a table that instep creates.
+
+    Text columns are as long as an id may be; the columns of a composite key share that length.
+    """
     characters = 255 // len(pipeline.keys)
     columns: list[sa.Column[Any]] = []
     for column, declared in pipeline.key_types.items():
@@ -83,14 +87,15 @@ def key_columns(pipeline: settings.Pipeline) -> list[sa.Column[Any]]:
 def faults(
     table: str, pipeline: settings.Pipeline, columns: Mapping[str, mapping.TargetColumn]
 ) -> Iterator[errors.TargetUnfit]:
-    """What the settings declare of columns and the table's columns contradict."""
+    """Return where the table's columns contradict the settings."""
     declared = {**pipeline.key_types, **{name: one.type for name, one in pipeline.mapped.items()}}
     for name, kind in declared.items():
         column = columns.get(name)
         if kind is not None and column is not None and not _agrees(kind, column.kind):
             yield errors.TargetUnfit(
-                f"table {table}: column {name!r} is {column.declared}, and the settings declare it as {kind}",
-                "correct the type in the settings, or change the column's",
+                f"table {table}: column {name!r} is {column.declared},"
+                f" but the settings declare it as {kind}",
+                "correct the type in the settings, or change the type of the column",
             )
     for name, one in pipeline.mapped.items():
         if name in columns:
@@ -101,23 +106,25 @@ def _conversion_faults(
     table: str, column: mapping.TargetColumn, one: settings.ColumnMapping
 ) -> Iterator[errors.TargetUnfit]:
     place = f"table {table}: column {column.name!r} is {column.declared}"
-    asked = conversion.problem(conversion.Conversion(one.convert, one.round, one.trim), column.kind)
-    if asked is not None:
+    unsupported = conversion.problem(
+        conversion.Conversion(one.convert, one.round, one.trim), column.kind
+    )
+    if unsupported is not None:
         yield errors.TargetUnfit(
-            f"{place}, which cannot take {asked}",
-            "take it out of the settings, or change the column's type",
+            f"{place}, which does not allow {unsupported}",
+            "remove it from the settings, or change the column's type",
         )
     if one.unit is not None and not isinstance(column.kind, kinds.Integer):
         yield errors.TargetUnfit(
-            f'{place}, and unit = "{one.unit}" is for an integer column',
-            "take `unit` out of the settings",
+            f'{place}, but unit = "{one.unit}" requires an integer column',
+            "remove `unit` from the settings",
         )
     if one.value is not None:
         try:
             decoding.converter(mapping.Field(column, (), constant=one.value))(one.value)
         except Unfit as unfit:
             yield errors.TargetUnfit(
-                f"{place}, and cannot hold the value {one.value!r}: {unfit.detail}",
+                f"{place}, which cannot hold the value {one.value!r}: {unfit.detail}",
                 "correct the value",
             )
 
@@ -128,7 +135,9 @@ def _agrees(declared: str, kind: kinds.ColumnKind) -> bool:
         return False
     match kind:
         case kinds.Text():
-            least = sizes[0] if sizes else UUID_CHARACTERS if name == "uuid" else 0
+            least = UUID_CHARACTERS if name == "uuid" else 0
+            if sizes:
+                least = sizes[0]
             return kind.characters is None or kind.characters >= least
         case kinds.Integer():
             bits = 63 if name == "bigint" else 31
@@ -142,30 +151,30 @@ def _agrees(declared: str, kind: kinds.ColumnKind) -> bool:
 
 def _sql_type(declared: str) -> TypeEngine[Any]:
     name, sizes = settings.column_type(declared, "type")
-    made: TypeEngine[Any]
+    kind: TypeEngine[Any]
     match name:
         case "varchar":
-            made = sa.String(sizes[0]).with_variant(
+            kind = sa.String(sizes[0]).with_variant(
                 mysql.VARCHAR(sizes[0], charset="utf8mb4"), "mysql", "mariadb"
             )
         case "integer":
-            made = sa.Integer()
+            kind = sa.Integer()
         case "bigint":
-            made = sa.BigInteger()
+            kind = sa.BigInteger()
         case "decimal":
-            made = sa.Numeric(sizes[0], sizes[1])
+            kind = sa.Numeric(sizes[0], sizes[1])
         case "double":
-            made = sa.Double()
+            kind = sa.Double()
         case "boolean":
-            made = sa.Boolean()
+            kind = sa.Boolean()
         case "timestamp":
-            made = tables.time_type()
+            kind = tables.time_type()
         case "date":
-            made = sa.Date()
+            kind = sa.Date()
         case "uuid":
-            made = tables.name_type(UUID_CHARACTERS).with_variant(postgresql.UUID(), "postgresql")
+            kind = tables.name_type(UUID_CHARACTERS).with_variant(postgresql.UUID(), "postgresql")
         case "json":
-            made = sa.JSON().with_variant(postgresql.JSONB(), "postgresql")
+            kind = sa.JSON().with_variant(postgresql.JSONB(), "postgresql")
         case _:
-            made = tables.long_text()
-    return made
+            kind = tables.long_text()
+    return kind

@@ -1,4 +1,4 @@
-"""What a target database says of itself: how it keeps what was committed, and what may get in a pipeline's way."""
+"""Facts about a target database: how durable commits are, and what may stop a pipeline."""
 
 from __future__ import annotations
 
@@ -67,14 +67,15 @@ DELETE_RULES = {
 }
 ALL_GRANTED = re.compile(r"^GRANT (?P<rights>.*?) ON \*\.\* TO ", re.DOTALL)
 ACCOUNT_LIMIT = re.compile(
-    r"\b(MAX_(?:QUERIES|UPDATES|CONNECTIONS)_PER_HOUR|MAX_USER_CONNECTIONS|MAX_STATEMENT_TIME) ([0-9.]+)"
+    r"\b(MAX_(?:QUERIES|UPDATES|CONNECTIONS)_PER_HOUR|MAX_USER_CONNECTIONS|MAX_STATEMENT_TIME)"
+    r" ([0-9.]+)"
 )
 NEEDED = ("SELECT", "INSERT", "UPDATE", "DELETE")
 MOUNTS = Path("/proc/self/mounts")
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A foreign key: the table that has it, its columns, the table it points to, and what a delete over there does."""
+    """A foreign key: its table and columns, the table it refers to, and its ON DELETE action."""
 
     table: str
     columns: list[str]
@@ -83,48 +84,44 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The target of one pipeline. What is not known, or has no meaning for this kind of database, is None or empty."""
+    """Facts about the target of one pipeline. Unknown facts are None or empty."""
 
     kind: str  # sqlite, postgresql, mariadb or mysql
     host: str | None
     unreachable: str | None = None
-    unfit: tuple[str, str] | None = None  # what does not fit, and what mends it
+    unfit: tuple[str, str] | None = None  # the problem, and its remedy
     version: tuple[int, ...] | None = None
     encrypted: bool | None = None
     settings: dict[str, str] | None = None
-    engines: dict[
-        str, str
-    ] = {}  # of the target's and instep's own tables: InnoDB …; on PostgreSQL logged or unlogged
+    # of the target's and instep's own tables: InnoDB …; on PostgreSQL logged or unlogged
+    engines: dict[str, str] = {}
     key: list[str] = []
     unique_keys: list[list[str]] = []
-    other_columns: list[str] = []  # that the pipeline does not write
+    other_columns: list[str] = []  # columns that the pipeline does not write
     triggers: list[str] = []
     row_security: bool = False
     superuser: bool | None = None
     lacking_rights: list[str] | None = None  # "INSERT on contract_document"
     filesystem: str | None = None
-    clock_ahead_s: float | None = None  # of ours
-    user: str = ""  # who we are there, as a statement names it: "app", 'app'@'%'
+    clock_ahead_s: float | None = None  # of this machine's clock
+    user: str = ""  # the user as a statement names it: "app", 'app'@'%'
     database: str = ""
-    sources: dict[
-        str, str
-    ] = {}  # where a setting comes from: pg_settings.source; on MariaDB and MySQL server or account
-    limits: dict[
-        str, float
-    ] = {}  # of the account and the database: ROLE_CONNECTIONS, MAX_UPDATES_PER_HOUR …
-    password_valid_s: float | None = None  # how long the role's password stays valid, if it expires
+    # where a setting comes from: pg_settings.source; on MariaDB and MySQL server or account
+    sources: dict[str, str] = {}
+    # of the account and the database: ROLE_CONNECTIONS, MAX_UPDATES_PER_HOUR …
+    limits: dict[str, float] = {}
+    password_valid_s: float | None = None  # until the role's password expires
     references: list[Reference] = []  # foreign keys on columns that the pipeline writes
-    referenced_by: list[Reference] = []  # foreign keys of other tables that point to the target's
+    referenced_by: list[Reference] = []  # foreign keys of other tables to the target's
     times_without_zone: list[str] = []  # columns that the pipeline writes
     sslmode: str | None = None
     checks: dict[str, str] = {}  # CHECK constraints on columns that the pipeline writes, by name
-    order_column: tuple[str, str, int] | None = (
-        None  # that keeps the order, if small: name, type and highest value
-    )
+    # the column of the order value, if it is small: name, type and highest value
+    order_column: tuple[str, str, int] | None = None
 
     @property
     def granting(self) -> str:
-        """What gives us the rights that we lack."""
+        """Return the statements or the command that grant the missing rights."""
         lacking = self.lacking_rights or []
         if self.kind == "sqlite":
             return f"chmod u+w {' '.join(right.removeprefix('WRITE on ') for right in lacking)}"
@@ -139,31 +136,31 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def _named(self, right: str) -> str:
-        """`INSERT on a.b` as a GRANT statement has it."""
+        """Return `INSERT on a.b` as a GRANT statement has it."""
         what, _, where = right.partition(" on ")
         if where == "the database":
-            return (
-                f"{what} ON {'DATABASE ' if self.kind == 'postgresql' else ''}{self.quoted(self.database)}"
-                + ("" if self.kind == "postgresql" else ".*")
-            )
+            database = self.quoted(self.database)
+            if self.kind == "postgresql":
+                return f"{what} ON DATABASE {database}"
+            return f"{what} ON {database}.*"
         return f"{what} ON {self.quoted(*where.split('.'))}"
 
     def quoted(self, *parts: str) -> str:
-        """A name as this database's statements take it."""
+        """Return a name as this database quotes it."""
         mark = "`" if self.kind in ("mariadb", "mysql") else '"'
         return ".".join(f"{mark}{part.replace(mark, mark * 2)}{mark}" for part in parts)
 
 
 def read(name: str, pipeline: settings.Pipeline) -> Facts:
-    """The facts of a pipeline's target. A database that gives no answer says so in them."""
+    """Read the facts about a pipeline's target. If it is unreachable, they say so."""
     url = target.database_url(pipeline.target)
-    named = url.query.get("host")  # libpq takes it there too
-    asked = url.query.get("sslmode")
+    host = url.query.get("host")  # libpq accepts it there too
+    sslmode = url.query.get("sslmode")
     blank = Facts(
         kind=url.get_backend_name(),
-        host=url.host or (named if isinstance(named, str) else None),
+        host=url.host or (host if isinstance(host, str) else None),
         key=sorted(pipeline.keys),
-        sslmode=asked if isinstance(asked, str) else None,
+        sslmode=sslmode if isinstance(sslmode, str) else None,
     )
     try:
         with inspection.connection(url) as opened:
@@ -178,7 +175,10 @@ def read(name: str, pipeline: settings.Pipeline) -> Facts:
 
 
 def refuse_own_without_rights(name: str, pipeline: settings.Pipeline) -> None:
-    """Raise NotAuthorised when the pipeline's user lacks rights on instep's tables, which another user may have created."""
+    """Raise NotAuthorised if the pipeline's user lacks rights on instep's tables.
+
+    Another user may have created them.
+    """
     found = read(name, pipeline)
     lacking = [
         right
@@ -187,31 +187,35 @@ def refuse_own_without_rights(name: str, pipeline: settings.Pipeline) -> None:
     ]
     if lacking:
         shown = list(dict.fromkeys(right.partition(" on ")[2] for right in lacking))
+        own = msgspec.structs.replace(found, lacking_rights=lacking)
         raise errors.NotAuthorised(
-            f"{found.user or 'the user of the pipeline'} lacks rights on {', '.join(shown)}, which another user created",
-            f"have the owner run: {msgspec.structs.replace(found, lacking_rights=lacking).granting}",
+            f"{found.user or 'the user of the pipeline'} lacks rights on {', '.join(shown)},"
+            " which another user created",
+            f"have the owner run: {own.granting}",
         )
 
 
 def integer_fields(pipeline: settings.Pipeline) -> frozenset[str]:
-    """The event's fields that hold the document's id, as far as the target table's key columns are integers."""
+    """Return the fields of the document's id whose key columns in the table are integers."""
     table = target.table_name(pipeline.table)
     with inspection.connection(target.database_url(pipeline.target)) as opened:
         view = sa.inspect(opened)
         if not view.has_table(table.name, schema=table.schema):
-            raise errors.TargetUnfit(f"{pipeline.table} is not there", "run: instep init")
+            raise errors.TargetUnfit(
+                f"the table {pipeline.table} does not exist", "run: instep init"
+            )
         columns = {
             column["name"]: column["type"]
             for column in view.get_columns(table.name, schema=table.schema)
         }
-    if len(pipeline.event.documents) < len(pipeline.keys):  # one text, joined of all parts
+    if len(pipeline.event.documents) < len(pipeline.keys):  # one text for all parts of the key
         return frozenset()
     fields = zip(pipeline.keys, pipeline.event.documents, strict=True)
     return frozenset(field for name, field in fields if isinstance(columns.get(name), sa.Integer))
 
 
 def _kind(opened: sa.Connection) -> str:
-    """MariaDB answers to mysql:// too."""
+    """Return the kind of database; a URL with mysql:// may lead to MariaDB."""
     return "mariadb" if getattr(opened.dialect, "is_mariadb", False) else opened.dialect.name
 
 
@@ -219,8 +223,8 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
     table = target.table_name(pipeline.table)
     view = sa.inspect(opened)
     own = [TableName(None, name) for name in inspection.own_tables(view)]
-    there = [table] if view.has_table(table.name, schema=table.schema) else []
-    reader = inspection.TableReader(opened, table) if there else None
+    existing = [table] if view.has_table(table.name, schema=table.schema) else []
+    reader = inspection.TableReader(opened, table) if existing else None
     found = msgspec.structs.replace(
         blank,
         version=tuple(
@@ -242,20 +246,23 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
     match blank.kind:
         case "sqlite":
             file = Path(str(opened.engine.url.database).removeprefix("file:"))
-            closed = [str(place) for place in (file, file.parent) if not os.access(place, os.W_OK)]
+            read_only = [
+                str(place) for place in (file, file.parent) if not os.access(place, os.W_OK)
+            ]
             return msgspec.structs.replace(
                 found,
                 filesystem=_filesystem(file),
-                lacking_rights=[f"WRITE on {place}" for place in closed],
+                lacking_rights=[f"WRITE on {place}" for place in read_only],
             )
         case "postgresql":
-            return _read_postgres(opened, found, [*there, *own], pipeline if there else None)
+            return _read_postgres(opened, found, [*existing, *own], pipeline if existing else None)
         case _:
-            return _read_mysql(opened, found, [*there, *own], pipeline.keys[0] if there else None)
+            key = pipeline.keys[0] if existing else None
+            return _read_mysql(opened, found, [*existing, *own], key)
 
 
 def _references(reader: inspection.TableReader, pipeline: settings.Pipeline) -> list[Reference]:
-    """The foreign keys of the target's table that an event can break."""
+    """Return the foreign keys of the target's table that an event can violate."""
     keys = reader.view.get_foreign_keys(reader.table.name, schema=reader.table.schema)
     return [
         Reference(
@@ -269,30 +276,34 @@ def _references(reader: inspection.TableReader, pipeline: settings.Pipeline) -> 
 
 
 def _referenced_by(opened: sa.Connection, table: TableName) -> list[Reference]:
-    """The foreign keys of other tables, or of this one, that point to the target's table."""
+    """Return the foreign keys, of any table, that refer to the target's table."""
     match opened.dialect.name:
         case "sqlite":
             return _referenced_by_sqlite(opened, table)
         case "postgresql":
-            asked = (
-                "SELECT CAST(CAST(c.conrelid AS regclass) AS text), array_to_json(array(SELECT attname FROM pg_attribute"
+            query = (
+                "SELECT CAST(CAST(c.conrelid AS regclass) AS text),"
+                " array_to_json(array(SELECT attname FROM pg_attribute"
                 " WHERE attrelid = c.conrelid AND attnum = ANY(c.conkey))), c.confdeltype"
-                " FROM pg_constraint c WHERE c.contype = 'f' AND c.conparentid = 0 AND c.confrelid = CAST(:table AS regclass)"
+                " FROM pg_constraint c WHERE c.contype = 'f' AND c.conparentid = 0"
+                " AND c.confrelid = CAST(:table AS regclass)"
             )
-            rows = opened.execute(sa.text(asked), {"table": _quoted(opened, table)})
+            rows = opened.execute(sa.text(query), {"table": _quoted(opened, table)})
             found = [
                 (row[0], list(row[1]), DELETE_RULES.get(_text(row[2]), "NO ACTION")) for row in rows
             ]
         case _:
-            asked = (
-                "SELECT k.table_name, GROUP_CONCAT(k.column_name ORDER BY k.ordinal_position), r.delete_rule"
-                " FROM information_schema.key_column_usage k JOIN information_schema.referential_constraints r"
-                " ON r.constraint_schema = k.constraint_schema AND r.constraint_name = k.constraint_name"
-                " AND r.table_name = k.table_name"
-                " WHERE k.referenced_table_schema = COALESCE(:schema, DATABASE()) AND k.referenced_table_name = :table"
+            query = (
+                "SELECT k.table_name, GROUP_CONCAT(k.column_name ORDER BY k.ordinal_position),"
+                " r.delete_rule FROM information_schema.key_column_usage k"
+                " JOIN information_schema.referential_constraints r"
+                " ON r.constraint_schema = k.constraint_schema"
+                " AND r.constraint_name = k.constraint_name AND r.table_name = k.table_name"
+                " WHERE k.referenced_table_schema = COALESCE(:schema, DATABASE())"
+                " AND k.referenced_table_name = :table"
                 " GROUP BY k.table_schema, k.table_name, k.constraint_name, r.delete_rule"
             )
-            rows = opened.execute(sa.text(asked), {"schema": table.schema, "table": table.name})
+            rows = opened.execute(sa.text(query), {"schema": table.schema, "table": table.name})
             found = [(str(row[0]), str(row[1]).split(","), str(row[2])) for row in rows]
     return [
         Reference(table=name, columns=columns, refers_to=str(table), on_delete=rule)
@@ -316,7 +327,7 @@ def _referenced_by_sqlite(opened: sa.Connection, table: TableName) -> list[Refer
 
 
 def _checks(reader: inspection.TableReader, pipeline: settings.Pipeline) -> dict[str, str]:
-    """The table's own conditions on what the pipeline writes; those by which MariaDB keeps JSON are its own."""
+    """Return the CHECK constraints on mapped columns, without those that MariaDB uses for JSON."""
     found = reader.view.get_check_constraints(reader.table.name, schema=reader.table.schema)
     return {
         str(check["name"] or "check"): str(check["sqltext"])
@@ -332,7 +343,7 @@ def _checks(reader: inspection.TableReader, pipeline: settings.Pipeline) -> dict
 def _order_column(
     reader: inspection.TableReader, pipeline: settings.Pipeline
 ) -> tuple[str, str, int] | None:
-    """The column that keeps the order, when it holds fewer than 32 bits."""
+    """Return the column of the order value if it has fewer than 32 bits."""
     if reader.dialect.name == "sqlite" or pipeline.event.order is None:
         return None
     name = next(
@@ -355,18 +366,18 @@ def _text(value: object) -> str:
 
 
 def _times_without_zone(reader: inspection.TableReader, pipeline: settings.Pipeline) -> list[str]:
-    """Columns that keep an instant as hours and minutes, and leave it to their readers in which zone."""
+    """Return the mapped columns that store a time without its zone."""
     if reader.dialect.name == "sqlite":
         return []
-    found = []
+    names = []
     for name in pipeline.columns:
         kind = reader.columns[name]["type"] if name in reader.columns else None
         zoned = getattr(kind, "timezone", False) or (
             type(kind).__name__ == "TIMESTAMP" and reader.is_mysql
         )
         if isinstance(kind, sa.DateTime) and not zoned:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _read_postgres(
@@ -375,13 +386,15 @@ def _read_postgres(
     known: Iterable[TableName],
     pipeline: settings.Pipeline | None,
 ) -> Facts:
-    asked = sa.text("SELECT name, setting, source FROM pg_settings WHERE name = ANY(:names)")
-    rows = opened.execute(asked, {"names": list(POSTGRES_SETTINGS)}).all()
+    query = sa.text("SELECT name, setting, source FROM pg_settings WHERE name = ANY(:names)")
+    rows = opened.execute(query, {"names": list(POSTGRES_SETTINGS)}).all()
     values, sources = {row[0]: row[1] for row in rows}, {row[0]: row[2] for row in rows}
     role = opened.execute(
         sa.text(
-            "SELECT rolname, rolsuper, rolconnlimit, extract(epoch FROM NULLIF(rolvaliduntil, 'infinity') - clock_timestamp()),"
-            " datname, datconnlimit FROM pg_roles, pg_database WHERE rolname = current_user AND datname = current_database()"
+            "SELECT rolname, rolsuper, rolconnlimit,"
+            " extract(epoch FROM NULLIF(rolvaliduntil, 'infinity') - clock_timestamp()),"
+            " datname, datconnlimit FROM pg_roles, pg_database"
+            " WHERE rolname = current_user AND datname = current_database()"
         )
     ).one()
     limits = {"ROLE_CONNECTIONS": float(role[2]), "DATABASE_CONNECTIONS": float(role[5])}
@@ -393,7 +406,8 @@ def _read_postgres(
         quoted = _quoted(opened, table)
         row = opened.execute(
             sa.text(
-                "SELECT relpersistence, row_security_active(oid) FROM pg_class WHERE oid = CAST(:table AS regclass)"
+                "SELECT relpersistence, row_security_active(oid) FROM pg_class"
+                " WHERE oid = CAST(:table AS regclass)"
             ),
             {"table": quoted},
         ).one()
@@ -434,25 +448,25 @@ def _read_postgres(
 
 
 def _columns_for(right: str, table: TableName, pipeline: settings.Pipeline | None) -> list[str]:
-    """The columns of the target's table that a right is needed on; of our own tables, none are known here."""
+    """Return the columns of the target's table that need a right; empty for instep's own tables."""
     if pipeline is None or str(table) != pipeline.table:
         return []
     return [*pipeline.columns] if right == "UPDATE" else [*pipeline.keys, *pipeline.columns]
 
 
 def _may_columns(opened: sa.Connection, quoted: str, right: str, columns: list[str]) -> bool:
-    """Whether a right that the whole table does not give is granted on the columns that it is needed on."""
+    """Return whether a right that is not granted on the table is granted on the columns."""
     if right == "DELETE":
         return False
     if not columns:
-        asked = sa.text("SELECT has_any_column_privilege(:table, :right)")
-        return bool(opened.execute(asked, {"table": quoted, "right": right}).scalar())
-    asked = sa.text(
+        query = sa.text("SELECT has_any_column_privilege(:table, :right)")
+        return bool(opened.execute(query, {"table": quoted, "right": right}).scalar())
+    query = sa.text(
         "SELECT bool_and(has_column_privilege(:table, attname, :right)) FROM pg_attribute"
         " WHERE attrelid = CAST(:table AS regclass) AND attname = ANY(:columns)"
     )
     return bool(
-        opened.execute(asked, {"table": quoted, "right": right, "columns": columns}).scalar()
+        opened.execute(query, {"table": quoted, "right": right, "columns": columns}).scalar()
     )
 
 
@@ -499,14 +513,14 @@ def _literal(text: str) -> str:
 
 
 def _grants_everything(statement: str) -> bool:
-    """Whether a line of SHOW GRANTS makes its account an administrator."""
+    """Return whether a line of SHOW GRANTS makes its account an administrator."""
     found = ALL_GRANTED.match(statement)
     rights = {right.strip() for right in found["rights"].split(",")} if found else set()
     return bool(rights & {"ALL PRIVILEGES", "SUPER", "CREATE USER", "SYSTEM_USER"})
 
 
 def _account_limits(opened: sa.Connection) -> dict[str, float]:
-    """The limits of our own account, as far as the server shows them to it."""
+    """Return the limits of our own account, if the server shows them."""
     try:
         statement = str(opened.execute(sa.text("SHOW CREATE USER CURRENT_USER()")).scalar())
     except sa.exc.DBAPIError:
@@ -518,8 +532,8 @@ def _account_limits(opened: sa.Connection) -> dict[str, float]:
 
 def _no_temporary(opened: sa.Connection) -> bool:
     try:
-        opened.exec_driver_sql("CREATE TEMPORARY TABLE instep_look (a INT)")
-        opened.exec_driver_sql("DROP TEMPORARY TABLE instep_look")
+        opened.exec_driver_sql("CREATE TEMPORARY TABLE instep_check (a INT)")
+        opened.exec_driver_sql("DROP TEMPORARY TABLE instep_check")
     except sa.exc.DBAPIError as error:
         cause = error.orig
         ours = (
@@ -530,22 +544,25 @@ def _no_temporary(opened: sa.Connection) -> bool:
 
 
 def _clock_ahead_s(opened: sa.Connection, question: str) -> float:
-    """How far the server's clock is ahead of ours, give or take the time of the answer."""
+    """Return how far the server's clock is ahead of ours, within the round-trip time."""
     before = time.time()
-    told = float(opened.execute(sa.text(question)).scalar_one())
-    return told - (before + time.time()) / 2
+    server_time = float(opened.execute(sa.text(question)).scalar_one())
+    return server_time - (before + time.time()) / 2
 
 
 def _engine(opened: sa.Connection, table: TableName) -> str | None:
-    asked = "SELECT engine FROM information_schema.tables WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
-    found: str | None = opened.execute(
-        sa.text(asked), {"schema": table.schema, "table": table.name}
+    query = (
+        "SELECT engine FROM information_schema.tables"
+        " WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
+    )
+    engine: str | None = opened.execute(
+        sa.text(query), {"schema": table.schema, "table": table.name}
     ).scalar()
-    return found
+    return engine
 
 
 def _refused(opened: sa.Connection, table: TableName, key: str | None) -> list[str]:
-    """The rights that we lack: explaining a statement needs those of the statement, and does nothing."""
+    """Return the missing rights: EXPLAIN needs the rights of its statement, and changes nothing."""
     column = opened.dialect.identifier_preparer.quote_identifier(
         "pipeline" if table.name in tables.metadata.tables else str(key)
     )
@@ -565,8 +582,9 @@ def _refused(opened: sa.Connection, table: TableName, key: str | None) -> list[s
                 if isinstance(cause, Exception)
                 else None
             )
-            # a read-only server may refuse for other reasons, which are told elsewhere
-            refused += [right] if isinstance(ours, errors.PermissionLost) else []
+            # a read-only server refuses for other reasons, which are reported elsewhere
+            if isinstance(ours, errors.PermissionLost):
+                refused.append(right)
     return refused
 
 
@@ -576,7 +594,7 @@ def _quoted(opened: sa.Connection, table: TableName) -> str:
 
 
 def _filesystem(file: Path, mounts: Path = MOUNTS) -> str | None:
-    """The kind of file system that a file lies on, where the system tells."""
+    """Return the type of a file's file system, if the operating system reports it."""
     try:
         lines = [line.split() for line in mounts.read_text(encoding="utf-8").splitlines()]
     except OSError:

@@ -1,92 +1,96 @@
-"""The short way to write a batch: upserts that do not read what is stored.
+"""The fast path: write a batch by upserts, without reading what is stored.
 
-Either what is newer is upserted right away, and the count of written rows proves that all of it was; or the batch is staged in
-the database, which tells what is late, and is upserted from there. What each database does its own way is in its sink.
+There are two ways. Either the latest values of each document are upserted under the guard, and
+the number of written rows shows that none was late. Or the batch is loaded into the stage, the
+database returns the rows that are not older, and the rest is upserted from the stage. What differs
+between databases is in their `TargetTable`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from instep.document import guard, kinds
 from instep.document.guard import Document, Stored, Verdict
-from instep.sinks.sink import SELECT_DELETED, Row, Sink
+from instep.sinks.sink import Sink
+from instep.sinks.target_table import StagedRow
 
-DOUBTED_BATCHES = 100
-STAGED_DELETED = "SELECT 1 FROM instep_stage AS s JOIN instep_deleted AS d ON d.document = {{key}} WHERE d.pipeline = ? LIMIT 1"
+PESSIMISTIC_BATCHES = 100  # after a batch with late rows
+STAGED_DELETED = (
+    "SELECT 1 FROM instep_stage AS s JOIN instep_deleted AS d ON d.document = {{key}}"
+    " WHERE d.pipeline = ? LIMIT 1"
+)
 
 
 def is_open(sink: Sink) -> bool:
-    """Whether an upsert does what the guard says: not while something else than the guard decides."""
-    return sink.target.upserts and sink.is_guarding and not sink.passes_over_is_refusal
+    """Return whether an upsert does what the guard says: nothing else decides at the moment."""
+    return sink.table.may_upsert
 
 
 def late_of_several(sink: Sink, reduced: guard.Reduced) -> dict[Document, Stored] | None:
-    """Of the documents with several events those of which something as late as the first one is stored.
+    """Return what is stored of documents with several events, if it is not older than the first.
 
-    The count of rows tells of the last event only. None when a document was deleted before.
+    The number of written rows only covers the last event of each document. None if one of the
+    documents was deleted before.
     """
-    if not sink.target.rules.ordered:
+    rules = sink.target.rules
+    if not rules.ordered:
         return {}
-    if sink.any_deleted() and _are_deleted(sink, reduced.latest):
+    if sink.journal.any_deleted() and sink.journal.deleted_orders(reduced.latest):
         return None
-    place, later = sink.guard_place, sink.target.rules.order_is_time
-    firsts = (
-        [values[place] for order, values in reduced.first.values() if order is not None]
-        if place is not None
-        else []
-    )
+    place = sink.table.guard_place
+    if place is None:
+        return {}
+    firsts = [values[place] for order, values in reduced.first.values() if order is not None]
     if not firsts:
         return {}
     orders = {document: order for document, (order, _) in reduced.first.items()}
-    as_late = (
-        (document, Stored(True, known)) for document, known in sink.not_before(min(firsts), orders)
-    )
-    return {
-        d: one
-        for d, one in as_late
-        if guard.judge(orders[d], one.order, later) is not Verdict.APPLIED
-    }
+    late = {}
+    for document, stored_order in sink.table.rows_not_before(min(firsts), orders):
+        verdict = guard.judge(orders[document], stored_order, rules.order_is_time)
+        if verdict is not Verdict.APPLIED:
+            late[document] = Stored(True, stored_order)
+    return late
 
 
 def attempt(sink: Sink, reduced: guard.Reduced, expected: int) -> bool:
-    """Write what the guard lets through; nothing, and False, when that are not as many documents as expected."""
-    sink.execute("SAVEPOINT instep")
-    written = sink.upsert(_rows(sink, reduced))
+    """Upsert the batch. Roll back and return False unless exactly `expected` rows were written."""
+    sink.connection.execute("SAVEPOINT instep")
+    written = sink.table.upsert(_rows(sink, reduced))
     if written != expected:
-        sink.back_to_savepoint()
-        sink.doubts = DOUBTED_BATCHES if written is not None else 0
+        sink.connection.back_to_savepoint()
+        sink.table.expect_late_rows(0 if written is None else PESSIMISTIC_BATCHES)
         return False
-    sink.execute("RELEASE SAVEPOINT instep")
+    sink.connection.execute("RELEASE SAVEPOINT instep")
     return True
 
 
 def stage(sink: Sink, reduced: guard.Reduced) -> dict[Document, Stored] | None:
-    """Bring what may be written to the database; those of the documents of which something as late is stored.
+    """Load the batch into the stage, and return what is stored of documents that is not older.
 
-    None when a document was deleted before, or a row's order value is none: then the stage is of no use.
+    None if a document was deleted before, or a row has no order value: the stage is of no use.
     """
-    sink.fill_stage(_rows(sink, reduced))
-    if sink.target.rules.ordered and sink.any_deleted() and _staged_deleted(sink, reduced):
+    sink.table.fill_stage(_rows(sink, reduced))
+    if sink.target.rules.ordered and sink.journal.any_deleted() and _staged_deleted(sink, reduced):
         return None
-    found: dict[Document, Stored] = {}
-    for document, (order,) in map(sink.key_of, sink.late()):
-        known = sink.order_of(order)
-        if known is None:
+    late: dict[Document, Stored] = {}
+    for row in sink.table.late_rows():
+        document, (value,) = sink.table.split_key(row)
+        order = sink.table.order_value(value)
+        if order is None:
             return None
-        found[document] = Stored(True, known)
-    return found
+        late[document] = Stored(True, order)
+    return late
 
 
 def write_staged(sink: Sink, expected: int) -> None:
-    """Write what the guard lets through of the stage; raises Outrun when that are not as many documents as expected."""
-    written = sink.upsert_stage()
+    """Upsert the stage; raise Outrun unless exactly `expected` rows were written."""
+    written = sink.table.upsert_stage()
     if written is not None:
-        sink.expect(written, expected)
+        sink.table.check_written(written, expected)
 
 
-def _rows(sink: Sink, reduced: guard.Reduced) -> list[Row]:
-    place = sink.guard_place
+def _rows(sink: Sink, reduced: guard.Reduced) -> list[StagedRow]:
+    """Return the latest values of each document, and the guard's value of its first event."""
+    place = sink.table.guard_place
     return [
         (
             document,
@@ -97,16 +101,12 @@ def _rows(sink: Sink, reduced: guard.Reduced) -> list[Row]:
     ]
 
 
-def _are_deleted(sink: Sink, documents: Iterable[Document]) -> bool:
-    """Whether one of these is remembered as deleted; it may have been made again since."""
-    names = sorted(map(str, documents))
-    return bool(list(sink.select_many(sink.sql(SELECT_DELETED), (sink.target.pipeline,), names)))
-
-
 def _staged_deleted(sink: Sink, reduced: guard.Reduced) -> bool:
-    """Whether a staged document was deleted before. What is remembered of deleted documents has their ids as text."""
-    if sink.identity.is_composite:
-        return _are_deleted(sink, reduced.latest)
-    is_text = isinstance(sink.target.mapping.keys[0].kind, kinds.Text)
-    key = f"s.{sink.key}" if is_text else f"CAST(s.{sink.key} AS {sink.text_type})"
-    return bool(sink.select(sink.sql(STAGED_DELETED).format(key=key), (sink.target.pipeline,)))
+    """Return whether a staged document was deleted before. Deleted ids are kept as text."""
+    if sink.table.identity.is_composite:
+        return bool(sink.journal.deleted_orders(reduced.latest))
+    key = f"s.{sink.table.key}"
+    if not isinstance(sink.target.mapping.keys[0].kind, kinds.Text):
+        key = f"CAST({key} AS {sink.connection.text_type})"
+    statement = sink.connection.sql(STAGED_DELETED).replace("{key}", key)
+    return bool(sink.connection.select(statement, (sink.target.pipeline,)))

@@ -1,6 +1,7 @@
-"""Reading a target table, and judging whether it can hold what the mapping says.
+"""Read a target table, and check whether it fits the mapping.
 
-A table that cannot is refused before anything runs, with the exact column and the statement that would mend it.
+A table that does not fit is refused before anything runs, with the column and the statement that
+would repair it.
 """
 
 from __future__ import annotations
@@ -41,18 +42,14 @@ TEXT_BYTES = {
     "MEDIUMTEXT": 2**24 - 1,
     "LONGTEXT": 2**32 - 1,
 }
-JSON_DOUBLES: dict[str, Literal["all", "whole"]] = {
-    "mysql": "all",
-    "sqlite": "whole",
-}  # others keep every digit of a number
-JSON_DEPTH = {
-    "mysql": 100,
-    "mariadb": 31,
-}  # what their parsers take; PostgreSQL takes more than an event may have
-DECIMAL_ID_DIGITS = 18  # of a decimal number that is a key: what 64 bits hold
+# databases that store numbers in JSON as doubles; the others keep every digit
+JSON_DOUBLES: dict[str, Literal["all", "whole"]] = {"mysql": "all", "sqlite": "whole"}
+# how deep JSON may be nested; PostgreSQL accepts more than an event may have
+JSON_DEPTH = {"mysql": 100, "mariadb": 31}
+DECIMAL_ID_DIGITS = 18  # of a decimal number that is a key: fits into 64 bits
 UUID_BYTES = 16
 TIME_DIGITS = 6  # of a second, in a key
-JSON_CHECK = re.compile(r"json_valid\(.*\)")  # MariaDB's own, which every value that we write keeps
+JSON_CHECK = re.compile(r"json_valid\(.*\)")  # MariaDB's own, which our values always satisfy
 # pairs of ids that a collation may confuse: case, trailing space, one letter in two Unicode forms
 CONFUSABLE = {
     "a and A": ("a", "A"),
@@ -66,11 +63,12 @@ CONFUSABLE = {
 def connection(
     url: sa.URL, *, create: bool = False, read_only: bool = False
 ) -> Iterator[sa.Connection]:
-    """A connection for looking and for making tables; errors come out as ours. `create` makes a missing SQLite file.
+    """Open a connection to inspect and create tables; errors are raised as ours.
 
-    `read_only` asks for no more than the right to read, of a SQLite file and its folder too.
+    `create` creates a missing SQLite file. `read_only` only needs the right to read, also for a
+    SQLite file and its folder.
     """
-    asked, since = url, time.monotonic()
+    given_url, started_s = url, time.monotonic()
     if url.get_backend_name() == "sqlite" and not create:
         mode = _reading_mode(Path(str(url.database))) if read_only else {"mode": "rw"}
         url = url.set(
@@ -85,10 +83,10 @@ def connection(
         raise extras.missing(f"the driver for {name}", target.EXTRAS[name]) from None
     try:
         with engine.connect() as opened:
-            _refuse_raw_bytes(opened, asked)
+            _refuse_raw_bytes(opened, given_url)
             yield opened
     except sa.exc.DBAPIError as error:
-        ours = translate(asked, error.orig) if isinstance(error.orig, Exception) else None
+        ours = translate(given_url, error.orig) if isinstance(error.orig, Exception) else None
         if ours is None:
             raise
         if isinstance(ours, errors.RowRefused):  # no row was written here
@@ -98,7 +96,7 @@ def connection(
             )
         if isinstance(ours, errors.Unreachable):
             ours = type(ours)(
-                f"{ours.what} (tried for {time.monotonic() - since:.0f} s)", ours.remedy
+                f"{ours.what} (tried for {time.monotonic() - started_s:.0f} s)", ours.remedy
             )
         raise ours from error
     finally:
@@ -106,17 +104,18 @@ def connection(
 
 
 def _reading_mode(file: Path) -> dict[str, str]:
-    """How to open a SQLite file for reading.
+    """Return the options that open a SQLite file for reading.
 
-    A database in WAL mode that nobody has open lacks the files beside it, which even a reader makes, and cannot in a folder that
-    is read-only. As nobody writes it either, it may be read as it stands.
+    A database in WAL mode needs files beside it, which even a reader creates, but not in a
+    read-only folder. If these files are missing, nobody has the database open, so it can be read
+    as it is.
     """
     unused = not Path(f"{file}-wal").exists() and not os.access(file.parent, os.W_OK)
     return {"mode": "ro", "immutable": "1"} if unused and file.exists() else {"mode": "ro"}
 
 
 def _refuse_raw_bytes(opened: sa.Connection, url: sa.URL) -> None:
-    """PostgreSQL's SQL_ASCII keeps bytes of any encoding: what is read back may not be text at all."""
+    """Refuse PostgreSQL's SQL_ASCII, which stores bytes of any encoding instead of text."""
     driver: Any = opened.connection.driver_connection
     if (
         opened.dialect.name != "postgresql"
@@ -124,22 +123,24 @@ def _refuse_raw_bytes(opened: sa.Connection, url: sa.URL) -> None:
     ):
         return
     raise errors.TargetUnfit(
-        f"{target.shown(url)} has the encoding SQL_ASCII, which keeps bytes of any encoding instead of text",
-        "move the tables to a database made with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0",
+        f"{target.shown(url)} has the encoding SQL_ASCII,"
+        " which stores bytes of any encoding instead of text",
+        "move the tables to a database created with:"
+        " CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0",
     )
 
 
 def _arguments(url: sa.URL) -> dict[str, Any]:
-    """What the driver takes beside the URL."""
+    """Return the driver's arguments beside the URL."""
     match url.get_backend_name():
         case "sqlite":
             return {}
         case "postgresql":
             tls.check(url)
-            # a pooler may give each statement another session
+            # behind a pooler each statement may run in another session
             return {"connect_timeout": 5, "prepare_threshold": None, "client_encoding": "utf8"}
         case _:
-            # the server's own mode may give quotes another meaning
+            # the server's default mode may change the meaning of quotes
             return {
                 "connect_timeout": 5,
                 "sql_mode": "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION",
@@ -148,7 +149,7 @@ def _arguments(url: sa.URL) -> dict[str, Any]:
 
 
 def translate(url: sa.URL, error: Exception) -> errors.InstepError | None:
-    """A driver's error as ours, by the table of its own module."""
+    """Return a driver's error as ours, by the table in its module."""
     match url.get_backend_name():
         case "sqlite":
             return sqlite.translate(error, url)
@@ -163,7 +164,7 @@ def translate(url: sa.URL, error: Exception) -> errors.InstepError | None:
 
 
 def inspect(name: str, pipeline: settings.Pipeline) -> Target:
-    """The pipeline's target, when its table fits the mapping and instep's own tables are there."""
+    """Return the target, if its table fits the mapping and instep's own tables exist."""
     url = target.database_url(pipeline.target)
     table = target.table_name(pipeline.table)
     with connection(url) as opened:
@@ -182,8 +183,8 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
             sorted(key for key in reader.unique_keys() if set(key) != set(pipeline.keys))
         )
         loose_key = any(
-            isinstance(one.kind, kinds.Text) and reader.confused_ids(one.name) is not None
-            for one in compiled.keys
+            isinstance(key.kind, kinds.Text) and reader.confused_ids(key.name) is not None
+            for key in compiled.keys
         )
     return Target(
         pipeline=name,
@@ -212,7 +213,10 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
 def _cleared(
     table: TableName, pipeline: settings.Pipeline, compiled: mapping.Mapping
 ) -> guard.Values:
-    """What a delete writes to each mapped column: null, or the status for it. The guard's value and constants stay."""
+    """Return what a delete writes to each mapped column: null, or `cleared_status`.
+
+    The guard's value and constants stay.
+    """
     values: list[Any] = []
     for field in compiled.fields:
         column = field.column
@@ -224,17 +228,19 @@ def _cleared(
             values.append(None)
         else:
             raise errors.TargetUnfit(
-                f'table {table}: column {column.name!r} takes no null, so deletes = "clear" cannot empty it',
-                "let the column be null, give the status column a cleared_status, or choose another value of `deletes`",
+                f"table {table}: column {column.name!r} does not allow null,"
+                ' so deletes = "clear" cannot clear it',
+                "allow null in the column, give the status column a cleared_status,"
+                " or choose another value of `deletes`",
             )
     return tuple(values)
 
 
 def refuse_restrained(known: Target, pipeline: settings.Pipeline) -> None:
-    """Raise when the table is no longer what a running pipeline was started on.
+    """Raise if the table has changed since a running pipeline was started.
 
-    TargetChanged ends the pipeline. TableConstrained starts it again: a constraint, a trigger, a unique key or another collation
-    of the key changes how rows have to be written.
+    TargetChanged ends the pipeline. TableConstrained restarts it: a constraint, a trigger, a
+    unique key or another collation of the key changes how rows must be written.
     """
     found = refuse_changed(known, pipeline)
     if (found.refuses, found.upserts, found.unique, found.loose_key) != (
@@ -249,8 +255,8 @@ def refuse_restrained(known: Target, pipeline: settings.Pipeline) -> None:
 
 
 def refuse_changed(known: Target, pipeline: settings.Pipeline) -> Target:
-    """The target as it is now; TargetChanged when its table is no longer the one that a running pipeline was started on."""
-    again = f"put it back as it was, or keep it so; then: instep run {shlex.quote(known.pipeline)}"
+    """Return the current target; raise TargetChanged if its columns changed since the start."""
+    remedy = f"undo the change, or accept it; then: instep run {shlex.quote(known.pipeline)}"
     try:
         found = inspect(known.pipeline, pipeline)
     except errors.TargetUnfit as unfit:
@@ -264,23 +270,22 @@ def refuse_changed(known: Target, pipeline: settings.Pipeline) -> Target:
     ):
         if before != after:
             raise errors.TargetChanged(
-                f"table {known.table}: column {before.name!r} was {_worded(before)} and is {_worded(after)} now",
-                again,
+                f"table {known.table}: column {before.name!r} was {_worded(before)}"
+                f" and is {_worded(after)} now",
+                remedy,
             )
     return found
 
 
 def _worded(column: mapping.TargetColumn) -> str:
-    collation = (
-        f" COLLATE {column.collation}"
-        if column.collation and "COLLATE" not in column.declared
-        else ""
-    )
-    return f"{column.declared}{collation}{'' if column.nullable else ' NOT NULL'}"
+    words = column.declared
+    if column.collation and "COLLATE" not in column.declared:
+        words += f" COLLATE {column.collation}"
+    return words if column.nullable else f"{words} NOT NULL"
 
 
 def own_tables(view: sa.Inspector) -> dict[str, set[str]]:
-    """Those of instep's own tables that are there, with their columns."""
+    """Return the existing tables of instep with the names of their columns."""
     found = view.get_multi_columns(filter_names=list(tables.metadata.tables))
     return {
         name: {column["name"] for column in columns}
@@ -290,14 +295,13 @@ def own_tables(view: sa.Inspector) -> dict[str, set[str]]:
 
 
 def judge_own(opened: sa.Connection, url: sa.URL, own: dict[str, set[str]]) -> None:
-    """Raise TargetUnfit when one of instep's own tables, or a column of it, is missing."""
+    """Raise TargetUnfit if one of instep's own tables, or one of their columns, is missing."""
     for name, table in sorted(tables.metadata.tables.items()):
         if name not in own:
-            sa.inspect(opened).has_table(
-                name
-            )  # MariaDB and MySQL hide a table without rights, and refuse when asked by name
+            # MariaDB and MySQL hide tables without rights; this query raises a better error
+            sa.inspect(opened).has_table(name)
             raise errors.TargetUnfit(f"{target.shown(url)} has no table {name}", "run: instep init")
-        for column in tables.lacking(table, own[name]):
+        for column in tables.missing_columns(table, own[name]):
             raise errors.TargetUnfit(
                 f"{target.shown(url)}: table {name} has no column {column.name}", "run: instep init"
             )
@@ -318,15 +322,17 @@ class TableReader:
 
     @property
     def is_mysql(self) -> bool:
+        """Return whether this is MySQL or MariaDB."""
         return self.dialect.name in ("mysql", "mariadb")
 
     def quote(self, name: str) -> str:
+        """Return a quoted name."""
         return tables.undoubled(
             self.dialect.identifier_preparer.quote_identifier(name), self.dialect
         )
 
     def judge(self, pipeline: settings.Pipeline) -> mapping.Mapping:
-        """The compiled mapping; raises TargetUnfit with the first thing that does not fit."""
+        """Return the compiled mapping; raise TargetUnfit for the first thing that does not fit."""
         self.judge_table(pipeline)
         columns = {name: self._column(name) for name in pipeline.columns} | self._key_columns(
             pipeline
@@ -343,7 +349,7 @@ class TableReader:
     def faults(
         self, pipeline: settings.Pipeline, *, may_lack: bool = False
     ) -> list[errors.TargetUnfit]:
-        """Everything that does not fit, not only the first; columns that may be lacking are passed over."""
+        """Return everything that does not fit; with `may_lack`, missing columns are accepted."""
         found: list[errors.TargetUnfit] = []
 
         def attempt(judge: Callable[..., Any], *arguments: Any) -> Any:
@@ -353,9 +359,9 @@ class TableReader:
                 found.append(unfit)
 
         attempt(self.judge_table, pipeline)
-        asked = [name for name in pipeline.columns if name in self.columns or not may_lack]
+        checked = [name for name in pipeline.columns if name in self.columns or not may_lack]
         columns = {
-            name: column for name in asked if (column := attempt(self._column, name)) is not None
+            name: column for name in checked if (column := attempt(self._column, name)) is not None
         }
         if pipeline.missing == "insert":
             for name in self.columns:
@@ -372,7 +378,7 @@ class TableReader:
         return [*found, *declared_columns.faults(str(self.table), pipeline, columns)]
 
     def judge_table(self, pipeline: settings.Pipeline) -> None:
-        """What must be right before the table is changed or written: its engine, and the key."""
+        """Check engine and key, which must be right before the table is changed or written."""
         self._refuse_view()
         self._judge_database()
         written = pipeline.missing == "insert"
@@ -387,17 +393,19 @@ class TableReader:
             if written and (self.columns[name].get("identity") or {}).get("always"):
                 raise self._unfit(
                     name,
-                    "is GENERATED ALWAYS by the database, so a document cannot be inserted under its own id",
-                    f"ALTER TABLE {self.quoted} ALTER COLUMN {self.quote(name)} SET GENERATED BY DEFAULT",
+                    "is GENERATED ALWAYS by the database,"
+                    " so a document cannot be inserted with its own id",
+                    f"ALTER TABLE {self.quoted}"
+                    f" ALTER COLUMN {self.quote(name)} SET GENERATED BY DEFAULT",
                 )
         self._judge_key(pipeline.keys)
 
     def refuses(self, pipeline: settings.Pipeline) -> bool:
-        """Whether the table has constraints on the columns that are written, or triggers: it may refuse what fits its types."""
+        """Return whether constraints on mapped columns, or triggers, may refuse values that fit."""
         where: dict[str, Any] = {"table_name": self.table.name, "schema": self.table.schema}
         written = set(pipeline.columns)
         checks = [check["sqltext"] for check in self.view.get_check_constraints(**where)]
-        pointing = [set(key["constrained_columns"]) for key in self.view.get_foreign_keys(**where)]
+        foreign = [set(key["constrained_columns"]) for key in self.view.get_foreign_keys(**where)]
         unique = [set(key) for key in self.unique_keys()]
         unique += [
             written
@@ -411,13 +419,16 @@ class TableReader:
                 for check in checks
                 if not JSON_CHECK.fullmatch(check)
             )
-            or any(written & columns for columns in (*pointing, *unique))
+            or any(written & columns for columns in (*foreign, *unique))
             or any(isinstance(self.columns[name]["type"], postgresql.DOMAIN) for name in written)
             or bool(self.triggers())
         )
 
     def upserts(self, compiled: mapping.Mapping) -> bool:
-        """Whether a row that turns out to be there leaves no trace of the attempt to insert it, and the guard holds in SQL."""
+        """Return whether an upsert has no side effects, and the guard can be expressed in SQL.
+
+        When a row exists, the attempt to insert it must leave no trace.
+        """
         key = {column.name for column in compiled.keys}
         others = [column for name, column in self.columns.items() if name not in key]
         counts_up = any(
@@ -433,27 +444,35 @@ class TableReader:
                 {"table": self.quoted},
             ).scalar()
         )
-        # SQLite keeps times as text, in whatever shape they were written
+        # SQLite stores times as text, in the form in which they were written
         comparable = (
             self.dialect.name != "sqlite"
             or not compiled.guard
             or isinstance(self._column(compiled.guard).kind, kinds.Integer)
         )
-        # an upsert of MariaDB and MySQL goes by whichever unique key it meets first
+        # an upsert of MariaDB and MySQL uses whichever unique key it meets first
         by_key = not self.is_mysql or all(set(unique) == key for unique in self.unique_keys())
         return not counts_up and not filters and comparable and by_key
 
     def triggers(self) -> list[str]:
+        """Return the names of the table's triggers."""
         match self.dialect.name:
             case "sqlite":
-                query = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = :table COLLATE NOCASE"
+                query = (
+                    "SELECT name FROM sqlite_master"
+                    " WHERE type = 'trigger' AND tbl_name = :table COLLATE NOCASE"
+                )
                 found = self.connection.execute(sa.text(query), {"table": self.table.name})
             case "postgresql":
-                query = "SELECT tgname FROM pg_trigger WHERE tgrelid = CAST(:table AS regclass) AND NOT tgisinternal"
+                query = (
+                    "SELECT tgname FROM pg_trigger"
+                    " WHERE tgrelid = CAST(:table AS regclass) AND NOT tgisinternal"
+                )
                 found = self.connection.execute(sa.text(query), {"table": self.quoted})
             case _:
                 query = (
-                    "SELECT trigger_name FROM information_schema.triggers WHERE event_object_table = :table"
+                    "SELECT trigger_name FROM information_schema.triggers"
+                    " WHERE event_object_table = :table"
                     " AND event_object_schema = COALESCE(:schema, DATABASE())"
                 )
                 found = self.connection.execute(
@@ -461,10 +480,10 @@ class TableReader:
                 )
         return sorted(str(row[0]) for row in found)
 
-    # --- the key ---------------------------------------------------------------------------------------
+    # --- the key -------------------------------------------------------------------------------
 
     def _refuse_view(self) -> None:
-        """A view has no key of its own, and cannot be counted on to write what it is given."""
+        """Refuse a view: it has no key of its own, and may not store what is written to it."""
         views = {*self.view.get_view_names(self.table.schema)}
         if self.dialect.name == "postgresql":
             views |= {*self.view.get_materialized_view_names(self.table.schema)}
@@ -474,18 +493,19 @@ class TableReader:
             )
 
     def _key_columns(self, pipeline: settings.Pipeline) -> dict[str, mapping.TargetColumn]:
-        """The key's columns; where instep makes no rows, the database may compute them."""
+        """Return the key's columns; if instep inserts no rows, the database may compute them."""
         return {
             name: self._key_column(name, written=pipeline.missing == "insert")
             for name in pipeline.keys
         }
 
     def _key_column(self, name: str, *, written: bool) -> mapping.TargetColumn:
-        """A column as part of the key: a decimal number without digits after the point is an integer there."""
+        """Return a key column; a decimal without a fraction counts as an integer."""
         if self.columns[name].get("computed") and written:
             raise self._unfit(
                 name,
-                "is the key and computed by the database, so a document cannot be inserted under its own id",
+                "is the key and computed by the database,"
+                " so a document cannot be inserted with its own id",
                 'set missing = "park" or "ignore", or choose another unique column as `key`',
             )
         column = self._column(name, written=written)
@@ -500,19 +520,21 @@ class TableReader:
     ) -> None:
         if len(pipeline.keys) == 1 and not isinstance(column.kind, identity.KINDS):
             raise self._unfit(
-                name, f"is {column.declared}, and a document's id is text, an integer or a UUID"
+                name, f"is {column.declared}, but a document's id is text, an integer or a UUID"
             )
         if not isinstance(column.kind, identity.PART_KINDS):
             raise self._unfit(
                 name,
-                f"is {column.declared}, and a part of a composite key is text, an integer, a UUID, a date or a time",
+                f"is {column.declared}, but a part of a composite key is text, an integer, a UUID,"
+                " a date or a time",
             )
         if len(pipeline.keys) > 1 and pipeline.key_separator in identity.RESERVED.get(
             type(column.kind), ""
         ):
             raise self._unfit(
                 name,
-                f"is {column.declared}, whose values contain the key_separator {pipeline.key_separator!r}",
+                f"is {column.declared}, whose values contain"
+                f" the key_separator {pipeline.key_separator!r}",
                 'choose another key_separator: "/", for example',
             )
         if isinstance(column.kind, kinds.Timestamp) and (
@@ -520,21 +542,26 @@ class TableReader:
         ):
             raise self._unfit(
                 name,
-                f"is {column.declared}, which does not keep every microsecond of a time in one form, and it is part of the key",
-                "use a key without it, or a column that keeps microseconds: timestamptz, DATETIME(6)",
+                f"is {column.declared} and part of the key, but does not store microseconds"
+                " in one form",
+                "use a key without it, or a column that stores microseconds:"
+                " timestamptz, DATETIME(6)",
             )
         if column.nullable and name not in self._primary_key():
             raise self._unfit(name, "is the key and may be null", self._set_not_null(name, column))
 
     def _judge_key(self, names: tuple[str, ...]) -> None:
-        """The key's columns must be unique, together and checked at once."""
+        """Check that the key's columns are unique together, by an immediate constraint."""
         if not any(set(unique) == set(names) for unique in self.unique_keys()):
             raise self._not_unique(names)
         if self.dialect.name == "postgresql":
             self._refuse_deferrable(names)
 
     def _not_unique(self, names: tuple[str, ...]) -> errors.TargetUnfit:
-        """What to do depends on the table's own key: a column that is unique with others only does not name a document."""
+        """Return the error for a key that is not unique.
+
+        The remedy depends on the table's own key, which may have more columns.
+        """
         primary, columns = self._primary_key(), ", ".join(map(self.quote, names))
         add = f"ALTER TABLE {self.quoted} ADD UNIQUE ({columns})"
         wider = (
@@ -545,18 +572,22 @@ class TableReader:
         if wider:
             listed = ", ".join(f'"{name}"' for name in wider)
             return errors.TargetUnfit(
-                f"table {self.table}: {_columns(names)} the key and not unique: the table's key is ({', '.join(wider)})",
-                f"set key = [{listed}], and `document` to a field for each of them or to one field that holds all of them",
+                f"table {self.table}: {_columns(names)} the key and not unique:"
+                f" the table's key is ({', '.join(wider)})",
+                f"set key = [{listed}], and `document` to a field for each of them"
+                " or to one field that holds all of them",
             )
         return errors.TargetUnfit(
             f"table {self.table}: {_columns(names)} the key and not unique", add
         )
 
     def _refuse_deferrable(self, names: tuple[str, ...]) -> None:
-        """An upsert cannot rely on a unique key that is checked at the end of the transaction only."""
+        """Refuse a unique key that is only checked at the commit: an upsert cannot use it."""
         query = (
-            "SELECT c.conname FROM pg_constraint AS c WHERE c.conrelid = CAST(:table AS regclass) AND c.contype IN ('p', 'u')"
-            " AND c.condeferrable AND ARRAY(SELECT unnest(c.conkey) ORDER BY 1) = ARRAY(SELECT attnum FROM pg_attribute"
+            "SELECT c.conname FROM pg_constraint AS c"
+            " WHERE c.conrelid = CAST(:table AS regclass) AND c.contype IN ('p', 'u')"
+            " AND c.condeferrable AND ARRAY(SELECT unnest(c.conkey) ORDER BY 1)"
+            " = ARRAY(SELECT attnum FROM pg_attribute"
             " WHERE attrelid = c.conrelid AND attname = ANY(:names) ORDER BY 1)"
         )
         found = (
@@ -568,14 +599,14 @@ class TableReader:
             constraint = self.quote(str(found[0]))
             kind = "PRIMARY KEY" if set(names) == set(self._primary_key()) else "UNIQUE"
             raise errors.TargetUnfit(
-                f"table {self.table}: {_columns(names)} the key, and its constraint {found[0]} is DEFERRABLE, which rules out"
-                " upserts",
+                f"table {self.table}: {_columns(names)} the key, but its constraint {found[0]}"
+                " is DEFERRABLE, which rules out upserts",
                 f"ALTER TABLE {self.quoted} DROP CONSTRAINT {constraint},"
                 f" ADD CONSTRAINT {constraint} {kind} ({', '.join(map(self.quote, names))})",
             )
 
     def confused_ids(self, name: str) -> str | None:
-        """Which ids the key's collation takes for equal although they differ, in words; None when there are no such."""
+        """Describe ids that the key's collation takes for equal; None if there are none."""
         return next(
             (
                 words
@@ -586,7 +617,7 @@ class TableReader:
         )
 
     def _confuses(self, name: str, one: str, other: str) -> bool:
-        """Whether two ids would be one in this column, asked of the database itself."""
+        """Ask the database whether two ids are equal in this column."""
         if self.dialect.name == "sqlite":
             return {
                 "NOCASE": one.lower() == other.lower(),
@@ -597,7 +628,10 @@ class TableReader:
             charset = self.columns[name]["type"].charset
             if not kinds.is_in_charset(f"{one}{other}", charset):
                 return False
-            statement = f"SELECT CONVERT(:one USING {charset}) COLLATE {collation} = CONVERT(:other USING {charset}) COLLATE {collation}"
+            left, right = (
+                f"CONVERT(:{side} USING {charset}) COLLATE {collation}" for side in ("one", "other")
+            )
+            statement = f"SELECT {left} = {right}"
             return bool(
                 self.connection.execute(sa.text(statement), {"one": one, "other": other}).scalar()
             )
@@ -629,7 +663,7 @@ class TableReader:
         )
 
     def unique_keys(self) -> set[tuple[str, ...]]:
-        """Columns that are unique together; an index over part of the rows or over expressions does not count."""
+        """Return the unique keys, without partial indexes and indexes on expressions."""
         where: dict[str, Any] = {"table_name": self.table.name, "schema": self.table.schema}
         keys = {
             tuple(unique["column_names"]) for unique in self.view.get_unique_constraints(**where)
@@ -644,7 +678,7 @@ class TableReader:
                 keys.add(tuple(str(name) for name in names))
         return keys | ({self._primary_key()} if self._primary_key() else set())
 
-    # --- the other columns -----------------------------------------------------------------------------
+    # --- the other columns ---------------------------------------------------------------------
 
     def _judge_unmapped(self, pipeline: settings.Pipeline, only: str | None = None) -> None:
         for name, column in self.columns.items():
@@ -659,7 +693,8 @@ class TableReader:
             if not filled and column.get("autoincrement") is not True:
                 raise self._unfit(
                     name,
-                    'takes no null, has no default and is not in the mapping, so missing = "insert" cannot make a document',
+                    "does not allow null, has no default and is not in the mapping,"
+                    ' so missing = "insert" cannot insert a document',
                     'give it a default, map it, or set missing = "park" or "ignore"',
                 )
 
@@ -669,16 +704,19 @@ class TableReader:
         if not isinstance(column.kind, kinds.Timestamp):
             raise self._unfit(
                 column.name,
-                f"is {column.declared}, and the guard compares integers and times",
+                f"is {column.declared}, but the guard compares integers and times",
                 f"change its type to {'a timestamp' if is_time else 'BIGINT'}",
             )
         if column.kind.precision < 6:
+            name = self.quote(column.name)
+            change = f"ALTER COLUMN {name} TYPE timestamptz"
+            if self.is_mysql:
+                change = f"MODIFY {name} DATETIME(6)"
             raise self._unfit(
                 column.name,
-                f"keeps {column.kind.precision} digits of a second, too few for the guard to tell events apart",
-                f"ALTER TABLE {self.quoted} MODIFY {self.quote(column.name)} DATETIME(6)"
-                if self.is_mysql
-                else f"ALTER TABLE {self.quoted} ALTER COLUMN {self.quote(column.name)} TYPE timestamptz",
+                f"stores {column.kind.precision} digits of a second,"
+                " too few for the guard to distinguish events",
+                f"ALTER TABLE {self.quoted} {change}",
             )
 
     def _judge_database(self) -> None:
@@ -686,14 +724,14 @@ class TableReader:
             engine = self._schema_value("SELECT engine FROM information_schema.tables")
             if engine and engine.lower() != "innodb":
                 raise errors.TargetUnfit(
-                    f"table {self.table} is kept by {engine}, which has no transactions",
+                    f"table {self.table} uses the engine {engine}, which has no transactions",
                     f"ALTER TABLE {self.quoted} ENGINE = InnoDB",
                 )
         elif self.dialect.name == "postgresql":
             encoding = self.connection.execute(sa.text("SHOW server_encoding")).scalar()
             if encoding != "UTF8":
                 raise errors.TargetUnfit(
-                    f"the database keeps text as {encoding}, which cannot hold every id",
+                    f"the database stores text as {encoding}, which cannot represent every id",
                     "use a UTF8 database",
                 )
 
@@ -702,7 +740,8 @@ class TableReader:
         if found is None:
             raise errors.TargetUnfit(
                 f"table {self.table} has no column {name!r}{settings.nearest(name, self.columns)}",
-                "correct the name in the settings; or, to add the column: instep init --add-columns",
+                "correct the name in the settings,"
+                " or add the column with: instep init --add-columns",
             )
         if found.get("computed") and written:
             raise self._unfit(
@@ -712,7 +751,7 @@ class TableReader:
         if kind is None:
             raise self._unfit(
                 name,
-                f"is {self._declared(name)}, which an event's field cannot be put into",
+                f"is {self._declared(name)}, a type that instep does not write",
                 self._instead_of(name, found["type"]),
             )
         return mapping.TargetColumn(
@@ -726,7 +765,7 @@ class TableReader:
         )
 
     def _instead_of(self, name: str, kind: Any) -> str:
-        """What to do about a column of a type that events do not have."""
+        """Return the remedy for a column of an unsupported type."""
         if (
             self.dialect.name == "mysql"
             and isinstance(kind, types.BINARY)
@@ -734,8 +773,9 @@ class TableReader:
         ):
             text = self.quote(f"{name}_text")
             return (
-                f'if it holds UUIDs, use a generated column as the key, with missing = "park" or "ignore": ALTER TABLE'
-                f" {self.quoted} ADD {text} CHAR(36) AS (BIN_TO_UUID({self.quote(name)})) STORED NOT NULL UNIQUE"
+                "if it holds UUIDs, use a generated column as the key,"
+                f' with missing = "park" or "ignore": ALTER TABLE {self.quoted} ADD {text} CHAR(36)'
+                f" AS (BIN_TO_UUID({self.quote(name)})) STORED NOT NULL UNIQUE"
             )
         return "map another column"
 
@@ -785,7 +825,7 @@ class TableReader:
         return kinds.Text() if isinstance(kind, postgresql.CITEXT) else None
 
     def _is_json(self, name: str) -> bool:
-        """MariaDB keeps JSON as text with a constraint."""
+        """Return whether a column is JSON, which MariaDB stores as text with a constraint."""
         statement = "SELECT check_clause FROM information_schema.check_constraints"
         where = " WHERE constraint_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
         rows = self.connection.execute(
@@ -799,8 +839,9 @@ class TableReader:
         if kind.charset not in (None, *kinds.UNICODE, *kinds.UNICODE_BMP, *kinds.CODECS):
             raise self._unfit(
                 name,
-                f"keeps text as {kind.charset}, a character set that instep does not know",
-                f"ALTER TABLE {self.quoted} MODIFY {self.quote(name)} {rows['column_type']} CHARACTER SET utf8mb4",
+                f"stores text as {kind.charset}, a character set that instep does not know",
+                f"ALTER TABLE {self.quoted} MODIFY {self.quote(name)} {rows['column_type']}"
+                " CHARACTER SET utf8mb4",
             )
 
     def _integer(self, kind: Any) -> kinds.Integer:
@@ -826,7 +867,7 @@ class TableReader:
         return kinds.Timestamp(precision=6 if precision is None else precision)
 
     def _declared(self, name: str) -> str:
-        """The column's type in the database's own words, complete enough to declare another such column."""
+        """Return the column's type as the database declares it, complete with its collation."""
         if self.dialect.name == "postgresql":
             return self._postgres_types()[name]
         if not self.is_mysql:
@@ -851,10 +892,13 @@ class TableReader:
 
     def _column_facts(self, name: str) -> dict[str, Any]:
         statement = (
-            "SELECT column_type AS column_type, character_set_name AS character_set_name, collation_name AS collation_name"
-            " FROM information_schema.columns"
+            "SELECT column_type AS column_type, character_set_name AS character_set_name,"
+            " collation_name AS collation_name FROM information_schema.columns"
         )
-        where = " WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table AND column_name = :column"
+        where = (
+            " WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
+            " AND column_name = :column"
+        )
         parameters = {"schema": self.table.schema, "table": self.table.name, "column": name}
         return dict(
             self.connection.execute(sa.text(statement + where), parameters).mappings().one()
@@ -867,25 +911,27 @@ class TableReader:
         ).scalar()
         return value
 
-    # --- words -----------------------------------------------------------------------------------------
+    # --- words ---------------------------------------------------------------------------------
 
     def _unfit(self, column: str, problem: str, remedy: str = "") -> errors.TargetUnfit:
         return errors.TargetUnfit(f"table {self.table}: column {column!r} {problem}", remedy)
 
     def _set_not_null(self, name: str, column: mapping.TargetColumn) -> str:
+        alter = f"ALTER TABLE {self.quoted}"
         match self.dialect.name:
             case "postgresql":
-                return f"ALTER TABLE {self.quoted} ALTER COLUMN {self.quote(name)} SET NOT NULL"
+                return f"{alter} ALTER COLUMN {self.quote(name)} SET NOT NULL"
             case "sqlite":
-                return f"make the table anew with {self.quote(name)} {column.declared} NOT NULL PRIMARY KEY"
+                return (
+                    "create the table again with"
+                    f" {self.quote(name)} {column.declared} NOT NULL PRIMARY KEY"
+                )
             case _:
-                return f"ALTER TABLE {self.quoted} MODIFY {self.quote(name)} {column.declared} NOT NULL"
+                return f"{alter} MODIFY {self.quote(name)} {column.declared} NOT NULL"
 
 
 def _columns(names: tuple[str, ...]) -> str:
-    """Columns as the subject of a sentence."""
-    return (
-        f"column {names[0]!r} is"
-        if len(names) == 1
-        else f"columns {', '.join(map(repr, names))} are"
-    )
+    """Return columns as the subject of a sentence."""
+    if len(names) == 1:
+        return f"column {names[0]!r} is"
+    return f"columns {', '.join(map(repr, names))} are"

@@ -1,4 +1,7 @@
-"""A look at what the target database knows of a pipeline, for which the right to read is enough. Makes no temporary tables."""
+"""Read the state of a pipeline from the target database.
+
+The right to read is enough; no temporary tables are created.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from instep import settings
 from instep.document.reasons import Reason
 from instep.sinks import inspection, runs, tables, target
 from instep.sinks.runs import Run
-from instep.sinks.sink import moment
+from instep.sinks.stored_values import utc_time
 from instep.sinks.target import Position
 
 LEDGER, DEAD, PARKED = tables.LEDGER, tables.DEAD_LETTERS, tables.PARKED
 
 
 class LedgerView(msgspec.Struct, frozen=True):
-    """The ledger, how much was set aside, the latest run, and the database's time."""
+    """The ledger, the size of the quarantine, the latest run, and the database's time."""
 
     ledger: dict[int, Position]
     dead_letters: int
@@ -31,7 +34,7 @@ class LedgerView(msgspec.Struct, frozen=True):
 
 
 def read(name: str, pipeline: settings.Pipeline) -> LedgerView:
-    """What the database knows of this pipeline."""
+    """Read the state of a pipeline."""
     with _opened(pipeline) as opened:
         dead = sa.select(sa.func.count()).where(
             DEAD.c.pipeline == name, DEAD.c.topic == pipeline.topic
@@ -49,17 +52,20 @@ def read(name: str, pipeline: settings.Pipeline) -> LedgerView:
 
 
 def ledger(name: str, pipeline: settings.Pipeline) -> dict[int, Position]:
-    """The pipeline's ledger rows by partition."""
+    """Return the pipeline's ledger rows by partition."""
     with _opened(pipeline) as opened:
         return _ledger(opened, name, pipeline.topic)
 
 
 def reasons(name: str, pipeline: settings.Pipeline, since: datetime) -> dict[str, int]:
-    """Why events were set aside since a time, most frequent first. Those that only wait behind another one are left out."""
+    """Count the reasons of quarantined events since a time, most frequent first.
+
+    Events that only wait behind another one do not count.
+    """
     counts: dict[str, int] = {}
     with _opened(pipeline) as opened:
         for table in (DEAD, PARKED):
-            asked = (
+            query = (
                 sa.select(table.c.reason, sa.func.count())
                 .where(
                     table.c.pipeline == name,
@@ -68,9 +74,9 @@ def reasons(name: str, pipeline: settings.Pipeline, since: datetime) -> dict[str
                 )
                 .group_by(table.c.reason)
             )
-            for reason, count in opened.execute(asked):
+            for reason, count in opened.execute(query):
                 counts[str(reason)] = counts.get(str(reason), 0) + int(count)
-    return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 @contextmanager
@@ -81,21 +87,19 @@ def _opened(pipeline: settings.Pipeline) -> Iterator[sa.Connection]:
         yield opened
 
 
-def _count(opened: sa.Connection, asked: sa.Select[Any]) -> int:
-    return int(opened.execute(asked).scalar() or 0)
+def _count(opened: sa.Connection, query: sa.Select[Any]) -> int:
+    return int(opened.execute(query).scalar() or 0)
 
 
 def _ledger(opened: sa.Connection, name: str, topic: str) -> dict[int, Position]:
     columns = [LEDGER.c[column] for column in Position.__struct_fields__]
-    found = {}
-    for row in opened.execute(
-        sa.select(*columns).where(LEDGER.c.pipeline == name, LEDGER.c.topic == topic)
-    ):
-        facts = dict(row._mapping)
-        totals = (
-            msgspec.json.decode(facts["totals"], type=dict[str, int]) if facts["totals"] else {}
-        )
-        found[row.partition] = Position(
-            **{**facts, "committed_at": moment(row.committed_at), "totals": totals}
-        )
-    return found
+    query = sa.select(*columns).where(LEDGER.c.pipeline == name, LEDGER.c.topic == topic)
+    positions = {}
+    for row in opened.execute(query):
+        values = dict(row._mapping)
+        values["committed_at"] = utc_time(row.committed_at)
+        values["totals"] = {}
+        if row.totals:
+            values["totals"] = msgspec.json.decode(row.totals, type=dict[str, int])
+        positions[row.partition] = Position(**values)
+    return positions

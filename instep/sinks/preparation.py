@@ -1,4 +1,4 @@
-"""`instep init`: the statements that make what a pipeline needs in its target database, shown or carried out."""
+"""`instep init`: create what a pipeline needs in its target database, or show the statements."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Show = Callable[[Sequence[str]], None]
 
 
 def statements(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[str]:
-    """What is missing in the target database; an empty list when nothing is."""
-    with _looking(pipeline) as opened:
+    """Return the statements that create what the target database is missing."""
+    with _read_only(pipeline) as opened:
         return _missing(opened, pipeline, add_columns)
 
 
 def prepare(
     pipeline: settings.Pipeline, *, add_columns: bool = False, show: Show = lambda _: None
 ) -> list[str]:
-    """Make what is missing; the statements that were carried out, of which `show` was told before."""
+    """Create what is missing. Pass the statements to `show` first, and return them."""
     url = target.database_url(pipeline.target)
     if url.get_backend_name() == "sqlite":
         _check_folder(Path(str(url.database)))
@@ -32,70 +32,76 @@ def prepare(
         missing = _missing(opened, pipeline, add_columns)
         show(missing)
         for statement in missing:
-            opened.exec_driver_sql(
-                statement.replace("%", "%%")
-                if opened.dialect.paramstyle in ("format", "pyformat")
-                else statement
-            )
+            if opened.dialect.paramstyle in ("format", "pyformat"):
+                statement = statement.replace("%", "%%")
+            opened.exec_driver_sql(statement)
         opened.commit()
     return missing
 
 
 def _check_folder(file: Path) -> None:
-    """Refuse a SQLite file that cannot be made or written where it is to be."""
+    """Refuse a SQLite file that cannot be created or written in its folder."""
     folder = file.parent
     if not folder.is_dir():
         raise errors.SettingsError(
-            f"the folder {folder} does not exist", "make it, or correct the target"
+            f"the folder {folder} does not exist", "create it, or correct the target"
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise errors.SettingsError(
-            f"the folder {folder} cannot be written by this user, and SQLite needs files of its own beside {file.name}",
+            f"this user cannot write to the folder {folder},"
+            f" and SQLite creates files of its own beside {file.name}",
             "give this user the right to write there, or name a file in another folder in `target`",
         )
 
 
 @contextmanager
 def _rights_explained() -> Iterator[None]:
-    """What init lacks is not what a running pipeline lacks: somebody else may have to make the tables."""
+    """Raise NotAuthorised with a remedy for init: somebody else may have to create the tables."""
     try:
         yield
     except errors.PermissionLost as refused:
         raise errors.NotAuthorised(
-            f"the tables cannot be made: {refused.what}",
-            "have an administrator run the statements that `instep init --sql` prints, and grant SELECT, INSERT, UPDATE and"
-            " DELETE on those tables; then run `instep init` again to check them",
+            f"the tables cannot be created: {refused.what}",
+            "have an administrator run the statements that `instep init --sql` prints,"
+            " and grant SELECT, INSERT, UPDATE and DELETE on those tables;"
+            " then run `instep init` again to check them",
         ) from refused
 
 
 def faults(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[errors.TargetUnfit]:
-    """Everything about an existing table that does not fit the settings; with `add_columns` it may lack columns."""
-    with _looking(pipeline) as opened:
+    """Return everything about an existing table that does not fit the settings.
+
+    With `add_columns`, missing columns are accepted.
+    """
+    with _read_only(pipeline) as opened:
         reader = _reader(opened, pipeline)
         return reader.faults(pipeline, may_lack=add_columns) if reader else []
 
 
 def untyped(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[str]:
-    """The columns that would be made and of which the settings say no type; the key's among them."""
-    with _looking(pipeline) as opened:
+    """Return the columns, including the key's, that would be created without a declared type."""
+    with _read_only(pipeline) as opened:
         reader = _reader(opened, pipeline)
     if reader is not None and not add_columns:
         return []
     known = set(reader.columns) if reader else set()
-    return [
-        name for name, kind in pipeline.key_types.items() if name not in known and kind is None
-    ] + [
+    keys = [name for name, kind in pipeline.key_types.items() if name not in known and kind is None]
+    columns = [
         name
         for name, column in pipeline.mapped.items()
         if name not in known
         and column.type is None
         and declared_columns.usual_type(pipeline, column) is None
     ]
+    return keys + columns
 
 
 @contextmanager
-def _looking(pipeline: settings.Pipeline) -> Iterator[sa.Connection]:
-    """A connection that changes nothing; for a SQLite file that does not exist, to an empty database in memory."""
+def _read_only(pipeline: settings.Pipeline) -> Iterator[sa.Connection]:
+    """Open a connection that changes nothing.
+
+    For a SQLite file that does not exist, it is an empty database in memory.
+    """
     url = target.database_url(pipeline.target)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
         with sa.create_engine("sqlite://").connect() as opened:
@@ -107,11 +113,9 @@ def _looking(pipeline: settings.Pipeline) -> Iterator[sa.Connection]:
 
 def _reader(opened: sa.Connection, pipeline: settings.Pipeline) -> inspection.TableReader | None:
     name = target.table_name(pipeline.table)
-    return (
-        inspection.TableReader(opened, name)
-        if sa.inspect(opened).has_table(name.name, schema=name.schema)
-        else None
-    )
+    if not sa.inspect(opened).has_table(name.name, schema=name.schema):
+        return None
+    return inspection.TableReader(opened, name)
 
 
 def _missing(opened: sa.Connection, pipeline: settings.Pipeline, add_columns: bool) -> list[str]:
@@ -141,7 +145,7 @@ def _missing(opened: sa.Connection, pipeline: settings.Pipeline, add_columns: bo
 def _table_statements(
     dialect: sa.Dialect, pipeline: settings.Pipeline, known: set[str] | None
 ) -> list[str]:
-    """The statements that make the target table, or add to an existing one the columns that the mapping names."""
+    """Return the statements that create the target table, or add its missing mapped columns."""
     name = target.table_name(pipeline.table)
     columns = [
         sa.Column(column, declared_columns.type_of(pipeline, one))
@@ -162,7 +166,7 @@ def _table_statements(
 
 
 def remove(name: str, pipeline: settings.Pipeline, *, own_tables: bool) -> None:
-    """Take a pipeline and its table out of the target database again; with `own_tables` instep's as well."""
+    """Remove a pipeline and its table from the database; with `own_tables` also instep's."""
     url = target.database_url(pipeline.target)
     table = target.table_name(pipeline.table)
     with inspection.connection(url) as opened:

@@ -1,7 +1,8 @@
-"""The heartbeat of a run: who runs a pipeline, since when, in which state. Kept in `instep_runs`, one row per pipeline.
+"""The heartbeat of a run: who runs a pipeline, since when, and in which state.
 
-It is written on a connection of its own, in a short transaction of its own, beside the data and never with it. All times are
-the database's, so that whoever reads them can tell how old a heartbeat is, whatever the clocks of the machines say.
+Kept in `instep_runs`, one row per pipeline. It is written on a connection and in a short
+transaction of its own, never together with the data. All times are the database's, so that a
+reader can tell how old a heartbeat is, whatever the clocks of the machines show.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 import sqlalchemy as sa
 
 from instep.sinks import inspection, tables
-from instep.sinks.sink import kept_text, moment
+from instep.sinks.stored_values import kept_text, utc_time
 
 INTERVAL_S = 5.0
 DEAD_AFTER_S = 30.0  # without a heartbeat
@@ -47,14 +48,14 @@ class Run(msgspec.Struct, frozen=True):
     detail: str | None  # what it waits for, or why it ended
 
     def is_silent(self, now: datetime) -> bool:
-        """Whether a run that did not say goodbye has not been heard of for so long that it is presumed dead."""
+        """Return whether a run that did not stop has been silent long enough to be dead."""
         return self.state != STOPPED and (now - self.heartbeat_at).total_seconds() > DEAD_AFTER_S
 
 
 class RunReport(msgspec.Struct, frozen=True):
-    """What a run says of itself. Durations are counted on its own machine, by a clock that nobody sets."""
+    """What a run reports. Durations are measured on its own machine, with a monotonic clock."""
 
-    epoch: int  # 0: it has not taken one yet
+    epoch: int  # 0: none yet
     state: str
     running_s: float
     state_s: float
@@ -63,24 +64,24 @@ class RunReport(msgspec.Struct, frozen=True):
 
 
 def clock(opened: sa.Connection) -> datetime:
-    """The database's time."""
-    now = moment(opened.exec_driver_sql(f"SELECT {CLOCKS[opened.dialect.name]}").scalar())
+    """Return the database's time."""
+    now = utc_time(opened.exec_driver_sql(f"SELECT {CLOCKS[opened.dialect.name]}").scalar())
     assert now is not None
     return now
 
 
 def read(opened: sa.Connection, pipeline: str) -> Run | None:
-    """The latest run of a pipeline; None when it never ran."""
+    """Return the latest run of a pipeline; None if it never ran."""
     columns = [RUNS.c[name] for name in Run.__struct_fields__]
     row = opened.execute(sa.select(*columns).where(RUNS.c.pipeline == pipeline)).one_or_none()
     if row is None:
         return None
-    facts: list[Any] = [moment(value) if isinstance(value, datetime) else value for value in row]
+    facts: list[Any] = [utc_time(value) if isinstance(value, datetime) else value for value in row]
     return Run(*facts)
 
 
 class Heartbeat:
-    """Writes the row of one run. Not for use by several threads."""
+    """The row of one run. Not for use by several threads."""
 
     def __init__(self, pipeline: str, url: sa.URL) -> None:
         self._pipeline, self._url = pipeline, url
@@ -89,11 +90,14 @@ class Heartbeat:
             "host": kept_text(socket.gethostname())[:255],
             "pid": os.getpid(),
         }
-        self._held = contextlib.ExitStack()
+        self._resources = contextlib.ExitStack()
         self._opened: sa.Connection | None = None
 
     def beat(self, report: RunReport) -> bool:
-        """Write the row; False when another run has it. Raises the driver's own errors; the next beat connects again."""
+        """Write the row, or return False if it belongs to another run.
+
+        Raises the driver's own errors; the next beat connects again.
+        """
         try:
             return self._write(self._connection(), report)
         except BaseException:
@@ -101,24 +105,25 @@ class Heartbeat:
             raise
         finally:
             if self._url.get_backend_name() == "sqlite":
-                self.close()  # an open connection would outlive its file, and keep others from removing it
+                # an open connection would keep using the file after it was replaced
+                self.close()
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         self._opened = None
         with contextlib.suppress(Exception):  # it may be broken already
-            self._held.close()
+            self._resources.close()
 
     def _connection(self) -> sa.Connection:
         if self._opened is None:
-            self._held = contextlib.ExitStack()
-            opened = self._held.enter_context(inspection.connection(self._url))
+            self._resources = contextlib.ExitStack()
+            opened = self._resources.enter_context(inspection.connection(self._url))
             self._opened = opened.execution_options(isolation_level="AUTOCOMMIT")
         return self._opened
 
     def _write(self, opened: sa.Connection, report: RunReport) -> bool:
         now = clock(opened)
-        said = {
+        report_columns = {
             "heartbeat_at": now,
             "state": report.state,
             "state_at": now - timedelta(seconds=report.state_s),
@@ -126,25 +131,26 @@ class Heartbeat:
             "detail": None if report.detail is None else kept_text(report.detail),
         }
         if report.epoch:
-            said["epoch"] = report.epoch
-        whole = {**self._identity, **said, "started_at": now - timedelta(seconds=report.running_s)}
-        here = sa.update(RUNS).where(RUNS.c.pipeline == self._pipeline)
-        if opened.execute(here.where(RUNS.c.run == self._identity["run"]).values(said)).rowcount:
+            report_columns["epoch"] = report.epoch
+        started_at = now - timedelta(seconds=report.running_s)
+        row = {**self._identity, **report_columns, "started_at": started_at}
+        update = sa.update(RUNS).where(RUNS.c.pipeline == self._pipeline)
+        own = update.where(RUNS.c.run == self._identity["run"]).values(report_columns)
+        if opened.execute(own).rowcount:
             return True
-        if opened.execute(here.where(self._may_take(report.epoch, now)).values(whole)).rowcount:
+        if opened.execute(update.where(self._may_take(report.epoch, now)).values(row)).rowcount:
             return True
         try:
-            opened.execute(
-                sa.insert(RUNS).values({"pipeline": self._pipeline, "epoch": 0, **whole})
-            )
-        except sa.exc.IntegrityError:  # the row is another run's
+            opened.execute(sa.insert(RUNS).values({"pipeline": self._pipeline, "epoch": 0, **row}))
+        except sa.exc.IntegrityError:  # another run has just inserted it
             return False
         return True
 
     def _may_take(self, epoch: int, now: datetime) -> sa.ColumnElement[bool]:
-        """Whether the row of another run may be taken: that run is older, has ended, or is presumed dead.
+        """Return the condition under which this run may take over the row of another run.
 
-        A run without an epoch has not fenced anybody yet, so it leaves a living run alone.
+        That run is older, has ended, or is presumed dead. A run without an epoch has not fenced
+        the others yet, so it does not take the row of a live run.
         """
         silent = RUNS.c.heartbeat_at < now - timedelta(seconds=DEAD_AFTER_S)
         ended = RUNS.c.state == STOPPED

@@ -1,4 +1,4 @@
-"""The schema of a target table, looked for before the table is."""
+"""Check that the schema of a target table exists, before the table is looked up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from instep.sinks.target import TableName
 
 
 def refuse_missing(view: sa.Inspector, table: TableName, url: sa.URL) -> None:
-    """Raise TargetUnfit when the table is to be in a schema that the database does not have."""
+    """Raise TargetUnfit if the database does not have the schema of the table."""
     if table.schema is None:
         return
     known = view.get_schema_names()
@@ -18,6 +18,7 @@ def refuse_missing(view: sa.Inspector, table: TableName, url: sa.URL) -> None:
         quoted = url.get_dialect()().identifier_preparer.quote_identifier(table.schema)
         kind = "schema" if url.get_backend_name() == "postgresql" else "database"
         raise errors.TargetUnfit(
-            f"{target.shown(url)} has no {kind} {table.schema!r}{settings.nearest(table.schema, known)}",
+            f"{target.shown(url)} has no {kind} {table.schema!r}"
+            f"{settings.nearest(table.schema, known)}",
             f"CREATE {kind.upper()} {quoted}; or correct `table` in the settings",
         )

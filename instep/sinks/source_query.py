@@ -1,4 +1,4 @@
-"""A query of the source's own table, row by row, each as the event's value would be."""
+"""Run a query on the source's own database; each row has the form of an event's value."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PAGE_ROWS = 5_000
 
 
 def rows(url: str, query: str) -> Generator[dict[str, Any]]:
-    """The rows of a query, by column name. Nothing that it changes is kept."""
+    """Return the rows of a query as dictionaries. Changes that the query makes are rolled back."""
     with inspection.connection(target.database_url(url)) as opened:
-        # colons are the query's own, and no parameters of ours
+        # a colon in the query is not a parameter
         statement = sa.text(query.replace(":", "\\:"))
         result = opened.execution_options(yield_per=PAGE_ROWS).execute(statement)
         try:
@@ -25,26 +25,27 @@ def rows(url: str, query: str) -> Generator[dict[str, Any]]:
             for row in result:
                 yield dict(zip(names, row, strict=True))
         finally:
-            result.close()  # before its connection: what is left of it is read from there
+            result.close()  # before its connection, from which the remaining rows are read
 
 
 def _names(result: sa.CursorResult[Any]) -> list[str]:
     if not result.returns_rows:
         raise errors.SettingsError(
-            "the query gives no rows",
+            "the query returns no rows",
             "write a SELECT whose columns are named like the event's fields",
         )
     names = list(result.keys())
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise errors.SettingsError(
-            f"the query names {', '.join(repeated)} twice", "give each column one name, with AS"
+            f"the query names {', '.join(repeated)} twice",
+            "give each column a name of its own, with AS",
         )
     return names
 
 
 def value(row: dict[str, Any]) -> bytes:
-    """A row in the wire format of an event's value."""
+    """Encode a row as an event's value."""
     return ENCODER.encode(row)
 
 

@@ -1,4 +1,7 @@
-"""SQLite: one file, one writer at a time. `BEGIN IMMEDIATE` takes the only write lock, so nothing can come between."""
+"""SQLite: one file, one writer at a time.
+
+`BEGIN IMMEDIATE` takes the only write lock, so no other writer can interfere.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,19 @@ from instep import errors
 from instep.document import kinds
 from instep.document.mapping import TargetColumn
 from instep.document.reasons import Unfit
-from instep.sinks import sink, target
-from instep.sinks.target import Position
+from instep.sinks import target
+from instep.sinks.connection import Connection, Rows
+from instep.sinks.journal import Journal
+from instep.sinks.sink import Sink
+from instep.sinks.stored_values import chunks, timestamp_text
+from instep.sinks.target import Target
+from instep.sinks.target_table import STAGE_FIRST, ColumnGroup, StagedRow, TargetTable
 
 BUSY_TIMEOUT_S = 30.0
-TAKEN_AS_THEY_ARE = {str, int, float, bytes, type(None)}
+NATIVE_TYPES = {str, int, float, bytes, type(None)}  # of the driver
+PARAMETERS_MAX = 10_000  # of one statement
 
-# result codes of SQLite, extended or primary: what each means for a pipeline. Any other refuses the row.
+# What each result code, extended or primary, means for a pipeline. Any other refuses the row.
 CODES: dict[int, type[errors.InstepError]] = {
     sqlite3.SQLITE_BUSY: errors.Transient,
     sqlite3.SQLITE_LOCKED: errors.Transient,
@@ -44,212 +53,227 @@ CODES: dict[int, type[errors.InstepError]] = {
     sqlite3.SQLITE_AUTH: errors.PermissionLost,
     sqlite3.SQLITE_ERROR: errors.TargetChanged,
     sqlite3.SQLITE_SCHEMA: errors.TargetChanged,
-    sqlite3.SQLITE_CORRUPT: errors.DatabaseUnreachable,  # until the file is put back
+    sqlite3.SQLITE_CORRUPT: errors.DatabaseUnreachable,  # until the file is restored
     sqlite3.SQLITE_NOTADB: errors.SettingsError,
 }
 
 
-class SqliteSink(sink.Sink):
-    """The target in a SQLite file."""
+class SqliteConnection(Connection):
+    """A connection to a SQLite file."""
 
     placeholder: ClassVar[str] = "?"
     rows_begin: ClassVar[str] = "VALUES "
+    for_update: ClassVar[str] = ""
 
     def connect(self) -> None:
         self._path = Path(str(self.url.database))
-        # mode=rw: a missing file is an error here, as an empty one in its place would hide the loss
+        # mode=rw: a missing file is an error; a new, empty one would hide the loss
         address = f"file:{quote(str(self._path))}?mode=rw"
-        self._connection = sqlite3.connect(
+        self.driver = sqlite3.connect(
             address, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
         self._inode = self._path.stat().st_ino
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = NORMAL")
-        self._connection.execute("PRAGMA foreign_keys = ON")
-        self._connection.execute("PRAGMA temp_store = MEMORY")
-        names = ", ".join(map(self.quoted, (*self.key_names, *self.columns, sink.STAGE_FIRST)))
-        self._connection.execute(f"CREATE TEMPORARY TABLE instep_stage ({names})")
+        self.driver.execute("PRAGMA journal_mode = WAL")
+        self.driver.execute("PRAGMA synchronous = NORMAL")
+        self.driver.execute("PRAGMA foreign_keys = ON")
+        self.driver.execute("PRAGMA temp_store = MEMORY")
+        self.driver.execute(f"CREATE TEMPORARY TABLE instep_stage ({self._stage_columns})")
 
     def close(self) -> None:
-        self._connection.close()
+        self.driver.close()
 
-    def exactly(self, key: TargetColumn, left: str, right: str) -> str:  # noqa: ARG002 - all columns alike
-        return f"{left} = {right} COLLATE BINARY"
+    def translate(self, error: Exception) -> errors.InstepError | None:
+        return translate(error, self.url)
 
     def begin(self) -> None:
         self._follow_file()
         self.execute("BEGIN IMMEDIATE")
-        if self.stage_is_used:
+        if self._stage_is_used:
             self.clear_stage()
-            self.stage_is_used = False
+            self._stage_is_used = False
 
     def begin_snapshot(self) -> None:
         self._follow_file()
         self.execute("BEGIN")
 
-    def positions(self, lock: bool = False, *, wait: bool = True) -> dict[int, Position]:
-        if not self._connection.in_transaction:
-            self._follow_file()
-        return super().positions(lock, wait=wait)
-
-    def _follow_file(self) -> None:
-        """An open connection outlives its file, and would read and write what nobody sees any more."""
-        try:
-            same = self._path.stat().st_ino == self._inode
-        except FileNotFoundError:
-            raise errors.DatabaseUnreachable(
-                f"the database file {self._path} is gone", "put it back, or run instep init"
-            ) from None
-        if not same:
-            self._connection.close()
-            self.connect()
-
     def rollback(self) -> None:
-        if self._connection.in_transaction:  # a full disk has rolled back already
+        if self.driver.in_transaction:  # SQLite rolls back by itself when the disk is full
             self.execute("ROLLBACK")
 
     def back_to_savepoint(self) -> None:
-        if not self._connection.in_transaction:
+        if not self.driver.in_transaction:
             raise errors.TransactionUndone(
-                f"a trigger of table {self.target.table} refuses a row by RAISE(ROLLBACK, …)"
+                f"a trigger of table {self.target.table} refuses a row with RAISE(ROLLBACK, …)"
             )
         super().back_to_savepoint()
 
-    def translate(self, error: Exception) -> errors.InstepError | None:
-        return translate(error, self.url)
+    def refresh(self) -> None:
+        if not self.driver.in_transaction:
+            self._follow_file()
+
+    def _follow_file(self) -> None:
+        """Connect again if the file was replaced.
+
+        An open connection would keep reading and writing the removed file.
+        """
+        try:
+            is_same = self._path.stat().st_ino == self._inode
+        except FileNotFoundError:
+            raise errors.DatabaseUnreachable(
+                f"the database file {self._path} is missing", "restore it, or run instep init"
+            ) from None
+        if not is_same:
+            self.driver.close()
+            self.connect()
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> int:
-        return self._connection.execute(statement, parameters).rowcount
+        return self.driver.execute(statement, parameters).rowcount
 
     def select(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return self._connection.execute(statement, parameters).fetchall()
+        return self.driver.execute(statement, parameters).fetchall()
 
     def select_many(
-        self, statement: str, parameters: Sequence[Any], documents: Sequence[Any]
+        self, statement: str, parameters: Sequence[Any], values: Sequence[Any]
     ) -> Iterator[tuple[Any, ...]]:
-        for chunk in sink.chunks(documents, 10_000 // len(self.keys)):
-            listed, values = self.in_list(chunk)
-            yield from self._connection.execute(
-                statement.replace("{documents}", listed), (*parameters, *values)
+        width = len(values[0]) if values and isinstance(values[0], tuple) else 1
+        for chunk in chunks(values, PARAMETERS_MAX // width):
+            listed, listed_values = self.in_list(chunk)
+            yield from self.driver.execute(
+                statement.replace("{documents}", listed), (*parameters, *listed_values)
             )
 
     def append(
-        self, table: str, columns: tuple[str, ...], rows: sink.Rows, *, skip_known: bool
+        self, table: str, columns: tuple[str, ...], rows: Rows, *, skip_existing: bool
     ) -> None:
         names = ", ".join(map(self.quoted, columns))
-        verb = "INSERT OR IGNORE" if skip_known else "INSERT"
-        self._connection.executemany(
-            f"{verb} INTO {table} ({names}) VALUES ({self._marks(len(columns))})", rows
-        )
-
-    def write_groups(self, groups: list[sink.ColumnGroup]) -> None:
-        for group in groups:
-            columns = group.columns
-            ids = self.identity.columns
-            bound = (
-                [self.bind(value) for value in (*values, *ids(document)) if value is not UNSET]
-                for document, values in group.rows
-            )
-            if group.fresh:
-                names = ", ".join(map(self.quoted, (*columns, *self.key_names)))
-                statement = f"INSERT INTO {self.table} ({names}) VALUES ({self._marks(len(columns) + len(self.keys))})"
-            else:
-                values = ", ".join(
-                    f"{self.quoted(column)} = ?{number}"
-                    for number, column in enumerate(columns, start=1)
-                )
-                same = []
-                for number, (key, name) in enumerate(
-                    zip(self.target.mapping.keys, self.keys, strict=True), start=len(columns) + 1
-                ):
-                    same.append(f"{name} = ?{number}")
-                    if key in self._text_keys:
-                        same.append(self.exactly(key, name, f"?{number}"))
-                statement = f"UPDATE {self.table} SET {values} WHERE {' AND '.join(same)}"
-            self.expect(self._connection.executemany(statement, bound).rowcount, len(group.rows))
-
-    def fill_stage(self, rows: Sequence[sink.Row]) -> None:
-        self.use_stage()
-        columns = zip(*self.flat(rows), strict=True)
-        bound = zip(*map(self._bound, columns), strict=True)
-        marks = self._marks(len(self.keys) + len(self.columns) + 1)
-        self._connection.executemany(f"INSERT INTO instep_stage VALUES ({marks})", bound)
-
-    def clear_stage(self) -> None:
-        self.execute("DELETE FROM instep_stage")
-
-    def upsert_stage(self) -> int:
-        names = ", ".join(map(self.quoted, (*self.key_names, *self.columns)))
-        changes = ", ".join(
-            f"{self.quoted(column)} = excluded.{self.quoted(column)}" for column in self.columns
-        )
-        return self.execute(
-            f"INSERT INTO {self.table} AS t ({names}) SELECT {names} FROM instep_stage WHERE TRUE"
-            f" ON CONFLICT ({self.key}) DO UPDATE SET {changes} WHERE TRUE{self._guarded('excluded.{}')}"
-        )
+        verb = "INSERT OR IGNORE" if skip_existing else "INSERT"
+        marks = self.placeholders(len(columns))
+        self.driver.executemany(f"{verb} INTO {table} ({names}) VALUES ({marks})", rows)
 
     def bind(self, value: Any) -> Any:
         if isinstance(value, (str, int)):  # most are
             return value
         if isinstance(value, datetime):
-            return sink.clock_text(value)
+            return timestamp_text(value)
         if isinstance(value, Decimal):
             return kinds.sqlite_number(value)
         if isinstance(value, UUID):
             return str(value)
         return value.isoformat() if isinstance(value, date) else value
 
-    def _bound(self, values: Sequence[Any]) -> Iterable[Any]:
-        """The values of one column, which are mostly of one type that the driver takes as it is."""
-        return values if set(map(type, values)) <= TAKEN_AS_THEY_ARE else map(self.bind, values)
-
-    @property
-    def for_update(self) -> str:
-        return ""
-
-    def _bound_time(self, at: datetime | None) -> Any:
+    def bind_time(self, at: datetime | None) -> Any:
         return self.bind(at)
 
-    def order_of(self, value: Any) -> int | None:
+
+class SqliteTargetTable(TargetTable):
+    """The target table in a SQLite file."""
+
+    connection: SqliteConnection
+
+    def stage_columns(self) -> str:
+        return ", ".join(map(self.quoted, (*self.key_names, *self.columns, STAGE_FIRST)))
+
+    def exact_match(self, key: TargetColumn, left: str, right: str) -> str:  # noqa: ARG002 - the same for all columns
+        return f"{left} = {right} COLLATE BINARY"
+
+    def order_value(self, value: Any) -> int | None:
         if value is None:
             return None
         try:
-            return (
-                int(value)
-                if isinstance(self.guard_kind, kinds.Integer)
-                else kinds.micros(kinds.instant(value))
-            )
+            if isinstance(self.guard_kind, kinds.Integer):
+                return int(value)
+            return kinds.micros(kinds.instant(value))
         except (Unfit, ValueError):
-            return (
-                None  # SQLite keeps anything in any column; what is no order value guards nothing
+            return None  # SQLite stores anything in any column; this is not an order value
+
+    def write_groups(self, groups: list[ColumnGroup]) -> None:
+        bind, key_values = self.connection.bind, self.identity.columns
+        for group in groups:
+            rows = (
+                [bind(value) for value in (*values, *key_values(document)) if value is not UNSET]
+                for document, values in group.rows
             )
+            statement = self._insert(group) if group.is_insert else self._update(group)
+            written = self.connection.driver.executemany(statement, rows).rowcount
+            self.check_written(written, len(group.rows))
+
+    def fill_stage(self, rows: Sequence[StagedRow]) -> None:
+        self.connection.claim_stage()
+        columns = zip(*self.flat(rows), strict=True)
+        bound = zip(*map(self._bind_column, columns), strict=True)
+        marks = self.connection.placeholders(len(self.keys) + len(self.columns) + 1)
+        self.connection.driver.executemany(f"INSERT INTO instep_stage VALUES ({marks})", bound)
+
+    def upsert_stage(self) -> int:
+        names = ", ".join(map(self.quoted, (*self.key_names, *self.columns)))
+        changes = ", ".join(
+            f"{self.quoted(column)} = excluded.{self.quoted(column)}" for column in self.columns
+        )
+        return self.connection.execute(
+            f"INSERT INTO {self.name} AS t ({names}) SELECT {names} FROM instep_stage WHERE TRUE"
+            f" ON CONFLICT ({self.key}) DO UPDATE SET {changes}"
+            f" WHERE TRUE{self.guard_condition('excluded.{}')}"
+        )
+
+    def _insert(self, group: ColumnGroup) -> str:
+        names = (*group.columns, *self.key_names)
+        marks = self.connection.placeholders(len(names))
+        return f"INSERT INTO {self.name} ({', '.join(map(self.quoted, names))}) VALUES ({marks})"
+
+    def _update(self, group: ColumnGroup) -> str:
+        # the write lock is held since BEGIN, so the guard need not be repeated here
+        values = ", ".join(
+            f"{self.quoted(column)} = ?{number}"
+            for number, column in enumerate(group.columns, start=1)
+        )
+        conditions = []
+        keys = zip(self.mapping.keys, self.keys, strict=True)
+        for number, (key, name) in enumerate(keys, start=len(group.columns) + 1):
+            conditions.append(f"{name} = ?{number}")
+            if key in self.text_keys:
+                conditions.append(self.exact_match(key, name, f"?{number}"))
+        return f"UPDATE {self.name} SET {values} WHERE {' AND '.join(conditions)}"
+
+    def _bind_column(self, values: Sequence[Any]) -> Iterable[Any]:
+        """Bind the values of one column, which mostly have one type that the driver takes."""
+        if set(map(type, values)) <= NATIVE_TYPES:
+            return values
+        return map(self.connection.bind, values)
+
+
+def open_sink(to: Target) -> Sink:
+    """Open a connection to a target in SQLite."""
+    opened = SqliteConnection(to)
+    return Sink(SqliteTargetTable(opened), Journal(opened))
 
 
 def translate(error: Exception, url: sa.URL) -> errors.InstepError | None:
-    """SQLite's error as one of ours, by its result code."""
+    """Return SQLite's error as one of ours, by its result code."""
     if not isinstance(error, sqlite3.Error):
         return None
     where = target.shown(url)
-    if isinstance(
-        error, sqlite3.ProgrammingError
-    ):  # raised by the module itself: the connection is closed
+    # raised by the Python module itself: the connection is closed
+    if isinstance(error, sqlite3.ProgrammingError):
         return errors.DatabaseUnreachable(f"no connection to {where} any more: {error}")
     extended = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     code = extended & 0xFF
     ours = CODES.get(extended) or CODES.get(code, errors.RowRefused)
-    if code == sqlite3.SQLITE_CANTOPEN and _is_read_only(
-        Path(str(url.database).removeprefix("file:"))
-    ):
-        return errors.TargetReadOnly(
-            f"{where}: the file or its folder is read-only for this user: {error}"
-        )
-    if ours is errors.DatabaseUnreachable and code == sqlite3.SQLITE_CANTOPEN:
-        return ours(
-            f"{where} cannot be opened: {error}", "if the file was never made, run: instep init"
-        )
+    if code == sqlite3.SQLITE_CANTOPEN:
+        if _is_read_only(Path(str(url.database).removeprefix("file:"))):
+            return errors.TargetReadOnly(
+                f"{where}: the file or its folder is read-only for this user: {error}"
+            )
+        if ours is errors.DatabaseUnreachable:
+            return ours(
+                f"{where} cannot be opened: {error}",
+                "if the file was never created, run: instep init",
+            )
     return ours(f"{where}: {error}")
 
 
 def _is_read_only(file: Path) -> bool:
-    """SQLite writes a file beside the database first, and says no more than that it could not be opened."""
+    """Return whether a file that exists, or its folder, is read-only.
+
+    SQLite first writes a file beside the database, and only reports that it could not be opened.
+    """
     return file.is_file() and not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))

@@ -1,4 +1,4 @@
-"""The tables instep keeps in the target database, and the statements that make them."""
+"""instep's own tables in the target database, and the statements that create them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.types import TypeEngine
 
-# collations that tell apart what a document's id tells apart: case, accents and trailing spaces
+# collations that distinguish ids by case, accents and trailing spaces
 EXACT_COLLATIONS = {"mysql": "utf8mb4_0900_bin", "mariadb": "utf8mb4_nopad_bin"}
 
 
 def name_type(length: int) -> TypeEngine[str]:
-    """Text that is compared byte by byte."""
+    """Return the type of text that is compared byte by byte."""
     text: TypeEngine[str] = sa.String(length)
     for dialect, collation in EXACT_COLLATIONS.items():
         text = text.with_variant(
@@ -24,7 +24,7 @@ def name_type(length: int) -> TypeEngine[str]:
 
 
 def topic_type() -> TypeEngine[str]:
-    """The name of a topic, which has no other characters: so that it takes little of what a key may be long."""
+    """Return the type of a topic's name: ASCII, which takes little of a key's maximum length."""
     text: TypeEngine[str] = sa.String(249)
     return text.with_variant(
         mysql.VARCHAR(249, charset="ascii", collation="ascii_bin"), "mysql", "mariadb"
@@ -32,16 +32,18 @@ def topic_type() -> TypeEngine[str]:
 
 
 def long_text() -> TypeEngine[str]:
-    """Text of any length, emoji included."""
+    """Return the type of text of any length, including emoji."""
     return sa.Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), "mysql", "mariadb")
 
 
 def time_type() -> TypeEngine[object]:
-    """An instant to the microsecond."""
-    return sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")  # type: ignore[return-value]
+    """Return the type of a time to the microsecond."""
+    kind: TypeEngine[Any] = sa.DateTime(timezone=True)
+    return kind.with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
 
 
 def bytes_type() -> TypeEngine[bytes]:
+    """Return the type of bytes of any length."""
     return sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 
@@ -49,8 +51,8 @@ metadata = sa.MetaData()
 TRANSACTIONAL: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 
 
-def _place() -> list[sa.Column[object]]:
-    """The columns that say where in the log a record lies, and for which pipeline: the key of most tables here."""
+def _partition() -> list[sa.Column[object]]:
+    """Return the columns for pipeline, topic and partition: part of the key of most tables."""
     return [
         sa.Column("pipeline", name_type(100), primary_key=True),
         sa.Column("topic", topic_type(), primary_key=True),
@@ -65,33 +67,30 @@ def _offset() -> sa.Column[object]:
 LEDGER = sa.Table(
     "instep_ledger",
     metadata,
-    *_place(),
+    *_partition(),
     sa.Column("next_offset", sa.BigInteger, nullable=False),
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sa.Column("cluster_id", name_type(64), nullable=False),
     sa.Column("topic_id", name_type(64), nullable=False),
     sa.Column("last_digest", name_type(64)),
     sa.Column("committed_at", time_type()),
-    sa.Column(
-        "since_offset", sa.BigInteger
-    ),  # where the present stretch began: at `start`, or where it was moved to
-    sa.Column(
-        "totals", name_type(255)
-    ),  # what became of all records so far, as JSON: see `Position.totals`
+    # all records from this offset on were applied: `start`, or where the ledger was moved to
+    sa.Column("since_offset", sa.BigInteger),
+    sa.Column("totals", name_type(255)),  # JSON; see `Position.totals`
     **TRANSACTIONAL,
 )
 
-# Stretches of the log that were applied before the ledger was moved elsewhere
+# Ranges of offsets that were applied before the ledger was moved
 APPLIED = sa.Table(
     "instep_applied",
     metadata,
-    *_place(),
+    *_partition(),
     sa.Column("start_offset", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("end_offset", sa.BigInteger, nullable=False),
     **TRANSACTIONAL,
 )
 
-# One row per pipeline: its latest run. Written beside the data, never with it; see `runs.py`.
+# One row per pipeline: its latest run. Never written together with the data; see `runs.py`.
 RUNS = sa.Table(
     "instep_runs",
     metadata,
@@ -112,7 +111,7 @@ RUNS = sa.Table(
 DEAD_LETTERS = sa.Table(
     "instep_dead_letters",
     metadata,
-    *_place(),
+    *_partition(),
     _offset(),
     sa.Column("timestamp_ms", sa.BigInteger),
     sa.Column("key", bytes_type()),
@@ -127,7 +126,7 @@ DEAD_LETTERS = sa.Table(
 PARKED = sa.Table(
     "instep_parked",
     metadata,
-    *_place(),
+    *_partition(),
     _offset(),
     sa.Column("document", name_type(255), nullable=False),
     sa.Column("timestamp_ms", sa.BigInteger),
@@ -138,26 +137,26 @@ PARKED = sa.Table(
     sa.Column("detail", long_text()),
     sa.Column("at", time_type(), nullable=False),
     sa.Index("instep_parked_document", "pipeline", "document"),
-    sa.Index(
-        "instep_parked_reason", "pipeline", "reason", "at"
-    ),  # for the retries, which look every second
+    # for the retries, which run a query every second
+    sa.Index("instep_parked_reason", "pipeline", "reason", "at"),
     **TRANSACTIONAL,
 )
 
-# One key for both that a history is asked for, a document's events and a place in the log: each further index would cost
-# as much as the row. What tells rows apart comes first, as comparing long texts that are all the same is most of that cost.
+# One key serves both queries, by document and by position: another index would cost as much as
+# the row. The columns that differ most come first, because comparing long equal texts is most of
+# that cost.
 HISTORY = sa.Table(
     "instep_history",
     metadata,
     sa.Column("document", name_type(255), primary_key=True),
     _offset(),
-    *reversed(_place()),
+    *reversed(_partition()),
     sa.Column("status", name_type(255)),
     sa.Column("order_value", sa.BigInteger),
     sa.Column("event_time", time_type()),
     sa.Column("verdict", name_type(16), nullable=False),
     sa.Column("committed_at", time_type(), nullable=False),
-    # of an event that was applied later than the flow came to it: where the ledger of its partition stood then
+    # for an event that was applied after the flow had read it: the ledger's next offset then
     sa.Column("ledger_offset", sa.BigInteger),
     **TRANSACTIONAL,
 )
@@ -165,7 +164,7 @@ HISTORY = sa.Table(
 DECISIONS = sa.Table(
     "instep_decisions",
     metadata,
-    *_place(),
+    *_partition(),
     _offset(),
     sa.Column("at", time_type(), primary_key=True),
     sa.Column("document", name_type(255)),
@@ -188,36 +187,40 @@ DELETED = sa.Table(
 
 
 def create_statements(dialect: sa.Dialect, existing: dict[str, set[str]]) -> list[str]:
-    """The statements that make those of instep's tables, and of their columns, that do not exist."""
+    """Return the statements that create instep's missing tables and columns."""
     statements: list[str] = []
     for table in metadata.sorted_tables:
         if table.name not in existing:
             statements += create(table, dialect)
         else:
             statements += [
-                alter_statement(dialect, column) for column in lacking(table, existing[table.name])
+                alter_statement(dialect, column)
+                for column in missing_columns(table, existing[table.name])
             ]
     return statements
 
 
 def index_statements(dialect: sa.Dialect, existing: dict[str, set[str]]) -> list[str]:
-    """The statements that add to existing tables, given with the names of their indexes, the indexes that they lack."""
-    lacking = [
+    """Return the statements that create missing indexes.
+
+    `existing` has the names of the indexes of each existing table.
+    """
+    missing = [
         index
         for name in sorted(existing)
         for index in sorted(metadata.tables[name].indexes, key=lambda index: str(index.name))
         if index.name not in existing[name]
     ]
-    return [_tidy(str(CreateIndex(index).compile(dialect=dialect))) for index in lacking]
+    return [_tidy(str(CreateIndex(index).compile(dialect=dialect))) for index in missing]
 
 
-def lacking(table: sa.Table, columns: set[str]) -> list[sa.Column[Any]]:
-    """The columns of one of instep's tables that the database's does not have: an earlier release made it."""
+def missing_columns(table: sa.Table, columns: set[str]) -> list[sa.Column[Any]]:
+    """Return the columns that a table, created by an earlier release, does not have."""
     return [column for column in table.columns if column.name not in columns]
 
 
 def alter_statement(dialect: sa.Dialect, column: sa.Column[Any]) -> str:
-    """The statement that adds one column to the table it belongs to."""
+    """Return the statement that adds a column to its table."""
     compiler = dialect.ddl_compiler(dialect, CreateTable(column.table))
     table = dialect.identifier_preparer.format_table(column.table)
     return undoubled(
@@ -226,7 +229,7 @@ def alter_statement(dialect: sa.Dialect, column: sa.Column[Any]) -> str:
 
 
 def create(table: sa.Table, dialect: sa.Dialect) -> list[str]:
-    """The statements that make a table with its indexes."""
+    """Return the statements that create a table with its indexes."""
     indexes = sorted(table.indexes, key=lambda index: str(index.name))
     parts: list[CreateTable | CreateIndex] = [
         CreateTable(table),
@@ -236,7 +239,10 @@ def create(table: sa.Table, dialect: sa.Dialect) -> list[str]:
 
 
 def undoubled(statement: str, dialect: sa.Dialect) -> str:
-    """A statement as the database takes it: SQLAlchemy doubles the percent signs of names for drivers that format by them."""
+    """Return a statement as the database takes it.
+
+    SQLAlchemy doubles percent signs in names for drivers that use them for placeholders.
+    """
     return (
         statement.replace("%%", "%") if dialect.paramstyle in ("format", "pyformat") else statement
     )

@@ -1,4 +1,4 @@
-"""What a task must know to write: the target as one frozen value that travels to every task."""
+"""The target of a pipeline as one frozen value, which every task receives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXTRAS = {"postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql"}
 
 
 class TableName(msgspec.Struct, frozen=True):
-    """A table, in a schema where one is named."""
+    """A table, with its schema if one is given."""
 
     schema: str | None
     name: str
@@ -34,7 +34,7 @@ class TableName(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """One pipeline's end of the road: database, table, mapping and rules."""
+    """Where a pipeline writes: database, table, mapping and rules."""
 
     pipeline: str
     topic: str
@@ -44,18 +44,18 @@ class Target(msgspec.Struct, frozen=True):
     rules: guard.Rules
     guarantee: settings.Guarantee
     history: bool
-    upserts: bool = (
-        False  # an upsert does to this table what an insert or an update does, and nothing beside
-    )
-    refuses: bool = False  # the table has constraints or triggers of its own, which must see every event's values
-    unique: tuple[
-        tuple[str, ...], ...
-    ] = ()  # the table's other unique keys: values that one document may take from another
-    loose_key: bool = False  # the key's collation takes different ids for equal, so that one row may be claimed by two documents
+    # an upsert has no side effects on this table beyond those of an insert or an update
+    upserts: bool = False
+    # the table has constraints or triggers of its own, which must see the values of every event
+    refuses: bool = False
+    # the table's other unique keys: two documents may need the same value
+    unique: tuple[tuple[str, ...], ...] = ()
+    # the key's collation takes different ids for equal, so two documents may need the same row
+    loose_key: bool = False
 
 
 class Position(msgspec.Struct, frozen=True):
-    """A row of the ledger: how far one partition is applied, and by whom."""
+    """A row of the ledger: the next offset of a partition, and the epoch of its writer."""
 
     partition: int
     next_offset: int
@@ -64,16 +64,14 @@ class Position(msgspec.Struct, frozen=True):
     topic_id: str
     last_digest: str | None = None
     committed_at: datetime | None = None
-    since_offset: int | None = (
-        None  # where the stretch of the log that was applied without a jump begins
-    )
-    totals: dict[
-        str, int
-    ] = {}  # records so far, and how many of each outcome; advanced in the transaction that wrote them
+    # all records from this offset on were applied; a rewind sets it
+    since_offset: int | None = None
+    # the number of records so far, and of each verdict; updated in the transaction of the rows
+    totals: dict[str, int] = {}
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What a person decided about a place in the log, and why."""
+    """What a person decided about a record, and why."""
 
     partition: int
     offset: int
@@ -82,40 +80,43 @@ class Decision(msgspec.Struct, frozen=True):
     actor: str
     reason: str | None = None
     document: str | None = None
-    topic: str | None = None  # where it is not the one that the pipeline follows now
+    topic: str | None = None  # if it is not the one that the pipeline reads now
 
 
 def table_name(text: str) -> TableName:
-    """`table` or `schema.table`."""
+    """Parse `table` or `schema.table`."""
     schema, dot, name = text.partition(".")
     return TableName(schema, name) if dot else TableName(None, text)
 
 
 def database_url(text: str) -> sa.URL:
-    """The URL with the driver instep uses; a relative SQLite path becomes absolute, as tasks may run elsewhere."""
+    """Return the URL with the driver that instep uses.
+
+    A relative SQLite path becomes absolute, because tasks may run in another directory.
+    """
     try:
         url = sa.make_url(text)
     except sa.exc.ArgumentError:
         raise errors.SettingsError(
-            "the target is no database URL",
+            "the target is not a database URL",
             "write e.g. postgresql://user@host/database or sqlite:///file.db",
         ) from None
-    except (
-        ValueError
-    ):  # what stands behind the host's colon; it is not shown, as it may be a password
+    except ValueError:  # the text behind the host's colon; not shown, as it may be a password
         raise errors.SettingsError(
             "the target's URL has a port that is not a number",
-            "write scheme://user:password@host:port/database, e.g. postgresql://app:${DB_PASSWORD}@db:5432/contracts",
+            "write scheme://user:password@host:port/database,"
+            " e.g. postgresql://app:${DB_PASSWORD}@db:5432/contracts",
         ) from None
     scheme = url.drivername.partition("+")[0]
     if scheme not in DRIVERS:
         raise errors.SettingsError(
-            f"the target's database {scheme!r} is not one instep writes to{settings.nearest(scheme, DRIVERS)}",
-            f"known: {', '.join(DRIVERS)}",
+            f"instep does not support the target's database {scheme!r}"
+            f"{settings.nearest(scheme, DRIVERS)}",
+            f"use one of: {', '.join(DRIVERS)}",
         )
     if scheme != "sqlite":
         _check_address(url)
-    url = tls.with_whole_paths(url.set(drivername=DRIVERS[scheme]))
+    url = tls.with_absolute_paths(url.set(drivername=DRIVERS[scheme]))
     if scheme != "sqlite":
         return url
     if not url.database or url.database == ":memory:":
@@ -127,11 +128,11 @@ def database_url(text: str) -> sa.URL:
 
 
 def _check_address(url: sa.URL) -> None:
-    """Refuse an address that was cut in the wrong place, or that no server can have."""
+    """Refuse an address that was split in the wrong place, or that no server can have."""
     if "@" in f"{url.host}{url.database}":
         raise errors.SettingsError(
-            "the target's URL has more than one @, so where its password ends is not clear",
-            "write an @ in the user or the password as %40; a value of ${NAME} there needs no such care",
+            "the target's URL has more than one @, so the end of its password is ambiguous",
+            "write an @ in the user or the password as %40; a value of ${NAME} needs no escaping",
         )
     if url.port is not None and not 0 < url.port < 65536:
         raise errors.SettingsError(
@@ -140,7 +141,7 @@ def _check_address(url: sa.URL) -> None:
 
 
 def shown(url: sa.URL) -> str:
-    """The URL as its user wrote it, without the driver that instep adds, its password and its options."""
+    """Return the URL as its user wrote it, without driver, password and options."""
     scheme = url.drivername.partition("+")[0]
     if scheme == "sqlite":
         return f"sqlite:///{url.database}"

@@ -1,9 +1,11 @@
-"""TLS to a database: libpq's words for every database, `?sslmode=verify-full&sslrootcert=ca.pem`, and what went wrong with it.
+"""TLS to a database, and what went wrong with it.
+
+Every database uses the options of libpq, as in `?sslmode=verify-full&sslrootcert=ca.pem`:
 
 disable       no TLS
-require       TLS, whoever the server is; with sslrootcert as verify-ca
-verify-ca     and the server's certificate is signed by that authority
-verify-full   and is for the host of the URL
+require       TLS, without a check of the server; with sslrootcert like verify-ca
+verify-ca     the server's certificate must be signed by that authority
+verify-full   and must be for the host in the URL
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ PG_TLS_REQUEST = struct.pack(">ii", 8, 80877103)
 MODES = ("disable", "require", "verify-ca", "verify-full")
 PG_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 FILES = ("sslrootcert", "sslcert", "sslkey")
-SYSTEM = "system"  # libpq's word for the authorities that the machine trusts
+SYSTEM = "system"  # of sslrootcert: the authorities that the machine trusts
 
-# what a URL may say behind its question mark
+# the options that a URL may have behind its question mark
 OPTIONS = {
     "sqlite": ("timeout", "cache", "mode", "uri", "nolock", "immutable"),
     "postgresql": (
@@ -75,14 +77,18 @@ OTHER_SPELLINGS = {
 }
 
 
-def with_whole_paths(url: sa.URL) -> sa.URL:
-    """The URL, its options known and its files named from the root: tasks may run elsewhere."""
+def with_absolute_paths(url: sa.URL) -> sa.URL:
+    """Return the URL with absolute file paths, because tasks may run in another directory.
+
+    Raises SettingsError for an unknown option.
+    """
     name = url.get_backend_name()
     for option in url.query:
         if option not in OPTIONS[name]:
             raise errors.SettingsError(
-                f"the target's URL has an option {option!r}, which {name} does not take{_meant(option, OPTIONS[name])}",
-                f"known: {', '.join(OPTIONS[name])}",
+                f"the target's URL has the option {option!r}, which {name} does not support"
+                f"{_meant(option, OPTIONS[name])}",
+                f"supported options: {', '.join(OPTIONS[name])}",
             )
     known = PG_MODES if name == "postgresql" else MODES
     if (mode := _option(url, "sslmode")) is not None and mode not in known:
@@ -90,12 +96,12 @@ def with_whole_paths(url: sa.URL) -> sa.URL:
             f"the target's sslmode is {mode!r}{settings.nearest(mode, known)}",
             f"use one of {', '.join(known)}",
         )
-    whole = {
+    absolute = {
         file: str(Path(path).absolute())
         for file in FILES
         if (path := _option(url, file)) and path != SYSTEM
     }
-    return url.update_query_dict(whole) if whole else url
+    return url.update_query_dict(absolute) if absolute else url
 
 
 def _meant(option: str, known: tuple[str, ...]) -> str:
@@ -110,55 +116,52 @@ def _meant(option: str, known: tuple[str, ...]) -> str:
 
 
 def context(url: sa.URL) -> ssl.SSLContext | None:
-    """What the URL asks for; None without TLS. SettingsError names a file that is wrong."""
+    """Return the TLS context for the URL; None without TLS. Raises SettingsError for a bad file."""
     mode = _option(url, "sslmode") or (
         "require" if any(_option(url, file) for file in FILES) else None
     )
     if mode in (None, "disable"):
         return None
-    made = _files(url).context()
-    made.check_hostname = mode == "verify-full"
+    tls = _files(url).context()
+    tls.check_hostname = mode == "verify-full"
     if mode not in ("verify-ca", "verify-full") and not _option(url, "sslrootcert"):
-        made.verify_mode = ssl.CERT_NONE
-    return made
+        tls.verify_mode = ssl.CERT_NONE
+    return tls
 
 
 def mysql_arguments(url: sa.URL) -> dict[str, Any]:
-    """TLS as PyMySQL takes it; where the URL says nothing, it is used if the server has it."""
-    made = context(url)
-    return (
-        {"ssl": made}
-        if made
-        else {"ssl_disabled": True}
-        if _option(url, "sslmode") == "disable"
-        else {}
-    )
+    """Return PyMySQL's arguments for TLS. By default TLS is used if the server supports it."""
+    tls = context(url)
+    if tls:
+        return {"ssl": tls}
+    return {"ssl_disabled": True} if _option(url, "sslmode") == "disable" else {}
 
 
 def without_mysql(url: sa.URL) -> sa.URL:
-    """The URL without what its driver takes in other words."""
-    return (
-        url
-        if url.get_backend_name() == "postgresql"
-        else url.difference_update_query(["sslmode", *FILES, "sslpassword"])
-    )
+    """Return the URL without the options that PyMySQL does not know."""
+    if url.get_backend_name() == "postgresql":
+        return url
+    return url.difference_update_query(["sslmode", *FILES, "sslpassword"])
 
 
 def check(url: sa.URL) -> None:
-    """Refuse files that libpq would refuse, in its own words, as a connection that failed; such as a key that others can read."""
+    """Raise SettingsError for files that libpq would refuse, such as a key that others can read.
+
+    libpq itself would report a failed connection.
+    """
     context(url)
     key = _option(url, "sslkey")
     if key is None:
         return
-    found = Path(key).stat()
-    if found.st_mode & 0o077 and (found.st_uid != 0 or found.st_mode & 0o037):
+    status = Path(key).stat()
+    if status.st_mode & 0o077 and (status.st_uid != 0 or status.st_mode & 0o037):
         raise errors.SettingsError(
-            f"the target's sslkey {key} can be read by others than its owner", f"chmod 600 {key}"
+            f"other users can read the target's sslkey {key}", f"chmod 600 {key}"
         )
 
 
 def explain(url: sa.URL, failure: BaseException | None) -> errors.InstepError | None:
-    """The error behind a failed handshake, by its number; None when it was another one."""
+    """Return our error for a failed handshake; None if it was another failure."""
     if isinstance(failure, ssl.SSLCertVerificationError):
         return _files(url).distrusted(_server(url), failure)
     if isinstance(failure, ssl.SSLError):
@@ -167,46 +170,54 @@ def explain(url: sa.URL, failure: BaseException | None) -> errors.InstepError | 
 
 
 def no_tls_there(url: sa.URL) -> errors.NotAuthorised:
+    """Return the error for a server without TLS."""
+    mode = _option(url, "sslmode") or "require"
     return errors.NotAuthorised(
-        f"{_server(url)} speaks no TLS, and the target's sslmode is {_option(url, 'sslmode') or 'require'}",
-        "have TLS switched on there (ssl = on), or set sslmode=disable where the network can be trusted",
+        f"{_server(url)} does not support TLS, but the target's sslmode is {mode}",
+        "enable TLS on the server (ssl = on), or set sslmode=disable in a trusted network",
     )
 
 
 def postgres_fault(url: sa.URL) -> errors.InstepError | None:
-    """Why the server does not let us in, looked at by hand up to the password: libpq has texts for it, and no numbers."""
+    """Find out why the server refuses a connection, by repeating it up to the password.
+
+    libpq reports the reason as text only, without a code.
+    """
     mode = _option(url, "sslmode")
     if not url.host or url.host.startswith("/") or mode in (None, "allow", "prefer"):
         return None
-    made = context(url)
+    tls = context(url)
     try:
         with socket.create_connection((url.host, url.port or PG_PORT), timeout=TIMEOUT_S) as opened:
-            if made is None:
+            if tls is None:
                 return _refusal(url, opened)
             opened.sendall(PG_TLS_REQUEST)
             answer = opened.recv(1)
             if answer == b"N":
                 return no_tls_there(url)
-            with made.wrap_socket(opened, server_hostname=url.host) as spoken:
-                return _refusal(url, spoken)
+            with tls.wrap_socket(opened, server_hostname=url.host) as encrypted:
+                return _refusal(url, encrypted)
     except OSError as failure:
         return explain(url, failure)
 
 
 def _refusal(url: sa.URL, opened: socket.socket) -> errors.NotAuthorised | None:
-    """What the server answers to our name when it does not even ask for a password; by its SQLSTATE."""
+    """Return the server's refusal of the user if it comes before the password."""
     names = (
         f"user\0{url.username or ''}\0database\0{url.database or url.username or ''}\0\0".encode()
     )
     opened.sendall(struct.pack(">ii", 8 + len(names), PG_PROTOCOL) + names)
     with opened.makefile("rb") as stream:
         kind, size = struct.unpack(">ci", stream.read(5).ljust(5, b"\0"))
-        told = stream.read(min(size, ANSWER_BYTES_MAX) - 4) if kind == b"E" else b""
-    fields = {field[:1]: field[1:].decode(errors="replace") for field in told.split(b"\0") if field}
+        message = stream.read(min(size, ANSWER_BYTES_MAX) - 4) if kind == b"E" else b""
+    fields = {
+        field[:1]: field[1:].decode(errors="replace") for field in message.split(b"\0") if field
+    }
     if not fields.get(b"C", "").startswith("28"):
         return None
     return errors.NotAuthorised(
-        f"{_server(url)} refuses user {url.username!r}: {fields.get(b'M', '')} (SQLSTATE {fields[b'C']})",
+        f"{_server(url)} refuses user {url.username!r}:"
+        f" {fields.get(b'M', '')} (SQLSTATE {fields[b'C']})",
         "check the user, sslmode and sslcert against the server's pg_hba.conf",
     )
 

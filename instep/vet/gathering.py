@@ -371,8 +371,12 @@ class Gathering:
         sink = sinks.open_sink(to)
         try:
             with sink.translated():
-                positions, dead, parked = sink.positions(), sink.dead_count(), sink.parked_count()
-                statuses = sorted(sink.statuses(STATUSES_MAX)) if to.rules.transitions else []
+                positions, dead, parked = (
+                    sink.ledger.positions(),
+                    sink.journal.dead_letter_count(),
+                    sink.journal.parked_count(),
+                )
+                statuses = sorted(sink.table.statuses(STATUSES_MAX)) if to.rules.transitions else []
         finally:
             sink.close()
         ends = (

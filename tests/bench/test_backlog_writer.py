@@ -36,11 +36,15 @@ def test_rows_by_the_database_itself(
     try:
         backlog_writer.fill(sink, "status", "version", 3)
         backlog_writer.fill(sink, "status", "version", 12, begun=3)
-        rows = sorted(sink.select(f"SELECT doc_no, status, version FROM {sink.table}"))
+        rows = sorted(
+            sink.connection.select(f"SELECT doc_no, status, version FROM {sink.table.name}")
+        )
         assert rows == [(load.document(number), "NEW", 0) for number in range(12)]
         backlog_writer.fill(sink, "status", "version", 100_012, begun=12)
         assert backlog_writer.total(sink, "version") == (100_012, 0)
-        last = sink.select(f"SELECT doc_no FROM {sink.table} ORDER BY doc_no DESC LIMIT 1")
+        last = sink.connection.select(
+            f"SELECT doc_no FROM {sink.table.name} ORDER BY doc_no DESC LIMIT 1"
+        )
         assert last == [(load.document(100_011),)]
         backlog_writer.refuse_difference(sink, "version", 100_012, 0)
         with pytest.raises(

@@ -575,7 +575,9 @@ def test_init_takes_types_from_the_topic_and_reports_every_fault(place: Path) ->
             in told.stderr
         )
         assert f"instep: {name}: table customer_order has no column 'paid'" in told.stderr
-        assert f"instep: {name}: table customer_order: column 'x' takes no null" in told.stderr
+        assert (
+            f"instep: {name}: table customer_order: column 'x' does not allow null" in told.stderr
+        )
     run_sql(f"sqlite:///{place}/two.db", "ALTER TABLE customer_order DROP COLUMN x")
     told = instep(place, "init", "two", "--add-columns")
     assert (told.returncode, told.stdout.count("ALTER TABLE")) == (0, 2)

@@ -44,5 +44,5 @@ def test_the_oldest_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
             [event(0, "a", 1, "CREATED"), event(1, "b", 1), event(2, "a", 2), record(3, "b", None)],
         )
         assert table(server.url) == [("a", "PRINTED", 2)]
-        assert sink.positions()[0].next_offset == 4
+        assert sink.ledger.positions()[0].next_offset == 4
         sink.close()

@@ -13,9 +13,8 @@ from instep import errors
 from instep.operate import dead_letters, history, parked, timeline
 from instep.pipeline.apply import release
 from instep.pipeline.apply.maintenance import Change
-from instep.sinks import quarantine
-from instep.sinks import sink as sinks_sink
-from instep.sinks.quarantine import RecordPosition, Selection
+from instep.sinks import journal
+from instep.sinks.journal_entries import RecordPosition, Selection
 from tests.support.databases import declare, run_sql
 from tests.support.quarantine import session
 from tests.support.transactions import (
@@ -63,7 +62,7 @@ def test_a_released_document_goes_through_its_events_in_order(
         sink, [event(4, "a", 1, "QUEUED"), event(5, "a", 4, "PRINTED"), event(6, "b", 2, "PRINTED")]
     )
     with session(database_url, transitions=MACHINE) as at:
-        heads = quarantine.parked_heads(at.sink, Selection())
+        heads = at.sink.journal.parked_heads(Selection())
         assert [(one.document, one.waiting, one.reason) for one in heads] == [
             ("a", 4, "TRANSITION_NOT_ALLOWED"),
             ("b", 1, "TRANSITION_NOT_ALLOWED"),
@@ -141,24 +140,23 @@ def test_dead_letters_are_understood_after_the_settings_were_mended(
     with session(
         database_url, columns={"print_status": "status", "print_version": "version"}
     ) as at:
-        groups = quarantine.dead_groups(at.sink, Selection())
+        groups = at.sink.journal.dead_letter_reasons(Selection())
         assert [(one.reason, one.count) for one in groups] == [
             ("FIELD_MISSING", 5),
             ("NOT_JSON", 1),
         ]
-        assert len(quarantine.dead_letters(at.sink, Selection(document="a"))) == 3
+        assert len(at.sink.journal.dead_letters(Selection(document="a"))) == 3
         assert (
             len(
-                quarantine.dead_letters(
-                    at.sink, Selection(since=datetime.now(UTC) + timedelta(hours=1))
+                at.sink.journal.dead_letters(
+                    Selection(since=datetime.now(UTC) + timedelta(hours=1))
                 )
             )
             == 0
         )
         assert (
             len(
-                quarantine.dead_letters(
-                    at.sink,
+                at.sink.journal.dead_letters(
                     Selection(until=datetime.now(UTC) + timedelta(hours=1), reason="NOT_JSON"),
                 )
             )
@@ -187,7 +185,7 @@ def test_dead_letters_are_understood_after_the_settings_were_mended(
             said(list(dead_letters.replay(at, Selection(), never, execute=True))) == said(plan)[:5]
         )
         assert table(database_url) == [("a", "PRINTED", 3), ("b", "PRINTED", 1)]
-        assert [one.place.offset for one in quarantine.dead_letters(at.sink, Selection())] == [4]
+        assert [one.place.offset for one in at.sink.journal.dead_letters(Selection())] == [4]
         life = timeline.read(at, "a", no_cluster)
         assert [(one.place.offset, one.verdict) for one in life.events] == [
             (0, "applied"),
@@ -196,13 +194,13 @@ def test_dead_letters_are_understood_after_the_settings_were_mended(
         ]
         assert {one.action for one in life.decisions} == {"replayed"}
         assert [one.verdict for one in timeline.read(at, "c", no_cluster).events] == ["dead"]
-        [kept] = quarantine.decisions(at.sink, place=RecordPosition(TOPIC, 0, 5))
+        [kept] = at.sink.journal.decisions(place=RecordPosition(TOPIC, 0, 5))
         assert (kept.action, kept.outcome, kept.reason) == (
             "dropped",
             "FIELD_MISSING",
             "a test of the source",
         )
-        assert quarantine.passed_over(at.sink) == {
+        assert at.sink.journal.unapplied() == {
             RecordPosition(TOPIC, 0, offset) for offset in (2, 4, 5)
         }
 
@@ -220,7 +218,7 @@ def test_a_dead_letter_of_a_parked_document_waits_behind(
             event(2, "a", 3, "QUEUED", note=["x"]),
         ],
     )
-    assert sink.dead_count() == 1
+    assert sink.journal.dead_letter_count() == 1
     run_sql(
         database_url,
         "UPDATE instep_dead_letters SET value = ?".replace(
@@ -231,7 +229,7 @@ def test_a_dead_letter_of_a_parked_document_waits_behind(
         assert said(list(dead_letters.replay(at, Selection(), never, execute=True))) == [
             (2, "parked", "WAITS_BEHIND")
         ]
-        assert at.sink.dead_count() == 0
+        assert at.sink.journal.dead_letter_count() == 0
     assert parked_rows(database_url) == [
         (1, "a", "TRANSITION_NOT_ALLOWED"),
         (2, "a", "WAITS_BEHIND"),
@@ -256,7 +254,7 @@ def test_the_history_is_pruned_in_chunks(
         assert history.prune(at, middle, execute=False) == 50
         assert history.prune(at, middle, execute=True) == 50
         assert history.prune(at, middle, execute=True) == 0
-        assert [one.order for one in quarantine.lived(at.sink, "d3")] == [2]
+        assert [one.order for one in at.sink.journal.history("d3")] == [2]
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(25,)]
     assert len(table(database_url)) == 55
 
@@ -288,6 +286,6 @@ def test_large_batches_find_the_parked_too(
     sink = begun(open_sink(declare(database_url)))
     apply(sink, [event(n, f"p{n}", 1, "x" * 300) for n in range(5)])
     for limit in (1_000, 3):
-        monkeypatch.setattr(sinks_sink, "HELD_ASKED_MAX", limit)
-        assert sink.held([f"p{n}" for n in range(3, 10)]) == {"p3", "p4"}
-        assert sink.held([f"p{n}" for n in range(4)]) == {"p0", "p1", "p2", "p3"}
+        monkeypatch.setattr(journal, "LOOKUP_MAX", limit)
+        assert sink.journal.parked_among([f"p{n}" for n in range(3, 10)]) == {"p3", "p4"}
+        assert sink.journal.parked_among([f"p{n}" for n in range(4)]) == {"p0", "p1", "p2", "p3"}

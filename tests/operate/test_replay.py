@@ -18,7 +18,7 @@ from instep.pipeline.apply.batch import Writer
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
 from instep.pipeline.apply.transaction import BatchTransaction
 from instep.sinks import preparation
-from instep.sinks.quarantine import Selection
+from instep.sinks.journal_entries import Selection
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 from tests.support.databases import declare, run_sql
@@ -64,12 +64,12 @@ def event(
 def flow(cluster: Cluster, topic: str, sink: Sink) -> None:
     """Apply what the log has beyond the ledger, as the pipeline's tasks do."""
     found = topics.describe(cluster, topic)
-    if not sink.positions():
-        sink.take_epoch(
+    if not sink.ledger.positions():
+        sink.ledger.take_epoch(
             Position(part, 0, 0, found.cluster_id, found.id) for part in found.partitions
         )
     ends = offsets.latest(cluster, topic, found.partitions)
-    for partition, position in sink.positions().items():
+    for partition, position in sink.ledger.positions().items():
         records = [
             Record(one.offset, one.timestamp_ms, one.key, one.value)
             for one in reading.read(
@@ -137,7 +137,7 @@ def test_a_damaged_table_is_mended(
         assert {line.document for line in mended(session, cluster)} == {"d0", "d2", "d3"}
         expected = [row if row[0] != "d4" else ("d4", "NEWER", 9) for row in good]
         assert table(database_url) == expected
-        assert session.sink.positions() == sink.positions()
+        assert session.sink.ledger.positions() == sink.ledger.positions()
         assert {
             one.action
             for one in timeline.read(
@@ -165,7 +165,7 @@ def test_a_pruned_history_does_not_keep_a_row_damaged(
         url, "UPDATE contract_document SET print_status = 'DAMAGED'", "DELETE FROM instep_history"
     )
     with MaintenanceSession("contracts", pipeline, "ann") as session:
-        commit = session.sink.commit
+        commit = session.sink.connection.commit
         given_up: list[bool] = []
 
         def give_up_once() -> None:
@@ -174,7 +174,7 @@ def test_a_pruned_history_does_not_keep_a_row_damaged(
                 raise errors.Transient("a deadlock")
             commit()
 
-        monkeypatch.setattr(session.sink, "commit", give_up_once)
+        monkeypatch.setattr(session.sink.connection, "commit", give_up_once)
         assert [line.document for line in mended(session, cluster)] == ["a"]
     assert given_up
     assert table(url) == [("a", "TWO", 2)]

@@ -17,7 +17,7 @@ from instep.kafka.connection import Cluster
 from instep.operate import rewind
 from instep.pipeline.apply import transaction
 from instep.pipeline.apply.batch import Writer
-from instep.sinks import preparation, quarantine
+from instep.sinks import preparation
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 from tests.support.databases import declare, open_sink, run_sql
@@ -36,7 +36,7 @@ def started(cluster: Cluster, topic: str, sink: Sink, next_offsets: dict[int, in
         producer.produce(topic, partition=0, key=b"d", value=str(number).encode())
     assert producer.flush(30) == 0
     found = topics.describe(cluster, topic)
-    sink.take_epoch(
+    sink.ledger.take_epoch(
         Position(p, offset, 0, found.cluster_id, found.id) for p, offset in next_offsets.items()
     )
 
@@ -56,7 +56,7 @@ def test_a_plan_and_its_execution(
     assert any("up to 3 records will be applied again" in words for words in back.plan.words)
     assert any("change nothing that is newer" in words for words in back.plan.words)
     rewind.execute("contracts", pipeline, back, who="tester", why=None)
-    stood = sink.positions()[0]
+    stood = sink.ledger.positions()[0]
     found = offsets.first_records(cluster, topic, {0: 1})[0]
     assert found is not None
     assert stood.last_digest == transaction.digest(
@@ -75,7 +75,7 @@ def test_a_plan_and_its_execution(
     with pytest.raises(errors.SettingsError, match="passed over"):
         rewind.execute("contracts", pipeline, ahead, who="tester", why=None)
     rewind.execute("contracts", pipeline, ahead, who="tester", why="known to be void")
-    assert {partition: row.next_offset for partition, row in sink.positions().items()} == {
+    assert {partition: row.next_offset for partition, row in sink.ledger.positions().items()} == {
         0: 12,
         1: 0,
         2: 0,
@@ -100,12 +100,12 @@ def test_what_is_refused(
             cluster, "contracts", pipeline, places.FromStart(), [0], accept_new_topic=True
         )
     prepared = rewind.prepare(cluster, "contracts", pipeline, places.FromStart())
-    before = sink.positions()[0]
+    before = sink.ledger.positions()[0]
     with sink.transaction():
-        sink.advance(before, msgspec.structs.replace(before, next_offset=6))
+        sink.ledger.advance(before, msgspec.structs.replace(before, next_offset=6))
     with pytest.raises(errors.SettingsError, match="has moved since the plan"):
         rewind.execute("contracts", pipeline, prepared, who="tester", why=None)
-    assert sink.positions()[0].next_offset == 6
+    assert sink.ledger.positions()[0].next_offset == 6
     stays = rewind.prepare(cluster, "contracts", pipeline, places.Offset(6), [0])
     assert stays.plan.words == ["nothing moves: every partition stands there already"]
     assert json.loads(msgspec.json.encode(stays.plan))["moves"][0]["delta"] == 0
@@ -146,7 +146,9 @@ def test_records_that_come_again_change_and_set_aside_nothing(
     assert len(before[2]) == 1
     assert len(before[3]) == 2
     with sink.transaction():
-        sink.move(msgspec.structs.replace(sink.positions(lock=True)[0], next_offset=0))
+        sink.ledger.move(
+            msgspec.structs.replace(sink.ledger.positions(lock=True)[0], next_offset=0)
+        )
     steps: list[int] = []
     again = Writer(
         1, "c", "t", {0: [(0, 9)]}
@@ -187,21 +189,23 @@ def test_only_what_was_applied_counts_as_applied(
         rewind.execute("contracts", pipeline, prepared, who="tester", why="by mistake")
 
     def advance(to: int) -> None:
-        before = sink.positions()[0]
+        before = sink.ledger.positions()[0]
         with sink.transaction():
-            sink.advance(before, msgspec.structs.replace(before, next_offset=to, last_digest=None))
+            sink.ledger.advance(
+                before, msgspec.structs.replace(before, next_offset=to, last_digest=None)
+            )
 
     move(0)
-    assert quarantine.applied_before(sink) == {}, "it began at 5, and has applied nothing"
+    assert sink.ledger.applied_ranges() == {}, "it began at 5, and has applied nothing"
     advance(3)
     move(10)
-    assert quarantine.applied_before(sink) == {0: [(0, 3)]}
+    assert sink.ledger.applied_ranges() == {0: [(0, 3)]}
     advance(12)
     move(1)
-    assert quarantine.applied_before(sink) == {0: [(0, 3), (10, 12)]}
+    assert sink.ledger.applied_ranges() == {0: [(0, 3), (10, 12)]}
     advance(11)
     move(0)
-    assert quarantine.applied_before(sink) == {0: [(0, 12)]}
+    assert sink.ledger.applied_ranges() == {0: [(0, 12)]}
 
 
 @pytest.mark.parametrize("history", [True, False])
@@ -218,6 +222,8 @@ def test_a_delete_that_comes_again_leaves_what_was_made_after_it(
     ]
     apply(sink, log)
     with sink.transaction():
-        sink.move(msgspec.structs.replace(sink.positions(lock=True)[0], next_offset=0))
+        sink.ledger.move(
+            msgspec.structs.replace(sink.ledger.positions(lock=True)[0], next_offset=0)
+        )
     apply(sink, log, writer=Writer(1, "c", "t", {0: [(0, 5)]}))
     assert table(database_url) == [("a", "MADE AGAIN", 5)]

@@ -76,7 +76,7 @@ def test_any_order_ends_as_one_by_one(
                 else event(offset, tenant, no, version, f"S{offset}", **note)
             )
             offset += 1
-        sink.doubts = 0 if trusting else 100
+        sink.table.expect_late_rows(0 if trusting else 100)
         apply(sink, batch)
         expected += [(one.offset, model.apply(one).value) for one in decoder.decode_all(batch)[0]]
         found = {
@@ -149,8 +149,8 @@ def test_every_type_of_part_is_written_looked_up_and_read_whole(
     )
     with sink.snapshot():
         assert sorted(row[0] for page in scan.rows(sink) for row in page) == sorted(ids)
-    assert sink.look_up(ids[:2]).keys() == set(ids[:2])
-    assert sink.look_up([ids[0]])[ids[0]]["print_version"] in (2, "2")
+    assert sink.table.look_up(ids[:2]).keys() == set(ids[:2])
+    assert sink.table.look_up([ids[0]])[ids[0]]["print_version"] in (2, "2")
     assert run_sql(database_url, "SELECT count(*) FROM contract_document") == [(len(ids),)]
 
 
@@ -323,7 +323,7 @@ def test_binary_uuids_of_mysql_have_a_way_out(
     columns = "print_status VARCHAR(9), print_version BIGINT"
     run_sql(url, f"CREATE TABLE contract_document (doc_no BINARY(16) PRIMARY KEY, {columns})")
     (fault, *_) = preparation.faults(declare(url, columns=COLUMNS))
-    assert "column 'doc_no' is binary(16), which an event's field cannot be put into" in fault.what
+    assert "column 'doc_no' is binary(16), a type that instep does not write" in fault.what
     one = "0192f6a8-5d3e-7a44-9f0d-6f0e2f6c1a11"
     run_sql(
         url,
@@ -382,7 +382,7 @@ def test_a_key_of_padded_or_caseless_text_is_read_whole(
     with sink.snapshot():
         assert sorted(row[0] for page in scan.rows(sink) for row in page) == ids
     with sink.transaction():
-        assert scan.held_rows(sink, ["a/b"]) == {"a/b": ("PRINTED", "2")}
+        assert sink.table.locked_rows(["a/b"]) == {"a/b": ("PRINTED", "2")}
 
 
 def test_a_single_padded_key_is_read_whole(

@@ -101,7 +101,7 @@ def test_a_column_that_cannot_be_emptied_is_named(new_database: Callable[[str], 
         url, missing="ignore", deletes="clear", columns={"print_status": "status"}, event=event_of
     )
     preparation.prepare(pipeline)
-    with pytest.raises(errors.TargetUnfit, match="column 'print_status' takes no null"):
+    with pytest.raises(errors.TargetUnfit, match="column 'print_status' does not allow null"):
         inspection.inspect("contracts", pipeline)
     sound = declare(
         url,

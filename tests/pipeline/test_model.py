@@ -23,8 +23,8 @@ from instep.operate import dead_letters, parked, replay, rewind
 from instep.pipeline.apply import release
 from instep.pipeline.apply.maintenance import MaintenanceSession
 from instep.pipeline.runner import Runner
-from instep.sinks import inspection, quarantine, tables, target
-from instep.sinks.quarantine import Selection
+from instep.sinks import inspection, tables, target
+from instep.sinks.journal_entries import Selection
 from tests.support import model
 from tests.support.databases import run_sql
 from tests.support.model import Fact, Model, Place
@@ -355,7 +355,7 @@ def _decide(
     expected.replay()
     heads = {
         one.document: ((one.place.partition, one.place.offset), one.reason)
-        for one in quarantine.parked_heads(session.sink, Selection())
+        for one in session.sink.journal.parked_heads(Selection())
     }
     assert heads == {document: waiting[0] for document, waiting in expected.parked.items()}
     for number, document in enumerate(sorted(expected.parked)):

@@ -37,7 +37,7 @@ def test_percent_signs_quotes_and_spaces_in_names(database_url: str, open_sink: 
         maintenance.MaintenanceSession("contracts", pipeline, "ann") as session,
         session.read() as looking,
     ):
-        found = looking.look_up(["a", "b", "c"])
+        found = looking.table.look_up(["a", "b", "c"])
     assert {name: row["100 %"] for name, row in found.items()} == {"a": "LAST", "b": "PRINTED"}
     assert facts.read("contracts", pipeline).unfit is None
 

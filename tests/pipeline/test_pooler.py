@@ -17,7 +17,7 @@ from instep.pipeline.apply.maintenance import MaintenanceSession
 from instep.pipeline.runner import Runner
 from instep.reconcile import repair
 from instep.sinks import facts, inspection, preparation, target
-from instep.sinks.postgres import PostgresSink
+from instep.sinks.postgres import PostgresConnection
 from instep.sinks.sink import Sink
 from tests.support.databases import declare, open_sink, run_sql
 from tests.support.pgbouncer import PgBouncer
@@ -59,7 +59,7 @@ def sessions(sink: Sink, count: int = 6) -> list[int]:
     found = []
     for _ in range(count):
         with sink.transaction():
-            found.append(sink.select("SELECT pg_backend_pid()")[0][0])
+            found.append(sink.connection.select("SELECT pg_backend_pid()")[0][0])
     return found
 
 
@@ -97,7 +97,11 @@ def test_batches_through_a_pooler_end_as_without_one(
         == expected
     )
     for sink in (one, two):
-        assert (sink.positions()[0].next_offset, sink.dead_count(), sink.parked_count()) == (
+        assert (
+            sink.ledger.positions()[0].next_offset,
+            sink.journal.dead_letter_count(),
+            sink.journal.parked_count(),
+        ) == (
             15,
             3,
             1,
@@ -135,13 +139,13 @@ def test_settings_are_those_of_the_transaction_and_no_other(
     sink = begun(open_sink(declare(pooled, **BY_TIME)))
     apply(sink, [event(0, "a", 0, updated_at=1_790_000_000_123)])
     # outside a transaction
-    assert sink.look_up(["a"]) == {
+    assert sink.table.look_up(["a"]) == {
         "a": {"print_status": "PRINTED", "printed_at": "2026-09-21 14:13:20.123+00"}
     }
     assert sink.stored(["a"])["a"].order == 1_790_000_000_123_000
-    assert sink.select("SHOW lock_timeout") == [("30s",)]
+    assert sink.connection.select("SHOW lock_timeout") == [("30s",)]
     with sink.snapshot():
-        assert sink.select("SHOW DateStyle")[0][0].startswith("ISO")
+        assert sink.connection.select("SHOW DateStyle")[0][0].startswith("ISO")
     apply(
         sink,
         [
@@ -201,20 +205,19 @@ def test_a_pooler_is_recognised(
                 assert "pool_mode = transaction" in refused.value.remedy
 
 
-def opened(to: target.Target, url: str) -> PostgresSink:
-    sink = sinks.open_sink(
+def opened(to: target.Target, url: str) -> Sink:
+    return sinks.open_sink(
         msgspec.structs.replace(
             to, url=target.database_url(url).render_as_string(hide_password=False)
         )
     )
-    assert isinstance(sink, PostgresSink)
-    return sink
 
 
 def assert_pooled(to: target.Target, url: str, *, pooled: bool) -> None:
     sink = opened(to, url)
     try:
-        assert sink.is_pooled is pooled
+        assert isinstance(sink.connection, PostgresConnection)
+        assert sink.connection.is_pooled is pooled
         apply(begun(sink), [event(0, "a", 1)])
     finally:
         sink.close()

@@ -125,7 +125,7 @@ def test_one_row_is_refused(
     ) == (2, 2, 4)
     assert table(url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1), ("c", "PRINTED", 2)]
     assert parked(url) == [(4, "b", "REFUSED_BY_TARGET"), (5, "new", "REFUSED_BY_TARGET")]
-    assert sink.positions()[0].next_offset == 7
+    assert sink.ledger.positions()[0].next_offset == 7
 
 
 PARENT = {
@@ -223,7 +223,7 @@ def test_good_parts_of_a_batch_with_refused_rows_are_kept(
         BatchTransaction(WRITER, 0, records, log_holds_nothing, die).apply(
             sink, Decoder(sink.target.mapping)
         )
-    assert sink.positions()[0].next_offset == 20
+    assert sink.ledger.positions()[0].next_offset == 20
     assert apply(sink, records).records == 20
     assert len(table(database_url)) == 34
     assert [row[0] for row in parked(database_url)] == [0, 7, 14, 21, 28, 35]

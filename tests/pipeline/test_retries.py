@@ -16,8 +16,7 @@ from instep.pipeline.apply import maintenance
 from instep.pipeline.apply import release as releasing
 from instep.pipeline.retries import Retries, Schedule
 from instep.pipeline.runner import Runner
-from instep.sinks import quarantine
-from instep.sinks.quarantine import RecordPosition, Selection
+from instep.sinks.journal_entries import RecordPosition, Selection
 from tests.support.databases import declare, run_sql
 from tests.support.pipelines import drained, following
 from tests.support.quarantine import session
@@ -122,7 +121,7 @@ def test_a_document_is_applied_once_its_row_is_inserted(database_url: str, open_
         ("c", "released", "applied", "instep"),
     ]
     with session(database_url, missing="park") as at:
-        assert [(one.place.offset, one.verdict) for one in quarantine.lived(at.sink, "a")] == [
+        assert [(one.place.offset, one.verdict) for one in at.sink.journal.history("a")] == [
             (0, "released"),
             (2, "released"),
             (4, "stale"),
@@ -176,7 +175,7 @@ def test_retries_end_after_their_time(new_database: Callable[[str], str], open_s
         assert started_later.round(now(61)) == 0
     assert [row[1] for row in parked(url)] == ["a", "b"]
     with session(url, missing="park", retry_parked_s=60) as at:
-        [head, _] = quarantine.parked_heads(at.sink, Selection())
+        [head, _] = at.sink.journal.parked_heads(Selection())
     pipeline = declare(url, missing="park", retry_parked_s=60)
     until = head.since + timedelta(seconds=60)
     assert retries.retried_until(pipeline, head.reason, head.since, now()) == until
@@ -260,7 +259,7 @@ def test_a_retry_does_not_wait_for_a_task(
     insert(url, "a")
     with retrying(url, missing="park") as trying:
         with sink.transaction():
-            sink.lock(1)
+            sink.ledger.lock(1)
             assert trying.round(now()) == 1
             assert len(parked(url)) == 1
         assert trying.round(now(2)) == 1

@@ -186,7 +186,7 @@ def test_secrets_are_shown_nowhere_and_faults_at_the_start(
         (
             ("emit", "-"),
             {"INSTEP__KAFKA__BOOTSTRAP": secured_broker.bootstrap_of("login")},
-            "speaks no TLS",
+            "does not support TLS",
         ),
     ]
     for command, changed, words in faults:

@@ -223,7 +223,7 @@ class Desk:
             cluster.kafka,
             cluster.bootstrap,
         )
-        task._sink(to)[0].take_epoch([Position(0, 0, 0, found.cluster_id, found.id)])
+        task._sink(to)[0].ledger.take_epoch([Position(0, 0, 0, found.cluster_id, found.id)])
 
     def apply(self, *events: tuple[bytes, dict[str, Any]]) -> None:
         records = [
@@ -699,8 +699,8 @@ if os.geteuid() == 0:
 try:
     sink = sinks.open_sink(inspection.inspect("contracts", declare(f"sqlite:///{file}")))
     with sink.transaction():
-        sink.positions(lock=True)
-        sink.execute("UPDATE instep_ledger SET epoch = 0")
+        sink.ledger.positions(lock=True)
+        sink.connection.execute("UPDATE instep_ledger SET epoch = 0")
 except errors.TargetReadOnly as error:
     print(error)
 """

@@ -18,7 +18,7 @@ from instep.document.guard import Verdict
 from instep.pipeline.apply.batch import ProbeEvent, Writer
 from instep.pipeline.apply.transaction import BatchTransaction
 from instep.sinks import inspection, preparation
-from instep.sinks.fast_path import DOUBTED_BATCHES
+from instep.sinks.fast_path import PESSIMISTIC_BATCHES
 from instep.sinks.sink import Sink
 from tests.support.databases import declare, has_uuid_type, open_sink, run_sql
 from tests.support.guard_model import Model
@@ -75,8 +75,8 @@ def test_events_become_rows_history_and_a_ledger_that_moved(
     ]
     dead = run_sql(database_url, f"SELECT {quoted}, reason FROM instep_dead_letters")
     assert dead == [(3, "NOT_JSON")]
-    assert sink.positions()[0].next_offset == 6
-    assert sink.dead_count() == 1
+    assert sink.ledger.positions()[0].next_offset == 6
+    assert sink.journal.dead_letter_count() == 1
 
 
 ORDERS = {
@@ -129,7 +129,7 @@ def test_whole_events_in_any_order_end_as_one_by_one(
                     )
                 )
             offset += 1
-        sink.doubts = 0 if trusting else 100
+        sink.table.expect_late_rows(0 if trusting else 100)
         apply(sink, batch)
         expected += [(one.offset, model.apply(one).value) for one in decoder.decode_all(batch)[0]]
         rows = sorted((str(name), row["print_status"]) for name, row in model.rows.items())
@@ -154,7 +154,7 @@ def test_what_is_late_is_asked_only_after_it_was_met(
 ) -> None:
     sink = begun(open_sink(declare(database_url)))
     looks: list[int] = []
-    late, stored = sink.late, sink.stored
+    late, stored = sink.table.late_rows, sink.stored
 
     def seen_late() -> Any:
         looks.append(1)
@@ -164,7 +164,7 @@ def test_what_is_late_is_asked_only_after_it_was_met(
         looks.append(2)
         return stored(documents)
 
-    monkeypatch.setattr(sink, "late", seen_late)
+    monkeypatch.setattr(sink.table, "late_rows", seen_late)
     monkeypatch.setattr(sink, "stored", seen_stored)
     apply(sink, [event(0, "a", 2), event(1, "b", 2)])
     apply(sink, [event(2, "a", 3), event(3, "b", 3)])
@@ -175,12 +175,12 @@ def test_what_is_late_is_asked_only_after_it_was_met(
         1,
         1,
     )
-    for number in range(DOUBTED_BATCHES):
+    for number in range(PESSIMISTIC_BATCHES):
         looks.clear()
         apply(
             sink, [event(6 + 2 * number, "a", 10 + number), event(7 + 2 * number, "b", 10 + number)]
         )
-        assert bool(looks) is (number < DOUBTED_BATCHES - 1)
+        assert bool(looks) is (number < PESSIMISTIC_BATCHES - 1)
 
 
 def test_of_documents_with_several_events_only_rows_that_may_be_late_are_read(
@@ -189,14 +189,14 @@ def test_of_documents_with_several_events_only_rows_that_may_be_late_are_read(
     sink = begun(open_sink(declare(database_url)))
     apply(sink, [event(0, "a", 1), event(1, "b", 1), event(2, "c", 5)])
     read: list[Any] = []
-    ask = sink.not_before
+    ask = sink.table.rows_not_before
 
     def seen(*asked: Any) -> Any:
         found = list(ask(*asked))
         read.append([document for document, _ in found])
         return found
 
-    monkeypatch.setattr(sink, "not_before", seen)
+    monkeypatch.setattr(sink.table, "rows_not_before", seen)
     outcome = apply(sink, [event(3, "a", 2), event(4, "a", 3), event(5, "b", 3), event(6, "b", 4)])
     assert (read, outcome.verdicts[Verdict.APPLIED]) == ([[]], 4)
     outcome = apply(sink, [event(7, "a", 4), event(8, "a", 5), event(9, "c", 5), event(10, "c", 6)])
@@ -216,7 +216,9 @@ def test_postgres_plans_for_the_documents_that_are_asked_for(
             [event(2 * number, "a", 2 * number + 1), event(2 * number + 1, "a", 2 * number + 2)],
         )
         sink.stored(["a", "b"])
-    prepared = [row[0] for row in sink.select("SELECT statement FROM pg_prepared_statements")]
+    prepared = [
+        row[0] for row in sink.connection.select("SELECT statement FROM pg_prepared_statements")
+    ]
     assert prepared, "nothing is prepared any more, so this proves nothing"
     assert not [statement for statement in prepared if "ANY" in statement]
 
@@ -241,7 +243,7 @@ def test_records_below_the_ledger_are_applied_already(database_url: str, open_si
 
 def test_an_older_writer_is_fenced_and_writes_nothing(database_url: str, open_sink: Open) -> None:
     sink = begun(open_sink(declare(database_url)))
-    sink.take_epoch([])
+    sink.ledger.take_epoch([])
     with pytest.raises(errors.Fenced, match="epoch 2 is newer than 1"):
         apply(sink, [event(0, "a", 1)])
     with pytest.raises(errors.Fenced):
@@ -253,7 +255,7 @@ def test_an_older_writer_is_fenced_and_writes_nothing(database_url: str, open_si
 def test_a_partition_added_later_gets_its_own_row(database_url: str, open_sink: Open) -> None:
     sink = begun(open_sink(declare(database_url)))
     apply(sink, [event(0, "a", 1)], partition=5)
-    assert {partition: row.next_offset for partition, row in sink.positions().items()} == {
+    assert {partition: row.next_offset for partition, row in sink.ledger.positions().items()} == {
         0: 0,
         5: 1,
     }
@@ -345,7 +347,7 @@ def test_nothing_but_bad_records_still_moves_on(database_url: str, open_sink: Op
             record(3, "d", b""),
         ],
     )
-    assert sink.positions()[0].next_offset == 4
+    assert sink.ledger.positions()[0].next_offset == 4
     reasons = run_sql(database_url, "SELECT reason FROM instep_dead_letters ORDER BY reason")
     assert reasons == [("KEY_MISSING",), ("NOT_JSON",), ("NOT_JSON",), ("NOT_UTF8",)]
     assert run_sql(database_url, "SELECT max(length(value)) FROM instep_dead_letters") == [
@@ -391,10 +393,10 @@ def test_a_row_the_table_refuses_is_found_and_set_aside(database_url: str, open_
         "SELECT verdict, count(*) FROM instep_history GROUP BY verdict ORDER BY verdict",
     )
     assert verdicts == [("applied", 197), ("parked", 3)]
-    assert sink.positions()[0].next_offset == 200
+    assert sink.ledger.positions()[0].next_offset == 200
     apply(sink, [event(200, "x1", 200), record(201, "x2", None), event(202, "warm", 2)])
     assert parked(database_url)[-2:] == [(200, "x1", "WAITS_BEHIND"), (201, "x2", "WAITS_BEHIND")]
-    assert sink.parked_count() == 2
+    assert sink.journal.parked_count() == 2
     assert {row[0]: row[2] for row in table(database_url)} == {**expected, "warm": 2, "x2": 93}
 
 
@@ -514,13 +516,14 @@ def test_a_lost_answer_to_a_commit_is_settled_by_the_ledger(
     database_url: str, open_sink: Open
 ) -> None:
     sink = begun(open_sink(declare(database_url)))
-    commit = type(sink).commit
+    connection = sink.connection
+    commit = connection.commit
 
     def commit_and_lose_the_answer() -> None:
-        commit(sink)
+        commit()
         raise errors.DatabaseUnreachable("gone")
 
-    sink.commit = commit_and_lose_the_answer  # type: ignore[method-assign]
+    connection.commit = commit_and_lose_the_answer  # type: ignore[method-assign]
     work = BatchTransaction(WRITER, 0, [event(0, "a", 1)], log_holds_nothing)
     with pytest.raises(errors.DatabaseUnreachable):
         work.apply(sink, Decoder(sink.target.mapping))
@@ -554,7 +557,7 @@ def test_a_crash_before_the_last_commit(
         0 if left else again
     )
     assert len(table(database_url)) == max(left, again)
-    assert restarted.positions()[0].next_offset == 3
+    assert restarted.ledger.positions()[0].next_offset == 3
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(max(left, again),)]
 
 
@@ -598,7 +601,7 @@ def test_a_ledger_that_went_back_is_not_written_past(database_url: str, open_sin
     with pytest.raises(errors.LedgerMoved):
         apply(sink, [event(0, "a", 1)], writer=Writer(2, "c", "t"))
     assert table(database_url) == []
-    assert sink.positions()[0].next_offset == 0
+    assert sink.ledger.positions()[0].next_offset == 0
 
 
 def test_a_pipeline_can_start_over_beside_its_old_history(
@@ -614,8 +617,8 @@ def test_a_pipeline_can_start_over_beside_its_old_history(
     assert run_sql(
         database_url, "SELECT verdict, count(*) FROM instep_history GROUP BY verdict"
     ) == [("applied", 2)]
-    assert again.dead_count() == 1
-    assert again.positions()[0].next_offset == 3
+    assert again.journal.dead_letter_count() == 1
+    assert again.ledger.positions()[0].next_offset == 3
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
@@ -779,12 +782,12 @@ def test_a_text_too_large_for_an_index_is_set_aside(
 def test_a_full_database_loses_nothing(new_database: Callable[[str], str], open_sink: Open) -> None:
     url = new_database("sqlite")
     sink = begun(open_sink(declare(url)))
-    sink.execute("PRAGMA max_page_count = 20")
+    sink.connection.execute("PRAGMA max_page_count = 20")
     batch = [event(n, f"d{n}", 1) for n in range(2_000)]
     with pytest.raises(errors.DatabaseFull):
         apply(sink, batch)
-    assert (table(url), sink.positions()[0].next_offset) == ([], 0)
-    sink.execute("PRAGMA max_page_count = 100000")
+    assert (table(url), sink.ledger.positions()[0].next_offset) == ([], 0)
+    sink.connection.execute("PRAGMA max_page_count = 100000")
     assert apply(sink, batch).verdicts[Verdict.APPLIED] == 2_000
 
 
@@ -871,4 +874,4 @@ def test_transitions_of_an_enumeration(new_database: Callable[[str], str], open_
     apply(sink, [event(2, "a", 2, "QUEUED"), event(3, "b", 2, "PRINTED"), event(4, "c", 1, "LOST")])
     assert table(url) == [("a", "QUEUED", 2), ("b", "CREATED", 1)]
     assert parked(url) == [(3, "b", "TRANSITION_NOT_ALLOWED"), (4, "c", "NOT_A_CHOICE")]
-    assert sink.statuses(10) == {"CREATED", "QUEUED"}
+    assert sink.table.statuses(10) == {"CREATED", "QUEUED"}

@@ -30,7 +30,7 @@ from instep.pipeline.apply.maintenance import MaintenanceSession
 from instep.pipeline.runner import Runner
 from instep.reconcile import comparison_job, repair, spark_progress
 from instep.sinks import preparation
-from instep.sinks.quarantine import Selection
+from instep.sinks.journal_entries import Selection
 from tests.support.databases import has_uuid_type, run_sql
 from tests.support.guard_model import Model
 from tests.support.open_transaction import wait_until_ended

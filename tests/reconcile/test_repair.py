@@ -67,7 +67,7 @@ def test_what_changed_since_it_was_compared_is_left_alone(
             Event(0, "parked", 2, None, None, ()), Refusal(Reason.STATUS_UNKNOWN, "")
         )
         with sink.transaction():
-            sink.keep_parked(0, [(one, Record(0, 0, b"parked", b"{}"))], datetime.now(UTC))
+            sink.journal.add_parked(0, [(one, Record(0, 0, b"parked", b"{}"))], datetime.now(UTC))
 
     monkeypatch.setattr(repair, "Fixer", Meddling)
     monkeypatch.setattr(Meddling, "action", staticmethod(meddle), raising=False)

@@ -109,8 +109,8 @@ def test_all_faults_of_a_table_are_reported(database_url: str) -> None:
     told = "\n".join(map(str, preparation.faults(pipeline)))
     for part in (
         "no column 'pint_status'; did you mean 'print_status'",
-        "'owner' takes no null",
-        "'place' takes no null",
+        "'owner' does not allow null",
+        "'place' does not allow null",
         "column 'pages' is",
         'cannot take convert = "number"',
     ):
@@ -158,7 +158,7 @@ def test_the_guides_composite_key(database_url: str, open_sink: Open) -> None:
         sink, [Record(0, 1, b"acme/17", json.dumps(body).encode()), Record(1, 1, b"acme/18", None)]
     )
     assert run_sql(database_url, "SELECT tenant, no, status FROM invoice") == [("acme", 17, "PAID")]
-    assert sink.look_up(["acme/17"]).keys() == {"acme/17"}
+    assert sink.table.look_up(["acme/17"]).keys() == {"acme/17"}
 
 
 def test_the_guides_example(database_url: str, open_sink: Open) -> None:

@@ -185,6 +185,6 @@ def test_the_default_refuses_a_row_and_by_inspection_the_table(
     run_sql(database_url, "CREATE TABLE strict_one (one INTEGER NOT NULL)")
     sink = open_sink(declare(database_url))
     with pytest.raises(errors.RowRefused, match=shown), sink.transaction():
-        sink.execute(statement)
+        sink.connection.execute(statement)
     with pytest.raises(errors.TargetUnfit, match=shown), inspection.connection(url) as opened:
         opened.execute(sa.text(statement))

@@ -11,8 +11,7 @@ from instep import errors
 from instep.document import kinds
 from instep.document.decoding import Event
 from instep.document.guard import Verdict
-from instep.sinks import quarantine
-from instep.sinks.quarantine import RecordPosition
+from instep.sinks.journal_entries import RecordPosition
 from instep.sinks.sink import Sink
 from tests.support.databases import declare, run_sql
 
@@ -68,12 +67,12 @@ def events(count: int) -> list[Event]:
 
 
 def keep(
-    sink: Sink, some: list[Event], partition: int = 3, *, skip_known: bool = False
+    sink: Sink, some: list[Event], partition: int = 3, *, skip_existing: bool = False
 ) -> list[Verdict]:
     every = list(Verdict)
     verdicts = [every[event.offset % len(every)] for event in some]
     with sink.transaction():
-        sink.keep_history(partition, some, verdicts, COMMITTED, skip_known=skip_known)
+        sink.journal.add_history(partition, some, verdicts, COMMITTED, skip_existing=skip_existing)
     return verdicts
 
 
@@ -83,7 +82,7 @@ def test_every_value_comes_back_as_it_was(count: int, database_url: str, open_si
     some = events(count)
     verdicts = keep(sink, some)
     for event, verdict in zip(some, verdicts, strict=True):
-        [lived] = quarantine.lived(sink, str(event.document))
+        [lived] = sink.journal.history(str(event.document))
         assert (lived.place, lived.status, lived.order) == (
             RecordPosition("print-status", 3, event.offset),
             event.status,
@@ -104,7 +103,7 @@ def test_a_place_that_is_known_is_refused_or_passed_over(
     with pytest.raises(errors.InstepError):
         keep(sink, some)
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(count // 2,)]
-    keep(sink, some, skip_known=True)
+    keep(sink, some, skip_existing=True)
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(count,)]
 
 
@@ -130,13 +129,13 @@ def test_mariadb_loads_the_rows_where_that_is_allowed(
 
     sink = open_sink(declare(new_database("mariadb")))
     loaded: list[str] = []
-    load = mysql.Connection.load
+    load = mysql.LoadingConnection.load
 
-    def noted(self: mysql.Connection, statement: str, rows: bytes, size: int) -> bytes:
+    def noted(self: mysql.LoadingConnection, statement: str, rows: bytes, size: int) -> bytes:
         loaded.append(statement)
         return load(self, statement if allowed else statement.replace("LOCAL", ""), rows, size)
 
-    monkeypatch.setattr(mysql.Connection, "load", noted)
+    monkeypatch.setattr(mysql.LoadingConnection, "load", noted)
     if not allowed:
         monkeypatch.setattr(
             mysql, "LOAD_REFUSED", (1085, 1290, 29, 13)
@@ -150,5 +149,5 @@ def test_a_server_gets_no_file_of_ours(new_database: Callable[[str], str], open_
     url = new_database("mariadb")
     sink = open_sink(declare(url))
     with pytest.raises(RuntimeError, match="LOAD_LOCAL"):
-        sink.execute(f"LOAD DATA LOCAL INFILE '{__file__}' INTO TABLE instep_history")
+        sink.connection.execute(f"LOAD DATA LOCAL INFILE '{__file__}' INTO TABLE instep_history")
     assert run_sql(url, "SELECT count(*) FROM instep_history") == [(0,)]

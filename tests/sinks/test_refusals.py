@@ -126,5 +126,5 @@ def test_a_folder_that_cannot_be_written() -> None:
         [sys.executable, "-c", AS_NOBODY, str(folder)], capture_output=True, text=True, check=False
     )
     folder.rmdir()
-    assert f"the folder {folder} cannot be written by this user" in done.stderr
+    assert f"this user cannot write to the folder {folder}" in done.stderr
     assert "another folder" in done.stderr

@@ -66,7 +66,7 @@ def test_a_look_needs_only_the_right_to_read(
     for kind in ("postgres", "mariadb"):
         url = new_database(kind)
         sink = open_sink(declare(url))
-        sink.take_epoch([Position(0, 7, 0, "c", "t")])
+        sink.ledger.take_epoch([Position(0, 7, 0, "c", "t")])
         reader = _reader(kind, url)
         found = ledger_reader.read("contracts", declare(reader))
         assert (
@@ -101,14 +101,14 @@ LOOK = """
 import os, sys
 import msgspec, sqlite3, sqlalchemy.dialects.sqlite.pysqlite
 from instep import settings
-from instep.sinks import glance
+from instep.sinks import ledger_reader
 os.chmod(sys.argv[1], 0o444)
 os.chmod(os.path.dirname(sys.argv[1]), 0o555)
 pipeline = msgspec.convert(msgspec.json.decode(sys.argv[2]), settings.Pipeline)
 if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
-print(glance.read("contracts", pipeline).ledger[0].next_offset)
+print(ledger_reader.read("contracts", pipeline).ledger[0].next_offset)
 """
 
 
@@ -120,7 +120,7 @@ def test_a_read_only_file_in_a_read_only_folder(in_use: bool) -> None:
         pipeline = declare(f"sqlite:///{file}")
         preparation.prepare(pipeline)
         sink = sinks.open_sink(inspection.inspect("contracts", pipeline))
-        sink.take_epoch([Position(0, 7, 0, "c", "t")])
+        sink.ledger.take_epoch([Position(0, 7, 0, "c", "t")])
         if not in_use:
             sink.close()
         try:

@@ -175,7 +175,7 @@ def test_every_mode(
     monkeypatch.chdir("/")
     assert str(ca) in target.database_url(to.url).query["sslrootcert"]
     monkeypatch.chdir(ca.parent)
-    assert open_sink(pipeline).positions() == {}
+    assert open_sink(pipeline).ledger.positions() == {}
 
 
 def test_a_servers_certificate_that_is_wrong(
@@ -282,7 +282,7 @@ def test_files_and_options_that_are_wrong(secured: Secured, tmp_path: Path) -> N
         ),
         (
             {"sslmod": "require"},
-            r"an option 'sslmod', which \w+ does not take; did you mean 'sslmode'",
+            r"the option 'sslmod', which \w+ does not support; did you mean 'sslmode'",
         ),
     ]
     for options, words in cases:
@@ -293,7 +293,7 @@ def test_files_and_options_that_are_wrong(secured: Secured, tmp_path: Path) -> N
     if secured.server.name == "postgres":
         client.key.chmod(0o644)
         assert (
-            "can be read by others"
+            "other users can read"
             in refused(
                 secured.url(sslmode="require", sslcert=client.certificate, sslkey=client.key)
             ).what
@@ -306,6 +306,7 @@ def test_a_server_without_tls(request: pytest.FixtureRequest, kind: str) -> None
     error = refused(f"{url}?sslmode=require")
     assert isinstance(error, errors.NotAuthorised)
     assert re.search(
-        r"the database server at \S+ speaks no TLS, and the target's sslmode is require", error.what
+        r"the database server at \S+ does not support TLS, but the target's sslmode is require",
+        error.what,
     )
     preparation.statements(declare(f"{url}?sslmode=disable"))

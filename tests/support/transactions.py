@@ -56,7 +56,7 @@ def log_holds_nothing(_partition: int, _start: int, _end: int) -> bool:
 
 
 def begun(sink: Sink, partitions: int = 1) -> Sink:
-    sink.take_epoch(Position(partition, 0, 0, "c", "t") for partition in range(partitions))
+    sink.ledger.take_epoch(Position(partition, 0, 0, "c", "t") for partition in range(partitions))
     return sink
 
 

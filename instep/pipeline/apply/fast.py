@@ -37,7 +37,7 @@ def write(sink: Sink, events: Sequence[Event], at_step: AtStep) -> list[Verdict]
     reduced = guard.reduce(events, sink.target.rules)
     if reduced is None:
         return None
-    if sink.trusts(reduced):
+    if sink.table.is_optimistic(reduced):
         late = fast_path.late_of_several(sink, reduced)
         if late is None:
             return None

@@ -18,7 +18,7 @@ from instep import errors, settings, sinks
 from instep.document.decoding import Decoder
 from instep.document.guard import Document
 from instep.sinks import inspection
-from instep.sinks.quarantine import Action, RecordPosition
+from instep.sinks.journal_entries import Action, RecordPosition
 from instep.sinks.sink import Sink
 from instep.sinks.target import Decision, Position
 
@@ -70,7 +70,7 @@ class MaintenanceSession:
     def transaction(self, *, execute: bool) -> Iterator[dict[int, Position]]:
         """A transaction with the ledger in hand. Without `execute` all of it is undone at the end: what was seen is the plan."""
         with self.sink.transaction(keep=execute):
-            yield self.sink.positions(lock=True, wait=self._waits)
+            yield self.sink.ledger.positions(lock=True, wait=self._waits)
 
     def retry(self, attempt: Callable[[], Result]) -> Result:
         """Try again what the database gave up for another's sake."""
@@ -87,7 +87,7 @@ class MaintenanceSession:
         self, action: Action, lines: Iterable[Change], at: datetime, why: str | None = None
     ) -> None:
         """Keep what was decided, and what came of it."""
-        self.sink.decide((self._decision(action, line, why) for line in lines), at)
+        self.sink.journal.add_decisions((self._decision(action, line, why) for line in lines), at)
 
     def _decision(self, action: Action, line: Change, why: str | None) -> Decision:
         outcome = line.verdict if line.reason is None else line.reason

@@ -14,8 +14,7 @@ from instep.document.guard import Verdict
 from instep.document.reasons import Reason, Refusal
 from instep.pipeline.apply import maintenance, rows
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
-from instep.sinks import quarantine
-from instep.sinks.quarantine import Action, QuarantinedRecord, RecordPosition
+from instep.sinks.journal_entries import Action, QuarantinedRecord, RecordPosition
 from instep.sinks.target import Position
 
 
@@ -30,7 +29,7 @@ def release(session: MaintenanceSession, document: str, *, execute: bool) -> lis
 
 def waiting_events(session: MaintenanceSession, document: str) -> list[QuarantinedRecord]:
     """Return the waiting events of a document in log order, or raise NotParked."""
-    waiting = quarantine.waiting_events(session.sink, document)
+    waiting = session.sink.journal.waiting_events(document)
     if not waiting:
         raise NotParked(
             f"document {document!r} of pipeline {session.name!r} is not parked",
@@ -59,18 +58,16 @@ def _release(session: MaintenanceSession, document: str, execute: bool) -> list[
             line = _apply(session, one)
             lines.append(line)
             if line.verdict == Verdict.PARKED.value:
-                quarantine.judge_parked_again(
-                    sink, one.place, Reason(line.reason or ""), line.detail or ""
-                )
+                sink.journal.update_parked(one.place, Reason(line.reason or ""), line.detail or "")
                 lines += [
                     Change(rest.place, document, Verdict.PARKED.value, Reason.WAITS_BEHIND.value)
                     for rest in waiting[number + 1 :]
                 ]
                 break
             stood = ledger_offset(session, ledger, one.place)
-            quarantine.relive(sink, document, one.place, _history_verdict(line), at, stood)
+            sink.journal.update_verdict(document, one.place, _history_verdict(line), at, stood)
         gone = [line for line in lines if line.verdict != Verdict.PARKED.value]
-        quarantine.remove_parked(sink, [line.place for line in gone])
+        sink.journal.remove_parked([line.place for line in gone])
         session.record(Action.RELEASED, gone, at)
     return lines
 
@@ -82,13 +79,13 @@ def _apply(session: MaintenanceSession, one: QuarantinedRecord) -> Change:
         return Change(
             one.place, one.document, Verdict.PARKED.value, event.reason.value, event.detail
         )
-    before = sink.look_up([event.document])
+    before = sink.table.look_up([event.document])
     [verdict], parked = rows.write(sink, [event], isolate_failures=True, parked=set())
     line = Change(
         one.place,
         one.document,
         verdict.value,
-        **maintenance.row_change(event.document, before, sink.look_up([event.document])),
+        **maintenance.row_change(event.document, before, sink.table.look_up([event.document])),
     )
     if parked:
         refusal = parked[0].refusal

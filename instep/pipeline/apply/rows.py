@@ -36,7 +36,7 @@ def write(
     if not events:
         return [], []
     if parked is None:
-        parked = sink.held(event.document for event in events)
+        parked = sink.journal.parked_among(event.document for event in events)
     needs_slow_path = isolate_failures or parked or already_applied
     if not needs_slow_path and fast.is_possible(sink):
         verdicts = fast.write(sink, events, at_step)

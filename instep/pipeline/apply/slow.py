@@ -85,10 +85,10 @@ def _rounds(
         return []
     if not sink.target.refuses:
         return [events]
-    keys = sink.unique_places()
+    keys = sink.table.unique_places()
     if not keys:
         return guard.waves(events, parked)
-    stored_values = sink.unique_values(event.document for event in events)
+    stored_values = sink.table.unique_values(event.document for event in events)
     return guard.Claims(keys, stored_values).rounds(events)
 
 
@@ -151,7 +151,7 @@ class _Batch:
         document = event.document
         if self.stored.get(document, guard.ABSENT).present:
             return refusal_of(error, event)
-        occupants = self.sink.occupants(document)
+        occupants = self.sink.table.occupants(document)
         if document in occupants:
             raise errors.Outrun(
                 f"document {document} of {self.sink.target.table} was inserted by another writer"

@@ -38,7 +38,7 @@ from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.guard import Parked, Verdict
 from instep.pipeline.apply import batch, rows, slow
 from instep.pipeline.apply.batch import BatchOutcome, BatchPart, Probe, ProbeEvent, Writer
-from instep.sinks import quarantine
+from instep.sinks.journal_entries import RecordPosition
 from instep.sinks.sink import Sink
 from instep.sinks.target import Position
 
@@ -143,9 +143,9 @@ class BatchTransaction:
     def _apply_part(self) -> BatchOutcome | list[BatchPart]:
         """Apply the first part; return its outcome, or the parts to try in its place."""
         part, sink = self.part, self.sink
-        sink.passes_over_is_refusal = self._times_outrun >= OUTRUN_MAX
         try:
-            return self._run(part.isolate_failures)
+            with sink.table.shortfall_is_refusal(self._times_outrun >= OUTRUN_MAX):
+                return self._run(part.isolate_failures)
         except errors.Outrun:
             self._times_outrun += 1
             if self._times_outrun > 1:
@@ -229,7 +229,7 @@ class BatchTransaction:
                 outcome = self._write(claimed, isolate_failures)
                 totals = _totals_with(claimed, outcome)
                 counted = msgspec.structs.replace(claimed, epoch=self.writer.epoch, totals=totals)
-                self.sink.keep_totals(counted)
+                self.sink.ledger.update_totals(counted)
             return outcome
         except errors.Unreachable:
             self.part.lost = True
@@ -238,13 +238,13 @@ class BatchTransaction:
     def _lock(self) -> Position:
         """Step 1. A partition that was added after the start has no row yet: it begins at 0."""
         self._at(1)
-        position = self.sink.lock(self.partition)
+        position = self.sink.ledger.lock(self.partition)
         if position is None:
-            rows_of_others = self.sink.positions(lock=True).values()
+            rows_of_others = self.sink.ledger.positions(lock=True).values()
             self._refuse_newer(max((row.epoch for row in rows_of_others), default=0))
             writer = self.writer
             position = Position(self.partition, 0, writer.epoch, writer.cluster_id, writer.topic_id)
-            self.sink.create(position)
+            self.sink.ledger.create(position)
         self._refuse_newer(position.epoch)
         self._refuse_moved(position)
         return position
@@ -278,8 +278,8 @@ class BatchTransaction:
         reapplied = self.writer.already_applied(self.partition, fresh)
         if reapplied:
             # What is in quarantine, or was skipped or dropped, stays so.
-            kept = quarantine.passed_over_within(
-                sink, self.partition, min(reapplied), max(reapplied) + 1
+            kept = sink.journal.unapplied_in_range(
+                self.partition, min(reapplied), max(reapplied) + 1
             )
             fresh = [record for record in fresh if record.offset not in kept]
         self._at(3)
@@ -295,7 +295,9 @@ class BatchTransaction:
         now = datetime.now(UTC)
         if sink.target.history and events:
             skip_known = isolate_failures or bool(reapplied)
-            sink.keep_history(self.partition, events, verdicts, now, skip_known=skip_known)
+            sink.journal.add_history(
+                self.partition, events, verdicts, now, skip_existing=skip_known
+            )
         self._keep_quarantine(fresh, dead, parked, now, isolate_failures)
         return self._outcome(len(fresh), events, verdicts, len(dead), now)
 
@@ -330,11 +332,11 @@ class BatchTransaction:
             return set()
         written = None
         if target.history:
-            written = quarantine.wrote(self.sink, {event.document for event in doubtful})
+            written = self.sink.journal.row_origins({event.document for event in doubtful})
         overtaken = set()
         for event in doubtful:
             last = written.last(event.document) if written else None
-            here = quarantine.RecordPosition(target.topic, self.partition, event.offset)
+            here = RecordPosition(target.topic, self.partition, event.offset)
             if last != here and (last is not None or target.rules.ordered):
                 overtaken.add(event.offset)
         return overtaken
@@ -348,11 +350,11 @@ class BatchTransaction:
         skip_known: bool,
     ) -> None:
         if dead:
-            self.sink.keep_dead(self.partition, dead, now, skip_known=skip_known)
+            self.sink.journal.add_dead_letters(self.partition, dead, now, skip_existing=skip_known)
         if parked:
             records = {record.offset: record for record in fresh}
             waiting = [(one, records[one.event.offset]) for one in parked]
-            self.sink.keep_parked(self.partition, waiting, now, skip_known=skip_known)
+            self.sink.journal.add_parked(self.partition, waiting, now, skip_existing=skip_known)
 
     def _advance(self, before: Position, outcome: BatchOutcome | None = None) -> None:
         """Step 7. The outcome is not known yet if the ledger is advanced first."""
@@ -369,7 +371,7 @@ class BatchTransaction:
             committed_at=datetime.now(UTC),
             totals=_totals_with(before, outcome) if outcome else before.totals,
         )
-        self.sink.advance(before, after)
+        self.sink.ledger.advance(before, after)
 
     def _outcome(
         self,

@@ -1,0 +1,705 @@
+"""The journal: history, dead letters, parked events, decisions, and deleted documents.
+
+Every transaction that applies a batch adds to it; `instep parked`, `instep dead-letters`,
+`instep replay` and others read and change it. A caller that changes quarantine holds the
+transaction and locks all ledger rows, so that people and tasks take turns.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from instep.document import kinds
+from instep.document.decoding import DeadLetter, Event, Record
+from instep.document.guard import Document, Parked, Verdict
+from instep.document.reasons import Reason
+from instep.sinks.connection import Connection, Rows
+from instep.sinks.journal_entries import (
+    DecisionRecord,
+    HistoryEntry,
+    ParkedHead,
+    QuarantinedRecord,
+    ReasonCount,
+    RecordPosition,
+    RowOrigins,
+    Selection,
+)
+from instep.sinks.stored_values import chunks, decode_headers, encode_headers, kept_text, utc_time
+from instep.sinks.target import Decision
+
+HISTORY_COLUMNS = (
+    "pipeline",
+    "topic",
+    "partition",
+    "offset",
+    "document",
+    "status",
+    "order_value",
+    "event_time",
+    "verdict",
+    "committed_at",
+    "ledger_offset",
+)
+DECISION_COLUMNS = (
+    "pipeline",
+    "topic",
+    "partition",
+    "offset",
+    "at",
+    "document",
+    "action",
+    "outcome",
+    "reason",
+    "actor",
+)
+DEAD_LETTER_COLUMNS = (
+    "pipeline",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp_ms",
+    "key",
+    "value",
+    "headers",
+    "reason",
+    "detail",
+    "at",
+)
+PARKED_COLUMNS = ("document", *DEAD_LETTER_COLUMNS)
+DELETED_COLUMNS = ("pipeline", "document", "order_value")
+
+# the tables that every batch may add rows to, and those whose rows name a position in the log
+WRITTEN_TABLES = ("instep_history", "instep_dead_letters", "instep_parked")
+POSITION_TABLES = (*WRITTEN_TABLES, "instep_decisions")
+
+POSITION = "topic, {partition}, {offset}"
+RECORD = POSITION + ", timestamp_ms, {key}, {value}, headers, reason, detail, {at}"
+IN_LOG_ORDER = " ORDER BY topic, {partition}, {offset}"
+AT_POSITION = " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} = ?"
+IN_RANGE = (
+    " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} >= ? AND {offset} < ?"
+)
+
+COUNT_DEAD_LETTERS = "SELECT count(*) FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
+SELECT_DEAD_LETTERS = f"SELECT {RECORD} FROM instep_dead_letters WHERE pipeline = ?"
+SELECT_DEAD_LETTER_POSITIONS = f"SELECT {POSITION} FROM instep_dead_letters WHERE pipeline = ?"
+SELECT_DEAD_LETTER_REASONS = (
+    "SELECT reason, count(*), min({at}), max({at}) FROM instep_dead_letters WHERE pipeline = ?"
+)
+
+ANY_PARKED = "SELECT 1 FROM instep_parked WHERE pipeline = ? LIMIT 1"
+COUNT_PARKED = "SELECT count(DISTINCT document) FROM instep_parked WHERE pipeline = ?"
+SELECT_PARKED = f"SELECT {RECORD}, document FROM instep_parked WHERE pipeline = ?"
+SELECT_PARKED_DOCUMENTS = "SELECT DISTINCT document FROM instep_parked WHERE pipeline = ?"
+SELECT_PARKED_AMONG = SELECT_PARKED_DOCUMENTS + " AND document IN {{documents}}"
+SELECT_PARKED_SINCE = (
+    f"SELECT document, {POSITION} FROM instep_parked"
+    " WHERE pipeline = ? AND reason = ? AND {at} >= ?"
+)
+SELECT_PARKED_POSITIONS = (
+    "SELECT {partition}, {offset} FROM instep_parked WHERE pipeline = ? AND topic = ?"
+)
+# Per document the event that blocks it, and the number of its waiting events. The inner query
+# numbers the events of each partition; the outer one picks the oldest of the first events.
+SELECT_PARKED_HEADS = (
+    "SELECT document, waiting, reason, detail, {at}, topic, {partition}, {offset} FROM ("
+    " SELECT firsts.*,"
+    " row_number() OVER (PARTITION BY document ORDER BY {at}, {partition}) AS place FROM ("
+    " SELECT document, reason, detail, {at}, topic, {partition}, {offset},"
+    " count(*) OVER (PARTITION BY document) AS waiting,"
+    " row_number() OVER (PARTITION BY document, topic, {partition} ORDER BY {offset}) AS turn"
+    " FROM instep_parked WHERE pipeline = ?) AS firsts WHERE turn = 1) AS heads WHERE place = 1"
+)
+
+SELECT_HISTORY = (
+    f"SELECT {POSITION}, status, order_value, event_time, verdict, committed_at, ledger_offset"
+    " FROM instep_history WHERE pipeline = ? AND document = ?"
+)
+SELECT_ROW_ORIGINS = (
+    f"SELECT document, {POSITION}, order_value, committed_at, ledger_offset FROM instep_history"
+    " WHERE pipeline = ? AND verdict IN ('applied', 'released') AND document IN {{documents}}"
+)
+UPDATE_VERDICT = (
+    "UPDATE instep_history SET verdict = ?, committed_at = ?, ledger_offset = ?"
+    f"{AT_POSITION} AND document = ?"
+)
+
+SELECT_DECISIONS = (
+    f"SELECT {POSITION}, {{at}}, document, action, outcome, reason, actor FROM instep_decisions"
+    " WHERE pipeline = ?"
+)
+# Records that are not applied: dead letters, records that were skipped or dropped, and records
+# that were stale when they were replayed.
+SELECT_EXCLUDED = (
+    "SELECT {partition}, {offset} FROM instep_dead_letters WHERE pipeline = ? AND topic = ?"
+    " UNION SELECT {partition}, {offset} FROM instep_decisions WHERE pipeline = ? AND topic = ?"
+    " AND (action IN ('skipped', 'dropped')"
+    " OR (action = 'replayed' AND outcome IN ('stale', 'repeated', 'ignored')))"
+)
+SELECT_UNAPPLIED_IN_RANGE = (
+    f"SELECT {{offset}} FROM instep_dead_letters{IN_RANGE}"
+    f" UNION SELECT {{offset}} FROM instep_parked{IN_RANGE}"
+    f" UNION SELECT {{offset}} FROM instep_decisions{IN_RANGE}"
+    " AND action IN ('skipped', 'dropped')"
+)
+
+RENAME_TOPIC = (
+    "UPDATE {{table}} SET topic = ?"
+    " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} >= ?"
+)
+ANY_DELETED = "SELECT 1 FROM instep_deleted WHERE pipeline = ? LIMIT 1"
+SELECT_DELETED = (
+    "SELECT document, order_value FROM instep_deleted"
+    " WHERE pipeline = ? AND document IN {{documents}}"
+)
+
+LOOKUP_MAX = 1_000  # above this number of documents, all parked documents are read instead
+BEGINNING_BYTES = 64 * 1024  # what is kept of a record that is too large to be kept whole
+DELETE_CHUNK = 500
+
+
+class Journal:
+    """The journal of one pipeline."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.pipeline, self.topic = connection.target.pipeline, connection.target.topic
+        # at-least-once commits the rows before the ledger, so a batch may come again
+        self._may_repeat = connection.target.guarantee == "at-least-once"
+
+    # --- what a batch adds ---------------------------------------------------------------------
+
+    def add_history(
+        self,
+        partition: int,
+        events: Sequence[Event],
+        verdicts: Sequence[Verdict],
+        at: datetime,
+        *,
+        skip_existing: bool = False,
+        ledger_offset: int | None = None,
+    ) -> None:
+        """Add a row for every event, with its verdict. With `skip_existing` existing rows stay.
+
+        `ledger_offset` is the partition's next offset if the events are applied later than the
+        flow read them.
+        """
+        if skip_existing or self._may_repeat:
+            rows = self._history_rows(partition, events, verdicts, at, ledger_offset)
+            self.connection.append("instep_history", HISTORY_COLUMNS, rows, skip_existing=True)
+        else:
+            self.append_history(partition, events, verdicts, at)
+
+    def append_history(
+        self, partition: int, events: Sequence[Event], verdicts: Sequence[Verdict], at: datetime
+    ) -> None:
+        """Add rows for new events. A database may override this with a faster way."""
+        rows = self._history_rows(partition, events, verdicts, at)
+        self.connection.append("instep_history", HISTORY_COLUMNS, rows, skip_existing=False)
+
+    def add_dead_letters(
+        self,
+        partition: int,
+        dead: Sequence[DeadLetter],
+        at: datetime,
+        *,
+        skip_existing: bool = False,
+    ) -> None:
+        """Add a row for every dead letter: the whole record, and the reason."""
+        rows = [
+            self._quarantine_row(partition, letter.record, letter.reason, letter.detail, at)
+            for letter in dead
+        ]
+        skip_existing = skip_existing or self._may_repeat
+        self.connection.append(
+            "instep_dead_letters", DEAD_LETTER_COLUMNS, rows, skip_existing=skip_existing
+        )
+
+    def add_parked(
+        self,
+        partition: int,
+        parked: Sequence[tuple[Parked, Record]],
+        at: datetime,
+        *,
+        skip_existing: bool = False,
+    ) -> None:
+        """Add a row for every event that has to wait: the record, its document, the reason."""
+        rows = [
+            (
+                str(one.event.document),
+                *self._quarantine_row(
+                    partition, record, one.refusal.reason, one.refusal.detail, at
+                ),
+            )
+            for one, record in parked
+        ]
+        skip_existing = skip_existing or self._may_repeat
+        self.connection.append("instep_parked", PARKED_COLUMNS, rows, skip_existing=skip_existing)
+
+    def add_decisions(self, decisions: Iterable[Decision], at: datetime) -> None:
+        """Add a row for every decision."""
+        rows = [
+            (
+                self.pipeline,
+                decision.topic or self.topic,
+                decision.partition,
+                decision.offset,
+                self.connection.bind_time(at),
+                decision.document,
+                decision.action,
+                decision.outcome,
+                None if decision.reason is None else kept_text(decision.reason),
+                decision.actor,
+            )
+            for decision in decisions
+        ]
+        self.connection.append("instep_decisions", DECISION_COLUMNS, rows, skip_existing=False)
+
+    # --- deleted documents ---------------------------------------------------------------------
+
+    def any_deleted(self) -> bool:
+        """Return whether the order value of any deleted document is kept."""
+        return bool(self._select(ANY_DELETED))
+
+    def deleted_orders(self, documents: Iterable[Document]) -> dict[Document, int]:
+        """Return the order values of those of these documents that were deleted."""
+        by_name = {str(document): document for document in documents}
+        rows = self.connection.select_many(
+            self.connection.sql(SELECT_DELETED), (self.pipeline,), sorted(by_name)
+        )
+        return {by_name[name]: order for name, order in rows}
+
+    def keep_deleted_orders(self, orders: Mapping[Document, int]) -> None:
+        """Keep the order values of documents that were deleted."""
+        if not orders:
+            return
+        names = [str(document) for document in orders]
+        for chunk in chunks(names, DELETE_CHUNK):
+            listed, values = self.connection.in_list(chunk)
+            self.connection.execute(
+                "DELETE FROM instep_deleted"
+                f" WHERE pipeline = {self.connection.placeholder} AND document IN {listed}",
+                (self.pipeline, *values),
+            )
+        rows = [(self.pipeline, str(document), order) for document, order in orders.items()]
+        self.connection.append("instep_deleted", DELETED_COLUMNS, rows, skip_existing=False)
+
+    # --- dead letters --------------------------------------------------------------------------
+
+    def dead_letter_count(self) -> int:
+        """Return the number of dead letters."""
+        return int(self._select(COUNT_DEAD_LETTERS, self.topic)[0][0])
+
+    def dead_letter_reasons(self, selection: Selection) -> list[ReasonCount]:
+        """Count the dead letters of each reason, most frequent first."""
+        where, values = self._where(selection, by_key=True)
+        rows = self._select(
+            f"{SELECT_DEAD_LETTER_REASONS}{where} GROUP BY reason ORDER BY 2 DESC, 1", *values
+        )
+        return [
+            ReasonCount(reason, count, _time(first), _time(last))
+            for reason, count, first, last in rows
+        ]
+
+    def dead_letters(
+        self, selection: Selection, limit: int | None = None
+    ) -> list[QuarantinedRecord]:
+        """Return dead letters in log order."""
+        where, values = self._where(selection, by_key=True)
+        rows = self._select(SELECT_DEAD_LETTERS + where + IN_LOG_ORDER + _limit(limit), *values)
+        return [_quarantined(row) for row in rows]
+
+    def dead_letter_positions(self, selection: Selection) -> list[RecordPosition]:
+        """Return the positions of dead letters in log order."""
+        where, values = self._where(selection, by_key=True)
+        rows = self._select(SELECT_DEAD_LETTER_POSITIONS + where + IN_LOG_ORDER, *values)
+        return [RecordPosition(*row) for row in rows]
+
+    def remove_dead_letters(self, positions: Iterable[RecordPosition]) -> int:
+        """Remove dead letters and return their number."""
+        return self._remove("instep_dead_letters", positions)
+
+    def update_dead_letter(self, position: RecordPosition, reason: Reason, detail: str) -> None:
+        """Give a dead letter another reason and detail."""
+        self._update_reason("instep_dead_letters", position, reason, detail)
+
+    # --- parked documents ----------------------------------------------------------------------
+
+    def parked_count(self) -> int:
+        """Return the number of parked documents."""
+        return int(self._select(COUNT_PARKED)[0][0])
+
+    def parked_among(self, documents: Iterable[Document]) -> set[Document]:
+        """Return those of these documents that are parked."""
+        if not self._select(ANY_PARKED):
+            return set()
+        by_name = {str(document): document for document in documents}
+        if len(by_name) > LOOKUP_MAX:
+            # Usually few documents are parked: reading them all is faster than many lookups.
+            rows = self._select(f"{SELECT_PARKED_DOCUMENTS} LIMIT {len(by_name)}")
+            if len(rows) < len(by_name):
+                return {by_name[row[0]] for row in rows if row[0] in by_name}
+        found = self.connection.select_many(
+            self.connection.sql(SELECT_PARKED_AMONG), (self.pipeline,), sorted(by_name)
+        )
+        return {by_name[row[0]] for row in found}
+
+    def parked_heads(self, selection: Selection, limit: int | None = None) -> list[ParkedHead]:
+        """Return the parked documents with the events that block them, longest waiting first."""
+        where, values = self._where(selection, by_key=False)
+        order = " ORDER BY {at}, document" + _limit(limit)
+        return [
+            ParkedHead(
+                document,
+                waiting,
+                reason,
+                detail or "",
+                _time(at),
+                RecordPosition(topic, partition, offset),
+            )
+            for document, waiting, reason, detail, at, topic, partition, offset in self._select(
+                SELECT_PARKED_HEADS + where + order, *values
+            )
+        ]
+
+    def parked_since(
+        self, reason: Reason, since: datetime, limit: int
+    ) -> list[tuple[str, RecordPosition]]:
+        """Return document and position of events parked for a reason since a time, oldest first.
+
+        The retries call this every second; an index answers it.
+        """
+        statement = SELECT_PARKED_SINCE + " ORDER BY {at}" + _limit(limit)
+        rows = self._select(statement, reason.value, self.connection.bind(since))
+        return [(row[0], RecordPosition(*row[1:])) for row in rows]
+
+    def parked_at(self, positions: Sequence[RecordPosition]) -> list[QuarantinedRecord]:
+        """Return the parked events at these positions, in log order."""
+        if not positions:
+            return []
+        where, values = self._where(Selection(places=tuple(positions)), by_key=False)
+        rows = self._select(SELECT_PARKED + where + IN_LOG_ORDER, *values)
+        return [_quarantined(row[:-1], row[-1]) for row in rows]
+
+    def waiting_events(self, document: str) -> list[QuarantinedRecord]:
+        """Return a parked document's events in log order; between partitions by time."""
+        rows = self._select(f"{SELECT_PARKED} AND document = ?{IN_LOG_ORDER}", document)
+        events = [_quarantined(row[:-1], row[-1]) for row in rows]
+        logs = itertools.groupby(
+            events, key=lambda event: (event.place.topic, event.place.partition)
+        )
+        return list(heapq.merge(*(list(log) for _, log in logs), key=lambda event: event.at))
+
+    def remove_parked(self, positions: Iterable[RecordPosition]) -> int:
+        """Remove parked events and return their number."""
+        return self._remove("instep_parked", positions)
+
+    def update_parked(self, position: RecordPosition, reason: Reason, detail: str) -> None:
+        """Give a parked event another reason and detail."""
+        self._update_reason("instep_parked", position, reason, detail)
+
+    # --- history -------------------------------------------------------------------------------
+
+    def history(self, document: str) -> list[HistoryEntry]:
+        """Return the history of a document in the order in which its events were applied."""
+        rows = _in_applied_order(
+            self._select(SELECT_HISTORY, document),
+            lambda row: (RecordPosition(*row[:3]), _time(row[7]), row[8]),
+        )
+        return [
+            HistoryEntry(
+                RecordPosition(*row[:3]), row[3], row[4], utc_time(row[5]), row[6], _time(row[7])
+            )
+            for row in rows
+        ]
+
+    def row_origins(self, documents: Iterable[Document]) -> RowOrigins:
+        """Return which events wrote the rows of these documents."""
+        names = sorted({str(document) for document in documents})
+        found = self.connection.select_many(
+            self.connection.sql(SELECT_ROW_ORIGINS), (self.pipeline,), names
+        )
+        rows = _in_applied_order(
+            found, lambda row: (RecordPosition(*row[1:4]), _time(row[5]), row[6])
+        )
+        return RowOrigins((row[0], RecordPosition(*row[1:4]), row[4]) for row in rows)
+
+    def update_verdict(
+        self,
+        document: str,
+        position: RecordPosition,
+        verdict: str,
+        at: datetime,
+        ledger_offset: int | None,
+    ) -> None:
+        """Set the verdict of an event that was applied later, and the ledger's offset then."""
+        self._execute(
+            UPDATE_VERDICT,
+            verdict,
+            self.connection.bind(at),
+            ledger_offset,
+            self.pipeline,
+            *_fields(position),
+            document,
+        )
+
+    def history_chunk_end(self, after: str | None, rows: int) -> str | None:
+        """Return the document `rows` rows further on in the history; None beyond its end."""
+        where, values = self._between(after, None)
+        found = self.connection.select(
+            f"SELECT document FROM instep_history{where}"
+            f" ORDER BY document LIMIT 1 OFFSET {int(rows)}",
+            values,
+        )
+        return found[0][0] if found else None
+
+    def remove_history(self, after: str | None, until: str | None, before: datetime) -> int:
+        """Remove rows committed before a time, of the documents after one and until another.
+
+        Returns the number of removed rows.
+        """
+        where, values = self._between(after, until)
+        return self.connection.execute(
+            f"DELETE FROM instep_history{where} AND committed_at < {self.connection.placeholder}",
+            (*values, self.connection.bind(before)),
+        )
+
+    # --- decisions, and what is not applied ----------------------------------------------------
+
+    def decisions(
+        self, *, document: str | None = None, place: RecordPosition | None = None
+    ) -> list[DecisionRecord]:
+        """Return the decisions about a document or a record, in order of time."""
+        where = ""
+        values: list[Any] = []
+        if document is not None:
+            where += " AND document = ?"
+            values.append(document)
+        if place is not None:
+            where += " AND topic = ? AND {partition} = ? AND {offset} = ?"
+            values += _fields(place)
+        rows = self._select(SELECT_DECISIONS + where + " ORDER BY {at}", *values)
+        return [DecisionRecord(RecordPosition(*row[:3]), _time(row[3]), *row[4:]) for row in rows]
+
+    def excluded(self) -> list[tuple[int, int]]:
+        """Return partition and offset of the records that were not applied and do not wait."""
+        rows = self._select(SELECT_EXCLUDED, self.topic, self.pipeline, self.topic)
+        return [(row[0], row[1]) for row in rows]
+
+    def unapplied(self) -> set[RecordPosition]:
+        """Return the positions whose events are not in the table: excluded, or parked."""
+        parked = self._select(SELECT_PARKED_POSITIONS, self.topic)
+        return {
+            RecordPosition(self.topic, partition, offset)
+            for partition, offset in [*self.excluded(), *parked]
+        }
+
+    def unapplied_in_range(self, partition: int, start: int, end: int) -> set[int]:
+        """Return the offsets of a range whose events are dead letters, parked or given up."""
+        # the statement asks three tables for the same range
+        parameters = (self.pipeline, self.topic, partition, start, end) * 3
+        rows = self.connection.select(self.connection.sql(SELECT_UNAPPLIED_IN_RANGE), parameters)
+        return {row[0] for row in rows}
+
+    def archive_positions(self, archive_topic: str, partition: int, start: int) -> None:
+        """Move everything about a partition's records from an offset on to another topic name.
+
+        The log has other records at these offsets now.
+        """
+        for table in POSITION_TABLES:
+            self.connection.execute(
+                self.connection.sql(RENAME_TOPIC).format(table=table),
+                (archive_topic, self.pipeline, self.topic, partition, start),
+            )
+
+    # --- parts ---------------------------------------------------------------------------------
+
+    def _execute(self, statement: str, *parameters: Any) -> int:
+        return self.connection.execute(self.connection.sql(statement), parameters)
+
+    def _select(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Run a query whose first parameter is the pipeline."""
+        return self.connection.select(self.connection.sql(statement), (self.pipeline, *parameters))
+
+    def _history_rows(
+        self,
+        partition: int,
+        events: Sequence[Event],
+        verdicts: Sequence[Verdict],
+        at: datetime,
+        ledger_offset: int | None = None,
+    ) -> Rows:
+        pipeline, topic, bind_time = self.pipeline, self.topic, self.connection.bind_time
+        committed = bind_time(at)
+        return [
+            (
+                pipeline,
+                topic,
+                partition,
+                event.offset,
+                str(event.document),
+                event.status,
+                event.order,
+                None if event.at_us is None else bind_time(kinds.from_micros(event.at_us)),
+                verdict.value,
+                committed,
+                ledger_offset,
+            )
+            for event, verdict in zip(events, verdicts, strict=True)
+        ]
+
+    def _quarantine_row(
+        self, partition: int, record: Record, reason: Reason, detail: str, at: datetime
+    ) -> tuple[Any, ...]:
+        key, value, headers = record.key, record.value, encode_headers(record.headers)
+        if reason is Reason.RECORD_TOO_LARGE:
+            key = None if key is None else key[:BEGINNING_BYTES]
+            value = None if value is None else value[:BEGINNING_BYTES]
+            headers = None
+        return (
+            self.pipeline,
+            self.topic,
+            partition,
+            record.offset,
+            record.timestamp_ms,
+            key,
+            value,
+            headers,
+            reason.value,
+            kept_text(detail),
+            self.connection.bind_time(at),
+        )
+
+    def _between(self, after: str | None, until: str | None) -> tuple[str, list[str]]:
+        """Return the condition for the history of a range of documents, and its parameters."""
+        where = " WHERE pipeline = ?"
+        values = [self.pipeline]
+        for operator, document in ((">", after), ("<=", until)):
+            if document is not None:
+                where += f" AND document {operator} ?"
+                values.append(document)
+        return self.connection.sql(where), values
+
+    def _where(self, selection: Selection, *, by_key: bool) -> tuple[str, list[Any]]:
+        """Return the conditions of a selection, and their parameters.
+
+        A dead letter is selected by its key: its document is not known, as nothing else of it
+        could be decoded.
+        """
+        parts: list[str] = []
+        values: list[Any] = []
+        if selection.reason is not None:
+            parts.append("reason = ?")
+            values.append(selection.reason)
+        if selection.since is not None:
+            parts.append("{at} >= ?")
+            values.append(self.connection.bind(selection.since))
+        if selection.until is not None:
+            parts.append("{at} < ?")
+            values.append(self.connection.bind(selection.until))
+        if selection.document is not None:
+            parts.append("{key} = ?" if by_key else "document = ?")
+            values.append(selection.document.encode() if by_key else selection.document)
+        if selection.places:
+            alternatives = []
+            for (topic, partition), offsets in _by_partition(selection.places).items():
+                marks = ", ".join("?" * len(offsets))
+                alternatives.append(f"topic = ? AND {{partition}} = ? AND {{offset}} IN ({marks})")
+                values += (topic, partition, *offsets)
+            parts.append("(" + " OR ".join(alternatives) + ")")
+        return "".join(f" AND {part}" for part in parts), values
+
+    def _remove(self, table: str, positions: Iterable[RecordPosition]) -> int:
+        removed = 0
+        for (topic, partition), offsets in _by_partition(positions).items():
+            for chunk in chunks(offsets, DELETE_CHUNK):
+                marks = ", ".join("?" * len(chunk))
+                removed += self._execute(
+                    f"DELETE FROM {table} WHERE pipeline = ? AND topic = ?"
+                    f" AND {{partition}} = ? AND {{offset}} IN ({marks})",
+                    self.pipeline,
+                    topic,
+                    partition,
+                    *chunk,
+                )
+        return removed
+
+    def _update_reason(
+        self, table: str, position: RecordPosition, reason: Reason, detail: str
+    ) -> None:
+        self._execute(
+            f"UPDATE {table} SET reason = ?, detail = ?{AT_POSITION}",
+            reason.value,
+            kept_text(detail),
+            self.pipeline,
+            *_fields(position),
+        )
+
+
+def _by_partition(positions: Iterable[RecordPosition]) -> dict[tuple[str, int], list[int]]:
+    offsets: dict[tuple[str, int], list[int]] = {}
+    for position in positions:
+        offsets.setdefault((position.topic, position.partition), []).append(position.offset)
+    return offsets
+
+
+def _in_applied_order(
+    rows: Iterable[tuple[Any, ...]],
+    sequence: Callable[[tuple[Any, ...]], tuple[RecordPosition, datetime, int | None]],
+) -> list[tuple[Any, ...]]:
+    """Sort rows of the history by the order in which their events were applied.
+
+    `sequence` returns position, commit time and ledger offset of a row. Within a partition the
+    offset decides, and for an event that was applied later, the ledger's offset at that time:
+    clocks of different machines differ. The commit time only decides between partitions.
+    """
+
+    def in_partition(row: tuple[Any, ...]) -> tuple[int, bool, int, datetime]:
+        position, at, ledger_offset = sequence(row)
+        reached = position.offset if ledger_offset is None else ledger_offset - 1
+        return reached, ledger_offset is not None, position.offset, at
+
+    logs: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
+    for row in rows:
+        position = sequence(row)[0]
+        logs.setdefault((position.topic, position.partition), []).append(row)
+    for log in logs.values():
+        log.sort(key=in_partition)
+    return list(heapq.merge(*logs.values(), key=lambda row: sequence(row)[1]))
+
+
+def _quarantined(row: tuple[Any, ...], document: str | None = None) -> QuarantinedRecord:
+    topic, partition, offset, timestamp_ms, key, value, headers, reason, detail, at = row
+    record = Record(
+        offset,
+        -1 if timestamp_ms is None else timestamp_ms,
+        _bytes(key),
+        _bytes(value),
+        partition,
+        decode_headers(_bytes(headers)),
+    )
+    return QuarantinedRecord(
+        RecordPosition(topic, partition, offset), record, reason, detail or "", _time(at), document
+    )
+
+
+def _limit(limit: int | None) -> str:
+    return f" LIMIT {int(limit)}" if limit else ""
+
+
+def _bytes(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def _fields(position: RecordPosition) -> tuple[str, int, int]:
+    return position.topic, position.partition, position.offset
+
+
+def _time(value: Any) -> datetime:
+    at = utc_time(value)
+    assert at is not None
+    return at

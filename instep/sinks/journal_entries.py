@@ -1,0 +1,120 @@
+"""What the journal returns: positions in the log, dead letters, parked documents, decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from instep.document.decoding import Record
+from instep.document.guard import Document
+
+
+class Action(StrEnum):
+    """What a person did; kept in `instep_decisions`."""
+
+    REPLAYED = "replayed"
+    DROPPED = "dropped"
+    RELEASED = "released"
+    SKIPPED = "skipped"
+    REWOUND = "rewound"
+    REPAIRED = "repaired"
+
+
+class RecordPosition(msgspec.Struct, frozen=True, order=True):
+    """Where in a log a record is."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.offset}"
+
+
+class QuarantinedRecord(msgspec.Struct, frozen=True):
+    """A whole record in quarantine, and the reason. A dead letter has no document."""
+
+    place: RecordPosition
+    record: Record
+    reason: str
+    detail: str
+    at: datetime
+    document: str | None = None
+
+
+class ReasonCount(msgspec.Struct, frozen=True):
+    """The dead letters of one reason: how many, and when the first and the last came."""
+
+    reason: str
+    count: int
+    first: datetime
+    last: datetime
+
+
+class ParkedHead(msgspec.Struct, frozen=True):
+    """A parked document: the event that blocks it, and the number of its waiting events."""
+
+    document: str
+    waiting: int
+    reason: str
+    detail: str
+    since: datetime
+    place: RecordPosition
+
+
+class HistoryEntry(msgspec.Struct, frozen=True):
+    """One event of a document in the history."""
+
+    place: RecordPosition
+    status: str | None
+    order: int | None
+    event_time: datetime | None
+    verdict: str
+    committed_at: datetime
+
+
+class DecisionRecord(msgspec.Struct, frozen=True):
+    """What a person decided about a record: action, outcome, reason and actor."""
+
+    place: RecordPosition
+    at: datetime
+    document: str | None
+    action: str
+    outcome: str
+    reason: str | None
+    actor: str
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Which records in quarantine a command is about. A field that is not set selects all."""
+
+    reason: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    document: str | None = None
+    places: tuple[RecordPosition, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self != Selection()
+
+
+class RowOrigins:
+    """Which events wrote the rows of some documents, according to the history."""
+
+    def __init__(self, applied: Iterable[tuple[str, RecordPosition, int | None]]) -> None:
+        """Take document, position and order value of applied events, in order of application."""
+        self._last: dict[str, RecordPosition] = {}
+        self._by_order: dict[tuple[str, int | None], RecordPosition] = {}
+        for document, position, order in applied:
+            self._last[document] = self._by_order[document, order] = position
+
+    def last(self, document: Document) -> RecordPosition | None:
+        """Return the last event that was applied to a document."""
+        return self._last.get(str(document))
+
+    def by_order(self, document: Document, order: int | None) -> RecordPosition | None:
+        """Return the last event with this order value that was applied to a document."""
+        return self._by_order.get((str(document), order))
