@@ -222,7 +222,7 @@ def test_a_release_that_dies_before_its_commit_is_done_again(
     with retrying(url, columns=COLUMNS) as trying:
         with monkeypatch.context() as dying:
             dying.setattr(
-                trying._opened().sink, "commit", trying._opened().sink.close
+                trying._opened().sink.connection, "commit", trying._opened().sink.close
             )  # the server undoes what is open
             dying.setattr(releasing, "release", _one_try(releasing.release))
             with pytest.raises(Died):
