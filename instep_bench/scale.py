@@ -290,7 +290,7 @@ class _Group:
             url.port or DEFAULT_PORTS[url.get_backend_name()], server_host=url.host or "localhost"
         )
         self._stack.enter_context(proxy)
-        proxy.behave(NetworkFault(delay_s=point.delay_ms / 1000))
+        proxy.inject(NetworkFault(delay_s=point.delay_ms / 1000))
         return url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
 
     def _apply(self, site: _Site, count: int) -> ScaleRound:

@@ -1,16 +1,17 @@
-"""What went wrong, from a history alone. Each checker is a pure function that finds one anomaly, with the records that show it.
+"""Checkers: pure functions that each find one anomaly in a history, with example records.
 
-    lost        sent with an answer, and never worked
+    lost        acknowledged, but never worked
     repeated    worked more than once
-    inverted    worked after a later one of the same key
-    went back   worked again after a later one of the same key
-    unsorted    came after one that was sent later, whatever their keys
+    inverted    worked for the first time after a later record of the same key
+    went back   worked again after a later record of the same key
+    unsorted    came after a record that was sent later, of any key
     reordered   read from a partition after a higher offset, within one assignment
-    unsent      read, and nobody sent it: the trial itself is broken
-    aborted     read, though its transaction was taken back
+    unsent      read, but sent by no client: the trial itself is broken
+    aborted     read, although its transaction was aborted
     pauses      times in which a group read nothing while others sent
 
-Unknown is never taken for an answer: a send without one is neither lost when it is missing nor wrong when it is there.
+An unknown outcome is never taken for an answer: a record whose send was not answered is neither
+lost if it is missing nor an error if it is there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from instep_lab import history
-from instep_lab.history import Operation, OperationKind, OperationStatus
+from instep_lab.history import ClientOperation, OperationKind, OperationStatus
 
 EXAMPLES_MAX = 10
 
@@ -30,7 +31,10 @@ Record = tuple[str | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Anomalies:
-    """How often an anomaly was found, among how many that could have had it, and a few that show it."""
+    """How often an anomaly occurred.
+
+    `of` is the number of records that could have shown it; `examples` are a few that did.
+    """
 
     anomaly: str
     count: int
@@ -42,42 +46,42 @@ class Anomalies:
 
     @property
     def share(self) -> float | None:
-        """None where nothing could have shown it: then its absence says nothing."""
+        """The share of records with the anomaly; None if no record could have shown it."""
         return self.count / self.of if self.of else None
 
 
 def lost(
-    operations: Sequence[Operation],
+    operations: Sequence[ClientOperation],
     group: str | None = None,
     *,
     by: OperationKind = OperationKind.WORK,
 ) -> Anomalies:
-    """Acknowledged records that were never worked (or read)."""
+    """Find acknowledged records that were never worked (or read)."""
     sent = [one.record for one in history.of(operations, OperationKind.SEND)]
     done = {one.record for one in history.of(operations, by, group=group)}
     missing = [record for record in dict.fromkeys(sent) if record not in done]
-    return _found("lost", missing, len(set(sent)))
+    return _anomalies("lost", missing, len(set(sent)))
 
 
 def repeated(
-    operations: Sequence[Operation],
+    operations: Sequence[ClientOperation],
     group: str | None = None,
     *,
     by: OperationKind = OperationKind.WORK,
 ) -> Anomalies:
-    """Records that were worked (or read) more than once; each further time counts."""
+    """Find records that were worked (or read) more than once; every further time counts."""
     counts = Counter(one.record for one in history.of(operations, by, group=group))
-    again = [record for record, count in counts.items() for _ in range(count - 1)]
-    return _found("repeated", again, len(counts))
+    repeats = [record for record, count in counts.items() for _ in range(count - 1)]
+    return _anomalies("repeated", repeats, len(counts))
 
 
 def inverted(
-    operations: Sequence[Operation],
+    operations: Sequence[ClientOperation],
     group: str | None = None,
     *,
     by: OperationKind = OperationKind.WORK,
 ) -> Anomalies:
-    """Records that were worked for the first time after a later one of the same key."""
+    """Find records that were worked for the first time after a later record of the same key."""
     highest: dict[str | None, int] = {}
     seen: set[Record] = set()
     late: list[Record] = []
@@ -88,16 +92,19 @@ def inverted(
         if one.number < highest.get(one.key, one.number):
             late.append(one.record)
         highest[one.key] = max(one.number, highest.get(one.key, one.number))
-    return _found("inverted", late, len(seen))
+    return _anomalies("inverted", late, len(seen))
 
 
 def went_back(
-    operations: Sequence[Operation],
+    operations: Sequence[ClientOperation],
     group: str | None = None,
     *,
     by: OperationKind = OperationKind.WORK,
 ) -> Anomalies:
-    """Repeats that came after a later record of the same key: a reader without a guard returns to an older state."""
+    """Find repeats that came after a later record of the same key.
+
+    They take a reader without a guard back to an older state.
+    """
     highest: dict[str | None, int] = {}
     seen: set[Record] = set()
     back: list[Record] = []
@@ -108,16 +115,19 @@ def went_back(
             back.append(one.record)
         seen.add(one.record)
         highest[one.key] = max(one.number, highest.get(one.key, one.number))
-    return _found("went back", back, len(seen))
+    return _anomalies("went back", back, len(seen))
 
 
 def unsorted(
-    operations: Sequence[Operation],
+    operations: Sequence[ClientOperation],
     group: str | None = None,
     *,
     by: OperationKind = OperationKind.READ,
 ) -> Anomalies:
-    """Records that came after one that was sent later, whatever their keys: the order over a whole topic."""
+    """Find records that came after one that was sent later, of any key.
+
+    This checks the order of the topic as a whole.
+    """
     sent = sorted(
         history.of(operations, OperationKind.SEND, None), key=lambda one: one.at_ns - one.took_ns
     )
@@ -130,11 +140,11 @@ def unsorted(
         if place[one.record] < highest:
             late.append(one.record)
         highest = max(highest, place[one.record])
-    return _found("unsorted", late, seen)
+    return _anomalies("unsorted", late, seen)
 
 
-def reordered(operations: Sequence[Operation], group: str | None = None) -> Anomalies:
-    """Reads of a partition that went back to a lower offset without a new assignment."""
+def reordered(operations: Sequence[ClientOperation], group: str | None = None) -> Anomalies:
+    """Find reads of a partition that went back to a lower offset within one assignment."""
     highest: dict[tuple[str, str, int | None], int] = {}
     back: list[str] = []
     reads = 0
@@ -154,15 +164,18 @@ def reordered(operations: Sequence[Operation], group: str | None = None) -> Anom
     return Anomalies("reordered", len(back), reads, tuple(back[:EXAMPLES_MAX]))
 
 
-def unsent(operations: Sequence[Operation], group: str | None = None) -> Anomalies:
-    """Records that were read and that no client tried to send."""
+def unsent(operations: Sequence[ClientOperation], group: str | None = None) -> Anomalies:
+    """Find records that were read although no client tried to send them."""
     tried = {one.record for one in history.of(operations, OperationKind.SEND, None)}
     read = [one.record for one in history.of(operations, OperationKind.READ, group=group)]
-    return _found("unsent", [record for record in read if record not in tried], len(read))
+    return _anomalies("unsent", [record for record in read if record not in tried], len(read))
 
 
-def aborted(operations: Sequence[Operation], group: str | None = None) -> Anomalies:
-    """Records that were read although their transaction was aborted. A transaction that failed to commit was."""
+def aborted(operations: Sequence[ClientOperation], group: str | None = None) -> Anomalies:
+    """Find records that were read although their transaction was aborted.
+
+    A transaction that failed to commit counts as aborted.
+    """
     ended = {
         one.transaction: one.outcome
         for one in history.of(operations, OperationKind.COMMIT, None)
@@ -174,25 +187,28 @@ def aborted(operations: Sequence[Operation], group: str | None = None) -> Anomal
         if ended.get(one.transaction or "") is OperationStatus.FAIL
     }
     read = [one.record for one in history.of(operations, OperationKind.READ, group=group)]
-    return _found("aborted", [record for record in read if record in taken_back], len(read))
+    return _anomalies("aborted", [record for record in read if record in taken_back], len(read))
 
 
-def pauses(operations: Sequence[Operation], group: str, longer_than_ns: int) -> list[int]:
-    """The lengths, in ns, of the times in which the group read nothing, between its first read and its last."""
+def pauses(operations: Sequence[ClientOperation], group: str, longer_than_ns: int) -> list[int]:
+    """Return the lengths, in ns, of the pauses between reads of a group, longest first.
+
+    Only pauses between the first and the last read count.
+    """
     times = sorted(one.at_ns for one in history.of(operations, OperationKind.READ, group=group))
     gaps = (after - before for before, after in itertools.pairwise(times))
     return sorted((gap for gap in gaps if gap > longer_than_ns), reverse=True)
 
 
-def shares(operations: Sequence[Operation], group: str) -> dict[str, int]:
-    """How many records each member of the group read."""
-    found: dict[str, int] = defaultdict(int)
+def shares(operations: Sequence[ClientOperation], group: str) -> dict[str, int]:
+    """Return how many records each member of the group read."""
+    counts: dict[str, int] = defaultdict(int)
     for one in history.of(operations, OperationKind.READ, group=group):
-        found[one.member] += 1
-    return dict(found)
+        counts[one.member] += 1
+    return dict(counts)
 
 
-def _found(anomaly: str, records: Sequence[Record], of: int) -> Anomalies:
+def _anomalies(anomaly: str, records: Sequence[Record], of: int) -> Anomalies:
     return Anomalies(
         anomaly,
         len(records),

@@ -1,7 +1,8 @@
-"""A claim: what teams are told about Kafka, and the experiment that settles it.
+"""A claim about Kafka and the experiment that tests it.
 
-Experiments are functions below `claims/`, one file per family, made known by `@settles`. Each gets a `Trial`, on which it
-runs clients and faults and puts down what it saw: parts of the verdict, tables and plots.
+Experiments are functions below `claims/`, one file per family, registered by `@experiment`. Each
+gets a `Trial`, with which it runs clients, injects faults and records its observations: the parts
+of the verdict, tables and plots.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ class Tier(enum.StrEnum):
 
 
 class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one claim in one run; kept as verdict.json. Until the experiment has ended it says INCONCLUSIVE."""
+    """The result of one claim in one run, stored as verdict.json.
+
+    The verdict is INCONCLUSIVE until the experiment has ended.
+    """
 
     claim: str
     tier: Tier
@@ -51,11 +55,15 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What is told, how it is settled, and what to do. `rules` are those of `instep vet` that look after it."""
+    """A statement, the method that tests it, and advice.
+
+    `rules` names the rules of `instep vet` that check for the problem. `until` is the release up
+    to which an outdated claim was right.
+    """
 
     id: str
-    told: str
-    ran: str
+    statement: str
+    method: str
     advice: str
     rules: tuple[str, ...]
     brokers: int
@@ -68,41 +76,47 @@ class Claim:
         return self.id.partition("-")[0]
 
 
-KNOWN: dict[str, Claim] = {}
+REGISTERED: dict[str, Claim] = {}
 
 
-def settles(
+def experiment(
     id_: str,
     *,
-    told: str,
-    ran: str,
+    statement: str,
+    method: str,
     advice: str,
     rules: tuple[str, ...] = (),
     brokers: int = 1,
     harmless: bool = True,
     until: str | None = None,
 ) -> Callable[[Experiment], Experiment]:
-    """Make the experiment known under its claim's id.
+    """Register the decorated function as the experiment of a claim.
 
-    `brokers` is how many it needs: 0 for none, 3 for a cluster. Harmless is one that does to a cluster what any client may do, so
-    that it can run on a cluster of the user's: no fault but to our own clients, and no setting but of our own topics.
+    `brokers` is the number of brokers it needs: 0 for none, 3 for a cluster. A harmless experiment
+    does nothing that an ordinary client may not do, so that it can run on the user's cluster: it
+    injects faults only into its own clients and changes settings only of its own topics.
     """
 
-    def register(experiment: Experiment) -> Experiment:
-        KNOWN[id_] = Claim(id_, told, ran, advice, rules, brokers, harmless, until, experiment)
-        return experiment
+    def register(function: Experiment) -> Experiment:
+        REGISTERED[id_] = Claim(
+            id_, statement, method, advice, rules, brokers, harmless, until, function
+        )
+        return function
 
     return register
 
 
-def chosen(known: Mapping[str, Claim], ids: list[str]) -> list[Claim]:
-    """The claims that are meant: all, by id, or by family ("order" is all of order-1 to order-6), in the order of the list."""
+def select(known: Mapping[str, Claim], ids: list[str]) -> list[Claim]:
+    """Return the claims with these ids or families, in the order of the list; all without ids.
+
+    The family "order" stands for order-1 to order-6.
+    """
     families = {claim.family for claim in known.values()}
     for id_ in ids:
         if id_ not in known and id_ not in families:
             near = difflib.get_close_matches(id_, [*known, *families], n=3, cutoff=0.4)
             raise errors.SettingsError(
-                f"there is no claim {id_!r}",
-                f"near: {', '.join(near)}" if near else "instep lab list shows all of them",
+                f"unknown claim {id_!r}",
+                f"did you mean {', '.join(near)}?" if near else "list all: instep lab list",
             )
     return [claim for claim in known.values() if not ids or claim.id in ids or claim.family in ids]

@@ -1,4 +1,7 @@
-"""What experiments run on: brokers of the lab's own, started when they are first needed, or a cluster of the user's."""
+"""The clusters that experiments run on: the lab's own or the user's.
+
+The lab starts its own brokers when an experiment first needs them.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from instep import errors, settings
+from instep.document.showing import counted
 from instep.kafka import connection, layout
 from instep.kafka.admin import admin_extras
 from instep.local import broker, ports
 from instep.local.proxy import Proxy
 
-# So that what takes minutes with a broker's defaults takes seconds here: sessions of dead consumers, deletion of old segments.
+# Shorter than the defaults, so that expired sessions and deleted segments take seconds instead of
+# minutes.
 PROPERTIES: Mapping[str, str] = {
     "group.min.session.timeout.ms": "1000",
     "group.consumer.min.session.timeout.ms": "1000",
@@ -31,7 +36,11 @@ PROPERTIES: Mapping[str, str] = {
 
 
 class LabCluster:
-    """A cluster to experiment on. Only the lab's own has nodes, which faults may go to, and proxies before them."""
+    """A cluster to experiment on.
+
+    Only the lab's own cluster has nodes, into which faults may be injected, and proxies in front of
+    them.
+    """
 
     def __init__(
         self,
@@ -41,65 +50,68 @@ class LabCluster:
         proxies: Mapping[int, Proxy] | None = None,
     ) -> None:
         self.bootstrap = bootstrap
-        self.cluster = connection.Cluster(kafka, bootstrap)
+        self.kafka = connection.Cluster(kafka, bootstrap)
         self.connection = connection.client_config(kafka, bootstrap)
         self.own = own
         self.proxies = dict(proxies or {})
 
     @property
     def brokers(self) -> int:
-        return len(layout.read(self.cluster).brokers)
+        return len(layout.read(self.kafka).brokers)
 
     @functools.cached_property
     def features(self) -> Mapping[str, int]:
-        """What the cluster has switched on; group.version 1 is the new consumer protocol, share.version 1 share groups."""
-        with admin_extras.opened(self.cluster) as asked:
-            return (asked.features() if asked else None) or {}
+        """The enabled features and their levels.
+
+        group.version 1 is the new consumer protocol, share.version 1 means share groups.
+        """
+        with admin_extras.opened(self.kafka) as extras:
+            return (extras.features() if extras else None) or {}
 
     @property
     def protocols(self) -> tuple[str, ...]:
-        """How members can share partitions: agreed among themselves, and since Kafka 4.0 also told by the brokers."""
-        return (
-            ("classic", "consumer") if self.features.get("group.version", 0) >= 1 else ("classic",)
-        )
+        """The rebalance protocols that the cluster supports.
+
+        With "classic" the members agree on the assignment, with "consumer" (Kafka 4.0 or newer)
+        the brokers decide it.
+        """
+        if self.features.get("group.version", 0) >= 1:
+            return ("classic", "consumer")
+        return ("classic",)
 
     def node(self, number: int) -> broker.Broker:
-        """A node that may be killed and frozen: one that the lab started."""
+        """Return a node that the lab started, which may be killed and frozen."""
         if self.own is None:
             raise errors.SettingsError(
-                "faults go only to brokers that the lab started", "leave --bootstrap out"
+                "the lab injects faults only into brokers that it started", "omit --bootstrap"
             )
         return self.own.nodes[number - 1]
 
     @property
     def proxied(self) -> dict[str, Any]:
-        """How to reach the cluster through the proxies."""
-        return {
-            **self.connection,
-            "bootstrap.servers": ",".join(
-                f"{ports.HOST}:{one.port}" for one in self.proxies.values()
-            ),
-        }
+        """The client settings that connect through the proxies."""
+        addresses = ",".join(f"{ports.HOST}:{proxy.port}" for proxy in self.proxies.values())
+        return {**self.connection, "bootstrap.servers": addresses}
 
-    def mend(self) -> None:
-        """Let the proxies behave, thaw what is frozen, start what is dead and wait for that."""
+    def recover(self) -> None:
+        """Clear the proxies' faults, resume frozen brokers, and restart dead ones."""
         for proxy in self.proxies.values():
-            proxy.behave()
+            proxy.clear_fault()
         if self.own:
             self.own.resume()
             if not self.own.alive:
                 self.own.start()
 
-    def wait_whole(self, topic: str, timeout_s: float = 60.0) -> None:
-        """Return when every replica of the topic is in sync."""
+    def wait_in_sync(self, topic: str, timeout_s: float = 60.0) -> None:
+        """Wait until every replica of the topic is in sync."""
         deadline = time.monotonic() + timeout_s
         while True:
             # KeyError: not every broker's metadata has a topic that was just created
             with contextlib.suppress(errors.InstepError, KeyError):
-                found = layout.read(self.cluster).topics[topic]
+                partitions = layout.read(self.kafka).topics[topic].partitions
                 if all(
                     part.leader is not None and set(part.in_sync) == set(part.replicas)
-                    for part in found.partitions
+                    for part in partitions
                 ):
                     return
             if time.monotonic() > deadline:
@@ -109,7 +121,7 @@ class LabCluster:
             time.sleep(0.05)
 
     def close(self) -> None:
-        self.cluster.close()
+        self.kafka.close()
         for proxy in self.proxies.values():
             proxy.close()
         if self.own:
@@ -123,31 +135,32 @@ class ClusterPool:
         self, given: tuple[settings.Kafka, str] | None, say: Callable[[str], None]
     ) -> None:
         self._say = say
-        self._grounds: dict[int, LabCluster] = {}
+        self._clusters: dict[int, LabCluster] = {}
         self._given = LabCluster(*given) if given else None
 
     def of(self, brokers: int) -> LabCluster | None:
-        """The user's cluster if there is one; else one of our own with so many brokers, or none for an experiment without."""
+        """Return the user's cluster, or start one with this many brokers.
+
+        Return None for an experiment that needs no brokers.
+        """
         if self._given:
             return self._given
         if brokers == 0:
             return None
-        if brokers not in self._grounds:
-            self._say(
-                f"starting {brokers} Kafka {'broker' if brokers == 1 else 'brokers'} on this machine"
-            )
-            self._grounds[brokers] = _own(brokers)
-        return self._grounds[brokers]
+        if brokers not in self._clusters:
+            self._say(f"starting {counted(brokers, 'Kafka broker')} on this machine")
+            self._clusters[brokers] = _start_cluster(brokers)
+        return self._clusters[brokers]
 
     def drop(self, brokers: int) -> None:
-        """Give up a cluster of our own that does not come back; the next that asks gets a new one."""
-        if ground := self._grounds.pop(brokers, None):
-            ground.close()
+        """Discard a cluster of the lab that did not recover; the next call of `of` starts a new one."""
+        if cluster := self._clusters.pop(brokers, None):
+            cluster.close()
 
     def close(self) -> None:
-        for ground in (*self._grounds.values(), *((self._given,) if self._given else ())):
-            ground.close()
-        self._grounds.clear()
+        for cluster in (*self._clusters.values(), *((self._given,) if self._given else ())):
+            cluster.close()
+        self._clusters.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -161,14 +174,14 @@ class ClusterPool:
         self.close()
 
 
-def _own(brokers: int) -> LabCluster:
+def _start_cluster(brokers: int) -> LabCluster:
     own = broker.LocalCluster(brokers, properties=PROPERTIES)
     proxies: dict[int, Proxy] = {}
     try:
         for node in own.nodes:
-            port, told_port = ports.free(2)
-            node.side_door = broker.ProxiedListener(port, told_port)
-            proxies[node.node] = Proxy(port, told_port)
+            port, target_port = ports.free(2)
+            node.side_door = broker.ProxiedListener(port, target_port)
+            proxies[node.node] = Proxy(port, target_port)
             proxies[node.node].start()
         own.start()
         return LabCluster(settings.Kafka(), own.bootstrap, own, proxies)

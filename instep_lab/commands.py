@@ -1,4 +1,4 @@
-"""Commands of the lab: what teams are told about Kafka, settled on real servers."""
+"""The commands of `instep lab`, which tests common claims about Kafka on real servers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from instep_lab.claim import Claim
     from instep_lab.report.contents import LabReport, Section
 
-TOLD_SHOWN = 72
-BECAUSE_SHOWN = 90
+STATEMENT_SHOWN = 72
+REASON_SHOWN = 90
 REPORT_FILE = Path("lab-report.html")
 
 app = typer.Typer(
@@ -46,7 +46,7 @@ Claims = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[CLAIM]...",
-        help="Ids such as order-1, or families such as order; left out: all.",
+        help="Ids such as order-1, or families such as order. Default: all.",
         autocompletion=_complete_claims,
     ),
 ]
@@ -55,7 +55,7 @@ RunId = Annotated[
     typer.Option(
         "--run",
         metavar="ID",
-        help="Which run; left out: the newest.",
+        help="The id of a run. Default: the newest.",
         autocompletion=_complete_runs,
     ),
 ]
@@ -66,24 +66,23 @@ def list_claims(ids: Claims = None, as_json: AsJson = False, _debug: Debug = Fal
     """List claims: what each needs, its rules of `instep vet`, and its newest verdict."""
     from instep_lab import claim, claims
 
-    chosen = claim.chosen(claims.ALL, ids or [])
+    selected = claim.select(claims.ALL, ids or [])
     run, verdicts = _newest()
     if as_json:
         shared.print_json(
             {
                 "run": run,
-                "claims": [{**_about(one), "verdict": verdicts.get(one.id)} for one in chosen],
+                "claims": [{**_about(one), "verdict": verdicts.get(one.id)} for one in selected],
             }
         )
         return
-    if chosen:
-        head = ("CLAIM", "VERDICT", "BROKERS", "HARMLESS", "TOLD", "RULES")
+    if selected:
+        head = ("CLAIM", "VERDICT", "BROKERS", "HARMLESS", "STATEMENT", "RULES")
         typer.echo(
-            shared.table(head, [_listed(one, verdicts, in_full=bool(ids)) for one in chosen])
+            shared.table(head, [_listed(one, verdicts, in_full=bool(ids)) for one in selected])
         )
-    shared.say(
-        f"{counted(len(chosen), 'claim')}; {f'verdicts are of run {run}' if run else 'none was run yet: instep lab run'}"
-    )
+    source = f"verdicts of run {run}" if run else "no runs yet, start one: instep lab run"
+    shared.say(f"{counted(len(selected), 'claim')}; {source}")
 
 
 @app.command("run")
@@ -92,29 +91,27 @@ def run_claims(
     tier: Annotated[
         str | None,
         typer.Option(
-            help="quick, the default: all claims within 15 minutes; full: what statistics need."
+            help="quick (default): all claims in 15 minutes; full: more rounds and records."
         ),
     ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="What workloads are drawn from: the same seed sends the same records; else 1.",
+            help="Seed of the workloads: the same seed sends the same records. Default: 1.",
         ),
     ] = None,
     bootstrap: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESSES",
-            help="Settle the harmless claims on this cluster, with topics of the lab's own.",
+            help="Test the harmless claims on this cluster, with topics of the lab.",
         ),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a run that was interrupted.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     run: RunId = None,
     into: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where to keep the run.")
+        Path | None, typer.Option(metavar="FOLDER", help="The folder to store the run in.")
     ] = None,
     as_json: AsJson = False,
     _config: Config = None,
@@ -126,22 +123,20 @@ def run_claims(
     from instep_lab.verdict import ClaimVerdict
 
     if tier is not None and tier not in list(Tier):
-        raise errors.SettingsError(f"there is no tier {tier!r}", f"known: {', '.join(Tier)}")
+        raise errors.SettingsError(f"unknown tier {tier!r}", f"the tiers are {', '.join(Tier)}")
     if run is not None and not resume:
-        raise errors.SettingsError(
-            "--run names a run to go on with", "say --resume too, or leave --run out"
-        )
+        raise errors.SettingsError("--run names the run to resume", "add --resume, or omit --run")
     if resume and (ids or bootstrap or into or tier or seed is not None):
         raise errors.SettingsError(
-            "a run that goes on has its claims, tier, seed, cluster and folder already",
-            "say only --resume and --run",
+            "a resumed run already has its claims, tier, seed, cluster and folder",
+            "use --resume and --run without other options",
         )
     kept = into or store.folder()
     if resume:
         folder = store.find(kept, run) if run else store.interrupted(kept)
         bootstrap = store.read_run(folder).cluster
-    wanted = lab.meant(claims.ALL, ids or [], bootstrap)
-    given = _given(bootstrap)
+    selected = lab.select_for_cluster(claims.ALL, ids or [], bootstrap)
+    given = _user_cluster(bootstrap)
     if not resume:
         folder = lab.prepare(
             claims.ALL,
@@ -151,17 +146,17 @@ def run_claims(
             into=kept,
             cluster=bootstrap,
         )
-        if not ids and len(wanted) < len(claims.ALL):
-            left_out = counted(len(claims.ALL) - len(wanted), "claim")
+        if not ids and len(selected) < len(claims.ALL):
+            left_out = counted(len(claims.ALL) - len(selected), "claim")
             shared.say(
-                f"{left_out} need brokers of the lab's own and are left out: instep lab run without --bootstrap settles them"
+                f"skipping {left_out} that only run on brokers started by the lab"
+                " (omit --bootstrap to test them)"
             )
     try:
-        results = lab.Lab(folder, claims.ALL, given=given, say=shared.say).settle()
+        results = lab.Lab(folder, claims.ALL, given=given, say=shared.say).run()
     except SystemExit:
-        shared.say(
-            f"interrupted; go on with: instep lab run --resume --run {folder if into else folder.name}"
-        )
+        run_name = folder if into else folder.name
+        shared.say(f"interrupted; continue with: instep lab run --resume --run {run_name}")
         raise
     if as_json:
         shared.print_json(list(results.values()))
@@ -177,7 +172,7 @@ def show(
         str | None,
         typer.Argument(
             metavar="[CLAIM]",
-            help="A claim or a family; left out: the whole run in short.",
+            help="A claim or a family. Default: an overview of the run.",
             autocompletion=_complete_claims,
         ),
     ] = None,
@@ -185,7 +180,7 @@ def show(
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
-    """What a run came to: in short, or all about one claim."""
+    """Show the results of a run: an overview, or all details of one claim."""
     from instep_lab import claims
     from instep_lab.report import contents
 
@@ -193,19 +188,21 @@ def show(
     if id_ is None:
         _show_run(report, as_json)
         return
-    sections = contents.chosen(report, claims.ALL, id_)
+    sections = contents.select(report, claims.ALL, id_)
     if as_json:
-        shared.print_json({"run": report.run, "claims": [_all_of(section) for section in sections]})
+        shared.print_json(
+            {"run": report.run, "claims": [_details(section) for section in sections]}
+        )
         return
-    typer.echo("\n\n".join("\n".join(_told(section)) for section in sections))
+    typer.echo("\n\n".join("\n".join(_describe(section)) for section in sections))
 
 
 @app.command("report")
 def write_report(
     run: RunId = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = REPORT_FILE,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = REPORT_FILE,
     force: Annotated[
-        bool, typer.Option("--force", help="Also over a file that is not a report of the lab.")
+        bool, typer.Option("--force", help="Overwrite a file even if it is not a lab report.")
     ] = False,
     _debug: Debug = False,
 ) -> None:
@@ -219,7 +216,7 @@ def write_report(
 
 @app.command("runs")
 def list_runs(as_json: AsJson = False, _debug: Debug = False) -> None:
-    """The runs that are kept, oldest first."""
+    """List the stored runs, oldest first."""
     from instep_lab import store
 
     kept = store.folder()
@@ -236,8 +233,8 @@ def list_runs(as_json: AsJson = False, _debug: Debug = False) -> None:
     shared.say(f"{counted(len(found), 'run')} in {kept}")
 
 
-def _given(bootstrap: str | None) -> tuple[settings.Kafka, str] | None:
-    """The user's cluster, once it has answered; its security is what the settings file says."""
+def _user_cluster(bootstrap: str | None) -> tuple[settings.Kafka, str] | None:
+    """Return the user's cluster, with the security of the settings file, once it has answered."""
     if bootstrap is None:
         return None
     from instep.kafka import layout
@@ -257,7 +254,7 @@ def _report(run: str | None) -> LabReport:
 
 
 def _newest() -> tuple[str | None, dict[str, str]]:
-    """The newest run and its verdicts. One that was damaged is said, and the list is shown without."""
+    """Return the newest run and its verdicts; report a damaged run and go on without."""
     from instep_lab import store
 
     runs = store.runs(store.folder())
@@ -280,43 +277,43 @@ def _overview(run: Path) -> dict[str, Any]:
         ("begun", "tier", "seed", "claims", "ended", "settled", "cluster", "error")
     )
     try:
-        asked, results = store.read_run(run), store.read_results(run)
+        request, results = store.read_run(run), store.read_results(run)
     except errors.InstepError as error:
         return {"run": run.name, **shown, "error": error.what}
     return {
         "run": run.name,
         **shown,
-        "begun": asked.begun_at,
-        "tier": asked.tier,
-        "seed": asked.seed,
-        "claims": len(asked.claims),
+        "begun": request.begun_at,
+        "tier": request.tier,
+        "seed": request.seed,
+        "claims": len(request.claims),
         "ended": sum(one.ended for one in results.values()),
         "settled": sum(one.verdict is not ClaimVerdict.INCONCLUSIVE for one in results.values()),
-        "cluster": asked.cluster or "own",
+        "cluster": request.cluster or "own",
     }
 
 
 def _about(claim: Claim) -> dict[str, Any]:
-    keys = ("id", "told", "ran", "advice", "rules", "brokers", "harmless", "until")
+    keys = ("id", "statement", "method", "advice", "rules", "brokers", "harmless", "until")
     return {key: getattr(claim, key) for key in keys}
 
 
 def _listed(claim: Claim, verdicts: Mapping[str, str], *, in_full: bool) -> Sequence[Any]:
-    told = claim.told if in_full else shared.shortened(claim.told, TOLD_SHOWN)
+    statement = claim.statement if in_full else shared.shortened(claim.statement, STATEMENT_SHOWN)
     harmless = "yes" if claim.harmless else "no"
     return (
         claim.id,
         verdicts.get(claim.id, "not run"),
         claim.brokers,
         harmless,
-        told,
+        statement,
         " ".join(claim.rules),
     )
 
 
 def _show_run(report: LabReport, as_json: bool) -> None:
     if as_json:
-        keys = ("id", "told", "verdict", "because")
+        keys = ("id", "statement", "verdict", "because")
         claims = [{key: getattr(section, key) for key in keys} for section in report.sections]
         shared.print_json({"run": report.run, "counts": report.counts, "claims": claims})
         return
@@ -324,11 +321,11 @@ def _show_run(report: LabReport, as_json: bool) -> None:
     for name, value in report.facts.items():
         typer.echo(shared.cell(name).ljust(width) + shared.cell(value))
     rows = [
-        (one.id, one.verdict, shared.shortened(one.because, BECAUSE_SHOWN))
+        (one.id, one.verdict, shared.shortened(one.because, REASON_SHOWN))
         for one in report.sections
     ]
-    typer.echo("\n" + shared.table(("CLAIM", "VERDICT", "BECAUSE"), rows))
-    shared.say(f"{_counted(report)}; all about one: instep lab show CLAIM")
+    typer.echo("\n" + shared.table(("CLAIM", "VERDICT", "REASON"), rows))
+    shared.say(f"{_counted(report)}; details: instep lab show CLAIM")
 
 
 def _counted(report: LabReport) -> str:
@@ -336,8 +333,12 @@ def _counted(report: LabReport) -> str:
     return f"{counted(len(report.sections), 'claim')}: {verdicts}" if verdicts else "no claims"
 
 
-def _all_of(section: Section) -> dict[str, Any]:
-    about = _about(section.claim) if section.claim else {"id": section.id, "told": section.told}
+def _details(section: Section) -> dict[str, Any]:
+    about = (
+        _about(section.claim)
+        if section.claim
+        else {"id": section.id, "statement": section.statement}
+    )
     kept = {"settings": section.settings, "timeline": section.timeline, "command": section.command}
     return {
         **about,
@@ -348,20 +349,22 @@ def _all_of(section: Section) -> dict[str, Any]:
     }
 
 
-def _told(section: Section) -> list[str]:
-    """All about one claim, in lines."""
+def _describe(section: Section) -> list[str]:
+    """Return all details of one claim, as lines."""
     from instep.report import plots
     from instep_lab.report import contents
 
     claim, result = section.claim, section.result
-    lines = [f"{shared.cell(section.id)}: {section.verdict}", "", *_field("told", section.told)]
-    lines += _field("ran", claim.ran) if claim else []
+    lines = [
+        f"{shared.cell(section.id)}: {section.verdict}",
+        "",
+        *_field("statement", section.statement),
+    ]
+    lines += _field("method", claim.method) if claim else []
     if result:
-        lines += _field("because", section.because)
-        lines += _field(
-            "begun",
-            f"{result.begun_at}, {result.seconds:.1f} s{'' if result.ended else ', and did not end'}",
-        )
+        lines += _field("reason", section.because)
+        incomplete = "" if result.ended else ", did not end"
+        lines += _field("started", f"{result.begun_at}, {result.seconds:.1f} s{incomplete}")
         lines.append("")
         for part in result.parts:
             lines += [
@@ -370,18 +373,16 @@ def _told(section: Section) -> list[str]:
             ]
         for table in [*result.tables, *map(plots.tabulated, result.plots)]:
             lines += ["", shared.tabulated(table)]
-    lines += (
-        ["", *_field("advice", claim.advice), *_field("rules", " ".join(claim.rules) or "none")]
-        if claim
-        else []
-    )
+    if claim:
+        lines += ["", *_field("advice", claim.advice)]
+        lines += _field("rules", " ".join(claim.rules) or "none")
     lines.append("")
-    for case, client in contents.settings(section):
-        lines += _field("settings", f"{case}: {client}")
-    for moment in contents.moments(section):
-        lines += _field("timeline", moment)
+    for scenario, client in contents.settings(section):
+        lines += _field("settings", f"{scenario}: {client}")
+    for step in contents.timeline(section):
+        lines += _field("timeline", step)
     return [*lines, *_field("repeat", section.command)]
 
 
 def _field(name: str, text: str) -> list[str]:
-    return [f"{name:10}{shared.cell(text)}"]
+    return [f"{name:11}{shared.cell(text)}"]

@@ -1,15 +1,18 @@
-"""What a trial saw: every operation of every client, one line each, only ever added to.
+"""The history of a trial: every operation of every client, one line each, append-only.
 
-An operation ends ok, failed, or unknown: the answer did not come, or the client died first. Unknown is neither: a send
-whose answer was lost may be in the log, so its record may be read or not, and neither is an anomaly.
+The status of an operation is ok, fail or unknown. Unknown means that no answer came or that the
+client died first. A send with an unknown status may be in the log: its record may be read or not,
+and neither is an anomaly.
 
-A record is named by its key and its number: numbers of a key count up in the order in which they were sent. Clients are named by
-group and member, so that "read by this group" can be asked.
+A record is identified by its key and its number. The numbers of a key increase in the order in
+which they were sent. Clients are identified by group and member, so that checkers can look at the
+operations of one group.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 import threading
 import time
 from collections import Counter
@@ -24,7 +27,11 @@ from instep import errors
 
 
 class OperationKind(enum.StrEnum):
-    """What was done. A record is sent, read (handed to the program) and worked (its effect is there, say a row)."""
+    """The kind of an operation.
+
+    A record is sent, read (handed to the program) and worked (its effect is visible, such as a
+    row).
+    """
 
     SEND = "send"
     READ = "read"
@@ -41,8 +48,11 @@ class OperationStatus(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One operation, noted when it ended, or when it was given up. Times are of the monotonic clock of one machine."""
+class ClientOperation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One operation, recorded when it ended or was given up.
+
+    Times are those of the monotonic clock of one machine.
+    """
 
     kind: OperationKind
     outcome: OperationStatus = OperationStatus.OK
@@ -63,7 +73,10 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HistoryWriter:
-    """A history being written: to a file, by any thread, each operation at once, so that it outlives its writer's end."""
+    """Appends operations to a history file; safe to use from any thread.
+
+    Every operation is written at once, so that the history survives the death of the process.
+    """
 
     def __init__(self, file: Path) -> None:
         self._lock = threading.Lock()
@@ -71,20 +84,17 @@ class HistoryWriter:
         self._encoder = msgspec.json.Encoder()
         self._counts: Counter[tuple[OperationKind, OperationStatus]] = Counter()
 
-    def note(self, operation: Operation) -> None:
-        """Write it down; one without a time has just ended."""
-        timed = (
-            operation
-            if operation.at_ns
-            else msgspec.structs.replace(operation, at_ns=time.monotonic_ns())
-        )
-        line = self._encoder.encode(timed) + b"\n"
+    def note(self, operation: ClientOperation) -> None:
+        """Write an operation; one without a time gets the current time."""
+        if not operation.at_ns:
+            operation = msgspec.structs.replace(operation, at_ns=time.monotonic_ns())
+        line = self._encoder.encode(operation) + b"\n"
         with self._lock:
             self._stream.write(line)
             self._counts[operation.kind, operation.outcome] += 1
 
     def count(self, kind: OperationKind, outcome: OperationStatus = OperationStatus.OK) -> int:
-        """How many of these were noted here so far, without reading them again."""
+        """Return how many of these were written so far, without reading the file."""
         return self._counts[kind, outcome]
 
     def close(self) -> None:
@@ -103,36 +113,41 @@ class HistoryWriter:
         self.close()
 
 
-def read(file: Path) -> list[Operation]:
-    """The operations of a file. A last line that breaks off was being written when the writer died, and is left out."""
+def read(file: Path) -> list[ClientOperation]:
+    """Return the operations of a file.
+
+    An incomplete last line is ignored: it was being written when the writer died.
+    """
     lines = file.read_bytes().split(b"\n")
-    decoder = msgspec.json.Decoder(Operation)
-    found = []
+    decoder = msgspec.json.Decoder(ClientOperation)
+    operations = []
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            found.append(decoder.decode(line))
+            operations.append(decoder.decode(line))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise errors.InstepError(
-                f"{file}, line {number}, is no operation: {error}",
-                "the history was changed: run it again",
+                f"{file}, line {number} is not an operation: {error}",
+                "the history file was modified: run the claim again",
             ) from error
-    return found
+    return operations
 
 
-def joined(histories: Iterable[Sequence[Operation]]) -> list[Operation]:
-    """Histories of several processes of one machine as one, in the order of time; those of one process keep theirs."""
-    return sorted(
-        (operation for one in histories for operation in one), key=lambda operation: operation.at_ns
-    )
+def merge(histories: Iterable[Sequence[ClientOperation]]) -> list[ClientOperation]:
+    """Merge the histories of several processes of one machine by time.
+
+    Operations of one process keep their order.
+    """
+    operations = itertools.chain.from_iterable(histories)
+    return sorted(operations, key=lambda operation: operation.at_ns)
 
 
 def of(
-    history: Iterable[Operation],
+    history: Iterable[ClientOperation],
     kind: OperationKind,
     outcome: OperationStatus | None = OperationStatus.OK,
     group: str | None = None,
-) -> Iterator[Operation]:
-    """The operations of a kind."""
+) -> Iterator[ClientOperation]:
+    """Yield the operations of one kind; None as outcome or group matches any."""
     for operation in history:
         if (
             operation.kind is kind

@@ -1,4 +1,7 @@
-"""The lab: settles claims one after another, each in a folder of its run, and can be interrupted and resumed at any point."""
+"""The lab: tests claims one after another.
+
+Each claim has a folder in its run. A run can be interrupted and resumed at any point.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,20 @@ from instep.kafka.admin import consumer_groups
 from instep.local import artifacts, class_archives, java
 from instep.report import files
 from instep_lab import store
-from instep_lab.claim import Claim, ClaimResult, Tier, chosen
+from instep_lab.claim import Claim, ClaimResult, Tier, select
 from instep_lab.cluster_pool import ClusterPool, LabCluster
 from instep_lab.trial import PREFIX, Trial
 from instep_lab.verdict import ClaimVerdict, Judgement, PartOutcome, Role, VerdictPart, judge
 
 GIB = 1 << 30
 DISK_BYTES = {Tier.QUICK: 2 * GIB, Tier.FULL: 8 * GIB}
-BROKER_BYTES = GIB  # its heap, what the JVM takes beside it, and the clients that go with it
+BROKER_BYTES = GIB  # heap, other memory of the JVM, and the clients
 
 Progress = Callable[[str], None]
 
 
 class Lab:
-    """Runs the claims of one run."""
+    """Tests the claims of one run."""
 
     def __init__(
         self,
@@ -43,42 +46,43 @@ class Lab:
         say: Progress,
     ) -> None:
         self._run, self._known, self._given, self._say = run, known, given, say
-        self._asked = store.read_run(run)
+        self._request = store.read_run(run)
 
-    def settle(self) -> dict[str, ClaimResult]:
-        """Settle what the run has not settled yet; what is settled by then, by claim."""
+    def run(self) -> dict[str, ClaimResult]:
+        """Test the remaining claims of the run; return all its results, by claim."""
         if self._given is None:
-            _check_room(self._run, self._asked.tier, {claim.brokers for claim in self._left()})
-            class_archives.prepare(
-                class_archives.KAFKA, self._say
-            )  # experiments restart brokers dozens of times
-        with ClusterPool(self._given, self._say) as grounds:
-            return self.settle_on(grounds)
+            _check_room(
+                self._run, self._request.tier, {claim.brokers for claim in self._remaining()}
+            )
+            # experiments restart brokers dozens of times, and class archives make that faster
+            class_archives.prepare(class_archives.KAFKA, self._say)
+        with ClusterPool(self._given, self._say) as pool:
+            return self.run_on(pool)
 
-    def settle_on(self, grounds: ClusterPool) -> dict[str, ClaimResult]:
-        """The same on clusters that are there already; the claims that need the fewest brokers first."""
+    def run_on(self, pool: ClusterPool) -> dict[str, ClaimResult]:
+        """Test the remaining claims on running clusters, those that need the fewest brokers first."""
         if self._given:
-            sweep(self._run, grounds.of(1), self._say)
-        waiting = sorted(self._left(), key=lambda claim: claim.brokers)
+            sweep(self._run, pool.of(1), self._say)
+        waiting = sorted(self._remaining(), key=lambda claim: claim.brokers)
         for number, claim in enumerate(waiting, start=1):
-            self._say(f"[{number}/{len(waiting)}] {claim.id}: {claim.told}")
-            result = self._settle(claim, grounds)
+            self._say(f"[{number}/{len(waiting)}] {claim.id}: {claim.statement}")
+            result = self._run_claim(claim, pool)
             self._say(f"    {result.verdict} ({result.seconds:.1f} s): {result.judgement.because}")
         return store.read_results(self._run)
 
-    def _left(self) -> list[Claim]:
-        """What is not settled yet; SettingsError when a claim of the run is gone."""
-        ids = store.remaining(self._asked.claims, store.read_results(self._run))
-        return [claim for id_ in ids for claim in chosen(self._known, [id_])]
+    def _remaining(self) -> list[Claim]:
+        """Return the untested claims; SettingsError if this release does not know one of them."""
+        ids = store.remaining(self._request.claims, store.read_results(self._run))
+        return [claim for id_ in ids for claim in select(self._known, [id_])]
 
-    def _settle(self, claim: Claim, grounds: ClusterPool) -> ClaimResult:
-        asked = self._asked
+    def _run_claim(self, claim: Claim, pool: ClusterPool) -> ClaimResult:
+        request = self._request
         result = ClaimResult(
             claim=claim.id,
-            tier=asked.tier,
-            seed=asked.seed,
-            judgement=Judgement(ClaimVerdict.INCONCLUSIVE, "the run was ended in the middle"),
-            command=command([claim.id], asked.tier, asked.seed, asked.cluster),
+            tier=request.tier,
+            seed=request.seed,
+            judgement=Judgement(ClaimVerdict.INCONCLUSIVE, "the run was interrupted"),
+            command=command([claim.id], request.tier, request.seed, request.cluster),
             begun_at=files.now(),
         )
         shutil.rmtree(self._run / claim.id, ignore_errors=True)
@@ -87,36 +91,36 @@ class Lab:
         failure: Exception | None = None
         trial = None
         try:
-            ground = grounds.of(claim.brokers)
-            if ground is not None and ground.brokers < claim.brokers:
-                has = f"the cluster has {ground.brokers}"
-                raise errors.InstepError(f"{claim.id} needs {claim.brokers} brokers, and {has}")  # noqa: TRY301
+            cluster = pool.of(claim.brokers)
+            if cluster is not None and cluster.brokers < claim.brokers:
+                has = f"the cluster has {cluster.brokers}"
+                raise errors.InstepError(f"{claim.id} needs {claim.brokers} brokers; {has}")  # noqa: TRY301
             trial = Trial(
                 claim.id,
                 run=self._run,
-                tier=asked.tier,
-                seed=asked.seed,
-                ground=ground,
+                tier=request.tier,
+                seed=request.seed,
+                cluster=cluster,
                 say=self._say,
             )
             claim.experiment(trial)
-        except Exception as error:  # noqa: BLE001 - whatever broke the experiment, the others are still to be settled
+        except Exception as error:  # noqa: BLE001 - one broken experiment must not stop the others
             failure = error
         except BaseException:
             if trial is not None:
                 trial.abandon()
             raise
         if trial is not None:
-            self._leave(claim, trial, grounds)
+            self._clean_up(claim, trial, pool)
         parts = trial.parts if trial else []
         if failure is not None:
             parts = [
                 *parts,
                 VerdictPart(
                     Role.CONTROL,
-                    "the experiment can be run",
+                    "the experiment completes",
                     PartOutcome.INCONCLUSIVE,
-                    _said(failure),
+                    _describe(failure),
                 ),
             ]
         ended = ClaimResult(
@@ -135,31 +139,38 @@ class Lab:
         store.write_result(self._run, ended)
         return ended
 
-    def _leave(self, claim: Claim, trial: Trial, grounds: ClusterPool) -> None:
-        """Mend what a fault has left, so that the trial can clean up; brokers that do not come back are given up."""
+    def _clean_up(self, claim: Claim, trial: Trial, pool: ClusterPool) -> None:
+        """Undo faults and remove what the trial created.
+
+        Brokers that do not recover are discarded.
+        """
         try:
             if claim.brokers and not claim.harmless:
-                trial.ground.mend()
+                trial.cluster.recover()
         except errors.InstepError as error:
-            self._say(
-                f"{claim.id}: the brokers do not come back and are started anew: {error.what}"
-            )
-            grounds.drop(claim.brokers)
+            self._say(f"{claim.id}: the brokers did not recover and will be replaced: {error.what}")
+            pool.drop(claim.brokers)
         trial.close()
 
 
-def meant(known: Mapping[str, Claim], ids: list[str], cluster: str | None) -> list[Claim]:
-    """The claims of these ids or families; on a cluster of the user's the harmless ones, and to name another is an error."""
-    wanted = chosen(known, ids)
+def select_for_cluster(
+    known: Mapping[str, Claim], ids: list[str], cluster: str | None
+) -> list[Claim]:
+    """Return the claims with these ids or families.
+
+    On the user's cluster only harmless claims may run: naming another is an error.
+    """
+    selected = select(known, ids)
     if cluster is None:
-        return wanted
-    refused = [claim.id for claim in wanted if not claim.harmless]
+        return selected
+    refused = [claim.id for claim in selected if not claim.harmless]
     if refused and ids:
         raise errors.SettingsError(
-            f"{', '.join(refused)} would harm a cluster: brokers are killed, frozen, looked into, or put behind a proxy",
-            "leave --bootstrap out: the lab then starts brokers of its own",
+            f"{', '.join(refused)} cannot run on your cluster: the experiment kills or freezes brokers,"
+            " reads their files, or puts a proxy in front of them",
+            "omit --bootstrap: the lab then starts its own brokers",
         )
-    return [claim for claim in wanted if claim.harmless]
+    return [claim for claim in selected if claim.harmless]
 
 
 def prepare(
@@ -171,8 +182,8 @@ def prepare(
     into: Path,
     cluster: str | None = None,
 ) -> Path:
-    """Make the folder of a run of these claims."""
-    wanted = meant(known, ids, cluster)
+    """Create the folder of a run of these claims."""
+    selected = select_for_cluster(known, ids, cluster)
     at = datetime.now(UTC)
     while (into / store.new_id(tier, seed, at)).exists():
         at += timedelta(seconds=1)
@@ -180,7 +191,7 @@ def prepare(
         id=store.new_id(tier, seed, at),
         tier=tier,
         seed=seed,
-        claims=[claim.id for claim in wanted],
+        claims=[claim.id for claim in selected],
         command=command(ids, tier, seed, cluster),
         begun_at=files.now(),
         machine=_machine(),
@@ -190,59 +201,63 @@ def prepare(
     return store.begin(into, run)
 
 
-def sweep(run: Path, ground: LabCluster | None, say: Progress) -> None:
-    """Remove what an earlier part of this run, which was killed, left in the cluster."""
-    if ground is None:
+def sweep(run: Path, cluster: LabCluster | None, say: Progress) -> None:
+    """Remove the topics and groups that this run left in the cluster when it was killed."""
+    if cluster is None:
         return
-    for made in store.read_made(run):
-        if not made.name.startswith(PREFIX):
+    for resource in store.read_created(run):
+        if not resource.name.startswith(PREFIX):
             continue
         try:
-            if made.kind == "topic":
-                topics.delete(ground.cluster, made.name)
-            elif consumer_groups.exists(ground.cluster, made.name):
-                consumer_groups.delete(ground.cluster, made.name)
+            if resource.kind == "topic":
+                topics.delete(cluster.kafka, resource.name)
+            elif consumer_groups.exists(cluster.kafka, resource.name):
+                consumer_groups.delete(cluster.kafka, resource.name)
         except errors.TopicMissing:
             continue
         except errors.InstepError as error:
-            say(f"could not remove {made.kind} {made.name}: {error.what}")
+            say(f"could not remove {resource.kind} {resource.name}: {error.what}")
 
 
 def command(ids: Sequence[str], tier: Tier, seed: int, cluster: str | None) -> str:
-    """What repeats it."""
+    """Return the command that repeats a run."""
     where = f" --bootstrap {cluster}" if cluster else ""
     return " ".join(["instep lab run", *ids, f"--tier {tier} --seed {seed}{where}"])
 
 
-def _said(failure: Exception) -> str:
-    return (
-        str(failure)
-        if isinstance(failure, errors.InstepError)
-        else f"{type(failure).__name__}: {failure}"
-    )
+def _describe(failure: Exception) -> str:
+    if isinstance(failure, errors.InstepError):
+        return str(failure)
+    return f"{type(failure).__name__}: {failure}"
 
 
 def _check_room(run: Path, tier: Tier, clusters: set[int]) -> None:
-    """Refuse to begin where the disk or the memory would run out in the middle. `clusters` are the numbers of their brokers."""
+    """Raise if disk or memory would run out during the run.
+
+    `clusters` holds the number of brokers of each cluster that the run starts.
+    """
     brokers = sum(clusters)
     if not brokers:
         return
     disk, memory = DISK_BYTES[tier], brokers * BROKER_BYTES
     for folder, remedy in (
         (run, "or choose another folder with --into"),
-        (Path(tempfile.gettempdir()), "or set TMPDIR"),
+        (Path(tempfile.gettempdir()), "or point TMPDIR at another disk"),
     ):
         free = shutil.disk_usage(folder).free
         if free < disk:
             raise errors.InstepError(
-                f"{free / GIB:.1f} GiB are free below {folder}, and the lab needs {disk / GIB:.0f} GiB",
+                f"{folder} has {free / GIB:.1f} GiB of free space, and the lab needs"
+                f" {disk / GIB:.0f} GiB",
                 f"free some space there, {remedy}",
             )
     available = _memory_available()
     if available is not None and available < memory:
         raise errors.InstepError(
-            f"{available / GIB:.1f} GiB of memory are available, and the lab needs {memory / GIB:.0f} GiB for {brokers} brokers",
-            "end other programs, choose claims that need fewer brokers (instep lab list), or use another machine",
+            f"{available / GIB:.1f} GiB of memory are available, and the lab needs"
+            f" {memory / GIB:.0f} GiB for {brokers} brokers",
+            "stop other programs, choose claims that need fewer brokers (see instep lab list),"
+            " or use another machine",
         )
 
 
@@ -271,8 +286,6 @@ def _releases(cluster: str | None) -> dict[str, str]:
         "confluent-kafka": metadata.version("confluent-kafka"),
         "kafka-python": metadata.version("kafka-python"),
     }
-    return (
-        found
-        if cluster
-        else {**found, "kafka": artifacts.KAFKA_VERSION, "java": str(java.find_version()[1])}
-    )
+    if cluster is None:
+        found |= {"kafka": artifacts.KAFKA_VERSION, "java": str(java.find_version()[1])}
+    return found

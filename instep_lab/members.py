@@ -1,4 +1,4 @@
-"""Groups whose members come and go, by each way to share partitions: assignors of the clients', and those of the brokers'."""
+"""Consumer groups whose members join and leave, with assignors of the clients or the brokers."""
 
 from __future__ import annotations
 
@@ -21,115 +21,123 @@ SHORT_PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sort:
-    """A way to share partitions among members: an assignor of the clients', or one of the brokers'."""
+class Assignor:
+    """A strategy that assigns partitions to members, run by the clients or by the brokers."""
 
     name: str
     config: dict[str, Any]
     library: Library = Library.LIBRDKAFKA
 
 
-RANGE = Sort("range", {"partition.assignment.strategy": "range"})
-ROUNDROBIN = Sort("roundrobin", {"partition.assignment.strategy": "roundrobin"})
-STICKY = Sort("sticky", {"partition_assignment_strategy": "sticky"}, Library.KAFKA_PYTHON)
-COOPERATIVE = Sort("cooperative-sticky", {"partition.assignment.strategy": "cooperative-sticky"})
-UNIFORM = Sort(
+RANGE = Assignor("range", {"partition.assignment.strategy": "range"})
+ROUNDROBIN = Assignor("roundrobin", {"partition.assignment.strategy": "roundrobin"})
+STICKY = Assignor("sticky", {"partition_assignment_strategy": "sticky"}, Library.KAFKA_PYTHON)
+COOPERATIVE = Assignor(
+    "cooperative-sticky", {"partition.assignment.strategy": "cooperative-sticky"}
+)
+UNIFORM = Assignor(
     "consumer protocol, uniform", {"group.protocol": "consumer", "group.remote.assignor": "uniform"}
 )
-BROKERS_RANGE = Sort(
+BROKERS_RANGE = Assignor(
     "consumer protocol, range", {"group.protocol": "consumer", "group.remote.assignor": "range"}
 )
 
 
-def known(trial: Trial, *sorts: Sort) -> list[Sort]:
-    """Those that the cluster knows."""
+def supported(trial: Trial, *assignors: Assignor) -> list[Assignor]:
+    """Return the assignors that the cluster supports."""
     return [
-        sort
-        for sort in sorts
-        if sort.config.get("group.protocol", "classic") in trial.ground.protocols
+        assignor
+        for assignor in assignors
+        if assignor.config.get("group.protocol", "classic") in trial.cluster.protocols
     ]
 
 
 class Team:
-    """The members of one group, each in a thread, who can come and go; or in a process, to be killed. With `slow_ms` the first
-    in a thread works so long on each batch."""
+    """The members of one group, which join and leave.
+
+    Members run in threads; one that is to be killed runs in a process. With `slow_ms` the first
+    member in a thread works that long on each batch.
+    """
 
     def __init__(
         self,
         trial: Trial,
-        case: Scenario,
+        scenario: Scenario,
         topic: str,
-        sort: Sort,
+        assignor: Assignor,
         slow_ms: float = 0.0,
         **plan: Any,
     ) -> None:
-        self.sort, self.group, self.slow, self._slow_ms = sort, trial.group(), "", slow_ms
+        self.assignor, self.group, self.slow, self._slow_ms = assignor, trial.group(), "", slow_ms
         self.killable: ClientProcess | None = None
-        self._trial, self._case, self._topic, self._plan = trial, case, topic, plan
-        self._there: list[tuple[Counted, threading.Event, contextlib.ExitStack]] = []
-        self._named = 0
+        self._trial, self._scenario, self._topic, self._plan = trial, scenario, topic, plan
+        self._present: list[tuple[Counted, threading.Event, contextlib.ExitStack]] = []
+        self._count = 0
         trial.callback(self.close)
 
     @property
     def size(self) -> int:
-        return len(self._there) + (self.killable is not None)
+        return len(self._present) + (self.killable is not None)
 
     @property
     def members(self) -> list[Counted]:
-        return [counted for counted, *_ in self._there]
+        return [counted for counted, *_ in self._present]
 
     def grow(self, size: int) -> None:
         while self.size < size:
             stack = contextlib.ExitStack()
-            plan = self._planned(0.0 if self._there else self._slow_ms)
+            plan = self._new_plan(0.0 if self._present else self._slow_ms)
             self.slow = self.slow or (plan.member if plan.batch_ms else "")
-            counted, stop = stack.enter_context(self._case.beside(plan))
-            self._there.append((counted, stop, stack))
+            counted, stop = stack.enter_context(self._scenario.background(plan))
+            self._present.append((counted, stop, stack))
 
     def leave(self, number: int = -1) -> None:
-        """One leaves, by closing its client: the one that came last, if nobody else is meant."""
-        self._there.pop(number)[-1].close()
+        """Let a member leave by closing its client: the newest by default."""
+        self._present.pop(number)[-1].close()
 
     def add_killable(self) -> None:
-        self.killable = self._case.start(self._planned())
+        self.killable = self._scenario.start(self._new_plan())
 
     def kill(self) -> None:
         if self.killable is not None:
             self.killable.kill()
-            self._trial.note(f"{self.sort.name}: kill -9 of a member (pid {self.killable.pid})")
+            self._trial.note(f"{self.assignor.name}: kill -9 of a member (pid {self.killable.pid})")
             self.killable = None
 
     def close(self) -> None:
-        for _, stop, _ in self._there:
+        for _, stop, _ in self._present:
             stop.set()
-        while self._there:
+        while self._present:
             self.leave()
 
-    def _planned(self, batch_ms: float = 0.0) -> Consuming:
-        self._named += 1
-        config, kept = dict(self.sort.config), dict(self._plan)
-        config |= _sessions(self._trial, self.sort) | kept.pop("config", {})
+    def _new_plan(self, batch_ms: float = 0.0) -> Consuming:
+        self._count += 1
+        config, kept = dict(self.assignor.config), dict(self._plan)
+        config |= _sessions(self._trial, self.assignor) | kept.pop("config", {})
         return Consuming(
             topic=self._topic,
             group=self.group,
-            member=f"{self.sort.name} {self._named}",
+            member=f"{self.assignor.name} {self._count}",
             config=config,
-            library=self.sort.library,
+            library=self.assignor.library,
             batch_ms=batch_ms,
             **kept,
         )
 
 
-def _sessions(trial: Trial, sort: Sort) -> dict[str, Any]:
-    """Short ones on brokers of our own, where a member that died is to be missed soon. The new protocol's are the brokers'."""
-    if trial.ground.own is None or sort.config.get("group.protocol") == "consumer":
+def _sessions(trial: Trial, assignor: Assignor) -> dict[str, Any]:
+    """Return short session timeouts for the lab's own brokers, so that dead members expire soon.
+
+    With the consumer protocol the brokers define the timeouts.
+    """
+    if trial.cluster.own is None or assignor.config.get("group.protocol") == "consumer":
         return {}
-    given = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 500}
-    return {_spelt(sort, name): value for name, value in given.items()}
+    timeouts = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 500}
+    return {_spell(assignor, name): value for name, value in timeouts.items()}
 
 
-def _spelt(sort: Sort, name: str) -> str:
-    return name.replace(".", "_") if sort.library is Library.KAFKA_PYTHON else name
+def _spell(assignor: Assignor, name: str) -> str:
+    return name.replace(".", "_") if assignor.library is Library.KAFKA_PYTHON else name
 
 
 def at_once(teams: Sequence[Team], do: Callable[[Team], object]) -> None:
@@ -140,7 +148,10 @@ def at_once(teams: Sequence[Team], do: Callable[[Team], object]) -> None:
 def settle(
     trial: Trial, teams: Sequence[Team], partitions: int, patience_s: float = PATIENCE_S
 ) -> None:
-    """Until every group has all of its members, and they hold everything, as the brokers see it."""
+    """Wait until every group has all its members and these hold all partitions.
+
+    Both the members and the brokers must say so.
+    """
 
     def reached() -> bool:
         if any(
@@ -149,19 +160,24 @@ def settle(
             if team.killable is None
         ):
             return False
-        found = consumer_groups.described(trial.ground.cluster, [team.group for team in teams])
-        return all(_whole(found[team.group], team.size, partitions) for team in teams)
+        groups = consumer_groups.described(trial.cluster.kafka, [team.group for team in teams])
+        return all(_is_complete(groups[team.group], team.size, partitions) for team in teams)
 
     trial.wait(
         reached,
-        f"{', '.join(team.sort.name for team in teams)} to settle on {partitions} partitions",
+        f"{', '.join(team.assignor.name for team in teams)} to settle on {partitions} partitions",
         patience_s,
     )
 
 
 def settled(trial: Trial, teams: Sequence[Team], partitions: int) -> list[Team]:
-    """Those that settle. kafka-python's members at times never come back to their group: it is left out then."""
-    settle(trial, [team for team in teams if team.sort.library is Library.LIBRDKAFKA], partitions)
+    """Wait until the groups have settled; return those that did.
+
+    Members of kafka-python sometimes never rejoin their group: such a group is left out.
+    """
+    settle(
+        trial, [team for team in teams if team.assignor.library is Library.LIBRDKAFKA], partitions
+    )
     left = []
     for team in teams:
         try:
@@ -173,11 +189,11 @@ def settled(trial: Trial, teams: Sequence[Team], partitions: int) -> list[Team]:
     return left
 
 
-def _whole(found: consumer_groups.Group, size: int, partitions: int) -> bool:
-    held = [len(member.assigned) for member in found.members]
+def _is_complete(group: consumer_groups.Group, size: int, partitions: int) -> bool:
+    held = [len(member.assigned) for member in group.members]
     idle_allowed = max(size - partitions, 0)
     return (
-        found.state == STABLE
+        group.state == STABLE
         and len(held) == size
         and sum(held) == partitions
         and held.count(0) == idle_allowed

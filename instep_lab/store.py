@@ -1,11 +1,11 @@
-"""Runs of the lab, each a folder that says all of it:
+"""Runs of the lab. Each run is a folder:
 
-RUN/run.json                what was asked for, of which releases, on which machine
-RUN/CLAIM/verdict.json      what came of it; from the claim's begin on, so that a run that was killed is INCONCLUSIVE
-RUN/CLAIM/settings.json     what each client was started with, case by case
+RUN/run.json                the request, the releases and the machine
+RUN/CLAIM/verdict.json      the result; INCONCLUSIVE until the experiment has ended
+RUN/CLAIM/settings.json     the settings of every client, by scenario
 RUN/CLAIM/timeline.jsonl    steps and faults, with their times
-RUN/CLAIM/history-*.jsonl   every operation of every client, case by case
-RUN/made.jsonl              topics and groups that the run made, written before they are made
+RUN/CLAIM/history-*.jsonl   every operation of every client, by scenario
+RUN/made.jsonl              topics and groups of the run, written before they are created
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ Kept = TypeVar("Kept")
 
 
 class LabRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is made of: what was asked for, and on what it ran. `cluster` is None for brokers of the lab's own."""
+    """The request of a run, and the machine and releases it ran on.
+
+    `cluster` is None if the lab started its own brokers.
+    """
 
     id: str
     tier: Tier
@@ -46,15 +49,15 @@ class LabRun(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str | None = None
 
 
-class Made(msgspec.Struct, frozen=True):
-    """A topic or a group of the run's own."""
+class CreatedResource(msgspec.Struct, frozen=True):
+    """A topic or a group that the run created."""
 
     kind: str
     name: str
 
 
 def folder() -> Path:
-    """Where runs are kept."""
+    """Return the folder that holds the runs."""
     kept = paths.state() / "lab"
     with paths.explained(kept):
         kept.mkdir(exist_ok=True)
@@ -66,45 +69,45 @@ def new_id(tier: Tier, seed: int, at: datetime | None = None) -> str:
 
 
 def begin(into: Path, run: LabRun) -> Path:
-    """Make the run's folder."""
-    made = into / run.id
+    """Create the folder of a run."""
+    created = into / run.id
     with paths.explained(into):
-        made.mkdir(parents=True)
-        files.write(made / RUN_FILE, run)
-    return made
+        created.mkdir(parents=True)
+        files.write(created / RUN_FILE, run)
+    return created
 
 
 def runs(kept: Path) -> list[Path]:
-    """The folders of all runs, oldest first."""
+    """Return the folders of all runs, oldest first."""
     return sorted(file.parent for file in kept.glob(f"*/{RUN_FILE}"))
 
 
 def find(kept: Path, id_: str | None) -> Path:
-    """The run of this id or at this path; the newest when none is named."""
+    """Return the run with this id or path; the newest run for None."""
     if id_ is not None and files.exists(Path(id_) / RUN_FILE):
         return Path(id_)
     known = runs(kept)
     if not known:
-        raise errors.SettingsError(f"there is no run of the lab in {kept}", "instep lab run")
+        raise errors.SettingsError(f"no lab runs in {kept}", "start one: instep lab run")
     if id_ is None:
         return known[-1]
     for run in known:
         if run.name == id_:
             return run
     raise errors.SettingsError(
-        f"there is no run {id_!r} in {kept}",
-        f"the newest are: {', '.join(run.name for run in known[-3:])}",
+        f"no run {id_!r} in {kept}",
+        f"the newest runs are {', '.join(run.name for run in known[-3:])}",
     )
 
 
 def interrupted(kept: Path) -> Path:
-    """The newest run that has something left to do."""
+    """Return the newest run that is not complete."""
     for run in reversed(runs(kept)):
         if remaining(read_run(run).claims, read_results(run)):
             return run
     raise errors.SettingsError(
         f"no run in {kept} was interrupted",
-        "instep lab runs shows them all; instep lab run begins one",
+        "list the runs with instep lab runs, or start one with instep lab run",
     )
 
 
@@ -113,7 +116,7 @@ def read_run(run: Path) -> LabRun:
 
 
 def read_results(run: Path) -> dict[str, ClaimResult]:
-    """What the run has come to so far, by claim, in the order in which they were asked for."""
+    """Return the results so far, by claim, in the order of the request."""
     return {
         claim: files.read(run / claim / VERDICT_FILE, ClaimResult)
         for claim in read_run(run).claims
@@ -122,7 +125,7 @@ def read_results(run: Path) -> dict[str, ClaimResult]:
 
 
 def write_result(run: Path, result: ClaimResult) -> None:
-    """Put it in the place of what was there, whole or not at all."""
+    """Write a result atomically."""
     files.write(run / result.claim / VERDICT_FILE, result)
 
 
@@ -131,13 +134,16 @@ def write_settings(folder_: Path, cases: Mapping[str, Any]) -> None:
 
 
 def read_settings(folder_: Path) -> dict[str, Any]:
-    """What each client of a claim was started with, case by case; nothing when none was started yet."""
+    """Return the settings of every client of a claim, by scenario; empty before the first start."""
     file = folder_ / SETTINGS_FILE
     return files.read(file, dict[str, Any]) if files.exists(file) else {}
 
 
 def read_timeline(folder_: Path) -> list[dict[str, Any]]:
-    """The steps and faults of a claim. A last line that breaks off was being written when the run was killed, and is left out."""
+    """Return the steps and faults of a claim.
+
+    An incomplete last line is ignored: it was being written when the run was killed.
+    """
     file = folder_ / TIMELINE_FILE
     if not files.exists(file):
         return []
@@ -148,23 +154,23 @@ def read_timeline(folder_: Path) -> list[dict[str, Any]]:
         ]
 
 
-def note_made(run: Path, made: Made) -> None:
+def record_created(run: Path, resource: CreatedResource) -> None:
     with (run / MADE_FILE).open("ab") as stream:
-        stream.write(msgspec.json.encode(made) + b"\n")
+        stream.write(msgspec.json.encode(resource) + b"\n")
 
 
-def read_made(run: Path) -> list[Made]:
+def read_created(run: Path) -> list[CreatedResource]:
     if not (run / MADE_FILE).exists():
         return []
     lines = (run / MADE_FILE).read_bytes().split(b"\n")[:-1]
-    return [msgspec.json.decode(line, type=Made) for line in lines]
+    return [msgspec.json.decode(line, type=CreatedResource) for line in lines]
 
 
 def file_name(text: str) -> str:
-    """A case's name as a part of a file's."""
+    """Return a text as a part of a file name."""
     return re.sub(r"[^A-Za-z0-9.=+-]+", "_", text)
 
 
-def remaining(asked: Iterable[str], results: Mapping[str, ClaimResult]) -> list[str]:
-    """The claims that a resumed run still has to settle: those that did not end."""
-    return [claim for claim in asked if claim not in results or not results[claim].ended]
+def remaining(requested: Iterable[str], results: Mapping[str, ClaimResult]) -> list[str]:
+    """Return the requested claims whose experiments have not ended."""
+    return [claim for claim in requested if claim not in results or not results[claim].ended]

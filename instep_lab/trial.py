@@ -1,7 +1,8 @@
-"""One run of an experiment: its clients, its faults, what it saw.
+"""A trial: one run of an experiment, with its clients, its faults and its observations.
 
-A trial is divided into cases, each with a history of its own: the same workload with one thing changed. Everything that a trial
-makes in the cluster is named after the run, written down before it is made, and removed afterwards.
+A trial is divided into scenarios, each with its own history: the same workload with one thing
+changed. Everything that a trial creates in the cluster is named after the trial, recorded before it
+is created, and removed afterwards.
 """
 
 from __future__ import annotations
@@ -31,52 +32,55 @@ from instep_lab.clients import consuming, process, publishing
 from instep_lab.clients.consuming import CommitMode, Consuming
 from instep_lab.clients.publishing import Publishing
 from instep_lab.cluster_pool import LabCluster
-from instep_lab.history import HistoryWriter, Operation, OperationKind
+from instep_lab.history import HistoryWriter, ClientOperation, OperationKind
 from instep_lab.verdict import Role, VerdictPart
 
 PREFIX = "instep-lab"
 PATIENCE_S = 60.0
 JOIN_S = 90.0
-STILL_S = 0.5
+STABLE_S = 0.5
 
 Number = TypeVar("Number", int, float)
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 class TimelineStep(msgspec.Struct, frozen=True):
-    """A line of the timeline: seconds since the trial began, and what was done, to what, with what proof."""
+    """A line of the timeline: seconds since the trial began, and what happened."""
 
     at_s: float
     what: str
 
 
 class Scenario:
-    """One case of a trial: a name, its history, and the clients that write it."""
+    """One scenario of a trial: a name, a history, and the clients that write it."""
 
     def __init__(self, trial: Trial, name: str) -> None:
         self.name = name
         self._trial = trial
         self._file = trial.folder / f"history-{store.file_name(name)}.jsonl"
-        self._pieces: list[Path] = []
-        self._notebook = HistoryWriter(self._file)
+        self._parts: list[Path] = []
+        self._history_writer = HistoryWriter(self._file)
 
     def publish(self, plan: Publishing, connection: Mapping[str, Any] | None = None) -> None:
-        """Publish in this process, to the end."""
-        self._trial.remember(self.name, plan)
-        publishing.publish(plan, connection or self._trial.ground.connection, self._notebook)
+        """Publish in this process until the plan is complete."""
+        self._trial.store_plan(self.name, plan)
+        publishing.publish(plan, connection or self._trial.cluster.connection, self._history_writer)
 
     def consume(
         self, plan: Consuming, connection: Mapping[str, Any] | None = None
     ) -> consuming.Counted:
-        """Consume in this process, to the end: the plan says where that is."""
-        self._trial.remember(self.name, plan)
+        """Consume in this process until the end that the plan defines."""
+        self._trial.store_plan(self.name, plan)
         counted = consuming.Counted()
         consuming.consume(
-            plan, connection or self._trial.ground.connection, self._notebook, counted=counted
+            plan,
+            connection or self._trial.cluster.connection,
+            self._history_writer,
+            counted=counted,
         )
         return counted
 
-    def read_whole(
+    def read_topic(
         self,
         topic: str,
         partitions: int = 1,
@@ -84,11 +88,12 @@ class Scenario:
         by: str = "reader",
         config: Mapping[str, Any] | None = None,
     ) -> consuming.Counted:
-        """Read what the topic holds, once its end stands still, for the history; no group has a part in it.
+        """Read the whole topic into the history, without a consumer group.
 
-        A send without an answer may still be on its way, and a new leader's high watermark behind what it has.
+        Wait first until the end of the log stops moving: unanswered sends may still arrive, and the
+        high watermark of a new leader may be behind its log.
         """
-        self._trial.wait_still(topic, partitions)
+        self._trial.wait_for_stable_end(topic, partitions)
         plan = Consuming(
             topic=topic,
             group=by,
@@ -104,25 +109,25 @@ class Scenario:
 
     @property
     def acknowledged(self) -> int:
-        """How many sends of clients in this process were acknowledged so far."""
-        return self._notebook.count(OperationKind.SEND)
+        """The number of acknowledged sends of clients in this process so far."""
+        return self._history_writer.count(OperationKind.SEND)
 
     @contextlib.contextmanager
-    def beside(
+    def background(
         self, plan: Publishing | Consuming, connection: Mapping[str, Any] | None = None
     ) -> Iterator[tuple[consuming.Counted, threading.Event]]:
-        """A client in a thread, told to stop when the block is left, and waited for."""
-        self._trial.remember(self.name, plan)
+        """Run a client in a thread; stop it and wait for it at the end of the block."""
+        self._trial.store_plan(self.name, plan)
         stop, counted, failures = threading.Event(), consuming.Counted(), list[BaseException]()
 
         def run() -> None:
             try:
-                reach = connection or self._trial.ground.connection
+                config = connection or self._trial.cluster.connection
                 if isinstance(plan, Publishing):
-                    publishing.publish(plan, reach, self._notebook, stop)
+                    publishing.publish(plan, config, self._history_writer, stop)
                 else:
-                    consuming.consume(plan, reach, self._notebook, stop, counted)
-            except BaseException as failure:  # noqa: BLE001 - raised again where it can be seen
+                    consuming.consume(plan, config, self._history_writer, stop, counted)
+            except BaseException as failure:  # noqa: BLE001 - raised again in the calling thread
                 failures.append(failure)
 
         thread = threading.Thread(target=run, name=plan.member, daemon=True)
@@ -130,35 +135,38 @@ class Scenario:
         try:
             yield counted, stop
         except SystemExit:
-            # the process ends, and its threads with it: they may be waiting for answers of a broker that is frozen
+            # the process ends: do not wait for threads that may be waiting for a frozen broker
             stop.set()
             raise
         except Exception:
-            self._let_end(thread, stop, failures)
+            self._join(thread, stop, failures)
             raise
-        self._let_end(thread, stop, failures)
+        self._join(thread, stop, failures)
 
-    def _let_end(
+    def _join(
         self, thread: threading.Thread, stop: threading.Event, failures: Sequence[BaseException]
     ) -> None:
-        """Raise the client's own failure, also where somebody waited in vain for it: it is why."""
+        """Stop a client and wait for it.
+
+        Raise the client's own failure, even if the block failed too: it is the cause.
+        """
         stop.set()
         thread.join(JOIN_S)
         if failures:
             raise failures[0]
         if thread.is_alive():
             raise errors.InstepError(
-                f"{thread.name} of case {self.name!r} did not end within {JOIN_S:.0f} s"
+                f"{thread.name} of scenario {self.name!r} did not end within {JOIN_S:.0f} s"
             )
 
     def start(
         self, plan: Publishing | Consuming, connection: Mapping[str, Any] | None = None
     ) -> process.ClientProcess:
-        """A client in a process of its own. The trial ends it, if nobody did before."""
-        self._trial.remember(self.name, plan)
-        piece = self._file.with_name(f"{self._file.stem}-{len(self._pieces) + 1}.jsonl")
-        self._pieces.append(piece)
-        started = process.ClientProcess(plan, connection or self._trial.ground.connection, piece)
+        """Start a client in its own process; it ends with the trial at the latest."""
+        self._trial.store_plan(self.name, plan)
+        part = self._file.with_name(f"{self._file.stem}-{len(self._parts) + 1}.jsonl")
+        self._parts.append(part)
+        started = process.ClientProcess(plan, connection or self._trial.cluster.connection, part)
         self._trial.callback(started.close)
         self._trial.note(f"{self.name}: started {plan.member} (pid {started.pid})")
         return started
@@ -169,34 +177,35 @@ class Scenario:
         connection: Mapping[str, Any] | None = None,
         timeout_s: float = PATIENCE_S,
     ) -> int:
-        """A client in a process of its own, waited for; its exit status, negative for the signal that killed it."""
+        """Run a client in its own process and wait for it.
+
+        Return its exit status, which is negative for the signal that killed it.
+        """
         started = self.start(plan, connection)
         status = started.wait(timeout_s)
         started.close()
         self._trial.note(f"{self.name}: {plan.member} (pid {started.pid}) ended with {status}")
-        meant_to_die = (
-            plan.dies_after if isinstance(plan, Publishing) else plan.dies_at
-        ) is not None
-        if status > 0 or (status < 0 and not meant_to_die):
+        crash = plan.dies_after if isinstance(plan, Publishing) else plan.dies_at
+        if status > 0 or (status < 0 and crash is None):
             raise errors.InstepError(
-                f"a client of case {self.name!r} ended with {status}:\n{started.said()}"
+                f"a client of scenario {self.name!r} ended with {status}:\n{started.output()}"
             )
         return status
 
-    def note(self, operation: Operation) -> None:
-        """For what is done by no client of `clients/`."""
-        self._notebook.note(operation)
+    def note(self, operation: ClientOperation) -> None:
+        """Record an operation that no client in `clients/` performed."""
+        self._history_writer.note(operation)
 
-    def history(self) -> list[Operation]:
-        """Everything that the case's clients did so far, in the order of time."""
-        return history.joined(history.read(file) for file in (self._file, *self._pieces))
+    def history(self) -> list[ClientOperation]:
+        """Return all operations of the scenario's clients so far, by time."""
+        return history.merge(history.read(file) for file in (self._file, *self._parts))
 
     def close(self) -> None:
-        self._notebook.close()
+        self._history_writer.close()
 
 
 class Trial:
-    """What an experiment works with, and where it puts down what it saw."""
+    """The tools of an experiment, and the place for its observations."""
 
     def __init__(
         self,
@@ -205,7 +214,7 @@ class Trial:
         run: Path,
         tier: Tier,
         seed: int,
-        ground: LabCluster | None,
+        cluster: LabCluster | None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.claim, self.tier, self.seed, self.run = claim, tier, seed, run
@@ -215,7 +224,7 @@ class Trial:
         self.tables: list[ReportTable] = []
         self.plots: list[Plot] = []
         self.random = random.Random(f"{seed}-{claim}")  # noqa: S311 - a repeatable trial, nothing secret
-        self._ground = ground
+        self._cluster = cluster
         self._say = say
         self._began = time.monotonic()
         self._timeline = (self.folder / "timeline.jsonl").open("ab", buffering=0)
@@ -223,35 +232,35 @@ class Trial:
         self._stack = contextlib.ExitStack()
         self._stack.callback(self._timeline.close)
         self._own_name = f"{PREFIX}-{uuid.uuid4().hex[:8]}-{claim}"
-        self._made = 0
+        self._names = 0
         self._abandoned = False
         self._lock = threading.Lock()
 
-    # --- what it works with ----------------------------------------------------------------------------
+    # --- tools ---------------------------------------------------------------------------------
 
     @property
-    def ground(self) -> LabCluster:
-        if self._ground is None:
-            raise errors.InstepError(f"{self.claim} was said to need no brokers")
-        return self._ground
+    def cluster(self) -> LabCluster:
+        if self._cluster is None:
+            raise errors.InstepError(f"{self.claim} was declared to need no brokers")
+        return self._cluster
 
     def scaled(self, quick: Number, full: Number) -> Number:
-        """The size of something, by the tier."""
+        """Return a size by tier."""
         return quick if self.tier is Tier.QUICK else full
 
     def rounds(self, quick: int = 1, full: int = 5) -> Iterator[int]:
-        """Repetitions, said while they go on."""
+        """Yield the numbers of the rounds and report progress."""
         count = self.scaled(quick, full)
         for number in range(count):
             if count > 1:
                 self._say(f"{self.claim}: round {number + 1} of {count}")
             yield number
 
-    def together(self, cases: Mapping[str, Callable[[], Made]]) -> dict[str, Made]:
-        """Run cases at the same time, those that mostly wait; what each returns, by its name."""
-        with futures.ThreadPoolExecutor(len(cases)) as pool:
-            started = {name: pool.submit(case) for name, case in cases.items()}
-            return {name: case.result() for name, case in started.items()}
+    def together(self, functions: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
+        """Run functions that mostly wait at the same time; return their results by name."""
+        with futures.ThreadPoolExecutor(len(functions)) as pool:
+            started = {name: pool.submit(function) for name, function in functions.items()}
+            return {name: future.result() for name, future in started.items()}
 
     def topic(
         self,
@@ -261,32 +270,38 @@ class Trial:
         on: Sequence[int] | None = None,
         **config: str,
     ) -> str:
-        """A topic of its own; settings with underscores for dots. On these brokers, if named, of which the first leads."""
+        """Create a topic for this trial and return its name.
+
+        Settings have underscores for dots. `on` names the brokers of the replicas, the leader first.
+        """
         name = self._named("topic")
         settings_ = {key.replace("_", "."): value for key, value in config.items()}
-        topics.create(self.ground.cluster, name, partitions, replicas, settings_, on=on)
-        self._to_remove(lambda: topics.delete(self.ground.cluster, name))
+        topics.create(self.cluster.kafka, name, partitions, replicas, settings_, on=on)
+        self._to_remove(lambda: topics.delete(self.cluster.kafka, name))
         return name
 
     def group(self) -> str:
-        """The name of a group of its own."""
+        """Return the name of a consumer group for this trial."""
         name = self._named("group")
         self._to_remove(lambda: self._forget_group(name))
         return name
 
     def name(self, kind: str) -> str:
-        """A name that nobody has, for something that the caller removes himself, such as a transactional id."""
+        """Return a unique name for something that needs no removal, such as a transactional id."""
         with self._lock:
-            self._made += 1
-            return f"{self._own_name}-{kind}-{self._made}"
+            self._names += 1
+            return f"{self._own_name}-{kind}-{self._names}"
 
-    def case(self, name: str) -> Scenario:
-        made = Scenario(self, name)
-        self.callback(made.close)
-        return made
+    def scenario(self, name: str) -> Scenario:
+        scenario = Scenario(self, name)
+        self.callback(scenario.close)
+        return scenario
 
     def callback(self, clean_up: Callable[[], object]) -> None:
-        """Do this when the trial ends, the last first; whatever fails then leaves the rest to be done."""
+        """Run this when the trial ends, in reverse order of registration.
+
+        A failure does not keep the other callbacks from running.
+        """
 
         def quietly() -> None:
             try:
@@ -298,92 +313,92 @@ class Trial:
         self._stack.callback(quietly)
 
     def wait(self, reached: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-        """Return once it is reached; the trial is inconclusive when it is not for a long time."""
+        """Wait for a condition; raise if it does not become true, which makes the claim inconclusive."""
         deadline = time.monotonic() + patience_s
         while not reached():
             if time.monotonic() > deadline:
-                raise errors.InstepError(
-                    f"waited {patience_s:.0f} s for {what}, which did not happen"
-                )
+                raise errors.InstepError(f"waited {patience_s:.0f} s in vain for {what}")
             time.sleep(0.02)
 
-    def wait_for_more(self, cases: Iterable[Scenario], more: int) -> None:
-        """Return when each case has so many more acknowledged sends than now."""
-        wanted = {case: case.acknowledged + more for case in cases}
+    def wait_for_more(self, scenarios: Iterable[Scenario], more: int) -> None:
+        """Wait until each scenario has this many more acknowledged sends than now."""
+        targets = {one: one.acknowledged + more for one in scenarios}
         self.wait(
-            lambda: all(case.acknowledged >= count for case, count in wanted.items()),
+            lambda: all(one.acknowledged >= count for one, count in targets.items()),
             f"{more} more acknowledged sends",
         )
 
-    def wait_still(self, topic: str, partitions: int) -> None:
-        """Return when the ends of the partitions have not moved for a while."""
+    def wait_for_stable_end(self, topic: str, partitions: int) -> None:
+        """Wait until the ends of the partitions have not moved for a while."""
         ends, since = None, time.monotonic()
 
-        def stands() -> bool:
+        def is_stable() -> bool:
             nonlocal ends, since
-            found = offsets.latest(self.ground.cluster, topic, range(partitions), committed=False)
-            if found != ends:
-                ends, since = found, time.monotonic()
-            return time.monotonic() - since > STILL_S
+            now = offsets.latest(self.cluster.kafka, topic, range(partitions), committed=False)
+            if now != ends:
+                ends, since = now, time.monotonic()
+            return time.monotonic() - since > STABLE_S
 
-        self.wait(stands, f"the end of topic {topic!r} to stand still")
+        self.wait(is_stable, f"the end of topic {topic!r} to stop moving")
 
-    # --- faults, each with its proof -------------------------------------------------------------------
+    # --- faults, each verified -----------------------------------------------------------------
 
     def kill(self, node: int) -> None:
-        """kill -9 a broker of the lab's own."""
-        target = self.ground.node(node)
+        """Kill a broker of the lab with SIGKILL."""
+        target = self.cluster.node(node)
         pid = target.pid
         target.kill()
-        self.note(
-            f"fault: kill -9 of broker {node} (pid {pid}): {'still alive' if target.alive else 'gone'}"
-        )
+        state = "still alive" if target.alive else "gone"
+        self.note(f"fault: kill -9 of broker {node} (pid {pid}): {state}")
         if target.alive:
             raise errors.InstepError(f"broker {node} survived kill -9")
 
     def stop(self, node: int) -> None:
-        """End a broker of the lab's own as an operator does: it hands over what it leads."""
-        self.ground.node(node).stop()
+        """Shut down a broker of the lab cleanly: it hands over its leaderships."""
+        self.cluster.node(node).stop()
         self.note(
-            f"broker {node} stopped: {'still alive' if self.ground.node(node).alive else 'gone'}"
+            f"broker {node} stopped: {'still alive' if self.cluster.node(node).alive else 'gone'}"
         )
 
     def freeze(self, node: int) -> None:
-        """SIGSTOP a broker of the lab's own: its connections stay open and nothing answers."""
-        target = self.ground.node(node)
+        """Freeze a broker of the lab with SIGSTOP: connections stay open, but nothing answers."""
+        target = self.cluster.node(node)
         target.pause()
         self.wait(lambda: processes.paused(target.pid), f"broker {node} to stop", 10)
-        self.note(f"fault: SIGSTOP of broker {node} (pid {target.pid}): state T seen")
+        self.note(f"fault: SIGSTOP of broker {node} (pid {target.pid}): verified (state T)")
 
     def thaw(self, node: int) -> None:
-        self.ground.node(node).resume()
+        self.cluster.node(node).resume()
         self.note(f"SIGCONT of broker {node}")
 
     def restart(self, node: int) -> None:
-        """Start a broker again on its data, and wait until it answers."""
-        self.ground.node(node).start()
-        self.note(f"broker {node} started again (pid {self.ground.node(node).pid})")
+        """Restart a broker with its data and wait until it answers."""
+        self.cluster.node(node).start()
+        self.note(f"broker {node} restarted (pid {self.cluster.node(node).pid})")
 
     def wipe(self, node: int) -> None:
-        """Remove the data of a dead broker of the lab's own: its disk is lost, and it starts again on an empty one."""
-        target = self.ground.node(node)
+        """Delete the data of a dead broker of the lab, as if its disk was lost."""
+        target = self.cluster.node(node)
         if target.alive:
-            raise errors.InstepError(f"broker {node} is alive: its data stays")
+            raise errors.InstepError(f"broker {node} is alive: its data cannot be deleted")
         shutil.rmtree(target.root / "data")
-        self.note(f"fault: the data of broker {node} is removed")
+        self.note(f"fault: deleted the data of broker {node}")
 
-    # --- what it saw -----------------------------------------------------------------------------------
+    # --- observations --------------------------------------------------------------------------
 
-    def told(self, statement: str, holds: bool | None, evidence: str) -> None:
-        """What the claim says; None when the run could not find out."""
-        self._add(Role.TOLD, statement, holds, evidence)
+    def statement(self, statement: str, holds: bool | None, evidence: str) -> None:
+        """Record whether a statement of the claim holds; None if the run could not determine it."""
+        self._add(Role.STATEMENT, statement, holds, evidence)
 
     def control(self, statement: str, holds: bool | None, evidence: str) -> None:
-        """What must be so for the rest to mean anything: a fault that was active, a loss without the protection."""
+        """Record whether a control holds, without which the rest means nothing.
+
+        Examples: a fault was active; records are lost without the protection.
+        """
         self._add(Role.CONTROL, statement, holds, evidence)
 
     def limit(self, statement: str, holds: bool | None, evidence: str) -> None:
-        """A condition under which the claim does not hold, when the run showed so."""
+        """Record whether the run showed a condition under which the claim does not hold."""
         self._add(Role.LIMIT, statement, holds, evidence)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
@@ -400,33 +415,36 @@ class Trial:
         log_x: bool = False,
         log_y: bool = False,
     ) -> None:
-        made = [Series(name, list(points)) for name, points in series.items()]
-        self.plots.append(Plot(title, x, y, made, kind, log_x, log_y))
+        lines = [Series(name, list(points)) for name, points in series.items()]
+        self.plots.append(Plot(title, x, y, lines, kind, log_x, log_y))
 
     def note(self, what: str) -> None:
-        """A line of the timeline."""
+        """Add a line to the timeline."""
         if not self._timeline.closed:
             step = TimelineStep(round(time.monotonic() - self._began, 3), what)
             self._timeline.write(msgspec.json.encode(step) + b"\n")
 
-    def remember(self, case: str, plan: Publishing | Consuming) -> None:
-        """Keep what was run; the connection, which may hold a password, is no part of it."""
+    def store_plan(self, scenario: str, plan: Publishing | Consuming) -> None:
+        """Store the settings of a client, without the connection, which may contain a password."""
         with self._lock:
-            self._settings.setdefault(case, []).append(msgspec.to_builtins(plan))
+            self._settings.setdefault(scenario, []).append(msgspec.to_builtins(plan))
             store.write_settings(self.folder, self._settings)
 
     def close(self) -> None:
-        """Remove what the trial made in the cluster, and end what it started."""
+        """Stop everything that the trial started and remove what it created in the cluster."""
         self._stack.close()
 
     def abandon(self) -> None:
-        """The same in haste: what is on brokers of our own, some of them dead perhaps, goes with them."""
+        """Close quickly: leave topics and groups on the lab's own brokers.
+
+        They disappear with the brokers, some of which may be dead.
+        """
         self._abandoned = True
         self.close()
 
     def _to_remove(self, remove: Callable[[], object]) -> None:
-        """Take this out of the cluster when the trial ends."""
-        self.callback(lambda: None if self._abandoned and self.ground.own else remove())
+        """Remove something from the cluster when the trial ends."""
+        self.callback(lambda: None if self._abandoned and self.cluster.own else remove())
 
     def _add(self, role: Role, statement: str, holds: bool | None, evidence: str) -> None:
         part = VerdictPart(role, statement, verdict.outcome(holds), evidence)
@@ -435,27 +453,25 @@ class Trial:
 
     def _named(self, kind: str) -> str:
         name = self.name(kind)
-        store.note_made(self.run, store.Made(kind, name))
+        store.record_created(self.run, store.CreatedResource(kind, name))
         return name
 
     def _forget_group(self, name: str) -> None:
-        if self.ground.own is None:
-            # one that went without a word is a member until its session is over; brokers of our own go anyway
+        if self.cluster.own is None:
+            # a member that died without leaving stays until its session expires
             self.wait(
-                lambda: not consumer_groups.members(self.ground.cluster, name),
+                lambda: not consumer_groups.members(self.cluster.kafka, name),
                 f"the members of group {name!r} to be gone",
             )
-        if consumer_groups.exists(self.ground.cluster, name):
-            consumer_groups.delete(self.ground.cluster, name)
+        if consumer_groups.exists(self.cluster.kafka, name):
+            consumer_groups.delete(self.cluster.kafka, name)
 
 
 def spread(values: Sequence[float], unit: str = "", digits: int = 1) -> str:
-    """The median, with the least and the most of several."""
+    """Return the median of some values, with the lowest and the highest."""
     if not values:
         return "none"
-    middle = f"{statistics.median(values):,.{digits}f}{unit}"
-    return (
-        middle
-        if len(values) == 1
-        else f"{middle} ({min(values):,.{digits}f} to {max(values):,.{digits}f} in {len(values)})"
-    )
+    median = f"{statistics.median(values):,.{digits}f}{unit}"
+    if len(values) == 1:
+        return median
+    return f"{median} ({min(values):,.{digits}f} to {max(values):,.{digits}f} in {len(values)})"

@@ -1,12 +1,13 @@
-"""From what an experiment saw to what becomes of the claim. Pure.
+"""From the observations of an experiment to the verdict about its claim. Pure.
 
-An experiment puts its claim into parts, and each is PASS, FAIL or INCONCLUSIVE:
+An experiment divides its claim into parts, each of which is PASS, FAIL or INCONCLUSIVE:
 
-    told       what the claim says; several when it says several things
-    control    what must happen for the rest to mean anything, such as records lost without the protection
-    limit      a condition under which the claim does not hold; it passes when the run showed so
+    statement  what the claim says; several parts if it says several things
+    control    what must hold for the rest to mean anything, such as loss without the protection
+    limit      a condition under which the claim does not hold; PASS if the run showed that
 
-A control that did not pass, or a part that nobody could settle, makes the whole INCONCLUSIVE: unknown is never a pass.
+The verdict is INCONCLUSIVE if a control did not pass or any part is INCONCLUSIVE: unknown never
+counts as a pass.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class PartOutcome(enum.StrEnum):
 
 
 class Role(enum.StrEnum):
-    TOLD = "told"
+    STATEMENT = "statement"
     CONTROL = "control"
     LIMIT = "limit"
 
@@ -38,7 +39,7 @@ class ClaimVerdict(enum.StrEnum):
 
 
 class VerdictPart(msgspec.Struct, frozen=True):
-    """One statement that the run kept or broke, with what was seen."""
+    """One statement that the run confirmed or refuted, with the evidence."""
 
     role: Role
     statement: str
@@ -47,49 +48,45 @@ class VerdictPart(msgspec.Struct, frozen=True):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """What becomes of the claim, and why in a sentence or two."""
+    """The verdict about a claim, with the reason in a sentence or two."""
 
     verdict: ClaimVerdict
     because: str
 
 
 def outcome(holds: bool | None) -> PartOutcome:
-    """None is what could not be found out."""
-    return (
-        PartOutcome.INCONCLUSIVE
-        if holds is None
-        else PartOutcome.PASS
-        if holds
-        else PartOutcome.FAIL
-    )
+    """Return the outcome of a part; None means that the run could not determine it."""
+    if holds is None:
+        return PartOutcome.INCONCLUSIVE
+    return PartOutcome.PASS if holds else PartOutcome.FAIL
 
 
 def judge(parts: Sequence[VerdictPart], until: str | None = None) -> Judgement:
-    """`until` names the release up to which a claim that is wrong now was right."""
-    told = [part for part in parts if part.role is Role.TOLD]
-    unsettled = [part for part in parts if part.outcome is PartOutcome.INCONCLUSIVE] + [
+    """Judge a claim by its parts.
+
+    `until` names the release up to which a claim that is wrong today was right.
+    """
+    statements = [part for part in parts if part.role is Role.STATEMENT]
+    undecided = [part for part in parts if part.outcome is PartOutcome.INCONCLUSIVE] + [
         part for part in parts if part.role is Role.CONTROL and part.outcome is PartOutcome.FAIL
     ]
-    if unsettled or not told:
-        return Judgement(
-            ClaimVerdict.INCONCLUSIVE,
-            _listed("", unsettled) or "nothing that the claim says was looked at",
-        )
-    broken = [part for part in told if part.outcome is PartOutcome.FAIL]
+    if undecided or not statements:
+        reason = _list_parts("", undecided) or "no statement of the claim was tested"
+        return Judgement(ClaimVerdict.INCONCLUSIVE, reason)
+    refuted = [part for part in statements if part.outcome is PartOutcome.FAIL]
     limits = [
         part for part in parts if part.role is Role.LIMIT and part.outcome is PartOutcome.PASS
     ]
-    if len(broken) == len(told):
+    if len(refuted) == len(statements):
         if until:
-            return Judgement(
-                ClaimVerdict.OUTDATED, f"until {until}; {_listed('no longer so: ', broken)}"
-            )
-        return Judgement(ClaimVerdict.WRONG, _listed("not so: ", broken))
-    if broken or limits:
-        both = (_listed("not so: ", broken), _listed("but ", limits))
+            reason = f"until {until}; {_list_parts('no longer true: ', refuted)}"
+            return Judgement(ClaimVerdict.OUTDATED, reason)
+        return Judgement(ClaimVerdict.WRONG, _list_parts("not true: ", refuted))
+    if refuted or limits:
+        both = (_list_parts("not true: ", refuted), _list_parts("but ", limits))
         return Judgement(ClaimVerdict.DEPENDS, "; ".join(text for text in both if text))
-    return Judgement(ClaimVerdict.RIGHT, _listed("", told))
+    return Judgement(ClaimVerdict.RIGHT, _list_parts("", statements))
 
 
-def _listed(mark: str, parts: Sequence[VerdictPart]) -> str:
-    return "; ".join(f"{mark}{part.statement}: {part.evidence}" for part in parts)
+def _list_parts(prefix: str, parts: Sequence[VerdictPart]) -> str:
+    return "; ".join(f"{prefix}{part.statement}: {part.evidence}" for part in parts)

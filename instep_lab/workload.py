@@ -1,4 +1,4 @@
-"""What trials send: records that say in their value which they are, from a seed. Pure."""
+"""The records that trials send, generated from a seed; each value identifies its record. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PADDING = b"|"
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRecord:
-    """The key's name and which of its records this is, counting up in the order of sending."""
+    """The name of a key, and the record's number within it, in the order of sending."""
 
     key: str
     number: int
@@ -21,16 +21,19 @@ class WorkloadRecord:
 
     @property
     def value(self) -> bytes:
-        """Both in the value, so that they survive a send without a key; filled up to the size."""
-        said = self.key.encode() + SEPARATOR + str(self.number).encode() + PADDING
-        return said.ljust(self.size, b".")
+        """Key and number as bytes, padded to the size.
+
+        The value contains the key, so that a record sent without one can still be identified.
+        """
+        text = self.key.encode() + SEPARATOR + str(self.number).encode() + PADDING
+        return text.ljust(self.size, b".")
 
 
 def parse(value: bytes) -> tuple[str, int]:
-    """Key and number of a value; ValueError when it is no value of ours."""
-    said, found, _ = value.partition(PADDING)
-    key, separated, number = said.rpartition(SEPARATOR)
-    if not found or not separated:
+    """Return the key and number of a value; ValueError if this workload did not make it."""
+    text, padded, _ = value.partition(PADDING)
+    key, separated, number = text.rpartition(SEPARATOR)
+    if not padded or not separated:
         raise ValueError(f"{value[:40]!r} was not sent by this workload")
     return key.decode(), int(number)
 
@@ -38,10 +41,13 @@ def parse(value: bytes) -> tuple[str, int]:
 def records(
     seed: int | str, count: int, keys: int, size: int = 100, first: int = 0
 ) -> Iterator[WorkloadRecord]:
-    """Records of keys drawn at random; `first` is the number at which each key begins, for a workload that goes on."""
-    drawn = random.Random(seed)  # noqa: S311 - a repeatable workload, nothing secret
+    """Yield records with random keys.
+
+    `first` is the number at which each key starts, for a workload that continues another.
+    """
+    generator = random.Random(seed)  # noqa: S311 - a repeatable workload, nothing secret
     numbers: dict[str, int] = defaultdict(lambda: first)
     for _ in range(count):
-        key = f"k{drawn.randrange(keys)}"
+        key = f"k{generator.randrange(keys)}"
         yield WorkloadRecord(key, numbers[key], size)
         numbers[key] += 1

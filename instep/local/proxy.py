@@ -61,7 +61,7 @@ class Proxy:
         self.port = port or ports.free(1)[0]
         self.counts = Counts()
         self._server_host, self._server_port = server_host, server_port
-        self._mischief = NetworkFault()
+        self._fault = NetworkFault()
         self._large_chunks = 0
         self._open: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -74,9 +74,13 @@ class Proxy:
         self._thread.start()
         self._server = self._run(asyncio.start_server(self._serve, ports.HOST, self.port))
 
-    def behave(self, mischief: NetworkFault | None = None) -> None:
-        """From now on do this to what passes, also on connections that are open; None is to behave well."""
-        self._mischief = mischief or NetworkFault()
+    def inject(self, fault: NetworkFault) -> None:
+        """Apply this fault to all traffic from now on, on open connections too."""
+        self._fault = fault
+
+    def clear_fault(self) -> None:
+        """Pass all traffic through unchanged from now on."""
+        self._fault = NetworkFault()
 
     def cut(self) -> int:
         """End every connection at once, in both directions; how many there were."""
@@ -109,7 +113,7 @@ class Proxy:
     async def _serve(
         self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter
     ) -> None:
-        if self._mischief.refuses:
+        if self._fault.refuses:
             self.counts.refused_connections += 1
             client_out.transport.abort()
             return
@@ -140,17 +144,17 @@ class Proxy:
         """Read on, whatever is still on its way; an empty chunk is the end."""
         with contextlib.suppress(OSError):
             while chunk := await source.read(CHUNK_BYTES):
-                mischief = self._mischief
-                if mischief.delay_s:
+                fault = self._fault
+                if fault.delay_s:
                     self.counts.delayed_chunks += 1
-                if mischief.swallows_answers and answers:
+                if fault.swallows_answers and answers:
                     self.counts.swallowed_bytes += len(chunk)
                     continue
-                if mischief.garbles_every and not answers and len(chunk) > LARGE_BYTES:
-                    chunk = self._garbled(chunk, mischief.garbles_every)
-                await held.put((self._loop.time() + mischief.delay_s, chunk))
+                if fault.garbles_every and not answers and len(chunk) > LARGE_BYTES:
+                    chunk = self._garbled(chunk, fault.garbles_every)
+                await held.put((self._loop.time() + fault.delay_s, chunk))
                 self.counts.held_most = max(self.counts.held_most, held.qsize())
-        await held.put((self._loop.time() + self._mischief.delay_s, b""))
+        await held.put((self._loop.time() + self._fault.delay_s, b""))
 
     async def _give(self, held: Held, to: asyncio.StreamWriter) -> None:
         """Pass on each chunk when it has come all the way; what nobody takes any more is dropped."""

@@ -17,12 +17,12 @@ import msgspec
 from instep.local.proxy import NetworkFault
 from instep.report.tables import Cell
 from instep_lab import checkers
-from instep_lab.claim import settles
+from instep_lab.claim import experiment
 from instep_lab.clients import stored as committed
 from instep_lab.clients import table
 from instep_lab.clients.consuming import CommitMode, Consuming, CrashPoint, Keep, Pool
 from instep_lab.clients.publishing import Publishing
-from instep_lab.history import Operation, OperationKind, OperationStatus
+from instep_lab.history import ClientOperation, OperationKind, OperationStatus
 from instep_lab.trial import Scenario, Trial, spread
 
 RECORDS = 300
@@ -39,7 +39,7 @@ class After:
     repeated: int
     read_again: int
     worked_again: int
-    seen: list[Operation]
+    seen: list[ClientOperation]
 
     def __str__(self) -> str:
         return f"{self.lost} lost, {self.repeated} repeated of {RECORDS}"
@@ -47,7 +47,7 @@ class After:
 
 def _session(trial: Trial) -> dict[str, Any]:
     """As short as the brokers allow: a dead member is only then replaced."""
-    timeout_ms = 1_500 if trial.ground.own else 6_000
+    timeout_ms = 1_500 if trial.cluster.own else 6_000
     return {"session.timeout.ms": timeout_ms, "heartbeat.interval.ms": timeout_ms // 3}
 
 
@@ -69,25 +69,25 @@ def _plan(trial: Trial, **given: Any) -> Consuming:
     return plan
 
 
-def _publish(trial: Trial, case: Scenario, plan: Consuming) -> None:
-    case.publish(Publishing(topic=plan.topic, count=RECORDS, keys=10, seed=trial.seed))
+def _publish(trial: Trial, scenario: Scenario, plan: Consuming) -> None:
+    scenario.publish(Publishing(topic=plan.topic, count=RECORDS, keys=10, seed=trial.seed))
 
 
-def _finish(trial: Trial, case: Scenario, plan: Consuming) -> After:
+def _finish(trial: Trial, scenario: Scenario, plan: Consuming) -> After:
     """Let another process of the group do what is left, and look at what the two have done."""
-    case.run(msgspec.structs.replace(plan, member="second", dies_at=None))
-    seen = case.history()
+    scenario.run(msgspec.structs.replace(plan, member="second", dies_at=None))
+    seen = scenario.history()
     worked_again = checkers.repeated(seen).count
     if plan.keep is not Keep.HISTORY:
         seen = [one for one in seen if one.kind is not OperationKind.WORK] + table.work(
             Path(plan.table), plan.group
         )
     after = _after(seen, worked_again)
-    trial.note(f"{case.name}: {after}, {after.read_again} read again")
+    trial.note(f"{scenario.name}: {after}, {after.read_again} read again")
     return after
 
 
-def _after(seen: list[Operation], worked_again: int) -> After:
+def _after(seen: list[ClientOperation], worked_again: int) -> After:
     read_again = checkers.repeated(seen, by=OperationKind.READ).count
     return After(
         checkers.lost(seen).count, checkers.repeated(seen).count, read_again, worked_again, seen
@@ -98,27 +98,27 @@ def _crash(
     trial: Trial, name: str, point: CrashPoint, dies_on: int = DIES_ON, **given: Any
 ) -> After:
     """A consumer that dies at this point of this record, and one that finishes."""
-    case = trial.case(name)
+    scenario = trial.scenario(name)
     plan = _plan(trial, dies_at=point, dies_on=dies_on, **given)
-    _publish(trial, case, plan)
-    status = case.run(msgspec.structs.replace(plan, member="first"))
+    _publish(trial, scenario, plan)
+    status = scenario.run(msgspec.structs.replace(plan, member="first"))
     trial.control(f"{name}: the first consumer was killed", status == -9, f"it ended with {status}")
-    return _finish(trial, case, plan)
+    return _finish(trial, scenario, plan)
 
 
-def _crashes(trial: Trial, cases: dict[str, dict[str, Any]]) -> dict[str, After]:
+def _crashes(trial: Trial, scenarios: dict[str, dict[str, Any]]) -> dict[str, After]:
     """Several crashes at a time: each of them mostly waits for its group to notice."""
     return trial.together(
-        {name: partial(_crash, trial, name, **given) for name, given in cases.items()}
+        {name: partial(_crash, trial, name, **given) for name, given in scenarios.items()}
     )
 
 
 def _tabulate(trial: Trial, results: dict[str, After]) -> None:
     rows: list[Sequence[Cell]] = [[name, one.lost, one.repeated] for name, one in results.items()]
-    trial.table(f"Of {RECORDS} records", ["case", "lost", "repeated"], rows)
+    trial.table(f"Of {RECORDS} records", ["scenario", "lost", "repeated"], rows)
     trial.plot(
         "Records lost and repeated",
-        "case",
+        "scenario",
         "records",
         {
             "lost": [(name, float(one.lost)) for name, one in results.items()],
@@ -129,29 +129,29 @@ def _tabulate(trial: Trial, results: dict[str, After]) -> None:
 
 def _kill_when_ahead(trial: Trial, name: str, **given: Any) -> After:
     """Kill a consumer as soon as the broker has an automatic commit of it."""
-    case = trial.case(name)
+    scenario = trial.scenario(name)
     plan = _plan(trial, commit=CommitMode.AUTO, **given)
-    _publish(trial, case, plan)
-    first = case.start(msgspec.structs.replace(plan, member="first", to_end=False))
+    _publish(trial, scenario, plan)
+    first = scenario.start(msgspec.structs.replace(plan, member="first", to_end=False))
     trial.wait(
-        lambda: committed.position(trial.ground.connection, plan.group, plan.topic, 0) is not None,
+        lambda: committed.position(trial.cluster.connection, plan.group, plan.topic, 0) is not None,
         "an automatic commit",
     )
     first.kill()
     first.close()
     trial.note(f"{name}: killed the first consumer")
-    return _finish(trial, case, plan)
+    return _finish(trial, scenario, plan)
 
 
-@settles(
+@experiment(
     "commit-1",
-    told="Automatic commit loses records when the process dies after the commit and before the work is done",
-    ran="Automatic commit every 200 ms. A consumer hands its records to slow threads, or works them itself, and is killed after "
+    statement="Automatic commit loses records when the process dies after the commit and before the work is done",
+    method="Automatic commit every 200 ms. A consumer hands its records to slow threads, or works them itself, and is killed after "
     "the first commit; a second one finishes. The same with the offset stored only after the work.",
     advice="Store the offset after the work (enable.auto.offset.store=false) or commit by hand; never hand work to threads that "
     "the commit does not wait for.",
 )
-def commit_1(trial: Trial) -> None:
+def loss_with_automatic_commit(trial: Trial) -> None:
     often = {"auto.commit.interval.ms": 200}
     later = {**often, "enable.auto.offset.store": False}
     results = trial.together(
@@ -168,12 +168,12 @@ def commit_1(trial: Trial) -> None:
         }
     )
     _tabulate(trial, results)
-    trial.told(
+    trial.statement(
         "work handed to threads is lost",
         results["handed to threads"].lost > 0,
         str(results["handed to threads"]),
     )
-    trial.told(
+    trial.statement(
         "so is work in the reading thread, with this client",
         results["in the same thread"].lost > 0,
         str(results["in the same thread"]),
@@ -185,13 +185,13 @@ def commit_1(trial: Trial) -> None:
     )
 
 
-@settles(
+@experiment(
     "commit-2",
-    told="Automatic commit repeats records when the process dies before the next commit",
-    ran="Automatic commit every 60 s, or every 100 ms. A consumer dies after the work of its 130th record; another one finishes.",
+    statement="Automatic commit repeats records when the process dies before the next commit",
+    method="Automatic commit every 60 s, or every 100 ms. A consumer dies after the work of its 130th record; another one finishes.",
     advice="Make the work repeatable (a guard, a unique key): automatic commit repeats up to an interval's worth.",
 )
-def commit_2(trial: Trial) -> None:
+def repeats_with_automatic_commit(trial: Trial) -> None:
     results = _crashes(
         trial,
         {
@@ -206,44 +206,44 @@ def commit_2(trial: Trial) -> None:
     )
     _tabulate(trial, results)
     rare, often = results.values()
-    trial.told("what was not committed is repeated", rare.repeated == DIES_ON, str(rare))
-    trial.told("a shorter interval repeats less", often.repeated < rare.repeated, str(often))
+    trial.statement("what was not committed is repeated", rare.repeated == DIES_ON, str(rare))
+    trial.statement("a shorter interval repeats less", often.repeated < rare.repeated, str(often))
 
 
-@settles(
+@experiment(
     "commit-3",
-    told="Committing by hand after the work never loses, and repeats what came after the last commit",
-    ran="Synchronous commit after each batch of 20. A consumer dies after reading, after the work and after the commit of a "
+    statement="Committing by hand after the work never loses, and repeats what came after the last commit",
+    method="Synchronous commit after each batch of 20. A consumer dies after reading, after the work and after the commit of a "
     "record; a second one finishes.",
     advice="Commit after the work for at-least-once, and make the work repeatable.",
 )
-def commit_3(trial: Trial) -> None:
+def commit_after_work(trial: Trial) -> None:
     points = (CrashPoint.READ, CrashPoint.WORKED, CrashPoint.COMMITTED)
     results = _crashes(
         trial, {str(point): {"point": point, "commit": CommitMode.SYNC} for point in points}
     )
     _tabulate(trial, results)
-    trial.told(
+    trial.statement(
         "nothing is lost",
         not any(one.lost for one in results.values()),
         f"{sum(one.lost for one in results.values())} lost",
     )
     worked = results[CrashPoint.WORKED]
-    trial.told(
+    trial.statement(
         "what came after the last commit is repeated",
         0 < worked.repeated <= BATCH,
         f"{worked}, batches of {BATCH}",
     )
 
 
-@settles(
+@experiment(
     "commit-4",
-    told="Committing before the work never repeats, and loses what was not done",
-    ran="Synchronous commit of each batch of 20 before its work. A consumer dies after the commit, and after the work of a "
+    statement="Committing before the work never repeats, and loses what was not done",
+    method="Synchronous commit of each batch of 20 before its work. A consumer dies after the commit, and after the work of a "
     "record in the middle of a batch; a second one finishes.",
     advice="Commit first only where a loss is better than a repetition, and say so: this is at-most-once.",
 )
-def commit_4(trial: Trial) -> None:
+def commit_before_work(trial: Trial) -> None:
     points = (CrashPoint.COMMITTED, CrashPoint.WORKED)
     results = _crashes(
         trial, {str(point): {"point": point, "commit": CommitMode.BEFORE} for point in points}
@@ -252,31 +252,31 @@ def commit_4(trial: Trial) -> None:
     lost, repeated = (
         [getattr(one, name) for one in results.values()] for name in ("lost", "repeated")
     )
-    trial.told("nothing is repeated", not any(repeated), f"{sum(repeated)} repeated")
-    trial.told(
+    trial.statement("nothing is repeated", not any(repeated), f"{sum(repeated)} repeated")
+    trial.statement(
         "what was committed and not done is lost",
         all(lost),
         f"{min(lost)} to {max(lost)} lost, batches of {BATCH}",
     )
 
 
-@settles(
+@experiment(
     "commit-5",
-    told="Asynchronous commit is faster, does not try again, and can be overtaken by an older one",
-    ran="Commit after every record, synchronously and asynchronously, and compare the time. Then swallow the broker's answers "
+    statement="Asynchronous commit is faster, does not try again, and can be overtaken by an older one",
+    method="Commit after every record, synchronously and asynchronously, and compare the time. Then swallow the broker's answers "
     "for a while, cut the connection, and compare the commits that were asked for with those that the broker stored.",
     advice="Commit asynchronously in the loop and synchronously at the end; after a fault the group may stand a little behind.",
     harmless=False,
 )
-def commit_5(trial: Trial) -> None:
+def asynchronous_commit(trial: Trial) -> None:
     speeds: dict[CommitMode, list[float]] = {CommitMode.SYNC: [], CommitMode.ASYNC: []}
     count = trial.scaled(300, 2_000)
     for number in trial.rounds(3, 7):
         for commit, found in speeds.items():
-            case = trial.case(f"{commit} {number}")
+            scenario = trial.scenario(f"{commit} {number}")
             topic = trial.topic(1)
-            case.publish(Publishing(topic=topic, count=count, seed=trial.seed))
-            case.consume(
+            scenario.publish(Publishing(topic=topic, count=count, seed=trial.seed))
+            scenario.consume(
                 Consuming(
                     topic=topic,
                     group=trial.group(),
@@ -286,7 +286,7 @@ def commit_5(trial: Trial) -> None:
                     batch=20,
                 )
             )
-            times = [one.at_ns for one in case.history() if one.kind is OperationKind.READ]
+            times = [one.at_ns for one in scenario.history() if one.kind is OperationKind.READ]
             found.append(count / ((max(times) - min(times)) / 1e9))
     trial.table(
         "Records a second, a commit for each",
@@ -294,7 +294,7 @@ def commit_5(trial: Trial) -> None:
         [[str(one), spread(found, digits=0)] for one, found in speeds.items()],
     )
     slowest, fastest = min(speeds[CommitMode.ASYNC]), max(speeds[CommitMode.SYNC])
-    trial.told(
+    trial.statement(
         "asynchronous is faster",
         slowest > fastest,
         f"{spread(speeds[CommitMode.ASYNC], digits=0)} against {spread(speeds[CommitMode.SYNC], digits=0)} records/s",
@@ -303,12 +303,12 @@ def commit_5(trial: Trial) -> None:
     again = len(stored) - len(set(stored))
     back = sum(after < before for before, after in itertools.pairwise(stored))
     trial.control("the proxy swallowed answers", swallowed > 0, f"{swallowed:,} bytes")
-    trial.told(
+    trial.statement(
         "one without an answer is not tried again",
         again == 0,
         f"{sent} commits were asked for, {again} were stored a second time, {failed} were said to have failed",
     )
-    trial.told(
+    trial.statement(
         "an older one overtakes a newer one",
         back > 0,
         f"the stored position went back {back} times",
@@ -317,10 +317,10 @@ def commit_5(trial: Trial) -> None:
 
 def _through_silence(trial: Trial) -> tuple[int, list[int], int, int]:
     """Commit while answers are swallowed, then go on: commits asked for, those stored, those told failed, and swallowed bytes."""
-    case = trial.case("answers swallowed")
+    scenario = trial.scenario("answers swallowed")
     topic, group = trial.topic(1), trial.group()
-    case.publish(Publishing(topic=topic, count=3_000, seed=trial.seed))
-    proxy = next(iter(trial.ground.proxies.values()))
+    scenario.publish(Publishing(topic=topic, count=3_000, seed=trial.seed))
+    proxy = next(iter(trial.cluster.proxies.values()))
     swallowed = proxy.counts.swallowed_bytes
     plan = Consuming(
         topic=topic,
@@ -332,17 +332,17 @@ def _through_silence(trial: Trial) -> tuple[int, list[int], int, int]:
         assigned=[0],
         config={"socket.timeout.ms": 1_000, "session.timeout.ms": 6_000},
     )
-    with case.beside(plan, trial.ground.proxied) as (counted, _):
+    with scenario.background(plan, trial.cluster.proxied) as (counted, _):
         trial.wait(lambda: counted.read > 100, "100 records")
-        proxy.behave(NetworkFault(swallows_answers=True))
+        proxy.inject(NetworkFault(swallows_answers=True))
         read = counted.read
         trial.wait(lambda: counted.read > read + 50, "commits without an answer")
         proxy.cut()
-        proxy.behave()
+        proxy.clear_fault()
         read = counted.read
         trial.wait(lambda: counted.read >= min(read + 500, 3_000), "reading to go on")
-    seen = [one for one in case.history() if one.kind is OperationKind.COMMIT]
-    stored = committed.commits(trial.ground.connection, group, topic, 0)
+    seen = [one for one in scenario.history() if one.kind is OperationKind.COMMIT]
+    stored = committed.commits(trial.cluster.connection, group, topic, 0)
     failed = sum(one.outcome is OperationStatus.FAIL for one in seen)
     return (
         sum(one.note == "sent" for one in seen),
@@ -352,14 +352,14 @@ def _through_silence(trial: Trial) -> tuple[int, list[int], int, int]:
     )
 
 
-@settles(
+@experiment(
     "commit-6",
-    told="Asynchronous commits in the loop and one synchronous commit on close or rebalance are as safe as synchronous ones",
-    ran="The combination beside purely synchronous commits: a consumer is killed, closes, or has a partition "
+    statement="Asynchronous commits in the loop and one synchronous commit on close or rebalance are as safe as synchronous ones",
+    method="The combination beside purely synchronous commits: a consumer is killed, closes, or has a partition "
     "taken by a second member; count what is lost and repeated.",
     advice="Use the combination: it loses nothing, and repeats only what a crash leaves uncommitted.",
 )
-def commit_6(trial: Trial) -> None:
+def combined_commit(trial: Trial) -> None:
     ways = (CommitMode.SYNC, CommitMode.COMBINED)
     crashes = _crashes(
         trial,
@@ -388,7 +388,7 @@ def commit_6(trial: Trial) -> None:
             sync.lost == sync.repeated == 0,
             str(sync),
         )
-        trial.told(
+        trial.statement(
             f"{event} loses and repeats nothing",
             combined.lost == combined.repeated == 0,
             str(combined),
@@ -398,7 +398,7 @@ def commit_6(trial: Trial) -> None:
     )
     lost, repeated = (sum(getattr(one, what) for one in crashed) for what in ("lost", "repeated"))
     repeated_sync = sum(one.repeated for one in sync_crashes)
-    trial.told("a crash loses nothing", lost == 0, f"{lost} lost in {CRASHES} crashes")
+    trial.statement("a crash loses nothing", lost == 0, f"{lost} lost in {CRASHES} crashes")
     trial.limit(
         "a crash right after a commit repeats what that covers",
         repeated > repeated_sync or None,
@@ -407,16 +407,16 @@ def commit_6(trial: Trial) -> None:
 
 
 def _close(trial: Trial, commit: CommitMode) -> After:
-    case = trial.case(f"{commit}, closed")
+    scenario = trial.scenario(f"{commit}, closed")
     plan = _plan(trial, commit=commit)
-    _publish(trial, case, plan)
-    case.consume(msgspec.structs.replace(plan, member="first", count=DIES_ON))
-    return _finish(trial, case, plan)
+    _publish(trial, scenario, plan)
+    scenario.consume(msgspec.structs.replace(plan, member="first", count=DIES_ON))
+    return _finish(trial, scenario, plan)
 
 
 def _hand_over(trial: Trial, commit: CommitMode) -> After:
     """Two partitions; a second member joins in the middle and takes one of them."""
-    case = trial.case(f"{commit}, partition taken")
+    scenario = trial.scenario(f"{commit}, partition taken")
     topic = trial.topic(2)
     plan = Consuming(
         topic=topic,
@@ -426,28 +426,28 @@ def _hand_over(trial: Trial, commit: CommitMode) -> After:
         work_ms=2,
         config=_session(trial),
     )
-    _publish(trial, case, plan)
-    with case.beside(msgspec.structs.replace(plan, member="first")) as (first, _):
+    _publish(trial, scenario, plan)
+    with scenario.background(msgspec.structs.replace(plan, member="first")) as (first, _):
         trial.wait(lambda: first.read > 40, "some records")
-        with case.beside(msgspec.structs.replace(plan, member="second")) as (second, _):
+        with scenario.background(msgspec.structs.replace(plan, member="second")) as (second, _):
             trial.wait(
                 lambda: len(first.assigned) == len(second.assigned) == 1, "both to have a partition"
             )
             trial.wait(
-                lambda: checkers.lost(case.history()).count == 0, "everything to be worked", 30
+                lambda: checkers.lost(scenario.history()).count == 0, "everything to be worked", 30
             )
-    seen = case.history()
+    seen = scenario.history()
     return _after(seen, checkers.repeated(seen).count)
 
 
-@settles(
+@experiment(
     "commit-7",
-    told="Committing given offsets in the middle of a batch shortens what is repeated",
-    ran="Batches of 100, committed after every 1, 10, 50 or 100 records; a consumer dies after the work of its 199th record. "
+    statement="Committing given offsets in the middle of a batch shortens what is repeated",
+    method="Batches of 100, committed after every 1, 10, 50 or 100 records; a consumer dies after the work of its 199th record. "
     "Count what is repeated.",
     advice="Commit within large batches; the cost is a request for each commit.",
 )
-def commit_7(trial: Trial) -> None:
+def commit_within_batch(trial: Trial) -> None:
     steps = (1, 10, 50, 100)
     found = _crashes(
         trial,
@@ -476,7 +476,7 @@ def commit_7(trial: Trial) -> None:
         not any(one.lost for one in repeated.values()),
         f"{sum(one.lost for one in repeated.values())} lost",
     )
-    trial.told(
+    trial.statement(
         "the shorter the interval, the less is repeated",
         counts == sorted(counts) and counts[0] < counts[-1],
         listed,
@@ -494,16 +494,16 @@ def _at_every_point(trial: Trial, keep: Keep, commit: CommitMode) -> dict[str, A
     )
 
 
-@settles(
+@experiment(
     "commit-8",
-    told="Storing the offset in the same transaction as the result gives exactly-once",
-    ran="A row for each record and the next offset beside it in one SQLite transaction; a consumer dies after reading, within "
+    statement="Storing the offset in the same transaction as the result gives exactly-once",
+    method="A row for each record and the next offset beside it in one SQLite transaction; a consumer dies after reading, within "
     "the transaction and after it; a second one starts from the stored offset. The same rows with offsets committed to Kafka "
     "must show repetitions.",
     advice="Keep the offset where the result is, in one transaction: this is what instep's ledger does.",
     rules=("DATABASE_NO_TRANSACTIONS", "DATABASE_COMMITS_LATER"),
 )
-def commit_8(trial: Trial) -> None:
+def offset_in_result_transaction(trial: Trial) -> None:
     together = _at_every_point(trial, Keep.WITH_OFFSET, CommitMode.NEVER)
     apart = _at_every_point(trial, Keep.TABLE, CommitMode.SYNC)
     _tabulate(trial, {**together, **apart})
@@ -514,24 +514,26 @@ def commit_8(trial: Trial) -> None:
         f"{repeated} repeated over {len(apart)} crashes",
     )
     for name, one in together.items():
-        trial.told(name, one.lost == one.repeated == 0, str(one))
+        trial.statement(name, one.lost == one.repeated == 0, str(one))
 
 
-@settles(
+@experiment(
     "commit-9",
-    told="A unique index on the record's id makes at-least-once delivery exactly-once",
-    ran="Offsets committed to Kafka after each batch, a table with a unique index on the record's id; the same crashes. Count "
+    statement="A unique index on the record's id makes at-least-once delivery exactly-once",
+    method="Offsets committed to Kafka after each batch, a table with a unique index on the record's id; the same crashes. Count "
     "rows, and how often records were read again.",
     advice="A unique index is enough when the row is the whole effect; whatever else the work does is done again.",
     rules=("DATABASE_SECOND_UNIQUE_KEY",),
 )
-def commit_9(trial: Trial) -> None:
+def unique_index(trial: Trial) -> None:
     unique = _at_every_point(trial, Keep.UNIQUE, CommitMode.SYNC)
     _tabulate(trial, unique)
     again = sum(one.read_again for one in unique.values())
     trial.control("records were read again", again > 0, f"{again} over {len(unique)} crashes")
     for name, one in unique.items():
-        trial.told(name, one.lost == one.repeated == 0, f"{one!s}, {one.read_again} read again")
+        trial.statement(
+            name, one.lost == one.repeated == 0, f"{one!s}, {one.read_again} read again"
+        )
     done_again = sum(one.worked_again for one in unique.values())
     trial.limit(
         "work beside the row is done again",

@@ -15,10 +15,10 @@ from instep import errors
 from instep.kafka import topics
 from instep.report.tables import Cell
 from instep_lab import checkers, history, members
-from instep_lab.claim import settles
+from instep_lab.claim import experiment
 from instep_lab.clients.consuming import CommitMode, Consuming, Library
 from instep_lab.clients.publishing import Publishing
-from instep_lab.history import Operation, OperationKind
+from instep_lab.history import ClientOperation, OperationKind
 from instep_lab.trial import Scenario, Trial, spread
 
 KEYS = 30
@@ -26,40 +26,40 @@ QUIET_S = 0.5
 STATIC_SESSION_MS = 10_000
 
 
-@settles(
+@experiment(
     "group-1",
-    told="In one group a record goes to one member only; different groups each get every record",
-    ran="Read 3 partitions by a group of one member and by a group of three at the same time; count what each group misses and "
+    statement="In one group a record goes to one member only; different groups each get every record",
+    method="Read 3 partitions by a group of one member and by a group of three at the same time; count what each group misses and "
     "what its members read twice. Then let one member take over from another that committed nothing.",
     advice="One group per application, as many members as needed; make the work bear repeats: a record comes again when its "
     "reader goes before the commit.",
     rules=("PIPELINE_GROUP_IN_USE",),
 )
-def group_1(trial: Trial) -> None:
+def delivery_within_and_across_groups(trial: Trial) -> None:
     count = trial.scaled(900, 30_000)
-    for sort in members.known(trial, members.RANGE, members.UNIFORM):
-        case = trial.case(sort.name)
+    for assignor in members.supported(trial, members.RANGE, members.UNIFORM):
+        scenario = trial.scenario(assignor.name)
         topic = trial.topic(3)
         sizes = (1, 3)
-        teams = [members.Team(trial, case, topic, sort) for _ in sizes]
+        teams = [members.Team(trial, scenario, topic, assignor) for _ in sizes]
         for team, size in zip(teams, sizes, strict=True):
             team.grow(size)
         members.settle(trial, teams, 3)
-        case.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed))
+        scenario.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed))
         trial.wait(partial(_all_read, teams, [[0]] * len(teams), count), "the groups to read")
         members.at_once(teams, members.Team.close)
-        seen = case.history()
+        seen = scenario.history()
         for team, size in zip(teams, sizes, strict=True):
-            named = f"{sort.name}, {size} {'member' if size == 1 else 'members'}"
+            named = f"{assignor.name}, {size} {'member' if size == 1 else 'members'}"
             missing = checkers.lost(seen, team.group, by=OperationKind.READ)
             twice = checkers.repeated(seen, team.group, by=OperationKind.READ)
             shares = sorted(checkers.shares(seen, team.group).values(), reverse=True)
-            trial.told(
+            trial.statement(
                 f"{named}: the group gets every record",
                 not missing,
                 f"{missing.count} of {missing.of:,} missing",
             )
-            trial.told(
+            trial.statement(
                 f"{named}: each goes to one member",
                 not twice,
                 f"{twice.count} read twice; {shares} records each",
@@ -67,11 +67,11 @@ def group_1(trial: Trial) -> None:
             trial.control(
                 f"{named}: every member read", len(shares) == size, f"{len(shares)} of {size}"
             )
-    case = trial.case("taken over before a commit")
+    scenario = trial.scenario("taken over before a commit")
     topic, group = trial.topic(3), trial.group()
-    case.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed))
+    scenario.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed))
     for member in ("first", "second"):
-        case.consume(
+        scenario.consume(
             Consuming(
                 topic=topic,
                 group=group,
@@ -81,7 +81,7 @@ def group_1(trial: Trial) -> None:
                 commit=CommitMode.NEVER,
             )
         )
-    again = checkers.repeated(case.history(), group, by=OperationKind.READ)
+    again = checkers.repeated(scenario.history(), group, by=OperationKind.READ)
     trial.limit(
         "what was read and not committed goes to the next member too",
         bool(again),
@@ -93,27 +93,27 @@ def _read(team: members.Team) -> int:
     return sum(one.read for one in team.members)
 
 
-@settles(
+@experiment(
     "group-2",
-    told="Members beyond the number of partitions stay idle",
-    ran="Let 5 members read 3 partitions, by each protocol; count who reads. Let one that reads leave. Then let 5 members of a "
+    statement="Members beyond the number of partitions stay idle",
+    method="Let 5 members read 3 partitions, by each protocol; count who reads. Let one that reads leave. Then let 5 members of a "
     "share group read the same partitions.",
     advice="Have at least as many partitions as members you will ever want, with a spare member if a short take-over matters; in "
     "a share group (Kafka 4.2) members may outnumber partitions, and order is given up.",
 )
-def group_2(trial: Trial) -> None:
+def idle_members(trial: Trial) -> None:
     size, partitions, count = 5, 3, trial.scaled(600, 6_000)
-    for sort in members.known(trial, members.RANGE, members.COOPERATIVE, members.UNIFORM):
-        case = trial.case(sort.name)
+    for assignor in members.supported(trial, members.RANGE, members.COOPERATIVE, members.UNIFORM):
+        scenario = trial.scenario(assignor.name)
         topic = trial.topic(partitions)
-        team = members.Team(trial, case, topic, sort)
+        team = members.Team(trial, scenario, topic, assignor)
         team.grow(size)
         members.settle(trial, [team], partitions)
-        case.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed))
+        scenario.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed))
         trial.wait(partial(_all_read, [team], [[0]], count), "the group to read")
         read = sorted((one.read for one in team.members), reverse=True)
-        trial.told(
-            f"{sort.name}: two of five read nothing",
+        trial.statement(
+            f"{assignor.name}: two of five read nothing",
             read.count(0) == size - partitions,
             f"{read} records each",
         )
@@ -124,23 +124,23 @@ def group_2(trial: Trial) -> None:
         took = time.monotonic() - began
         woken = sum(1 for one in team.members if one.held and not one.read)
         trial.control(
-            f"{sort.name}: an idle one takes over when a reader leaves",
+            f"{assignor.name}: an idle one takes over when a reader leaves",
             woken == 1,
             f"{woken}, after {took:.1f} s",
         )
         team.close()
-    if trial.ground.features.get("share.version", 0) >= 1:
+    if trial.cluster.features.get("share.version", 0) >= 1:
         _share(trial, size, partitions)
 
 
 def _share(trial: Trial, size: int, partitions: int) -> None:
     """A share group: its members need no partitions of their own."""
-    case, topic, group = trial.case("share group"), trial.topic(partitions), trial.group()
+    scenario, topic, group = trial.scenario("share group"), trial.topic(partitions), trial.group()
     steady = Publishing(topic=topic, count=100_000, keys=KEYS, seed=trial.seed, per_s=500)
     with contextlib.ExitStack() as stack:
         there = [
             stack.enter_context(
-                case.beside(
+                scenario.background(
                     Consuming(
                         topic=topic, group=group, member=f"share {number}", library=Library.SHARE
                     )
@@ -148,7 +148,7 @@ def _share(trial: Trial, size: int, partitions: int) -> None:
             )[0]
             for number in range(size)
         ]
-        stack.enter_context(case.beside(steady))
+        stack.enter_context(scenario.background(steady))
         with contextlib.suppress(errors.InstepError):
             trial.wait(
                 lambda: all(one.read >= 20 for one in there),
@@ -163,17 +163,17 @@ def _share(trial: Trial, size: int, partitions: int) -> None:
     )
 
 
-@settles(
+@experiment(
     "group-3",
-    told="A number of partitions that is a multiple of the number of members shares the work evenly",
-    ran="Let groups on 24 partitions grow from 2 to 8 members, one for each assignor and protocol; look at the partitions and "
+    statement="A number of partitions that is a multiple of the number of members shares the work evenly",
+    method="Let groups on 24 partitions grow from 2 to 8 members, one for each assignor and protocol; look at the partitions and "
     "records of each member. Then several topics at once, and few keys.",
     advice="Choose a number of partitions with many divisors, such as 12 or 24, many keys, and not range for several topics.",
 )
-def group_3(trial: Trial) -> None:
+def even_shares(trial: Trial) -> None:
     partitions, count = 24, trial.scaled(1_200, 12_000)
-    case, topic = trial.case("24 partitions"), trial.topic(24)
-    sorts = members.known(
+    scenario, topic = trial.scenario("24 partitions"), trial.topic(24)
+    assignors = members.supported(
         trial,
         members.RANGE,
         members.ROUNDROBIN,
@@ -182,36 +182,36 @@ def group_3(trial: Trial) -> None:
         members.UNIFORM,
         members.BROKERS_RANGE,
     )
-    teams = [members.Team(trial, case, topic, sort) for sort in sorts]
+    teams = [members.Team(trial, scenario, topic, assignor) for assignor in assignors]
     rows: list[list[Cell]] = []
-    gaps: dict[str, list[tuple[Cell, float | None]]] = {sort.name: [] for sort in sorts}
+    gaps: dict[str, list[tuple[Cell, float | None]]] = {assignor.name: [] for assignor in assignors}
     for size in (2, 3, 4, 5, 6, 8):
         for team in teams:
             team.grow(size)
         teams = members.settled(trial, teams, partitions)
         before = [[one.read for one in team.members] for team in teams]
-        _send(trial, case, topic, count, size)
+        _send(trial, scenario, topic, count, size)
         trial.wait(partial(_all_read, teams, before, count), "the groups to read")
         uneven = []
         for team, earlier in zip(teams, before, strict=True):
             held = sorted(len(one.held) for one in team.members)
             read = sorted(one.read - had for one, had in zip(team.members, earlier, strict=True))
             rows.append(
-                [team.sort.name, size, f"{held[0]} to {held[-1]}", f"{read[0]} to {read[-1]}"]
+                [team.assignor.name, size, f"{held[0]} to {held[-1]}", f"{read[0]} to {read[-1]}"]
             )
-            gaps[team.sort.name].append((str(size), held[-1] / held[0]))
+            gaps[team.assignor.name].append((str(size), held[-1] / held[0]))
             if held[0] != held[-1]:
-                uneven.append(f"{team.sort.name} {held[0]} to {held[-1]}")
+                uneven.append(f"{team.assignor.name} {held[0]} to {held[-1]}")
         if partitions % size:
             trial.control(
                 f"{size} members cannot share evenly", len(uneven) == len(teams), "; ".join(uneven)
             )
         else:
-            trial.told(
+            trial.statement(
                 f"{size} members hold as many partitions each",
                 not uneven,
                 "; ".join(uneven)
-                or f"{partitions // size} each under {', '.join(team.sort.name for team in teams)}",
+                or f"{partitions // size} each under {', '.join(team.assignor.name for team in teams)}",
             )
     trial.table(
         "Partitions and records of each member",
@@ -219,14 +219,14 @@ def group_3(trial: Trial) -> None:
         rows,
     )
     trial.plot("Most to fewest partitions of a member", "members of 24 partitions", "ratio", gaps)
-    _few_keys(trial, case, topic, teams)
+    _few_keys(trial, scenario, topic, teams)
     members.at_once(teams, members.Team.close)
     _several_topics(trial)
 
 
-def _send(trial: Trial, case: Scenario, topic: str, count: int, part: int) -> None:
+def _send(trial: Trial, scenario: Scenario, topic: str, count: int, part: int) -> None:
     """Records for all partitions alike."""
-    case.publish(
+    scenario.publish(
         Publishing(
             topic=topic, count=count, keys=24, by_number=24, seed=trial.seed, first=part * count
         )
@@ -239,11 +239,11 @@ def _all_read(teams: Sequence[members.Team], before: Sequence[Sequence[int]], co
     )
 
 
-def _few_keys(trial: Trial, case: Scenario, topic: str, teams: Sequence[members.Team]) -> None:
+def _few_keys(trial: Trial, scenario: Scenario, topic: str, teams: Sequence[members.Team]) -> None:
     """Equal partitions are not equal work when few keys have most of the records."""
     count = trial.scaled(600, 6_000)
     before = [[one.read for one in team.members] for team in teams]
-    case.publish(Publishing(topic=topic, count=count, keys=3, seed=trial.seed, first=1_000_000))
+    scenario.publish(Publishing(topic=topic, count=count, keys=3, seed=trial.seed, first=1_000_000))
     trial.wait(lambda: _all_read(teams, before, count), "the groups to read")
     size = teams[0].size
     shares, idle = [], []
@@ -260,18 +260,18 @@ def _few_keys(trial: Trial, case: Scenario, topic: str, teams: Sequence[members.
 
 def _several_topics(trial: Trial) -> None:
     """Range deals out each topic by itself, the first members first."""
-    case = trial.case("4 topics of 3 partitions")
+    scenario = trial.scenario("4 topics of 3 partitions")
     names = [trial.topic(3) for _ in range(4)]
     teams = [
-        members.Team(trial, case, names[0], sort, also=names[1:])
-        for sort in members.known(
+        members.Team(trial, scenario, names[0], assignor, also=names[1:])
+        for assignor in members.supported(
             trial, members.RANGE, members.ROUNDROBIN, members.COOPERATIVE, members.UNIFORM
         )
     ]
     for team in teams:
         team.grow(2)
     members.settle(trial, teams, 12)
-    held = {team.sort.name: sorted(len(one.held) for one in team.members) for team in teams}
+    held = {team.assignor.name: sorted(len(one.held) for one in team.members) for team in teams}
     members.at_once(teams, members.Team.close)
     rows: list[list[Cell]] = [[name, *numbers] for name, numbers in held.items()]
     trial.table(
@@ -310,26 +310,26 @@ class Turn:
     moved_s: float | None
 
 
-@settles(
+@experiment(
     "group-4",
-    told="Adding or removing members, or partitions, triggers a rebalance",
-    ran="Under a steady publisher a member joins, one leaves, one is killed with -9, and partitions are added, in one group for "
+    statement="Adding or removing members, or partitions, triggers a rebalance",
+    method="Under a steady publisher a member joins, one leaves, one is killed with -9, and partitions are added, in one group for "
     "each way to rebalance, with one member that works 0.8 s on each batch; look at whose partitions change, what is read "
     "again, and for how long partitions stand still. Then restart a member with a group.instance.id.",
     advice="Use cooperative-sticky or the consumer protocol, so that only what moves stands still; give members a "
     "group.instance.id where restarts are short; commit often, for what a killed member had not committed comes again.",
     rules=("PIPELINE_GROUP_IN_USE",),
 )
-def group_4(trial: Trial) -> None:
-    sorts = members.known(trial, members.RANGE, members.COOPERATIVE, members.UNIFORM)
+def rebalance_triggers(trial: Trial) -> None:
+    assignors = members.supported(trial, members.RANGE, members.COOPERATIVE, members.UNIFORM)
     turns: dict[tuple[str, str], list[Turn]] = defaultdict(list)
     for number in trial.rounds(2, 6):
-        for (event, sort), seen in _round(trial, sorts, number).items():
-            turns[event, sort].append(seen)
+        for (event, assignor), seen in _round(trial, assignors, number).items():
+            turns[event, assignor].append(seen)
     events = list(dict.fromkeys(event for event, _ in turns))
     rows: list[list[Cell]] = []
-    for event, sort in turns:
-        found = turns[event, sort]
+    for event, assignor in turns:
+        found = turns[event, assignor]
         changed, again = (
             [float(getattr(turn, name)) for turn in found] for name in ("changed", "again")
         )
@@ -337,7 +337,7 @@ def group_4(trial: Trial) -> None:
         rows.append(
             [
                 event,
-                sort,
+                assignor,
                 spread(changed, digits=0),
                 spread(again, digits=0),
                 spread(stayed, " s"),
@@ -346,7 +346,7 @@ def group_4(trial: Trial) -> None:
         )
     sessions = (
         "; sessions of 2 s, and 3 s in the consumer protocol, where 45 s are the default"
-        if trial.ground.own
+        if trial.cluster.own
         else ""
     )
     trial.table(
@@ -370,18 +370,21 @@ def group_4(trial: Trial) -> None:
             "event",
             "seconds",
             {
-                sort.name: [
-                    (event, _median(_seconds(turns[event, sort.name], name))) for event in events
+                assignor.name: [
+                    (event, _median(_seconds(turns[event, assignor.name], name)))
+                    for event in events
                 ]
-                for sort in sorts
+                for assignor in assignors
             },
         )
     for event in events:
         quiet = [
-            sort.name for sort in sorts if not all(turn.changed for turn in turns[event, sort.name])
+            assignor.name
+            for assignor in assignors
+            if not all(turn.changed for turn in turns[event, assignor.name])
         ]
-        each = [f"{sort.name}: {_told(turns[event, sort.name])}" for sort in sorts]
-        trial.told(f"{event}: the group rebalances", not quiet, "; ".join(each))
+        each = [f"{assignor.name}: {_told(turns[event, assignor.name])}" for assignor in assignors]
+        trial.statement(f"{event}: the group rebalances", not quiet, "; ".join(each))
     _restart_static(trial)
 
 
@@ -398,15 +401,24 @@ def _seconds(turns: Sequence[Turn], name: str) -> list[float]:
     return [value for turn in turns if (value := getattr(turn, name)) is not None]
 
 
-def _round(trial: Trial, sorts: Sequence[members.Sort], number: int) -> dict[tuple[str, str], Turn]:
+def _round(
+    trial: Trial, assignors: Sequence[members.Assignor], number: int
+) -> dict[tuple[str, str], Turn]:
     """All events, one after another, for all groups at once."""
     before, after = 6, 8
-    case, topic = trial.case(f"round {number + 1}"), trial.topic(before)
+    scenario, topic = trial.scenario(f"round {number + 1}"), trial.topic(before)
     teams = [
         members.Team(
-            trial, case, topic, sort, SLOW_MS, commit=CommitMode.AUTO, batch=1_000, config=WATCHFUL
+            trial,
+            scenario,
+            topic,
+            assignor,
+            SLOW_MS,
+            commit=CommitMode.AUTO,
+            batch=1_000,
+            config=WATCHFUL,
         )
-        for sort in sorts
+        for assignor in assignors
     ]
     steady = Publishing(
         topic=topic,
@@ -417,38 +429,38 @@ def _round(trial: Trial, sorts: Sequence[members.Sort], number: int) -> dict[tup
         per_s=400,
         config={"sticky.partitioning.linger.ms": 0, "topic.metadata.refresh.interval.ms": 300},
     )
-    killing = trial.ground.own is not None
+    killing = trial.cluster.own is not None
     windows: dict[str, tuple[int, int]] = {}
 
     def watch(event: str, do: Callable[[], object], partitions: int = before) -> None:
         began = time.monotonic_ns()
         do()
         members.settle(trial, teams, partitions)
-        _catch_up(trial, case, teams)
+        _catch_up(trial, scenario, teams)
         windows[event] = began, time.monotonic_ns()
         trial.note(f"{event}: settled after {(windows[event][1] - began) / 1e9:.1f} s")
 
-    with case.beside(steady):
+    with scenario.background(steady):
         for team in teams:
             if killing:
                 team.add_killable()
             team.grow(3)
         members.settle(trial, teams, before)
-        _catch_up(trial, case, teams)
+        _catch_up(trial, scenario, teams)
         watch(NOTHING, lambda: time.sleep(QUIET_S))
         watch(JOINS, lambda: members.at_once(teams, lambda team: team.grow(4)))
         watch(LEAVES, lambda: members.at_once(teams, members.Team.leave))
         if killing:
             watch(DIES, lambda: members.at_once(teams, members.Team.kill))
-        watch(GROWS, lambda: topics.grow(trial.ground.cluster, topic, after), after)
+        watch(GROWS, lambda: topics.grow(trial.cluster.kafka, topic, after), after)
         members.at_once(teams, members.Team.close)
-    seen = case.history()
+    seen = scenario.history()
     found = {
-        (event, team.sort.name): turn(seen, team.group, team.slow, *span)
+        (event, team.assignor.name): turn(seen, team.group, team.slow, *span)
         for event, span in windows.items()
         for team in teams
     }
-    still = [found.pop((NOTHING, team.sort.name)) for team in teams]
+    still = [found.pop((NOTHING, team.assignor.name)) for team in teams]
     trial.control(
         "without an event nothing changes",
         not any(turn.changed for turn in still),
@@ -457,20 +469,20 @@ def _round(trial: Trial, sorts: Sequence[members.Sort], number: int) -> dict[tup
     return found
 
 
-def _catch_up(trial: Trial, case: Scenario, teams: Sequence[members.Team]) -> None:
+def _catch_up(trial: Trial, scenario: Scenario, teams: Sequence[members.Team]) -> None:
     """Until every group has read what was sent by now."""
-    sent = {one.record for one in history.of(case.history(), OperationKind.SEND)}
+    sent = {one.record for one in history.of(scenario.history(), OperationKind.SEND)}
 
     def caught_up() -> bool:
         read = defaultdict(set)
-        for one in history.of(case.history(), OperationKind.READ):
+        for one in history.of(scenario.history(), OperationKind.READ):
             read[one.group].add(one.record)
         return all(sent <= read[team.group] for team in teams)
 
     trial.wait(caught_up, "the groups to catch up")
 
 
-def turn(seen: Sequence[Operation], group: str, slow: str, began: int, ended: int) -> Turn:
+def turn(seen: Sequence[ClientOperation], group: str, slow: str, began: int, ended: int) -> Turn:
     """What happened to the group in this time."""
     mine = [one for one in seen if one.group == group and one.at_ns <= ended]
     changed = {
@@ -501,13 +513,13 @@ def turn(seen: Sequence[Operation], group: str, slow: str, began: int, ended: in
     )
 
 
-def _repeats(reads: Sequence[Operation]) -> int:
+def _repeats(reads: Sequence[ClientOperation]) -> int:
     return len(reads) - len({one.record for one in reads})
 
 
 def _restart_static(trial: Trial) -> None:
     """A member with an id of its own, which comes back within its session, gets its partitions back, and nobody else notices."""
-    case, topic, group = trial.case("group.instance.id"), trial.topic(6), trial.group()
+    scenario, topic, group = trial.scenario("group.instance.id"), trial.topic(6), trial.group()
     marks = []
 
     def plan(name: str) -> Consuming:
@@ -518,9 +530,9 @@ def _restart_static(trial: Trial) -> None:
         }
         return Consuming(topic=topic, group=group, member=name, config=config)
 
-    with case.beside(plan("stays")) as (stays, _):
+    with scenario.background(plan("stays")) as (stays, _):
         for _ in ("first", "again"):
-            with case.beside(plan("restarts")) as (restarts, _):
+            with scenario.background(plan("restarts")) as (restarts, _):
                 trial.wait(
                     lambda: len(stays.held) == len(restarts.held) == 3,
                     "both members to have three partitions each",
@@ -528,7 +540,7 @@ def _restart_static(trial: Trial) -> None:
                 marks.append(time.monotonic_ns())
     changes = [
         one
-        for one in case.history()
+        for one in scenario.history()
         if one.member == "stays"
         and one.kind in (OperationKind.ASSIGN, OperationKind.REVOKE)
         and marks[0] < one.at_ns <= marks[1]

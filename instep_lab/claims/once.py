@@ -15,58 +15,60 @@ from instep.kafka.admin import admin_extras
 from instep.local.proxy import NetworkFault
 from instep_lab import checkers, history
 from instep_lab.checkers import Anomalies
-from instep_lab.claim import settles
+from instep_lab.claim import experiment
 from instep_lab.claims import senders
 from instep_lab.clients.publishing import Publishing
 from instep_lab.history import OperationKind
 from instep_lab.trial import Scenario, Trial
 
 
-@settles(
+@experiment(
     "send-8",
-    told="An idempotent producer writes each record once: the broker knows producer id, partition and sequence",
-    ran="Send through a proxy that swallows the broker's answers until the broker has written what it never confirmed, then cuts "
+    statement="An idempotent producer writes each record once: the broker knows producer id, partition and sequence",
+    method="Send through a proxy that swallows the broker's answers until the broker has written what it never confirmed, then cuts "
     "the connection, several times; with idempotence and without. Count repeated records, ask the broker what it remembers.",
     advice="Leave enable.idempotence on, and switch it on with librdkafka: retries then cost nothing.",
     rules=("PUBLISHER_NOT_IDEMPOTENT", "RECORDS_NOT_IDEMPOTENT"),
     harmless=False,
 )
-def send_8(trial: Trial) -> None:
+def idempotent_producer(trial: Trial) -> None:
     partitions, cuts = 2, trial.scaled(3, 15)
     configs = {"idempotent": {}, "not idempotent": senders.plain()}
-    cases = {name: trial.case(name) for name in configs}
+    scenarios = {name: trial.scenario(name) for name in configs}
     topics = {name: trial.topic(partitions) for name in configs}
-    proxy = trial.ground.proxies[1]
+    proxy = trial.cluster.proxies[1]
     swallowed, unconfirmed = proxy.counts.swallowed_bytes, dict.fromkeys(configs, 0)
     with contextlib.ExitStack() as running:
         for name, config in configs.items():
             plan = Publishing(
                 topic=topics[name], count=senders.FOREVER, seed=trial.seed, per_s=500, config=config
             )
-            running.enter_context(cases[name].beside(plan, trial.ground.proxied))
+            running.enter_context(scenarios[name].background(plan, trial.cluster.proxied))
         for _ in range(cuts):
-            trial.wait_for_more(cases.values(), 50)
-            proxy.behave(NetworkFault(swallows_answers=True))
-            for name, case in cases.items():
+            trial.wait_for_more(scenarios.values(), 50)
+            proxy.inject(NetworkFault(swallows_answers=True))
+            for name, scenario in scenarios.items():
                 trial.wait(
-                    lambda name=name, case=case: (  # type: ignore[misc]
-                        _written(trial, topics[name], partitions) > case.acknowledged
+                    lambda name=name, scenario=scenario: (  # type: ignore[misc]
+                        _written(trial, topics[name], partitions) > scenario.acknowledged
                     ),
                     "unconfirmed records",
                 )
-                unconfirmed[name] += _written(trial, topics[name], partitions) - case.acknowledged
+                unconfirmed[name] += (
+                    _written(trial, topics[name], partitions) - scenario.acknowledged
+                )
             proxy.cut()
-            proxy.behave()
-        trial.wait_for_more(cases.values(), 50)
+            proxy.clear_fault()
+        trial.wait_for_more(scenarios.values(), 50)
     trial.note(
         f"{cuts} cuts, {proxy.counts.swallowed_bytes - swallowed} bytes of answers swallowed"
     )
     found, lost = {}, 0
-    for name, case in cases.items():
-        case.read_whole(topics[name], partitions)
-        found[name] = checkers.repeated(case.history(), by=OperationKind.READ)
-        lost += checkers.lost(case.history(), by=OperationKind.READ).count
-    with admin_extras.opened(trial.ground.cluster) as asked:
+    for name, scenario in scenarios.items():
+        scenario.read_topic(topics[name], partitions)
+        found[name] = checkers.repeated(scenario.history(), by=OperationKind.READ)
+        lost += checkers.lost(scenario.history(), by=OperationKind.READ).count
+    with admin_extras.opened(trial.cluster.kafka) as asked:
         remembered = {
             name: (asked.remembered(topic, range(partitions)) if asked else None)
             for name, topic in topics.items()
@@ -87,7 +89,7 @@ def send_8(trial: Trial) -> None:
                 one.producer,
                 one.epoch,
                 one.last_sequence,
-                _records_in(cases[name], one.partition),
+                _records_in(scenarios[name], one.partition),
             ]
             for name, some in remembered.items()
             for one in some or ()
@@ -103,17 +105,17 @@ def send_8(trial: Trial) -> None:
     trial.control(
         "without idempotence some are repeated", bool(without), f"{without.count} of {without.of:,}"
     )
-    trial.told(
+    trial.statement(
         "an idempotent producer writes each once",
         not with_,
         f"{with_.count} of {with_.of:,} repeated",
     )
     known, others = remembered["idempotent"], remembered["not idempotent"]
     if known is None or others is None:
-        trial.told("the broker knows it by id and sequence", None, "the broker does not tell")
+        trial.statement("the broker knows it by id and sequence", None, "the broker does not tell")
         return
-    records = {one.partition: _records_in(cases["idempotent"], one.partition) for one in known}
-    trial.told(
+    records = {one.partition: _records_in(scenarios["idempotent"], one.partition) for one in known}
+    trial.statement(
         "the broker knows it by id, and by a sequence in each partition that counts its records",
         len(known) == partitions
         and len({one.producer for one in known}) == 1
@@ -129,23 +131,25 @@ def send_8(trial: Trial) -> None:
 
 def _written(trial: Trial, topic: str, partitions: int) -> int:
     """How many records the log of a topic holds by now."""
-    found = offsets.spans(trial.ground.cluster, [(topic, number) for number in range(partitions)])
+    found = offsets.spans(trial.cluster.kafka, [(topic, number) for number in range(partitions)])
     return sum(span.offsets for span in found.values())
 
 
-def _records_in(case: Scenario, partition: int) -> int:
-    return sum(one.partition == partition for one in history.of(case.history(), OperationKind.READ))
+def _records_in(scenario: Scenario, partition: int) -> int:
+    return sum(
+        one.partition == partition for one in history.of(scenario.history(), OperationKind.READ)
+    )
 
 
-@settles(
+@experiment(
     "send-9",
-    told="A restarted idempotent producer gets a new id, so what it sends again is there twice",
-    ran="A process sends and is killed; a second one sends the same again: idempotent; with a transactional id, killed before "
+    statement="A restarted idempotent producer gets a new id, so what it sends again is there twice",
+    method="A process sends and is killed; a second one sends the same again: idempotent; with a transactional id, killed before "
     "its commit; and with a transactional id, killed after it. Count repeated records for readers of committed data and of all.",
     advice="Give a sender that may restart a transactional id, or every record an id of its own that the reader knows again.",
     rules=("PUBLISHER_NOT_IDEMPOTENT", "PIPELINE_WITHOUT_GUARD"),
 )
-def send_9(trial: Trial) -> None:
+def restarted_idempotent_producer(trial: Trial) -> None:
     count = trial.scaled(300, 2_000)
     plans: dict[str, tuple[dict[str, Any], int | None]] = {
         "idempotent": ({}, None),
@@ -156,7 +160,7 @@ def send_9(trial: Trial) -> None:
     ids: dict[str, list[set[int] | None]] = {}
     lost = 0
     for name, (config, transaction) in plans.items():
-        case, topic = trial.case(name), trial.topic(1)
+        scenario, topic = trial.scenario(name), trial.topic(1)
         plan = Publishing(
             topic=topic,
             count=count,
@@ -166,15 +170,17 @@ def send_9(trial: Trial) -> None:
             transaction=transaction,
         )
         # at a steady rate only the last few records are still with the client when it dies
-        case.run(msgspec.structs.replace(plan, dies_after=count, warm=True))
+        scenario.run(msgspec.structs.replace(plan, dies_after=count, warm=True))
         first = _producer_ids(trial, topic)
-        case.publish(msgspec.structs.replace(plan, transaction=transaction and count))
+        scenario.publish(msgspec.structs.replace(plan, transaction=transaction and count))
         ids[name] = [first, _producer_ids(trial, topic)]
         repeated[name] = {}
         for level in ("read_committed", "read_uncommitted"):
-            case.read_whole(topic, by=level, config={"isolation.level": level})
-            repeated[name][level] = checkers.repeated(case.history(), level, by=OperationKind.READ)
-        lost += checkers.lost(case.history(), "read_committed", by=OperationKind.READ).count
+            scenario.read_topic(topic, by=level, config={"isolation.level": level})
+            repeated[name][level] = checkers.repeated(
+                scenario.history(), level, by=OperationKind.READ
+            )
+        lost += checkers.lost(scenario.history(), "read_committed", by=OperationKind.READ).count
     trial.table(
         f"{count} records sent by a process that was killed, and again by the next",
         [
@@ -200,12 +206,12 @@ def send_9(trial: Trial) -> None:
     plain, left_open, done = (found["read_committed"] for found in repeated.values())
     before, after = ids["idempotent"]
     trial.control("nothing is missing", lost == 0, f"{lost} missing")
-    trial.told(
+    trial.statement(
         "the second process has another producer id",
         None if not before or not after else len(after) == 2 and before < after,
         f"first {_shown(before)}, then {_shown(after)}",
     )
-    trial.told(
+    trial.statement(
         "what it sends again is there twice", bool(plain), f"{plain.count} of {plain.of} repeated"
     )
     all_of_it = repeated["transaction left open"]["read_uncommitted"]
@@ -218,7 +224,7 @@ def send_9(trial: Trial) -> None:
 
 
 def _producer_ids(trial: Trial, topic: str) -> set[int] | None:
-    with admin_extras.opened(trial.ground.cluster) as asked:
+    with admin_extras.opened(trial.cluster.kafka) as asked:
         found = asked.remembered(topic, [0]) if asked else None
     return None if found is None else {one.producer for one in found}
 
@@ -262,10 +268,10 @@ WITHOUT = {
 }
 
 
-@settles(
+@experiment(
     "send-10",
-    told="Exactly-once is idempotence, acks=all, two replicas and two of them in sync",
-    ran="A producer for every combination sends at the same time: answers of the broker are swallowed and the connection cut; "
+    statement="Exactly-once is idempotence, acks=all, two replicas and two of them in sync",
+    method="A producer for every combination sends at the same time: answers of the broker are swallowed and the connection cut; "
     "the follower is stopped; the leader goes on alone, is killed, and its disk lost; both come back. Count lost and repeated "
     "records. Then each producer starts anew and sends its first records again.",
     advice="Take all four, with three replicas, and give records an id or the sender transactions: a restart repeats otherwise.",
@@ -278,17 +284,17 @@ WITHOUT = {
     brokers=3,
     harmless=False,
 )
-def send_10(trial: Trial) -> None:
+def exactly_once_recipe(trial: Trial) -> None:
     leader, follower, third = nodes = senders.nodes_from(trial.seed)
     ways = [(True, "all"), (False, "all"), (False, "1")]
     copies = [(1, 1), (2, 1), (2, 2), (3, 2)]
     recipes = [Recipe(*way, *copy) for way in ways for copy in copies]
-    cases = {one: trial.case(one.name) for one in recipes}
+    scenarios = {one: trial.scenario(one.name) for one in recipes}
     topics = {
         one: trial.topic(on=nodes[: one.replicas], min_insync_replicas=str(one.in_sync))
         for one in recipes
     }
-    proxy = trial.ground.proxies[leader]
+    proxy = trial.cluster.proxies[leader]
     stops: list[threading.Event] = []
     with contextlib.ExitStack() as running:
         for one in recipes:
@@ -300,21 +306,23 @@ def send_10(trial: Trial) -> None:
                 config={**one.config, **IMPATIENT},
                 flush_timeout_s=10,
             )
-            stops.append(running.enter_context(cases[one].beside(plan, trial.ground.proxied))[1])
+            stops.append(
+                running.enter_context(scenarios[one].background(plan, trial.cluster.proxied))[1]
+            )
         for stop in stops:
             running.callback(stop.set)
-        trial.wait_for_more(cases.values(), 30)
+        trial.wait_for_more(scenarios.values(), 30)
         # 1. what was written is not confirmed
-        proxy.behave(NetworkFault(swallows_answers=True))
+        proxy.inject(NetworkFault(swallows_answers=True))
         trial.wait(
             lambda: all(
-                _written(trial, topics[one], 1) > cases[one].acknowledged for one in recipes
+                _written(trial, topics[one], 1) > scenarios[one].acknowledged for one in recipes
             ),
             "unconfirmed records",
         )
         proxy.cut()
-        proxy.behave()
-        trial.wait_for_more(cases.values(), 20)
+        proxy.clear_fault()
+        trial.wait_for_more(scenarios.values(), 20)
         # 2. the leader is alone in the in-sync set of two, goes on, and is lost with its disk
         trial.stop(follower)
         pairs = [one for one in recipes if one.replicas == 2]
@@ -323,9 +331,9 @@ def send_10(trial: Trial) -> None:
             "the follower to be out of sync",
         )
         alone = [one for one in recipes if one.acks == "1" or (one.replicas, one.in_sync) == (2, 1)]
-        trial.wait_for_more([cases[one] for one in alone], 10)
+        trial.wait_for_more([scenarios[one] for one in alone], 10)
         trial.freeze(third)
-        trial.wait_for_more([cases[one] for one in alone], 30)
+        trial.wait_for_more([scenarios[one] for one in alone], 30)
         trial.kill(leader)
         trial.wipe(leader)
         trial.thaw(third)
@@ -334,20 +342,20 @@ def send_10(trial: Trial) -> None:
         trial.restart(leader)
         forced = _lead_again(trial, topics.values())
         trial.wait_for_more(
-            [cases[one] for one in recipes if one.replicas > 1 and one.in_sync > 1], 20
+            [scenarios[one] for one in recipes if one.replicas > 1 and one.in_sync > 1], 20
         )
     found = trial.together(
         {
-            one.name: functools.partial(_send_again, trial, one, cases[one], topics[one])
+            one.name: functools.partial(_send_again, trial, one, scenarios[one], topics[one])
             for one in recipes
         }
     )
     _show_recipes(trial, {one: found[one.name] for one in recipes}, forced)
 
 
-def _send_again(trial: Trial, recipe: Recipe, case: Scenario, topic: str) -> Kept:
+def _send_again(trial: Trial, recipe: Recipe, scenario: Scenario, topic: str) -> Kept:
     """3. A new producer, which does not know how far the first one came."""
-    case.read_whole(topic)
+    scenario.read_topic(topic)
     again = Publishing(
         topic=topic,
         count=trial.scaled(50, 500),
@@ -355,9 +363,9 @@ def _send_again(trial: Trial, recipe: Recipe, case: Scenario, topic: str) -> Kep
         config=recipe.config,
         flush_timeout_s=10,
     )
-    case.publish(again)
-    case.read_whole(topic, by="later")
-    seen = case.history()
+    scenario.publish(again)
+    scenario.read_topic(topic, by="later")
+    seen = scenario.history()
     return Kept(
         checkers.lost(seen, "reader", by=OperationKind.READ),
         checkers.repeated(seen, "reader", by=OperationKind.READ),
@@ -367,9 +375,9 @@ def _send_again(trial: Trial, recipe: Recipe, case: Scenario, topic: str) -> Kep
 
 def _lead_again(trial: Trial, topics: Iterable[str]) -> int:
     """Have every topic led again, by force where Kafka does not trust what is left; how many needed that."""
-    known = layout.read(trial.ground.cluster).topics
+    known = layout.read(trial.cluster.kafka).topics
     leaderless = [topic for topic in topics if known[topic].partitions[0].leader is None]
-    with admin_extras.opened(trial.ground.cluster) as asked:
+    with admin_extras.opened(trial.cluster.kafka) as asked:
         for topic in leaderless:
             if asked:
                 asked.elect_unclean(topic, 0)
@@ -418,7 +426,7 @@ def _show_recipes(trial: Trial, found: Mapping[Recipe, Kept], forced: int) -> No
         counted = kept.repeated if "repeated" in statement else kept.lost
         trial.control(statement, bool(counted), f"{counted.count} of {counted.of:,}")
     kept = found[RECIPE]
-    trial.told(
+    trial.statement(
         "with all four each acknowledged record is there once, while the producer lives",
         not kept.lost and not kept.repeated,
         f"{kept.lost.count} lost, {kept.repeated.count} repeated of {kept.lost.of:,}",

@@ -15,11 +15,11 @@ from instep.kafka import topics
 from instep.local.proxy import NetworkFault
 from instep.report.tables import Cell
 from instep_lab import checkers
-from instep_lab.claim import Tier, settles
+from instep_lab.claim import Tier, experiment
 from instep_lab.claims import senders
 from instep_lab.clients.consuming import CommitMode, Consuming, Pool
 from instep_lab.clients.publishing import Publishing, refusal
-from instep_lab.history import Operation, OperationKind
+from instep_lab.history import ClientOperation, OperationKind
 from instep_lab.trial import Scenario, Trial
 
 PARTITIONS = (1, 3, 12)
@@ -27,11 +27,11 @@ KEYS = 20
 
 
 def _send_and_read(
-    trial: Trial, case: Scenario, partitions: int, count: int, *, keyed: bool, groups: int = 1
+    trial: Trial, scenario: Scenario, partitions: int, count: int, *, keyed: bool, groups: int = 1
 ) -> list[str]:
     """Send the workload, then read it back by each group; the groups."""
     topic = trial.topic(partitions)
-    case.publish(
+    scenario.publish(
         Publishing(
             topic=topic,
             count=count,
@@ -43,11 +43,11 @@ def _send_and_read(
     )
     names = [trial.group() for _ in range(groups)]
     for group in names:
-        case.consume(Consuming(topic=topic, group=group, to_end=True, commit=CommitMode.NEVER))
-        seen = case.history()
+        scenario.consume(Consuming(topic=topic, group=group, to_end=True, commit=CommitMode.NEVER))
+        seen = scenario.history()
         read = checkers.repeated(seen, group, by=OperationKind.READ)
         trial.control(
-            f"{case.name}: everything was read once, and nothing else",
+            f"{scenario.name}: everything was read once, and nothing else",
             read.of == count
             and not read
             and not checkers.unsent(seen, group)
@@ -58,15 +58,18 @@ def _send_and_read(
 
 
 def _over_partitions(
-    trial: Trial, count: int, check: Callable[[Sequence[Operation]], checkers.Anomalies], title: str
+    trial: Trial,
+    count: int,
+    check: Callable[[Sequence[ClientOperation]], checkers.Anomalies],
+    title: str,
 ) -> dict[str, list[tuple[int, int]]]:
     """What the checker finds with and without keys, by the number of partitions; plotted."""
     found: dict[str, list[tuple[int, int]]] = {"with keys": [], "without keys": []}
     for partitions in PARTITIONS:
         for name, counts in found.items():
-            case = trial.case(f"{counted(partitions, 'partition')}, {name}")
-            _send_and_read(trial, case, partitions, count, keyed=name == "with keys")
-            counts.append((partitions, check(case.history()).count))
+            scenario = trial.scenario(f"{counted(partitions, 'partition')}, {name}")
+            _send_and_read(trial, scenario, partitions, count, keyed=name == "with keys")
+            counts.append((partitions, check(scenario.history()).count))
     series = {
         name: [(str(number), float(amount)) for number, amount in counts]
         for name, counts in found.items()
@@ -75,15 +78,15 @@ def _over_partitions(
     return found
 
 
-@settles(
+@experiment(
     "order-1",
-    told="Records of a topic with several partitions do not come back in the order in which they were sent",
-    ran="Send records with and without keys to 1, 3 and 12 partitions, one after another; read all of it with one consumer; "
+    statement="Records of a topic with several partitions do not come back in the order in which they were sent",
+    method="Send records with and without keys to 1, 3 and 12 partitions, one after another; read all of it with one consumer; "
     "count the records that came after one that was sent later.",
     advice="Count on order within a partition only; what must stay in order gets one key.",
     rules=("RECORDS_WITHOUT_KEY",),
 )
-def order_1(trial: Trial) -> None:
+def topic_order_across_partitions(trial: Trial) -> None:
     count = trial.scaled(3_000, 30_000)
     late = _over_partitions(
         trial, count, checkers.unsorted, "Records out of the order of the whole topic"
@@ -103,41 +106,41 @@ def order_1(trial: Trial) -> None:
         not any(alone),
         f"{sum(alone)} of {2 * count:,} late",
     )
-    trial.told(
+    trial.statement(
         "with several partitions some come late",
         any(spread),
         f"{min(spread):,} to {max(spread):,} of {count:,} late",
     )
 
 
-@settles(
+@experiment(
     "order-2",
-    told="With one partition the order holds, whatever the number of groups",
-    ran="Send records to one partition; read it by one group and by three; count late records in each.",
+    statement="With one partition the order holds, whatever the number of groups",
+    method="Send records to one partition; read it by one group and by three; count late records in each.",
     advice="One partition keeps the whole order and takes one reader per group: enough for a few thousand records a second.",
     rules=("RECORDS_WITHOUT_KEY",),
 )
-def order_2(trial: Trial) -> None:
+def topic_order_with_one_partition(trial: Trial) -> None:
     count = trial.scaled(3_000, 30_000)
     for groups in (1, 3):
-        case = trial.case(f"{groups} groups")
-        names = _send_and_read(trial, case, 1, count, keyed=True, groups=groups)
-        seen = case.history()
+        scenario = trial.scenario(f"{groups} groups")
+        names = _send_and_read(trial, scenario, 1, count, keyed=True, groups=groups)
+        seen = scenario.history()
         late = sum(checkers.unsorted(seen, group).count for group in names)
-        trial.told(
+        trial.statement(
             f"{counted(groups, 'group')} in order", late == 0, f"{late} of {groups * count:,} late"
         )
 
 
-@settles(
+@experiment(
     "order-3",
-    told="Records with one key stay in order over many partitions",
-    ran="Send records of 20 keys to 1, 3 and 12 partitions, read all with one consumer, count inversions within a key. The same "
+    statement="Records with one key stay in order over many partitions",
+    method="Send records of 20 keys to 1, 3 and 12 partitions, read all with one consumer, count inversions within a key. The same "
     "without giving Kafka the key must invert some.",
     advice="Send the document's id as the key; everything about one document then stays in order.",
     rules=("RECORDS_WITHOUT_KEY", "PUBLISHER_PARTITIONER"),
 )
-def order_3(trial: Trial) -> None:
+def key_order_across_partitions(trial: Trial) -> None:
     count = trial.scaled(3_000, 30_000)
     check = partial(checkers.inverted, by=OperationKind.READ)
     inverted = _over_partitions(
@@ -147,25 +150,25 @@ def order_3(trial: Trial) -> None:
     trial.control("without keys some are inverted", without > 0, f"{without:,} of {2 * count:,}")
     for partitions, late in inverted["with keys"]:
         over = counted(partitions, "partition")
-        trial.told(f"order of a key over {over}", late == 0, f"{late} of {count:,} inverted")
+        trial.statement(f"order of a key over {over}", late == 0, f"{late} of {count:,} inverted")
 
 
-@settles(
+@experiment(
     "order-4",
-    told="A thread pool that works on one partition's records breaks the order, unless it is fed by key",
-    ran="Read one partition and hand its records to 8 threads: any thread takes the next one, or each key has its thread. The "
+    statement="A thread pool that works on one partition's records breaks the order, unless it is fed by key",
+    method="Read one partition and hand its records to 8 threads: any thread takes the next one, or each key has its thread. The "
     "work takes a random time. Count the records that were worked after a later one of the same key.",
     advice="Route work by key (key modulo threads), or have more partitions; a plain pool undoes the order that Kafka kept.",
     rules=("PIPELINE_WITHOUT_GUARD",),
 )
-def order_4(trial: Trial) -> None:
+def key_order_in_thread_pools(trial: Trial) -> None:
     count = trial.scaled(600, 3_000)
     inverted: dict[Pool, int] = {}
     for pool in Pool:
         topic = trial.topic(1)
-        case = trial.case(f"pool {pool}")
-        case.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed))
-        case.consume(
+        scenario = trial.scenario(f"pool {pool}")
+        scenario.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed))
+        scenario.consume(
             Consuming(
                 topic=topic,
                 group=trial.group(),
@@ -177,7 +180,7 @@ def order_4(trial: Trial) -> None:
                 seed=trial.seed,
             )
         )
-        seen = case.history()
+        seen = scenario.history()
         lost = checkers.lost(seen)
         trial.control(
             f"pool {pool}: everything was worked", not lost, f"{lost.count} of {lost.of:,} missing"
@@ -194,12 +197,12 @@ def order_4(trial: Trial) -> None:
         inverted[Pool.NONE] == 0,
         f"{inverted[Pool.NONE]} of {count:,} inverted",
     )
-    trial.told(
+    trial.statement(
         "a pool by record breaks it",
         inverted[Pool.BY_RECORD] > 0,
         f"{inverted[Pool.BY_RECORD]:,} of {count:,} inverted",
     )
-    trial.told(
+    trial.statement(
         "a pool by key keeps it",
         inverted[Pool.BY_KEY] == 0,
         f"{inverted[Pool.BY_KEY]} of {count:,} inverted",
@@ -217,17 +220,17 @@ SENDERS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@settles(
+@experiment(
     "order-5",
-    told="Retries with several requests in flight reorder records; an idempotent producer, with at most 5, keeps the order",
-    ran="Five producers send through a slow line: 1, 5 and many requests in flight, idempotent and not. The line garbles some "
+    statement="Retries with several requests in flight reorder records; an idempotent producer, with at most 5, keeps the order",
+    method="Five producers send through a slow line: 1, 5 and many requests in flight, idempotent and not. The line garbles some "
     "requests, which the broker refuses and the client sends again; then it is cut, and the broker is frozen for a moment. Count "
     "records that come after a later one of their key, and repeats.",
     advice="Switch idempotence on: it costs nothing. With librdkafka one request in flight does not replace it.",
     rules=("PUBLISHER_OVERTAKES", "PUBLISHER_NOT_IDEMPOTENT"),
     harmless=False,
 )
-def order_5(trial: Trial) -> None:
+def order_under_retries(trial: Trial) -> None:
     found: dict[str, Disorder] = dict.fromkeys(SENDERS, Disorder())
     garbled = cuts = 0
     plain = [name for name, config in SENDERS.items() if not config.get("enable.idempotence", True)]
@@ -235,13 +238,13 @@ def order_5(trial: Trial) -> None:
     for number in range(trial.scaled(3, 10)):
         if trial.tier is Tier.QUICK and number and all(found[name].inverted for name in plain):
             break
-        cases = {name: trial.case(f"{name}, round {number + 1}") for name in SENDERS}
+        scenarios = {name: trial.scenario(f"{name}, round {number + 1}") for name in SENDERS}
         topics_ = {name: trial.topic(1) for name in SENDERS}
-        garbled_now, cuts_now = _disturb(trial, cases, topics_)
+        garbled_now, cuts_now = _disturb(trial, scenarios, topics_)
         garbled, cuts = garbled + garbled_now, cuts + cuts_now
-        for name, case in cases.items():
-            case.read_whole(topics_[name])
-            found[name] = found[name].plus(case.history())
+        for name, scenario in scenarios.items():
+            scenario.read_topic(topics_[name])
+            found[name] = found[name].plus(scenario.history())
     for y, counts in {
         "inverted": [(name, float(one.inverted)) for name, one in found.items()],
         "repeated": [(name, float(one.repeated)) for name, one in found.items()],
@@ -269,9 +272,9 @@ def order_5(trial: Trial) -> None:
     lost = sum(one.lost for one in found.values())
     trial.control("nothing acknowledged is missing", lost == 0, f"{lost} missing")
     for name in several:
-        trial.told(f"{name}: some are inverted", found[name].inverted > 0, found[name].shown)
+        trial.statement(f"{name}: some are inverted", found[name].inverted > 0, found[name].shown)
     for name in [name for name in SENDERS if name not in plain]:
-        trial.told(f"{name}: none is", found[name].inverted == 0, found[name].shown)
+        trial.statement(f"{name}: none is", found[name].inverted == 0, found[name].shown)
     one = found["1 in flight"]
     trial.limit(
         "without idempotence this client inverts some with 1 in flight too",
@@ -279,7 +282,7 @@ def order_5(trial: Trial) -> None:
         one.shown,
     )
     refused = refusal({"enable.idempotence": True, IN_FLIGHT: 6})
-    trial.told(
+    trial.statement(
         "idempotence with 6 in flight is refused by the client",
         refused is not None,
         refused or "it was accepted",
@@ -300,7 +303,7 @@ class Disorder:
     def shown(self) -> str:
         return f"{self.inverted:,} of {self.records:,} inverted, {self.repeated:,} repeated"
 
-    def plus(self, seen: Sequence[Operation]) -> Disorder:
+    def plus(self, seen: Sequence[ClientOperation]) -> Disorder:
         inverted = checkers.inverted(seen, by=OperationKind.READ)
         return Disorder(
             self.records + inverted.of,
@@ -312,13 +315,13 @@ class Disorder:
 
 
 def _disturb(
-    trial: Trial, cases: Mapping[str, Scenario], topics_: Mapping[str, str]
+    trial: Trial, scenarios: Mapping[str, Scenario], topics_: Mapping[str, str]
 ) -> tuple[int, int]:
     """Send by each producer while the line and the broker misbehave; garbled requests, and connections that were cut."""
-    proxy = trial.ground.proxies[1]
+    proxy = trial.cluster.proxies[1]
     before = dataclasses.replace(proxy.counts)
     with contextlib.ExitStack() as running:
-        for name, case in cases.items():
+        for name, scenario in scenarios.items():
             plan = Publishing(
                 topic=topics_[name],
                 count=senders.FOREVER,
@@ -327,21 +330,21 @@ def _disturb(
                 per_s=300,
                 config={"linger.ms": 0, "batch.num.messages": 10, **SENDERS[name]},
             )
-            running.enter_context(case.beside(plan, trial.ground.proxied))
-        trial.wait_for_more(cases.values(), 50)
-        proxy.behave(NetworkFault(delay_s=0.01, garbles_every=7))
+            running.enter_context(scenario.background(plan, trial.cluster.proxied))
+        trial.wait_for_more(scenarios.values(), 50)
+        proxy.inject(NetworkFault(delay_s=0.01, garbles_every=7))
         trial.wait(
             lambda: proxy.counts.garbled_chunks - before.garbled_chunks >= 40, "40 garbled requests"
         )
-        proxy.behave(NetworkFault(delay_s=0.01))
+        proxy.inject(NetworkFault(delay_s=0.01))
         for _ in range(2):
             proxy.cut()
-            trial.wait_for_more(cases.values(), 20)
+            trial.wait_for_more(scenarios.values(), 20)
         trial.freeze(1)
         time.sleep(PAUSE_S)
         trial.thaw(1)
-        proxy.behave()
-        trial.wait_for_more(cases.values(), 50)
+        proxy.clear_fault()
+        trial.wait_for_more(scenarios.values(), 50)
     garbled, cut = (
         proxy.counts.garbled_chunks - before.garbled_chunks,
         proxy.counts.cut_connections - before.cut_connections,
@@ -350,31 +353,34 @@ def _disturb(
     return garbled, cut
 
 
-@settles(
+@experiment(
     "order-6",
-    told="Raising the number of partitions keeps the order within a key",
-    ran="Send to 2 partitions, raise them to 4, send more of the same keys; a reader that lags then reads all of it, the last "
+    statement="Raising the number of partitions keeps the order within a key",
+    method="Send to 2 partitions, raise them to 4, send more of the same keys; a reader that lags then reads all of it, the last "
     "partitions first. Count the keys that moved, and the inversions within a key.",
     advice="Choose enough partitions at the start; to grow, let every reader catch up first, or compare versions in a guard.",
     rules=("PIPELINE_WITHOUT_GUARD",),
 )
-def order_6(trial: Trial) -> None:
+def key_order_when_partitions_are_added(trial: Trial) -> None:
     count = trial.scaled(2_000, 20_000)
     inverted: dict[str, int] = {}
     for grows in (False, True):
         name = "raised to 4" if grows else "left at 2"
-        case = trial.case(name)
+        scenario = trial.scenario(name)
         topic = trial.topic(2)
-        case.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed))
+        scenario.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed))
         if grows:
-            topics.grow(trial.ground.cluster, topic, 4)
+            topics.grow(trial.cluster.kafka, topic, 4)
             trial.note("raised to 4 partitions")
         # a new client: one that runs on learns of new partitions within its metadata's age, five minutes by default
-        case.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed, first=count))
-        # A reader may get partitions in any order. The last ones first: whether a key moved then shows for certain.
+        scenario.publish(
+            Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed, first=count)
+        )
+        # A reader may get partitions in any order. The last ones first: whether a key moved then
+        # shows for certain.
         group = trial.group()
         for partitions in ([2, 3], [0, 1]) if grows else ([1], [0]):
-            case.consume(
+            scenario.consume(
                 Consuming(
                     topic=topic,
                     group=group,
@@ -385,7 +391,7 @@ def order_6(trial: Trial) -> None:
                     batch=50,
                 )
             )
-        seen = case.history()
+        seen = scenario.history()
         inverted[name] = checkers.inverted(seen, by=OperationKind.READ).count
         places: dict[str | None, set[int | None]] = {}
         for one in seen:
@@ -406,7 +412,7 @@ def order_6(trial: Trial) -> None:
         inverted["left at 2"] == 0,
         f"{inverted['left at 2']} inverted",
     )
-    trial.told(
+    trial.statement(
         "order of a key over a raised number",
         inverted["raised to 4"] == 0,
         f"{inverted['raised to 4']:,} of {2 * count:,} inverted",

@@ -8,8 +8,8 @@ import msgspec
 
 from instep import errors
 from instep.report.tables import Cell, PlotKind
-from instep_lab.claim import settles
-from instep_lab.history import Operation
+from instep_lab.claim import experiment
+from instep_lab.history import ClientOperation
 from instep_lab.queues import measuring
 from instep_lab.queues.measuring import Loss, Rate, Speed
 from instep_lab.queues.system import System
@@ -46,28 +46,28 @@ class QueueMeasurements(msgspec.Struct, frozen=True):
         }
 
 
-@settles(
+@experiment(
     "queue-1",
-    told="Redis enqueues small messages faster than RabbitMQ, and is unbearably slow past 10 KB",
-    ran="Enqueue and dequeue the same messages of 100 B to 1 MB with Kafka, Redis, RabbitMQ, ZeroMQ and ActiveMQ, durable "
+    statement="Redis enqueues small messages faster than RabbitMQ, and is unbearably slow past 10 KB",
+    method="Enqueue and dequeue the same messages of 100 B to 1 MB with Kafka, Redis, RabbitMQ, ZeroMQ and ActiveMQ, durable "
     "(answered when it is kept) and not, in turn. Compare Redis lists with RabbitMQ's classic queues: faster is a higher median, "
     f"unbearably slow less than half of RabbitMQ's. {PYTHON}",
     advice=f"Size is no reason against Redis; whether its answer means that a message is kept, is one. {NOT_THE_SPEED}",
     harmless=False,
 )
-def queue_1(trial: Trial) -> None:
+def redis_enqueue_rate(trial: Trial) -> None:
     measured = _measure(trial)
     _show(trial, measured, "Enqueue", lambda cell: cell.enqueue)
     for durable, mode in MODES.items():
         ratios = _ratios(measured, lambda cell: cell.enqueue, durable)
         holds = None if ratios is None else all(ratios[size] > 1 for size in SMALL)
-        trial.told(
+        trial.statement(
             f"{mode}, Redis enqueues messages of up to 1 kB faster",
             holds,
             _compared(measured, ratios, SMALL),
         )
         holds = None if ratios is None else all(ratios[size] < UNBEARABLE for size in LARGE)
-        trial.told(
+        trial.statement(
             f"{mode}, Redis is unbearably slow past 10 kB",
             holds,
             _compared(measured, ratios, LARGE),
@@ -75,21 +75,21 @@ def queue_1(trial: Trial) -> None:
     _control(trial, measured)
 
 
-@settles(
+@experiment(
     "queue-2",
-    told="Redis dequeues much faster than RabbitMQ at any size",
-    ran="The same measurement as for queue-1; much faster is at least twice the median of RabbitMQ's classic queues, durable and "
+    statement="Redis dequeues much faster than RabbitMQ at any size",
+    method="The same measurement as for queue-1; much faster is at least twice the median of RabbitMQ's classic queues, durable and "
     f"not. {PYTHON}",
     advice=f"Do not choose a queue by its reading speed: both outrun most programs that work on what they read. {NOT_THE_SPEED}",
     harmless=False,
 )
-def queue_2(trial: Trial) -> None:
+def redis_dequeue_rate(trial: Trial) -> None:
     measured = _measure(trial)
     _show(trial, measured, "Dequeue", lambda cell: cell.dequeue)
     for durable, mode in MODES.items():
         ratios = _ratios(measured, lambda cell: cell.dequeue, durable)
         holds = None if ratios is None else all(ratio >= MUCH for ratio in ratios.values())
-        trial.told(
+        trial.statement(
             f"{mode}, Redis dequeues much faster at every size",
             holds,
             _compared(measured, ratios, measuring.COUNTS),
@@ -97,17 +97,17 @@ def queue_2(trial: Trial) -> None:
     _control(trial, measured)
 
 
-@settles(
+@experiment(
     "queue-3",
-    told="ZeroMQ is the fastest and keeps nothing: what was queued is lost when a process dies",
-    ran="The same measurement as for queue-1: the time to enqueue and dequeue. Then enqueue to each system, kill -9 what holds "
+    statement="ZeroMQ is the fastest and keeps nothing: what was queued is lost when a process dies",
+    method="The same measurement as for queue-1: the time to enqueue and dequeue. Then enqueue to each system, kill -9 what holds "
     "the messages (the server, or the process that sends by ZeroMQ), start it again and count what can still be read. A killed "
     f"process is no power cut: what the operating system had taken is kept. {PYTHON}",
     advice="Use ZeroMQ between processes that may lose what is under way; where a message must survive, use a durable queue and "
     "wait for its answer (Kafka: acks=all).",
     harmless=False,
 )
-def queue_3(trial: Trial) -> None:
+def zeromq_rate_and_loss(trial: Trial) -> None:
     measured = _measure(trial)
     _show(trial, measured, "Enqueue and dequeue", lambda cell: cell.through)
     cells = measured.cells
@@ -118,7 +118,7 @@ def queue_3(trial: Trial) -> None:
     found = {(one.system, one.durable, one.killed): one for one in losses}
     dead, alive = (found.get((ZERO, False, killed)) for killed in (True, False))
     lost = None if dead is None else dead.lost.count == dead.sent
-    trial.told(
+    trial.statement(
         "what ZeroMQ had queued is lost with the sending process", lost, _kept(measured, dead)
     )
     trial.control(
@@ -146,7 +146,7 @@ def _measure(trial: Trial) -> QueueMeasurements:
     file = trial.run / MEASURED_FILE
     if file.exists():
         return msgspec.json.decode(file.read_bytes(), type=QueueMeasurements)
-    with Servers(trial.ground.node(1)) as servers:
+    with Servers(trial.cluster.node(1)) as servers:
         systems, missing = _present(servers)
         trial.note(f"measuring {len(systems)} ways of use; missing: {', '.join(missing) or 'none'}")
         speeds = measuring.compare(
@@ -179,19 +179,21 @@ def _present(servers: Servers) -> tuple[list[System], dict[str, str]]:
 def _losses(trial: Trial) -> list[Loss]:
     """Each way of use, killed and, as the control, not."""
     found: list[Loss] = []
-    with Servers(trial.ground.node(1)) as servers:
+    with Servers(trial.cluster.node(1)) as servers:
         systems = _present(servers)[0]
         for killed in (True, False):
             end = "killed" if killed else "left alive"
-            cases = {
-                id(system): trial.case(f"{system.name}, {MODES[system.durable]}, {end}")
+            scenarios = {
+                id(system): trial.scenario(f"{system.name}, {MODES[system.durable]}, {end}")
                 for system in systems
             }
 
             def note(
-                system: System, operation: Operation, cases: Mapping[int, Scenario] = cases
+                system: System,
+                operation: ClientOperation,
+                scenarios: Mapping[int, Scenario] = scenarios,
             ) -> None:
-                cases[id(system)].note(operation)
+                scenarios[id(system)].note(operation)
 
             found += measuring.losses(
                 systems, 1_000, trial.scaled(500, 5_000), killed=killed, note=note
@@ -218,7 +220,7 @@ def _ratios(measured: QueueMeasurements, way: Way, durable: bool) -> dict[int, f
 def _judge_fastest(trial: Trial, measured: QueueMeasurements, cells: Cells, size: int) -> None:
     statement = f"ZeroMQ is the fastest at {_size(size)}"
     if measured.missing:
-        trial.told(statement, None, _lacking(measured))
+        trial.statement(statement, None, _lacking(measured))
         return
     own = cells[ZERO, False, size].through.median
     others = [cell for (name, _, bytes_), cell in cells.items() if name != ZERO and bytes_ == size]
@@ -226,7 +228,7 @@ def _judge_fastest(trial: Trial, measured: QueueMeasurements, cells: Cells, size
     evidence = (
         f"{own / best.through.median:.1f} times the next, {best.system}, {MODES[best.durable]}"
     )
-    trial.told(statement, own > best.through.median, evidence)
+    trial.statement(statement, own > best.through.median, evidence)
 
 
 def _show(trial: Trial, measured: QueueMeasurements, title: str, way: Way) -> None:

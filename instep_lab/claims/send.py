@@ -11,17 +11,17 @@ from instep.kafka.admin import admin_extras
 from instep.report.tables import PlotKind
 from instep_lab import checkers, history
 from instep_lab.checkers import Anomalies
-from instep_lab.claim import settles
+from instep_lab.claim import experiment
 from instep_lab.claims import senders
 from instep_lab.clients import defaults
 from instep_lab.clients.publishing import DeliveryMode, Publishing, Spelling
-from instep_lab.history import Operation, OperationKind, OperationStatus
+from instep_lab.history import ClientOperation, OperationKind, OperationStatus
 from instep_lab.trial import Scenario, Trial, spread
 
 ACKS = ("0", "1", "all")
 
 
-def _unread(operations: Sequence[Operation], group: str = "reader") -> Anomalies:
+def _unread(operations: Sequence[ClientOperation], group: str = "reader") -> Anomalies:
     """Records that were given to the client, whatever it said of them, and are not in the log."""
     tried = {one.record for one in history.of(operations, OperationKind.SEND, None)}
     read = {one.record for one in history.of(operations, OperationKind.READ, group=group)}
@@ -29,25 +29,25 @@ def _unread(operations: Sequence[Operation], group: str = "reader") -> Anomalies
     return Anomalies("unread", len(missing), len(tried), tuple(missing[: checkers.EXAMPLES_MAX]))
 
 
-@settles(
+@experiment(
     "send-1",
-    told="When the leader dies, acks=0 loses records, acks=1 loses those that no follower has yet, acks=all loses none",
-    ran="Send with each acks level to partitions led by one broker. Freeze both followers for a moment, go on sending, kill -9 "
+    statement="When the leader dies, acks=0 loses records, acks=1 loses those that no follower has yet, acks=all loses none",
+    method="Send with each acks level to partitions led by one broker. Freeze both followers for a moment, go on sending, kill -9 "
     "the leader, let the followers go on; count the records that were reported as sent and are not in the log.",
     advice="Use acks=all for everything that must arrive; acks=1 loses what the dead leader had not passed on.",
     rules=("PUBLISHER_ACKS", "TOPIC_MIN_IN_SYNC_ONE"),
     brokers=3,
     harmless=False,
 )
-def send_1(trial: Trial) -> None:
+def acks_under_leader_failure(trial: Trial) -> None:
     found: dict[str, list[Anomalies]] = {acks: [] for acks in ACKS}
     unreplicated: list[int] = []
     for number in trial.rounds(1, 5):
         leader, *followers = senders.nodes_from(trial.seed + number)
-        cases = {acks: trial.case(f"acks={acks}, round {number + 1}") for acks in ACKS}
+        scenarios = {acks: trial.scenario(f"acks={acks}, round {number + 1}") for acks in ACKS}
         topics = {acks: trial.topic(on=(leader, *followers)) for acks in ACKS}
         with contextlib.ExitStack() as running:
-            for acks, case in cases.items():
+            for acks, scenario in scenarios.items():
                 plan = Publishing(
                     topic=topics[acks],
                     count=senders.FOREVER,
@@ -55,13 +55,13 @@ def send_1(trial: Trial) -> None:
                     per_s=500,
                     config=senders.plain(acks),
                 )
-                running.enter_context(case.beside(plan))
-            trial.wait_for_more(cases.values(), 200)
+                running.enter_context(scenario.background(plan))
+            trial.wait_for_more(scenarios.values(), 200)
             for node in followers:
                 trial.freeze(node)
-            before = cases["1"].acknowledged
-            trial.wait_for_more((cases["0"], cases["1"]), 200)
-            unreplicated.append(cases["1"].acknowledged - before)
+            before = scenarios["1"].acknowledged
+            trial.wait_for_more((scenarios["0"], scenarios["1"]), 200)
+            unreplicated.append(scenarios["1"].acknowledged - before)
             trial.kill(leader)
             for node in followers:
                 trial.thaw(node)
@@ -71,11 +71,11 @@ def send_1(trial: Trial) -> None:
                 ),
                 "a follower to lead",
             )
-            trial.wait_for_more(cases.values(), 200)
-        for acks, case in cases.items():
-            case.read_whole(topics[acks])
-            found[acks].append(checkers.lost(case.history(), by=OperationKind.READ))
-        trial.ground.mend()
+            trial.wait_for_more(scenarios.values(), 200)
+        for acks, scenario in scenarios.items():
+            scenario.read_topic(topics[acks])
+            found[acks].append(checkers.lost(scenario.history(), by=OperationKind.READ))
+        trial.cluster.recover()
     lost = {acks: sum(one.count for one in some) for acks, some in found.items()}
     of = {acks: sum(one.of for one in some) for acks, some in found.items()}
     trial.plot(
@@ -98,33 +98,35 @@ def send_1(trial: Trial) -> None:
         f"{sum(unreplicated):,} with acks=1",
     )
     for acks in ("0", "1"):
-        trial.told(f"acks={acks} loses records", lost[acks] > 0, f"{lost[acks]:,} of {of[acks]:,}")
-    trial.told("acks=all loses none", lost["all"] == 0, f"{lost['all']:,} of {of['all']:,}")
+        trial.statement(
+            f"acks={acks} loses records", lost[acks] > 0, f"{lost[acks]:,} of {of[acks]:,}"
+        )
+    trial.statement("acks=all loses none", lost["all"] == 0, f"{lost['all']:,} of {of['all']:,}")
 
 
-@settles(
+@experiment(
     "send-2",
-    told="acks=all protects nothing when the partition has one replica",
-    ran="Send with acks=all to a topic with one replica and to one with three, led by the same broker. Kill that broker, remove "
+    statement="acks=all protects nothing when the partition has one replica",
+    method="Send with acks=all to a topic with one replica and to one with three, led by the same broker. Kill that broker, remove "
     "its data as a lost disk does, start it again, read both topics; force an election where Kafka does not trust what is left.",
     advice="Give every topic three replicas: acks=all waits for the copies that there are, and one is no copy.",
     rules=("TOPIC_SINGLE_REPLICA",),
     brokers=3,
     harmless=False,
 )
-def send_2(trial: Trial) -> None:
+def acks_all_with_one_replica(trial: Trial) -> None:
     count = trial.scaled(1_000, 10_000)
     nodes = senders.nodes_from(trial.seed)
     lost: dict[str, Anomalies] = {}
-    cases = {name: trial.case(name) for name in ("1 replica", "3 replicas")}
+    scenarios = {name: trial.scenario(name) for name in ("1 replica", "3 replicas")}
     topics = {
         "1 replica": trial.topic(on=nodes[:1], min_insync_replicas="1"),
         "3 replicas": trial.topic(on=nodes, min_insync_replicas="2"),
     }
-    for name, case in cases.items():
-        case.publish(Publishing(topic=topics[name], count=count, seed=trial.seed))
-        case.read_whole(topics[name], by="before")
-        gone = checkers.lost(case.history(), "before", by=OperationKind.READ)
+    for name, scenario in scenarios.items():
+        scenario.publish(Publishing(topic=topics[name], count=count, seed=trial.seed))
+        scenario.read_topic(topics[name], by="before")
+        gone = checkers.lost(scenario.history(), "before", by=OperationKind.READ)
         trial.control(
             f"{name}: all is there before",
             gone.of == count and not gone,
@@ -137,16 +139,16 @@ def send_2(trial: Trial) -> None:
         lambda: senders.leader_of(trial, topics["3 replicas"]) in nodes[1:], "a follower to lead"
     )
     trial.restart(nodes[0])
-    trial.ground.wait_whole(topics["3 replicas"])
+    trial.cluster.wait_in_sync(topics["3 replicas"])
     if not (stays := senders.leader_of(trial, topics["1 replica"]) is not None):
         # Kafka remembers who had everything, and gives an empty disk no lead unless it is forced to
-        with admin_extras.opened(trial.ground.cluster) as asked:
+        with admin_extras.opened(trial.cluster.kafka) as asked:
             forced = asked is not None and asked.elect_unclean(topics["1 replica"], 0)
         trial.note(f"no leader: an unclean election was {'forced' if forced else 'refused'}")
-    for name, case in cases.items():
-        trial.ground.wait_whole(topics[name])
-        case.read_whole(topics[name], by="after")
-        lost[name] = checkers.lost(case.history(), "after", by=OperationKind.READ)
+    for name, scenario in scenarios.items():
+        trial.cluster.wait_in_sync(topics[name])
+        scenario.read_topic(topics[name], by="after")
+        lost[name] = checkers.lost(scenario.history(), "after", by=OperationKind.READ)
     trial.plot(
         "Acknowledged with acks=all, and lost with the disk of one broker",
         "replicas",
@@ -156,33 +158,33 @@ def send_2(trial: Trial) -> None:
     one, three = lost["1 replica"], lost["3 replicas"]
     trial.control("with three replicas none is lost", not three, f"{three.count} of {three.of:,}")
     how = "" if stays else "; the partition had no leader until an unclean election was forced"
-    trial.told(
+    trial.statement(
         "with one replica acknowledged records are lost",
         bool(one),
         f"{one.count:,} of {one.of:,}{how}",
     )
 
 
-@settles(
+@experiment(
     "send-3",
-    told="min.insync.replicas counts only for senders with acks=all",
-    ran="A topic on two brokers with min.insync.replicas=2: send with each acks level while both live, and after the follower "
+    statement="min.insync.replicas counts only for senders with acks=all",
+    method="A topic on two brokers with min.insync.replicas=2: send with each acks level while both live, and after the follower "
     "was killed and is out of sync. Look at what is acknowledged, and at what is in the log once the follower is back.",
     advice="min.insync.replicas=2 needs acks=all at every sender: others write past it, to one copy.",
     rules=("PUBLISHER_ACKS", "TOPIC_MIN_IN_SYNC_ONE"),
     brokers=3,
     harmless=False,
 )
-def send_3(trial: Trial) -> None:
+def min_insync_replicas_by_acks(trial: Trial) -> None:
     count = trial.scaled(200, 1_000)
     leader, follower, _ = senders.nodes_from(trial.seed)
     topics = {acks: trial.topic(on=(leader, follower), min_insync_replicas="2") for acks in ACKS}
-    cases = {acks: trial.case(f"acks={acks}") for acks in ACKS}
+    scenarios = {acks: trial.scenario(f"acks={acks}") for acks in ACKS}
 
     def send(first: int) -> dict[str, tuple[int, str]]:
         """Acknowledged sends of each level from this number on, and the errors that were told."""
         said = {}
-        for acks, case in cases.items():
+        for acks, scenario in scenarios.items():
             plan = Publishing(
                 topic=topics[acks],
                 count=count,
@@ -191,10 +193,10 @@ def send_3(trial: Trial) -> None:
                 seed=trial.seed,
                 config=senders.plain(acks, retries=0),
             )
-            case.publish(plan)
+            scenario.publish(plan)
             sends = [
                 one
-                for one in history.of(case.history(), OperationKind.SEND, None)
+                for one in history.of(scenario.history(), OperationKind.SEND, None)
                 if (one.number or 0) >= first
             ]
             errors_ = sorted({one.note for one in sends if one.note})
@@ -213,15 +215,15 @@ def send_3(trial: Trial) -> None:
     trial.note(f"in sync: {leader} alone, below the minimum of 2")
     short = send(count)
     readable = {}
-    for acks, case in cases.items():
-        case.read_whole(topics[acks], by="meanwhile")
-        readable[acks] = _read_from(case, "meanwhile", count)
+    for acks, scenario in scenarios.items():
+        scenario.read_topic(topics[acks], by="meanwhile")
+        readable[acks] = _read_from(scenario, "meanwhile", count)
     trial.restart(follower)
     kept = {}
-    for acks, case in cases.items():
-        trial.ground.wait_whole(topics[acks])
-        case.read_whole(topics[acks])
-        kept[acks] = _read_from(case, "reader", count)
+    for acks, scenario in scenarios.items():
+        trial.cluster.wait_in_sync(topics[acks])
+        scenario.read_topic(topics[acks])
+        kept[acks] = _read_from(scenario, "reader", count)
     trial.table(
         f"{count} sends with one replica in sync of the two that are asked for",
         ["acks", "acknowledged", "errors", "readable at once", "in the log afterwards"],
@@ -239,12 +241,12 @@ def send_3(trial: Trial) -> None:
         ", ".join(f"acks={acks}: {said[0]} of {count}" for acks, said in whole.items()),
     )
     for acks in ("0", "1"):
-        trial.told(
+        trial.statement(
             f"acks={acks} is not refused",
             short[acks][0] == count and kept[acks] == count,
             f"{short[acks][0]} of {count} acknowledged, {kept[acks]} in the log",
         )
-    trial.told(
+    trial.statement(
         "acks=all is refused",
         short["all"][0] == 0 and kept["all"] == 0,
         f"{short['all'][0]} of {count} acknowledged ({short['all'][1]}), {kept['all']} in the log",
@@ -256,11 +258,11 @@ def send_3(trial: Trial) -> None:
     )
 
 
-def _read_from(case: Scenario, group: str, first: int) -> int:
+def _read_from(scenario: Scenario, group: str, first: int) -> int:
     """How many records from this number on the group has read."""
     return sum(
         (one.number or 0) >= first
-        for one in history.of(case.history(), OperationKind.READ, group=group)
+        for one in history.of(scenario.history(), OperationKind.READ, group=group)
     )
 
 
@@ -274,16 +276,16 @@ DEFAULTS = (
 ALL = ("all", "-1")
 
 
-@settles(
+@experiment(
     "send-4",
-    told="Without a setting, a producer sends with acks=1",
-    ran="Ask each client for its defaults: Kafka's Java clients print their own, librdkafka and kafka-python are asked.",
+    statement="Without a setting, a producer sends with acks=1",
+    method="Ask each client for its defaults: Kafka's Java clients print their own, librdkafka and kafka-python are asked.",
     advice="Set acks=all yourself: the default depends on the client and on its release, and old ones are still in use.",
     rules=("PUBLISHER_ACKS", "PUBLISHER_NOT_IDEMPOTENT"),
     brokers=0,
     until="Kafka 3.0 (September 2021)",
 )
-def send_4(trial: Trial) -> None:
+def default_acks(trial: Trial) -> None:
     old_release, old = defaults.of_java("kafka-2")
     now = {}
     for client, (release, told) in {
@@ -304,22 +306,22 @@ def send_4(trial: Trial) -> None:
     )
     for client, told in now.items():
         acks = told.get("acks")
-        trial.told(
+        trial.statement(
             f"{client} has acks=1",
             None if acks is None else acks == "1",
             f"acks={'all' if acks in ALL else acks}",
         )
 
 
-@settles(
+@experiment(
     "send-5",
-    told="Forgetting what was sent, waiting for each answer, and a callback differ in speed and in what the sender learns",
-    ran="Send as fast as each way allows, in turns, and take the records a second. Then send records that the topic refuses as "
+    statement="Forgetting what was sent, waiting for each answer, and a callback differ in speed and in what the sender learns",
+    method="Send as fast as each way allows, in turns, and take the records a second. Then send records that the topic refuses as "
     "too large, and count which refusals the sender hears of, and how many records it has sent on by then.",
     advice="Send with a callback, look at its error, and flush before you rely on it: as fast as forgetting, and nothing missed.",
     rules=("PUBLISHER_ACKS", "PUBLISHER_RECORDS_TOO_LARGE"),
 )
-def send_5(trial: Trial) -> None:
+def delivery_modes(trial: Trial) -> None:
     counts = {
         DeliveryMode.FORGET: trial.scaled(10_000, 50_000),
         DeliveryMode.WAIT: trial.scaled(300, 2_000),
@@ -329,9 +331,9 @@ def send_5(trial: Trial) -> None:
     topic = trial.topic(1)
     for number in trial.rounds(3, 7):
         for way, count in counts.items():
-            case = trial.case(f"{way}, round {number + 1}")
+            scenario = trial.scenario(f"{way}, round {number + 1}")
             began = time.monotonic()
-            case.publish(
+            scenario.publish(
                 Publishing(
                     topic=topic, count=count, seed=trial.seed, way=way, config={"linger.ms": 0}
                 )
@@ -341,8 +343,8 @@ def send_5(trial: Trial) -> None:
     small = trial.topic(1, max_message_bytes="2000")
     learnt: dict[DeliveryMode, tuple[int, float | None]] = {}
     for way in DeliveryMode:
-        case = trial.case(f"{way}, refused")
-        case.publish(
+        scenario = trial.scenario(f"{way}, refused")
+        scenario.publish(
             Publishing(
                 topic=small,
                 count=refused,
@@ -352,7 +354,7 @@ def send_5(trial: Trial) -> None:
                 config={"linger.ms": 0},
             )
         )
-        sends = list(history.of(case.history(), OperationKind.SEND, None))
+        sends = list(history.of(scenario.history(), OperationKind.SEND, None))
         failed = [one for one in sends if one.outcome is OperationStatus.FAIL]
         starts = [one.at_ns - one.took_ns for one in sends]
         behind = [
@@ -360,9 +362,9 @@ def send_5(trial: Trial) -> None:
             for failure in failed
         ]
         learnt[way] = len(failed), statistics.mean(behind) if behind else None
-    case = trial.case("what the log has")
-    case.read_whole(small)
-    arrived = sum(1 for _ in history.of(case.history(), OperationKind.READ))
+    scenario = trial.scenario("what the log has")
+    scenario.read_topic(small)
+    arrived = sum(1 for _ in history.of(scenario.history(), OperationKind.READ))
     trial.plot(
         "Records a second",
         "way",
@@ -381,43 +383,43 @@ def send_5(trial: Trial) -> None:
         "the topic refuses what is too large", arrived == 0, f"{arrived} of {3 * refused} arrived"
     )
     slowest = min(*rates[DeliveryMode.FORGET], *rates[DeliveryMode.CALLBACK])
-    trial.told(
+    trial.statement(
         "waiting for each answer is slower",
         max(rates[DeliveryMode.WAIT]) < slowest,
         f"{spread(rates[DeliveryMode.WAIT], digits=0)} records a second, with a callback {spread(rates[DeliveryMode.CALLBACK], digits=0)}",
     )
-    trial.told(
+    trial.statement(
         "who forgets learns nothing",
         learnt[DeliveryMode.FORGET][0] == 0,
         f"{learnt[DeliveryMode.FORGET][0]} of {refused} refusals",
     )
-    trial.told(
+    trial.statement(
         "who waits learns of each before the next",
         learnt[DeliveryMode.WAIT] == (refused, 0),
         f"{learnt[DeliveryMode.WAIT][0]} of {refused} refusals, {learnt[DeliveryMode.WAIT][1]} records sent on by then",
     )
-    trial.told(
+    trial.statement(
         "a callback learns of each, later",
         learnt[DeliveryMode.CALLBACK][0] == refused and (learnt[DeliveryMode.CALLBACK][1] or 0) > 0,
         f"{learnt[DeliveryMode.CALLBACK][0]} of {refused} refusals, {learnt[DeliveryMode.CALLBACK][1] or 0:.0f} records sent on by then",
     )
 
 
-@settles(
+@experiment(
     "send-6",
-    told="Records that were sent asynchronously are lost when the process ends without a flush",
-    ran="A process gives records to the client and ends: with a flush before, and without. Read what arrived.",
+    statement="Records that were sent asynchronously are lost when the process ends without a flush",
+    method="A process gives records to the client and ends: with a flush before, and without. Read what arrived.",
     advice="Flush (Java: close) before the process ends, and look at what flush says is left.",
     rules=("PUBLISHER_ACKS",),
 )
-def send_6(trial: Trial) -> None:
+def exit_without_flush(trial: Trial) -> None:
     count = trial.scaled(2_000, 20_000)
     missing: dict[str, list[Anomalies]] = {"with flush": [], "without flush": []}
     betrayed = 0
     for number in trial.rounds(1, 5):
         for name, found in missing.items():
-            case, topic = trial.case(f"{name}, round {number + 1}"), trial.topic(1)
-            case.run(
+            scenario, topic = trial.scenario(f"{name}, round {number + 1}"), trial.topic(1)
+            scenario.run(
                 Publishing(
                     topic=topic,
                     count=count,
@@ -425,8 +427,8 @@ def send_6(trial: Trial) -> None:
                     flush=name == "with flush",
                 )
             )
-            case.read_whole(topic)
-            seen = case.history()
+            scenario.read_topic(topic)
+            seen = scenario.history()
             found.append(_unread(seen))
             betrayed += checkers.lost(seen, by=OperationKind.READ).count
     sums = {
@@ -449,7 +451,7 @@ def send_6(trial: Trial) -> None:
         betrayed == 0,
         f"{betrayed} acknowledged records are missing",
     )
-    trial.told(
+    trial.statement(
         "without a flush some are missing",
         sums["without flush"][0] > 0,
         "{:,} of {:,}".format(*sums["without flush"]),
@@ -462,15 +464,15 @@ HARDLY, CLEARLY = 1.2, 2.0  # what counts as hardly more, and as clearly more
 Cell = tuple[int, int]
 
 
-@settles(
+@experiment(
     "send-7",
-    told="A larger batch.size and linger.ms raise throughput, and latency too",
-    ran="For each batch.size and linger.ms, in turns: send as fast as it goes and take the records a second; send at a steady "
+    statement="A larger batch.size and linger.ms raise throughput, and latency too",
+    method="For each batch.size and linger.ms, in turns: send as fast as it goes and take the records a second; send at a steady "
     "rate and take the time from send to acknowledgement. Medians over the rounds.",
     advice="Keep linger.ms at 5 to 10 and batch.size at 16 KB or more; beyond that latency grows and throughput hardly does.",
     rules=("PUBLISHER_LINGERS",),
 )
-def send_7(trial: Trial) -> None:
+def batching(trial: Trial) -> None:
     topic = trial.topic(1)
     count, steady_per_s = trial.scaled(20_000, 50_000), 500
     least, modest, most = zip(BATCH_BYTES, LINGER_MS, strict=True)
@@ -479,7 +481,7 @@ def send_7(trial: Trial) -> None:
     steady: dict[Cell, list[float]] = {cell: [] for cell in cells}
     late: dict[Cell, list[float]] = {cell: [] for cell in cells}
     # a broker that has just started is slow at first, which would count against the cells that come first
-    trial.case("warm-up").publish(
+    trial.scenario("warm-up").publish(
         Publishing(
             topic=topic, count=count, seed=trial.seed, config=senders.plain(batch_size=least[0])
         )
@@ -487,11 +489,11 @@ def send_7(trial: Trial) -> None:
     for number in trial.rounds(3, 7):
         for batch, linger in cells:
             config = senders.plain(batch_size=batch, linger_ms=linger)
-            full = trial.case(f"full speed, {batch} bytes, {linger} ms, round {number + 1}")
+            full = trial.scenario(f"full speed, {batch} bytes, {linger} ms, round {number + 1}")
             full.publish(
                 Publishing(topic=topic, count=count, seed=trial.seed, warm=True, config=config)
             )
-            paced = trial.case(f"steady, {batch} bytes, {linger} ms, round {number + 1}")
+            paced = trial.scenario(f"steady, {batch} bytes, {linger} ms, round {number + 1}")
             plan = Publishing(
                 topic=topic,
                 count=steady_per_s // 2,
@@ -521,7 +523,7 @@ def send_7(trial: Trial) -> None:
         ("throughput", rates, "/s", 0),
         ("latency", steady, " ms", 1),
     ):
-        trial.told(
+        trial.statement(
             f"both large raise {what}",
             _clearly_more(found[most], found[least]),
             f"{spread(found[least], unit, digits)} to {spread(found[most], unit, digits)}",
@@ -535,9 +537,9 @@ def send_7(trial: Trial) -> None:
     )
 
 
-def _pace(case: Scenario) -> tuple[float, list[float]]:
+def _pace(scenario: Scenario) -> tuple[float, list[float]]:
     """Records a second, and ms from each send to its acknowledgement, without the first: that one waited for the connection."""
-    sends = list(history.of(case.history(), OperationKind.SEND))[1:]
+    sends = list(history.of(scenario.history(), OperationKind.SEND))[1:]
     took_s = (max(one.at_ns for one in sends) - min(one.at_ns - one.took_ns for one in sends)) / 1e9
     return len(sends) / took_s, [one.took_ns / 1e6 for one in sends]
 
@@ -552,21 +554,21 @@ def _clearly_more(these: Sequence[float], those: Sequence[float]) -> bool | None
     return None if len(set(more)) > 1 else more[0]
 
 
-@settles(
+@experiment(
     "send-11",
-    told="With a partitioner for numeric keys, key k goes to partition k modulo the number of partitions",
-    ran="Send 20 records of the keys 0 to 3 to 4 partitions: to the partition that the sender reckons, and by each client's "
+    statement="With a partitioner for numeric keys, key k goes to partition k modulo the number of partitions",
+    method="Send 20 records of the keys 0 to 3 to 4 partitions: to the partition that the sender reckons, and by each client's "
     "default hash, with keys written as digits and as Java's four-byte integers. Look at where each key lies.",
     advice="Let every sender hash alike (murmur2, as Java does); reckon partitions yourself only when every sender does.",
     rules=("PUBLISHER_PARTITIONER", "PUBLISHER_HASHES_DIFFER", "RECORDS_IN_WRONG_PARTITION"),
 )
-def send_11(trial: Trial) -> None:
+def partition_of_numeric_key(trial: Trial) -> None:
     keys, partitions, count = 4, 4, 20
     by_hash = {"Java's murmur2": "murmur2_random", "librdkafka's CRC32": "consistent_random"}
     places: dict[str, dict[str, list[int]]] = {}
     for name, partitioner in {"k modulo n": None, **by_hash}.items():
         for spelling in (Spelling.DIGITS, Spelling.INTEGER):
-            case, topic = trial.case(f"{name}, {spelling}"), trial.topic(partitions)
+            scenario, topic = trial.scenario(f"{name}, {spelling}"), trial.topic(partitions)
             plan = Publishing(
                 topic=topic,
                 count=count,
@@ -576,14 +578,14 @@ def send_11(trial: Trial) -> None:
                 by_number=None if partitioner else partitions,
                 config={"partitioner": partitioner} if partitioner else {},
             )
-            case.publish(plan)
-            case.read_whole(topic, partitions)
+            scenario.publish(plan)
+            scenario.read_topic(topic, partitions)
             found: dict[str, set[int]] = {}
-            for one in history.of(case.history(), OperationKind.READ):
+            for one in history.of(scenario.history(), OperationKind.READ):
                 found.setdefault(one.key or "", set()).add(
                     -1 if one.partition is None else one.partition
                 )
-            places[case.name] = {key: sorted(some) for key, some in sorted(found.items())}
+            places[scenario.name] = {key: sorted(some) for key, some in sorted(found.items())}
     names = [f"k{number}" for number in range(keys)]
     trial.table(
         "The partition of each key",
@@ -608,7 +610,7 @@ def send_11(trial: Trial) -> None:
         complete,
         f"{keys} keys in {len(places)} topics",
     )
-    trial.told(
+    trial.statement(
         "who reckons k modulo n finds each key there",
         min(reckoned) == keys,
         f"{min(reckoned)} of {keys} keys",

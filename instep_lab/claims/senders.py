@@ -20,11 +20,11 @@ def plain(acks: str = "all", **config: Any) -> dict[str, Any]:
 
 
 def leader_of(trial: Trial, topic: str) -> int | None:
-    return layout.read(trial.ground.cluster).topics[topic].partitions[0].leader
+    return layout.read(trial.cluster.kafka).topics[topic].partitions[0].leader
 
 
 def in_sync(trial: Trial, topic: str) -> set[int]:
-    return set(layout.read(trial.ground.cluster).topics[topic].partitions[0].in_sync)
+    return set(layout.read(trial.cluster.kafka).topics[topic].partitions[0].in_sync)
 
 
 def nodes_from(number: int) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ import time
 
 from instep.demo import polling
 from instep_lab import checkers
-from instep_lab.claim import settles
+from instep_lab.claim import experiment
 from instep_lab.clients import filling
 from instep_lab.clients.consuming import CommitMode, Consuming, Keep
 from instep_lab.clients.publishing import Publishing
@@ -18,14 +18,14 @@ TOLD_S = 45 * 60
 TOLD_PER_S = 100_000
 
 
-@settles(
+@experiment(
     "speed-1",
-    told="To poll 9,000 documents at 0.3 s a call takes 45 minutes",
-    ran="Ask a real HTTP service that takes 0.3 s an answer for a sample of documents, one by one. Send the same 9,000 "
+    statement="To poll 9,000 documents at 0.3 s a call takes 45 minutes",
+    method="Ask a real HTTP service that takes 0.3 s an answer for a sample of documents, one by one. Send the same 9,000 "
     "documents' statuses as events, and write them into a table with their offsets.",
     advice="Have changes told instead of asking for them: the table is then as fresh as the last event.",
 )
-def speed_1(trial: Trial) -> None:
+def polling_nine_thousand_documents(trial: Trial) -> None:
     sample = trial.scaled(15, 200)
     documents = {f"k{number}": "PRINTED" for number in range(DOCUMENTS)}
     with polling.QueryService(documents) as service:
@@ -34,10 +34,10 @@ def speed_1(trial: Trial) -> None:
     trial.control(
         "the service answered", len(found) == sample, f"{len(found)} of {sample} in {took:.1f} s"
     )
-    case = trial.case("events")
+    scenario = trial.scenario("events")
     topic, table = trial.topic(4), trial.folder / "documents.db"
     began = time.monotonic()
-    case.publish(Publishing(topic=topic, count=DOCUMENTS, keys=DOCUMENTS, seed=trial.seed))
+    scenario.publish(Publishing(topic=topic, count=DOCUMENTS, keys=DOCUMENTS, seed=trial.seed))
     plan = Consuming(
         topic=topic,
         group=trial.group(),
@@ -48,9 +48,9 @@ def speed_1(trial: Trial) -> None:
         keep=Keep.WITH_OFFSET,
         table=str(table),
     )
-    case.consume(plan)
+    scenario.consume(plan)
     events_s = time.monotonic() - began
-    seen = case.history()
+    seen = scenario.history()
     lost = checkers.lost(seen, by=OperationKind.WORK)
     trial.control("every event is in the table", not lost, f"{lost.count} of {lost.of:,} missing")
     trial.table(
@@ -65,25 +65,25 @@ def speed_1(trial: Trial) -> None:
         {"seconds": [("polling", round_s), ("events", events_s)]},
         log_y=True,
     )
-    trial.told(
+    trial.statement(
         "polling takes 45 minutes, give or take a tenth",
         abs(round_s - TOLD_S) < TOLD_S / 10,
         f"{round_s / 60:.1f} minutes, from {sample} calls; as events {events_s:.1f} s, one row and offset in each transaction",
     )
 
 
-@settles(
+@experiment(
     "speed-2",
-    told="An ordinary server takes 100,000 records a second",
-    ran="One publisher sends records of 100 bytes with keys, idempotent and acks=all, to 4 partitions; records a second, from "
+    statement="An ordinary server takes 100,000 records a second",
+    method="One publisher sends records of 100 bytes with keys, idempotent and acks=all, to 4 partitions; records a second, from "
     "the first to the last acknowledgement.",
     advice="A single broker of a laptop takes what most teams ever send; measure with your record size and acks.",
 )
-def speed_2(trial: Trial) -> None:
+def records_per_second(trial: Trial) -> None:
     count = trial.scaled(300_000, 2_000_000)
-    filling.fill(trial.ground.connection, trial.topic(4), count // 5)
+    filling.fill(trial.cluster.connection, trial.topic(4), count // 5)
     rates = [
-        count / filling.fill(trial.ground.connection, trial.topic(4), count)
+        count / filling.fill(trial.cluster.connection, trial.topic(4), count)
         for _ in trial.rounds(3, 7)
     ]
     trial.table(
@@ -91,7 +91,7 @@ def speed_2(trial: Trial) -> None:
     )
     slowest, fastest = min(rates), max(rates)
     settled = None if slowest < TOLD_PER_S <= fastest else slowest >= TOLD_PER_S
-    trial.told(
+    trial.statement(
         "100,000 a second or more",
         settled,
         f"{spread(rates, digits=0)} a second, broker and client on one machine",

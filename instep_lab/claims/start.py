@@ -13,7 +13,7 @@ from instep.kafka import groups, offsets, topics
 from instep.kafka.admin import topic_admin
 from instep.report.tables import Cell
 from instep_lab import history
-from instep_lab.claim import settles
+from instep_lab.claim import experiment
 from instep_lab.clients.consuming import CommitMode, Consuming, Library
 from instep_lab.clients.publishing import Publishing
 from instep_lab.history import OperationKind
@@ -45,7 +45,7 @@ class Reading:
         return sum(self.read.values())
 
 
-def _backlog(trial: Trial, case: Scenario, topic: str, count: int) -> None:
+def _backlog(trial: Trial, scenario: Scenario, topic: str, count: int) -> None:
     """Records of the last two days, numbered from 0 within each key."""
     now_ms, each = int(time.time() * 1000), count // len(HOURS_AGO)
     for slice_, hours in enumerate(HOURS_AGO):
@@ -59,10 +59,10 @@ def _backlog(trial: Trial, case: Scenario, topic: str, count: int) -> None:
             timestamp_ms=old,
             config=AT_ONCE,
         )
-        case.publish(plan)
+        scenario.publish(plan)
 
 
-def _more(trial: Trial, case: Scenario, topic: str, count: int, first: int) -> None:
+def _more(trial: Trial, scenario: Scenario, topic: str, count: int, first: int) -> None:
     plan = Publishing(
         topic=topic,
         count=count,
@@ -71,15 +71,15 @@ def _more(trial: Trial, case: Scenario, topic: str, count: int, first: int) -> N
         first=first,
         config=AT_ONCE,
     )
-    case.publish(plan)
+    scenario.publish(plan)
 
 
 def _ends(trial: Trial, topic: str) -> Places:
-    return offsets.latest(trial.ground.cluster, topic, range(PARTITIONS))
+    return offsets.latest(trial.cluster.kafka, topic, range(PARTITIONS))
 
 
 def _firsts(trial: Trial, topic: str) -> Places:
-    return offsets.earliest(trial.ground.cluster, topic, range(PARTITIONS))
+    return offsets.earliest(trial.cluster.kafka, topic, range(PARTITIONS))
 
 
 def _middle(trial: Trial, topic: str) -> Places:
@@ -87,20 +87,22 @@ def _middle(trial: Trial, topic: str) -> Places:
 
 
 def _commit(trial: Trial, topic: str, group: str, places: Mapping[int, int]) -> None:
-    groups.mirror(trial.ground.cluster, group, topic, places)
+    groups.mirror(trial.cluster.kafka, group, topic, places)
 
 
 def _config(reset: str | None, protocol: str = "classic") -> dict[str, Any]:
     return {"auto.offset.reset": reset, "group.protocol": protocol}
 
 
-def _read(trial: Trial, case: Scenario, plan: Consuming, new: int = 0, first: int = 0) -> Reading:
+def _read(
+    trial: Trial, scenario: Scenario, plan: Consuming, new: int = 0, first: int = 0
+) -> Reading:
     """Read to the end, or to an error; then send more, numbered from `first` on, and read that as well."""
     parts = range(PARTITIONS) if plan.assigned is None else plan.assigned
-    with case.beside(plan) as (counted, _):
+    with scenario.background(plan) as (counted, _):
         for sends in (0, new) if new else (0,):
             if sends:
-                _more(trial, case, plan.topic, sends, first)
+                _more(trial, scenario, plan.topic, sends, first)
             ends = _ends(trial, plan.topic)
 
             def reached(ends: Places = ends) -> bool:
@@ -118,7 +120,7 @@ def _read(trial: Trial, case: Scenario, plan: Consuming, new: int = 0, first: in
         began, read = dict(counted.ends), dict.fromkeys(parts, 0)
     found = [
         one
-        for one in history.of(case.history(), OperationKind.READ, group=plan.group)
+        for one in history.of(scenario.history(), OperationKind.READ, group=plan.group)
         if one.member == plan.member
     ]
     for one in reversed(found):
@@ -132,8 +134,10 @@ def _is_about_offsets(found: Reading) -> bool:
     return bool(found.errors) and ABOUT_OFFSETS.issuperset(found.errors)
 
 
-def _numbers(case: Scenario, group: str) -> list[int]:
-    return [one.number or 0 for one in history.of(case.history(), OperationKind.READ, group=group)]
+def _numbers(scenario: Scenario, group: str) -> list[int]:
+    return [
+        one.number or 0 for one in history.of(scenario.history(), OperationKind.READ, group=group)
+    ]
 
 
 def _new_group(
@@ -142,24 +146,24 @@ def _new_group(
     return Consuming(topic=topic, group=trial.group(), member=name, config=config, **rest)
 
 
-@settles(
+@experiment(
     "start-1",
-    told="A new group with auto.offset.reset=latest reads only what comes after it",
-    ran="Write records of the last two days; let a new group come with latest, and send more once it stands at the end. "
+    statement="A new group with auto.offset.reset=latest reads only what comes after it",
+    method="Write records of the last two days; let a new group come with latest, and send more once it stands at the end. "
     "Count also what it skips while it joins, and after a restart before its first commit.",
     advice="Use latest only where the past does not matter; what comes before the group's first commit may be skipped as well.",
     rules=("PIPELINE_STARTS_LATE",),
 )
-def start_1(trial: Trial) -> None:
+def new_group_with_latest(trial: Trial) -> None:
     count, new = trial.scaled(1_000, 20_000), trial.scaled(300, 3_000)
-    case = trial.case("two days")
+    scenario = trial.scenario("two days")
     topic = trial.topic(PARTITIONS, retention_ms=FOR_EVER)
-    _backlog(trial, case, topic, count)
+    _backlog(trial, scenario, topic, count)
     there, skipped = count, list[list[Cell]]()
-    for protocol in trial.ground.protocols:
+    for protocol in trial.cluster.protocols:
         everything = _read(
             trial,
-            case,
+            scenario,
             _new_group(trial, topic, _config("earliest", protocol), f"{protocol}, earliest"),
         )
         trial.control(
@@ -175,21 +179,21 @@ def start_1(trial: Trial) -> None:
             f"{protocol}, latest",
             commit=CommitMode.NEVER,
         )
-        _read(trial, case, plan, new, first=there)
-        numbers = _numbers(case, plan.group)
+        _read(trial, scenario, plan, new, first=there)
+        numbers = _numbers(scenario, plan.group)
         old, fresh = (
             sum(number < there for number in numbers),
             sum(number >= there for number in numbers),
         )
-        trial.told(f"{protocol}: nothing older is read", old == 0, f"{old} of {there:,}")
-        trial.told(
+        trial.statement(f"{protocol}: nothing older is read", old == 0, f"{old} of {there:,}")
+        trial.statement(
             f"{protocol}: what comes once it stands there is read",
             fresh == new,
             f"{fresh} of {new}",
         )
 
-        _more(trial, case, topic, new, first=there + new)
-        again = _read(trial, case, _with(plan, member=f"{protocol}, again"))
+        _more(trial, scenario, topic, new, first=there + new)
+        again = _read(trial, scenario, _with(plan, member=f"{protocol}, again"))
         there += 2 * new
         away = new - again.count
         trial.limit(
@@ -212,16 +216,16 @@ def start_1(trial: Trial) -> None:
 
 def _missed_while_joining(trial: Trial, protocol: str) -> int:
     """Records that were sent after the consumer was started and before the first that it read, under a steady publisher."""
-    case = trial.case(f"{protocol}, joining")
+    scenario = trial.scenario(f"{protocol}, joining")
     topic = trial.topic(PARTITIONS)
     steady = Publishing(topic=topic, count=100_000, keys=KEYS, seed=trial.seed, per_s=300)
     plan = _new_group(trial, topic, _config("latest", protocol), "joining", commit=CommitMode.NEVER)
-    with case.beside(steady):
+    with scenario.background(steady):
         trial.wait(lambda: sum(_ends(trial, topic).values()) > KEYS, "the publisher")
         began_ns = time.monotonic_ns()
-        with case.beside(plan) as (counted, _):
+        with scenario.background(plan) as (counted, _):
             trial.wait(lambda: counted.read > 100, "the consumer to read")
-    seen, first = case.history(), dict[int | None, int]()
+    seen, first = scenario.history(), dict[int | None, int]()
     for one in history.of(seen, OperationKind.READ):
         first.setdefault(one.partition, one.offset or 0)
     sent = [
@@ -234,36 +238,36 @@ def _with(plan: Consuming, **changed: Any) -> Consuming:
     return msgspec.structs.replace(plan, **changed)
 
 
-@settles(
+@experiment(
     "start-2",
-    told="A new group with auto.offset.reset=earliest reads everything",
-    ran="Write records of the last two days; let a new group come with earliest and read to the end. The same after the older "
+    statement="A new group with auto.offset.reset=earliest reads everything",
+    method="Write records of the last two days; let a new group come with earliest and read to the end. The same after the older "
     "half of the records was deleted, as retention does.",
     advice="Use earliest for whatever must not miss a record, and keep records longer than it may take until a reader comes.",
     rules=("PIPELINE_STARTS_LATE", "TOPIC_RETENTION_SHORT"),
 )
-def start_2(trial: Trial) -> None:
+def new_group_with_earliest(trial: Trial) -> None:
     count, new = trial.scaled(1_000, 20_000), trial.scaled(300, 3_000)
-    case = trial.case("two days")
+    scenario = trial.scenario("two days")
     topic = trial.topic(PARTITIONS, retention_ms=FOR_EVER)
-    _backlog(trial, case, topic, count)
-    for number, protocol in enumerate(trial.ground.protocols):
+    _backlog(trial, scenario, topic, count)
+    for number, protocol in enumerate(trial.cluster.protocols):
         there = count + number * new
         found = _read(
             trial,
-            case,
+            scenario,
             _new_group(trial, topic, _config("earliest", protocol), protocol),
             new,
             first=there,
         )
-        trial.told(
+        trial.statement(
             f"{protocol}: everything is read",
             found.count == there + new,
             f"{found.count:,} of {there:,} old and {new:,} new",
         )
-    total = count + len(trial.ground.protocols) * new
-    first = topics.trim(trial.ground.cluster, topic, _middle(trial, topic))
-    left = _read(trial, case, _new_group(trial, topic, _config("earliest"), "late"))
+    total = count + len(trial.cluster.protocols) * new
+    first = topics.trim(trial.cluster.kafka, topic, _middle(trial, topic))
+    left = _read(trial, scenario, _new_group(trial, topic, _config("earliest"), "late"))
     trial.limit(
         "what was deleted before it came is not read",
         left.count < total and left.began == first,
@@ -271,38 +275,40 @@ def start_2(trial: Trial) -> None:
     )
 
 
-@settles(
+@experiment(
     "start-3",
-    told="For a group that has committed, changing auto.offset.reset changes nothing",
-    ran="A group reads and commits with one value, records come while it is away, and it comes back with the other value, both "
+    statement="For a group that has committed, changing auto.offset.reset changes nothing",
+    method="A group reads and commits with one value, records come while it is away, and it comes back with the other value, both "
     "ways. The same where a partition has no commit, and where the committed offset was deleted.",
     advice="To move a group, reset its offsets (instep groups reset); the setting decides only where there is no valid commit.",
     rules=("PIPELINE_STARTS_LATE",),
 )
-def start_3(trial: Trial) -> None:
+def reset_policy_of_committed_group(trial: Trial) -> None:
     count = trial.scaled(300, 3_000)
-    for protocol in trial.ground.protocols:
+    for protocol in trial.cluster.protocols:
         for before, after in (("earliest", "latest"), ("latest", "earliest")):
-            case = trial.case(f"{protocol}, {before} to {after}")
+            scenario = trial.scenario(f"{protocol}, {before} to {after}")
             topic = trial.topic(PARTITIONS)
-            _more(trial, case, topic, count, first=0)
+            _more(trial, scenario, topic, count, first=0)
             plan = _new_group(trial, topic, _config(before, protocol), before)
-            _read(trial, case, plan, count, first=count)
-            committed = groups.positions(trial.ground.cluster, plan.group, topic)
-            _more(trial, case, topic, count, first=2 * count)
-            found = _read(trial, case, _with(plan, member=after, config=_config(after, protocol)))
-            trial.told(
+            _read(trial, scenario, plan, count, first=count)
+            committed = groups.positions(trial.cluster.kafka, plan.group, topic)
+            _more(trial, scenario, topic, count, first=2 * count)
+            found = _read(
+                trial, scenario, _with(plan, member=after, config=_config(after, protocol))
+            )
+            trial.statement(
                 f"{protocol}, {before} to {after}: it goes on where it was",
                 found.began == committed and found.count == count,
                 f"began at {_said(found.began)}, committed {_said(committed)}, read {found.count} of {count} new",
             )
-    case = trial.case("no valid commit")
+    scenario = trial.scenario("no valid commit")
     topic = trial.topic(PARTITIONS)
-    _more(trial, case, topic, 3 * count, first=0)
+    _more(trial, scenario, topic, 3 * count, first=0)
     middle, ends = _middle(trial, topic), _ends(trial, topic)
     some = {part: middle[part] for part in range(PARTITIONS - 1)}
     began = {
-        reset: _began_after(trial, case, topic, some, reset)[PARTITIONS - 1]
+        reset: _began_after(trial, scenario, topic, some, reset)[PARTITIONS - 1]
         for reset in ("earliest", "latest")
     }
     trial.limit(
@@ -311,10 +317,11 @@ def start_3(trial: Trial) -> None:
         f"earliest began at {began['earliest']}, latest at {began['latest']}",
     )
     first = topics.trim(
-        trial.ground.cluster, topic, {part: place + 1 for part, place in middle.items()}
+        trial.cluster.kafka, topic, {part: place + 1 for part, place in middle.items()}
     )
     gone = {
-        reset: _began_after(trial, case, topic, middle, reset) for reset in ("earliest", "latest")
+        reset: _began_after(trial, scenario, topic, middle, reset)
+        for reset in ("earliest", "latest")
     }
     trial.limit(
         "a committed offset that was deleted follows the setting",
@@ -323,41 +330,43 @@ def start_3(trial: Trial) -> None:
     )
 
 
-def _began_after(trial: Trial, case: Scenario, topic: str, committed: Places, reset: str) -> Places:
+def _began_after(
+    trial: Trial, scenario: Scenario, topic: str, committed: Places, reset: str
+) -> Places:
     """Where a group with these commits begins under this setting."""
     plan = _new_group(trial, topic, _config(reset), f"{reset} after {len(committed)} commits")
     _commit(trial, topic, plan.group, committed)
-    return _read(trial, case, plan).began
+    return _read(trial, scenario, plan).began
 
 
 def _said(places: Mapping[int, int]) -> str:
     return ", ".join(str(offset) for _, offset in sorted(places.items())) or "nowhere"
 
 
-@settles(
+@experiment(
     "start-4",
-    told="A new group always starts at the newest record, whatever auto.offset.reset says",
-    ran="Write records of the last two days; let new groups come with earliest, with latest, and with nothing said, by two "
+    statement="A new group always starts at the newest record, whatever auto.offset.reset says",
+    method="Write records of the last two days; let new groups come with earliest, with latest, and with nothing said, by two "
     "protocols and two clients; look at where each begins.",
     advice="Say auto.offset.reset yourself: latest is only what clients take when nothing is said.",
     rules=("PIPELINE_STARTS_LATE",),
 )
-def start_4(trial: Trial) -> None:
+def default_start_of_new_group(trial: Trial) -> None:
     count = trial.scaled(500, 20_000)
-    case = trial.case("two days")
+    scenario = trial.scenario("two days")
     topic = trial.topic(PARTITIONS, retention_ms=FOR_EVER)
-    _backlog(trial, case, topic, count)
+    _backlog(trial, scenario, topic, count)
     ends, rows = _ends(trial, topic), list[list[Cell]]()
-    for client in (*trial.ground.protocols, Library.KAFKA_PYTHON):
+    for client in (*trial.cluster.protocols, Library.KAFKA_PYTHON):
         for reset in ("earliest", "latest", None):
             name = f"{client}, {reset or 'nothing said'}"
-            found = _read(trial, case, _of_client(trial, topic, client, reset, name))
+            found = _read(trial, scenario, _of_client(trial, topic, client, reset, name))
             rows.append([str(client), reset or "nothing said", _said(found.began), found.count])
             evidence = (
                 f"began at {_said(found.began)} of {_said(ends)}, read {found.count} of {count}"
             )
             if reset == "earliest":
-                trial.told(
+                trial.statement(
                     f"{client}: it starts at the newest with earliest",
                     found.began == ends,
                     evidence,
@@ -383,22 +392,22 @@ def _of_client(trial: Trial, topic: str, client: str, reset: str | None, name: s
     return Consuming(topic=topic, group=trial.group(), member=name, config=_config(reset, client))
 
 
-@settles(
+@experiment(
     "start-5",
-    told="With auto.offset.reset=none a consumer gets an error when a partition has no committed offset",
-    ran="Commit offsets for all, some and none of three partitions; let two clients come with none, which librdkafka calls "
+    statement="With auto.offset.reset=none a consumer gets an error when a partition has no committed offset",
+    method="Commit offsets for all, some and none of three partitions; let two clients come with none, which librdkafka calls "
     "error, and bear the error; count what each reads.",
     advice="Choose none (error in librdkafka) where both skipping and reading again would hurt, and stop on the error: "
     "librdkafka reads the other partitions on.",
     rules=("PIPELINE_STARTS_LATE",),
 )
-def start_5(trial: Trial) -> None:
+def missing_offset_with_none(trial: Trial) -> None:
     count = trial.scaled(300, 3_000)
     rows: list[list[Cell]] = []
-    for client in (*trial.ground.protocols, Library.KAFKA_PYTHON):
-        case = trial.case(client)
+    for client in (*trial.cluster.protocols, Library.KAFKA_PYTHON):
+        scenario = trial.scenario(client)
         topic = trial.topic(PARTITIONS)
-        _more(trial, case, topic, count, first=0)
+        _more(trial, scenario, topic, count, first=0)
         middle = _middle(trial, topic)
         for committed in (PARTITIONS, PARTITIONS - 1, 0):
             reset = "none" if client == Library.KAFKA_PYTHON else "error"
@@ -406,7 +415,7 @@ def start_5(trial: Trial) -> None:
                 _of_client(trial, topic, client, reset, f"{committed} committed"), bears_errors=True
             )
             _commit(trial, topic, plan.group, {part: middle[part] for part in range(committed)})
-            found = _read(trial, case, plan)
+            found = _read(trial, scenario, plan)
             named = sorted(set(found.errors))
             evidence = f"{', '.join(named) or 'no error'}, {found.count} records read"
             rows.append([str(client), committed, ", ".join(named) or "none", found.count])
@@ -414,7 +423,7 @@ def start_5(trial: Trial) -> None:
                 trial.control(f"{client}: no error when all are committed", not named, evidence)
             else:
                 statement = f"{client}: an error with {PARTITIONS - committed} of {PARTITIONS} partitions uncommitted"
-                trial.told(statement, _is_about_offsets(found), evidence)
+                trial.statement(statement, _is_about_offsets(found), evidence)
     trial.table(
         "What a consumer that bears the error is told and reads",
         ["client", "committed", "error", "read"],
@@ -422,19 +431,19 @@ def start_5(trial: Trial) -> None:
     )
 
 
-@settles(
+@experiment(
     "start-6",
-    told="subscribe and assign start from the same place",
-    ran="Read one topic by subscribe and by assign, with and without commits of the group, with earliest and with latest, by "
+    statement="subscribe and assign start from the same place",
+    method="Read one topic by subscribe and by assign, with and without commits of the group, with earliest and with latest, by "
     "two clients; and by assign without a group.",
     advice="With the same group id both go on from its commits; assign without a group remembers nothing: keep offsets yourself.",
     rules=("PIPELINE_STARTS_LATE",),
 )
-def start_6(trial: Trial) -> None:
+def subscribe_and_assign(trial: Trial) -> None:
     count = trial.scaled(300, 3_000)
-    case = trial.case("both ways")
+    scenario = trial.scenario("both ways")
     topic = trial.topic(PARTITIONS)
-    _more(trial, case, topic, count, first=0)
+    _more(trial, scenario, topic, count, first=0)
     middle, ends, rows = _middle(trial, topic), _ends(trial, topic), list[list[Cell]]()
     for client in ("classic", Library.KAFKA_PYTHON):
         for committed in (True, False):
@@ -450,7 +459,7 @@ def start_6(trial: Trial) -> None:
                     )
                     if committed:
                         _commit(trial, topic, plan.group, middle)
-                    began.append(_read(trial, case, plan).began)
+                    began.append(_read(trial, scenario, plan).began)
                 rows.append([said, *(_said(one) for one in began)])
                 expected = (
                     middle if committed else ends if reset == "latest" else dict.fromkeys(ends, 0)
@@ -458,7 +467,7 @@ def start_6(trial: Trial) -> None:
                 trial.control(
                     f"{said}: subscribe begins as it must", began[0] == expected, _said(began[0])
                 )
-                trial.told(
+                trial.statement(
                     f"{said}: both begin there",
                     began[0] == began[1],
                     f"{_said(began[0])} and {_said(began[1])}",
@@ -469,7 +478,7 @@ def start_6(trial: Trial) -> None:
         assigned=list(range(PARTITIONS)),
     )
     twice = [
-        _read(trial, case, _with(alone, member=f"no group, {number}"))
+        _read(trial, scenario, _with(alone, member=f"no group, {number}"))
         for number in ("first", "again")
     ]
     rows.append(
@@ -484,24 +493,24 @@ def start_6(trial: Trial) -> None:
         all(one.began == dict.fromkeys(ends, 0) and one.count == count for one in twice),
         f"the same {twice[1].count} records were read twice",
     )
-    trial.table("Where reading began, by partition", ["case", "subscribe", "assign"], rows)
+    trial.table("Where reading began, by partition", ["scenario", "subscribe", "assign"], rows)
 
 
-@settles(
+@experiment(
     "start-7",
-    told="A group whose committed offset was removed by retention falls back to auto.offset.reset",
-    ran="A group reads a little and stays away; retention removes the segments that it has not read; it comes back with "
+    statement="A group whose committed offset was removed by retention falls back to auto.offset.reset",
+    method="A group reads a little and stays away; retention removes the segments that it has not read; it comes back with "
     "earliest, latest and none, by two clients.",
     advice="Keep records longer than a reader may be away; use none (error in librdkafka) to hear of the loss: earliest skips "
     "what is gone, latest skips all that is left as well, and neither says so.",
     rules=("TOPIC_RETENTION_SHORT", "PIPELINE_NEAR_EXPIRY", "PIPELINE_RECORDS_EXPIRED"),
 )
-def start_7(trial: Trial) -> None:
-    case = trial.case("retention")
+def offset_removed_by_retention(trial: Trial) -> None:
+    scenario = trial.scenario("retention")
     topic = trial.topic(PARTITIONS, retention_ms=FOR_EVER, segment_bytes=str(1 << 20))
     committed, fresh = dict.fromkeys(range(PARTITIONS), 10), 300
     now_ms = int(time.time() * 1000)
-    case.publish(
+    scenario.publish(
         Publishing(
             topic=topic,
             count=5_000,
@@ -512,9 +521,9 @@ def start_7(trial: Trial) -> None:
             config=AT_ONCE,
         )
     )
-    _more(trial, case, topic, fresh, first=5_000)
+    _more(trial, scenario, topic, fresh, first=5_000)
     plans: dict[tuple[str, str], Consuming] = {}
-    for client in (*trial.ground.protocols, Library.KAFKA_PYTHON):
+    for client in (*trial.cluster.protocols, Library.KAFKA_PYTHON):
         for reset in ("earliest", "latest", "none" if client == Library.KAFKA_PYTHON else "error"):
             plan = _with(
                 _of_client(trial, topic, client, reset, f"{client}, {reset}"), bears_errors=True
@@ -531,19 +540,19 @@ def start_7(trial: Trial) -> None:
         f"{lost:,} gone, {sum(ends.values()) - sum(firsts.values()):,} left",
     )
     for (client, reset), plan in plans.items():
-        found = _read(trial, case, plan)
+        found = _read(trial, scenario, plan)
         named = ", ".join(sorted(set(found.errors))) or "no error"
         evidence = f"began at {_said(found.began)}, read {found.count:,}, {named}"
         rows.append([client, reset, _said(found.began), found.count, named])
         if reset in ("earliest", "latest"):
             expected = firsts if reset == "earliest" else ends
-            trial.told(
+            trial.statement(
                 f"{client}: {reset} is followed",
                 found.began == expected and not found.errors,
                 evidence,
             )
         else:
-            trial.told(
+            trial.statement(
                 f"{client}: {reset} is followed",
                 _is_about_offsets(found) and found.count == 0,
                 evidence,
@@ -557,10 +566,10 @@ def start_7(trial: Trial) -> None:
 
 def _expire(trial: Trial, topic: str, committed: Places) -> None:
     """Let retention remove what is older than a day. A user's cluster looks for that every few minutes: delete it there."""
-    if trial.ground.own is None:
-        topics.trim(trial.ground.cluster, topic, _middle(trial, topic))
+    if trial.cluster.own is None:
+        topics.trim(trial.cluster.kafka, topic, _middle(trial, topic))
         return
-    topic_admin.alter(trial.ground.cluster, topic, {"retention.ms": str(24 * HOUR_MS)}, ())
+    topic_admin.alter(trial.cluster.kafka, topic, {"retention.ms": str(24 * HOUR_MS)}, ())
     trial.note("retention.ms=1 day")
     trial.wait(
         lambda: all(first > committed[part] for part, first in _firsts(trial, topic).items()),

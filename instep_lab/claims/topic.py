@@ -18,7 +18,7 @@ from instep.kafka import configs, groups, layout, offsets, topics
 from instep.kafka.admin import replication
 from instep.report.tables import Cell, PlotKind
 from instep_lab import checkers
-from instep_lab.claim import settles
+from instep_lab.claim import experiment
 from instep_lab.clients import filling
 from instep_lab.clients.consuming import CommitMode, Consuming
 from instep_lab.clients.publishing import Publishing
@@ -38,85 +38,85 @@ def _refusal(ask: Callable[[], object]) -> str | None:
     return None
 
 
-@settles(
+@experiment(
     "topic-1",
-    told="A topic cannot have more replicas than there are brokers",
-    ran="Ask for a topic with as many replicas as there are brokers, and for one with one more.",
+    statement="A topic cannot have more replicas than there are brokers",
+    method="Ask for a topic with as many replicas as there are brokers, and for one with one more.",
     advice="Have at least three brokers, and three replicas of what must not be lost.",
     rules=("TOPIC_SINGLE_REPLICA", "CLUSTER_SINGLE_BROKER"),
 )
-def topic_1(trial: Trial) -> None:
-    brokers = trial.ground.brokers
+def replicas_beyond_brokers(trial: Trial) -> None:
+    brokers = trial.cluster.brokers
     trial.topic(1, replicas=brokers)
     trial.control(
         f"{brokers} replicas on {brokers} brokers are accepted", True, "the topic was made"
     )
     said = _refusal(lambda: trial.topic(1, replicas=brokers + 1))
-    trial.told(
+    trial.statement(
         f"{brokers + 1} replicas are refused", said is not None, said or "the topic was made"
     )
 
 
-@settles(
+@experiment(
     "topic-2",
-    told="Partitions can be added and never removed",
-    ran="Raise a topic from 2 to 4 partitions, then ask for 3.",
+    statement="Partitions can be added and never removed",
+    method="Raise a topic from 2 to 4 partitions, then ask for 3.",
     advice="Choose partitions for the load to come; fewer of them needs a new topic and a move.",
     rules=("PIPELINE_WITHOUT_GUARD",),
 )
-def topic_2(trial: Trial) -> None:
+def adding_and_removing_partitions(trial: Trial) -> None:
     topic = trial.topic(2)
-    topics.grow(trial.ground.cluster, topic, 4)
-    count = len(layout.read(trial.ground.cluster).topics[topic].partitions)
-    trial.told("partitions are added", count == 4, f"{count} after asking for 4")
-    said = _refusal(lambda: topics.grow(trial.ground.cluster, topic, 3))
-    count = len(layout.read(trial.ground.cluster).topics[topic].partitions)
-    trial.told(
+    topics.grow(trial.cluster.kafka, topic, 4)
+    count = len(layout.read(trial.cluster.kafka).topics[topic].partitions)
+    trial.statement("partitions are added", count == 4, f"{count} after asking for 4")
+    said = _refusal(lambda: topics.grow(trial.cluster.kafka, topic, 3))
+    count = len(layout.read(trial.cluster.kafka).topics[topic].partitions)
+    trial.statement(
         "partitions are not removed",
         said is not None and count == 4,
         f"{count} after asking for 3: {said}",
     )
 
 
-@settles(
+@experiment(
     "topic-3",
-    told="Replicas can be added and never removed",
-    ran="Reassign a topic with records from 1 replica to 3, and back to 1; read it after each.",
+    statement="Replicas can be added and never removed",
+    method="Reassign a topic with records from 1 replica to 3, and back to 1; read it after each.",
     advice="Change the number of copies whenever the need changes: instep topics replicate TOPIC --replicas N.",
     rules=("TOPIC_SINGLE_REPLICA", "TOPIC_TWO_REPLICAS"),
     brokers=3,
 )
-def topic_3(trial: Trial) -> None:
-    cluster, case = trial.ground.cluster, trial.case("reassigned")
+def adding_and_removing_replicas(trial: Trial) -> None:
+    cluster, scenario = trial.cluster.kafka, trial.scenario("reassigned")
     topic = trial.topic(1, replicas=1)
-    case.publish(Publishing(topic=topic, count=1_000, seed=trial.seed))
+    scenario.publish(Publishing(topic=topic, count=1_000, seed=trial.seed))
     seen: list[int] = []
     for wanted in (3, 1):
         replication.execute(cluster, topic, replication.plan(cluster, topic, wanted), trial.note)
-        trial.ground.wait_whole(topic)
+        trial.cluster.wait_in_sync(topic)
         seen.append(len(layout.read(cluster).topics[topic].partitions[0].replicas))
         group = trial.group()
-        case.consume(
+        scenario.consume(
             Consuming(topic=topic, group=group, count=1_000, idle_s=20, commit=CommitMode.NEVER)
         )
-        missing = checkers.lost(case.history(), group, by=OperationKind.READ).count
+        missing = checkers.lost(scenario.history(), group, by=OperationKind.READ).count
         trial.control(
             f"all records are there with {wanted} replicas",
             missing == 0,
             f"{missing} of 1,000 missing",
         )
     trial.control("replicas are added", seen[0] == 3, f"{seen[0]} after asking for 3")
-    trial.told("replicas are never removed", seen[1] == 3, f"{seen[1]} after asking for 1")
+    trial.statement("replicas are never removed", seen[1] == 3, f"{seen[1]} after asking for 1")
 
 
-@settles(
+@experiment(
     "topic-4",
-    told="Reading does not delete: a group can go back and read again",
-    ran="A group reads everything and commits; its position is set to the start, to an offset and to a time, and it reads again.",
+    statement="Reading does not delete: a group can go back and read again",
+    method="A group reads everything and commits; its position is set to the start, to an offset and to a time, and it reads again.",
     advice="Go back whenever a consumer's work has to be done again: instep groups reset, or instep rewind for a pipeline.",
 )
-def topic_4(trial: Trial) -> None:
-    cluster, case = trial.ground.cluster, trial.case("rewound")
+def reading_again(trial: Trial) -> None:
+    cluster, scenario = trial.cluster.kafka, trial.scenario("rewound")
     topic, group, count = trial.topic(1), trial.group(), 1_000
     now_ms = int(time.time() * 1000)
     for half in (0, 1):
@@ -127,7 +127,7 @@ def topic_4(trial: Trial) -> None:
             first=half * count,
             timestamp_ms=now_ms - (1 - half) * DAY_MS,
         )
-        case.publish(plan)
+        scenario.publish(plan)
     places = {
         "first read": (0, count),
         "to the start": (0, count),
@@ -142,15 +142,15 @@ def topic_4(trial: Trial) -> None:
             refused = groups.commit(cluster, group, {(topic, 0): place})
             trial.control(f"{name}: the group's position was set", not refused, f"to {place}")
         member = f"reader {name}"
-        case.consume(
+        scenario.consume(
             Consuming(topic=topic, group=group, member=member, to_end=True, commit=CommitMode.SYNC)
         )
         read = [
             one.offset
-            for one in case.history()
+            for one in scenario.history()
             if one.kind is OperationKind.READ and one.member == member
         ]
-        trial.told(
+        trial.statement(
             f"{name} everything from there is read",
             read == list(range(count - expected, count)),
             f"{len(read)} of {expected}",
@@ -159,23 +159,23 @@ def topic_4(trial: Trial) -> None:
 
 def _segments(trial: Trial, topic: str) -> list[Path]:
     """The segment files of partition 0, oldest first, on the disk of the lab's only broker."""
-    return sorted((trial.ground.node(1).root / "data" / f"{topic}-0").glob("*.log"))
+    return sorted((trial.cluster.node(1).root / "data" / f"{topic}-0").glob("*.log"))
 
 
-@settles(
+@experiment(
     "topic-5",
-    told="Old data goes by age or by size, a whole segment at a time",
-    ran="Two topics with segments of 1 MiB: one keeps 2 MiB, one keeps records of the last hour. Send 5 MB, in "
+    statement="Old data goes by age or by size, a whole segment at a time",
+    method="Two topics with segments of 1 MiB: one keeps 2 MiB, one keeps records of the last hour. Send 5 MB, in "
     "the second topic half of it with old timestamps; see where the log begins, beside the segment files.",
     advice="Retention is a lower bound: records live until their whole segment is old. Leave room for the longest outage.",
     rules=("TOPIC_RETENTION_SHORT", "TOPIC_RETENTION_BY_SIZE", "RECORDS_FROM_LONG_AGO"),
     harmless=False,
 )
-def topic_5(trial: Trial) -> None:
+def retention_by_segment(trial: Trial) -> None:
     by_size, by_age = (
         trial.topic(1, retention_ms="-1", segment_bytes=str(SEGMENT)) for _ in range(2)
     )
-    case = trial.case("filled")
+    scenario = trial.scenario("filled")
     old = int(time.time() * 1000) - 2 * DAY_MS
     each = 2_500
     plan = Publishing(
@@ -183,26 +183,26 @@ def topic_5(trial: Trial) -> None:
     )
     for half in (0, 1):
         sent = msgspec.structs.replace(plan, first=half * each)
-        case.publish(sent)
-        case.publish(
+        scenario.publish(sent)
+        scenario.publish(
             msgspec.structs.replace(sent, topic=by_age, timestamp_ms=None if half else old)
         )
     # only now, so that all segments are there before the first of them goes
     bases = {
         topic: {int(file.stem) for file in _segments(trial, topic)} for topic in (by_size, by_age)
     }
-    configs.alter_topic(trial.ground.cluster, by_size, {"retention.bytes": str(2 * SEGMENT)})
-    configs.alter_topic(trial.ground.cluster, by_age, {"retention.ms": "3600000"})
+    configs.alter_topic(trial.cluster.kafka, by_size, {"retention.bytes": str(2 * SEGMENT)})
+    configs.alter_topic(trial.cluster.kafka, by_age, {"retention.ms": "3600000"})
     for name, topic in (("by size", by_size), ("by age", by_age)):
         trial.wait(partial(_is_thinned, trial, topic), f"old data to go {name}")
         first = _first(trial, topic)
-        trial.told(
+        trial.statement(
             f"{name}: the log begins at the begin of a segment",
             first in bases[topic],
             f"offset {first:,} of {2 * each:,}; segments began at {', '.join(f'{one:,}' for one in sorted(bases[topic]))}",
         )
     kept_old = each - _first(trial, by_age)
-    trial.told(
+    trial.statement(
         "records beyond their age stay until their segment goes",
         0 < kept_old < each,
         f"{max(kept_old, 0):,} of {each:,} records that are two days old are still there, with a retention of one hour",
@@ -210,7 +210,7 @@ def topic_5(trial: Trial) -> None:
 
 
 def _first(trial: Trial, topic: str) -> int:
-    return offsets.earliest(trial.ground.cluster, topic, [0])[0]
+    return offsets.earliest(trial.cluster.kafka, topic, [0])[0]
 
 
 def _is_thinned(trial: Trial, topic: str) -> bool:
@@ -221,26 +221,26 @@ def _is_thinned(trial: Trial, topic: str) -> bool:
     return before > 0 and _first(trial, topic) == before
 
 
-@settles(
+@experiment(
     "topic-6",
-    told="A record is found by its offset in the same time, however long the log is",
-    ran="Logs of 1, 10 and 100 times the length in one partition; time from seeking a random offset to having its record, each "
+    statement="A record is found by its offset in the same time, however long the log is",
+    method="Logs of 1, 10 and 100 times the length in one partition; time from seeking a random offset to having its record, each "
     "length in turn.",
     advice="Long retention costs disk, not speed of finding: keep as much as replays need.",
 )
-def topic_6(trial: Trial) -> None:
+def seek_time_by_log_length(trial: Trial) -> None:
     base = trial.scaled(5_000, 50_000)
     lengths = [base, 10 * base, 100 * base]
     logs, group = {length: trial.topic(1) for length in lengths}, trial.group()
     for length, topic in logs.items():
-        filling.fill(trial.ground.connection, topic, length)
+        filling.fill(trial.cluster.connection, topic, length)
     times: dict[int, list[float]] = {length: [] for length in lengths}
     for _ in trial.rounds(5, 20):
         for length, topic in logs.items():
             drawn = [trial.random.randrange(length) for _ in range(20)]
             times[length] += [
                 one * 1000
-                for one in filling.seek_times(trial.ground.connection, topic, drawn, group)
+                for one in filling.seek_times(trial.cluster.connection, topic, drawn, group)
             ]
     medians = {length: statistics.median(found) for length, found in times.items()}
     rows: list[list[Cell]] = [
@@ -258,55 +258,57 @@ def topic_6(trial: Trial) -> None:
         log_x=True,
     )
     ratio = medians[lengths[-1]] / medians[base]
-    trial.told(
+    trial.statement(
         "100 times the length takes less than twice as long",
         ratio < 2,
         f"{ratio:.2f} times as long as in {base:,} records",
     )
 
 
-@settles(
+@experiment(
     "topic-7",
-    told="Readers never see past the high watermark",
-    ran="Freeze a follower that is in sync, send with acks=1: the leader has the records and has answered, the follower has not. "
+    statement="Readers never see past the high watermark",
+    method="Freeze a follower that is in sync, send with acks=1: the leader has the records and has answered, the follower has not. "
     "Read; let the follower go on; read again.",
     advice="What readers have seen is on all in-sync replicas: it does not vanish when the leader dies.",
     rules=("TOPIC_MIN_IN_SYNC_ONE",),
     brokers=3,
     harmless=False,
 )
-def topic_7(trial: Trial) -> None:
-    case = trial.case("follower frozen")
+def high_watermark(trial: Trial) -> None:
+    scenario = trial.scenario("follower frozen")
     topic = trial.topic(1, replicas=3, min_insync_replicas="1")
-    trial.ground.wait_whole(topic)
-    leader = layout.read(trial.ground.cluster).topics[topic].partitions[0].leader
+    trial.cluster.wait_in_sync(topic)
+    leader = layout.read(trial.cluster.kafka).topics[topic].partitions[0].leader
     follower = (
-        next(node.node for node in trial.ground.own.nodes if node.node != leader)
-        if trial.ground.own
+        next(node.node for node in trial.cluster.own.nodes if node.node != leader)
+        if trial.cluster.own
         else 0
     )
     sending = Publishing(
         topic=topic, count=100, seed=trial.seed, config={"acks": 1, "enable.idempotence": False}
     )
-    case.publish(msgspec.structs.replace(sending, first=1_000, member="before"))
-    with case.beside(Consuming(topic=topic, group=trial.group(), commit=CommitMode.NEVER)) as (
+    scenario.publish(msgspec.structs.replace(sending, first=1_000, member="before"))
+    with scenario.background(
+        Consuming(topic=topic, group=trial.group(), commit=CommitMode.NEVER)
+    ) as (
         reader,
         _,
     ):
         trial.wait(lambda: reader.read == 100, "the reader to have the first records")
         trial.freeze(follower)
         began = time.monotonic()
-        case.publish(sending)
+        scenario.publish(sending)
         answered = [
             one
-            for one in case.history()
+            for one in scenario.history()
             if one.kind is OperationKind.SEND
             and one.outcome is OperationStatus.OK
             and one.member == "publisher"
         ]
         trial.wait(lambda: time.monotonic() - began > 1.0, "a second to pass")
         seen_frozen, frozen_s = reader.read - 100, time.monotonic() - began
-        in_sync = layout.read(trial.ground.cluster).topics[topic].partitions[0].in_sync
+        in_sync = layout.read(trial.cluster.kafka).topics[topic].partitions[0].in_sync
         trial.thaw(follower)
         trial.wait(lambda: reader.read == 200, "the reader to have everything")
     ends = max((one.offset or 0) + 1 for one in answered) if answered else 0
@@ -320,24 +322,24 @@ def topic_7(trial: Trial) -> None:
         follower in in_sync,
         f"broker {follower} of {in_sync}",
     )
-    trial.told(
+    trial.statement(
         "while a follower in sync lacks them, nobody reads them",
         seen_frozen == 0,
         f"the leader's log ended at {ends}; readers had {100 + seen_frozen} records after {frozen_s:.1f} s, all 200 later",
     )
 
 
-@settles(
+@experiment(
     "topic-8",
-    told="A segment file is named after its first offset",
-    ran="Fill a topic of 1 MiB segments and compare each file's name with the offset of the first batch in it.",
+    statement="A segment file is named after its first offset",
+    method="Fill a topic of 1 MiB segments and compare each file's name with the offset of the first batch in it.",
     advice="The name of the oldest file tells where a log begins; never touch the files themselves.",
     harmless=False,
 )
-def topic_8(trial: Trial) -> None:
+def segment_file_names(trial: Trial) -> None:
     topic = trial.topic(1, segment_bytes=str(SEGMENT))
     filling.fill(
-        trial.ground.connection, topic, trial.scaled(5_000, 20_000), 1_000, {"batch.size": 50_000}
+        trial.cluster.connection, topic, trial.scaled(5_000, 20_000), 1_000, {"batch.size": 50_000}
     )
     found = {
         file.name: struct.unpack(">q", file.read_bytes()[:8])[0]
@@ -351,17 +353,17 @@ def topic_8(trial: Trial) -> None:
     )
     trial.control("there are several segments", len(found) > 1, f"{len(found)} files")
     wrong = [name for name, first in found.items() if int(Path(name).stem) != first]
-    trial.told(
+    trial.statement(
         "each file's name is its first offset",
         not wrong,
         f"{len(found) - len(wrong)} of {len(found)} files",
     )
 
 
-@settles(
+@experiment(
     "topic-9",
-    told="When the leader dies, an in-sync follower takes over and nothing acknowledged is lost",
-    ran="Three replicas, two of them needed, acks=all; kill -9 the leader under a steady load; measure the longest time without "
+    statement="When the leader dies, an in-sync follower takes over and nothing acknowledged is lost",
+    method="Three replicas, two of them needed, acks=all; kill -9 the leader under a steady load; measure the longest time without "
     "an acknowledged record, and compare what was acknowledged with what is there.",
     advice="Three replicas, min.insync.replicas=2 and acks=all; expect a pause of the broker's session time-out.",
     rules=(
@@ -373,52 +375,52 @@ def topic_8(trial: Trial) -> None:
     brokers=3,
     harmless=False,
 )
-def topic_9(trial: Trial) -> None:
+def leader_failure(trial: Trial) -> None:
     pauses: list[float] = []
     leads: list[bool] = []
     lost = acknowledged = 0
     for number in trial.rounds(1, 5):
-        pause, missing, of, moved = _leader_killed(trial, trial.case(f"round {number + 1}"))
+        pause, missing, of, moved = _leader_killed(trial, trial.scenario(f"round {number + 1}"))
         pauses.append(pause)
         leads.append(moved)
         lost, acknowledged = lost + missing, acknowledged + of
-    trial.told(
+    trial.statement(
         "a follower that was in sync leads", all(leads), f"after {sum(leads)} of {len(leads)} kills"
     )
-    trial.told(
+    trial.statement(
         "nothing acknowledged is lost",
         lost == 0,
         f"{lost} of {acknowledged:,}; {spread(pauses, ' s')} without an answer",
     )
 
 
-def _leader_killed(trial: Trial, case: Scenario) -> tuple[float, int, int, bool]:
+def _leader_killed(trial: Trial, scenario: Scenario) -> tuple[float, int, int, bool]:
     """The longest time without an acknowledgement, records lost and acknowledged, and whether a follower in sync took over."""
     topic = trial.topic(1, replicas=3, min_insync_replicas="2")
-    trial.ground.wait_whole(topic)
-    before = layout.read(trial.ground.cluster).topics[topic].partitions[0]
+    trial.cluster.wait_in_sync(topic)
+    before = layout.read(trial.cluster.kafka).topics[topic].partitions[0]
     config = {"topic.metadata.refresh.interval.ms": 500, "socket.timeout.ms": 3_000}
     count = 1_000_000
-    with case.beside(
+    with scenario.background(
         Publishing(topic=topic, count=count, keys=10, seed=trial.seed, per_s=1_000, config=config)
     ) as (_, stop):
-        trial.wait(lambda: case.acknowledged > 500, "half a second's records")
+        trial.wait(lambda: scenario.acknowledged > 500, "half a second's records")
         trial.kill(before.leader or 0)
-        done = case.acknowledged
-        trial.wait(lambda: case.acknowledged > done + 1_000, "records to be taken again")
+        done = scenario.acknowledged
+        trial.wait(lambda: scenario.acknowledged > done + 1_000, "records to be taken again")
         stop.set()
-    after = layout.read(trial.ground.cluster).topics[topic].partitions[0]
+    after = layout.read(trial.cluster.kafka).topics[topic].partitions[0]
     trial.restart(before.leader or 0)
-    sent = checkers.lost(case.history(), by=OperationKind.READ).of
-    case.consume(
+    sent = checkers.lost(scenario.history(), by=OperationKind.READ).of
+    scenario.consume(
         Consuming(
             topic=topic, group=trial.group(), to_end=True, batch=1_000, commit=CommitMode.NEVER
         )
     )
-    missing = checkers.lost(case.history(), by=OperationKind.READ).count
+    missing = checkers.lost(scenario.history(), by=OperationKind.READ).count
     times = sorted(
         one.at_ns
-        for one in case.history()
+        for one in scenario.history()
         if one.kind is OperationKind.SEND and one.outcome is OperationStatus.OK
     )
     pause = max((later - earlier for earlier, later in itertools.pairwise(times)), default=0) / 1e9

@@ -21,11 +21,11 @@ def main(plan_file: str, history_file: str) -> None:
     connection = msgspec.json.decode(os.environ[process.CONNECTION])
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with HistoryWriter(Path(history_file)) as notebook:
+    with HistoryWriter(Path(history_file)) as history_writer:
         if isinstance(plan, Publishing):
-            publish(plan, connection, notebook, stop)
+            publish(plan, connection, history_writer, stop)
         else:
-            consume(plan, connection, notebook, stop)
+            consume(plan, connection, history_writer, stop)
 
 
 if __name__ == "__main__":

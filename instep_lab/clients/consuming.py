@@ -31,7 +31,7 @@ from confluent_kafka import (
 
 from instep_lab import workload
 from instep_lab.clients.table import SqliteTable
-from instep_lab.history import HistoryWriter, Operation, OperationKind, OperationStatus
+from instep_lab.history import HistoryWriter, ClientOperation, OperationKind, OperationStatus
 
 
 class CommitMode(enum.StrEnum):
@@ -146,7 +146,7 @@ class Counted(msgspec.Struct):
 def consume(
     plan: Consuming,
     connection: Mapping[str, Any],
-    notebook: HistoryWriter,
+    history_writer: HistoryWriter,
     stop: threading.Event | None = None,
     counted: Counted | None = None,
 ) -> None:
@@ -156,13 +156,13 @@ def consume(
         case Library.KAFKA_PYTHON:
             from instep_lab.clients import pythonic
 
-            pythonic.consume(plan, connection, notebook, stop, counted)
+            pythonic.consume(plan, connection, history_writer, stop, counted)
         case Library.SHARE:
             from instep_lab.clients import sharing
 
-            sharing.consume(plan, connection, notebook, stop, counted)
+            sharing.consume(plan, connection, history_writer, stop, counted)
         case _:
-            with _Reader(plan, connection, notebook, stop, counted) as reader:
+            with _Reader(plan, connection, history_writer, stop, counted) as reader:
                 reader.run()
 
 
@@ -171,11 +171,16 @@ class _Reader:
         self,
         plan: Consuming,
         connection: Mapping[str, Any],
-        notebook: HistoryWriter,
+        history_writer: HistoryWriter,
         stop: threading.Event,
         counted: Counted,
     ) -> None:
-        self._plan, self._notebook, self._stop, self.counted = plan, notebook, stop, counted
+        self._plan, self._history_writer, self._stop, self.counted = (
+            plan,
+            history_writer,
+            stop,
+            counted,
+        )
         own = {"group.id": plan.group, "enable.auto.commit": plan.commit is CommitMode.AUTO}
         config = {
             **DEFAULTS,
@@ -254,7 +259,7 @@ class _Reader:
                 self.counted.ends[message.partition() or 0] = message.offset() or 0
             else:
                 self.counted.errors.append(error.name())
-                self._notebook.note(
+                self._history_writer.note(
                     self._operation(
                         OperationKind.READ,
                         OperationStatus.FAIL,
@@ -355,7 +360,7 @@ class _Reader:
             outcome, note = OperationStatus.FAIL, error.args[0].name()
         took = time.monotonic_ns() - began
         for one in offsets:
-            self._notebook.note(
+            self._history_writer.note(
                 self._operation(
                     OperationKind.COMMIT,
                     outcome,
@@ -371,7 +376,7 @@ class _Reader:
         for one in offsets:
             fault = error or one.error
             if one.offset >= 0:
-                self._notebook.note(
+                self._history_writer.note(
                     self._operation(
                         OperationKind.COMMIT,
                         OperationStatus.FAIL if fault else OperationStatus.OK,
@@ -422,7 +427,7 @@ class _Reader:
 
     def _note_record(self, kind: OperationKind, message: Message) -> None:
         key, number = workload.parse(message.value() or b"")
-        self._notebook.note(
+        self._history_writer.note(
             self._operation(
                 kind,
                 OperationStatus.OK,
@@ -435,10 +440,14 @@ class _Reader:
 
     def _note_partitions(self, kind: OperationKind, parts: Sequence[TopicPartition]) -> None:
         for one in parts:
-            self._notebook.note(self._operation(kind, OperationStatus.OK, partition=one.partition))
+            self._history_writer.note(
+                self._operation(kind, OperationStatus.OK, partition=one.partition)
+            )
 
-    def _operation(self, kind: OperationKind, outcome: OperationStatus, **rest: Any) -> Operation:
-        return Operation(
+    def _operation(
+        self, kind: OperationKind, outcome: OperationStatus, **rest: Any
+    ) -> ClientOperation:
+        return ClientOperation(
             kind=kind, outcome=outcome, group=self._plan.group, member=self._plan.member, **rest
         )
 

@@ -51,12 +51,12 @@ class ClientProcess:
         while (status := self.status) is None:
             if time.monotonic() > deadline:
                 raise errors.InstepError(
-                    f"a client of the lab did not end within {timeout_s:.0f} s:\n{self.said()}"
+                    f"a client of the lab did not end within {timeout_s:.0f} s:\n{self.output()}"
                 )
             time.sleep(0.01)
         return status
 
-    def said(self) -> str:
+    def output(self) -> str:
         """What it wrote, such as a traceback: nothing when all is well."""
         return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
 

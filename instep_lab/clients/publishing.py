@@ -14,7 +14,7 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from instep_lab import workload
-from instep_lab.history import HistoryWriter, Operation, OperationKind, OperationStatus
+from instep_lab.history import HistoryWriter, ClientOperation, OperationKind, OperationStatus
 
 # what says that the log does not hold the record; after every other error it may
 NOT_WRITTEN = {
@@ -85,11 +85,11 @@ DEFAULTS: Mapping[str, Any] = {
 def publish(
     plan: Publishing,
     connection: Mapping[str, Any],
-    notebook: HistoryWriter,
+    history_writer: HistoryWriter,
     stop: threading.Event | None = None,
 ) -> None:
     """Send it all, or until told to stop, and note what became of each record."""
-    sender = _Sender(plan, connection, notebook)
+    sender = _Sender(plan, connection, history_writer)
     drawn = workload.records(plan.seed, plan.count, plan.keys, plan.size, plan.first)
     began = time.monotonic()
     for number, record in enumerate(drawn):
@@ -117,9 +117,9 @@ def refusal(config: Mapping[str, Any]) -> str | None:
 
 class _Sender:
     def __init__(
-        self, plan: Publishing, connection: Mapping[str, Any], notebook: HistoryWriter
+        self, plan: Publishing, connection: Mapping[str, Any], history_writer: HistoryWriter
     ) -> None:
-        self._plan, self._notebook = plan, notebook
+        self._plan, self._history_writer = plan, history_writer
         self._producer = Producer({**DEFAULTS, **plan.config, **connection})
         self._in_transaction = 0
         self._transactions = 0
@@ -195,15 +195,15 @@ class _Sender:
                 self._producer.commit_transaction(30)
         except KafkaException as error:
             outcome = OperationStatus.UNKNOWN
-            self._notebook.note(
-                Operation(
+            self._history_writer.note(
+                ClientOperation(
                     kind=OperationKind.FAULT, outcome=OperationStatus.FAIL, note=str(error.args[0])
                 )
             )
         self._in_transaction = 0
         took = time.monotonic_ns() - began
-        self._notebook.note(
-            Operation(
+        self._history_writer.note(
+            ClientOperation(
                 kind=OperationKind.COMMIT,
                 outcome=outcome,
                 member=self._plan.member,
@@ -228,8 +228,8 @@ class _Sender:
                 self._note(record.key, record.number, OperationStatus.UNKNOWN, note="not asked")
                 return
             ended = time.monotonic_ns()
-            self._notebook.note(
-                Operation(
+            self._history_writer.note(
+                ClientOperation(
                     kind=OperationKind.SEND,
                     outcome=told(error),
                     at_ns=ended,
@@ -247,8 +247,8 @@ class _Sender:
         return note
 
     def _note(self, key: str, number: int, outcome: OperationStatus, note: str = "") -> None:
-        self._notebook.note(
-            Operation(
+        self._history_writer.note(
+            ClientOperation(
                 kind=OperationKind.SEND,
                 outcome=outcome,
                 member=self._plan.member,

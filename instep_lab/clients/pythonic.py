@@ -17,7 +17,7 @@ from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAs
 
 from instep_lab import workload
 from instep_lab.clients.consuming import POLL_S, CommitMode, Consuming, Counted
-from instep_lab.history import HistoryWriter, Operation, OperationKind, OperationStatus
+from instep_lab.history import HistoryWriter, ClientOperation, OperationKind, OperationStatus
 
 ASSIGNORS = {
     one.name: one
@@ -47,12 +47,12 @@ DEFAULTS: Mapping[str, Any] = {
 def consume(
     plan: Consuming,
     connection: Mapping[str, Any],
-    notebook: HistoryWriter,
+    history_writer: HistoryWriter,
     stop: threading.Event,
     counted: Counted,
 ) -> None:
     """Read and note it, until the plan's end or until told to stop."""
-    reader = _Reader(plan, connection, notebook, counted)
+    reader = _Reader(plan, connection, history_writer, counted)
     try:
         reader.run(stop)
     finally:
@@ -64,10 +64,10 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
         self,
         plan: Consuming,
         connection: Mapping[str, Any],
-        notebook: HistoryWriter,
+        history_writer: HistoryWriter,
         counted: Counted,
     ) -> None:
-        self._plan, self._notebook, self.counted = plan, notebook, counted
+        self._plan, self._history_writer, self.counted = plan, history_writer, counted
         self._consumer = KafkaConsumer(**_config(plan, connection))
         if plan.assigned is None:
             # it may join before it knows the topic, gets nothing, and does not look again
@@ -150,8 +150,8 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
     def _note(
         self, kind: OperationKind, outcome: OperationStatus = OperationStatus.OK, **rest: Any
     ) -> None:
-        self._notebook.note(
-            Operation(
+        self._history_writer.note(
+            ClientOperation(
                 kind=kind, outcome=outcome, group=self._plan.group, member=self._plan.member, **rest
             )
         )

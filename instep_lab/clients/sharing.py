@@ -10,13 +10,13 @@ from confluent_kafka import ShareConsumer
 
 from instep_lab import workload
 from instep_lab.clients.consuming import POLL_S, Consuming, Counted
-from instep_lab.history import HistoryWriter, Operation, OperationKind, OperationStatus
+from instep_lab.history import HistoryWriter, ClientOperation, OperationKind, OperationStatus
 
 
 def consume(
     plan: Consuming,
     connection: Mapping[str, Any],
-    notebook: HistoryWriter,
+    history_writer: HistoryWriter,
     stop: threading.Event,
     counted: Counted,
 ) -> None:
@@ -24,8 +24,8 @@ def consume(
     own = {"group.id": plan.group, "client.id": plan.member, "log_level": 0}
 
     def note(outcome: OperationStatus, **rest: Any) -> None:
-        notebook.note(
-            Operation(
+        history_writer.note(
+            ClientOperation(
                 kind=OperationKind.READ,
                 outcome=outcome,
                 group=plan.group,

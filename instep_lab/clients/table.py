@@ -11,7 +11,7 @@ from pathlib import Path
 from confluent_kafka import Message
 
 from instep_lab import workload
-from instep_lab.history import Operation, OperationKind
+from instep_lab.history import ClientOperation, OperationKind
 
 
 class SqliteTable:
@@ -66,11 +66,11 @@ class SqliteTable:
         self._opened.execute("COMMIT")
 
 
-def work(file: Path, group: str = "") -> list[Operation]:
+def work(file: Path, group: str = "") -> list[ClientOperation]:
     """The work that the table shows, in its order."""
     with contextlib.closing(sqlite3.connect(file)) as opened:
         found = opened.execute("SELECT key, number, at_ns FROM work ORDER BY seq").fetchall()
     return [
-        Operation(kind=OperationKind.WORK, group=group, key=key, number=number, at_ns=at)
+        ClientOperation(kind=OperationKind.WORK, group=group, key=key, number=number, at_ns=at)
         for key, number, at in found
     ]

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from instep_lab import checkers
-from instep_lab.history import Operation, OperationKind
+from instep_lab.history import ClientOperation, OperationKind
 from instep_lab.queues.system import System, survivors
 
 # Message size in bytes, and how many make up one measurement at least: fewer when they are larger.
@@ -117,7 +117,7 @@ def losses(
     count: int,
     *,
     killed: bool = True,
-    note: Callable[[System, Operation], None] = lambda *_: None,
+    note: Callable[[System, ClientOperation], None] = lambda *_: None,
 ) -> list[Loss]:
     """Enqueue, kill what holds the messages, start it again, and count what can still be read; one kill for all that share it."""
     sent = messages(count, size)
@@ -202,12 +202,14 @@ def judge(
     )
 
 
-def operations(sent: Sequence[bytes], read: Sequence[bytes]) -> list[Operation]:
+def operations(sent: Sequence[bytes], read: Sequence[bytes]) -> list[ClientOperation]:
     """The history of one queue. A message that was changed on the way counts as not read."""
     known = set(sent)
-    sends = [Operation(kind=OperationKind.SEND, number=_number(one)) for one in sent]
+    sends = [ClientOperation(kind=OperationKind.SEND, number=_number(one)) for one in sent]
     return sends + [
-        Operation(kind=OperationKind.READ, number=_number(one)) for one in read if one in known
+        ClientOperation(kind=OperationKind.READ, number=_number(one))
+        for one in read
+        if one in known
     ]
 
 

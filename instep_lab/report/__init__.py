@@ -1,1 +1,1 @@
-"""Reports of lab runs: a page, plots, and docs/lab."""
+"""Reports of lab runs: an HTML page, and the Markdown page and plots of docs/lab."""

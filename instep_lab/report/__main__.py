@@ -1,4 +1,7 @@
-"""Writes docs/lab from a run: `python -m instep_lab.report RUN docs/lab`. Plots of an older run are removed."""
+"""Writes docs/lab from a run: `python -m instep_lab.report RUN docs/lab`.
+
+Plots of an older run are removed.
+"""
 
 from __future__ import annotations
 

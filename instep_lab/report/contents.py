@@ -1,4 +1,4 @@
-"""A run with all that it came to, claim by claim: read once, and shown in several ways."""
+"""The contents of a report: a run with the results of its claims."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from instep_lab import claim, store
 from instep_lab.claim import Claim, ClaimResult
 
 NOT_RUN = "not run"
-GONE = "this release does not know the claim"
+GONE = "this release does not have the claim"
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One claim of a run. `result` is None while it was not run, `claim` when this release does not know it."""
+    """One claim of a run.
+
+    `result` is None if it has not run, `claim` is None if this release does not have it.
+    """
 
     id: str
     claim: Claim | None
@@ -29,8 +32,8 @@ class Section:
     timeline: tuple[Mapping[str, Any], ...]
 
     @property
-    def told(self) -> str:
-        return self.claim.told if self.claim else GONE
+    def statement(self) -> str:
+        return self.claim.statement if self.claim else GONE
 
     @property
     def verdict(self) -> str:
@@ -47,67 +50,70 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class LabReport:
-    """A run, with a section for each claim that was asked for, in that order."""
+    """A run, with one section for each requested claim, in the order of the request."""
 
     run: store.LabRun
     sections: tuple[Section, ...]
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many of each verdict, those that settle something first."""
-        found = Counter(section.verdict for section in self.sections)
-        return {word: found[word] for word in VERDICTS if found[word]}
+        """The number of claims with each verdict, in the order of VERDICTS."""
+        totals = Counter(section.verdict for section in self.sections)
+        return {word: totals[word] for word in VERDICTS if totals[word]}
 
     @property
     def facts(self) -> dict[str, str]:
-        """On what the run ran, and what it was asked for."""
-        asked = {
+        """The request of the run, and the machine and releases it ran on."""
+        request = {
             "run": self.run.id,
             "begun": self.run.begun_at,
             "tier": self.run.tier.value,
             "seed": str(self.run.seed),
-            "cluster": self.run.cluster or "brokers of the lab's own",
+            "cluster": self.run.cluster or "brokers started by the lab",
             "command": self.run.command,
         }
-        return {**asked, **self.run.machine, **self.run.releases}
+        return {**request, **self.run.machine, **self.run.releases}
 
 
 VERDICTS = ("right", "wrong", "depends", "was right", "INCONCLUSIVE", NOT_RUN)
 
 
 def gather(run: Path, known: Mapping[str, Claim]) -> LabReport:
-    """Read a run's folder."""
-    asked, results = store.read_run(run), store.read_results(run)
+    """Read the folder of a run."""
+    request, results = store.read_run(run), store.read_results(run)
     return LabReport(
-        asked,
+        request,
         tuple(
             _section(run, id_, known.get(id_), results.get(id_))
-            for id_ in dict.fromkeys(asked.claims)
+            for id_ in dict.fromkeys(request.claims)
         ),
     )
 
 
-def chosen(report: LabReport, known: Mapping[str, Claim], id_: str) -> list[Section]:
-    """The sections of a claim or of a family; of one that was not asked for, that it was not run."""
-    found = [
+def select(report: LabReport, known: Mapping[str, Claim], id_: str) -> list[Section]:
+    """Return the sections of a claim or family; claims outside the run have no result."""
+    sections = [
         section for section in report.sections if id_ in (section.id, section.id.partition("-")[0])
     ]
-    return found or [Section(one.id, one, None, {}, ()) for one in claim.chosen(known, [id_])]
+    return sections or [Section(one.id, one, None, {}, ()) for one in claim.select(known, [id_])]
 
 
 def settings(section: Section) -> list[tuple[str, str]]:
-    """Each case with what a client of it was started with, as JSON in a line; what was not set is left out."""
+    """Return each scenario with the settings of one of its clients, as one line of JSON."""
     clients = (
-        (case, one)
-        for case, value in section.settings.items()
+        (scenario, one)
+        for scenario, value in section.settings.items()
         for one in (value if isinstance(value, list) else [value])
     )
-    return [(case, plain_json(msgspec.json.encode(_set(one)).decode())) for case, one in clients]
+    return [
+        (scenario, plain_json(msgspec.json.encode(_without_empty(one)).decode()))
+        for scenario, one in clients
+    ]
 
 
-def moments(section: Section) -> list[str]:
-    """The timeline, a line each: what was noted, in the order in which it was."""
-    return ["  ".join(_noted(value) for value in step.values()) for step in section.timeline]
+def timeline(section: Section) -> list[str]:
+    """Return the timeline as lines of text."""
+    return ["  ".join(_show(value) for value in step.values()) for step in section.timeline]
 
 
 def _section(run: Path, id_: str, known: Claim | None, result: ClaimResult | None) -> Section:
@@ -117,11 +123,13 @@ def _section(run: Path, id_: str, known: Claim | None, result: ClaimResult | Non
     )
 
 
-def _set(value: Any) -> Any:
+def _without_empty(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _set(one) for key, one in value.items() if one not in (None, "", {}, [])}
+        return {
+            key: _without_empty(one) for key, one in value.items() if one not in (None, "", {}, [])
+        }
     return value
 
 
-def _noted(value: Any) -> str:
+def _show(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""A run as the page of docs/lab, with its plots as files beside it. The same run gives the same bytes. Pure."""
+"""A run as the Markdown page of docs/lab, with its plots as files. Pure and deterministic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = "claims.md"
 
 
 def pages(report: LabReport) -> dict[str, str]:
-    """The text of each file, by its path below docs/lab."""
+    """Return the text of each file, by its path below docs/lab."""
     drawn = {
         _plot_file(section, number): plots.standalone(plot)
         for section in report.sections
@@ -32,19 +32,19 @@ def _page(report: LabReport) -> str:
     rows = [
         [
             f"[{markdown(one.id)}](#{_anchor(one)})",
-            markdown(one.told),
+            markdown(one.statement),
             f"**{one.verdict}**",
             markdown(shortened(one.because, BECAUSE_MAX)),
         ]
         for one in report.sections
     ]
     parts = [
-        "# What is told about Kafka, settled",
-        f"{counted(len(report.sections), 'claim')}, each run on real servers: {counts}."
-        " This page was written from one run of `instep lab`; `instep lab run` settles them on your machine, and keeps every"
-        " client's settings and history.",
+        "# Claims about Kafka, tested",
+        f"{counted(len(report.sections), 'claim')}, each tested on real servers: {counts}."
+        " This page was generated from one run of `instep lab`. `instep lab run` repeats the"
+        " experiments on your machine and stores the settings and history of every client.",
         "\n".join(facts),
-        _grid(("claim", "told", "verdict", "because"), rows),
+        _grid(("claim", "statement", "verdict", "reason"), rows),
         *(part for section in report.sections for part in _section(section)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -53,9 +53,9 @@ def _page(report: LabReport) -> str:
 def _section(section: Section) -> Iterable[str]:
     claim, result = section.claim, section.result
     yield f'<a id="{_anchor(section)}"></a>\n\n## {markdown(section.id)}: {section.verdict}'
-    yield f"**Told.** {markdown(section.told)}"
+    yield f"**Statement.** {markdown(section.statement)}"
     if claim:
-        yield f"**Run.** {markdown(claim.ran)}"
+        yield f"**Method.** {markdown(claim.method)}"
     if result:
         yield f"**Verdict.** {section.verdict}: {markdown(section.because)}"
         rows = [
@@ -69,10 +69,10 @@ def _section(section: Section) -> Iterable[str]:
     if claim:
         yield f"**Advice.** {markdown(claim.advice)}"
         if claim.rules:
-            yield "**Looked after by** " + ", ".join(
+            yield "**Checked by** " + ", ".join(
                 f"[{markdown(rule)}](../rules/{store.file_name(rule)}.md)" for rule in claim.rules
             )
-    yield f"**Repeat it.** {_code(section.command)}"
+    yield f"**Repeat.** {_code(section.command)}"
 
 
 def _table(table: ReportTable) -> str:
@@ -94,7 +94,7 @@ def _cell(value: Cell) -> str:
 
 
 def _code(text: str) -> str:
-    """A whole text as code, between more backticks than it has itself."""
+    """Return a text as code, between more backticks than it contains."""
     shown = plain(text)
     fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     space = " " if len(fence) > 1 else ""

@@ -19,17 +19,15 @@ CLASSES = {"right": "right", "wrong": "wrong", "depends": "depends", "was right"
 def render(report: LabReport) -> str:
     """The page."""
     body = _header(report) + _summary(report) + "".join(map(_section, report.sections))
-    return web_page.document(
-        KIND, f"What is told about Kafka, settled: lab run {report.run.id}", body
-    )
+    return web_page.document(KIND, f"Claims about Kafka, tested: lab run {report.run.id}", body)
 
 
 def _header(report: LabReport) -> str:
     counts = " ".join(_chip(word, f"{count} {word}") for word, count in report.counts.items())
-    intro = f"{counted(len(report.sections), 'claim')}, each run on real servers."
+    intro = f"{counted(len(report.sections), 'claim')}, each tested on real servers."
     return element(
         "header",
-        element("h1", "What is told about Kafka, settled", id="top")
+        element("h1", "Claims about Kafka, tested", id="top")
         + element("p", escaped(intro) + " " + counts)
         + web_page.facts(report.facts),
     )
@@ -38,14 +36,14 @@ def _header(report: LabReport) -> str:
 def _summary(report: LabReport) -> str:
     rows = (
         element("td", element("a", escaped(section.id), href=f"#{_anchor(section)}"), class_="id")
-        + element("td", prose(section.told))
+        + element("td", prose(section.statement))
         + element("td", _chip(section.verdict))
         + element("td", prose(shortened(section.because, BECAUSE_MAX)))
         for section in report.sections
     )
     return element(
         "nav",
-        element("h2", "Claims") + web_page.grid(("claim", "told", "verdict", "because"), rows),
+        element("h2", "Claims") + web_page.grid(("claim", "statement", "verdict", "reason"), rows),
     )
 
 
@@ -53,11 +51,11 @@ def _section(section: Section) -> str:
     result = section.result
     parts = [
         element("h2", f"{escaped(section.id)} {_chip(section.verdict)}"),
-        _line("Told", section.told),
-        _line("Run", section.claim.ran) if section.claim else "",
+        _line("Statement", section.statement),
+        _line("Method", section.claim.method) if section.claim else "",
     ]
     if result is None:
-        parts.append(element("p", "It was asked for, and not run yet.", class_="muted"))
+        parts.append(element("p", "Not run yet.", class_="muted"))
     else:
         parts.append(_line("Verdict", f"{section.verdict}: {section.because}"))
         if not result.ended:
@@ -78,16 +76,17 @@ def _section(section: Section) -> str:
             )
         )
         parts.append(_rules(section.claim.rules))
-    parts.append(element("h3", "Repeat it") + element("pre", escaped(section.command)))
+    parts.append(element("h3", "Repeat") + element("pre", escaped(section.command)))
     if result is not None:
-        took = f"begun {result.begun_at}, {figure(result.seconds)} s, tier {result.tier}, seed {result.seed}"
+        took = f"started {result.begun_at}, {figure(result.seconds)} s, tier {result.tier}, seed {result.seed}"
         parts.append(element("p", escaped(took), class_="muted"))
     parts.append(
         _details(
-            "Settings", _lines(f"{case}: {client}" for case, client in contents.settings(section))
+            "Settings",
+            _lines(f"{scenario}: {client}" for scenario, client in contents.settings(section)),
         )
     )
-    parts.append(_details("Timeline", _lines(contents.moments(section))))
+    parts.append(_details("Timeline", _lines(contents.timeline(section))))
     parts.append(element("p", element("a", "all claims", href="#top")))
     return element("section", "".join(parts), id=_anchor(section))
 
@@ -101,8 +100,7 @@ def _parts(parts: Sequence[VerdictPart]) -> str:
         for part in parts
     )
     return (
-        element("h3", "What came out")
-        + web_page.grid(("role", "statement", "outcome", "evidence"), rows)
+        element("h3", "Results") + web_page.grid(("role", "statement", "outcome", "evidence"), rows)
         if parts
         else ""
     )
@@ -113,7 +111,7 @@ def _rules(rules: Sequence[str]) -> str:
         return ""
     named = ", ".join(element("code", escaped(rule)) for rule in rules)
     example = element("code", escaped(f"instep vet explain {rules[0]}"))
-    return element("p", f"{element('strong', 'Looked after by')} {named} ({example})")
+    return element("p", f"{element('strong', 'Checked by')} {named} ({example})")
 
 
 def _lines(lines: Iterable[str]) -> str:

@@ -15,18 +15,18 @@ Settle = Callable[..., ClaimResult]
 
 
 @pytest.fixture(scope="package")
-def grounds() -> Iterator[ClusterPool]:
+def pool() -> Iterator[ClusterPool]:
     with ClusterPool(None, lambda _: None) as shared:
         yield shared
 
 
 @pytest.fixture
-def settle(grounds: ClusterPool, tmp_path: Path) -> Settle:
+def settle(pool: ClusterPool, tmp_path: Path) -> Settle:
     """Settle one claim on the shared brokers."""
 
     def run(claim: str, *, tier: Tier = Tier.QUICK, seed: int = 1) -> ClaimResult:
         made = lab.prepare(claims.ALL, [claim], tier=tier, seed=seed, into=tmp_path)
-        lab.Lab(made, claims.ALL, say=lambda _: None).settle_on(grounds)
+        lab.Lab(made, claims.ALL, say=lambda _: None).run_on(pool)
         return store.read_results(made)[claim]
 
     return run

@@ -10,7 +10,7 @@ from instep_lab.claim import Claim, ClaimResult, Tier
 from instep_lab.verdict import ClaimVerdict, Judgement, PartOutcome, Role, VerdictPart, judge
 
 ID = "20261101T080000-quick-7"
-RIGHT = [VerdictPart(Role.TOLD, "acks=all loses none", PartOutcome.PASS, "0 of 20,000 lost")]
+RIGHT = [VerdictPart(Role.STATEMENT, "acks=all loses none", PartOutcome.PASS, "0 of 20,000 lost")]
 LOST = Plot(
     "Lost records",
     "acks",

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from instep import errors
 from instep_lab import checkers, history
 from instep_lab.checkers import Anomalies
-from instep_lab.history import Operation, OperationKind, OperationStatus
+from instep_lab.history import ClientOperation, OperationKind, OperationStatus
 
-Check = Callable[[list[Operation]], Anomalies]
+Check = Callable[[list[ClientOperation]], Anomalies]
 CHECKS: dict[str, Check] = {
     "lost": checkers.lost,
     "repeated": checkers.repeated,
@@ -30,14 +30,14 @@ def send(
     number: int,
     outcome: OperationStatus = OperationStatus.OK,
     transaction: str | None = None,
-) -> Operation:
-    return Operation(
+) -> ClientOperation:
+    return ClientOperation(
         kind=OperationKind.SEND, outcome=outcome, key=key, number=number, transaction=transaction
     )
 
 
-def read(key: str, number: int, offset: int, member: str = "m1") -> Operation:
-    return Operation(
+def read(key: str, number: int, offset: int, member: str = "m1") -> ClientOperation:
+    return ClientOperation(
         kind=OperationKind.READ,
         group="g",
         member=member,
@@ -48,14 +48,14 @@ def read(key: str, number: int, offset: int, member: str = "m1") -> Operation:
     )
 
 
-def work(key: str, number: int) -> Operation:
-    return Operation(kind=OperationKind.WORK, group="g", key=key, number=number)
+def work(key: str, number: int) -> ClientOperation:
+    return ClientOperation(kind=OperationKind.WORK, group="g", key=key, number=number)
 
 
 CLEAN = [send("a", 1), send("a", 2), read("a", 1, 0), work("a", 1), read("a", 2, 1), work("a", 2)]
 
 # the one anomaly that a history has, or none
-MADE: list[tuple[str, list[Operation]]] = [
+MADE: list[tuple[str, list[ClientOperation]]] = [
     ("", CLEAN),
     ("", []),
     ("", [send("a", 1, OperationStatus.UNKNOWN)]),
@@ -83,7 +83,7 @@ MADE: list[tuple[str, list[Operation]]] = [
             send("b", 1),
             read("a", 1, 5),
             work("a", 1),
-            Operation(kind=OperationKind.ASSIGN, group="g", member="m1", partition=0),
+            ClientOperation(kind=OperationKind.ASSIGN, group="g", member="m1", partition=0),
             read("b", 1, 4),
             work("b", 1),
         ],
@@ -93,7 +93,9 @@ MADE: list[tuple[str, list[Operation]]] = [
         "aborted",
         [
             send("a", 1, transaction="t"),
-            Operation(kind=OperationKind.COMMIT, outcome=OperationStatus.FAIL, transaction="t"),
+            ClientOperation(
+                kind=OperationKind.COMMIT, outcome=OperationStatus.FAIL, transaction="t"
+            ),
             read("a", 1, 0),
             work("a", 1),
         ],
@@ -102,7 +104,9 @@ MADE: list[tuple[str, list[Operation]]] = [
         "",
         [
             send("a", 1, transaction="t"),
-            Operation(kind=OperationKind.COMMIT, outcome=OperationStatus.UNKNOWN, transaction="t"),
+            ClientOperation(
+                kind=OperationKind.COMMIT, outcome=OperationStatus.UNKNOWN, transaction="t"
+            ),
             read("a", 1, 0),
             work("a", 1),
         ],
@@ -122,14 +126,14 @@ def test_a_repeat_goes_back_only_behind_a_later_record() -> None:
     MADE,
     ids=[f"{name or 'none'} {number}" for number, (name, _) in enumerate(MADE)],
 )
-def test_a_history_has_exactly_its_anomaly(anomaly: str, operations: list[Operation]) -> None:
+def test_a_history_has_exactly_its_anomaly(anomaly: str, operations: list[ClientOperation]) -> None:
     assert {name for name, check in CHECKS.items() if check(operations)} == (
         {anomaly} if anomaly else set()
     )
 
 
 @st.composite
-def clean_histories(draw: st.DrawFn) -> list[Operation]:
+def clean_histories(draw: st.DrawFn) -> list[ClientOperation]:
     """Keys in any mixture, each in order; every record sent, read and worked once."""
     order = draw(st.permutations([key for key in "abc" for _ in range(draw(st.integers(2, 5)))]))
     counts: dict[str, int] = {}
@@ -146,7 +150,7 @@ def clean_histories(draw: st.DrawFn) -> list[Operation]:
 
 @given(clean_histories(), st.data())
 def test_one_loss_one_repetition_and_one_swap_are_all_found(
-    operations: list[Operation], data: st.DataObject
+    operations: list[ClientOperation], data: st.DataObject
 ) -> None:
     assert not any(check(operations) for check in CHECKS.values())
     works = [number for number, one in enumerate(operations) if one.kind is OperationKind.WORK]
@@ -169,7 +173,7 @@ def test_one_loss_one_repetition_and_one_swap_are_all_found(
 
 
 def test_a_group_is_looked_at_alone() -> None:
-    other = Operation(kind=OperationKind.WORK, group="h", key="a", number=1)
+    other = ClientOperation(kind=OperationKind.WORK, group="h", key="a", number=1)
     assert checkers.repeated([*CLEAN, other]).count == 1
     assert not checkers.repeated([*CLEAN, other], "g")
     assert checkers.lost(CLEAN, "h").count == 2
@@ -191,7 +195,7 @@ def test_the_order_over_a_whole_topic() -> None:
 
 def test_pauses_and_shares() -> None:
     reads = [
-        Operation(kind=OperationKind.READ, group="g", member=m, at_ns=at)
+        ClientOperation(kind=OperationKind.READ, group="g", member=m, at_ns=at)
         for m, at in (("x", 1), ("y", 2), ("x", 12), ("x", 13))
     ]
     assert checkers.pauses(reads, "g", 5) == [10]
@@ -205,16 +209,16 @@ def test_nothing_to_look_at_is_no_proof() -> None:
 
 def test_a_history_is_kept_whatever_becomes_of_the_writer(tmp_path: Path) -> None:
     file = tmp_path / "history.jsonl"
-    with history.HistoryWriter(file) as notebook:
+    with history.HistoryWriter(file) as history_writer:
         for operation in CLEAN:
-            notebook.note(operation)
+            history_writer.note(operation)
     found = history.read(file)
     assert [(one.kind, one.record) for one in found] == [(one.kind, one.record) for one in CLEAN]
     assert all(one.at_ns for one in found)
     with file.open("ab") as stream:
         stream.write(b'{"kind": "se')
     assert history.read(file) == found
-    assert history.joined([found[3:], found[:3]]) == found
+    assert history.merge([found[3:], found[:3]]) == found
     file.write_bytes(b"nonsense\n" + file.read_bytes())
     with pytest.raises(errors.InstepError, match="line 1, is no operation"):
         history.read(file)

@@ -23,7 +23,7 @@ def test_each_says_what_is_told_run_and_advised() -> None:
     for id_, claim in claims.ALL.items():
         assert claim.id == id_
         assert claim.family
-        for text in (claim.told, claim.ran, claim.advice):
+        for text in (claim.statement, claim.method, claim.advice):
             assert text.strip() == text != "", id_
             assert text.isprintable(), id_
             assert "`" not in prose(text), f"{id_}: a backtick without its partner"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from instep_lab.claims import group
-from instep_lab.history import Operation, OperationKind
+from instep_lab.history import ClientOperation, OperationKind
 from instep_lab.verdict import ClaimVerdict
 from tests.lab.conftest import Settle
 
@@ -21,8 +21,8 @@ def test_verdict(settle: Settle, claim: str) -> None:
 def test_what_an_event_did_to_a_group() -> None:
     """Partition 0 stays with its member, 1 moves to another, which reads a record again; a slow member's pauses do not count."""
 
-    def read(at_s: float, member: str, partition: int, number: int) -> Operation:
-        return Operation(
+    def read(at_s: float, member: str, partition: int, number: int) -> ClientOperation:
+        return ClientOperation(
             kind=OperationKind.READ,
             at_ns=int(at_s * S),
             group="g",
@@ -36,9 +36,13 @@ def test_what_an_event_did_to_a_group() -> None:
         read(1.0, "one", 0, 1),
         read(1.0, "two", 1, 2),
         read(1.0, "slow", 2, 3),
-        Operation(kind=OperationKind.REVOKE, at_ns=3 * S, group="g", member="two", partition=1),
-        Operation(kind=OperationKind.ASSIGN, at_ns=4 * S, group="g", member="one", partition=1),
-        Operation(
+        ClientOperation(
+            kind=OperationKind.REVOKE, at_ns=3 * S, group="g", member="two", partition=1
+        ),
+        ClientOperation(
+            kind=OperationKind.ASSIGN, at_ns=4 * S, group="g", member="one", partition=1
+        ),
+        ClientOperation(
             kind=OperationKind.ASSIGN, at_ns=4 * S, group="another", member="else", partition=1
         ),
         read(4.5, "one", 1, 2),

@@ -33,18 +33,18 @@ def claim(id_: str, experiment: object, *, brokers: int = 0, harmless: bool = Tr
 
 
 def settled(trial: Trial) -> None:
-    trial.told("it is so", True, "seen")
+    trial.statement("it is so", True, "seen")
 
 
 def broken(trial: Trial) -> None:
-    trial.told("it is so", True, "seen")
+    trial.statement("it is so", True, "seen")
     raise ZeroDivisionError("of the experiment's own")
 
 
 def test_an_experiment_that_breaks_is_inconclusive_and_the_others_go_on(tmp_path: Path) -> None:
     known = {one.id: one for one in (claim("a-1", broken), claim("a-2", settled))}
     run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path)
-    results = lab.Lab(run, known, say=lambda _: None).settle()
+    results = lab.Lab(run, known, say=lambda _: None).run()
     assert [one.verdict for one in results.values()] == [
         ClaimVerdict.INCONCLUSIVE,
         ClaimVerdict.RIGHT,
@@ -64,13 +64,13 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     known = {id_: claim(id_, interrupted) for id_ in ("a-1", "a-2", "a-3")}
     run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path)
     with pytest.raises(SystemExit):
-        lab.Lab(run, known, say=lambda _: None).settle()
+        lab.Lab(run, known, say=lambda _: None).run()
     halfway = store.read_results(run)
     assert [(id_, one.verdict, one.ended) for id_, one in halfway.items()] == [
         ("a-1", ClaimVerdict.RIGHT, True),
         ("a-2", ClaimVerdict.INCONCLUSIVE, False),
     ]
-    results = lab.Lab(run, known, say=lambda _: None).settle()
+    results = lab.Lab(run, known, say=lambda _: None).run()
     assert ran == ["a-1", "a-2", "a-2", "a-3"]
     assert {one.verdict for one in results.values()} == {ClaimVerdict.RIGHT}
 
@@ -85,7 +85,7 @@ def test_a_run_of_a_claim_that_is_gone_is_an_error(tmp_path: Path) -> None:
     known = {"a-1": claim("a-1", settled)}
     run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path)
     with pytest.raises(errors.SettingsError, match="there is no claim 'a-1'"):
-        lab.Lab(run, {}, say=lambda _: None).settle()
+        lab.Lab(run, {}, say=lambda _: None).run()
 
 
 @pytest.mark.parametrize("lacking", ["disk", "memory"])
@@ -99,7 +99,7 @@ def test_too_little_room_is_said_before_anything_starts(
     else:
         monkeypatch.setattr(lab, "_memory_available", lambda: 1_000_000)
     with pytest.raises(errors.InstepError, match=r"the lab needs \d"):
-        lab.Lab(run, known, say=lambda _: None).settle()
+        lab.Lab(run, known, say=lambda _: None).run()
     assert store.read_results(run) == {}
 
 
@@ -111,7 +111,7 @@ def test_faults_go_only_to_brokers_of_the_lab(broker: LocalCluster, tmp_path: Pa
     run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path, cluster=broker.bootstrap)
     results = lab.Lab(
         run, known, given=(settings.Kafka(), broker.bootstrap), say=lambda _: None
-    ).settle()
+    ).run()
     assert "faults go only to brokers that the lab started" in results["a-1"].judgement.because
     assert broker.alive
 
@@ -129,7 +129,7 @@ def test_too_few_brokers_is_inconclusive(broker: LocalCluster, tmp_path: Path) -
     run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path, cluster=broker.bootstrap)
     results = lab.Lab(
         run, known, given=(settings.Kafka(), broker.bootstrap), say=lambda _: None
-    ).settle()
+    ).run()
     assert "a-1 needs 3 brokers, and the cluster has 1" in results["a-1"].judgement.because
 
 
@@ -141,7 +141,7 @@ def test_nothing_is_left_on_a_cluster_of_the_users(broker: LocalCluster, tmp_pat
 
         def works(trial: Trial) -> None:
             topic, group = trial.topic(1), trial.group()
-            case = trial.case("one")
+            case = trial.scenario("one")
             case.publish(Publishing(topic=topic, count=10))
             case.consume(Consuming(topic=topic, group=group, to_end=True))
             assert consumer_groups.exists(cluster, group)
@@ -153,13 +153,13 @@ def test_nothing_is_left_on_a_cluster_of_the_users(broker: LocalCluster, tmp_pat
         )
         left = "instep-lab-left-over"
         topics.create(cluster, left, 1)
-        store.note_made(run, store.Made("topic", left))
-        store.note_made(run, store.Made("topic", "instep-lab-never-made"))
+        store.record_created(run, store.CreatedResource("topic", left))
+        store.record_created(run, store.CreatedResource("topic", "instep-lab-never-made"))
         results = lab.Lab(
             run, known, given=(settings.Kafka(), broker.bootstrap), say=lambda _: None
-        ).settle()
+        ).run()
         assert results["a-1"].verdict is ClaimVerdict.RIGHT, results["a-1"].judgement.because
-        made = [one.name for one in store.read_made(run) if one.kind == "group"]
+        made = [one.name for one in store.read_created(run) if one.kind == "group"]
         assert made
         assert not any(consumer_groups.exists(cluster, name) for name in made)
         after = {name for name in topics.names(cluster) if not name.startswith("__")}
@@ -233,26 +233,26 @@ def test_an_unknown_tier_and_options_that_do_not_go_together_are_refused(tmp_pat
 
 def test_every_claim_says_what_a_reader_needs() -> None:
     for one in claims.ALL.values():
-        ends = (one.told[-1:] == ".", one.ran[-1:] == ".", one.advice[-1:] == ".")
+        ends = (one.statement[-1:] == ".", one.method[-1:] == ".", one.advice[-1:] == ".")
         assert ends == (False, True, True), one.id
         assert one.brokers in (0, 1, 3), one.id
 
 
-def test_a_ground_is_started_once(grounds: ClusterPool) -> None:
-    assert grounds.of(1) is grounds.of(1)
-    assert grounds.of(0) is None
+def test_a_ground_is_started_once(pool: ClusterPool) -> None:
+    assert pool.of(1) is pool.of(1)
+    assert pool.of(0) is None
 
 
 def test_an_interruption_does_not_wait_for_a_broker_that_is_frozen(
-    grounds: ClusterPool, tmp_path: Path
+    pool: ClusterPool, tmp_path: Path
 ) -> None:
-    ground = grounds.of(1)
-    assert ground is not None
-    trial = Trial("a-1", run=tmp_path, tier=Tier.QUICK, seed=1, ground=ground)
-    case, topic = trial.case("frozen"), trial.topic(1)
+    cluster = pool.of(1)
+    assert cluster is not None
+    trial = Trial("a-1", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=cluster)
+    case, topic = trial.scenario("frozen"), trial.topic(1)
 
     def interrupt() -> None:
-        with case.beside(
+        with case.background(
             Publishing(topic=topic, count=1_000_000, per_s=100, flush_timeout_s=3_600)
         ):
             trial.wait_for_more([case], 1)
@@ -265,4 +265,4 @@ def test_an_interruption_does_not_wait_for_a_broker_that_is_frozen(
             interrupt()
     finally:
         trial.abandon()
-        ground.mend()
+        cluster.recover()

@@ -20,11 +20,11 @@ from tests.test_terminal import EVIL
 # the command line, knowing three claims more
 PROGRAM = """
 from instep.cli import main
-from instep_lab.claim import settles
+from instep_lab.claim import experiment
 for number in (1, 2, 3):
-    settles(f"probe-{number}", told="acks=all loses none", ran="kill -9 of the leader", advice="Use acks=all.",
+    experiment(f"probe-{number}", statement="acks=all loses none", method="kill -9 of the leader", advice="Use acks=all.",
             rules=("TOPIC_SINGLE_REPLICA",), brokers=3, harmless=False)(lambda trial: None)
-settles("sound-1", told="a" * 100, ran="nothing", advice="None.")(lambda trial: None)
+experiment("sound-1", statement="a" * 100, method="nothing", advice="None.")(lambda trial: None)
 main()
 """
 
@@ -204,7 +204,7 @@ def test_a_run_does_nothing_to_the_terminal(home: Path, kept: Path) -> None:
     run = store.begin(
         kept, labs.run_of("probe-1", EVIL.replace("/", ""), id_="20261103T080000-quick-7")
     )
-    parts = [VerdictPart(Role.TOLD, EVIL, PartOutcome.PASS, EVIL)]
+    parts = [VerdictPart(Role.STATEMENT, EVIL, PartOutcome.PASS, EVIL)]
     table, plot = (
         ReportTable(EVIL, [EVIL], [[EVIL]]),
         Plot(EVIL, EVIL, EVIL, [Series(EVIL, [(EVIL, 1.0)])]),

@@ -42,12 +42,12 @@ SHARING = [
 
 
 @pytest.fixture(scope="module")
-def servers(grounds: ClusterPool) -> Iterator[Servers]:
-    ground = grounds.of(1)
-    assert ground
-    with Servers(ground.node(1)) as shared:
+def servers(pool: ClusterPool) -> Iterator[Servers]:
+    cluster = pool.of(1)
+    assert cluster
+    with Servers(cluster.node(1)) as shared:
         yield shared
-    ground.mend()
+    cluster.recover()
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +172,7 @@ def settled(
     (run / queue.MEASURED_FILE).write_bytes(
         msgspec.json.encode(queue.QueueMeasurements(speeds, dict(missing)))
     )
-    trial = Trial("queue", run=run, tier=Tier.QUICK, seed=1, ground=None)
+    trial = Trial("queue", run=run, tier=Tier.QUICK, seed=1, cluster=None)
     claim(trial)
     trial.close()
     return judge(trial.parts)
@@ -196,27 +196,30 @@ def test_the_claims_about_redis_and_rabbitmq_follow_the_measurement(
     tmp_path: Path, redis: float, rabbitmq: float, first: ClaimVerdict, second: ClaimVerdict
 ) -> None:
     seconds = {"redis-list": redis, "rabbitmq-classic": rabbitmq}
-    assert settled(tmp_path, queue.queue_1, seconds, {}).verdict is first
-    assert settled(tmp_path, queue.queue_2, seconds, {}).verdict is second
+    assert settled(tmp_path, queue.redis_enqueue_rate, seconds, {}).verdict is first
+    assert settled(tmp_path, queue.redis_dequeue_rate, seconds, {}).verdict is second
 
 
 def test_on_a_machine_that_was_busy_with_other_things_nothing_is_settled(tmp_path: Path) -> None:
     seconds = {"redis-list": 1.0, "rabbitmq-classic": 2.0}
-    assert settled(tmp_path, queue.queue_2, seconds, {}, varied=1.9).verdict is ClaimVerdict.RIGHT
-    found = settled(tmp_path, queue.queue_2, seconds, {}, varied=2.1)
+    assert (
+        settled(tmp_path, queue.redis_dequeue_rate, seconds, {}, varied=1.9).verdict
+        is ClaimVerdict.RIGHT
+    )
+    found = settled(tmp_path, queue.redis_dequeue_rate, seconds, {}, varied=2.1)
     assert found.verdict is ClaimVerdict.INCONCLUSIVE
     assert "quiet enough" in found.because
 
 
 def test_without_redis_the_claims_about_it_are_inconclusive(tmp_path: Path) -> None:
-    for claim in (queue.queue_1, queue.queue_2):
+    for claim in (queue.redis_enqueue_rate, queue.redis_dequeue_rate):
         found = settled(tmp_path, claim, {}, {"redis-list": "no redis; install it"})
         assert found.verdict is ClaimVerdict.INCONCLUSIVE
         assert "no redis; install it" in found.because
 
 
 def test_a_missing_server_makes_its_claims_inconclusive_and_the_others_are_still_told(
-    grounds: ClusterPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: ClusterPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = shutil.which
     absent = ("rabbitmq-server", "epmd")
@@ -225,8 +228,8 @@ def test_a_missing_server_makes_its_claims_inconclusive_and_the_others_are_still
     )
     monkeypatch.setattr(measuring, "COUNTS", {100: 3})
     monkeypatch.setattr(measuring, "LARGEST_BYTES", 0)
-    trial = Trial("queue-1", run=tmp_path, tier=Tier.QUICK, seed=1, ground=grounds.of(1))
-    queue.queue_1(trial)
+    trial = Trial("queue-1", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=pool.of(1))
+    queue.redis_enqueue_rate(trial)
     trial.close()
     told = judge(trial.parts)
     assert told.verdict is ClaimVerdict.INCONCLUSIVE

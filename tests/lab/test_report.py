@@ -39,7 +39,7 @@ def evil_report() -> LabReport:
         tier=Tier.QUICK,
         seed=1,
         judgement=Judgement(ClaimVerdict.DEPENDS, EVIL),
-        parts=[VerdictPart(Role.TOLD, EVIL, PartOutcome.PASS, EVIL)],
+        parts=[VerdictPart(Role.STATEMENT, EVIL, PartOutcome.PASS, EVIL)],
         tables=[ReportTable(EVIL, [EVIL, EVIL], [[EVIL, 1], [None, 2.5, EVIL]])],
         plots=[
             Plot(

@@ -17,7 +17,7 @@ from instep_lab.clients import table
 from instep_lab.clients.consuming import CommitMode, Consuming, CrashPoint, Keep, Pool
 from instep_lab.clients.publishing import Publishing
 from instep_lab.cluster_pool import ClusterPool, LabCluster
-from instep_lab.history import Operation, OperationKind
+from instep_lab.history import ClientOperation, OperationKind
 from instep_lab.trial import Scenario, Trial
 
 COUNT = 200
@@ -25,30 +25,30 @@ SESSION = {"session.timeout.ms": 3_000, "heartbeat.interval.ms": 500}
 
 
 @pytest.fixture
-def ground(grounds: ClusterPool) -> LabCluster:
-    found = grounds.of(1)
+def cluster(pool: ClusterPool) -> LabCluster:
+    found = pool.of(1)
     assert found is not None
     return found
 
 
 @pytest.fixture
-def trial(ground: LabCluster, tmp_path: Path) -> Iterator[Trial]:
-    made = Trial("bug-1", run=tmp_path, tier=Tier.QUICK, seed=1, ground=ground)
+def trial(cluster: LabCluster, tmp_path: Path) -> Iterator[Trial]:
+    made = Trial("bug-1", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=cluster)
     yield made
-    ground.mend()
+    cluster.recover()
     made.close()
 
 
-Consume = Callable[..., list[Operation]]
+Consume = Callable[..., list[ClientOperation]]
 
 
 @pytest.fixture
 def crash_and_finish(trial: Trial) -> Consume:
     """Publish, have a consumer die at a point, let another finish; what the two did."""
 
-    def run(point: CrashPoint, **given: object) -> list[Operation]:
-        case, topic = trial.case("crash"), trial.topic(1)
-        case.publish(Publishing(topic=topic, count=COUNT, seed=1))
+    def run(point: CrashPoint, **given: object) -> list[ClientOperation]:
+        scenario, topic = trial.scenario("crash"), trial.topic(1)
+        scenario.publish(Publishing(topic=topic, count=COUNT, seed=1))
         plan = msgspec.convert(
             {
                 "type": "consume",
@@ -62,9 +62,9 @@ def crash_and_finish(trial: Trial) -> Consume:
             Consuming,
         )
         first = msgspec.structs.replace(plan, member="first", dies_at=point, dies_on=90)
-        assert case.run(first) == -9
-        case.run(msgspec.structs.replace(plan, member="second"))
-        return case.history()
+        assert scenario.run(first) == -9
+        scenario.run(msgspec.structs.replace(plan, member="second"))
+        return scenario.history()
 
     return run
 
@@ -86,56 +86,57 @@ def test_a_commit_after_the_work_loses_nothing_and_its_repetitions_are_seen(
 def test_no_flush_is_caught(trial: Trial) -> None:
     found = {}
     for flush in (False, True):
-        case, topic = trial.case(f"flush {flush}"), trial.topic(1)
+        scenario, topic = trial.scenario(f"flush {flush}"), trial.topic(1)
         # such a program takes what it gave to the client for sent
         plan = Publishing(
             topic=topic, count=COUNT, seed=1, flush=flush, config={"linger.ms": 1_000}
         )
-        case.run(plan)
-        case.consume(
+        scenario.run(plan)
+        scenario.consume(
             Consuming(topic=topic, group=trial.group(), to_end=True, commit=CommitMode.NEVER)
         )
-        tried = {one.record for one in case.history() if one.kind is OperationKind.SEND}
-        there = {one.record for one in case.history() if one.kind is OperationKind.READ}
+        tried = {one.record for one in scenario.history() if one.kind is OperationKind.SEND}
+        there = {one.record for one in scenario.history() if one.kind is OperationKind.READ}
         assert len(tried) == COUNT
         found[flush] = len(tried - there)
     assert found == {False: COUNT, True: 0}
 
 
-def _has_more_than_told(ground: LabCluster, topic: str, case: Scenario) -> bool:
-    return offsets.latest(ground.cluster, topic, [0])[0] > case.acknowledged
+def _has_more_than_told(cluster: LabCluster, topic: str, scenario: Scenario) -> bool:
+    return offsets.latest(cluster.kafka, topic, [0])[0] > scenario.acknowledged
 
 
-def test_retries_without_idempotence_are_caught(trial: Trial, ground: LabCluster) -> None:
-    proxy = next(iter(ground.proxies.values()))
+def test_retries_without_idempotence_are_caught(trial: Trial, cluster: LabCluster) -> None:
+    proxy = next(iter(cluster.proxies.values()))
     for idempotent in (False, True):
-        case, topic = trial.case(f"idempotent {idempotent}"), trial.topic(1)
+        scenario, topic = trial.scenario(f"idempotent {idempotent}"), trial.topic(1)
         config = {"enable.idempotence": idempotent, "socket.timeout.ms": 1_000, "linger.ms": 5}
-        with case.beside(
+        with scenario.background(
             Publishing(topic=topic, count=1_000_000, seed=1, per_s=200, config=config),
-            ground.proxied,
+            cluster.proxied,
         ):
-            trial.wait_for_more([case], 1)
-            proxy.behave(NetworkFault(swallows_answers=True))
+            trial.wait_for_more([scenario], 1)
+            proxy.inject(NetworkFault(swallows_answers=True))
             trial.wait(
-                partial(_has_more_than_told, ground, topic, case), "records that nobody heard of"
+                partial(_has_more_than_told, cluster, topic, scenario),
+                "records that nobody heard of",
             )
             proxy.cut()
-            proxy.behave()
-            trial.wait_for_more([case], 50)
-        case.consume(
+            proxy.clear_fault()
+            trial.wait_for_more([scenario], 50)
+        scenario.consume(
             Consuming(topic=topic, group=trial.group(), to_end=True, commit=CommitMode.NEVER)
         )
-        seen = case.history()
+        seen = scenario.history()
         assert not checkers.lost(seen, by=OperationKind.READ)
         assert bool(checkers.repeated(seen, by=OperationKind.READ)) is not idempotent
 
 
 def test_a_pool_that_ignores_keys_is_caught(trial: Trial) -> None:
     for pool, wrong in ((Pool.BY_RECORD, True), (Pool.BY_KEY, False)):
-        case, topic = trial.case(str(pool)), trial.topic(1)
-        case.publish(Publishing(topic=topic, count=COUNT, keys=3, seed=1))
-        case.consume(
+        scenario, topic = trial.scenario(str(pool)), trial.topic(1)
+        scenario.publish(Publishing(topic=topic, count=COUNT, keys=3, seed=1))
+        scenario.consume(
             Consuming(
                 topic=topic,
                 group=trial.group(),
@@ -146,19 +147,19 @@ def test_a_pool_that_ignores_keys_is_caught(trial: Trial) -> None:
                 idle_s=10,
             )
         )
-        assert bool(checkers.inverted(case.history())) is wrong
+        assert bool(checkers.inverted(scenario.history())) is wrong
 
 
 def test_a_reader_of_what_was_taken_back_is_caught(trial: Trial) -> None:
     for level, wrong in (("read_uncommitted", True), ("read_committed", False)):
-        case, topic = trial.case(level), trial.topic(1)
+        scenario, topic = trial.scenario(level), trial.topic(1)
         config = {"transactional.id": trial.name("transaction")}
-        case.publish(
+        scenario.publish(
             Publishing(
                 topic=topic, count=COUNT, seed=1, transaction=20, abort_every=2, config=config
             )
         )
-        case.consume(
+        scenario.consume(
             Consuming(
                 topic=topic,
                 group=trial.group(),
@@ -167,7 +168,7 @@ def test_a_reader_of_what_was_taken_back_is_caught(trial: Trial) -> None:
                 config={"isolation.level": level},
             )
         )
-        assert bool(checkers.aborted(case.history())) is wrong
+        assert bool(checkers.aborted(scenario.history())) is wrong
 
 
 def test_a_table_without_the_offset_is_caught(

@@ -118,13 +118,13 @@ def test_ids_sort_by_time() -> None:
 
 def test_what_was_made_is_remembered(tmp_path: Path) -> None:
     run = labs.a_run(tmp_path)
-    assert store.read_made(run) == []
-    made = [store.Made("topic", "lab-1"), store.Made("group", "lab-g")]
+    assert store.read_created(run) == []
+    made = [store.CreatedResource("topic", "lab-1"), store.CreatedResource("group", "lab-g")]
     for one in made:
-        store.note_made(run, one)
+        store.record_created(run, one)
     with (run / "made.jsonl").open("ab") as stream:
         stream.write(b'{"kind": "to')
-    assert store.read_made(run) == made
+    assert store.read_created(run) == made
 
 
 @pytest.mark.parametrize("text", ["acks=all, 3 brokers", "../../etc", "a/b\x00c", "ü"])

@@ -45,7 +45,7 @@ OTHER: list[PartOutcome | None] = [None, *PartOutcome]
 
 def test_every_combination() -> None:
     for told, control, limit, until in itertools.product(TOLD, OTHER, OTHER, (None, "2.8")):
-        parts = [part(Role.TOLD, one) for one in told]
+        parts = [part(Role.STATEMENT, one) for one in told]
         parts += [part(Role.CONTROL, control)] if control else []
         parts += [part(Role.LIMIT, limit)] if limit else []
         for order in (parts, parts[::-1]):
@@ -73,7 +73,7 @@ def test_without_anything_told_nothing_is_settled(
     parts: list[VerdictPart], until: str | None
 ) -> None:
     assert (
-        judge([one for one in parts if one.role is not Role.TOLD], until).verdict
+        judge([one for one in parts if one.role is not Role.STATEMENT], until).verdict
         is ClaimVerdict.INCONCLUSIVE
     )
 
@@ -85,8 +85,8 @@ def test_a_verdict_says_why(parts: list[VerdictPart], until: str | None) -> None
 
 def test_the_reason_names_what_decided() -> None:
     kept, broken = (
-        part(Role.TOLD, PASS, "kept", "0 lost"),
-        part(Role.TOLD, FAIL, "broken", "7 lost"),
+        part(Role.STATEMENT, PASS, "kept", "0 lost"),
+        part(Role.STATEMENT, FAIL, "broken", "7 lost"),
     )
     limit = part(Role.LIMIT, PASS, "not with one replica", "9 lost")
     assert judge([kept]).because == "kept: 0 lost"

@@ -55,19 +55,19 @@ def test_it_passes_on(proxy: Proxy) -> None:
 def test_it_garbles_a_bit_of_what_a_client_sends(proxy: Proxy) -> None:
     said = b"." * 300
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
-        proxy.behave(NetworkFault(garbles_every=2))
+        proxy.inject(NetworkFault(garbles_every=2))
         assert ask(one, b"short") == b"short"
         assert ask(one, said) == said
         heard = ask(one, said)
         assert [place for place in range(300) if heard[place] != said[place]] == [270]
-        proxy.behave()
+        proxy.clear_fault()
         assert ask(one, said) == said
     assert proxy.counts.garbled_chunks == 1
 
 
 def test_it_delays(proxy: Proxy) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
-        proxy.behave(NetworkFault(delay_s=0.2))
+        proxy.inject(NetworkFault(delay_s=0.2))
         began = time.monotonic()
         assert ask(one, b"hello") == b"hello"
         assert time.monotonic() - began >= 0.4
@@ -76,7 +76,7 @@ def test_it_delays(proxy: Proxy) -> None:
 
 def test_what_is_delayed_holds_up_nothing_behind_it(proxy: Proxy) -> None:
     said = bytes(range(256)) * 8 * 1024
-    proxy.behave(NetworkFault(delay_s=0.3))
+    proxy.inject(NetworkFault(delay_s=0.3))
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
         sending = threading.Thread(target=one.sendall, args=(said,))
         sending.start()
@@ -90,10 +90,10 @@ def test_what_is_delayed_holds_up_nothing_behind_it(proxy: Proxy) -> None:
 
 def test_it_swallows_answers_only(proxy: Proxy) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
-        proxy.behave(NetworkFault(swallows_answers=True))
+        proxy.inject(NetworkFault(swallows_answers=True))
         one.sendall(b"lost")
         wait_until(lambda: proxy.counts.swallowed_bytes == 4, "the answer to be swallowed")
-        proxy.behave()
+        proxy.clear_fault()
         assert ask(one, b"heard") == b"heard"
 
 
@@ -103,7 +103,7 @@ def test_it_cuts_and_refuses(proxy: Proxy) -> None:
         assert proxy.cut() == 1
         with pytest.raises(ConnectionError):
             ask(one, b"y") or _raise()
-    proxy.behave(NetworkFault(refuses=True))
+    proxy.inject(NetworkFault(refuses=True))
     with (
         socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as two,
         pytest.raises(ConnectionError),
@@ -141,14 +141,14 @@ def test_a_swallowed_answer_makes_a_client_repeat_itself() -> None:
         assert producer.flush(30) == 0
         log = broker.root / "data" / "t-0" / "00000000000000000000.log"
         written = log.stat().st_size
-        proxy.behave(NetworkFault(swallows_answers=True))
+        proxy.inject(NetworkFault(swallows_answers=True))
         producer.produce("t", b"second")
         wait_until(
             lambda: producer.flush(0.1) >= 0 and log.stat().st_size > written,
             "the broker to write it",
         )
         wait_until(lambda: proxy.counts.swallowed_bytes > 0, "its answer to be swallowed")
-        proxy.behave()
+        proxy.clear_fault()
         proxy.cut()
         assert producer.flush(60) == 0
         assert offsets.latest(cluster, "t", [0])[0] == 3
