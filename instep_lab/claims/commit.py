@@ -145,11 +145,19 @@ def _kill_when_ahead(trial: Trial, name: str, **given: Any) -> After:
 
 @experiment(
     "commit-1",
-    statement="Automatic commit loses records when the process dies after the commit and before the work is done",
-    method="Automatic commit every 200 ms. A consumer hands its records to slow threads, or works them itself, and is killed after "
-    "the first commit; a second one finishes. The same with the offset stored only after the work.",
-    advice="Store the offset after the work (enable.auto.offset.store=false) or commit by hand; never hand work to threads that "
-    "the commit does not wait for.",
+    statement=(
+        "Automatic commit loses records if the process dies after the commit but before the work "
+        "is done"
+    ),
+    method=(
+        "Automatic commit every 200 ms. A consumer hands its records to slow threads, or "
+        "processes them itself, and is killed after the first commit; a second consumer "
+        "finishes. Repeat with the offset stored only after the work."
+    ),
+    advice=(
+        "Store the offset after the work (enable.auto.offset.store=false) or commit manually. "
+        "Never hand work to threads that the commit does not wait for."
+    ),
 )
 def loss_with_automatic_commit(trial: Trial) -> None:
     often = {"auto.commit.interval.ms": 200}
@@ -187,9 +195,15 @@ def loss_with_automatic_commit(trial: Trial) -> None:
 
 @experiment(
     "commit-2",
-    statement="Automatic commit repeats records when the process dies before the next commit",
-    method="Automatic commit every 60 s, or every 100 ms. A consumer dies after the work of its 130th record; another one finishes.",
-    advice="Make the work repeatable (a guard, a unique key): automatic commit repeats up to an interval's worth.",
+    statement="Automatic commit repeats records if the process dies before the next commit",
+    method=(
+        "Automatic commit every 60 s, or every 100 ms. A consumer dies after processing its "
+        "130th record; another consumer finishes."
+    ),
+    advice=(
+        "Make the work safe to repeat (a guard, a unique key): automatic commit repeats up to "
+        "one interval of records."
+    ),
 )
 def repeats_with_automatic_commit(trial: Trial) -> None:
     results = _crashes(
@@ -212,10 +226,15 @@ def repeats_with_automatic_commit(trial: Trial) -> None:
 
 @experiment(
     "commit-3",
-    statement="Committing by hand after the work never loses, and repeats what came after the last commit",
-    method="Synchronous commit after each batch of 20. A consumer dies after reading, after the work and after the commit of a "
-    "record; a second one finishes.",
-    advice="Commit after the work for at-least-once, and make the work repeatable.",
+    statement=(
+        "Committing manually after the work never loses records, and repeats those after the "
+        "last commit"
+    ),
+    method=(
+        "Synchronous commit after each batch of 20. A consumer dies after the read, after the "
+        "work and after the commit of a record; a second consumer finishes."
+    ),
+    advice="For at-least-once, commit after the work, and make the work safe to repeat.",
 )
 def commit_after_work(trial: Trial) -> None:
     points = (CrashPoint.READ, CrashPoint.WORKED, CrashPoint.COMMITTED)
@@ -238,10 +257,18 @@ def commit_after_work(trial: Trial) -> None:
 
 @experiment(
     "commit-4",
-    statement="Committing before the work never repeats, and loses what was not done",
-    method="Synchronous commit of each batch of 20 before its work. A consumer dies after the commit, and after the work of a "
-    "record in the middle of a batch; a second one finishes.",
-    advice="Commit first only where a loss is better than a repetition, and say so: this is at-most-once.",
+    statement=(
+        "Committing before the work never repeats records, and loses those that were not processed"
+    ),
+    method=(
+        "Synchronous commit of each batch of 20 before its work. A consumer dies after the "
+        "commit, and after the work of a record in the middle of a batch; a second consumer "
+        "finishes."
+    ),
+    advice=(
+        "Commit first only if losing a record is better than repeating it, and document it: this "
+        "is at-most-once."
+    ),
 )
 def commit_before_work(trial: Trial) -> None:
     points = (CrashPoint.COMMITTED, CrashPoint.WORKED)
@@ -262,10 +289,16 @@ def commit_before_work(trial: Trial) -> None:
 
 @experiment(
     "commit-5",
-    statement="Asynchronous commit is faster, does not try again, and can be overtaken by an older one",
-    method="Commit after every record, synchronously and asynchronously, and compare the time. Then swallow the broker's answers "
-    "for a while, cut the connection, and compare the commits that were asked for with those that the broker stored.",
-    advice="Commit asynchronously in the loop and synchronously at the end; after a fault the group may stand a little behind.",
+    statement="Asynchronous commit is faster, is not retried, and can be overtaken by an older one",
+    method=(
+        "Commit after every record, synchronously and asynchronously, and compare the time. Then "
+        "drop the broker's responses for a while, cut the connection, and compare the requested "
+        "commits with those that the broker stored."
+    ),
+    advice=(
+        "Commit asynchronously in the loop and synchronously at the end. After a fault, the "
+        "committed offset may be slightly behind."
+    ),
     harmless=False,
 )
 def asynchronous_commit(trial: Trial) -> None:
@@ -354,10 +387,17 @@ def _through_silence(trial: Trial) -> tuple[int, list[int], int, int]:
 
 @experiment(
     "commit-6",
-    statement="Asynchronous commits in the loop and one synchronous commit on close or rebalance are as safe as synchronous ones",
-    method="The combination beside purely synchronous commits: a consumer is killed, closes, or has a partition "
-    "taken by a second member; count what is lost and repeated.",
-    advice="Use the combination: it loses nothing, and repeats only what a crash leaves uncommitted.",
+    statement=(
+        "Asynchronous commits in the loop plus one synchronous commit on close or rebalance are "
+        "as safe as synchronous commits"
+    ),
+    method=(
+        "Compare the combination with synchronous commits only: a consumer is killed, closes, or "
+        "loses a partition to a second member. Count what is lost and repeated."
+    ),
+    advice=(
+        "Use the combination: it loses nothing, and repeats only what a crash leaves uncommitted."
+    ),
 )
 def combined_commit(trial: Trial) -> None:
     ways = (CommitMode.SYNC, CommitMode.COMBINED)
@@ -442,10 +482,12 @@ def _hand_over(trial: Trial, commit: CommitMode) -> After:
 
 @experiment(
     "commit-7",
-    statement="Committing given offsets in the middle of a batch shortens what is repeated",
-    method="Batches of 100, committed after every 1, 10, 50 or 100 records; a consumer dies after the work of its 199th record. "
-    "Count what is repeated.",
-    advice="Commit within large batches; the cost is a request for each commit.",
+    statement="Committing explicit offsets in the middle of a batch reduces what is repeated",
+    method=(
+        "Batches of 100, committed after every 1, 10, 50 or 100 records. A consumer dies after "
+        "the work of its 199th record. Count what is repeated."
+    ),
+    advice="Commit within large batches. The cost is one request per commit.",
 )
 def commit_within_batch(trial: Trial) -> None:
     steps = (1, 10, 50, 100)
@@ -497,10 +539,16 @@ def _at_every_point(trial: Trial, keep: Keep, commit: CommitMode) -> dict[str, A
 @experiment(
     "commit-8",
     statement="Storing the offset in the same transaction as the result gives exactly-once",
-    method="A row for each record and the next offset beside it in one SQLite transaction; a consumer dies after reading, within "
-    "the transaction and after it; a second one starts from the stored offset. The same rows with offsets committed to Kafka "
-    "must show repetitions.",
-    advice="Keep the offset where the result is, in one transaction: this is what instep's ledger does.",
+    method=(
+        "Write a row for each record and the next offset in one SQLite transaction. A consumer "
+        "dies after the read, within the transaction and after it; a second consumer starts from "
+        "the stored offset. As a control, the same rows with offsets committed to Kafka must "
+        "show repeats."
+    ),
+    advice=(
+        "Store the offset together with the result, in one transaction: this is what instep's "
+        "ledger does."
+    ),
     rules=("DATABASE_NO_TRANSACTIONS", "DATABASE_COMMITS_LATER"),
 )
 def offset_in_result_transaction(trial: Trial) -> None:
@@ -519,10 +567,16 @@ def offset_in_result_transaction(trial: Trial) -> None:
 
 @experiment(
     "commit-9",
-    statement="A unique index on the record's id makes at-least-once delivery exactly-once",
-    method="Offsets committed to Kafka after each batch, a table with a unique index on the record's id; the same crashes. Count "
-    "rows, and how often records were read again.",
-    advice="A unique index is enough when the row is the whole effect; whatever else the work does is done again.",
+    statement="A unique index on the record's id turns at-least-once delivery into exactly-once",
+    method=(
+        "Commit offsets to Kafka after each batch, and write to a table with a unique index on "
+        "the record's id, with the same crashes. Count the rows, and how often records were read "
+        "again."
+    ),
+    advice=(
+        "A unique index is enough if the row is the only effect. Any other effect of the work is "
+        "repeated."
+    ),
     rules=("DATABASE_SECOND_UNIQUE_KEY",),
 )
 def unique_index(trial: Trial) -> None:

@@ -28,11 +28,19 @@ STATIC_SESSION_MS = 10_000
 
 @experiment(
     "group-1",
-    statement="In one group a record goes to one member only; different groups each get every record",
-    method="Read 3 partitions by a group of one member and by a group of three at the same time; count what each group misses and "
-    "what its members read twice. Then let one member take over from another that committed nothing.",
-    advice="One group per application, as many members as needed; make the work bear repeats: a record comes again when its "
-    "reader goes before the commit.",
+    statement=(
+        "Within a group, each record goes to only one member; different groups each get every "
+        "record"
+    ),
+    method=(
+        "Read 3 partitions with a group of one member and with a group of three at the same "
+        "time. Count what each group misses and what its members read twice. Then let one member "
+        "take over from another that committed nothing."
+    ),
+    advice=(
+        "Use one group per application, with as many members as needed. Make the work safe to "
+        "repeat: a record comes again if its reader dies before the commit."
+    ),
     rules=("PIPELINE_GROUP_IN_USE",),
 )
 def delivery_within_and_across_groups(trial: Trial) -> None:
@@ -96,10 +104,15 @@ def _read(team: members.Team) -> int:
 @experiment(
     "group-2",
     statement="Members beyond the number of partitions stay idle",
-    method="Let 5 members read 3 partitions, by each protocol; count who reads. Let one that reads leave. Then let 5 members of a "
-    "share group read the same partitions.",
-    advice="Have at least as many partitions as members you will ever want, with a spare member if a short take-over matters; in "
-    "a share group (Kafka 4.2) members may outnumber partitions, and order is given up.",
+    method=(
+        "Let 5 members read 3 partitions with each protocol and count which of them read. Let an "
+        "active member leave. Then let 5 members of a share group read the same partitions."
+    ),
+    advice=(
+        "Create at least as many partitions as members you will ever want, and keep a spare "
+        "member if fast failover matters. In a share group (Kafka 4.2) members may outnumber "
+        "partitions, at the price of order."
+    ),
 )
 def idle_members(trial: Trial) -> None:
     size, partitions, count = 5, 3, trial.scaled(600, 6_000)
@@ -165,10 +178,19 @@ def _share(trial: Trial, size: int, partitions: int) -> None:
 
 @experiment(
     "group-3",
-    statement="A number of partitions that is a multiple of the number of members shares the work evenly",
-    method="Let groups on 24 partitions grow from 2 to 8 members, one for each assignor and protocol; look at the partitions and "
-    "records of each member. Then several topics at once, and few keys.",
-    advice="Choose a number of partitions with many divisors, such as 12 or 24, many keys, and not range for several topics.",
+    statement=(
+        "If the number of partitions is a multiple of the number of members, the work is shared "
+        "evenly"
+    ),
+    method=(
+        "Let groups on 24 partitions grow from 2 to 8 members, one group for each assignor and "
+        "protocol, and compare the partitions and records of the members. Then test several "
+        "topics at once, and few keys."
+    ),
+    advice=(
+        "Choose a number of partitions with many divisors, such as 12 or 24, and many keys. Do "
+        "not use the range assignor with several topics."
+    ),
 )
 def even_shares(trial: Trial) -> None:
     partitions, count = 24, trial.scaled(1_200, 12_000)
@@ -312,12 +334,18 @@ class Turn:
 
 @experiment(
     "group-4",
-    statement="Adding or removing members, or partitions, triggers a rebalance",
-    method="Under a steady publisher a member joins, one leaves, one is killed with -9, and partitions are added, in one group for "
-    "each way to rebalance, with one member that works 0.8 s on each batch; look at whose partitions change, what is read "
-    "again, and for how long partitions stand still. Then restart a member with a group.instance.id.",
-    advice="Use cooperative-sticky or the consumer protocol, so that only what moves stands still; give members a "
-    "group.instance.id where restarts are short; commit often, for what a killed member had not committed comes again.",
+    statement="Adding or removing members or partitions triggers a rebalance",
+    method=(
+        "Under a steady load, a member joins, one leaves, one is killed with -9, and partitions "
+        "are added, in one group for each rebalance protocol, with one member that works 0.8 s "
+        "on each batch. Record which partitions change owner, what is read again, and how long "
+        "partitions are paused. Then restart a member with a group.instance.id."
+    ),
+    advice=(
+        "Use cooperative-sticky or the consumer protocol, so that only the partitions that move "
+        "are paused. Give members a group.instance.id if restarts are short. Commit often: what "
+        "a killed member had not committed is read again."
+    ),
     rules=("PIPELINE_GROUP_IN_USE",),
 )
 def rebalance_triggers(trial: Trial) -> None:

@@ -24,10 +24,17 @@ from instep_lab.trial import Scenario, Trial
 
 @experiment(
     "send-8",
-    statement="An idempotent producer writes each record once: the broker knows producer id, partition and sequence",
-    method="Send through a proxy that swallows the broker's answers until the broker has written what it never confirmed, then cuts "
-    "the connection, several times; with idempotence and without. Count repeated records, ask the broker what it remembers.",
-    advice="Leave enable.idempotence on, and switch it on with librdkafka: retries then cost nothing.",
+    statement=(
+        "An idempotent producer writes each record once: the broker knows producer id, partition "
+        "and sequence"
+    ),
+    method=(
+        "Send through a proxy that drops the broker's responses until the broker has written "
+        "records that it never confirmed, then cuts the connection, several times; with and "
+        "without idempotence. Count repeated records, and query the producer state of the "
+        "broker."
+    ),
+    advice="Leave enable.idempotence on, and enable it in librdkafka: retries are then harmless.",
     rules=("PUBLISHER_NOT_IDEMPOTENT", "RECORDS_NOT_IDEMPOTENT"),
     harmless=False,
 )
@@ -143,10 +150,20 @@ def _records_in(scenario: Scenario, partition: int) -> int:
 
 @experiment(
     "send-9",
-    statement="A restarted idempotent producer gets a new id, so what it sends again is there twice",
-    method="A process sends and is killed; a second one sends the same again: idempotent; with a transactional id, killed before "
-    "its commit; and with a transactional id, killed after it. Count repeated records for readers of committed data and of all.",
-    advice="Give a sender that may restart a transactional id, or every record an id of its own that the reader knows again.",
+    statement=(
+        "A restarted idempotent producer gets a new id, so records that it sends again are "
+        "stored twice"
+    ),
+    method=(
+        "A process sends and is killed; a second process sends the same records again: "
+        "idempotent; with a transactional id, killed before its commit; and with a transactional "
+        "id, killed after it. Count repeated records for readers of committed data and of all "
+        "data."
+    ),
+    advice=(
+        "Give a producer that may restart a transactional id, or give every record an id by "
+        "which the reader recognises repeats."
+    ),
     rules=("PUBLISHER_NOT_IDEMPOTENT", "PIPELINE_WITHOUT_GUARD"),
 )
 def restarted_idempotent_producer(trial: Trial) -> None:
@@ -271,10 +288,16 @@ WITHOUT = {
 @experiment(
     "send-10",
     statement="Exactly-once is idempotence, acks=all, two replicas and two of them in sync",
-    method="A producer for every combination sends at the same time: answers of the broker are swallowed and the connection cut; "
-    "the follower is stopped; the leader goes on alone, is killed, and its disk lost; both come back. Count lost and repeated "
-    "records. Then each producer starts anew and sends its first records again.",
-    advice="Take all four, with three replicas, and give records an id or the sender transactions: a restart repeats otherwise.",
+    method=(
+        "A producer for every combination sends at the same time: responses of the broker are "
+        "dropped and the connection is cut; the follower is stopped; the leader continues alone, "
+        "is killed, and its disk is lost; both return. Count lost and repeated records. Then "
+        "each producer restarts and sends its first records again."
+    ),
+    advice=(
+        "Use all four, with three replicas, and give records an id or the producer transactions: "
+        "otherwise a restart repeats records."
+    ),
     rules=(
         "PUBLISHER_NOT_IDEMPOTENT",
         "PUBLISHER_ACKS",

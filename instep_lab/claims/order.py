@@ -80,10 +80,18 @@ def _over_partitions(
 
 @experiment(
     "order-1",
-    statement="Records of a topic with several partitions do not come back in the order in which they were sent",
-    method="Send records with and without keys to 1, 3 and 12 partitions, one after another; read all of it with one consumer; "
-    "count the records that came after one that was sent later.",
-    advice="Count on order within a partition only; what must stay in order gets one key.",
+    statement=(
+        "A topic with several partitions does not return records in the order in which they were "
+        "sent"
+    ),
+    method=(
+        "Send records with and without keys to 1, 3 and 12 partitions, one after another. Read "
+        "each topic with one consumer and count the records that came after a record that was "
+        "sent later."
+    ),
+    advice=(
+        "Rely on order only within a partition. Give records that must stay in order the same key."
+    ),
     rules=("RECORDS_WITHOUT_KEY",),
 )
 def topic_order_across_partitions(trial: Trial) -> None:
@@ -115,9 +123,15 @@ def topic_order_across_partitions(trial: Trial) -> None:
 
 @experiment(
     "order-2",
-    statement="With one partition the order holds, whatever the number of groups",
-    method="Send records to one partition; read it by one group and by three; count late records in each.",
-    advice="One partition keeps the whole order and takes one reader per group: enough for a few thousand records a second.",
+    statement="With one partition the order is kept, for any number of consumer groups",
+    method=(
+        "Send records to one partition. Read it with one group and with three groups, and count "
+        "the late records in each."
+    ),
+    advice=(
+        "One partition keeps the order of the whole topic and allows one reader per group: "
+        "enough for a few thousand records per second."
+    ),
     rules=("RECORDS_WITHOUT_KEY",),
 )
 def topic_order_with_one_partition(trial: Trial) -> None:
@@ -134,10 +148,13 @@ def topic_order_with_one_partition(trial: Trial) -> None:
 
 @experiment(
     "order-3",
-    statement="Records with one key stay in order over many partitions",
-    method="Send records of 20 keys to 1, 3 and 12 partitions, read all with one consumer, count inversions within a key. The same "
-    "without giving Kafka the key must invert some.",
-    advice="Send the document's id as the key; everything about one document then stays in order.",
+    statement="Records with the same key stay in order, even in a topic with many partitions",
+    method=(
+        "Send records with 20 keys to 1, 3 and 12 partitions, read them with one consumer, and "
+        "count inversions within a key. As a control, records sent to Kafka without the key must "
+        "show inversions."
+    ),
+    advice="Use the document's id as the key: all records of one document then stay in order.",
     rules=("RECORDS_WITHOUT_KEY", "PUBLISHER_PARTITIONER"),
 )
 def key_order_across_partitions(trial: Trial) -> None:
@@ -155,10 +172,19 @@ def key_order_across_partitions(trial: Trial) -> None:
 
 @experiment(
     "order-4",
-    statement="A thread pool that works on one partition's records breaks the order, unless it is fed by key",
-    method="Read one partition and hand its records to 8 threads: any thread takes the next one, or each key has its thread. The "
-    "work takes a random time. Count the records that were worked after a later one of the same key.",
-    advice="Route work by key (key modulo threads), or have more partitions; a plain pool undoes the order that Kafka kept.",
+    statement=(
+        "A thread pool that processes the records of one partition breaks the order, unless "
+        "records are routed by key"
+    ),
+    method=(
+        "Read one partition and hand its records to 8 threads: either any thread takes the next "
+        "record, or each key has its own thread. The work takes a random time. Count the records "
+        "that were processed after a later record of the same key."
+    ),
+    advice=(
+        "Route work by key (hash of the key modulo the number of threads), or use more "
+        "partitions: a plain pool destroys the order that Kafka kept."
+    ),
     rules=("PIPELINE_WITHOUT_GUARD",),
 )
 def key_order_in_thread_pools(trial: Trial) -> None:
@@ -222,11 +248,20 @@ SENDERS: Mapping[str, Mapping[str, Any]] = {
 
 @experiment(
     "order-5",
-    statement="Retries with several requests in flight reorder records; an idempotent producer, with at most 5, keeps the order",
-    method="Five producers send through a slow line: 1, 5 and many requests in flight, idempotent and not. The line garbles some "
-    "requests, which the broker refuses and the client sends again; then it is cut, and the broker is frozen for a moment. Count "
-    "records that come after a later one of their key, and repeats.",
-    advice="Switch idempotence on: it costs nothing. With librdkafka one request in flight does not replace it.",
+    statement=(
+        "Retries with several requests in flight reorder records; an idempotent producer with at "
+        "most 5 in flight keeps the order"
+    ),
+    method=(
+        "Five producers send over a slow connection: with 1, 5 and many requests in flight, "
+        "idempotent and not. A proxy corrupts some requests, which the broker rejects and the "
+        "client sends again; then the connection is cut, and the broker is frozen for a moment. "
+        "Count repeats and the records that come after a later record of their key."
+    ),
+    advice=(
+        "Enable idempotence: it costs nothing. With librdkafka, limiting requests in flight to "
+        "one does not replace it."
+    ),
     rules=("PUBLISHER_OVERTAKES", "PUBLISHER_NOT_IDEMPOTENT"),
     harmless=False,
 )
@@ -355,10 +390,16 @@ def _disturb(
 
 @experiment(
     "order-6",
-    statement="Raising the number of partitions keeps the order within a key",
-    method="Send to 2 partitions, raise them to 4, send more of the same keys; a reader that lags then reads all of it, the last "
-    "partitions first. Count the keys that moved, and the inversions within a key.",
-    advice="Choose enough partitions at the start; to grow, let every reader catch up first, or compare versions in a guard.",
+    statement="Adding partitions keeps the order within a key",
+    method=(
+        "Send to 2 partitions, increase them to 4, and send more records with the same keys. A "
+        "reader that lags then reads everything, the last partitions first. Count the keys that "
+        "moved and the inversions within a key."
+    ),
+    advice=(
+        "Start with enough partitions. Before adding more, let every reader catch up, or compare "
+        "versions in a guard."
+    ),
     rules=("PIPELINE_WITHOUT_GUARD",),
 )
 def key_order_when_partitions_are_added(trial: Trial) -> None:

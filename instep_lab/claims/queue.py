@@ -24,10 +24,14 @@ MUCH, UNBEARABLE = 2.0, 0.5
 UNSTEADY = 2.0
 MODES = {True: "durable", False: "not durable"}
 PYTHON = (
-    "All through Python clients, with one connection and one thread each way. Kafka answers without syncing its disk, as it does "
-    "by default and relies on copies; the others, used durably, sync theirs."
+    "All systems are used through Python clients, with one connection and one thread in each"
+    " direction. Kafka acknowledges without syncing to disk, which is its default, and relies on"
+    " replicas; the others, in durable use, sync to disk."
 )
-NOT_THE_SPEED = "These are rates of one Python client on one machine: choose by what must survive and who must read it again."
+NOT_THE_SPEED = (
+    "These are the rates of one Python client on one machine: choose by what must survive and who"
+    " must read it again."
+)
 
 Way = Callable[[measuring.QueueRate], Rate]
 Cells = Mapping[tuple[str, bool, int], measuring.QueueRate]
@@ -48,11 +52,19 @@ class QueueMeasurements(msgspec.Struct, frozen=True):
 
 @experiment(
     "queue-1",
-    statement="Redis enqueues small messages faster than RabbitMQ, and is unbearably slow past 10 KB",
-    method="Enqueue and dequeue the same messages of 100 B to 1 MB with Kafka, Redis, RabbitMQ, ZeroMQ and ActiveMQ, durable "
-    "(answered when it is kept) and not, in turn. Compare Redis lists with RabbitMQ's classic queues: faster is a higher median, "
-    f"unbearably slow less than half of RabbitMQ's. {PYTHON}",
-    advice=f"Size is no reason against Redis; whether its answer means that a message is kept, is one. {NOT_THE_SPEED}",
+    statement=(
+        "Redis enqueues small messages faster than RabbitMQ, and is unbearably slow above 10 KB"
+    ),
+    method=(
+        "Enqueue and dequeue the same messages of 100 B to 1 MB with Kafka, Redis, RabbitMQ, "
+        "ZeroMQ and ActiveMQ, durable (acknowledged once stored) and not, in turn. Compare Redis "
+        "lists with RabbitMQ's classic queues: faster means a higher median, unbearably slow "
+        f"means less than half of RabbitMQ's rate. {PYTHON}"
+    ),
+    advice=(
+        "Message size is no reason to avoid Redis; whether its response means that a message is "
+        f"stored may be one. {NOT_THE_SPEED}"
+    ),
     harmless=False,
 )
 def redis_enqueue_rate(trial: Trial) -> None:
@@ -78,9 +90,14 @@ def redis_enqueue_rate(trial: Trial) -> None:
 @experiment(
     "queue-2",
     statement="Redis dequeues much faster than RabbitMQ at any size",
-    method="The same measurement as for queue-1; much faster is at least twice the median of RabbitMQ's classic queues, durable and "
-    f"not. {PYTHON}",
-    advice=f"Do not choose a queue by its reading speed: both outrun most programs that work on what they read. {NOT_THE_SPEED}",
+    method=(
+        "The same measurement as for queue-1. Much faster means at least twice the median of "
+        f"RabbitMQ's classic queues, durable and not. {PYTHON}"
+    ),
+    advice=(
+        "Do not choose a queue by its read rate: both are faster than most programs that process "
+        f"what they read. {NOT_THE_SPEED}"
+    ),
     harmless=False,
 )
 def redis_dequeue_rate(trial: Trial) -> None:
@@ -99,12 +116,19 @@ def redis_dequeue_rate(trial: Trial) -> None:
 
 @experiment(
     "queue-3",
-    statement="ZeroMQ is the fastest and keeps nothing: what was queued is lost when a process dies",
-    method="The same measurement as for queue-1: the time to enqueue and dequeue. Then enqueue to each system, kill -9 what holds "
-    "the messages (the server, or the process that sends by ZeroMQ), start it again and count what can still be read. A killed "
-    f"process is no power cut: what the operating system had taken is kept. {PYTHON}",
-    advice="Use ZeroMQ between processes that may lose what is under way; where a message must survive, use a durable queue and "
-    "wait for its answer (Kafka: acks=all).",
+    statement=(
+        "ZeroMQ is the fastest and stores nothing: queued messages are lost when a process dies"
+    ),
+    method=(
+        "The same measurement as for queue-1: the time to enqueue and dequeue. Then enqueue to "
+        "each system, kill with -9 the process that holds the messages (the server, or the "
+        "sender for ZeroMQ), start it again and count what can still be read. A killed process "
+        f"is not a power failure: data that the operating system had accepted survives. {PYTHON}"
+    ),
+    advice=(
+        "Use ZeroMQ between processes that may lose messages in transit. Where a message must "
+        "survive, use a durable queue and wait for its acknowledgement (Kafka: acks=all)."
+    ),
     harmless=False,
 )
 def zeromq_rate_and_loss(trial: Trial) -> None:

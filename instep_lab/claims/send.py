@@ -31,10 +31,19 @@ def _unread(operations: Sequence[ClientOperation], group: str = "reader") -> Ano
 
 @experiment(
     "send-1",
-    statement="When the leader dies, acks=0 loses records, acks=1 loses those that no follower has yet, acks=all loses none",
-    method="Send with each acks level to partitions led by one broker. Freeze both followers for a moment, go on sending, kill -9 "
-    "the leader, let the followers go on; count the records that were reported as sent and are not in the log.",
-    advice="Use acks=all for everything that must arrive; acks=1 loses what the dead leader had not passed on.",
+    statement=(
+        "When the leader dies, acks=0 loses records, acks=1 loses those that no follower has "
+        "yet, acks=all loses none"
+    ),
+    method=(
+        "Send with each acks level to partitions led by one broker. Freeze both followers for a "
+        "moment, continue sending, kill the leader with -9, and resume the followers. Count the "
+        "records that were reported as sent but are not in the log."
+    ),
+    advice=(
+        "Use acks=all for everything that must arrive. acks=1 loses what the dead leader had not "
+        "replicated."
+    ),
     rules=("PUBLISHER_ACKS", "TOPIC_MIN_IN_SYNC_ONE"),
     brokers=3,
     harmless=False,
@@ -106,10 +115,14 @@ def acks_under_leader_failure(trial: Trial) -> None:
 
 @experiment(
     "send-2",
-    statement="acks=all protects nothing when the partition has one replica",
-    method="Send with acks=all to a topic with one replica and to one with three, led by the same broker. Kill that broker, remove "
-    "its data as a lost disk does, start it again, read both topics; force an election where Kafka does not trust what is left.",
-    advice="Give every topic three replicas: acks=all waits for the copies that there are, and one is no copy.",
+    statement="acks=all protects nothing if the partition has only one replica",
+    method=(
+        "Send with acks=all to a topic with one replica and to one with three, both led by the "
+        "same broker. Kill that broker, delete its data as if its disk was lost, start it again, "
+        "and read both topics. Force an unclean election where Kafka does not trust the "
+        "remaining data."
+    ),
+    advice="Give every topic three replicas: acks=all waits only for the replicas that exist.",
     rules=("TOPIC_SINGLE_REPLICA",),
     brokers=3,
     harmless=False,
@@ -167,10 +180,16 @@ def acks_all_with_one_replica(trial: Trial) -> None:
 
 @experiment(
     "send-3",
-    statement="min.insync.replicas counts only for senders with acks=all",
-    method="A topic on two brokers with min.insync.replicas=2: send with each acks level while both live, and after the follower "
-    "was killed and is out of sync. Look at what is acknowledged, and at what is in the log once the follower is back.",
-    advice="min.insync.replicas=2 needs acks=all at every sender: others write past it, to one copy.",
+    statement="min.insync.replicas only applies to producers with acks=all",
+    method=(
+        "Create topics on two brokers with min.insync.replicas=2. Send with each acks level "
+        "while both brokers are alive, and after the follower was killed and is out of sync. "
+        "Check what is acknowledged, and what is in the log once the follower is back."
+    ),
+    advice=(
+        "min.insync.replicas=2 requires acks=all on every producer: the others bypass it and "
+        "write to a single replica."
+    ),
     rules=("PUBLISHER_ACKS", "TOPIC_MIN_IN_SYNC_ONE"),
     brokers=3,
     harmless=False,
@@ -278,9 +297,15 @@ ALL = ("all", "-1")
 
 @experiment(
     "send-4",
-    statement="Without a setting, a producer sends with acks=1",
-    method="Ask each client for its defaults: Kafka's Java clients print their own, librdkafka and kafka-python are asked.",
-    advice="Set acks=all yourself: the default depends on the client and on its release, and old ones are still in use.",
+    statement="By default, a producer sends with acks=1",
+    method=(
+        "Query the defaults of each client: Kafka's Java clients print their own; librdkafka and "
+        "kafka-python are queried."
+    ),
+    advice=(
+        "Set acks=all explicitly: the default depends on the client and its release, and old "
+        "ones are still in use."
+    ),
     rules=("PUBLISHER_ACKS", "PUBLISHER_NOT_IDEMPOTENT"),
     brokers=0,
     until="Kafka 3.0 (September 2021)",
@@ -315,10 +340,19 @@ def default_acks(trial: Trial) -> None:
 
 @experiment(
     "send-5",
-    statement="Forgetting what was sent, waiting for each answer, and a callback differ in speed and in what the sender learns",
-    method="Send as fast as each way allows, in turns, and take the records a second. Then send records that the topic refuses as "
-    "too large, and count which refusals the sender hears of, and how many records it has sent on by then.",
-    advice="Send with a callback, look at its error, and flush before you rely on it: as fast as forgetting, and nothing missed.",
+    statement=(
+        "Fire-and-forget, waiting for each response, and a callback differ in speed and in what "
+        "the sender learns"
+    ),
+    method=(
+        "Send as fast as each mode allows, in turns, and measure the records per second. Then "
+        "send records that the topic rejects as too large, and count which rejections the sender "
+        "learns about, and how many more records it has sent by then."
+    ),
+    advice=(
+        "Send with a callback, check its error, and flush before you rely on it: as fast as "
+        "fire-and-forget, and no error is missed."
+    ),
     rules=("PUBLISHER_ACKS", "PUBLISHER_RECORDS_TOO_LARGE"),
 )
 def delivery_modes(trial: Trial) -> None:
@@ -407,9 +441,15 @@ def delivery_modes(trial: Trial) -> None:
 
 @experiment(
     "send-6",
-    statement="Records that were sent asynchronously are lost when the process ends without a flush",
-    method="A process gives records to the client and ends: with a flush before, and without. Read what arrived.",
-    advice="Flush (Java: close) before the process ends, and look at what flush says is left.",
+    statement="Records that were sent asynchronously are lost if the process exits without a flush",
+    method=(
+        "A process hands records to the client and exits, with and without a flush. Read what "
+        "arrived."
+    ),
+    advice=(
+        "Flush (in Java: close) before the process exits, and check how many records flush "
+        "reports as undelivered."
+    ),
     rules=("PUBLISHER_ACKS",),
 )
 def exit_without_flush(trial: Trial) -> None:
@@ -466,10 +506,16 @@ Cell = tuple[int, int]
 
 @experiment(
     "send-7",
-    statement="A larger batch.size and linger.ms raise throughput, and latency too",
-    method="For each batch.size and linger.ms, in turns: send as fast as it goes and take the records a second; send at a steady "
-    "rate and take the time from send to acknowledgement. Medians over the rounds.",
-    advice="Keep linger.ms at 5 to 10 and batch.size at 16 KB or more; beyond that latency grows and throughput hardly does.",
+    statement="A larger batch.size and linger.ms increase throughput, and latency as well",
+    method=(
+        "For each batch.size and linger.ms, in turns: send as fast as possible and measure the "
+        "records per second; send at a steady rate and measure the time from send to "
+        "acknowledgement. Medians over the rounds."
+    ),
+    advice=(
+        "Keep linger.ms at 5 to 10 and batch.size at 16 KB or more. Beyond that, latency grows "
+        "but throughput hardly does."
+    ),
     rules=("PUBLISHER_LINGERS",),
 )
 def batching(trial: Trial) -> None:
@@ -556,10 +602,19 @@ def _clearly_more(these: Sequence[float], those: Sequence[float]) -> bool | None
 
 @experiment(
     "send-11",
-    statement="With a partitioner for numeric keys, key k goes to partition k modulo the number of partitions",
-    method="Send 20 records of the keys 0 to 3 to 4 partitions: to the partition that the sender reckons, and by each client's "
-    "default hash, with keys written as digits and as Java's four-byte integers. Look at where each key lies.",
-    advice="Let every sender hash alike (murmur2, as Java does); reckon partitions yourself only when every sender does.",
+    statement=(
+        "With a partitioner for numeric keys, key k goes to partition k modulo the number of "
+        "partitions"
+    ),
+    method=(
+        "Send 20 records with the keys 0 to 3 to 4 partitions: to the partition that the sender "
+        "computes, and with each client's default hash, with keys encoded as digits and as "
+        "Java's four-byte integers. Check the partition of each key."
+    ),
+    advice=(
+        "Let every producer use the same hash (murmur2, as Java does). Compute partitions "
+        "yourself only if every producer does."
+    ),
     rules=("PUBLISHER_PARTITIONER", "PUBLISHER_HASHES_DIFFER", "RECORDS_IN_WRONG_PARTITION"),
 )
 def partition_of_numeric_key(trial: Trial) -> None:

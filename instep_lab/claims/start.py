@@ -148,10 +148,16 @@ def _new_group(
 
 @experiment(
     "start-1",
-    statement="A new group with auto.offset.reset=latest reads only what comes after it",
-    method="Write records of the last two days; let a new group come with latest, and send more once it stands at the end. "
-    "Count also what it skips while it joins, and after a restart before its first commit.",
-    advice="Use latest only where the past does not matter; what comes before the group's first commit may be skipped as well.",
+    statement="A new group with auto.offset.reset=latest reads only records that arrive after it",
+    method=(
+        "Write records with timestamps of the last two days. Start a new group with latest, and "
+        "send more records once it is at the end. Also count what it skips while it joins, and "
+        "after a restart before its first commit."
+    ),
+    advice=(
+        "Use latest only where the past does not matter. Records that arrive before the first "
+        "commit of the group may be skipped too."
+    ),
     rules=("PIPELINE_STARTS_LATE",),
 )
 def new_group_with_latest(trial: Trial) -> None:
@@ -241,9 +247,15 @@ def _with(plan: Consuming, **changed: Any) -> Consuming:
 @experiment(
     "start-2",
     statement="A new group with auto.offset.reset=earliest reads everything",
-    method="Write records of the last two days; let a new group come with earliest and read to the end. The same after the older "
-    "half of the records was deleted, as retention does.",
-    advice="Use earliest for whatever must not miss a record, and keep records longer than it may take until a reader comes.",
+    method=(
+        "Write records with timestamps of the last two days. Start a new group with earliest and "
+        "read to the end. Repeat after the older half of the records was deleted, as retention "
+        "does."
+    ),
+    advice=(
+        "Use earliest for any reader that must not miss a record, and retain records for longer "
+        "than it may take until a reader starts."
+    ),
     rules=("PIPELINE_STARTS_LATE", "TOPIC_RETENTION_SHORT"),
 )
 def new_group_with_earliest(trial: Trial) -> None:
@@ -277,10 +289,16 @@ def new_group_with_earliest(trial: Trial) -> None:
 
 @experiment(
     "start-3",
-    statement="For a group that has committed, changing auto.offset.reset changes nothing",
-    method="A group reads and commits with one value, records come while it is away, and it comes back with the other value, both "
-    "ways. The same where a partition has no commit, and where the committed offset was deleted.",
-    advice="To move a group, reset its offsets (instep groups reset); the setting decides only where there is no valid commit.",
+    statement="Changing auto.offset.reset has no effect on a group that has committed offsets",
+    method=(
+        "A group reads and commits with one value, records arrive while it is away, and it "
+        "returns with the other value, in both directions. Repeat with a partition that has no "
+        "commit, and with a committed offset that was deleted."
+    ),
+    advice=(
+        "To move a group, reset its offsets (instep groups reset). The setting only applies "
+        "where there is no valid commit."
+    ),
     rules=("PIPELINE_STARTS_LATE",),
 )
 def reset_policy_of_committed_group(trial: Trial) -> None:
@@ -346,9 +364,12 @@ def _said(places: Mapping[int, int]) -> str:
 @experiment(
     "start-4",
     statement="A new group always starts at the newest record, whatever auto.offset.reset says",
-    method="Write records of the last two days; let new groups come with earliest, with latest, and with nothing said, by two "
-    "protocols and two clients; look at where each begins.",
-    advice="Say auto.offset.reset yourself: latest is only what clients take when nothing is said.",
+    method=(
+        "Write records with timestamps of the last two days. Start new groups with earliest, "
+        "with latest and without the setting, with two protocols and two clients, and check "
+        "where each begins."
+    ),
+    advice="Set auto.offset.reset explicitly: latest is only the default of the clients.",
     rules=("PIPELINE_STARTS_LATE",),
 )
 def default_start_of_new_group(trial: Trial) -> None:
@@ -394,11 +415,19 @@ def _of_client(trial: Trial, topic: str, client: str, reset: str | None, name: s
 
 @experiment(
     "start-5",
-    statement="With auto.offset.reset=none a consumer gets an error when a partition has no committed offset",
-    method="Commit offsets for all, some and none of three partitions; let two clients come with none, which librdkafka calls "
-    "error, and bear the error; count what each reads.",
-    advice="Choose none (error in librdkafka) where both skipping and reading again would hurt, and stop on the error: "
-    "librdkafka reads the other partitions on.",
+    statement=(
+        "With auto.offset.reset=none a consumer gets an error if a partition has no committed "
+        "offset"
+    ),
+    method=(
+        "Commit offsets for all, some and none of three partitions. Start two clients with none "
+        "(librdkafka calls it error), let them continue after the error, and count what each "
+        "reads."
+    ),
+    advice=(
+        "Choose none (error in librdkafka) where skipping records and reading them again would "
+        "both do harm, and stop on the error: librdkafka continues to read the other partitions."
+    ),
     rules=("PIPELINE_STARTS_LATE",),
 )
 def missing_offset_with_none(trial: Trial) -> None:
@@ -433,10 +462,15 @@ def missing_offset_with_none(trial: Trial) -> None:
 
 @experiment(
     "start-6",
-    statement="subscribe and assign start from the same place",
-    method="Read one topic by subscribe and by assign, with and without commits of the group, with earliest and with latest, by "
-    "two clients; and by assign without a group.",
-    advice="With the same group id both go on from its commits; assign without a group remembers nothing: keep offsets yourself.",
+    statement="subscribe and assign start from the same offset",
+    method=(
+        "Read one topic with subscribe and with assign, with and without commits of the group, "
+        "with earliest and with latest, with two clients; and with assign without a group."
+    ),
+    advice=(
+        "With the same group id both continue from its commits. assign without a group stores no "
+        "offsets: keep them yourself."
+    ),
     rules=("PIPELINE_STARTS_LATE",),
 )
 def subscribe_and_assign(trial: Trial) -> None:
@@ -498,11 +532,18 @@ def subscribe_and_assign(trial: Trial) -> None:
 
 @experiment(
     "start-7",
-    statement="A group whose committed offset was removed by retention falls back to auto.offset.reset",
-    method="A group reads a little and stays away; retention removes the segments that it has not read; it comes back with "
-    "earliest, latest and none, by two clients.",
-    advice="Keep records longer than a reader may be away; use none (error in librdkafka) to hear of the loss: earliest skips "
-    "what is gone, latest skips all that is left as well, and neither says so.",
+    statement=(
+        "A group whose committed offset was removed by retention falls back to auto.offset.reset"
+    ),
+    method=(
+        "A group reads a few records and stays away. Retention removes the segments that it has "
+        "not read. It returns with earliest, latest and none, with two clients."
+    ),
+    advice=(
+        "Retain records for longer than a reader may be away. Use none (error in librdkafka) to "
+        "learn about the loss: earliest skips what is gone, latest also skips everything that is "
+        "left, and neither reports it."
+    ),
     rules=("TOPIC_RETENTION_SHORT", "PIPELINE_NEAR_EXPIRY", "PIPELINE_RECORDS_EXPIRED"),
 )
 def offset_removed_by_retention(trial: Trial) -> None:

@@ -41,8 +41,13 @@ def _refusal(ask: Callable[[], object]) -> str | None:
 @experiment(
     "topic-1",
     statement="A topic cannot have more replicas than there are brokers",
-    method="Ask for a topic with as many replicas as there are brokers, and for one with one more.",
-    advice="Have at least three brokers, and three replicas of what must not be lost.",
+    method=(
+        "Create a topic with as many replicas as there are brokers, and try to create one with "
+        "one more."
+    ),
+    advice=(
+        "Run at least three brokers, and keep three replicas of everything that must not be lost."
+    ),
     rules=("TOPIC_SINGLE_REPLICA", "CLUSTER_SINGLE_BROKER"),
 )
 def replicas_beyond_brokers(trial: Trial) -> None:
@@ -59,9 +64,12 @@ def replicas_beyond_brokers(trial: Trial) -> None:
 
 @experiment(
     "topic-2",
-    statement="Partitions can be added and never removed",
-    method="Raise a topic from 2 to 4 partitions, then ask for 3.",
-    advice="Choose partitions for the load to come; fewer of them needs a new topic and a move.",
+    statement="Partitions can be added but never removed",
+    method="Increase a topic from 2 to 4 partitions, then request 3.",
+    advice=(
+        "Choose the number of partitions for the future load. Reducing it requires a new topic "
+        "and a migration."
+    ),
     rules=("PIPELINE_WITHOUT_GUARD",),
 )
 def adding_and_removing_partitions(trial: Trial) -> None:
@@ -80,9 +88,14 @@ def adding_and_removing_partitions(trial: Trial) -> None:
 
 @experiment(
     "topic-3",
-    statement="Replicas can be added and never removed",
-    method="Reassign a topic with records from 1 replica to 3, and back to 1; read it after each.",
-    advice="Change the number of copies whenever the need changes: instep topics replicate TOPIC --replicas N.",
+    statement="Replicas can be added but never removed",
+    method=(
+        "Reassign a topic with records from 1 replica to 3, and back to 1. Read it after each step."
+    ),
+    advice=(
+        "Change the number of replicas whenever the requirements change: instep topics replicate "
+        "TOPIC --replicas N."
+    ),
     rules=("TOPIC_SINGLE_REPLICA", "TOPIC_TWO_REPLICAS"),
     brokers=3,
 )
@@ -111,9 +124,15 @@ def adding_and_removing_replicas(trial: Trial) -> None:
 
 @experiment(
     "topic-4",
-    statement="Reading does not delete: a group can go back and read again",
-    method="A group reads everything and commits; its position is set to the start, to an offset and to a time, and it reads again.",
-    advice="Go back whenever a consumer's work has to be done again: instep groups reset, or instep rewind for a pipeline.",
+    statement="Reading does not delete records: a group can go back and read again",
+    method=(
+        "A group reads everything and commits. Its position is set to the start, to an offset "
+        "and to a time, and it reads again each time."
+    ),
+    advice=(
+        "Go back whenever a consumer's work has to be repeated: instep groups reset, or instep "
+        "rewind for a pipeline."
+    ),
 )
 def reading_again(trial: Trial) -> None:
     cluster, scenario = trial.cluster.kafka, trial.scenario("rewound")
@@ -164,10 +183,16 @@ def _segments(trial: Trial, topic: str) -> list[Path]:
 
 @experiment(
     "topic-5",
-    statement="Old data goes by age or by size, a whole segment at a time",
-    method="Two topics with segments of 1 MiB: one keeps 2 MiB, one keeps records of the last hour. Send 5 MB, in "
-    "the second topic half of it with old timestamps; see where the log begins, beside the segment files.",
-    advice="Retention is a lower bound: records live until their whole segment is old. Leave room for the longest outage.",
+    statement="Old data is deleted by age or by size, one whole segment at a time",
+    method=(
+        "Create two topics with segments of 1 MiB: one keeps 2 MiB, one keeps records of the "
+        "last hour. Send 5 MB, half of it with old timestamps in the second topic. Compare the "
+        "start of the log with the segment files."
+    ),
+    advice=(
+        "Retention is a lower bound: records live until their whole segment is old. Plan for the "
+        "longest outage."
+    ),
     rules=("TOPIC_RETENTION_SHORT", "TOPIC_RETENTION_BY_SIZE", "RECORDS_FROM_LONG_AGO"),
     harmless=False,
 )
@@ -223,10 +248,12 @@ def _is_thinned(trial: Trial, topic: str) -> bool:
 
 @experiment(
     "topic-6",
-    statement="A record is found by its offset in the same time, however long the log is",
-    method="Logs of 1, 10 and 100 times the length in one partition; time from seeking a random offset to having its record, each "
-    "length in turn.",
-    advice="Long retention costs disk, not speed of finding: keep as much as replays need.",
+    statement="Finding a record by its offset takes the same time, however long the log is",
+    method=(
+        "Fill logs of 1, 10 and 100 times the length in one partition. Measure the time from "
+        "seeking a random offset to receiving its record, for each length in turn."
+    ),
+    advice="Long retention costs disk space, not lookup time: keep as much as replays need.",
 )
 def seek_time_by_log_length(trial: Trial) -> None:
     base = trial.scaled(5_000, 50_000)
@@ -267,10 +294,16 @@ def seek_time_by_log_length(trial: Trial) -> None:
 
 @experiment(
     "topic-7",
-    statement="Readers never see past the high watermark",
-    method="Freeze a follower that is in sync, send with acks=1: the leader has the records and has answered, the follower has not. "
-    "Read; let the follower go on; read again.",
-    advice="What readers have seen is on all in-sync replicas: it does not vanish when the leader dies.",
+    statement="Readers never see records beyond the high watermark",
+    method=(
+        "Freeze a follower that is in sync and send with acks=1: the leader has stored and "
+        "acknowledged the records, the follower does not have them. Read; resume the follower; "
+        "read again."
+    ),
+    advice=(
+        "Everything that a reader has seen is on all in-sync replicas: it does not disappear "
+        "when the leader dies."
+    ),
     rules=("TOPIC_MIN_IN_SYNC_ONE",),
     brokers=3,
     harmless=False,
@@ -332,8 +365,11 @@ def high_watermark(trial: Trial) -> None:
 @experiment(
     "topic-8",
     statement="A segment file is named after its first offset",
-    method="Fill a topic of 1 MiB segments and compare each file's name with the offset of the first batch in it.",
-    advice="The name of the oldest file tells where a log begins; never touch the files themselves.",
+    method=(
+        "Fill a topic with 1 MiB segments and compare each file name with the offset of the "
+        "first batch in the file."
+    ),
+    advice="The name of the oldest file shows where a log begins. Never modify the files.",
     harmless=False,
 )
 def segment_file_names(trial: Trial) -> None:
@@ -362,10 +398,18 @@ def segment_file_names(trial: Trial) -> None:
 
 @experiment(
     "topic-9",
-    statement="When the leader dies, an in-sync follower takes over and nothing acknowledged is lost",
-    method="Three replicas, two of them needed, acks=all; kill -9 the leader under a steady load; measure the longest time without "
-    "an acknowledged record, and compare what was acknowledged with what is there.",
-    advice="Three replicas, min.insync.replicas=2 and acks=all; expect a pause of the broker's session time-out.",
+    statement=(
+        "When the leader dies, an in-sync follower takes over and no acknowledged record is lost"
+    ),
+    method=(
+        "Three replicas, two of them required, acks=all. Kill the leader with -9 under a steady "
+        "load. Measure the longest time without an acknowledged record, and compare the "
+        "acknowledged records with the log."
+    ),
+    advice=(
+        "Use three replicas, min.insync.replicas=2 and acks=all. Expect a pause as long as the "
+        "session timeout of the brokers."
+    ),
     rules=(
         "TOPIC_MIN_IN_SYNC_ONE",
         "TOPIC_SINGLE_REPLICA",
