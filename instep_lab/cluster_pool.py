@@ -153,7 +153,7 @@ class ClusterPool:
         return self._clusters[brokers]
 
     def drop(self, brokers: int) -> None:
-        """Discard a cluster of the lab that did not recover; the next call of `of` starts a new one."""
+        """Discard a cluster that did not recover; the next call of `of` starts a new one."""
         if cluster := self._clusters.pop(brokers, None):
             cluster.close()
 

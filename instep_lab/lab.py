@@ -60,7 +60,7 @@ class Lab:
             return self.run_on(pool)
 
     def run_on(self, pool: ClusterPool) -> dict[str, ClaimResult]:
-        """Test the remaining claims on running clusters, those that need the fewest brokers first."""
+        """Test the remaining claims on clusters of a pool, those with the fewest brokers first."""
         if self._given:
             sweep(self._run, pool.of(1), self._say)
         waiting = sorted(self._remaining(), key=lambda claim: claim.brokers)
@@ -166,8 +166,8 @@ def select_for_cluster(
     refused = [claim.id for claim in selected if not claim.harmless]
     if refused and ids:
         raise errors.SettingsError(
-            f"{', '.join(refused)} cannot run on your cluster: the experiment kills or freezes brokers,"
-            " reads their files, or puts a proxy in front of them",
+            f"{', '.join(refused)} cannot run on your cluster: experiments kill or freeze brokers,"
+            " read their files, or put a proxy in front of them",
             "omit --bootstrap: the lab then starts its own brokers",
         )
     return [claim for claim in selected if claim.harmless]

@@ -1,4 +1,4 @@
-"""Runs of the lab. Each run is a folder:
+"""Runs of the lab, each of which is a folder.
 
 RUN/run.json                the request, the releases and the machine
 RUN/CLAIM/verdict.json      the result; INCONCLUSIVE until the experiment has ended

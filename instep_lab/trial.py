@@ -32,7 +32,7 @@ from instep_lab.clients import consuming, process, publishing
 from instep_lab.clients.consuming import CommitMode, Consuming
 from instep_lab.clients.publishing import Publishing
 from instep_lab.cluster_pool import LabCluster
-from instep_lab.history import HistoryWriter, ClientOperation, OperationKind
+from instep_lab.history import ClientOperation, HistoryWriter, OperationKind
 from instep_lab.verdict import Role, VerdictPart
 
 PREFIX = "instep-lab"
@@ -272,7 +272,7 @@ class Trial:
     ) -> str:
         """Create a topic for this trial and return its name.
 
-        Settings have underscores for dots. `on` names the brokers of the replicas, the leader first.
+        Settings have underscores for dots. `on` lists the brokers of the replicas, leader first.
         """
         name = self._named("topic")
         settings_ = {key.replace("_", "."): value for key, value in config.items()}
@@ -313,7 +313,7 @@ class Trial:
         self._stack.callback(quietly)
 
     def wait(self, reached: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-        """Wait for a condition; raise if it does not become true, which makes the claim inconclusive."""
+        """Wait for a condition; raise if it stays false, which makes the claim inconclusive."""
         deadline = time.monotonic() + patience_s
         while not reached():
             if time.monotonic() > deadline:

@@ -1,6 +1,7 @@
-"""Claims about committing: when a position is written down, and what a crash then loses or repeats.
+"""Claims about committing: when a position is committed, and what a crash then loses or repeats.
 
-A consumer in a process of its own kills itself with -9 at a chosen point; a second one of the same group finishes the work.
+A consumer in its own process kills itself with -9 at a given point; a second consumer of the same
+group finishes the work.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CRASHES = 5
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """What a crash came to, when the work was finished by another process."""
+    """The effect of a crash, after another process has finished the work."""
 
     lost: int
     repeated: int
@@ -46,7 +47,7 @@ class After:
 
 
 def _session(trial: Trial) -> dict[str, Any]:
-    """As short as the brokers allow: a dead member is only then replaced."""
+    """Return the shortest session timeout that the brokers allow: a dead member is replaced soon."""
     timeout_ms = 1_500 if trial.cluster.own else 6_000
     return {"session.timeout.ms": timeout_ms, "heartbeat.interval.ms": timeout_ms // 3}
 
@@ -74,7 +75,7 @@ def _publish(trial: Trial, scenario: Scenario, plan: Consuming) -> None:
 
 
 def _finish(trial: Trial, scenario: Scenario, plan: Consuming) -> After:
-    """Let another process of the group do what is left, and look at what the two have done."""
+    """Let another process of the group finish, and check what both have done."""
     scenario.run(msgspec.structs.replace(plan, member="second", dies_at=None))
     seen = scenario.history()
     worked_again = checkers.repeated(seen).count
@@ -97,7 +98,7 @@ def _after(seen: list[ClientOperation], worked_again: int) -> After:
 def _crash(
     trial: Trial, name: str, point: CrashPoint, dies_on: int = DIES_ON, **given: Any
 ) -> After:
-    """A consumer that dies at this point of this record, and one that finishes."""
+    """Run a consumer that dies at this point of this record, and one that finishes."""
     scenario = trial.scenario(name)
     plan = _plan(trial, dies_at=point, dies_on=dies_on, **given)
     _publish(trial, scenario, plan)
@@ -107,7 +108,7 @@ def _crash(
 
 
 def _crashes(trial: Trial, scenarios: dict[str, dict[str, Any]]) -> dict[str, After]:
-    """Several crashes at a time: each of them mostly waits for its group to notice."""
+    """Run several crashes at the same time: each mostly waits for its session timeout."""
     return trial.together(
         {name: partial(_crash, trial, name, **given) for name, given in scenarios.items()}
     )
@@ -128,7 +129,7 @@ def _tabulate(trial: Trial, results: dict[str, After]) -> None:
 
 
 def _kill_when_ahead(trial: Trial, name: str, **given: Any) -> After:
-    """Kill a consumer as soon as the broker has an automatic commit of it."""
+    """Kill a consumer as soon as the broker has stored an automatic commit from it."""
     scenario = trial.scenario(name)
     plan = _plan(trial, commit=CommitMode.AUTO, **given)
     _publish(trial, scenario, plan)
@@ -177,17 +178,17 @@ def loss_with_automatic_commit(trial: Trial) -> None:
     )
     _tabulate(trial, results)
     trial.statement(
-        "work handed to threads is lost",
+        "records handed to threads are lost",
         results["handed to threads"].lost > 0,
         str(results["handed to threads"]),
     )
     trial.statement(
-        "so is work in the reading thread, with this client",
+        "with this client, records processed in the reading thread are lost too",
         results["in the same thread"].lost > 0,
         str(results["in the same thread"]),
     )
     trial.control(
-        "an offset stored after the work loses none",
+        "storing the offset after the work loses no records",
         results["stored after the work"].lost == 0,
         str(results["stored after the work"]),
     )
@@ -220,7 +221,7 @@ def repeats_with_automatic_commit(trial: Trial) -> None:
     )
     _tabulate(trial, results)
     rare, often = results.values()
-    trial.statement("what was not committed is repeated", rare.repeated == DIES_ON, str(rare))
+    trial.statement("uncommitted records are repeated", rare.repeated == DIES_ON, str(rare))
     trial.statement("a shorter interval repeats less", often.repeated < rare.repeated, str(often))
 
 
@@ -243,13 +244,13 @@ def commit_after_work(trial: Trial) -> None:
     )
     _tabulate(trial, results)
     trial.statement(
-        "nothing is lost",
+        "no record is lost",
         not any(one.lost for one in results.values()),
         f"{sum(one.lost for one in results.values())} lost",
     )
     worked = results[CrashPoint.WORKED]
     trial.statement(
-        "what came after the last commit is repeated",
+        "records after the last commit are repeated",
         0 < worked.repeated <= BATCH,
         f"{worked}, batches of {BATCH}",
     )
@@ -279,9 +280,9 @@ def commit_before_work(trial: Trial) -> None:
     lost, repeated = (
         [getattr(one, name) for one in results.values()] for name in ("lost", "repeated")
     )
-    trial.statement("nothing is repeated", not any(repeated), f"{sum(repeated)} repeated")
+    trial.statement("no record is repeated", not any(repeated), f"{sum(repeated)} repeated")
     trial.statement(
-        "what was committed and not done is lost",
+        "records that were committed but not processed are lost",
         all(lost),
         f"{min(lost)} to {max(lost)} lost, batches of {BATCH}",
     )
@@ -322,35 +323,40 @@ def asynchronous_commit(trial: Trial) -> None:
             times = [one.at_ns for one in scenario.history() if one.kind is OperationKind.READ]
             found.append(count / ((max(times) - min(times)) / 1e9))
     trial.table(
-        "Records a second, a commit for each",
-        ["commit", "median, least and most"],
+        "Records per second, with one commit per record",
+        ["commit", "median (lowest to highest)"],
         [[str(one), spread(found, digits=0)] for one, found in speeds.items()],
     )
     slowest, fastest = min(speeds[CommitMode.ASYNC]), max(speeds[CommitMode.SYNC])
     trial.statement(
-        "asynchronous is faster",
+        "asynchronous commit is faster",
         slowest > fastest,
-        f"{spread(speeds[CommitMode.ASYNC], digits=0)} against {spread(speeds[CommitMode.SYNC], digits=0)} records/s",
+        f"{spread(speeds[CommitMode.ASYNC], digits=0)} against"
+        f" {spread(speeds[CommitMode.SYNC], digits=0)} records/s",
     )
-    sent, stored, failed, swallowed = _through_silence(trial)
+    sent, stored, failed, swallowed = _drop_responses(trial)
     again = len(stored) - len(set(stored))
     back = sum(after < before for before, after in itertools.pairwise(stored))
-    trial.control("the proxy swallowed answers", swallowed > 0, f"{swallowed:,} bytes")
+    trial.control("the proxy dropped responses", swallowed > 0, f"{swallowed:,} bytes")
     trial.statement(
-        "one without an answer is not tried again",
+        "a commit without a response is not retried",
         again == 0,
-        f"{sent} commits were asked for, {again} were stored a second time, {failed} were said to have failed",
+        f"{sent} commits requested, {again} stored a second time, {failed} reported as failed",
     )
     trial.statement(
-        "an older one overtakes a newer one",
+        "an older commit overtakes a newer one",
         back > 0,
         f"the stored position went back {back} times",
     )
 
 
-def _through_silence(trial: Trial) -> tuple[int, list[int], int, int]:
-    """Commit while answers are swallowed, then go on: commits asked for, those stored, those told failed, and swallowed bytes."""
-    scenario = trial.scenario("answers swallowed")
+def _drop_responses(trial: Trial) -> tuple[int, list[int], int, int]:
+    """Commit while responses are dropped, then continue.
+
+    Return the number of requested commits, the stored offsets, the number of commits reported as
+    failed, and the number of dropped bytes.
+    """
+    scenario = trial.scenario("responses dropped")
     topic, group = trial.topic(1), trial.group()
     scenario.publish(Publishing(topic=topic, count=3_000, seed=trial.seed))
     proxy = next(iter(trial.cluster.proxies.values()))
@@ -369,11 +375,11 @@ def _through_silence(trial: Trial) -> tuple[int, list[int], int, int]:
         trial.wait(lambda: counted.read > 100, "100 records")
         proxy.inject(NetworkFault(swallows_answers=True))
         read = counted.read
-        trial.wait(lambda: counted.read > read + 50, "commits without an answer")
+        trial.wait(lambda: counted.read > read + 50, "commits without a response")
         proxy.cut()
         proxy.clear_fault()
         read = counted.read
-        trial.wait(lambda: counted.read >= min(read + 500, 3_000), "reading to go on")
+        trial.wait(lambda: counted.read >= min(read + 500, 3_000), "reading to continue")
     seen = [one for one in scenario.history() if one.kind is OperationKind.COMMIT]
     stored = committed.commits(trial.cluster.connection, group, topic, 0)
     failed = sum(one.outcome is OperationStatus.FAIL for one in seen)
@@ -424,12 +430,12 @@ def combined_commit(trial: Trial) -> None:
     for event, results in (("closing", closes), ("a rebalance", taken)):
         sync, combined = results[CommitMode.SYNC], results[CommitMode.COMBINED]
         trial.control(
-            f"{event}: synchronous loses and repeats nothing",
+            f"{event}: synchronous commit loses and repeats no records",
             sync.lost == sync.repeated == 0,
             str(sync),
         )
         trial.statement(
-            f"{event} loses and repeats nothing",
+            f"{event} loses and repeats no records",
             combined.lost == combined.repeated == 0,
             str(combined),
         )
@@ -438,11 +444,11 @@ def combined_commit(trial: Trial) -> None:
     )
     lost, repeated = (sum(getattr(one, what) for one in crashed) for what in ("lost", "repeated"))
     repeated_sync = sum(one.repeated for one in sync_crashes)
-    trial.statement("a crash loses nothing", lost == 0, f"{lost} lost in {CRASHES} crashes")
+    trial.statement("a crash loses no records", lost == 0, f"{lost} lost in {CRASHES} crashes")
     trial.limit(
-        "a crash right after a commit repeats what that covers",
+        "a crash right after a commit repeats the records of that commit",
         repeated > repeated_sync or None,
-        f"{repeated} records in {CRASHES} crashes, with synchronous commits {repeated_sync}",
+        f"{repeated} records in {CRASHES} crashes; with synchronous commits {repeated_sync}",
     )
 
 
@@ -455,7 +461,7 @@ def _close(trial: Trial, commit: CommitMode) -> After:
 
 
 def _hand_over(trial: Trial, commit: CommitMode) -> After:
-    """Two partitions; a second member joins in the middle and takes one of them."""
+    """Let a second member join and take over one of two partitions."""
     scenario = trial.scenario(f"{commit}, partition taken")
     topic = trial.topic(2)
     plan = Consuming(
@@ -474,7 +480,9 @@ def _hand_over(trial: Trial, commit: CommitMode) -> After:
                 lambda: len(first.assigned) == len(second.assigned) == 1, "both to have a partition"
             )
             trial.wait(
-                lambda: checkers.lost(scenario.history()).count == 0, "everything to be worked", 30
+                lambda: checkers.lost(scenario.history()).count == 0,
+                "every record to be processed",
+                30,
             )
     seen = scenario.history()
     return _after(seen, checkers.repeated(seen).count)
@@ -506,7 +514,7 @@ def commit_within_batch(trial: Trial) -> None:
     )
     repeated = dict(zip(steps, found.values(), strict=True))
     trial.plot(
-        "Repeated records by the number between two commits",
+        "Repeated records by the number of records between commits",
         "records between commits",
         "repeated",
         {"repeated": [(str(every), float(one.repeated)) for every, one in repeated.items()]},
@@ -514,12 +522,12 @@ def commit_within_batch(trial: Trial) -> None:
     counts = [one.repeated for one in repeated.values()]
     listed = ", ".join(f"{one.repeated} at {every}" for every, one in repeated.items())
     trial.control(
-        "nothing is lost",
+        "no record is lost",
         not any(one.lost for one in repeated.values()),
         f"{sum(one.lost for one in repeated.values())} lost",
     )
     trial.statement(
-        "the shorter the interval, the less is repeated",
+        "the shorter the interval, the fewer records are repeated",
         counts == sorted(counts) and counts[0] < counts[-1],
         listed,
     )
@@ -557,7 +565,7 @@ def offset_in_result_transaction(trial: Trial) -> None:
     _tabulate(trial, {**together, **apart})
     repeated = sum(one.repeated for one in apart.values())
     trial.control(
-        "with the offset in Kafka some rows are repeated",
+        "with the offset in Kafka, some rows are repeated",
         repeated > 0,
         f"{repeated} repeated over {len(apart)} crashes",
     )
@@ -590,7 +598,7 @@ def unique_index(trial: Trial) -> None:
         )
     done_again = sum(one.worked_again for one in unique.values())
     trial.limit(
-        "work beside the row is done again",
+        "effects other than the row are repeated",
         done_again > 0,
-        f"{done_again} records were worked twice",
+        f"{done_again} records were processed twice",
     )

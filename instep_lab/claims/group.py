@@ -1,4 +1,4 @@
-"""Claims about groups: who reads what, and what happens when members or partitions come and go."""
+"""Claims about groups: who reads what, and what happens when members or partitions change."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from instep import errors
+from instep.document.showing import counted
 from instep.kafka import topics
 from instep.report.tables import Cell
 from instep_lab import checkers, history, members
@@ -58,7 +59,7 @@ def delivery_within_and_across_groups(trial: Trial) -> None:
         members.at_once(teams, members.Team.close)
         seen = scenario.history()
         for team, size in zip(teams, sizes, strict=True):
-            named = f"{assignor.name}, {size} {'member' if size == 1 else 'members'}"
+            named = f"{assignor.name}, {counted(size, 'member')}"
             missing = checkers.lost(seen, team.group, by=OperationKind.READ)
             twice = checkers.repeated(seen, team.group, by=OperationKind.READ)
             shares = sorted(checkers.shares(seen, team.group).values(), reverse=True)
@@ -68,7 +69,7 @@ def delivery_within_and_across_groups(trial: Trial) -> None:
                 f"{missing.count} of {missing.of:,} missing",
             )
             trial.statement(
-                f"{named}: each goes to one member",
+                f"{named}: each record goes to one member",
                 not twice,
                 f"{twice.count} read twice; {shares} records each",
             )
@@ -91,7 +92,7 @@ def delivery_within_and_across_groups(trial: Trial) -> None:
         )
     again = checkers.repeated(scenario.history(), group, by=OperationKind.READ)
     trial.limit(
-        "what was read and not committed goes to the next member too",
+        "records that were read but not committed also go to the next member",
         bool(again),
         f"{again.count:,} of {again.of:,}",
     )
@@ -137,7 +138,7 @@ def idle_members(trial: Trial) -> None:
         took = time.monotonic() - began
         woken = sum(1 for one in team.members if one.held and not one.read)
         trial.control(
-            f"{assignor.name}: an idle one takes over when a reader leaves",
+            f"{assignor.name}: an idle member takes over when an active one leaves",
             woken == 1,
             f"{woken}, after {took:.1f} s",
         )
@@ -147,7 +148,7 @@ def idle_members(trial: Trial) -> None:
 
 
 def _share(trial: Trial, size: int, partitions: int) -> None:
-    """A share group: its members need no partitions of their own."""
+    """Test a share group, whose members need no partitions of their own."""
     scenario, topic, group = trial.scenario("share group"), trial.topic(partitions), trial.group()
     steady = Publishing(topic=topic, count=100_000, keys=KEYS, seed=trial.seed, per_s=500)
     with contextlib.ExitStack() as stack:
@@ -170,7 +171,7 @@ def _share(trial: Trial, size: int, partitions: int) -> None:
             )
     read = sorted((one.read for one in there), reverse=True)
     trial.limit(
-        "in a share group all five read from three partitions",
+        "in a share group, all five members read from three partitions",
         all(read) or None,
         f"{read} records each",
     )
@@ -226,28 +227,35 @@ def even_shares(trial: Trial) -> None:
                 uneven.append(f"{team.assignor.name} {held[0]} to {held[-1]}")
         if partitions % size:
             trial.control(
-                f"{size} members cannot share evenly", len(uneven) == len(teams), "; ".join(uneven)
+                f"{size} members cannot share the partitions evenly",
+                len(uneven) == len(teams),
+                "; ".join(uneven),
             )
         else:
+            names = [team.assignor.name for team in teams]
             trial.statement(
-                f"{size} members hold as many partitions each",
+                f"{size} members hold the same number of partitions",
                 not uneven,
-                "; ".join(uneven)
-                or f"{partitions // size} each under {', '.join(team.assignor.name for team in teams)}",
+                "; ".join(uneven) or f"{partitions // size} each with {', '.join(names)}",
             )
     trial.table(
         "Partitions and records of each member",
         ["assignor", "members", "partitions", f"records of {count:,}"],
         rows,
     )
-    trial.plot("Most to fewest partitions of a member", "members of 24 partitions", "ratio", gaps)
+    trial.plot(
+        "Ratio of the most to the fewest partitions of a member",
+        "members of 24 partitions",
+        "ratio",
+        gaps,
+    )
     _few_keys(trial, scenario, topic, teams)
     members.at_once(teams, members.Team.close)
     _several_topics(trial)
 
 
 def _send(trial: Trial, scenario: Scenario, topic: str, count: int, part: int) -> None:
-    """Records for all partitions alike."""
+    """Send the same number of records to all partitions."""
     scenario.publish(
         Publishing(
             topic=topic, count=count, keys=24, by_number=24, seed=trial.seed, first=part * count
@@ -262,7 +270,7 @@ def _all_read(teams: Sequence[members.Team], before: Sequence[Sequence[int]], co
 
 
 def _few_keys(trial: Trial, scenario: Scenario, topic: str, teams: Sequence[members.Team]) -> None:
-    """Equal partitions are not equal work when few keys have most of the records."""
+    """Show that equal partitions are not equal work if few keys have most of the records."""
     count = trial.scaled(600, 6_000)
     before = [[one.read for one in team.members] for team in teams]
     scenario.publish(Publishing(topic=topic, count=count, keys=3, seed=trial.seed, first=1_000_000))
@@ -274,14 +282,15 @@ def _few_keys(trial: Trial, scenario: Scenario, topic: str, teams: Sequence[memb
         shares.append(100 * max(read) / count)
         idle.append(float(read.count(0)))
     trial.limit(
-        "with three keys the records are not shared evenly",
+        "with three keys, the records are not shared evenly",
         min(shares) > 200 / size,
-        f"the busiest of {size} members read {spread(shares, ' %', 0)}, and {spread(idle, digits=0)} read nothing",
+        f"the busiest of {size} members read {spread(shares, ' %', 0)},"
+        f" and {spread(idle, digits=0)} read nothing",
     )
 
 
 def _several_topics(trial: Trial) -> None:
-    """Range deals out each topic by itself, the first members first."""
+    """Test several topics: range assigns each topic separately, to the first members first."""
     scenario = trial.scenario("4 topics of 3 partitions")
     names = [trial.topic(3) for _ in range(4)]
     teams = [
@@ -303,13 +312,13 @@ def _several_topics(trial: Trial) -> None:
     )
     uneven = [name for name, (least, most) in held.items() if least != most]
     trial.limit(
-        f"{' and '.join(uneven) or 'no assignor'} over several topics is uneven",
+        f"{' and '.join(uneven) or 'no assignor'} is uneven over several topics",
         bool(uneven),
         "; ".join(f"{name} {most} and {least}" for name, (least, most) in held.items()),
     )
 
 
-# commits every second, and new partitions seen soon: by default it is five seconds, and five minutes
+# Commit every second and detect new partitions soon; the defaults are 5 seconds and 5 minutes.
 WATCHFUL = {"auto.commit.interval.ms": 1_000, "topic.metadata.refresh.interval.ms": 300}
 SLOW_MS = 800.0
 NOTHING = "nothing happens"
@@ -322,9 +331,13 @@ JOINS, LEAVES, DIES, GROWS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What one event did to one group: members whose partitions changed, records read again, and the longest times, in
-    seconds, without a record from a partition that stayed with a quick member, and from one that moved."""
+class EventEffect:
+    """The effect of one event on one group.
+
+    `changed` counts members whose partitions changed, `again` the records that were read again. The
+    times are the longest pauses, in seconds, of a partition that stayed with a fast member and of
+    one that moved.
+    """
 
     changed: int
     again: int
@@ -350,16 +363,16 @@ class Turn:
 )
 def rebalance_triggers(trial: Trial) -> None:
     assignors = members.supported(trial, members.RANGE, members.COOPERATIVE, members.UNIFORM)
-    turns: dict[tuple[str, str], list[Turn]] = defaultdict(list)
+    effects: dict[tuple[str, str], list[EventEffect]] = defaultdict(list)
     for number in trial.rounds(2, 6):
         for (event, assignor), seen in _round(trial, assignors, number).items():
-            turns[event, assignor].append(seen)
-    events = list(dict.fromkeys(event for event, _ in turns))
+            effects[event, assignor].append(seen)
+    events = list(dict.fromkeys(event for event, _ in effects))
     rows: list[list[Cell]] = []
-    for event, assignor in turns:
-        found = turns[event, assignor]
+    for event, assignor in effects:
+        found = effects[event, assignor]
         changed, again = (
-            [float(getattr(turn, name)) for turn in found] for name in ("changed", "again")
+            [float(getattr(effect, name)) for effect in found] for name in ("changed", "again")
         )
         stayed, moved = _seconds(found, "stayed_s"), _seconds(found, "moved_s")
         rows.append(
@@ -373,19 +386,19 @@ def rebalance_triggers(trial: Trial) -> None:
             ]
         )
     sessions = (
-        "; sessions of 2 s, and 3 s in the consumer protocol, where 45 s are the default"
+        "; session timeouts of 2 s (3 s with the consumer protocol) instead of the default of 45 s"
         if trial.cluster.own
         else ""
     )
     trial.table(
-        f"What an event did to a group{sessions}",
+        f"Effect of an event on a group{sessions}",
         [
             "event",
             "assignor",
             "members changed",
-            "records again",
-            "pause where it stayed",
-            "pause where it moved",
+            "records read again",
+            "pause if the partition stays",
+            "pause if the partition moves",
         ],
         rows,
     )
@@ -399,7 +412,7 @@ def rebalance_triggers(trial: Trial) -> None:
             "seconds",
             {
                 assignor.name: [
-                    (event, _median(_seconds(turns[event, assignor.name], name)))
+                    (event, _median(_seconds(effects[event, assignor.name], name)))
                     for event in events
                 ]
                 for assignor in assignors
@@ -409,30 +422,35 @@ def rebalance_triggers(trial: Trial) -> None:
         quiet = [
             assignor.name
             for assignor in assignors
-            if not all(turn.changed for turn in turns[event, assignor.name])
+            if not all(effect.changed for effect in effects[event, assignor.name])
         ]
-        each = [f"{assignor.name}: {_told(turns[event, assignor.name])}" for assignor in assignors]
+        each = [
+            f"{assignor.name}: {_describe(effects[event, assignor.name])}" for assignor in assignors
+        ]
         trial.statement(f"{event}: the group rebalances", not quiet, "; ".join(each))
     _restart_static(trial)
 
 
-def _told(turns: Sequence[Turn]) -> str:
-    changed, stayed = [float(turn.changed) for turn in turns], _seconds(turns, "stayed_s")
-    return f"{spread(changed, digits=0)} members changed, what stayed stood still for {spread(stayed, ' s')}"
+def _describe(effects: Sequence[EventEffect]) -> str:
+    changed, stayed = [float(effect.changed) for effect in effects], _seconds(effects, "stayed_s")
+    return (
+        f"{spread(changed, digits=0)} members changed,"
+        f" partitions that stayed paused for {spread(stayed, ' s')}"
+    )
 
 
 def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _seconds(turns: Sequence[Turn], name: str) -> list[float]:
-    return [value for turn in turns if (value := getattr(turn, name)) is not None]
+def _seconds(effects: Sequence[EventEffect], name: str) -> list[float]:
+    return [value for effect in effects if (value := getattr(effect, name)) is not None]
 
 
 def _round(
     trial: Trial, assignors: Sequence[members.Assignor], number: int
-) -> dict[tuple[str, str], Turn]:
-    """All events, one after another, for all groups at once."""
+) -> dict[tuple[str, str], EventEffect]:
+    """Run all events one after another, for all groups at the same time."""
     before, after = 6, 8
     scenario, topic = trial.scenario(f"round {number + 1}"), trial.topic(before)
     teams = [
@@ -484,21 +502,21 @@ def _round(
         members.at_once(teams, members.Team.close)
     seen = scenario.history()
     found = {
-        (event, team.assignor.name): turn(seen, team.group, team.slow, *span)
+        (event, team.assignor.name): effect_of(seen, team.group, team.slow, *span)
         for event, span in windows.items()
         for team in teams
     }
     still = [found.pop((NOTHING, team.assignor.name)) for team in teams]
     trial.control(
-        "without an event nothing changes",
-        not any(turn.changed for turn in still),
+        "without an event, nothing changes",
+        not any(effect.changed for effect in still),
         f"the longest pause is {max(_seconds(still, 'stayed_s'), default=0):.1f} s",
     )
     return found
 
 
 def _catch_up(trial: Trial, scenario: Scenario, teams: Sequence[members.Team]) -> None:
-    """Until every group has read what was sent by now."""
+    """Wait until every group has read all records that were sent so far."""
     sent = {one.record for one in history.of(scenario.history(), OperationKind.SEND)}
 
     def caught_up() -> bool:
@@ -510,8 +528,10 @@ def _catch_up(trial: Trial, scenario: Scenario, teams: Sequence[members.Team]) -
     trial.wait(caught_up, "the groups to catch up")
 
 
-def turn(seen: Sequence[ClientOperation], group: str, slow: str, began: int, ended: int) -> Turn:
-    """What happened to the group in this time."""
+def effect_of(
+    seen: Sequence[ClientOperation], group: str, slow: str, began: int, ended: int
+) -> EventEffect:
+    """Return the effect of what happened to the group in this time."""
     mine = [one for one in seen if one.group == group and one.at_ns <= ended]
     changed = {
         one.member
@@ -533,7 +553,7 @@ def turn(seen: Sequence[ClientOperation], group: str, slow: str, began: int, end
         ]
         pauses = stayed if len(owners) == 1 else moved
         pauses.append(max(gaps, default=0) / 1e9)
-    return Turn(
+    return EventEffect(
         changed=len(changed),
         again=_repeats(reads) - _repeats([one for one in reads if one.at_ns < began]),
         stayed_s=max(stayed, default=None),
@@ -546,7 +566,10 @@ def _repeats(reads: Sequence[ClientOperation]) -> int:
 
 
 def _restart_static(trial: Trial) -> None:
-    """A member with an id of its own, which comes back within its session, gets its partitions back, and nobody else notices."""
+    """Restart a static member within its session timeout.
+
+    It gets its partitions back, and no other member is affected.
+    """
     scenario, topic, group = trial.scenario("group.instance.id"), trial.topic(6), trial.group()
     marks = []
 

@@ -1,4 +1,4 @@
-"""Claims about sending that say a record is written once: idempotence, restarts, exactly-once by recipe."""
+"""Claims about writing a record once: idempotence, restarts, exactly-once by recipe."""
 
 from __future__ import annotations
 
@@ -68,26 +68,26 @@ def idempotent_producer(trial: Trial) -> None:
             proxy.clear_fault()
         trial.wait_for_more(scenarios.values(), 50)
     trial.note(
-        f"{cuts} cuts, {proxy.counts.swallowed_bytes - swallowed} bytes of answers swallowed"
+        f"{cuts} cuts, {proxy.counts.swallowed_bytes - swallowed} bytes of responses dropped"
     )
     found, lost = {}, 0
     for name, scenario in scenarios.items():
         scenario.read_topic(topics[name], partitions)
         found[name] = checkers.repeated(scenario.history(), by=OperationKind.READ)
         lost += checkers.lost(scenario.history(), by=OperationKind.READ).count
-    with admin_extras.opened(trial.cluster.kafka) as asked:
+    with admin_extras.opened(trial.cluster.kafka) as extras:
         remembered = {
-            name: (asked.remembered(topic, range(partitions)) if asked else None)
+            name: (extras.remembered(topic, range(partitions)) if extras else None)
             for name, topic in topics.items()
         }
     trial.plot(
-        "Records that are in the log more than once",
+        "Records stored more than once",
         "producer",
         "records",
         {"repeated": [(name, float(one.count)) for name, one in found.items()]},
     )
     trial.table(
-        "What the broker remembers of each producer",
+        "The broker's state of each producer",
         ["producer", "partition", "producer id", "epoch", "last sequence", "records in the log"],
         [
             [
@@ -103,41 +103,49 @@ def idempotent_producer(trial: Trial) -> None:
         ],
     )
     trial.control(
-        "the broker wrote what it did not confirm",
+        "the broker wrote records that it did not confirm",
         min(unconfirmed.values()) > 0,
         f"{sum(unconfirmed.values())} in {cuts} cuts",
     )
-    trial.control("nothing acknowledged is missing", lost == 0, f"{lost} missing")
+    trial.control("no acknowledged record is missing", lost == 0, f"{lost} missing")
     without, with_ = found["not idempotent"], found["idempotent"]
     trial.control(
-        "without idempotence some are repeated", bool(without), f"{without.count} of {without.of:,}"
+        "without idempotence, some records are repeated",
+        bool(without),
+        f"{without.count} of {without.of:,}",
     )
     trial.statement(
-        "an idempotent producer writes each once",
+        "an idempotent producer writes each record once",
         not with_,
         f"{with_.count} of {with_.of:,} repeated",
     )
     known, others = remembered["idempotent"], remembered["not idempotent"]
     if known is None or others is None:
-        trial.statement("the broker knows it by id and sequence", None, "the broker does not tell")
+        trial.statement(
+            "the broker identifies the producer by id and sequence",
+            None,
+            "the broker does not report it",
+        )
         return
     records = {one.partition: _records_in(scenarios["idempotent"], one.partition) for one in known}
     trial.statement(
-        "the broker knows it by id, and by a sequence in each partition that counts its records",
+        "the broker identifies the producer by its id,"
+        " with a sequence number per partition that counts its records",
         len(known) == partitions
         and len({one.producer for one in known}) == 1
         and all(one.last_sequence + 1 == records[one.partition] for one in known)
         and not others,
         ", ".join(
-            f"id {one.producer}, partition {one.partition}: last sequence {one.last_sequence} of {records[one.partition]} records"
+            f"id {one.producer}, partition {one.partition}:"
+            f" last sequence {one.last_sequence} of {records[one.partition]} records"
             for one in known
         )
-        + f"; without idempotence {len(others)} are known",
+        + f"; {len(others)} producers known without idempotence",
     )
 
 
 def _written(trial: Trial, topic: str, partitions: int) -> int:
-    """How many records the log of a topic holds by now."""
+    """Return how many records the log of a topic holds now."""
     found = offsets.spans(trial.cluster.kafka, [(topic, number) for number in range(partitions)])
     return sum(span.offsets for span in found.values())
 
@@ -186,7 +194,7 @@ def restarted_idempotent_producer(trial: Trial) -> None:
             config=config,
             transaction=transaction,
         )
-        # at a steady rate only the last few records are still with the client when it dies
+        # at a steady rate, only the last few records are still in the client when it dies
         scenario.run(msgspec.structs.replace(plan, dies_after=count, warm=True))
         first = _producer_ids(trial, topic)
         scenario.publish(msgspec.structs.replace(plan, transaction=transaction and count))
@@ -199,7 +207,7 @@ def restarted_idempotent_producer(trial: Trial) -> None:
             )
         lost += checkers.lost(scenario.history(), "read_committed", by=OperationKind.READ).count
     trial.table(
-        f"{count} records sent by a process that was killed, and again by the next",
+        f"{count} records sent by a process that was killed, and sent again by the next",
         [
             "first process",
             "producer ids",
@@ -212,7 +220,7 @@ def restarted_idempotent_producer(trial: Trial) -> None:
         ],
     )
     trial.plot(
-        "Records that are there twice after a restart",
+        "Records stored twice after a restart",
         "first process",
         "records",
         {
@@ -222,27 +230,30 @@ def restarted_idempotent_producer(trial: Trial) -> None:
     )
     plain, left_open, done = (found["read_committed"] for found in repeated.values())
     before, after = ids["idempotent"]
-    trial.control("nothing is missing", lost == 0, f"{lost} missing")
+    trial.control("no record is missing", lost == 0, f"{lost} missing")
     trial.statement(
-        "the second process has another producer id",
+        "the second process has a different producer id",
         None if not before or not after else len(after) == 2 and before < after,
         f"first {_shown(before)}, then {_shown(after)}",
     )
     trial.statement(
-        "what it sends again is there twice", bool(plain), f"{plain.count} of {plain.of} repeated"
+        "records that it sends again are stored twice",
+        bool(plain),
+        f"{plain.count} of {plain.of} repeated",
     )
     all_of_it = repeated["transaction left open"]["read_uncommitted"]
     trial.control(
-        "with a transactional id what was left open is taken back",
+        "with a transactional id, an open transaction is aborted",
         not left_open and bool(all_of_it) and len(ids["transaction left open"][-1] or ()) == 1,
-        f"{left_open.count} of {left_open.of} repeated for readers of committed data, {all_of_it.count} for others; "
-        f"{done.count} when the first process had committed",
+        f"{left_open.count} of {left_open.of} repeated for readers of committed data,"
+        f" {all_of_it.count} for others; "
+        f"{done.count} if the first process had committed",
     )
 
 
 def _producer_ids(trial: Trial, topic: str) -> set[int] | None:
-    with admin_extras.opened(trial.cluster.kafka) as asked:
-        found = asked.remembered(topic, [0]) if asked else None
+    with admin_extras.opened(trial.cluster.kafka) as extras:
+        found = extras.remembered(topic, [0]) if extras else None
     return None if found is None else {one.producer for one in found}
 
 
@@ -251,7 +262,7 @@ def _shown(ids: set[int] | None) -> str:
 
 
 class Recipe(NamedTuple):
-    """One combination of what is said to make exactly-once."""
+    """One combination of the settings that are said to give exactly-once."""
 
     idempotent: bool
     acks: str
@@ -274,14 +285,14 @@ class Kept(NamedTuple):
     repeated_later: Anomalies
 
 
-# who asks a frozen broker for metadata would wait a minute
+# a client that asks a frozen broker for metadata would wait a minute
 IMPATIENT = {"socket.timeout.ms": 5_000}
 RECIPE = Recipe(idempotent=True, acks="all", replicas=2, in_sync=2)
 WITHOUT = {
-    "without idempotence records are repeated": RECIPE._replace(idempotent=False),
-    "with acks=1 records are lost": RECIPE._replace(idempotent=False, acks="1"),
-    "with one replica records are lost": RECIPE._replace(replicas=1, in_sync=1),
-    "with one in-sync replica records are lost": RECIPE._replace(in_sync=1),
+    "without idempotence, records are repeated": RECIPE._replace(idempotent=False),
+    "with acks=1, records are lost": RECIPE._replace(idempotent=False, acks="1"),
+    "with one replica, records are lost": RECIPE._replace(replicas=1, in_sync=1),
+    "with one in-sync replica, records are lost": RECIPE._replace(in_sync=1),
 }
 
 
@@ -335,7 +346,7 @@ def exactly_once_recipe(trial: Trial) -> None:
         for stop in stops:
             running.callback(stop.set)
         trial.wait_for_more(scenarios.values(), 30)
-        # 1. what was written is not confirmed
+        # 1. records are written but not confirmed
         proxy.inject(NetworkFault(swallows_answers=True))
         trial.wait(
             lambda: all(
@@ -346,7 +357,7 @@ def exactly_once_recipe(trial: Trial) -> None:
         proxy.cut()
         proxy.clear_fault()
         trial.wait_for_more(scenarios.values(), 20)
-        # 2. the leader is alone in the in-sync set of two, goes on, and is lost with its disk
+        # 2. the leader of a pair is alone in sync, continues, and is lost with its disk
         trial.stop(follower)
         pairs = [one for one in recipes if one.replicas == 2]
         trial.wait(
@@ -360,10 +371,11 @@ def exactly_once_recipe(trial: Trial) -> None:
         trial.kill(leader)
         trial.wipe(leader)
         trial.thaw(third)
-        # the follower first: with the third it elects a controller, without which an empty disk may not come back
+        # The follower first: with the third broker it elects a controller, and without a controller
+        # a broker with an empty disk cannot return.
         trial.restart(follower)
         trial.restart(leader)
-        forced = _lead_again(trial, topics.values())
+        forced = _restore_leaders(trial, topics.values())
         trial.wait_for_more(
             [scenarios[one] for one in recipes if one.replicas > 1 and one.in_sync > 1], 20
         )
@@ -377,7 +389,7 @@ def exactly_once_recipe(trial: Trial) -> None:
 
 
 def _send_again(trial: Trial, recipe: Recipe, scenario: Scenario, topic: str) -> Kept:
-    """3. A new producer, which does not know how far the first one came."""
+    """Send again with a new producer, which does not know how far the first one came (step 3)."""
     scenario.read_topic(topic)
     again = Publishing(
         topic=topic,
@@ -396,21 +408,24 @@ def _send_again(trial: Trial, recipe: Recipe, scenario: Scenario, topic: str) ->
     )
 
 
-def _lead_again(trial: Trial, topics: Iterable[str]) -> int:
-    """Have every topic led again, by force where Kafka does not trust what is left; how many needed that."""
+def _restore_leaders(trial: Trial, topics: Iterable[str]) -> int:
+    """Give every topic a leader again; return how many needed an unclean election.
+
+    An unclean election is needed where Kafka does not trust the remaining replicas.
+    """
     known = layout.read(trial.cluster.kafka).topics
     leaderless = [topic for topic in topics if known[topic].partitions[0].leader is None]
-    with admin_extras.opened(trial.cluster.kafka) as asked:
+    with admin_extras.opened(trial.cluster.kafka) as extras:
         for topic in leaderless:
-            if asked:
-                asked.elect_unclean(topic, 0)
+            if extras:
+                extras.elect_unclean(topic, 0)
     trial.note(f"unclean elections forced: {len(leaderless)}")
     return len(leaderless)
 
 
 def _show_recipes(trial: Trial, found: Mapping[Recipe, Kept], forced: int) -> None:
     trial.table(
-        f"Each combination through the same faults ({forced} topics needed an unclean election)",
+        f"Each combination under the same faults ({forced} topics needed an unclean election)",
         [
             "producer",
             "acks",
@@ -450,13 +465,14 @@ def _show_recipes(trial: Trial, found: Mapping[Recipe, Kept], forced: int) -> No
         trial.control(statement, bool(counted), f"{counted.count} of {counted.of:,}")
     kept = found[RECIPE]
     trial.statement(
-        "with all four each acknowledged record is there once, while the producer lives",
+        "with all four, each acknowledged record is stored once while the producer is alive",
         not kept.lost and not kept.repeated,
         f"{kept.lost.count} lost, {kept.repeated.count} repeated of {kept.lost.of:,}",
     )
     broken = [one for one, kept in found.items() if kept.repeated_later.count > kept.repeated.count]
     trial.limit(
-        "a producer that starts anew and sends again repeats what is there",
+        "a producer that restarts and sends again repeats records",
         kept.repeated_later.count > kept.repeated.count,
-        f"{kept.repeated_later.count} repeated with all four, and some in {len(broken)} of the {len(found)} combinations",
+        f"{kept.repeated_later.count} repeated with all four,"
+        f" and some in {len(broken)} of the {len(found)} combinations",
     )

@@ -29,7 +29,7 @@ KEYS = 20
 def _send_and_read(
     trial: Trial, scenario: Scenario, partitions: int, count: int, *, keyed: bool, groups: int = 1
 ) -> list[str]:
-    """Send the workload, then read it back by each group; the groups."""
+    """Send the workload and read it with each group; return the groups."""
     topic = trial.topic(partitions)
     scenario.publish(
         Publishing(
@@ -47,7 +47,7 @@ def _send_and_read(
         seen = scenario.history()
         read = checkers.repeated(seen, group, by=OperationKind.READ)
         trial.control(
-            f"{scenario.name}: everything was read once, and nothing else",
+            f"{scenario.name}: every record was read exactly once, and nothing else",
             read.of == count
             and not read
             and not checkers.unsent(seen, group)
@@ -63,7 +63,7 @@ def _over_partitions(
     check: Callable[[Sequence[ClientOperation]], checkers.Anomalies],
     title: str,
 ) -> dict[str, list[tuple[int, int]]]:
-    """What the checker finds with and without keys, by the number of partitions; plotted."""
+    """Check the order with and without keys, by the number of partitions, and plot the result."""
     found: dict[str, list[tuple[int, int]]] = {"with keys": [], "without keys": []}
     for partitions in PARTITIONS:
         for name, counts in found.items():
@@ -97,7 +97,7 @@ def _over_partitions(
 def topic_order_across_partitions(trial: Trial) -> None:
     count = trial.scaled(3_000, 30_000)
     late = _over_partitions(
-        trial, count, checkers.unsorted, "Records out of the order of the whole topic"
+        trial, count, checkers.unsorted, "Records out of order within the whole topic"
     )
     rows: list[list[Cell]] = [
         [name, *(amount for _, amount in found)] for name, found in late.items()
@@ -110,12 +110,12 @@ def topic_order_across_partitions(trial: Trial) -> None:
     alone = [amount for found in late.values() for number, amount in found if number == 1]
     spread = [amount for found in late.values() for number, amount in found if number > 1]
     trial.control(
-        "with one partition nothing comes late",
+        "with one partition, no record comes late",
         not any(alone),
         f"{sum(alone)} of {2 * count:,} late",
     )
     trial.statement(
-        "with several partitions some come late",
+        "with several partitions, some records come late",
         any(spread),
         f"{min(spread):,} to {max(spread):,} of {count:,} late",
     )
@@ -161,13 +161,17 @@ def key_order_across_partitions(trial: Trial) -> None:
     count = trial.scaled(3_000, 30_000)
     check = partial(checkers.inverted, by=OperationKind.READ)
     inverted = _over_partitions(
-        trial, count, check, "Records that came after a later one of the same key"
+        trial, count, check, "Records that came after a later record of the same key"
     )
     without = sum(amount for number, amount in inverted["without keys"] if number > 1)
-    trial.control("without keys some are inverted", without > 0, f"{without:,} of {2 * count:,}")
+    trial.control(
+        "without keys, some records are inverted", without > 0, f"{without:,} of {2 * count:,}"
+    )
     for partitions, late in inverted["with keys"]:
         over = counted(partitions, "partition")
-        trial.statement(f"order of a key over {over}", late == 0, f"{late} of {count:,} inverted")
+        trial.statement(
+            f"order within a key over {over}", late == 0, f"{late} of {count:,} inverted"
+        )
 
 
 @experiment(
@@ -209,11 +213,13 @@ def key_order_in_thread_pools(trial: Trial) -> None:
         seen = scenario.history()
         lost = checkers.lost(seen)
         trial.control(
-            f"pool {pool}: everything was worked", not lost, f"{lost.count} of {lost.of:,} missing"
+            f"pool {pool}: every record was processed",
+            not lost,
+            f"{lost.count} of {lost.of:,} missing",
         )
         inverted[pool] = checkers.inverted(seen).count
     trial.plot(
-        "Records worked after a later one of the same key",
+        "Records processed after a later record of the same key",
         "pool of 8",
         "records",
         {"inverted": [(str(pool), float(amount)) for pool, amount in inverted.items()]},
@@ -224,12 +230,12 @@ def key_order_in_thread_pools(trial: Trial) -> None:
         f"{inverted[Pool.NONE]} of {count:,} inverted",
     )
     trial.statement(
-        "a pool by record breaks it",
+        "a pool that takes record by record breaks the order",
         inverted[Pool.BY_RECORD] > 0,
         f"{inverted[Pool.BY_RECORD]:,} of {count:,} inverted",
     )
     trial.statement(
-        "a pool by key keeps it",
+        "a pool routed by key keeps the order",
         inverted[Pool.BY_KEY] == 0,
         f"{inverted[Pool.BY_KEY]} of {count:,} inverted",
     )
@@ -292,7 +298,7 @@ def order_under_retries(trial: Trial) -> None:
             "records",
             "inverted within a key",
             "repeated",
-            "of these behind a later one: a reader without a guard goes back",
+            "repeated after a later record: a reader without a guard goes back",
         ],
         [
             [name, one.records, one.inverted, one.repeated, one.went_back]
@@ -300,25 +306,29 @@ def order_under_retries(trial: Trial) -> None:
         ],
     )
     trial.control(
-        "requests were refused and sent again",
+        "requests were rejected and sent again",
         garbled > 0,
-        f"{garbled} garbled requests, {cuts} connections cut",
+        f"{garbled} corrupted requests, {cuts} connections cut",
     )
     lost = sum(one.lost for one in found.values())
-    trial.control("nothing acknowledged is missing", lost == 0, f"{lost} missing")
+    trial.control("no acknowledged record is missing", lost == 0, f"{lost} missing")
     for name in several:
-        trial.statement(f"{name}: some are inverted", found[name].inverted > 0, found[name].shown)
+        trial.statement(
+            f"{name}: some records are inverted", found[name].inverted > 0, found[name].shown
+        )
     for name in [name for name in SENDERS if name not in plain]:
-        trial.statement(f"{name}: none is", found[name].inverted == 0, found[name].shown)
+        trial.statement(
+            f"{name}: no record is inverted", found[name].inverted == 0, found[name].shown
+        )
     one = found["1 in flight"]
     trial.limit(
-        "without idempotence this client inverts some with 1 in flight too",
+        "without idempotence, this client inverts some records even with 1 in flight",
         one.inverted > 0,
         one.shown,
     )
     refused = refusal({"enable.idempotence": True, IN_FLIGHT: 6})
     trial.statement(
-        "idempotence with 6 in flight is refused by the client",
+        "the client rejects idempotence with 6 in flight",
         refused is not None,
         refused or "it was accepted",
     )
@@ -326,7 +336,10 @@ def order_under_retries(trial: Trial) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Disorder:
-    """What is wrong with the order of a log; `went_back` are repeats that follow a later record of their key."""
+    """The anomalies of a log.
+
+    `went_back` counts repeats that follow a later record of their key.
+    """
 
     records: int = 0
     inverted: int = 0
@@ -352,7 +365,10 @@ class Disorder:
 def _disturb(
     trial: Trial, scenarios: Mapping[str, Scenario], topics_: Mapping[str, str]
 ) -> tuple[int, int]:
-    """Send by each producer while the line and the broker misbehave; garbled requests, and connections that were cut."""
+    """Send with each producer while faults are injected into connection and broker.
+
+    Return the number of corrupted requests and of cut connections.
+    """
     proxy = trial.cluster.proxies[1]
     before = dataclasses.replace(proxy.counts)
     with contextlib.ExitStack() as running:
@@ -369,7 +385,8 @@ def _disturb(
         trial.wait_for_more(scenarios.values(), 50)
         proxy.inject(NetworkFault(delay_s=0.01, garbles_every=7))
         trial.wait(
-            lambda: proxy.counts.garbled_chunks - before.garbled_chunks >= 40, "40 garbled requests"
+            lambda: proxy.counts.garbled_chunks - before.garbled_chunks >= 40,
+            "40 corrupted requests",
         )
         proxy.inject(NetworkFault(delay_s=0.01))
         for _ in range(2):
@@ -384,7 +401,7 @@ def _disturb(
         proxy.counts.garbled_chunks - before.garbled_chunks,
         proxy.counts.cut_connections - before.cut_connections,
     )
-    trial.note(f"fault: {garbled} requests garbled, {cut} connections cut")
+    trial.note(f"fault: {garbled} requests corrupted, {cut} connections cut")
     return garbled, cut
 
 
@@ -406,14 +423,15 @@ def key_order_when_partitions_are_added(trial: Trial) -> None:
     count = trial.scaled(2_000, 20_000)
     inverted: dict[str, int] = {}
     for grows in (False, True):
-        name = "raised to 4" if grows else "left at 2"
+        name = "increased to 4" if grows else "unchanged at 2"
         scenario = trial.scenario(name)
         topic = trial.topic(2)
         scenario.publish(Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed))
         if grows:
             topics.grow(trial.cluster.kafka, topic, 4)
-            trial.note("raised to 4 partitions")
-        # a new client: one that runs on learns of new partitions within its metadata's age, five minutes by default
+            trial.note("increased to 4 partitions")
+        # A new client, because a running one learns about new partitions only when its metadata
+        # expires: after five minutes by default.
         scenario.publish(
             Publishing(topic=topic, count=count, keys=KEYS, seed=trial.seed, first=count)
         )
@@ -441,7 +459,7 @@ def key_order_when_partitions_are_added(trial: Trial) -> None:
         moved = sum(len(found) > 1 for found in places.values())
         if grows:
             trial.control(
-                "keys moved to other partitions", moved > 0, f"{moved} of {len(places)} keys"
+                "some keys moved to other partitions", moved > 0, f"{moved} of {len(places)} keys"
             )
     trial.table(
         "Inversions within a key",
@@ -449,12 +467,12 @@ def key_order_when_partitions_are_added(trial: Trial) -> None:
         [[name, found] for name, found in inverted.items()],
     )
     trial.control(
-        "with an unchanged number nothing is inverted",
-        inverted["left at 2"] == 0,
-        f"{inverted['left at 2']} inverted",
+        "with an unchanged number of partitions, no record is inverted",
+        inverted["unchanged at 2"] == 0,
+        f"{inverted['unchanged at 2']} inverted",
     )
     trial.statement(
-        "order of a key over a raised number",
-        inverted["raised to 4"] == 0,
-        f"{inverted['raised to 4']:,} of {2 * count:,} inverted",
+        "order within a key after adding partitions",
+        inverted["increased to 4"] == 0,
+        f"{inverted['increased to 4']:,} of {2 * count:,} inverted",
     )

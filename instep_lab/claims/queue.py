@@ -1,4 +1,7 @@
-"""Claims about other queues beside Kafka. All look at one measurement, which is made once in a run and kept in its folder."""
+"""Claims about other queues.
+
+All use one measurement, which is made once per run and stored in the folder of the run.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ Cells = Mapping[tuple[str, bool, int], measuring.QueueRate]
 
 
 class QueueMeasurements(msgspec.Struct, frozen=True):
-    """What every system did, and why one is missing."""
+    """The measurements of every system, and why some are missing."""
 
     speeds: list[Speed]
     missing: dict[str, str]
@@ -80,7 +83,7 @@ def redis_enqueue_rate(trial: Trial) -> None:
         )
         holds = None if ratios is None else all(ratios[size] < UNBEARABLE for size in LARGE)
         trial.statement(
-            f"{mode}, Redis is unbearably slow past 10 kB",
+            f"{mode}, Redis is unbearably slow above 10 kB",
             holds,
             _compared(measured, ratios, LARGE),
         )
@@ -143,36 +146,39 @@ def zeromq_rate_and_loss(trial: Trial) -> None:
     dead, alive = (found.get((ZERO, False, killed)) for killed in (True, False))
     lost = None if dead is None else dead.lost.count == dead.sent
     trial.statement(
-        "what ZeroMQ had queued is lost with the sending process", lost, _kept(measured, dead)
+        "messages queued by ZeroMQ are lost with the sending process", lost, _kept(measured, dead)
     )
     trial.control(
-        "left alive, that process delivers all",
+        "without the kill, that process delivers all messages",
         None if alive is None else not alive.lost,
         _kept(measured, alive),
     )
     kafka = found["kafka", True, True]
     trial.control(
-        "Kafka with acks=all keeps what its killed broker had answered for",
+        "Kafka with acks=all keeps all records that the killed broker had acknowledged",
         not kafka.lost,
         _kept(measured, kafka),
     )
     lossy = [f"{one.system}, {MODES[one.durable]}" for one in losses if not one.killed and one.lost]
     trial.control(
-        "without a kill no system loses any",
+        "without a kill, no system loses messages",
         not lossy,
-        ", ".join(lossy) or f"{len(losses) // 2} ways of use",
+        ", ".join(lossy) or f"{len(losses) // 2} combinations of system and durability",
     )
     _control(trial, measured)
 
 
 def _measure(trial: Trial) -> QueueMeasurements:
-    """The speeds of all systems that are there; made by the first claim of a run that asks."""
+    """Return the speeds of all available systems; the first claim of a run measures them."""
     file = trial.run / MEASURED_FILE
     if file.exists():
         return msgspec.json.decode(file.read_bytes(), type=QueueMeasurements)
     with Servers(trial.cluster.node(1)) as servers:
         systems, missing = _present(servers)
-        trial.note(f"measuring {len(systems)} ways of use; missing: {', '.join(missing) or 'none'}")
+        trial.note(
+            f"measuring {len(systems)} combinations of system and durability;"
+            f" missing: {', '.join(missing) or 'none'}"
+        )
         speeds = measuring.compare(
             systems,
             measuring.COUNTS,
@@ -189,7 +195,7 @@ def _measure(trial: Trial) -> QueueMeasurements:
 
 
 def _present(servers: Servers) -> tuple[list[System], dict[str, str]]:
-    """Every way of use whose server and client are there, and what to do about the others."""
+    """Return the systems whose server and client are installed, and remedies for the others."""
     found: list[System] = []
     missing: dict[str, str] = {}
     for kind in KINDS:
@@ -201,7 +207,7 @@ def _present(servers: Servers) -> tuple[list[System], dict[str, str]]:
 
 
 def _losses(trial: Trial) -> list[Loss]:
-    """Each way of use, killed and, as the control, not."""
+    """Measure the losses of each system with a kill and, as the control, without."""
     found: list[Loss] = []
     with Servers(trial.cluster.node(1)) as servers:
         systems = _present(servers)[0]
@@ -223,7 +229,7 @@ def _losses(trial: Trial) -> list[Loss]:
                 systems, 1_000, trial.scaled(500, 5_000), killed=killed, note=note
             )
             trial.note(
-                "fault: every server and the sender killed, and seen dead"
+                "fault: killed every server and the sender, verified"
                 if killed
                 else "control: nothing was killed"
             )
@@ -231,7 +237,7 @@ def _losses(trial: Trial) -> list[Loss]:
 
 
 def _ratios(measured: QueueMeasurements, way: Way, durable: bool) -> dict[int, float] | None:
-    """By size, how many times RabbitMQ's rate Redis has; None when one of them is missing."""
+    """Return the rate of Redis relative to RabbitMQ, by size; None if one of them is missing."""
     if measured.missing.keys() & {LIST, CLASSIC}:
         return None
     cells = measured.cells
@@ -244,19 +250,19 @@ def _ratios(measured: QueueMeasurements, way: Way, durable: bool) -> dict[int, f
 def _judge_fastest(trial: Trial, measured: QueueMeasurements, cells: Cells, size: int) -> None:
     statement = f"ZeroMQ is the fastest at {_size(size)}"
     if measured.missing:
-        trial.statement(statement, None, _lacking(measured))
+        trial.statement(statement, None, _missing(measured))
         return
     own = cells[ZERO, False, size].through.median
     others = [cell for (name, _, bytes_), cell in cells.items() if name != ZERO and bytes_ == size]
     best = max(others, key=lambda cell: cell.through.median)
     evidence = (
-        f"{own / best.through.median:.1f} times the next, {best.system}, {MODES[best.durable]}"
+        f"{own / best.through.median:.1f} times the second, {best.system}, {MODES[best.durable]}"
     )
     trial.statement(statement, own > best.through.median, evidence)
 
 
 def _show(trial: Trial, measured: QueueMeasurements, title: str, way: Way) -> None:
-    """A table and, for each mode, a plot of messages a second over size."""
+    """Add a table and, for each mode, a plot of messages per second over size."""
     cells = measured.cells
     rows: list[list[Cell]] = []
     for kind in KINDS:
@@ -268,7 +274,9 @@ def _show(trial: Trial, measured: QueueMeasurements, title: str, way: Way) -> No
             rows.append([kind.name, MODES[durable], *(_rate(rate) for rate in rates)])
     sizes = [_size(size) for size in measuring.COUNTS]
     trial.table(
-        f"{title}: messages/s, median (least to most), and MB/s", ["system", "used", *sizes], rows
+        f"{title}: messages/s, median (lowest to highest), and MB/s",
+        ["system", "used", *sizes],
+        rows,
     )
     for durable, mode in MODES.items():
         series: dict[str, list[tuple[Cell, float | None]]] = {
@@ -280,7 +288,7 @@ def _show(trial: Trial, measured: QueueMeasurements, title: str, way: Way) -> No
         }
         trial.plot(
             f"{title}, {mode}",
-            "bytes a message",
+            "bytes per message",
             "messages/s",
             series,
             PlotKind.LINES,
@@ -297,7 +305,7 @@ def _show_losses(trial: Trial, losses: Iterable[Loss], missing: Mapping[str, str
     ]
     rows += [[name, what, None, None, None] for name, what in missing.items()]
     trial.table(
-        "What is lost when what holds the messages is killed",
+        "Messages lost when the process that holds them is killed",
         ["system", "used", "sent", "lost", "repeated"],
         rows,
     )
@@ -312,14 +320,15 @@ def _control(trial: Trial, measured: QueueMeasurements) -> None:
     trial.control(
         "the machine was quiet enough to compare rates",
         varied <= UNSTEADY,
-        f"of the same, the fastest round was {varied:.1f} times the slowest; up to {UNSTEADY:g} is fit",
+        f"within one measurement, the fastest round was {varied:.1f} times the slowest;"
+        f" up to {UNSTEADY:g} is accepted",
     )
     unsound = sum(not one.sound for one in measured.speeds)
     messages = sum(one.count for one in measured.speeds)
     trial.control(
-        "every measured message came once",
+        "every measured message arrived exactly once",
         not unsound,
-        f"{unsound} of {len(measured.speeds)} measurements not, {messages:,} messages",
+        f"{unsound} of {len(measured.speeds)} measurements failed, {messages:,} messages",
     )
 
 
@@ -327,21 +336,19 @@ def _compared(
     measured: QueueMeasurements, ratios: Mapping[int, float] | None, sizes: Iterable[int]
 ) -> str:
     if ratios is None:
-        return _lacking(measured)
+        return _missing(measured)
     return "of RabbitMQ's rate " + ", ".join(
         f"{ratios[size]:.0%} at {_size(size)}" for size in sizes
     )
 
 
 def _kept(measured: QueueMeasurements, loss: Loss | None) -> str:
-    return (
-        _lacking(measured)
-        if loss is None
-        else f"{loss.lost.count} of {loss.sent} lost, {loss.repeated.count} repeated"
-    )
+    if loss is None:
+        return _missing(measured)
+    return f"{loss.lost.count} of {loss.sent} lost, {loss.repeated.count} repeated"
 
 
-def _lacking(measured: QueueMeasurements) -> str:
+def _missing(measured: QueueMeasurements) -> str:
     return "; ".join(dict.fromkeys(measured.missing.values()))
 
 
@@ -352,10 +359,8 @@ def _rate(rate: Rate) -> str:
 
 
 def _size(size: int) -> str:
-    return (
-        f"{size // 1_000_000} MB"
-        if size >= 1_000_000
-        else f"{size // 1_000} kB"
-        if size >= 1_000
-        else f"{size} B"
-    )
+    if size >= 1_000_000:
+        return f"{size // 1_000_000} MB"
+    if size >= 1_000:
+        return f"{size // 1_000} kB"
+    return f"{size} B"

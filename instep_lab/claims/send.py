@@ -1,4 +1,7 @@
-"""Claims about sending: what an acknowledgement is worth, and what it costs. Those about writing once are in `once.py`."""
+"""Claims about sending: what an acknowledgement guarantees, and what it costs.
+
+Claims about writing a record once are in `once.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ ACKS = ("0", "1", "all")
 
 
 def _unread(operations: Sequence[ClientOperation], group: str = "reader") -> Anomalies:
-    """Records that were given to the client, whatever it said of them, and are not in the log."""
+    """Find records that were handed to the client, with any outcome, and are not in the log."""
     tried = {one.record for one in history.of(operations, OperationKind.SEND, None)}
     read = {one.record for one in history.of(operations, OperationKind.READ, group=group)}
     missing = sorted(f"{key}#{number}" for key, number in tried - read)
@@ -33,7 +36,7 @@ def _unread(operations: Sequence[ClientOperation], group: str = "reader") -> Ano
     "send-1",
     statement=(
         "When the leader dies, acks=0 loses records, acks=1 loses those that no follower has "
-        "yet, acks=all loses none"
+        "yet, acks=all loses no records"
     ),
     method=(
         "Send with each acks level to partitions led by one broker. Freeze both followers for a "
@@ -88,21 +91,21 @@ def acks_under_leader_failure(trial: Trial) -> None:
     lost = {acks: sum(one.count for one in some) for acks, some in found.items()}
     of = {acks: sum(one.of for one in some) for acks, some in found.items()}
     trial.plot(
-        "Lost when the leader dies",
+        "Records lost when the leader dies",
         "acks",
         "records",
-        {"reported as sent and lost": [(acks, float(count)) for acks, count in lost.items()]},
+        {"reported as sent but lost": [(acks, float(count)) for acks, count in lost.items()]},
     )
     trial.table(
         "Records reported as sent that are not in the log",
-        ["acks", "reported", "lost", "of them per kill"],
+        ["acks", "reported", "lost", "lost per kill"],
         [
             [acks, of[acks], lost[acks], ", ".join(str(one.count) for one in some)]
             for acks, some in found.items()
         ],
     )
     trial.control(
-        "records were acknowledged that only the leader had",
+        "some acknowledged records were only on the leader",
         min(unreplicated) > 0,
         f"{sum(unreplicated):,} with acks=1",
     )
@@ -110,7 +113,9 @@ def acks_under_leader_failure(trial: Trial) -> None:
         trial.statement(
             f"acks={acks} loses records", lost[acks] > 0, f"{lost[acks]:,} of {of[acks]:,}"
         )
-    trial.statement("acks=all loses none", lost["all"] == 0, f"{lost['all']:,} of {of['all']:,}")
+    trial.statement(
+        "acks=all loses no records", lost["all"] == 0, f"{lost['all']:,} of {of['all']:,}"
+    )
 
 
 @experiment(
@@ -141,38 +146,40 @@ def acks_all_with_one_replica(trial: Trial) -> None:
         scenario.read_topic(topics[name], by="before")
         gone = checkers.lost(scenario.history(), "before", by=OperationKind.READ)
         trial.control(
-            f"{name}: all is there before",
+            f"{name}: all records are there before the fault",
             gone.of == count and not gone,
             f"{gone.count} of {gone.of:,} missing",
         )
     trial.kill(nodes[0])
     trial.wipe(nodes[0])
-    # only when the others have a controller may an empty disk come back
+    # a broker with an empty disk may return only when the others have a controller
     trial.wait(
         lambda: senders.leader_of(trial, topics["3 replicas"]) in nodes[1:], "a follower to lead"
     )
     trial.restart(nodes[0])
     trial.cluster.wait_in_sync(topics["3 replicas"])
     if not (stays := senders.leader_of(trial, topics["1 replica"]) is not None):
-        # Kafka remembers who had everything, and gives an empty disk no lead unless it is forced to
-        with admin_extras.opened(trial.cluster.kafka) as asked:
-            forced = asked is not None and asked.elect_unclean(topics["1 replica"], 0)
+        # Kafka knows which replicas were complete, and does not elect an empty one unless forced to
+        with admin_extras.opened(trial.cluster.kafka) as extras:
+            forced = extras is not None and extras.elect_unclean(topics["1 replica"], 0)
         trial.note(f"no leader: an unclean election was {'forced' if forced else 'refused'}")
     for name, scenario in scenarios.items():
         trial.cluster.wait_in_sync(topics[name])
         scenario.read_topic(topics[name], by="after")
         lost[name] = checkers.lost(scenario.history(), "after", by=OperationKind.READ)
     trial.plot(
-        "Acknowledged with acks=all, and lost with the disk of one broker",
+        "Records acknowledged with acks=all and lost with the disk of one broker",
         "replicas",
         "records",
         {"lost": [(name, float(one.count)) for name, one in lost.items()]},
     )
     one, three = lost["1 replica"], lost["3 replicas"]
-    trial.control("with three replicas none is lost", not three, f"{three.count} of {three.of:,}")
+    trial.control(
+        "with three replicas, no record is lost", not three, f"{three.count} of {three.of:,}"
+    )
     how = "" if stays else "; the partition had no leader until an unclean election was forced"
     trial.statement(
-        "with one replica acknowledged records are lost",
+        "with one replica, acknowledged records are lost",
         bool(one),
         f"{one.count:,} of {one.of:,}{how}",
     )
@@ -201,8 +208,8 @@ def min_insync_replicas_by_acks(trial: Trial) -> None:
     scenarios = {acks: trial.scenario(f"acks={acks}") for acks in ACKS}
 
     def send(first: int) -> dict[str, tuple[int, str]]:
-        """Acknowledged sends of each level from this number on, and the errors that were told."""
-        said = {}
+        """Return acknowledged sends of each level from this number on, and reported errors."""
+        results = {}
         for acks, scenario in scenarios.items():
             plan = Publishing(
                 topic=topics[acks],
@@ -219,11 +226,11 @@ def min_insync_replicas_by_acks(trial: Trial) -> None:
                 if (one.number or 0) >= first
             ]
             errors_ = sorted({one.note for one in sends if one.note})
-            said[acks] = (
+            results[acks] = (
                 sum(1 for _ in history.of(sends, OperationKind.SEND)),
                 ", ".join(errors_) or "no error",
             )
-        return said
+        return results
 
     whole = send(0)
     trial.kill(follower)
@@ -244,41 +251,42 @@ def min_insync_replicas_by_acks(trial: Trial) -> None:
         scenario.read_topic(topics[acks])
         kept[acks] = _read_from(scenario, "reader", count)
     trial.table(
-        f"{count} sends with one replica in sync of the two that are asked for",
-        ["acks", "acknowledged", "errors", "readable at once", "in the log afterwards"],
+        f"{count} sends with one of two required replicas in sync",
+        ["acks", "acknowledged", "errors", "readable immediately", "in the log later"],
         [[acks, *short[acks], readable[acks], kept[acks]] for acks in ACKS],
     )
     trial.plot(
-        "Taken by the log below min.insync.replicas",
+        "Records accepted by the log below min.insync.replicas",
         "acks",
         "records",
         {"in the log": [(acks, float(counted)) for acks, counted in kept.items()]},
     )
     trial.control(
-        "with both in sync every level is acknowledged",
-        all(said[0] == count for said in whole.values()),
-        ", ".join(f"acks={acks}: {said[0]} of {count}" for acks, said in whole.items()),
+        "with both replicas in sync, every acks level is acknowledged",
+        all(acknowledged == count for acknowledged, _ in whole.values()),
+        ", ".join(f"acks={acks}: {sent} of {count}" for acks, (sent, _) in whole.items()),
     )
     for acks in ("0", "1"):
         trial.statement(
-            f"acks={acks} is not refused",
+            f"acks={acks} is not rejected",
             short[acks][0] == count and kept[acks] == count,
             f"{short[acks][0]} of {count} acknowledged, {kept[acks]} in the log",
         )
     trial.statement(
-        "acks=all is refused",
+        "acks=all is rejected",
         short["all"][0] == 0 and kept["all"] == 0,
         f"{short['all'][0]} of {count} acknowledged ({short['all'][1]}), {kept['all']} in the log",
     )
     trial.limit(
-        "it also holds readers back: what acks=1 wrote below the minimum is read only when enough replicas are in sync again",
+        "readers are affected too: records written with acks=1 below the minimum become readable"
+        " only when enough replicas are in sync again",
         readable["1"] == 0 and kept["1"] > 0,
-        f"{readable['1']} of {kept['1']} readable at once, all of them later",
+        f"{readable['1']} of {kept['1']} readable immediately, all of them later",
     )
 
 
 def _read_from(scenario: Scenario, group: str, first: int) -> int:
-    """How many records from this number on the group has read."""
+    """Return how many records from this number on the group has read."""
     return sum(
         (one.number or 0) >= first
         for one in history.of(scenario.history(), OperationKind.READ, group=group)
@@ -313,24 +321,27 @@ ALL = ("all", "-1")
 def default_acks(trial: Trial) -> None:
     old_release, old = defaults.of_java("kafka-2")
     now = {}
-    for client, (release, told) in {
+    for client, (release, settings) in {
         "Java client": defaults.of_java("kafka"),
         "Spark's Java client": defaults.of_java("spark-kafka"),
         "librdkafka": defaults.of_librdkafka(DEFAULTS),
         "kafka-python": defaults.of_kafka_python(),
     }.items():
-        now[f"{client} {release}"] = told
+        now[f"{client} {release}"] = settings
     everyone = {f"Java client {old_release}": old, **now}
     trial.table(
-        "Defaults of producers, by their own word",
+        "Defaults that the producers report",
         ["client", *DEFAULTS],
-        [[client, *(told.get(name) for name in DEFAULTS)] for client, told in everyone.items()],
+        [
+            [client, *(settings.get(name) for name in DEFAULTS)]
+            for client, settings in everyone.items()
+        ],
     )
     trial.control(
         f"the Java client {old_release} had acks=1", old["acks"] == "1", f"acks={old['acks']}"
     )
-    for client, told in now.items():
-        acks = told.get("acks")
+    for client, settings in now.items():
+        acks = settings.get("acks")
         trial.statement(
             f"{client} has acks=1",
             None if acks is None else acks == "1",
@@ -400,42 +411,52 @@ def delivery_modes(trial: Trial) -> None:
     scenario.read_topic(small)
     arrived = sum(1 for _ in history.of(scenario.history(), OperationKind.READ))
     trial.plot(
-        "Records a second",
+        "Records per second",
         "way",
         "records",
         {"median": [(way, statistics.median(some)) for way, some in rates.items()]},
     )
     trial.table(
-        f"{refused} records that the topic refuses",
-        ["way", "records a second", "refusals heard of", "records sent on before hearing of one"],
+        f"{refused} records that the topic rejects",
+        [
+            "way",
+            "records per second",
+            "rejections reported",
+            "records sent before a rejection was reported",
+        ],
         [
             [way, spread(rates[way], digits=0), learnt[way][0], learnt[way][1]]
             for way in DeliveryMode
         ],
     )
     trial.control(
-        "the topic refuses what is too large", arrived == 0, f"{arrived} of {3 * refused} arrived"
+        "the topic rejects records that are too large",
+        arrived == 0,
+        f"{arrived} of {3 * refused} arrived",
     )
     slowest = min(*rates[DeliveryMode.FORGET], *rates[DeliveryMode.CALLBACK])
     trial.statement(
-        "waiting for each answer is slower",
+        "waiting for each response is slower",
         max(rates[DeliveryMode.WAIT]) < slowest,
-        f"{spread(rates[DeliveryMode.WAIT], digits=0)} records a second, with a callback {spread(rates[DeliveryMode.CALLBACK], digits=0)}",
+        f"{spread(rates[DeliveryMode.WAIT], digits=0)} records per second,"
+        f" with a callback {spread(rates[DeliveryMode.CALLBACK], digits=0)}",
     )
     trial.statement(
-        "who forgets learns nothing",
+        "fire-and-forget learns nothing",
         learnt[DeliveryMode.FORGET][0] == 0,
-        f"{learnt[DeliveryMode.FORGET][0]} of {refused} refusals",
+        f"{learnt[DeliveryMode.FORGET][0]} of {refused} rejections",
     )
     trial.statement(
-        "who waits learns of each before the next",
+        "waiting reports each rejection before the next send",
         learnt[DeliveryMode.WAIT] == (refused, 0),
-        f"{learnt[DeliveryMode.WAIT][0]} of {refused} refusals, {learnt[DeliveryMode.WAIT][1]} records sent on by then",
+        f"{learnt[DeliveryMode.WAIT][0]} of {refused} rejections,"
+        f" {learnt[DeliveryMode.WAIT][1]} more records sent by then",
     )
     trial.statement(
-        "a callback learns of each, later",
+        "a callback reports each rejection, later",
         learnt[DeliveryMode.CALLBACK][0] == refused and (learnt[DeliveryMode.CALLBACK][1] or 0) > 0,
-        f"{learnt[DeliveryMode.CALLBACK][0]} of {refused} refusals, {learnt[DeliveryMode.CALLBACK][1] or 0:.0f} records sent on by then",
+        f"{learnt[DeliveryMode.CALLBACK][0]} of {refused} rejections,"
+        f" {learnt[DeliveryMode.CALLBACK][1] or 0:.0f} more records sent by then",
     )
 
 
@@ -476,23 +497,23 @@ def exit_without_flush(trial: Trial) -> None:
         for name, found in missing.items()
     }
     trial.plot(
-        "Records given to the client that never arrived",
+        "Records handed to the client that never arrived",
         "end of the process",
         "records",
         {"missing": [(name, float(counted)) for name, (counted, _) in sums.items()]},
     )
     trial.control(
-        "with a flush nothing is missing",
+        "with a flush, no record is missing",
         sums["with flush"][0] == 0,
         f"{sums['with flush'][0]} of {sums['with flush'][1]:,}",
     )
     trial.control(
-        "what was acknowledged is there",
+        "all acknowledged records are there",
         betrayed == 0,
         f"{betrayed} acknowledged records are missing",
     )
     trial.statement(
-        "without a flush some are missing",
+        "without a flush, some records are missing",
         sums["without flush"][0] > 0,
         "{:,} of {:,}".format(*sums["without flush"]),
     )
@@ -500,7 +521,7 @@ def exit_without_flush(trial: Trial) -> None:
 
 BATCH_BYTES = (1_000, 16_000, 256_000)
 LINGER_MS = (0, 10, 100)
-HARDLY, CLEARLY = 1.2, 2.0  # what counts as hardly more, and as clearly more
+HARDLY, CLEARLY = 1.2, 2.0  # factors that count as hardly more and as clearly more
 Cell = tuple[int, int]
 
 
@@ -526,7 +547,7 @@ def batching(trial: Trial) -> None:
     rates: dict[Cell, list[float]] = {cell: [] for cell in cells}
     steady: dict[Cell, list[float]] = {cell: [] for cell in cells}
     late: dict[Cell, list[float]] = {cell: [] for cell in cells}
-    # a broker that has just started is slow at first, which would count against the cells that come first
+    # a broker that has just started is slow at first, which would distort the first cells
     trial.scenario("warm-up").publish(
         Publishing(
             topic=topic, count=count, seed=trial.seed, config=senders.plain(batch_size=least[0])
@@ -554,9 +575,9 @@ def batching(trial: Trial) -> None:
             steady[batch, linger].append(statistics.median(times))
             late[batch, linger].append(statistics.quantiles(times, n=100)[-1])
     for title, y, found in (
-        ("Records a second at full speed", "records/s", rates),
+        ("Records per second at full speed", "records/s", rates),
         ("Time to acknowledgement at a steady rate, median (ms)", "ms", steady),
-        ("Time to acknowledgement at a steady rate, 99 of 100 (ms)", "ms", late),
+        ("Time to acknowledgement at a steady rate, 99th percentile (ms)", "ms", late),
     ):
         series = {
             f"{batch:,} bytes": [
@@ -570,21 +591,24 @@ def batching(trial: Trial) -> None:
         ("latency", steady, " ms", 1),
     ):
         trial.statement(
-            f"both large raise {what}",
+            f"large values of both increase {what}",
             _clearly_more(found[most], found[least]),
             f"{spread(found[least], unit, digits)} to {spread(found[most], unit, digits)}",
         )
     gain = statistics.median(rates[most]) / statistics.median(rates[modest])
     cost = statistics.median(steady[most]) / statistics.median(steady[modest])
     trial.limit(
-        f"beyond {modest[0]:,} bytes and {modest[1]} ms latency grows and throughput hardly does",
+        f"beyond {modest[0]:,} bytes and {modest[1]} ms, latency grows but throughput hardly does",
         gain < HARDLY and cost > CLEARLY,
-        f"throughput times {gain:.1f}, latency times {cost:.1f}",
+        f"{gain:.1f} times the throughput, {cost:.1f} times the latency",
     )
 
 
 def _pace(scenario: Scenario) -> tuple[float, list[float]]:
-    """Records a second, and ms from each send to its acknowledgement, without the first: that one waited for the connection."""
+    """Return the records per second and the ms from each send to its acknowledgement.
+
+    The first record is ignored: it waited for the connection.
+    """
     sends = list(history.of(scenario.history(), OperationKind.SEND))[1:]
     took_s = (max(one.at_ns for one in sends) - min(one.at_ns - one.took_ns for one in sends)) / 1e9
     return len(sends) / took_s, [one.took_ns / 1e6 for one in sends]
@@ -595,7 +619,10 @@ def _middle(found: Mapping[Cell, list[float]], batch: int, linger: int) -> float
 
 
 def _clearly_more(these: Sequence[float], those: Sequence[float]) -> bool | None:
-    """Whether these are more than those in every round; None when rounds differ, so that it may be chance."""
+    """Return whether these values are larger than those in every round.
+
+    None means that the rounds differ, so that the difference may be chance.
+    """
     more = [this > that for this, that in zip(these, those, strict=True)]
     return None if len(set(more)) > 1 else more[0]
 
@@ -643,8 +670,8 @@ def partition_of_numeric_key(trial: Trial) -> None:
             places[scenario.name] = {key: sorted(some) for key, some in sorted(found.items())}
     names = [f"k{number}" for number in range(keys)]
     trial.table(
-        "The partition of each key",
-        ["how, key written as", *(name.removeprefix("k") for name in names)],
+        "Partition of each key",
+        ["method, key encoding", *(name.removeprefix("k") for name in names)],
         [
             [how, *(", ".join(map(str, some.get(name, []))) for name in names)]
             for how, some in places.items()
@@ -661,17 +688,17 @@ def partition_of_numeric_key(trial: Trial) -> None:
         for some in places.values()
     )
     trial.control(
-        "every key was sent, and lies in one partition",
+        "every key was sent and is in one partition",
         complete,
         f"{keys} keys in {len(places)} topics",
     )
     trial.statement(
-        "who reckons k modulo n finds each key there",
+        "with k modulo n computed by the sender, each key is there",
         min(reckoned) == keys,
         f"{min(reckoned)} of {keys} keys",
     )
     trial.limit(
-        "the clients' default hashes put keys elsewhere",
+        "the default hashes of the clients put keys elsewhere",
         max(hashed.values()) < keys,
         ", ".join(f"{how}: {counted} of {keys} there" for how, counted in hashed.items()),
     )

@@ -1,4 +1,4 @@
-"""What experiments with producers share: their settings, and where brokers and leaders are."""
+"""Helpers for experiments with producers: settings, brokers and leaders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOREVER = 1_000_000
 
 
 def plain(acks: str = "all", **config: Any) -> dict[str, Any]:
-    """Settings of a producer that is not idempotent; underscores for dots."""
+    """Return settings of a producer that is not idempotent; keywords have underscores for dots."""
     return {
         "enable.idempotence": False,
         "acks": acks,
@@ -28,6 +28,6 @@ def in_sync(trial: Trial, topic: str) -> set[int]:
 
 
 def nodes_from(number: int) -> tuple[int, int, int]:
-    """The three brokers in an order that begins with another one each time."""
+    """Return the three brokers, starting with a different one for each number."""
     first, second, third = ((number + step) % 3 + 1 for step in range(3))
     return first, second, third

@@ -1,4 +1,4 @@
-"""Claims about where a group starts to read."""
+"""Claims about where a group starts reading."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PARTITIONS = 3
 KEYS = 30
 HOURS_AGO = (48, 36, 24, 12, 1)
 HOUR_MS = 3_600_000
-FOR_EVER = "-1"
+FOREVER = "-1"
 NO_OFFSET = "_AUTO_OFFSET_RESET"
 ABOUT_OFFSETS = {NO_OFFSET, "NoOffsetForPartitionError", "OffsetOutOfRangeError"}
-# an idempotent publisher asks for its id first, half a second for each of the many small sends here
+# an idempotent publisher requests its id first: half a second for each of the many small sends
 AT_ONCE = {"enable.idempotence": False}
 
 Places = dict[int, int]
@@ -34,7 +34,7 @@ Places = dict[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one consumer did: the offset at which it began in each partition, how much it read there, and what it was told."""
+    """What one consumer did: its first offset and record count in each partition, and errors."""
 
     began: Places
     read: Places
@@ -46,7 +46,7 @@ class Reading:
 
 
 def _backlog(trial: Trial, scenario: Scenario, topic: str, count: int) -> None:
-    """Records of the last two days, numbered from 0 within each key."""
+    """Publish records of the last two days, numbered from 0 within each key."""
     now_ms, each = int(time.time() * 1000), count // len(HOURS_AGO)
     for slice_, hours in enumerate(HOURS_AGO):
         old = now_ms - hours * HOUR_MS
@@ -97,7 +97,7 @@ def _config(reset: str | None, protocol: str = "classic") -> dict[str, Any]:
 def _read(
     trial: Trial, scenario: Scenario, plan: Consuming, new: int = 0, first: int = 0
 ) -> Reading:
-    """Read to the end, or to an error; then send more, numbered from `first` on, and read that as well."""
+    """Read to the end or to an error; then send more, numbered from `first`, and read that too."""
     parts = range(PARTITIONS) if plan.assigned is None else plan.assigned
     with scenario.background(plan) as (counted, _):
         for sends in (0, new) if new else (0,):
@@ -113,7 +113,7 @@ def _read(
                     else len(counted.errors)
                 )
                 return at_end + missing >= len(parts) or bool(
-                    counted.errors and not plan.bears_errors
+                    counted.errors and not plan.continue_after_error
                 )
 
             trial.wait(reached, f"{plan.member} to read to the end")
@@ -130,7 +130,7 @@ def _read(
 
 
 def _is_about_offsets(found: Reading) -> bool:
-    """Whether there was an error, and none but for want of a place to start."""
+    """Return whether there were errors, all of them about a missing start offset."""
     return bool(found.errors) and ABOUT_OFFSETS.issuperset(found.errors)
 
 
@@ -163,7 +163,7 @@ def _new_group(
 def new_group_with_latest(trial: Trial) -> None:
     count, new = trial.scaled(1_000, 20_000), trial.scaled(300, 3_000)
     scenario = trial.scenario("two days")
-    topic = trial.topic(PARTITIONS, retention_ms=FOR_EVER)
+    topic = trial.topic(PARTITIONS, retention_ms=FOREVER)
     _backlog(trial, scenario, topic, count)
     there, skipped = count, list[list[Cell]]()
     for protocol in trial.cluster.protocols:
@@ -191,9 +191,9 @@ def new_group_with_latest(trial: Trial) -> None:
             sum(number < there for number in numbers),
             sum(number >= there for number in numbers),
         )
-        trial.statement(f"{protocol}: nothing older is read", old == 0, f"{old} of {there:,}")
+        trial.statement(f"{protocol}: no older record is read", old == 0, f"{old} of {there:,}")
         trial.statement(
-            f"{protocol}: what comes once it stands there is read",
+            f"{protocol}: records that arrive once it is at the end are read",
             fresh == new,
             f"{fresh} of {new}",
         )
@@ -203,25 +203,31 @@ def new_group_with_latest(trial: Trial) -> None:
         there += 2 * new
         away = new - again.count
         trial.limit(
-            f"{protocol}: what comes while it is away, before its first commit, is skipped",
+            f"{protocol}: records that arrive while it is away, before its first commit,"
+            " are skipped",
             away > 0,
             f"{away} of {new}",
         )
-        skipped.append([protocol, "while it was away, before its first commit", away])
+        skipped.append([protocol, "while the group was away, before its first commit", away])
         skipped.append(
             [
                 protocol,
-                "at 300 a second while it was joining",
+                "at 300 records per second while the group was joining",
                 _missed_while_joining(trial, protocol),
             ]
         )
     trial.table(
-        "Skipped though sent after the group first came", ["protocol", "sent", "skipped"], skipped
+        "Records skipped although they were sent after the group's first start",
+        ["protocol", "sent", "skipped"],
+        skipped,
     )
 
 
 def _missed_while_joining(trial: Trial, protocol: str) -> int:
-    """Records that were sent after the consumer was started and before the first that it read, under a steady publisher."""
+    """Count the records sent between the start of a consumer and the first record it read.
+
+    A publisher sends at a steady rate.
+    """
     scenario = trial.scenario(f"{protocol}, joining")
     topic = trial.topic(PARTITIONS)
     steady = Publishing(topic=topic, count=100_000, keys=KEYS, seed=trial.seed, per_s=300)
@@ -261,7 +267,7 @@ def _with(plan: Consuming, **changed: Any) -> Consuming:
 def new_group_with_earliest(trial: Trial) -> None:
     count, new = trial.scaled(1_000, 20_000), trial.scaled(300, 3_000)
     scenario = trial.scenario("two days")
-    topic = trial.topic(PARTITIONS, retention_ms=FOR_EVER)
+    topic = trial.topic(PARTITIONS, retention_ms=FOREVER)
     _backlog(trial, scenario, topic, count)
     for number, protocol in enumerate(trial.cluster.protocols):
         there = count + number * new
@@ -281,9 +287,9 @@ def new_group_with_earliest(trial: Trial) -> None:
     first = topics.trim(trial.cluster.kafka, topic, _middle(trial, topic))
     left = _read(trial, scenario, _new_group(trial, topic, _config("earliest"), "late"))
     trial.limit(
-        "what was deleted before it came is not read",
+        "records deleted before the group started are not read",
         left.count < total and left.began == first,
-        f"{left.count:,} of {total:,}, from the first that is left",
+        f"{left.count:,} of {total:,}, from the first remaining record",
     )
 
 
@@ -316,9 +322,10 @@ def reset_policy_of_committed_group(trial: Trial) -> None:
                 trial, scenario, _with(plan, member=after, config=_config(after, protocol))
             )
             trial.statement(
-                f"{protocol}, {before} to {after}: it goes on where it was",
+                f"{protocol}, {before} to {after}: it continues from the committed offset",
                 found.began == committed and found.count == count,
-                f"began at {_said(found.began)}, committed {_said(committed)}, read {found.count} of {count} new",
+                f"began at {_show(found.began)}, committed {_show(committed)},"
+                f" read {found.count} of {count} new",
             )
     scenario = trial.scenario("no valid commit")
     topic = trial.topic(PARTITIONS)
@@ -330,7 +337,7 @@ def reset_policy_of_committed_group(trial: Trial) -> None:
         for reset in ("earliest", "latest")
     }
     trial.limit(
-        "a partition where the group never committed follows the setting",
+        "a partition without a commit of the group follows the setting",
         began == {"earliest": 0, "latest": ends[PARTITIONS - 1]},
         f"earliest began at {began['earliest']}, latest at {began['latest']}",
     )
@@ -344,20 +351,21 @@ def reset_policy_of_committed_group(trial: Trial) -> None:
     trial.limit(
         "a committed offset that was deleted follows the setting",
         gone == {"earliest": first, "latest": ends},
-        f"committed {_said(middle)}; earliest began at {_said(gone['earliest'])}, latest at {_said(gone['latest'])}",
+        f"committed {_show(middle)}; earliest began at {_show(gone['earliest'])},"
+        f" latest at {_show(gone['latest'])}",
     )
 
 
 def _began_after(
     trial: Trial, scenario: Scenario, topic: str, committed: Places, reset: str
 ) -> Places:
-    """Where a group with these commits begins under this setting."""
+    """Return where a group with these commits begins with this setting."""
     plan = _new_group(trial, topic, _config(reset), f"{reset} after {len(committed)} commits")
     _commit(trial, topic, plan.group, committed)
     return _read(trial, scenario, plan).began
 
 
-def _said(places: Mapping[int, int]) -> str:
+def _show(places: Mapping[int, int]) -> str:
     return ", ".join(str(offset) for _, offset in sorted(places.items())) or "nowhere"
 
 
@@ -375,16 +383,16 @@ def _said(places: Mapping[int, int]) -> str:
 def default_start_of_new_group(trial: Trial) -> None:
     count = trial.scaled(500, 20_000)
     scenario = trial.scenario("two days")
-    topic = trial.topic(PARTITIONS, retention_ms=FOR_EVER)
+    topic = trial.topic(PARTITIONS, retention_ms=FOREVER)
     _backlog(trial, scenario, topic, count)
     ends, rows = _ends(trial, topic), list[list[Cell]]()
     for client in (*trial.cluster.protocols, Library.KAFKA_PYTHON):
         for reset in ("earliest", "latest", None):
-            name = f"{client}, {reset or 'nothing said'}"
+            name = f"{client}, {reset or 'not set'}"
             found = _read(trial, scenario, _of_client(trial, topic, client, reset, name))
-            rows.append([str(client), reset or "nothing said", _said(found.began), found.count])
+            rows.append([str(client), reset or "not set", _show(found.began), found.count])
             evidence = (
-                f"began at {_said(found.began)} of {_said(ends)}, read {found.count} of {count}"
+                f"began at {_show(found.began)} of {_show(ends)}, read {found.count} of {count}"
             )
             if reset == "earliest":
                 trial.statement(
@@ -400,7 +408,7 @@ def default_start_of_new_group(trial: Trial) -> None:
 
 
 def _of_client(trial: Trial, topic: str, client: str, reset: str | None, name: str) -> Consuming:
-    """A new group by a protocol of librdkafka's, or by the Python client."""
+    """Return a plan for a new group, with a protocol of librdkafka or with kafka-python."""
     if client == Library.KAFKA_PYTHON:
         config = {"auto_offset_reset": reset}
         return Consuming(
@@ -441,7 +449,8 @@ def missing_offset_with_none(trial: Trial) -> None:
         for committed in (PARTITIONS, PARTITIONS - 1, 0):
             reset = "none" if client == Library.KAFKA_PYTHON else "error"
             plan = _with(
-                _of_client(trial, topic, client, reset, f"{committed} committed"), bears_errors=True
+                _of_client(trial, topic, client, reset, f"{committed} committed"),
+                continue_after_error=True,
             )
             _commit(trial, topic, plan.group, {part: middle[part] for part in range(committed)})
             found = _read(trial, scenario, plan)
@@ -451,10 +460,11 @@ def missing_offset_with_none(trial: Trial) -> None:
             if committed == PARTITIONS:
                 trial.control(f"{client}: no error when all are committed", not named, evidence)
             else:
-                statement = f"{client}: an error with {PARTITIONS - committed} of {PARTITIONS} partitions uncommitted"
+                missing = f"{PARTITIONS - committed} of {PARTITIONS}"
+                statement = f"{client}: an error with {missing} partitions uncommitted"
                 trial.statement(statement, _is_about_offsets(found), evidence)
     trial.table(
-        "What a consumer that bears the error is told and reads",
+        "Errors and records of a consumer that continues after the error",
         ["client", "committed", "error", "read"],
         rows,
     )
@@ -482,10 +492,10 @@ def subscribe_and_assign(trial: Trial) -> None:
     for client in ("classic", Library.KAFKA_PYTHON):
         for committed in (True, False):
             for reset in ("earliest", "latest"):
-                said = f"{client}, {'with' if committed else 'without'} commits, {reset}"
+                situation = f"{client}, {'with' if committed else 'without'} commits, {reset}"
                 began: list[Places] = []
                 for assigned in (None, list(range(PARTITIONS))):
-                    name = f"{said}, {'subscribe' if assigned is None else 'assign'}"
+                    name = f"{situation}, {'subscribe' if assigned is None else 'assign'}"
                     plan = _with(
                         _of_client(trial, topic, client, reset, name),
                         assigned=assigned,
@@ -494,17 +504,19 @@ def subscribe_and_assign(trial: Trial) -> None:
                     if committed:
                         _commit(trial, topic, plan.group, middle)
                     began.append(_read(trial, scenario, plan).began)
-                rows.append([said, *(_said(one) for one in began)])
-                expected = (
-                    middle if committed else ends if reset == "latest" else dict.fromkeys(ends, 0)
-                )
+                rows.append([situation, *(_show(one) for one in began)])
+                expected = ends if reset == "latest" else dict.fromkeys(ends, 0)
+                if committed:
+                    expected = middle
                 trial.control(
-                    f"{said}: subscribe begins as it must", began[0] == expected, _said(began[0])
+                    f"{situation}: subscribe begins where expected",
+                    began[0] == expected,
+                    _show(began[0]),
                 )
                 trial.statement(
-                    f"{said}: both begin there",
+                    f"{situation}: assign begins at the same offsets",
                     began[0] == began[1],
-                    f"{_said(began[0])} and {_said(began[1])}",
+                    f"{_show(began[0])} and {_show(began[1])}",
                 )
     alone = _with(
         _of_client(trial, topic, Library.KAFKA_PYTHON, "earliest", "no group"),
@@ -519,11 +531,11 @@ def subscribe_and_assign(trial: Trial) -> None:
         [
             "kafka-python, no group, earliest, twice",
             "not possible",
-            "; ".join(_said(one.began) for one in twice),
+            "; ".join(_show(one.began) for one in twice),
         ]
     )
     trial.limit(
-        "assign without a group begins anew at every start",
+        "assign without a group starts from the beginning every time",
         all(one.began == dict.fromkeys(ends, 0) and one.count == count for one in twice),
         f"the same {twice[1].count} records were read twice",
     )
@@ -548,7 +560,7 @@ def subscribe_and_assign(trial: Trial) -> None:
 )
 def offset_removed_by_retention(trial: Trial) -> None:
     scenario = trial.scenario("retention")
-    topic = trial.topic(PARTITIONS, retention_ms=FOR_EVER, segment_bytes=str(1 << 20))
+    topic = trial.topic(PARTITIONS, retention_ms=FOREVER, segment_bytes=str(1 << 20))
     committed, fresh = dict.fromkeys(range(PARTITIONS), 10), 300
     now_ms = int(time.time() * 1000)
     scenario.publish(
@@ -567,7 +579,8 @@ def offset_removed_by_retention(trial: Trial) -> None:
     for client in (*trial.cluster.protocols, Library.KAFKA_PYTHON):
         for reset in ("earliest", "latest", "none" if client == Library.KAFKA_PYTHON else "error"):
             plan = _with(
-                _of_client(trial, topic, client, reset, f"{client}, {reset}"), bears_errors=True
+                _of_client(trial, topic, client, reset, f"{client}, {reset}"),
+                continue_after_error=True,
             )
             _commit(trial, topic, plan.group, committed)
             plans[client, reset] = plan
@@ -575,7 +588,7 @@ def offset_removed_by_retention(trial: Trial) -> None:
     firsts, ends, rows = _firsts(trial, topic), _ends(trial, topic), list[list[Cell]]()
     lost = sum(firsts[part] - committed[part] for part in committed)
     trial.control(
-        "records the groups have not read are gone",
+        "records that the groups have not read are gone",
         all(firsts[part] > committed[part] for part in committed)
         and any(ends[part] > firsts[part] for part in committed),
         f"{lost:,} gone, {sum(ends.values()) - sum(firsts.values()):,} left",
@@ -583,8 +596,8 @@ def offset_removed_by_retention(trial: Trial) -> None:
     for (client, reset), plan in plans.items():
         found = _read(trial, scenario, plan)
         named = ", ".join(sorted(set(found.errors))) or "no error"
-        evidence = f"began at {_said(found.began)}, read {found.count:,}, {named}"
-        rows.append([client, reset, _said(found.began), found.count, named])
+        evidence = f"began at {_show(found.began)}, read {found.count:,}, {named}"
+        rows.append([client, reset, _show(found.began), found.count, named])
         if reset in ("earliest", "latest"):
             expected = firsts if reset == "earliest" else ends
             trial.statement(
@@ -599,14 +612,17 @@ def offset_removed_by_retention(trial: Trial) -> None:
                 evidence,
             )
     trial.table(
-        f"After the loss: committed {_said(committed)}, log from {_said(firsts)} to {_said(ends)}",
+        f"After the loss: committed {_show(committed)}, log from {_show(firsts)} to {_show(ends)}",
         ["client", "auto.offset.reset", "began at", "read", "error"],
         rows,
     )
 
 
 def _expire(trial: Trial, topic: str, committed: Places) -> None:
-    """Let retention remove what is older than a day. A user's cluster looks for that every few minutes: delete it there."""
+    """Let retention remove records older than a day.
+
+    A user's cluster checks retention only every few minutes: delete the records there.
+    """
     if trial.cluster.own is None:
         topics.trim(trial.cluster.kafka, topic, _middle(trial, topic))
         return

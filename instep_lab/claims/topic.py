@@ -1,4 +1,4 @@
-"""Claims about topics: their size, their copies, what they keep and how it is found."""
+"""Claims about topics: partitions, replicas, retention and lookup."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from instep_lab.clients.publishing import Publishing
 from instep_lab.history import OperationKind, OperationStatus
 from instep_lab.trial import Scenario, Trial, spread
 
-SEGMENT = 1 << 20  # the least that Kafka 4.3 takes
+SEGMENT = 1 << 20  # the minimum of Kafka 4.3
 DAY_MS = 24 * 3_600 * 1_000
 
 
-def _refusal(ask: Callable[[], object]) -> str | None:
-    """What the cluster says when it refuses; None when it does not."""
+def _rejection(request: Callable[[], object]) -> str | None:
+    """Return the error with which the cluster rejects a request; None if it accepts it."""
     try:
-        ask()
+        request()
     except errors.InstepError as error:
         return error.what
     return None
@@ -54,11 +54,11 @@ def replicas_beyond_brokers(trial: Trial) -> None:
     brokers = trial.cluster.brokers
     trial.topic(1, replicas=brokers)
     trial.control(
-        f"{brokers} replicas on {brokers} brokers are accepted", True, "the topic was made"
+        f"{brokers} replicas on {brokers} brokers are accepted", True, "the topic was created"
     )
-    said = _refusal(lambda: trial.topic(1, replicas=brokers + 1))
+    error = _rejection(lambda: trial.topic(1, replicas=brokers + 1))
     trial.statement(
-        f"{brokers + 1} replicas are refused", said is not None, said or "the topic was made"
+        f"{brokers + 1} replicas are rejected", error is not None, error or "the topic was created"
     )
 
 
@@ -76,13 +76,13 @@ def adding_and_removing_partitions(trial: Trial) -> None:
     topic = trial.topic(2)
     topics.grow(trial.cluster.kafka, topic, 4)
     count = len(layout.read(trial.cluster.kafka).topics[topic].partitions)
-    trial.statement("partitions are added", count == 4, f"{count} after asking for 4")
-    said = _refusal(lambda: topics.grow(trial.cluster.kafka, topic, 3))
+    trial.statement("partitions are added", count == 4, f"{count} after requesting 4")
+    error = _rejection(lambda: topics.grow(trial.cluster.kafka, topic, 3))
     count = len(layout.read(trial.cluster.kafka).topics[topic].partitions)
     trial.statement(
         "partitions are not removed",
-        said is not None and count == 4,
-        f"{count} after asking for 3: {said}",
+        error is not None and count == 4,
+        f"{count} after requesting 3: {error}",
     )
 
 
@@ -118,8 +118,8 @@ def adding_and_removing_replicas(trial: Trial) -> None:
             missing == 0,
             f"{missing} of 1,000 missing",
         )
-    trial.control("replicas are added", seen[0] == 3, f"{seen[0]} after asking for 3")
-    trial.statement("replicas are never removed", seen[1] == 3, f"{seen[1]} after asking for 1")
+    trial.control("replicas are added", seen[0] == 3, f"{seen[0]} after requesting 3")
+    trial.statement("replicas are never removed", seen[1] == 3, f"{seen[1]} after requesting 1")
 
 
 @experiment(
@@ -159,7 +159,7 @@ def reading_again(trial: Trial) -> None:
     for name, (place, expected) in places.items():
         if name != "first read":
             refused = groups.commit(cluster, group, {(topic, 0): place})
-            trial.control(f"{name}: the group's position was set", not refused, f"to {place}")
+            trial.control(f"{name}: the position of the group was set", not refused, f"to {place}")
         member = f"reader {name}"
         scenario.consume(
             Consuming(topic=topic, group=group, member=member, to_end=True, commit=CommitMode.SYNC)
@@ -170,14 +170,14 @@ def reading_again(trial: Trial) -> None:
             if one.kind is OperationKind.READ and one.member == member
         ]
         trial.statement(
-            f"{name} everything from there is read",
+            f"{name}: everything from there is read",
             read == list(range(count - expected, count)),
             f"{len(read)} of {expected}",
         )
 
 
 def _segments(trial: Trial, topic: str) -> list[Path]:
-    """The segment files of partition 0, oldest first, on the disk of the lab's only broker."""
+    """Return the segment files of partition 0 on the lab's single broker, oldest first."""
     return sorted((trial.cluster.node(1).root / "data" / f"{topic}-0").glob("*.log"))
 
 
@@ -212,25 +212,27 @@ def retention_by_segment(trial: Trial) -> None:
         scenario.publish(
             msgspec.structs.replace(sent, topic=by_age, timestamp_ms=None if half else old)
         )
-    # only now, so that all segments are there before the first of them goes
+    # only now, so that all segments exist before the first one is deleted
     bases = {
         topic: {int(file.stem) for file in _segments(trial, topic)} for topic in (by_size, by_age)
     }
     configs.alter_topic(trial.cluster.kafka, by_size, {"retention.bytes": str(2 * SEGMENT)})
     configs.alter_topic(trial.cluster.kafka, by_age, {"retention.ms": "3600000"})
     for name, topic in (("by size", by_size), ("by age", by_age)):
-        trial.wait(partial(_is_thinned, trial, topic), f"old data to go {name}")
+        trial.wait(partial(_is_trimmed, trial, topic), f"old data to be deleted {name}")
         first = _first(trial, topic)
+        starts = ", ".join(f"{one:,}" for one in sorted(bases[topic]))
         trial.statement(
-            f"{name}: the log begins at the begin of a segment",
+            f"{name}: the log begins at the start of a segment",
             first in bases[topic],
-            f"offset {first:,} of {2 * each:,}; segments began at {', '.join(f'{one:,}' for one in sorted(bases[topic]))}",
+            f"offset {first:,} of {2 * each:,}; segments began at {starts}",
         )
     kept_old = each - _first(trial, by_age)
     trial.statement(
-        "records beyond their age stay until their segment goes",
+        "expired records stay until their segment is deleted",
         0 < kept_old < each,
-        f"{max(kept_old, 0):,} of {each:,} records that are two days old are still there, with a retention of one hour",
+        f"{max(kept_old, 0):,} of {each:,} records that are two days old are still there"
+        " with a retention of one hour",
     )
 
 
@@ -238,8 +240,8 @@ def _first(trial: Trial, topic: str) -> int:
     return offsets.earliest(trial.cluster.kafka, topic, [0])[0]
 
 
-def _is_thinned(trial: Trial, topic: str) -> bool:
-    """Whether something has gone, and nothing more within two of the brokers' looks for old segments."""
+def _is_trimmed(trial: Trial, topic: str) -> bool:
+    """Return whether retention has deleted something and is done: two checks found no more."""
     before = _first(trial, topic)
     if before:
         time.sleep(1.2)
@@ -274,7 +276,9 @@ def seek_time_by_log_length(trial: Trial) -> None:
         [f"{length:,}", spread(found, " ms", 2)] for length, found in times.items()
     ]
     trial.table(
-        "From seeking to having the record", ["records in the log", "median, least and most"], rows
+        "Time from the seek to the record",
+        ["records in the log", "median (lowest to highest)"],
+        rows,
     )
     trial.plot(
         "Time to find a record by its offset",
@@ -286,7 +290,7 @@ def seek_time_by_log_length(trial: Trial) -> None:
     )
     ratio = medians[lengths[-1]] / medians[base]
     trial.statement(
-        "100 times the length takes less than twice as long",
+        "a log 100 times as long takes less than twice as long",
         ratio < 2,
         f"{ratio:.2f} times as long as in {base:,} records",
     )
@@ -346,9 +350,9 @@ def high_watermark(trial: Trial) -> None:
         trial.wait(lambda: reader.read == 200, "the reader to have everything")
     ends = max((one.offset or 0) + 1 for one in answered) if answered else 0
     trial.control(
-        "the leader had answered",
+        "the leader had acknowledged the records",
         len(answered) == 100,
-        f"{len(answered)} of 100 answers, up to offset {ends}",
+        f"{len(answered)} of 100 acknowledgements, up to offset {ends}",
     )
     trial.control(
         "the frozen follower still counted as in sync",
@@ -356,9 +360,10 @@ def high_watermark(trial: Trial) -> None:
         f"broker {follower} of {in_sync}",
     )
     trial.statement(
-        "while a follower in sync lacks them, nobody reads them",
+        "while an in-sync follower lacks the records, nobody reads them",
         seen_frozen == 0,
-        f"the leader's log ended at {ends}; readers had {100 + seen_frozen} records after {frozen_s:.1f} s, all 200 later",
+        f"the leader's log ended at {ends}; readers had {100 + seen_frozen} records"
+        f" after {frozen_s:.1f} s, all 200 later",
     )
 
 
@@ -390,7 +395,7 @@ def segment_file_names(trial: Trial) -> None:
     trial.control("there are several segments", len(found) > 1, f"{len(found)} files")
     wrong = [name for name, first in found.items() if int(Path(name).stem) != first]
     trial.statement(
-        "each file's name is its first offset",
+        "each file is named after its first offset",
         not wrong,
         f"{len(found) - len(wrong)} of {len(found)} files",
     )
@@ -429,17 +434,23 @@ def leader_failure(trial: Trial) -> None:
         leads.append(moved)
         lost, acknowledged = lost + missing, acknowledged + of
     trial.statement(
-        "a follower that was in sync leads", all(leads), f"after {sum(leads)} of {len(leads)} kills"
+        "a follower that was in sync becomes the leader",
+        all(leads),
+        f"after {sum(leads)} of {len(leads)} kills",
     )
     trial.statement(
-        "nothing acknowledged is lost",
+        "no acknowledged record is lost",
         lost == 0,
-        f"{lost} of {acknowledged:,}; {spread(pauses, ' s')} without an answer",
+        f"{lost} of {acknowledged:,}; {spread(pauses, ' s')} without a response",
     )
 
 
 def _leader_killed(trial: Trial, scenario: Scenario) -> tuple[float, int, int, bool]:
-    """The longest time without an acknowledgement, records lost and acknowledged, and whether a follower in sync took over."""
+    """Kill the leader under load.
+
+    Return the longest time without an acknowledgement, the number of lost and of acknowledged
+    records, and whether an in-sync follower took over.
+    """
     topic = trial.topic(1, replicas=3, min_insync_replicas="2")
     trial.cluster.wait_in_sync(topic)
     before = layout.read(trial.cluster.kafka).topics[topic].partitions[0]
@@ -451,7 +462,7 @@ def _leader_killed(trial: Trial, scenario: Scenario) -> tuple[float, int, int, b
         trial.wait(lambda: scenario.acknowledged > 500, "half a second's records")
         trial.kill(before.leader or 0)
         done = scenario.acknowledged
-        trial.wait(lambda: scenario.acknowledged > done + 1_000, "records to be taken again")
+        trial.wait(lambda: scenario.acknowledged > done + 1_000, "records to be accepted again")
         stop.set()
     after = layout.read(trial.cluster.kafka).topics[topic].partitions[0]
     trial.restart(before.leader or 0)

@@ -31,7 +31,7 @@ from confluent_kafka import (
 
 from instep_lab import workload
 from instep_lab.clients.table import SqliteTable
-from instep_lab.history import HistoryWriter, ClientOperation, OperationKind, OperationStatus
+from instep_lab.history import ClientOperation, HistoryWriter, OperationKind, OperationStatus
 
 
 class CommitMode(enum.StrEnum):
@@ -87,7 +87,7 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     `commit_every` commits the offsets of that many records instead of whole batches. The process dies with -9 at `dies_at` of the
     `dies_on`-th record.
     The work on a record takes `work_ms` on average, that on a batch `batch_ms` on top. `also` are further topics to subscribe
-    to. A partition without a place to start ends the reading, unless it `bears_errors`.
+    to. A partition without a place to start ends the reading, unless it `continue_after_error`.
     """
 
     topic: str
@@ -112,7 +112,7 @@ class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
     idle_s: float | None = None
     dies_at: CrashPoint | None = None
     dies_on: int = 0
-    bears_errors: bool = False
+    continue_after_error: bool = False
 
 
 DEFAULTS: Mapping[str, Any] = {
@@ -267,7 +267,8 @@ class _Reader:
                     )
                 )
                 if error.fatal() or (
-                    error.code() == KafkaError._AUTO_OFFSET_RESET and not self._plan.bears_errors
+                    error.code() == KafkaError._AUTO_OFFSET_RESET
+                    and not self._plan.continue_after_error
                 ):
                     self._stop.set()
         return found

@@ -14,7 +14,7 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from instep_lab import workload
-from instep_lab.history import HistoryWriter, ClientOperation, OperationKind, OperationStatus
+from instep_lab.history import ClientOperation, HistoryWriter, OperationKind, OperationStatus
 
 # what says that the log does not hold the record; after every other error it may
 NOT_WRITTEN = {

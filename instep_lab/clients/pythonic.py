@@ -17,7 +17,7 @@ from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAs
 
 from instep_lab import workload
 from instep_lab.clients.consuming import POLL_S, CommitMode, Consuming, Counted
-from instep_lab.history import HistoryWriter, ClientOperation, OperationKind, OperationStatus
+from instep_lab.history import ClientOperation, HistoryWriter, OperationKind, OperationStatus
 
 ASSIGNORS = {
     one.name: one
@@ -90,7 +90,7 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
                 found = self._consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=room)
             except client_errors.KafkaError as error:
                 self._fail(error)
-                if not plan.bears_errors:
+                if not plan.continue_after_error:
                     return
                 found = {}
             if not found:

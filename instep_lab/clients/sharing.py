@@ -10,7 +10,7 @@ from confluent_kafka import ShareConsumer
 
 from instep_lab import workload
 from instep_lab.clients.consuming import POLL_S, Consuming, Counted
-from instep_lab.history import HistoryWriter, ClientOperation, OperationKind, OperationStatus
+from instep_lab.history import ClientOperation, HistoryWriter, OperationKind, OperationStatus
 
 
 def consume(

@@ -1,4 +1,4 @@
-"""Runs of the lab made by hand, for what reads them."""
+"""Hand-made lab runs for the tests of everything that reads runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from instep_lab.claim import Claim, ClaimResult, Tier
 from instep_lab.verdict import ClaimVerdict, Judgement, PartOutcome, Role, VerdictPart, judge
 
 ID = "20261101T080000-quick-7"
-RIGHT = [VerdictPart(Role.STATEMENT, "acks=all loses none", PartOutcome.PASS, "0 of 20,000 lost")]
+RIGHT = [
+    VerdictPart(Role.STATEMENT, "acks=all loses no records", PartOutcome.PASS, "0 of 20,000 lost")
+]
 LOST = Plot(
     "Lost records",
     "acks",
@@ -72,8 +74,8 @@ def result_of(
     )
 
 
-def begun(claim: str) -> ClaimResult:
-    """What is written when an experiment begins, and what is left when it is killed."""
+def unfinished(claim: str) -> ClaimResult:
+    """Return what is written when an experiment starts, and what remains if it is killed."""
     return ClaimResult(
         claim=claim,
         tier=Tier.QUICK,
@@ -85,11 +87,13 @@ def begun(claim: str) -> ClaimResult:
 
 
 def claim_of(
-    id_: str, told: str = "acks=all loses none", rules: tuple[str, ...] = ("TOPIC_SINGLE_REPLICA",)
+    id_: str,
+    statement: str = "acks=all loses no records",
+    rules: tuple[str, ...] = ("TOPIC_SINGLE_REPLICA",),
 ) -> Claim:
     return Claim(
         id_,
-        told,
+        statement,
         "kill -9 of the leader",
         "Use `acks=all`.",
         rules,
@@ -101,12 +105,12 @@ def claim_of(
 
 
 def a_run(kept: Path, id_: str = ID) -> Path:
-    """One claim settled, one killed in its middle, one not begun."""
+    """Write a run with one claim that ended, one that was killed, and one that did not start."""
     run = store.begin(kept, run_of("probe-1", "probe-2", "probe-3", id_=id_))
     store.write_result(run, result_of("probe-1", tables=[COUNTS], plots=[LOST, SEEK, GRID]))
     store.write_settings(run / "probe-1", {"acks=all": {"acks": "all", "linger.ms": 5}})
     (run / "probe-1" / "timeline.jsonl").write_text(
         '{"at_s":1.5,"fault":"kill -9","pid":4711}\n{"at_s":1.6,"st', encoding="utf-8"
     )
-    store.write_result(run, begun("probe-2"))
+    store.write_result(run, unfinished("probe-2"))
     return run

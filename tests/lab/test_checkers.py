@@ -220,5 +220,5 @@ def test_a_history_is_kept_whatever_becomes_of_the_writer(tmp_path: Path) -> Non
     assert history.read(file) == found
     assert history.merge([found[3:], found[:3]]) == found
     file.write_bytes(b"nonsense\n" + file.read_bytes())
-    with pytest.raises(errors.InstepError, match="line 1, is no operation"):
+    with pytest.raises(errors.InstepError, match="line 1 is not an operation"):
         history.read(file)

@@ -1,13 +1,15 @@
-"""The claims as a whole: each says all that a user is shown, and belongs to rules that exist."""
+"""The claims as a whole: each has all its texts and refers to existing rules."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from instep.report.markup import prose
+from instep.report.markup import markdown, prose
 from instep.vet import rules
 from instep_lab import claims
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_rules_are_those_of_vet() -> None:
@@ -19,7 +21,7 @@ def test_rules_are_those_of_vet() -> None:
     assert unknown == {}
 
 
-def test_each_says_what_is_told_run_and_advised() -> None:
+def test_every_claim_has_all_its_texts() -> None:
     for id_, claim in claims.ALL.items():
         assert claim.id == id_
         assert claim.family
@@ -49,13 +51,15 @@ def test_every_claim_is_there_once_in_the_order_of_the_list() -> None:
     ]
 
 
+def test_the_published_page_has_the_texts_of_every_claim() -> None:
+    page = DOCS.joinpath("lab", "claims.md").read_text(encoding="utf-8")
+    for id_, claim in claims.ALL.items():
+        for text in (claim.statement, claim.method, claim.advice):
+            assert markdown(text) in page, id_
+
+
 def test_commands_in_advice_are_ours() -> None:
-    reference = (
-        Path(__file__)
-        .parents[2]
-        .joinpath("docs", "reference", "commands.md")
-        .read_text(encoding="utf-8")
-    )
+    reference = DOCS.joinpath("reference", "commands.md").read_text(encoding="utf-8")
     for id_, claim in claims.ALL.items():
         for command in re.findall(r"instep(?: [a-z]+)+|--[a-z-]+", claim.advice):
             words = command.split(" for ")[0]

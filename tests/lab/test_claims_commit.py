@@ -24,11 +24,13 @@ def test_verdict(settle: Settle, claim: str, verdict: ClaimVerdict) -> None:
 
 def test_what_an_asynchronous_commit_is(settle: Settle) -> None:
     result = settle("commit-5")
-    told = {part.statement: part.outcome for part in result.parts if part.role is Role.STATEMENT}
-    assert told == {
-        "asynchronous is faster": PartOutcome.PASS,
-        "one without an answer is not tried again": PartOutcome.FAIL,
-        "an older one overtakes a newer one": PartOutcome.PASS,
+    statements = {
+        part.statement: part.outcome for part in result.parts if part.role is Role.STATEMENT
+    }
+    assert statements == {
+        "asynchronous commit is faster": PartOutcome.PASS,
+        "a commit without a response is not retried": PartOutcome.FAIL,
+        "an older commit overtakes a newer one": PartOutcome.PASS,
     }, result.judgement.because
 
 

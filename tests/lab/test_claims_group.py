@@ -49,9 +49,9 @@ def test_what_an_event_did_to_a_group() -> None:
         read(5.0, "one", 0, 4),
         read(9.0, "slow", 2, 5),
     ]
-    assert group.turn(seen, "g", "slow", 2 * S, 10 * S) == group.Turn(
+    assert group.effect_of(seen, "g", "slow", 2 * S, 10 * S) == group.EventEffect(
         changed=2, again=1, stayed_s=4.0, moved_s=3.5
     )
-    assert group.turn(seen, "g", "slow", 6 * S, 10 * S) == group.Turn(
+    assert group.effect_of(seen, "g", "slow", 6 * S, 10 * S) == group.EventEffect(
         changed=0, again=0, stayed_s=0.0, moved_s=None
     )

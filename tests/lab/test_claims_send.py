@@ -33,9 +33,9 @@ def test_defaults_are_read_from_what_the_classes_print() -> None:
 
 
 def test_librdkafka_tells_only_what_it_knows() -> None:
-    release, told = defaults.of_librdkafka(["acks", "linger.ms", "no.such.setting"])
+    release, found = defaults.of_librdkafka(["acks", "linger.ms", "no.such.setting"])
     assert release.count(".") == 2
-    assert told.keys() == {"acks", "linger.ms"}
+    assert found.keys() == {"acks", "linger.ms"}
 
 
 def test_the_client_says_which_settings_it_refuses() -> None:

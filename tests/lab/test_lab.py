@@ -29,7 +29,7 @@ from tests.support.waiting import wait_until
 
 
 def claim(id_: str, experiment: object, *, brokers: int = 0, harmless: bool = True) -> Claim:
-    return Claim(id_, "told", "ran", "advice", (), brokers, harmless, None, experiment)  # type: ignore[arg-type]
+    return Claim(id_, "statement", "method", "advice", (), brokers, harmless, None, experiment)  # type: ignore[arg-type]
 
 
 def settled(trial: Trial) -> None:
@@ -219,7 +219,7 @@ def test_an_unknown_tier_and_options_that_do_not_go_together_are_refused(tmp_pat
         (["--resume", "order-1"], "has its claims"),
         (["--resume", "--seed", "3"], "has its claims"),
         (["order-99"], "there is no claim 'order-99'"),
-        (["--resume", "--run", "nope"], "there is no run"),
+        (["--resume", "--run", "nope"], "no run"),
         (["--seed", "-3"], "-3"),
     ):
         done = commands.run(

@@ -22,7 +22,7 @@ PROGRAM = """
 from instep.cli import main
 from instep_lab.claim import experiment
 for number in (1, 2, 3):
-    experiment(f"probe-{number}", statement="acks=all loses none", method="kill -9 of the leader", advice="Use acks=all.",
+    experiment(f"probe-{number}", statement="acks=all loses no records", method="kill -9 of the leader", advice="Use acks=all.",
             rules=("TOPIC_SINGLE_REPLICA",), brokers=3, harmless=False)(lambda trial: None)
 experiment("sound-1", statement="a" * 100, method="nothing", advice="None.")(lambda trial: None)
 main()
@@ -62,8 +62,8 @@ def test_before_any_run(home: Path) -> None:
     assert "instep lab run" in listed.stderr
     assert "probe-1" in listed.stdout
     assert "instep lab run" in refused(home, "show")
-    assert "no run of the lab" in refused(home, "report")
-    assert "no run of the lab" in refused(home, "show", "probe-1", "--run", labs.ID)
+    assert "no lab runs" in refused(home, "report")
+    assert "no lab runs" in refused(home, "show", "probe-1", "--run", labs.ID)
     runs = lab(home, "runs")
     assert (runs.returncode, runs.stdout) == (0, "")
     assert runs.stderr.startswith("0 runs in ")
@@ -75,7 +75,7 @@ def test_list(home: Path, kept: Path) -> None:
         line.split()[0]: line.split()
         for line in lab(home, "list", "probe", "sound-1").stdout.splitlines()
     }
-    assert lines["CLAIM"] == ["CLAIM", "VERDICT", "BROKERS", "HARMLESS", "TOLD", "RULES"]
+    assert lines["CLAIM"] == ["CLAIM", "VERDICT", "BROKERS", "HARMLESS", "STATEMENT", "RULES"]
     assert lines["probe-1"] == [
         "probe-1",
         "right",
@@ -83,7 +83,8 @@ def test_list(home: Path, kept: Path) -> None:
         "no",
         "acks=all",
         "loses",
-        "none",
+        "no",
+        "records",
         "TOPIC_SINGLE_REPLICA",
     ]
     assert lines["probe-2"][1] == "INCONCLUSIVE"
@@ -101,7 +102,7 @@ def test_list(home: Path, kept: Path) -> None:
         ["TOPIC_SINGLE_REPLICA"],
         False,
     )
-    assert "near: probe-" in refused(home, "list", "prob-1")
+    assert "did you mean probe-" in refused(home, "list", "prob-1")
 
 
 def test_show_the_run(home: Path, kept: Path) -> None:
@@ -125,7 +126,7 @@ def test_show_a_claim(home: Path, kept: Path) -> None:
         *(
             "probe-1: right",
             "kill -9 of the leader",
-            "told: acks=all loses none",
+            "statement  acks=all loses no records",
             "0 of 20,000 lost",
             "unknown",
             "Use acks=all.",
@@ -136,7 +137,7 @@ def test_show_a_claim(home: Path, kept: Path) -> None:
             "1.500  kill -9  4711",
             "batch.size",
         ),
-        "repeat    instep lab run probe-1 --seed 7",
+        "repeat     instep lab run probe-1 --seed 7",
     ):
         assert words in done.stdout, words
     assert "did not end" in lab(home, "show", "probe-2").stdout
@@ -146,8 +147,8 @@ def test_show_a_claim(home: Path, kept: Path) -> None:
     [found] = json.loads(lab(home, "show", "probe-1", "--json").stdout)["claims"]
     assert found["result"]["parts"][0]["outcome"] == "PASS"
     assert found["timeline"] == [{"at_s": 1.5, "fault": "kill -9", "pid": 4711}]
-    assert "near: probe-" in refused(home, "show", "probe-9")
-    assert "there is no run 'gone'" in refused(home, "show", "--run", "gone")
+    assert "did you mean probe-" in refused(home, "show", "probe-9")
+    assert "no run 'gone'" in refused(home, "show", "--run", "gone")
 
 
 def test_report(home: Path, kept: Path, tmp_path: Path) -> None:

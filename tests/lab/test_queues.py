@@ -218,7 +218,7 @@ def test_without_redis_the_claims_about_it_are_inconclusive(tmp_path: Path) -> N
         assert "no redis; install it" in found.because
 
 
-def test_a_missing_server_makes_its_claims_inconclusive_and_the_others_are_still_told(
+def test_a_missing_server_makes_its_claims_inconclusive_and_reports_the_others(
     pool: ClusterPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = shutil.which
@@ -231,9 +231,9 @@ def test_a_missing_server_makes_its_claims_inconclusive_and_the_others_are_still
     trial = Trial("queue-1", run=tmp_path, tier=Tier.QUICK, seed=1, cluster=pool.of(1))
     queue.redis_enqueue_rate(trial)
     trial.close()
-    told = judge(trial.parts)
-    assert told.verdict is ClaimVerdict.INCONCLUSIVE
-    assert "apt-get install rabbitmq-server" in told.because
+    judgement = judge(trial.parts)
+    assert judgement.verdict is ClaimVerdict.INCONCLUSIVE
+    assert "apt-get install rabbitmq-server" in judgement.because
     rows = {(row[0], row[1]): row[2:] for row in trial.tables[0].rows}
     assert all(rows["redis-list", "durable"])
     assert [name for name, _ in rows if str(name).startswith("rabbitmq")] == [

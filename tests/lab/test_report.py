@@ -1,4 +1,4 @@
-"""What a user sees of a run: nothing in it is markup, nothing comes from outside, and nothing is left out."""
+"""What a user sees of a run: text is never markup, nothing is loaded from outside, and nothing is missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def report(tmp_path: Path) -> LabReport:
 
 
 def evil_report() -> LabReport:
-    """A run with hostile text wherever there is text."""
+    """Return a run with hostile text in every field."""
     result = ClaimResult(
         claim=EVIL,
         tier=Tier.QUICK,
@@ -160,7 +160,7 @@ def test_the_page_has_all_of_the_run(report: LabReport) -> None:
             "probe-1",
             "probe-2",
             "probe-3",
-            "acks=all loses none",
+            "acks=all loses no records",
             "0 of 20,000 lost",
             "20,000",
             "unknown",
@@ -258,7 +258,7 @@ def test_the_maintainers_entry_says_what_is_wrong(
 ) -> None:
     monkeypatch.setenv("INSTEP_HOME", str(tmp_path))
     assert "usage" in maintaining.main([])
-    assert "no run" in maintaining.main(["nowhere", str(tmp_path)])
+    assert "no lab runs" in maintaining.main(["nowhere", str(tmp_path)])
 
 
 def test_rules_are_linked_in_the_docs(report: LabReport) -> None:
@@ -353,7 +353,7 @@ def test_what_could_not_be_had_is_a_gap() -> None:
 
 
 @pytest.mark.parametrize("kind", [PlotKind.BARS, PlotKind.LINES])
-def test_a_spread_is_drawn_told_and_tabulated(kind: PlotKind) -> None:
+def test_a_spread_is_drawn_labelled_and_tabulated(kind: PlotKind) -> None:
     plot = Plot("t", "x", "y", [Series("a", [(1, 10.0), (2, 20.0)], [(5.0, 30.0)])], kind=kind)
     drawn = plots.draw(plot)
     [spread] = re.findall(r'class="spread" d="M[\d.]+ ([\d.]+)V([\d.]+)M', drawn)

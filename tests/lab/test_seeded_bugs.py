@@ -102,7 +102,7 @@ def test_no_flush_is_caught(trial: Trial) -> None:
     assert found == {False: COUNT, True: 0}
 
 
-def _has_more_than_told(cluster: LabCluster, topic: str, scenario: Scenario) -> bool:
+def _has_more_than_acknowledged(cluster: LabCluster, topic: str, scenario: Scenario) -> bool:
     return offsets.latest(cluster.kafka, topic, [0])[0] > scenario.acknowledged
 
 
@@ -118,7 +118,7 @@ def test_retries_without_idempotence_are_caught(trial: Trial, cluster: LabCluste
             trial.wait_for_more([scenario], 1)
             proxy.inject(NetworkFault(swallows_answers=True))
             trial.wait(
-                partial(_has_more_than_told, cluster, topic, scenario),
+                partial(_has_more_than_acknowledged, cluster, topic, scenario),
                 "records that nobody heard of",
             )
             proxy.cut()

@@ -87,7 +87,7 @@ def test_a_damaged_timeline_is_named(tmp_path: Path, damage: bytes) -> None:
 
 
 def test_a_run_is_found_by_id_by_path_or_as_the_newest(tmp_path: Path) -> None:
-    with pytest.raises(errors.SettingsError, match="no run of the lab"):
+    with pytest.raises(errors.SettingsError, match="no lab runs"):
         store.find(tmp_path, None)
     old, new = (
         labs.a_run(tmp_path, "20261101T080000-quick-7"),
@@ -99,7 +99,7 @@ def test_a_run_is_found_by_id_by_path_or_as_the_newest(tmp_path: Path) -> None:
     assert store.find(tmp_path, old.name) == old
     assert store.find(tmp_path / "elsewhere", str(old)) == old
     for unknown in ("20261103T080000-quick-7", "not-a-run", "..", "x" * 5000):
-        with pytest.raises(errors.SettingsError, match="there is no run") as raised:
+        with pytest.raises(errors.SettingsError, match="no run") as raised:
             store.find(tmp_path, unknown)
         assert new.name in raised.value.remedy
 

@@ -26,31 +26,37 @@ def part(
 
 
 def expected(
-    told: tuple[PartOutcome, ...],
+    statements: tuple[PartOutcome, ...],
     control: PartOutcome | None,
     limit: PartOutcome | None,
     until: str | None,
 ) -> ClaimVerdict:
-    """The table of verdicts, as the module's first lines say it."""
-    if not told or INCONCLUSIVE in (*told, control, limit) or control is FAIL:
+    """Return the verdict by the table at the top of the module."""
+    if not statements or INCONCLUSIVE in (*statements, control, limit) or control is FAIL:
         return ClaimVerdict.INCONCLUSIVE
-    if PASS not in told:
+    if PASS not in statements:
         return ClaimVerdict.OUTDATED if until else ClaimVerdict.WRONG
-    return ClaimVerdict.DEPENDS if FAIL in told or limit is PASS else ClaimVerdict.RIGHT
+    return ClaimVerdict.DEPENDS if FAIL in statements or limit is PASS else ClaimVerdict.RIGHT
 
 
-TOLD = [(), *itertools.product(PartOutcome, repeat=1), *itertools.product(PartOutcome, repeat=2)]
+STATEMENTS = [
+    (),
+    *itertools.product(PartOutcome, repeat=1),
+    *itertools.product(PartOutcome, repeat=2),
+]
 OTHER: list[PartOutcome | None] = [None, *PartOutcome]
 
 
 def test_every_combination() -> None:
-    for told, control, limit, until in itertools.product(TOLD, OTHER, OTHER, (None, "2.8")):
-        parts = [part(Role.STATEMENT, one) for one in told]
+    for statements, control, limit, until in itertools.product(
+        STATEMENTS, OTHER, OTHER, (None, "2.8")
+    ):
+        parts = [part(Role.STATEMENT, one) for one in statements]
         parts += [part(Role.CONTROL, control)] if control else []
         parts += [part(Role.LIMIT, limit)] if limit else []
         for order in (parts, parts[::-1]):
-            assert judge(order, until).verdict is expected(told, control, limit, until), (
-                told,
+            assert judge(order, until).verdict is expected(statements, control, limit, until), (
+                statements,
                 control,
                 limit,
                 until,
@@ -69,7 +75,7 @@ def test_unknown_is_never_a_pass(
 
 
 @given(parts_of_any_kind, releases)
-def test_without_anything_told_nothing_is_settled(
+def test_without_a_statement_the_verdict_is_inconclusive(
     parts: list[VerdictPart], until: str | None
 ) -> None:
     assert (
@@ -90,17 +96,17 @@ def test_the_reason_names_what_decided() -> None:
     )
     limit = part(Role.LIMIT, PASS, "not with one replica", "9 lost")
     assert judge([kept]).because == "kept: 0 lost"
-    assert judge([broken]).because == "not so: broken: 7 lost"
-    assert judge([broken], "2.8").because == "until 2.8; no longer so: broken: 7 lost"
+    assert judge([broken]).because == "not true: broken: 7 lost"
+    assert judge([broken], "2.8").because == "until 2.8; no longer true: broken: 7 lost"
     assert (
         judge([kept, broken, limit]).because
-        == "not so: broken: 7 lost; but not with one replica: 9 lost"
+        == "not true: broken: 7 lost; but not with one replica: 9 lost"
     )
     assert (
         judge([kept, part(Role.CONTROL, FAIL, "the leader died", "it lived")]).because
         == "the leader died: it lived"
     )
-    assert judge([]).because == "nothing that the claim says was looked at"
+    assert judge([]).because == "no statement of the claim was tested"
 
 
 def test_what_could_not_be_found_out_is_inconclusive() -> None:

@@ -1,4 +1,4 @@
-"""Workloads are repeatable, number each key without gaps, and are told from what others send."""
+"""Workloads are repeatable, number each key without gaps, and can be told from other records."""
 
 from __future__ import annotations
 
