@@ -11,7 +11,7 @@ from typing import Any
 
 from instep import errors
 from instep.kafka.admin import consumer_groups
-from instep_lab.clients.consuming import Consuming, Counted, Library
+from instep_lab.clients.consuming import ConsumerProgress, Consuming, Library
 from instep_lab.clients.process import ClientProcess
 from instep_lab.trial import Scenario, Trial
 
@@ -71,7 +71,7 @@ class Team:
         self.assignor, self.group, self.slow, self._slow_ms = assignor, trial.group(), "", slow_ms
         self.killable: ClientProcess | None = None
         self._trial, self._scenario, self._topic, self._plan = trial, scenario, topic, plan
-        self._present: list[tuple[Counted, threading.Event, contextlib.ExitStack]] = []
+        self._present: list[tuple[ConsumerProgress, threading.Event, contextlib.ExitStack]] = []
         self._count = 0
         trial.callback(self.close)
 
@@ -80,16 +80,16 @@ class Team:
         return len(self._present) + (self.killable is not None)
 
     @property
-    def members(self) -> list[Counted]:
-        return [counted for counted, *_ in self._present]
+    def members(self) -> list[ConsumerProgress]:
+        return [progress for progress, *_ in self._present]
 
     def grow(self, size: int) -> None:
         while self.size < size:
             stack = contextlib.ExitStack()
             plan = self._new_plan(0.0 if self._present else self._slow_ms)
             self.slow = self.slow or (plan.member if plan.batch_ms else "")
-            counted, stop = stack.enter_context(self._scenario.background(plan))
-            self._present.append((counted, stop, stack))
+            progress, stop = stack.enter_context(self._scenario.background(plan))
+            self._present.append((progress, stop, stack))
 
     def leave(self, number: int = -1) -> None:
         """Let a member leave by closing its client: the newest by default."""

@@ -68,17 +68,17 @@ class Scenario:
 
     def consume(
         self, plan: Consuming, connection: Mapping[str, Any] | None = None
-    ) -> consuming.Counted:
+    ) -> consuming.ConsumerProgress:
         """Consume in this process until the end that the plan defines."""
         self._trial.store_plan(self.name, plan)
-        counted = consuming.Counted()
+        progress = consuming.ConsumerProgress()
         consuming.consume(
             plan,
             connection or self._trial.cluster.connection,
             self._history_writer,
-            counted=counted,
+            progress=progress,
         )
-        return counted
+        return progress
 
     def read_topic(
         self,
@@ -87,7 +87,7 @@ class Scenario:
         *,
         by: str = "reader",
         config: Mapping[str, Any] | None = None,
-    ) -> consuming.Counted:
+    ) -> consuming.ConsumerProgress:
         """Read the whole topic into the history, without a consumer group.
 
         Wait first until the end of the log stops moving: unanswered sends may still arrive, and the
@@ -115,10 +115,14 @@ class Scenario:
     @contextlib.contextmanager
     def background(
         self, plan: Publishing | Consuming, connection: Mapping[str, Any] | None = None
-    ) -> Iterator[tuple[consuming.Counted, threading.Event]]:
+    ) -> Iterator[tuple[consuming.ConsumerProgress, threading.Event]]:
         """Run a client in a thread; stop it and wait for it at the end of the block."""
         self._trial.store_plan(self.name, plan)
-        stop, counted, failures = threading.Event(), consuming.Counted(), list[BaseException]()
+        stop, progress, failures = (
+            threading.Event(),
+            consuming.ConsumerProgress(),
+            list[BaseException](),
+        )
 
         def run() -> None:
             try:
@@ -126,14 +130,14 @@ class Scenario:
                 if isinstance(plan, Publishing):
                     publishing.publish(plan, config, self._history_writer, stop)
                 else:
-                    consuming.consume(plan, config, self._history_writer, stop, counted)
+                    consuming.consume(plan, config, self._history_writer, stop, progress)
             except BaseException as failure:  # noqa: BLE001 - raised again in the calling thread
                 failures.append(failure)
 
         thread = threading.Thread(target=run, name=plan.member, daemon=True)
         thread.start()
         try:
-            yield counted, stop
+            yield progress, stop
         except SystemExit:
             # the process ends: do not wait for threads that may be waiting for a frozen broker
             stop.set()

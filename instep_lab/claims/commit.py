@@ -19,8 +19,7 @@ from instep.local.proxy import NetworkFault
 from instep.report.tables import Cell
 from instep_lab import checkers
 from instep_lab.claim import experiment
-from instep_lab.clients import stored as committed
-from instep_lab.clients import table
+from instep_lab.clients import committed_offsets, table
 from instep_lab.clients.consuming import CommitMode, Consuming, CrashPoint, Keep, Pool
 from instep_lab.clients.publishing import Publishing
 from instep_lab.history import ClientOperation, OperationKind, OperationStatus
@@ -47,7 +46,7 @@ class After:
 
 
 def _session(trial: Trial) -> dict[str, Any]:
-    """Return the shortest session timeout that the brokers allow: a dead member is replaced soon."""
+    """Return the shortest allowed session timeout, so that a dead member is replaced soon."""
     timeout_ms = 1_500 if trial.cluster.own else 6_000
     return {"session.timeout.ms": timeout_ms, "heartbeat.interval.ms": timeout_ms // 3}
 
@@ -135,7 +134,10 @@ def _kill_when_ahead(trial: Trial, name: str, **given: Any) -> After:
     _publish(trial, scenario, plan)
     first = scenario.start(msgspec.structs.replace(plan, member="first", to_end=False))
     trial.wait(
-        lambda: committed.position(trial.cluster.connection, plan.group, plan.topic, 0) is not None,
+        lambda: (
+            committed_offsets.position(trial.cluster.connection, plan.group, plan.topic, 0)
+            is not None
+        ),
         "an automatic commit",
     )
     first.kill()
@@ -381,7 +383,7 @@ def _drop_responses(trial: Trial) -> tuple[int, list[int], int, int]:
         read = counted.read
         trial.wait(lambda: counted.read >= min(read + 500, 3_000), "reading to continue")
     seen = [one for one in scenario.history() if one.kind is OperationKind.COMMIT]
-    stored = committed.commits(trial.cluster.connection, group, topic, 0)
+    stored = committed_offsets.commits(trial.cluster.connection, group, topic, 0)
     failed = sum(one.outcome is OperationStatus.FAIL for one in seen)
     return (
         sum(one.note == "sent" for one in seen),

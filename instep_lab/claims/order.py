@@ -18,7 +18,7 @@ from instep_lab import checkers
 from instep_lab.claim import Tier, experiment
 from instep_lab.claims import senders
 from instep_lab.clients.consuming import CommitMode, Consuming, Pool
-from instep_lab.clients.publishing import Publishing, refusal
+from instep_lab.clients.publishing import Publishing, rejection
 from instep_lab.history import ClientOperation, OperationKind
 from instep_lab.trial import Scenario, Trial
 
@@ -326,7 +326,7 @@ def order_under_retries(trial: Trial) -> None:
         one.inverted > 0,
         one.shown,
     )
-    refused = refusal({"enable.idempotence": True, IN_FLIGHT: 6})
+    refused = rejection({"enable.idempotence": True, IN_FLIGHT: 6})
     trial.statement(
         "the client rejects idempotence with 6 in flight",
         refused is not None,

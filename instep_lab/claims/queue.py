@@ -185,7 +185,7 @@ def _measure(trial: Trial) -> QueueMeasurements:
             repetitions=trial.scaled(3, 9),
             seconds=trial.scaled(0.1, 1.0),
             seed=trial.seed,
-            tell=trial.note,
+            say=trial.note,
         )
     measured = QueueMeasurements(speeds, missing)
     written = file.with_suffix(".new")

@@ -17,7 +17,7 @@ from instep_lab.checkers import Anomalies
 from instep_lab.claim import experiment
 from instep_lab.claims import senders
 from instep_lab.clients import defaults
-from instep_lab.clients.publishing import DeliveryMode, Publishing, Spelling
+from instep_lab.clients.publishing import DeliveryMode, KeyEncoding, Publishing
 from instep_lab.history import ClientOperation, OperationKind, OperationStatus
 from instep_lab.trial import Scenario, Trial, spread
 
@@ -649,14 +649,14 @@ def partition_of_numeric_key(trial: Trial) -> None:
     by_hash = {"Java's murmur2": "murmur2_random", "librdkafka's CRC32": "consistent_random"}
     places: dict[str, dict[str, list[int]]] = {}
     for name, partitioner in {"k modulo n": None, **by_hash}.items():
-        for spelling in (Spelling.DIGITS, Spelling.INTEGER):
+        for spelling in (KeyEncoding.DIGITS, KeyEncoding.INTEGER):
             scenario, topic = trial.scenario(f"{name}, {spelling}"), trial.topic(partitions)
             plan = Publishing(
                 topic=topic,
                 count=count,
                 keys=keys,
                 seed=trial.seed,
-                spelling=spelling,
+                encoding=spelling,
                 by_number=None if partitioner else partitions,
                 config={"partitioner": partitioner} if partitioner else {},
             )

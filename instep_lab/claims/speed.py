@@ -7,7 +7,7 @@ import time
 from instep.demo import polling
 from instep_lab import checkers
 from instep_lab.claim import experiment
-from instep_lab.clients import filling
+from instep_lab.clients import bulk
 from instep_lab.clients.consuming import CommitMode, Consuming, Keep
 from instep_lab.clients.publishing import Publishing
 from instep_lab.history import OperationKind
@@ -92,9 +92,9 @@ def polling_nine_thousand_documents(trial: Trial) -> None:
 )
 def records_per_second(trial: Trial) -> None:
     count = trial.scaled(300_000, 2_000_000)
-    filling.fill(trial.cluster.connection, trial.topic(4), count // 5)
+    bulk.fill(trial.cluster.connection, trial.topic(4), count // 5)
     rates = [
-        count / filling.fill(trial.cluster.connection, trial.topic(4), count)
+        count / bulk.fill(trial.cluster.connection, trial.topic(4), count)
         for _ in trial.rounds(3, 7)
     ]
     trial.table(

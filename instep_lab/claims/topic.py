@@ -19,7 +19,7 @@ from instep.kafka.admin import replication
 from instep.report.tables import Cell, PlotKind
 from instep_lab import checkers
 from instep_lab.claim import experiment
-from instep_lab.clients import filling
+from instep_lab.clients import bulk
 from instep_lab.clients.consuming import CommitMode, Consuming
 from instep_lab.clients.publishing import Publishing
 from instep_lab.history import OperationKind, OperationStatus
@@ -262,14 +262,13 @@ def seek_time_by_log_length(trial: Trial) -> None:
     lengths = [base, 10 * base, 100 * base]
     logs, group = {length: trial.topic(1) for length in lengths}, trial.group()
     for length, topic in logs.items():
-        filling.fill(trial.cluster.connection, topic, length)
+        bulk.fill(trial.cluster.connection, topic, length)
     times: dict[int, list[float]] = {length: [] for length in lengths}
     for _ in trial.rounds(5, 20):
         for length, topic in logs.items():
             drawn = [trial.random.randrange(length) for _ in range(20)]
             times[length] += [
-                one * 1000
-                for one in filling.seek_times(trial.cluster.connection, topic, drawn, group)
+                one * 1000 for one in bulk.seek_times(trial.cluster.connection, topic, drawn, group)
             ]
     medians = {length: statistics.median(found) for length, found in times.items()}
     rows: list[list[Cell]] = [
@@ -379,7 +378,7 @@ def high_watermark(trial: Trial) -> None:
 )
 def segment_file_names(trial: Trial) -> None:
     topic = trial.topic(1, segment_bytes=str(SEGMENT))
-    filling.fill(
+    bulk.fill(
         trial.cluster.connection, topic, trial.scaled(5_000, 20_000), 1_000, {"batch.size": 50_000}
     )
     found = {

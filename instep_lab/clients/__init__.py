@@ -1,4 +1,5 @@
-"""Clients of every sort that teams write, the unsafe ones too: what trials watch. Each writes down all that it does.
+"""The clients of trials: every kind that teams write, unsafe ones included.
 
-They run in this process, or in one of their own that can be killed (`process.py`).
+Each records every operation in the history. Clients run in this process, or in their own process
+that can be killed (`process.py`).
 """

@@ -1,4 +1,7 @@
-"""A client as a process: `python -m instep_lab.clients PLAN HISTORY`; how to reach the cluster is in the environment."""
+"""A client as a process: `python -m instep_lab.clients PLAN HISTORY`.
+
+The connection settings are in the environment.
+"""
 
 from __future__ import annotations
 

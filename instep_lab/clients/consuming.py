@@ -1,6 +1,7 @@
-"""A consumer of any sort: subscribed or assigned, each way to commit, each place for the offset, a thread pool or none.
+"""A configurable consumer: subscribe or assign, any commit mode, any offset store, any thread pool.
 
-The work is a line in the history, or a row in a SQLite table, which may have a unique index, or the offset beside it.
+The work on a record is a line in the history or a row in a SQLite table. The table may have a
+unique index, or store the offset in the same transaction.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ from instep_lab.history import ClientOperation, HistoryWriter, OperationKind, Op
 
 
 class CommitMode(enum.StrEnum):
-    """When the position is committed. Combined is asynchronous in the loop, synchronous at the end and when partitions go."""
+    """When offsets are committed.
+
+    COMBINED commits asynchronously in the loop, and synchronously at the end and when partitions
+    are revoked.
+    """
 
     AUTO = "auto"
     BEFORE = "before the work"
@@ -46,7 +51,11 @@ class CommitMode(enum.StrEnum):
 
 
 class Keep(enum.StrEnum):
-    """Where the work shows: the history, a plain table, one with a unique index, one with the offset in the same transaction."""
+    """Where the work is visible.
+
+    In the history, in a plain table, in a table with a unique index, or in a table with the offset
+    in the same transaction.
+    """
 
     HISTORY = "history"
     TABLE = "table"
@@ -61,7 +70,7 @@ class Pool(enum.StrEnum):
 
 
 class CrashPoint(enum.StrEnum):
-    """Where a consumer can be made to die."""
+    """The points at which a consumer can be made to die."""
 
     READ = "after the read"
     WRITING = "before the row's commit"
@@ -70,8 +79,12 @@ class CrashPoint(enum.StrEnum):
 
 
 class Library(enum.StrEnum):
-    """Whose client it is. Only librdkafka's dies, keeps a table or has a pool; the Python one has the eager sticky assignor.
-    Librdkafka's share consumer reads as a member of a share group, until told to stop."""
+    """The client library.
+
+    Only LIBRDKAFKA supports crashes, tables and pools. KAFKA_PYTHON has the eager sticky assignor.
+    SHARE is librdkafka's share consumer, which reads as a member of a share group until it is
+    stopped.
+    """
 
     LIBRDKAFKA = "librdkafka"
     KAFKA_PYTHON = "kafka-python"
@@ -79,15 +92,18 @@ class Library(enum.StrEnum):
 
 
 class Consuming(msgspec.Struct, frozen=True, kw_only=True, tag="consume"):
-    """What to read and how. `config` is the library's, on top of what reaches the cluster; None leaves a setting to its default.
+    """What to read and how.
 
-    Reads until `count` records were read, until it has been `to_end` of every partition it has, until nothing came for `idle_s`
-    after the first assignment, or until told to stop. Assigned partitions are read `from_start`, whatever the group has
-    committed, or from where it is.
-    `commit_every` commits the offsets of that many records instead of whole batches. The process dies with -9 at `dies_at` of the
-    `dies_on`-th record.
-    The work on a record takes `work_ms` on average, that on a batch `batch_ms` on top. `also` are further topics to subscribe
-    to. A partition without a place to start ends the reading, unless it `continue_after_error`.
+    `config` holds settings of the library in addition to the connection; None means the library's
+    default. The consumer reads until one of these is true: it has read `count` records; with
+    `to_end`, it has reached the end of all its partitions; no record came for `idle_s` after the
+    first assignment; it is stopped. With `from_start`, assigned partitions are read from the
+    beginning, whatever the group has committed.
+
+    `commit_every` commits after that many records instead of after each batch. The process kills
+    itself with -9 at the point `dies_at` of record number `dies_on`. The work takes `work_ms` per
+    record on average, plus `batch_ms` per batch. `also` names further topics to subscribe to. A
+    partition without a start offset ends the reading unless `continue_after_error` is set.
     """
 
     topic: str
@@ -128,9 +144,12 @@ UNASSIGNED_MAX_S = 30.0
 POOL_SIZE = 8
 
 
-class Counted(msgspec.Struct):
-    """What a consumer has done so far, for whoever watches it in the same process. `held` are places of all its topics;
-    `ends` are the offsets at which it found nothing more to read."""
+class ConsumerProgress(msgspec.Struct):
+    """What a consumer has done so far, for observers in the same process.
+
+    `held` has the assigned partitions of all its topics, `ends` the offsets at which it reached the
+    end of a partition.
+    """
 
     read: int = 0
     assigned: tuple[int, ...] = ()
@@ -148,21 +167,21 @@ def consume(
     connection: Mapping[str, Any],
     history_writer: HistoryWriter,
     stop: threading.Event | None = None,
-    counted: Counted | None = None,
+    progress: ConsumerProgress | None = None,
 ) -> None:
-    """Read and work, and note all of it."""
-    stop, counted = stop or threading.Event(), counted or Counted()
+    """Read and process records, and record every operation."""
+    stop, progress = stop or threading.Event(), progress or ConsumerProgress()
     match plan.library:
         case Library.KAFKA_PYTHON:
-            from instep_lab.clients import pythonic
+            from instep_lab.clients import kafka_python
 
-            pythonic.consume(plan, connection, history_writer, stop, counted)
+            kafka_python.consume(plan, connection, history_writer, stop, progress)
         case Library.SHARE:
-            from instep_lab.clients import sharing
+            from instep_lab.clients import share_group
 
-            sharing.consume(plan, connection, history_writer, stop, counted)
+            share_group.consume(plan, connection, history_writer, stop, progress)
         case _:
-            with _Reader(plan, connection, history_writer, stop, counted) as reader:
+            with _Reader(plan, connection, history_writer, stop, progress) as reader:
                 reader.run()
 
 
@@ -173,13 +192,13 @@ class _Reader:
         connection: Mapping[str, Any],
         history_writer: HistoryWriter,
         stop: threading.Event,
-        counted: Counted,
+        progress: ConsumerProgress,
     ) -> None:
-        self._plan, self._history_writer, self._stop, self.counted = (
+        self._plan, self._history_writer, self._stop, self.progress = (
             plan,
             history_writer,
             stop,
-            counted,
+            progress,
         )
         own = {"group.id": plan.group, "enable.auto.commit": plan.commit is CommitMode.AUTO}
         config = {
@@ -204,7 +223,7 @@ class _Reader:
         plan = self._plan
         if plan.assigned is not None:
             parts = [TopicPartition(plan.topic, number) for number in plan.assigned]
-            self._consumer.assign(self._placed(parts))
+            self._consumer.assign(self._with_start(parts))
             self._note_partitions(OperationKind.ASSIGN, parts)
             self._count_held(added=parts)
         else:
@@ -228,37 +247,37 @@ class _Reader:
         plan = self._plan
         began = quiet_since = time.monotonic()
         while not self._stop.is_set():
-            if plan.count is not None and self.counted.read >= plan.count:
+            if plan.count is not None and self.progress.read >= plan.count:
                 return
             if (
                 plan.to_end
-                and self.counted.assigned
-                and self.counted.ends.keys() >= {*self.counted.assigned}
+                and self.progress.assigned
+                and self.progress.ends.keys() >= {*self.progress.assigned}
             ):
                 return
             room = (
                 plan.batch
                 if plan.count is None
-                else min(plan.batch, plan.count - self.counted.read)
+                else min(plan.batch, plan.count - self.progress.read)
             )
             batch = self._poll(room)
             if batch:
                 quiet_since = time.monotonic()
                 self._handle(batch)
-            elif not self.counted.assigned and time.monotonic() - began < UNASSIGNED_MAX_S:
+            elif not self.progress.assigned and time.monotonic() - began < UNASSIGNED_MAX_S:
                 quiet_since = time.monotonic()
             elif plan.idle_s is not None and time.monotonic() - quiet_since > plan.idle_s:
                 return
 
     def _poll(self, room: int) -> list[Message]:
-        found = []
+        messages = []
         for message in self._consumer.consume(room, POLL_S):
             if (error := message.error()) is None:
-                found.append(message)
+                messages.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                self.counted.ends[message.partition() or 0] = message.offset() or 0
+                self.progress.ends[message.partition() or 0] = message.offset() or 0
             else:
-                self.counted.errors.append(error.name())
+                self.progress.errors.append(error.name())
                 self._history_writer.note(
                     self._operation(
                         OperationKind.READ,
@@ -271,13 +290,13 @@ class _Reader:
                     and not self._plan.continue_after_error
                 ):
                     self._stop.set()
-        return found
+        return messages
 
     def _handle(self, batch: Sequence[Message]) -> None:
         plan = self._plan
         for message in batch:
             self._note_record(OperationKind.READ, message)
-            self.counted.read += 1
+            self.progress.read += 1
         if plan.commit is CommitMode.BEFORE:
             self._mark(batch)
             self._commit(synchronous=True)
@@ -304,18 +323,19 @@ class _Reader:
 
     def _work(self, message: Message) -> None:
         if self._plan.work_ms:
-            drawn = random.Random(f"{self._plan.seed}-{message.partition()}-{message.offset()}")  # noqa: S311 - nothing secret
-            time.sleep(drawn.uniform(0, 2 * self._plan.work_ms) / 1000)
+            seed = f"{self._plan.seed}-{message.partition()}-{message.offset()}"
+            generator = random.Random(seed)  # noqa: S311 - nothing secret
+            time.sleep(generator.uniform(0, 2 * self._plan.work_ms) / 1000)
         if self._table:
             self._table.write(
                 self._plan.topic, message, before_commit=lambda: self._die_on(CrashPoint.WRITING)
             )
         self._note_record(OperationKind.WORK, message)
 
-    # --- the position ----------------------------------------------------------------------------------
+    # --- offsets -------------------------------------------------------------------------------
 
-    def _placed(self, parts: list[TopicPartition]) -> list[TopicPartition]:
-        """Where each partition is read from: what the table knows, else what the group has committed."""
+    def _with_start(self, parts: list[TopicPartition]) -> list[TopicPartition]:
+        """Return the partitions with start offsets: from the table, or else the group's commits."""
         if self._plan.from_start:
             return [TopicPartition(part.topic, part.partition, OFFSET_BEGINNING) for part in parts]
         if self._plan.keep is not Keep.WITH_OFFSET or self._table is None:
@@ -373,7 +393,7 @@ class _Reader:
             )
 
     def _committed(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
-        """Answers to automatic and asynchronous commits."""
+        """Record the responses to automatic and asynchronous commits."""
         for one in offsets:
             fault = error or one.error
             if one.offset >= 0:
@@ -383,30 +403,30 @@ class _Reader:
                         OperationStatus.FAIL if fault else OperationStatus.OK,
                         partition=one.partition,
                         offset=one.offset,
-                        note=fault.name() if fault else "answered",
+                        note=fault.name() if fault else "acknowledged",
                     )
                 )
 
-    # --- partitions come and go ------------------------------------------------------------------------
+    # --- assignment ----------------------------------------------------------------------------
 
     def _assigned(self, consumer: Consumer, parts: list[TopicPartition]) -> None:
         self._note_partitions(OperationKind.ASSIGN, parts)
         self._count_held(added=parts)
         if self._plan.keep is Keep.WITH_OFFSET:
-            consumer.assign(self._placed(parts))
+            consumer.assign(self._with_start(parts))
 
     def _revoked(self, _: Consumer, parts: list[TopicPartition]) -> None:
         if self._plan.commit is CommitMode.COMBINED:
             self._commit(synchronous=True)
-        self._let_go(parts)
+        self._release(parts)
 
     def _lost(self, _: Consumer, parts: list[TopicPartition]) -> None:
-        self._let_go(parts)
+        self._release(parts)
 
-    def _let_go(self, parts: list[TopicPartition]) -> None:
+    def _release(self, parts: list[TopicPartition]) -> None:
         for one in parts:
             self._last.pop(one.partition, None)
-            self.counted.ends.pop(one.partition, None)
+            self.progress.ends.pop(one.partition, None)
         self._note_partitions(OperationKind.REVOKE, parts)
         self._count_held(removed=parts)
 
@@ -414,9 +434,9 @@ class _Reader:
         self, added: Sequence[TopicPartition] = (), removed: Sequence[TopicPartition] = ()
     ) -> None:
         came, went = ({(one.topic, one.partition) for one in parts} for parts in (added, removed))
-        self.counted.hold(self._plan.topic, (set(self.counted.held) | came) - went)
+        self.progress.hold(self._plan.topic, (set(self.progress.held) | came) - went)
 
-    # --- dying, noting ---------------------------------------------------------------------------------
+    # --- crashes and history -------------------------------------------------------------------
 
     def _die_on(self, point: CrashPoint) -> None:
         if self._plan.dies_at is point and self._done >= self._plan.dies_on:
@@ -462,7 +482,7 @@ def _table(plan: Consuming) -> SqliteTable | None:
 
 
 class _Workers:
-    """A thread pool: one queue for all, or one for each thread, chosen by the record's key."""
+    """A thread pool with one queue for all threads, or one queue per thread selected by key."""
 
     def __init__(self, work: Callable[[Message], None], plan: Consuming) -> None:
         self._work, self._by_key = work, plan.pool is Pool.BY_KEY
@@ -479,11 +499,11 @@ class _Workers:
             thread.start()
 
     def hand(self, message: Message) -> None:
-        chosen = zlib.crc32(message.key() or b"") % len(self._queues)
-        self._queues[chosen].put(message)
+        index = zlib.crc32(message.key() or b"") % len(self._queues)
+        self._queues[index].put(message)
 
     def close(self) -> None:
-        """Work off what is waiting."""
+        """Process all waiting records and end the threads."""
         for number in range(len(self._threads)):
             self._queues[number % len(self._queues)].put(None)
         for thread in self._threads:

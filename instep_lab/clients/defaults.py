@@ -1,4 +1,4 @@
-"""What the clients do when nobody tells them: their own defaults, by their own word."""
+"""The defaults of the client libraries, as the libraries report them."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ VALUE_BYTES = 512
 
 
 def of_java(bundle: str) -> tuple[str, dict[str, str]]:
-    """The release of the bundle's client, and the defaults of its producer: the class prints its own documentation."""
+    """Return the release of a bundle's Java client and the defaults of its producer.
+
+    Kafka's configuration classes print their own documentation.
+    """
     release, jar = _client(artifacts.jars(bundle))
     logging = [found for found in artifacts.jars("kafka") if found.name.startswith("slf4j-api-")]
     classes = os.pathsep.join(str(one) for one in (jar, *logging))
-    told = subprocess.run(
+    printed = subprocess.run(
         [java.find(), "-XX:TieredStopAtLevel=1", "-cp", classes, JAVA_PRODUCER],
         capture_output=True,
         text=True,
         check=False,
         timeout=JAVA_TIMEOUT_S,
     )
-    if told.returncode != 0:
+    if printed.returncode != 0:
         raise errors.InstepError(
-            f"{jar.name} does not tell its defaults: {told.stderr.strip()[-200:]}"
+            f"{jar.name} does not print its defaults: {printed.stderr.strip()[-200:]}"
         )
-    return release, parse(told.stdout)
+    return release, parse(printed.stdout)
 
 
 def parse(page: str) -> dict[str, str]:
-    """The defaults in what Kafka's configuration classes print."""
+    """Return the defaults in the output of Kafka's configuration classes."""
     found = {}
     for entry in page.split("<h4>")[1:]:
         name = re.search(r'<a id="([^"]+)"', entry)
@@ -51,11 +54,11 @@ def parse(page: str) -> dict[str, str]:
 
 
 def of_librdkafka(names: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The release of the C library behind this Python client, and the defaults of these settings, which it alone can tell."""
+    """Return the release of librdkafka and its defaults of these settings, queried through C."""
     library = ctypes.CDLL(cimpl.__file__)
     for maker in (library.rd_kafka_conf_new, library.rd_kafka_topic_conf_new):
         maker.restype = ctypes.c_void_p
-    asked = (
+    configurations = (
         (
             library.rd_kafka_conf_get,
             ctypes.c_void_p(library.rd_kafka_conf_new()),
@@ -68,7 +71,7 @@ def of_librdkafka(names: Sequence[str]) -> tuple[str, dict[str, str]]:
         ),
     )
     found: dict[str, str] = {}
-    for get, conf, destroy in asked:
+    for get, conf, destroy in configurations:
         for name in names:
             value, size = ctypes.create_string_buffer(VALUE_BYTES), ctypes.c_size_t(VALUE_BYTES)
             if get(conf, name.encode(), value, ctypes.byref(size)) == 0:
@@ -78,15 +81,16 @@ def of_librdkafka(names: Sequence[str]) -> tuple[str, dict[str, str]]:
 
 
 def of_kafka_python() -> tuple[str, dict[str, str]]:
-    """The release of kafka-python, and the defaults of its producer, by the Java names."""
+    """Return the release of kafka-python and the defaults of its producer, with Java's names."""
     import kafka
 
-    told = kafka.KafkaProducer.DEFAULT_CONFIG
-    return kafka.__version__, {name.replace("_", "."): str(value) for name, value in told.items()}
+    defaults = kafka.KafkaProducer.DEFAULT_CONFIG
+    named = {name.replace("_", "."): str(value) for name, value in defaults.items()}
+    return kafka.__version__, named
 
 
 def _client(jars: Sequence[Path]) -> tuple[str, Path]:
     for jar in jars:
         if named := re.fullmatch(r"kafka-clients-(.+)\.jar", jar.name):
             return named[1], jar
-    raise errors.InstepError("there is no Kafka client among the jars")
+    raise errors.InstepError("no Kafka client among the jars")

@@ -1,4 +1,4 @@
-"""The handle of a client that runs in a process of its own: to be killed and waited for."""
+"""A client in its own process, which can be killed and waited for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONNECTION = "INSTEP_LAB_CONNECTION"
 
 
 class ClientProcess:
-    """A client under a keeper: it is gone when this process is, also after kill -9."""
+    """A client under a keeper, which ends it when this process ends, even by kill -9."""
 
     def __init__(
         self, plan: Publishing | Consuming, connection: Mapping[str, Any], file: Path
@@ -33,7 +33,8 @@ class ClientProcess:
         self.file.touch()
         self._keeper = keeper_client.KeeperClient(end_signal=signal.SIGKILL)
         argv = [sys.executable, "-m", "instep_lab.clients", str(self._plan_file), str(file)]
-        # passwords belong into the environment: others can read an argument list, and files of a run are kept
+        # Passwords go into the environment: other users can read argument lists, and the files of
+        # a run are kept.
         environment = {**os.environ, CONNECTION: msgspec.json.encode(dict(connection)).decode()}
         self.pid = self._keeper.launch(argv, log=self._log, env=environment, cwd=Path.cwd())
 
@@ -46,18 +47,18 @@ class ClientProcess:
         self._keeper.kill()
 
     def wait(self, timeout_s: float = 60.0) -> int:
-        """The exit status, once it has ended by itself."""
+        """Wait until the process has ended; return its exit status."""
         deadline = time.monotonic() + timeout_s
         while (status := self.status) is None:
             if time.monotonic() > deadline:
                 raise errors.InstepError(
-                    f"a client of the lab did not end within {timeout_s:.0f} s:\n{self.output()}"
+                    f"a lab client did not end within {timeout_s:.0f} s:\n{self.output()}"
                 )
             time.sleep(0.01)
         return status
 
     def output(self) -> str:
-        """What it wrote, such as a traceback: nothing when all is well."""
+        """Return what the process printed, such as a traceback; normally nothing."""
         return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
 
     def close(self) -> None:

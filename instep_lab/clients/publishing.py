@@ -1,4 +1,4 @@
-"""A publisher of any sort: each acks level, the three ways to send, idempotent or not, with transactions or without."""
+"""A configurable publisher: acks level, delivery mode, idempotence and transactions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from instep_lab import workload
 from instep_lab.history import ClientOperation, HistoryWriter, OperationKind, OperationStatus
 
-# what says that the log does not hold the record; after every other error it may
+# errors after which the record is certainly not in the log; after any other error it may be
 NOT_WRITTEN = {
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.NOT_ENOUGH_REPLICAS,
@@ -27,15 +27,15 @@ NOT_WRITTEN = {
 
 
 class DeliveryMode(enum.StrEnum):
-    """How the sender learns what became of a record: not at all, by waiting for each, or by a callback."""
+    """How the sender learns the outcome: not at all, by waiting for each record, or by callback."""
 
     FORGET = "forget"
     WAIT = "wait"
     CALLBACK = "callback"
 
 
-class Spelling(enum.StrEnum):
-    """How key number 7 is written: k7, 7, or a big-endian integer of four bytes as Java's serializer does."""
+class KeyEncoding(enum.StrEnum):
+    """How key 7 is encoded: k7, 7, or as a four-byte big-endian integer like Java's serializer."""
 
     NAME = "name"
     DIGITS = "digits"
@@ -43,11 +43,13 @@ class Spelling(enum.StrEnum):
 
 
 class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
-    """What to send and how. `config` is librdkafka's, on top of what reaches the cluster.
+    """What to send and how.
 
-    `by_number` sends key kN to partition N modulo the partitions. A transaction holds `transaction` records; every
-    `abort_every`-th is aborted. `warm` waits for the first record's answer before the rest is sent, so that what it takes to
-    connect is over by then. `dies_after` kills the process with -9 when so many records were given to the client.
+    `config` holds settings of librdkafka in addition to the connection. With `by_number`, key kN
+    goes to partition N modulo that number. A transaction holds `transaction` records, and
+    every `abort_every`-th transaction is aborted. `warm` waits for the acknowledgement of the first
+    record, so that the time to connect does not count. The process kills itself with -9 after
+    `dies_after` records were handed to the client.
     """
 
     topic: str
@@ -57,7 +59,7 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
     size: int = 100
     first: int = 0
     keyed: bool = True
-    spelling: Spelling = Spelling.NAME
+    encoding: KeyEncoding = KeyEncoding.NAME
     by_number: int | None = None
     config: dict[str, Any] = {}
     way: DeliveryMode = DeliveryMode.CALLBACK
@@ -72,7 +74,7 @@ class Publishing(msgspec.Struct, frozen=True, kw_only=True, tag="publish"):
     member: str = "publisher"
 
 
-# safe where a trial does not ask for something else: the client's own default retries out of order
+# safe unless a trial says otherwise: with the client's own defaults, retries reorder records
 DEFAULTS: Mapping[str, Any] = {
     "enable.idempotence": True,
     "acks": "all",
@@ -88,11 +90,11 @@ def publish(
     history_writer: HistoryWriter,
     stop: threading.Event | None = None,
 ) -> None:
-    """Send it all, or until told to stop, and note what became of each record."""
+    """Send all records, or until stopped, and record the outcome of each."""
     sender = _Sender(plan, connection, history_writer)
-    drawn = workload.records(plan.seed, plan.count, plan.keys, plan.size, plan.first)
+    records = workload.records(plan.seed, plan.count, plan.keys, plan.size, plan.first)
     began = time.monotonic()
-    for number, record in enumerate(drawn):
+    for number, record in enumerate(records):
         if stop is not None and stop.is_set():
             break
         if plan.per_s and (ahead := number / plan.per_s - (time.monotonic() - began)) > 0:
@@ -106,8 +108,8 @@ def publish(
     sender.end()
 
 
-def refusal(config: Mapping[str, Any]) -> str | None:
-    """Why the client does not take these settings; None when it does."""
+def rejection(config: Mapping[str, Any]) -> str | None:
+    """Return why the client rejects these settings; None if it accepts them."""
     try:
         Producer({**DEFAULTS, "bootstrap.servers": "", **config})
     except KafkaException as error:
@@ -140,7 +142,7 @@ class _Sender:
         if plan.timestamp_ms is not None:
             place["timestamp"] = plan.timestamp_ms
         if plan.keyed:
-            place["key"] = _spelled(record, plan.spelling)
+            place["key"] = _encode_key(record, plan.encoding)
         self._open.add((record.key, record.number))
         while True:
             try:
@@ -149,7 +151,7 @@ class _Sender:
             except BufferError:
                 self._producer.poll(0.05)
             except KafkaException as error:
-                # after a fatal error the client takes nothing more
+                # after a fatal error the client accepts no more records
                 self._open.discard((record.key, record.number))
                 self._note(record.key, record.number, OperationStatus.FAIL, error.args[0].name())
                 return
@@ -163,21 +165,21 @@ class _Sender:
                 self._end_transaction()
 
     def wait(self) -> None:
-        """Return when everything that was sent has its answer."""
+        """Wait until every record has an outcome."""
         self._producer.flush(self._plan.flush_timeout_s)
 
     def serve(self, s: float) -> None:
-        """Let deliveries be told while there is nothing to send."""
+        """Handle delivery reports while there is nothing to send."""
         self._producer.poll(s)
 
     def end(self) -> None:
-        """What was not told by now is unknown: nobody learns what became of it."""
+        """End the last transaction and flush; records without an outcome by then are unknown."""
         if self._in_transaction:
             self._end_transaction()
         if self._plan.flush:
             self.wait()
         for key, number in sorted(self._open):
-            self._note(key, number, OperationStatus.UNKNOWN, note="not told")
+            self._note(key, number, OperationStatus.UNKNOWN, note="no delivery report")
         self._open.clear()
 
     def _end_transaction(self) -> None:
@@ -224,14 +226,16 @@ class _Sender:
         def note(error: KafkaError | None, message: Message) -> None:
             self._open.discard((record.key, record.number))
             if self._plan.way is DeliveryMode.FORGET:
-                # such a sender looks at no answer, so the history has none either
-                self._note(record.key, record.number, OperationStatus.UNKNOWN, note="not asked")
+                # such a sender ignores the outcome, so the history has none either
+                self._note(
+                    record.key, record.number, OperationStatus.UNKNOWN, note="fire and forget"
+                )
                 return
             ended = time.monotonic_ns()
             self._history_writer.note(
                 ClientOperation(
                     kind=OperationKind.SEND,
-                    outcome=told(error),
+                    outcome=outcome_of(error),
                     at_ns=ended,
                     took_ns=ended - began,
                     member=self._plan.member,
@@ -264,18 +268,18 @@ def _key_number(record: workload.WorkloadRecord) -> int:
     return int(record.key.removeprefix("k"))
 
 
-def _spelled(record: workload.WorkloadRecord, spelling: Spelling) -> bytes:
-    match spelling:
-        case Spelling.NAME:
+def _encode_key(record: workload.WorkloadRecord, encoding: KeyEncoding) -> bytes:
+    match encoding:
+        case KeyEncoding.NAME:
             return record.key.encode()
-        case Spelling.DIGITS:
+        case KeyEncoding.DIGITS:
             return str(_key_number(record)).encode()
-        case Spelling.INTEGER:
+        case KeyEncoding.INTEGER:
             return _key_number(record).to_bytes(4, "big")
 
 
-def told(error: KafkaError | None) -> OperationStatus:
-    """Ok, failed, or unknown: an error after which the record may still be in the log."""
+def outcome_of(error: KafkaError | None) -> OperationStatus:
+    """Return ok, fail, or unknown after an error with which the record may be in the log."""
     if error is None:
         return OperationStatus.OK
     return OperationStatus.FAIL if error.code() in NOT_WRITTEN else OperationStatus.UNKNOWN

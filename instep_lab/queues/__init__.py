@@ -1,5 +1,6 @@
-"""The same messages through Kafka and through other queues: how fast each takes and gives them, and what each loses when killed.
+"""Kafka compared with other queues: how fast each is, and what each loses when it is killed.
 
-Everything is measured through Python clients, one connection and one thread each way: the figures compare the systems as a
-Python program meets them, not what their servers could do for many clients at once.
+All systems are measured through Python clients, with one connection and one thread in each
+direction. The figures compare the systems as a Python program experiences them, not what their
+servers could do for many clients at once.
 """

@@ -1,5 +1,7 @@
-"""ActiveMQ as a queue, by STOMP. Durable: persistent messages with a receipt each, acknowledged by the reader; otherwise neither,
-and one receipt for the last message.
+"""ActiveMQ as a queue, with STOMP.
+
+Durable means persistent messages with one receipt each, acknowledged by the reader. Not durable
+means neither, and one receipt for the last message.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ from instep_lab.queues import system
 
 ANSWER_S = 30.0
 READER = "reader"
-# The broker brings this many messages into memory at once, and the next ones when some of them are acknowledged.
+# The broker loads this many messages into memory at once, and more once some are acknowledged.
 PAGE_MESSAGES = 200
 
 logging.getLogger("stomp.py").setLevel(logging.CRITICAL)
 
 
 class MessageCounter(stomp.ConnectionListener):  # type: ignore[misc]
-    """What came, counted in the client's own thread, for one who waits in another."""
+    """Counts receipts and messages in the client's thread, for a waiter in another thread."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -44,7 +46,7 @@ class MessageCounter(stomp.ConnectionListener):  # type: ignore[misc]
 
     def on_error(self, frame: Any) -> None:
         with self.changed:
-            self.failure = frame.headers.get("message", "an error without a reason")
+            self.failure = frame.headers.get("message", "an error without a message")
             self.changed.notify_all()
 
     def on_disconnected(self) -> None:
@@ -58,27 +60,27 @@ class ActiveQueue:
         parts = urlparse(url)
         self._durable = durable
         self._destination = f"/queue/{name}"
-        self._heard = MessageCounter()
+        self._counter = MessageCounter()
         self._connection: Any = stomp.Connection12(
             [(parts.hostname, parts.port)],
             auto_decode=False,
             reconnect_attempts_max=1,
             heartbeats=(0, 0),
         )
-        self._connection.set_listener("", self._heard)
+        self._connection.set_listener("", self._counter)
         self._connection.connect(wait=True)
 
     def enqueue(self, messages: Sequence[bytes]) -> None:
         keeping = {"persistent": str(self._durable).lower()}
         for batch in system.batches(messages):
-            wanted = self._heard.receipts + (len(batch) if self._durable else 0)
+            wanted = self._counter.receipts + (len(batch) if self._durable else 0)
             for number, message in enumerate(batch):
                 answer = {"receipt": str(number)} if self._durable else {}
                 self._connection.send(self._destination, message, headers={**keeping, **answer})
             self._wait_receipts(wanted)
         if not self._durable:
-            # an answer to something after them: the broker handles a connection's frames one after the other
-            wanted = self._heard.receipts + 1
+            # A receipt for a later frame: the broker handles the frames of a connection in order.
+            wanted = self._counter.receipts + 1
             self._connection.subscribe("/queue/nothing", "nothing", headers={"receipt": "last"})
             self._wait_receipts(wanted)
             self._connection.unsubscribe("nothing")
@@ -89,16 +91,16 @@ class ActiveQueue:
         self._connection.subscribe(
             self._destination, READER, ack="client" if self._durable else "auto", headers=prefetch
         )
-        while len(self._heard.messages) < count and self._wait_message():
-            come = len(self._heard.messages)
-            if self._durable and come - acknowledged >= PAGE_MESSAGES // 2:
-                self._acknowledge(come)
-                acknowledged = come
-        with self._heard.changed:
-            found, self._heard.messages = self._heard.messages[:count], []
+        while len(self._counter.messages) < count and self._wait_message():
+            arrived = len(self._counter.messages)
+            if self._durable and arrived - acknowledged >= PAGE_MESSAGES // 2:
+                self._acknowledge(arrived)
+                acknowledged = arrived
+        with self._counter.changed:
+            found, self._counter.messages = self._counter.messages[:count], []
         if self._durable and len(found) > acknowledged:
             self._connection.ack(found[-1].headers["ack"])
-        wanted = self._heard.receipts + 1
+        wanted = self._counter.receipts + 1
         self._connection.unsubscribe(READER, headers={"receipt": "end"})
         self._wait_receipts(wanted)
         return [frame.body for frame in found]
@@ -108,23 +110,24 @@ class ActiveQueue:
             self._connection.disconnect()
 
     def _acknowledge(self, count: int) -> None:
-        """All up to that one."""
-        self._connection.ack(self._heard.messages[count - 1].headers["ack"])
+        """Acknowledge all messages up to this one."""
+        self._connection.ack(self._counter.messages[count - 1].headers["ack"])
 
     def _wait_receipts(self, wanted: int) -> None:
-        with self._heard.changed:
-            came = self._heard.changed.wait_for(
-                lambda: self._heard.receipts >= wanted or self._heard.failure, ANSWER_S
+        with self._counter.changed:
+            came = self._counter.changed.wait_for(
+                lambda: self._counter.receipts >= wanted or self._counter.failure, ANSWER_S
             )
-        if self._heard.failure or not came:
+        if self._counter.failure or not came:
             raise errors.Unreachable(
-                f"ActiveMQ: {self._heard.failure or f'no answer within {ANSWER_S:.0f} s'}"
+                f"ActiveMQ: {self._counter.failure or f'no response within {ANSWER_S:.0f} s'}"
             )
 
     def _wait_message(self) -> bool:
-        with self._heard.changed:
-            before = len(self._heard.messages)
-            self._heard.changed.wait_for(
-                lambda: len(self._heard.messages) > before or self._heard.failure, system.PATIENCE_S
+        with self._counter.changed:
+            before = len(self._counter.messages)
+            self._counter.changed.wait_for(
+                lambda: len(self._counter.messages) > before or self._counter.failure,
+                system.PATIENCE_S,
             )
-            return len(self._heard.messages) > before
+            return len(self._counter.messages) > before

@@ -1,4 +1,7 @@
-"""Kafka as a queue: a topic of one partition, read by one group. Durable: acks=all and a commit; otherwise acks=0 and none."""
+"""Kafka as a queue: a topic with one partition, read by one group.
+
+Durable means acks=all and a commit, not durable means acks=0 and no commit.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +51,8 @@ class KafkaQueue:
             }
         )
         self._producer.list_topics(name, timeout=ANSWER_S)
-        _patiently(lambda: self._consumer.get_watermark_offsets(self._place, timeout=ANSWER_S))
-        committed = _patiently(lambda: self._consumer.committed([self._place], timeout=ANSWER_S))
+        _retry(lambda: self._consumer.get_watermark_offsets(self._place, timeout=ANSWER_S))
+        committed = _retry(lambda: self._consumer.committed([self._place], timeout=ANSWER_S))
         self._place.offset = max(committed[0].offset, 0)
 
     def enqueue(self, messages: Sequence[bytes]) -> None:
@@ -65,9 +68,9 @@ class KafkaQueue:
             self._producer.poll(0)
         left = self._producer.flush(ANSWER_S)
         if left or failures:
-            why = next(iter(failures), "no answer")
+            reason = next(iter(failures), "no response")
             raise errors.BrokerUnreachable(
-                f"Kafka took not all: {left + len(failures)} of {len(messages)} messages: {why}"
+                f"Kafka did not accept {left + len(failures)} of {len(messages)} messages: {reason}"
             )
 
     def dequeue(self, count: int) -> list[bytes]:
@@ -99,16 +102,16 @@ class KafkaQueue:
         except confluent_kafka.KafkaException as error:
             if error.args[0].code() != confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS:
                 raise errors.BrokerUnreachable(
-                    f"no topic for the queue {name}: {error.args[0].str()}"
+                    f"cannot create the topic of queue {name}: {error.args[0].str()}"
                 ) from error
 
 
-def _patiently(ask: Callable[[], Answer]) -> Answer:
-    """Ask again for what a topic or a group that was just made does not have yet: a leader, a coordinator."""
+def _retry(request: Callable[[], Answer]) -> Answer:
+    """Repeat a request until a new topic has a leader or a new group a coordinator."""
     deadline = time.monotonic() + ANSWER_S
     while True:
         try:
-            return ask()
+            return request()
         except confluent_kafka.KafkaException as error:
             passing = faults.MEANING.get(error.args[0].code()) in (
                 errors.BrokerUnreachable,
@@ -116,6 +119,6 @@ def _patiently(ask: Callable[[], Answer]) -> Answer:
             )
             if not passing or time.monotonic() > deadline:
                 raise errors.BrokerUnreachable(
-                    f"Kafka does not answer: {error.args[0].str()}"
+                    f"Kafka does not respond: {error.args[0].str()}"
                 ) from error
             time.sleep(0.02)

@@ -1,7 +1,8 @@
-"""How fast a system takes messages and gives them, and what it loses when killed: plain values, judged by the lab's checkers.
+"""Measures how fast a system is, and what it loses when it is killed.
 
-Each message carries its number. That a client's send returned counts as sent, whether a server answered or not: a program that
-uses the system in that way believes so.
+Results are plain values, judged by the lab's checkers. Each message carries its number. A message
+counts as sent when the client's send has returned, even if no server acknowledged it: that is what
+a program that uses the system in this way assumes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from instep_lab import checkers
 from instep_lab.history import ClientOperation, OperationKind
 from instep_lab.queues.system import System, survivors
 
-# Message size in bytes, and how many make up one measurement at least: fewer when they are larger.
+# By message size in bytes: the minimum number of messages in one measurement.
 COUNTS = {100: 400, 1_000: 400, 10_000: 100, 100_000: 20, 1_000_000: 5}
 LARGEST_BYTES = 64_000_000
 NUMBER_DIGITS = 16
@@ -27,7 +28,7 @@ NUMBER_DIGITS = 16
 
 @dataclass(frozen=True)
 class Speed:
-    """One measurement: so many messages enqueued, then dequeued."""
+    """One measurement: messages enqueued, then dequeued."""
 
     system: str
     durable: bool
@@ -40,13 +41,13 @@ class Speed:
 
     @property
     def sound(self) -> bool:
-        """Whether every message came once: otherwise the times mean nothing."""
+        """Whether every message arrived exactly once: otherwise the times mean nothing."""
         return not (self.lost or self.repeated)
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Messages a second over the repetitions, and what the middle one is in MB/s."""
+    """Messages per second over the repetitions, and the median in MB/s."""
 
     lowest: float
     median: float
@@ -56,7 +57,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class QueueRate:
-    """A system at one size of message. `through` counts the time of both: enqueued and dequeued again."""
+    """The rates of a system at one message size; `through` is enqueue and dequeue together."""
 
     system: str
     durable: bool
@@ -72,7 +73,7 @@ class QueueRate:
 
 @dataclass(frozen=True)
 class Loss:
-    """What was still there after the kill, or, as the control, without one."""
+    """The messages lost and repeated after a kill or, as the control, without one."""
 
     system: str
     durable: bool
@@ -84,13 +85,13 @@ class Loss:
 
 
 def messages(count: int, size: int) -> list[bytes]:
-    """Messages of exactly that size, numbered from 0."""
+    """Return messages of exactly this size, numbered from 0."""
     filler = b"." * (size - NUMBER_DIGITS)
     return [b"%0*d" % (NUMBER_DIGITS, number) + filler for number in range(count)]
 
 
 def speed(system: System, size: int, count: int) -> Speed:
-    """Enqueue to an empty queue, then dequeue; connections are made before the clock starts."""
+    """Measure enqueueing to an empty queue and dequeueing, over open connections."""
     sent = messages(count, size)
     with closing(system.open(_new_name())) as queue:
         started = time.perf_counter()
@@ -119,7 +120,10 @@ def losses(
     killed: bool = True,
     note: Callable[[System, ClientOperation], None] = lambda *_: None,
 ) -> list[Loss]:
-    """Enqueue, kill what holds the messages, start it again, and count what can still be read; one kill for all that share it."""
+    """Enqueue, kill the process that holds the messages, restart it, and count what can be read.
+
+    Systems that share a process share one kill.
+    """
     sent = messages(count, size)
     found = []
     for sharing in _by_holder(systems):
@@ -140,17 +144,18 @@ def compare(
     repetitions: int,
     seconds: float,
     seed: int,
-    tell: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[Speed]:
-    """Every system at every size, all in turn and in another order each time: what disturbs the machine hits no single one.
+    """Measure every system at every size, in turns.
 
-    A first round, which is not counted, warms everything up and finds how many messages take about so many seconds.
+    The order changes with each round, so that disturbances do not always hit the same system. A
+    first round, which does not count, warms up and finds out how many messages take `seconds`.
     """
     order = random.Random(seed)  # noqa: S311 - nothing secret
     enough: dict[tuple[System, int], int] = {}
     found = []
     for number in range(repetitions + 1):
-        tell(f"round {number} of {repetitions}")
+        say(f"round {number} of {repetitions}")
         for size, least in counts.items():
             for system in order.sample(systems, len(systems)):
                 one = speed(system, size, enough.get((system, size), least))
@@ -162,13 +167,16 @@ def compare(
 
 
 def enough_for(first: Speed, seconds: float) -> int:
-    """How many messages take that long at the speed of the first; no fewer than it had, and no more than memory bears."""
+    """Return how many messages take this long at the measured speed.
+
+    At least as many as in the first measurement, and at most what fits into memory.
+    """
     per_s = first.count / (first.enqueue_s + first.dequeue_s)
     return max(first.count, min(int(per_s * seconds), LARGEST_BYTES // first.size))
 
 
 def summarise(speeds: Iterable[Speed]) -> list[QueueRate]:
-    """The measurements of each system and size as one."""
+    """Summarise the measurements of each system and size."""
     groups: dict[tuple[str, bool, int], list[Speed]] = defaultdict(list)
     for one in speeds:
         groups[one.system, one.durable, one.size].append(one)
@@ -188,14 +196,17 @@ def summarise(speeds: Iterable[Speed]) -> list[QueueRate]:
 
 
 def unsteadiness(cells: Iterable[QueueRate]) -> float:
-    """How many times its slowest repetition a system's fastest is, in the middle of all cells: the machine did other things."""
+    """Return the median ratio of the fastest to the slowest repetition.
+
+    A large value means that the machine was busy with other things.
+    """
     return statistics.median(cell.through.highest / cell.through.lowest for cell in cells)
 
 
 def judge(
     sent: Sequence[bytes], read: Sequence[bytes]
 ) -> tuple[checkers.Anomalies, checkers.Anomalies]:
-    """What of the sent was not read, and what was read more than once."""
+    """Return the sent messages that were not read, and those that were read more than once."""
     seen = operations(sent, read)
     return checkers.lost(seen, by=OperationKind.READ), checkers.repeated(
         seen, by=OperationKind.READ
@@ -203,7 +214,7 @@ def judge(
 
 
 def operations(sent: Sequence[bytes], read: Sequence[bytes]) -> list[ClientOperation]:
-    """The history of one queue. A message that was changed on the way counts as not read."""
+    """Return the history of one queue; a message that was altered counts as not read."""
     known = set(sent)
     sends = [ClientOperation(kind=OperationKind.SEND, number=_number(one)) for one in sent]
     return sends + [

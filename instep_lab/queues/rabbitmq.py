@@ -1,7 +1,8 @@
 """RabbitMQ as a queue: classic, or quorum, which is always durable.
 
-Durable: a durable queue, persistent messages, publisher confirms, and acknowledgements by the reader. Otherwise the queue is
-in memory, nothing is confirmed but that the last message was taken, and a message that was sent to the reader is forgotten.
+Durable means a durable queue, persistent messages, publisher confirms, and acknowledgements by the
+reader. Not durable means a queue in memory and automatic acknowledgements, and only the last
+message is confirmed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 
 class RabbitQueue:
-    """One connection, whose loop runs while something is asked of it: pika waits for many confirms at once in no other way."""
+    """One connection, whose event loop runs only during a call.
+
+    Only this interface of pika can wait for many confirms at once.
+    """
 
     def __init__(self, url: str, name: str, *, durable: bool, kind: str) -> None:
         self._name, self._durable, self._kind = name, durable, kind
@@ -84,13 +88,13 @@ class RabbitQueue:
             self._connection.close()
         deadline = time.monotonic() + ANSWER_S
         while not self._connection.is_closed and time.monotonic() < deadline:
-            self._turn(1.0, self._stop)
-        # the loop has told that the connection is closed, and closes the socket in its next turn
-        self._turn(0, self._stop)
+            self._loop(1.0, self._stop)
+        # the loop reports the connection as closed one iteration before it closes the socket
+        self._loop(0, self._stop)
         self._connection.ioloop.close()
 
     def _declare(self) -> None:
-        """Make the queue unless it is there; the answer comes after all that this channel sent before."""
+        """Create the queue if needed; the response follows everything that this channel sent."""
         arguments = {"x-queue-type": self._kind}
         self._channel.queue_declare(
             self._name, durable=self._durable, arguments=arguments, callback=self._stop
@@ -105,7 +109,7 @@ class RabbitQueue:
         def confirm(frame: Any) -> None:
             method = frame.method
             if isinstance(method, pika.spec.Basic.Nack):
-                self._fail(None, "the server refused a message")
+                self._fail(None, "the server rejected a message")
             if method.multiple:
                 pending.difference_update(range(min(pending, default=1), method.delivery_tag + 1))
             pending.discard(method.delivery_tag)
@@ -120,17 +124,17 @@ class RabbitQueue:
             self._run()
 
     def _run(self, patience_s: float | None = None) -> None:
-        """Let the loop run until it is stopped; without a patience of the caller's, no answer in time is a failure."""
+        """Run the event loop until it is stopped; without `patience_s`, a timeout is a failure."""
         late = (
             self._stop
             if patience_s
-            else functools.partial(self._fail, None, f"no answer within {ANSWER_S:.0f} s")
+            else functools.partial(self._fail, None, f"no response within {ANSWER_S:.0f} s")
         )
-        self._turn(patience_s or ANSWER_S, late)
+        self._loop(patience_s or ANSWER_S, late)
         if self._failure:
             raise errors.Unreachable(f"RabbitMQ: {self._failure}")
 
-    def _turn(self, seconds: float, late: Callable[[], None]) -> None:
+    def _loop(self, seconds: float, late: Callable[[], None]) -> None:
         timer = self._connection.ioloop.call_later(seconds, late)
         self._connection.ioloop.start()
         self._connection.ioloop.remove_timeout(timer)

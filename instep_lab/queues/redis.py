@@ -1,7 +1,9 @@
-"""Redis as a queue, by lists and by streams. Its server answers for every command; how much that answer is worth is its setting.
+"""Redis as a queue, with lists and with streams.
 
-A list gives a message up when it is read. Durable, a message is moved to a second list first, which is emptied when it is done:
-what a reader that died had in hand is still there. A stream keeps that account itself, per consumer group.
+The server responds to every command; its settings decide what that response guarantees. Reading a
+list removes the message. In durable use, a message is first moved to a second list, which is
+emptied when the work is done, so that messages of a dead reader survive. A stream tracks this
+itself, per consumer group.
 """
 
 from __future__ import annotations
@@ -43,10 +45,10 @@ class ListQueue:
                         pipeline.lmove(self._name, self._taken, "RIGHT", "LEFT")
                     else:
                         pipeline.rpop(self._name)
-                come = [message for message in pipeline.execute() if message is not None]
-            if not come:
+                batch = [message for message in pipeline.execute() if message is not None]
+            if not batch:
                 break
-            found += come
+            found += batch
             if self._durable:
                 self._client.delete(self._taken)
         return found
@@ -96,12 +98,10 @@ class StreamQueue:
 
 
 def _entries(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """The entries of the one stream that was asked for: the older protocol answers by pairs, the newer by a map."""
-    streams = (
-        list(answer.values()) if isinstance(answer, dict) else [entries for _, entries in answer]
-    )
+    """Return the entries of the requested stream; the protocols answer with pairs or with a map."""
+    streams = list(answer.values() if isinstance(answer, dict) else (one for _, one in answer))
     if not streams:
         return []
     [entries] = streams
-    # the newer protocol gives them in a list of their own
+    # the newer protocol wraps them in a list
     return entries[0] if entries and isinstance(entries[0], list) else entries

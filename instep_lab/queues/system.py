@@ -1,4 +1,4 @@
-"""What every queueing system is asked to do, and how a served one is killed and brought back."""
+"""The interface of a queueing system, and how its server is killed and restarted."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Queue(Protocol):
     """One queue of a running system, with its connections open."""
 
     def enqueue(self, messages: Sequence[bytes]) -> None:
-        """Return when the system has answered for every message; where it answers for none, when it has taken the last one."""
+        """Enqueue, and wait until the system has acknowledged or accepted every message."""
 
     def dequeue(self, count: int) -> list[bytes]:
-        """That many messages, acknowledged where the system is durable; fewer when no more come."""
+        """Return up to `count` messages, acknowledged if durable; fewer if no more arrive."""
 
     def close(self) -> None:
-        """Close the connections; a queue that is durable stays."""
+        """Close the connections; a durable queue remains."""
 
 
 class Holder(Protocol):
-    """What holds the messages: a server, a cluster, a process. It is the lab's own and may be killed."""
+    """The server, cluster or process with the messages; the lab started it and may kill it."""
 
     @property
     def alive(self) -> bool: ...
@@ -40,13 +40,13 @@ class Holder(Protocol):
 
 
 class Handed(Protocol):
-    """The end from which messages were handed over."""
+    """The sending side after messages were handed over."""
 
     def close(self) -> None: ...
 
 
 class System(Protocol):
-    """A queueing system, used so that it keeps its messages, or so that it need not."""
+    """A queueing system, in durable or not durable use."""
 
     @property
     def name(self) -> str: ...
@@ -58,18 +58,18 @@ class System(Protocol):
     def holder(self) -> Holder: ...
 
     def open(self, queue: str) -> Queue:
-        """Connect to the queue of that name, made when it is not there."""
+        """Connect to a queue; create it if needed."""
 
     def hand_over(self, queue: str, messages: Sequence[bytes]) -> Handed:
-        """Enqueue, and leave the connection as it is at that moment."""
+        """Enqueue and leave the connection open."""
 
     def take_up(self, queue: str) -> Queue:
-        """Connect in order to dequeue what was handed over."""
+        """Connect to dequeue the messages that were handed over."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """A system whose server holds the messages. A kill within `settle_s` of making a queue would be another trial."""
+    """A system whose server holds the messages and needs `settle_s` after creating a queue."""
 
     name: str
     durable: bool
@@ -81,10 +81,10 @@ class Served:
         return self.connect(queue)
 
     def hand_over(self, queue: str, messages: Sequence[bytes]) -> Queue:
-        made = self.connect(queue)
+        connected = self.connect(queue)
         time.sleep(self.settle_s)
-        made.enqueue(messages)
-        return made
+        connected.enqueue(messages)
+        return connected
 
     def take_up(self, queue: str) -> Queue:
         return self.connect(queue)
@@ -93,7 +93,10 @@ class Served:
 def survivors(
     systems: Sequence[System], queue: str, messages: Sequence[bytes], *, killed: bool = True
 ) -> list[list[bytes]]:
-    """Enqueue to each, kill -9 what holds the messages (unless this is the control), start it again, and dequeue from each."""
+    """Enqueue to each system, kill and restart the process with the messages, and dequeue.
+
+    Without `killed` this is the control.
+    """
     with ExitStack() as handed:
         for index, system in enumerate(systems):
             handed.enter_context(closing(system.hand_over(f"{queue}-{index}", messages)))
@@ -103,9 +106,9 @@ def survivors(
                 holder.kill()
                 if holder.alive:
                     raise errors.InstepError(
-                        f"what holds the messages of {systems[0].name} survived kill -9"
+                        f"the process with the messages of {systems[0].name} survived kill -9"
                     )
-            handed.close()  # a client that reconnects must not send again
+            handed.close()  # a client that reconnects must not resend
             for holder in holders:
                 holder.start()
         found = []
@@ -116,12 +119,12 @@ def survivors(
 
 
 def batches(messages: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """The messages in parts small enough to wait for the answers of each at once."""
+    """Yield the messages in batches that are small enough to be in flight at once."""
     size = batch_size(len(messages[0])) if messages else 1
     for first in range(0, len(messages), size):
         yield messages[first : first + size]
 
 
 def batch_size(message_bytes: int) -> int:
-    """How many messages of that size are under way at once."""
+    """Return how many messages of this size may be in flight at once."""
     return max(1, min(BATCH_MESSAGES, BATCH_BYTES // message_bytes))

@@ -1,4 +1,4 @@
-"""The systems by name, each on servers that are started when the first of their systems is asked for."""
+"""The systems by name; their servers are started when first needed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from instep import errors, extras
 from instep.local import activemq, rabbitmq, redis, server
 from instep_lab.queues.system import Holder, Queue, Served, System
 
-# RabbitMQ writes down which quorum queues it has about once a second: one that was made just before a kill -9 is there
-# afterwards, and never answers (seen with 3.10; rabbitmq-server#15725 tells of the same).
+# RabbitMQ stores its list of quorum queues about once a second: a queue created just before a
+# kill -9 exists afterwards but never responds (observed with 3.10; see rabbitmq-server#15725).
 QUORUM_SETTLES_S = 3.0
 
 
 class KafkaServer(Holder, Protocol):
-    """A local Kafka that may be killed."""
+    """A local Kafka server that may be killed."""
 
     @property
     def bootstrap(self) -> str: ...
@@ -25,7 +25,7 @@ class KafkaServer(Holder, Protocol):
 
 @dataclass(frozen=True)
 class SystemKind:
-    """A system and the ways to use it."""
+    """A system, with its durable and not durable uses."""
 
     name: str
     durable: tuple[bool, ...] = (True, False)
@@ -43,14 +43,14 @@ KINDS = (
 
 
 class Servers:
-    """The servers of the comparison. Kafka's is lent, and stays; the others are ended with this."""
+    """The servers of the comparison; `close` stops all but Kafka, which belongs to the caller."""
 
     def __init__(self, kafka: KafkaServer) -> None:
         self._kafka = kafka
         self._servers: dict[str, server.Server] = {}
 
     def system(self, name: str, *, durable: bool) -> System:
-        """The system, its server running; MissingPart says what to install."""
+        """Return a system with its server running; MissingPart says what to install."""
         client = _client(name)
         match name:
             case "kafka":
@@ -118,11 +118,12 @@ class Servers:
 
 
 def _client(name: str) -> ModuleType:
-    """The module that speaks to a system. Its library comes with an extra, so it is loaded when it is needed."""
+    """Import the client module of a system, whose library comes with an extra."""
     home = name.partition("-")[0]
     try:
         return importlib.import_module(f"instep_lab.queues.{home}")
     except ModuleNotFoundError as error:
         raise errors.MissingPart(
-            f"the Python client of {home} is missing: no module {error.name}", extras.command("lab")
+            f"the Python client of {home} is not installed: no module {error.name}",
+            extras.command("lab"),
         ) from error

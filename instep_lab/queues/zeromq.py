@@ -1,6 +1,8 @@
-"""ZeroMQ as a queue: no server; what was sent and not yet received is in the memory of the sending or the receiving process.
+"""ZeroMQ as a queue, without a server.
 
-Its sender is never told what became of a message, so it is never durable. What is killed is the sending process.
+Messages that were sent but not yet received are in the memory of the sending or the receiving
+process. The sender never learns the fate of a message, so ZeroMQ is never durable. A kill hits the
+sending process.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ LENGTH = struct.Struct(">I")
 
 
 class ZeroQueue:
-    """PUSH to PULL over TCP, both ends in this process, without a limit to what waits."""
+    """PUSH to PULL over TCP, both ends in this process, with unlimited buffers."""
 
     def __init__(self, address: str, *, sending: bool = True) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -49,7 +51,7 @@ class ZeroQueue:
 
 
 class ZeroMQSender:
-    """A process that has handed over every message before a receiver comes."""
+    """A process that has sent every message before a receiver connects."""
 
     def __init__(self, address: str, messages: Sequence[bytes]) -> None:
         self.address = address
@@ -77,7 +79,7 @@ class ZeroMQSender:
 
 
 class ZeroMQ:
-    """What holds the messages is the process that sent them last; started again it knows nothing of them."""
+    """ZeroMQ: the last sending process holds the messages, and they are gone after a restart."""
 
     name = "zeromq"
     durable = False
@@ -98,9 +100,9 @@ class ZeroMQ:
             self._sender.kill()
 
     def start(self) -> None:
-        """Nothing: there is no server, and a new sender would have other messages."""
+        """Do nothing: there is no server, and a new sender would have other messages."""
 
-    def open(self, queue: str) -> ZeroQueue:  # noqa: ARG002 - without a server no queue has a name
+    def open(self, queue: str) -> ZeroQueue:  # noqa: ARG002 - queues have no names without a server
         return ZeroQueue(_address())
 
     def hand_over(self, queue: str, messages: Sequence[bytes]) -> ZeroMQSender:  # noqa: ARG002
@@ -109,7 +111,7 @@ class ZeroMQ:
 
     def take_up(self, queue: str) -> ZeroQueue:
         if self._sender is None:
-            raise errors.InstepError(f"nothing was handed over to {queue}")
+            raise errors.InstepError(f"no messages were handed over to {queue}")
         return ZeroQueue(self._sender.address, sending=False)
 
 
@@ -131,11 +133,9 @@ def _address() -> str:
 
 def _wait_sent(keeper: keeper_client.KeeperClient, log: Path) -> None:
     deadline = time.monotonic() + ANSWER_S
-    while SENT not in (told := log.read_text(encoding="utf-8", errors="replace")):
+    while SENT not in (output := log.read_text(encoding="utf-8", errors="replace")):
         if keeper.poll() is not None or time.monotonic() > deadline:
-            raise errors.InstepError(
-                f"the process that sends by ZeroMQ did not send: {told.strip() or 'it said nothing'}"
-            )
+            raise errors.InstepError(f"the ZeroMQ sender failed: {output.strip() or 'no output'}")
         time.sleep(0.01)
 
 
@@ -151,7 +151,7 @@ def _read(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def main(arguments: list[str]) -> None:
-    """The sending process: sends what it is given to the address, says so, and waits to be ended."""
+    """Send the messages on standard input to the address, report that, and wait to be killed."""
     sender = connect(zmq.Context(), arguments[0])
     send(sender, list(_read(sys.stdin.buffer)))
     sys.stdout.write(f"{SENT}\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from instep_lab.clients import stored
+from instep_lab.clients import committed_offsets
 from instep_lab.verdict import ClaimVerdict, PartOutcome, Role
 from tests.lab.conftest import Settle
 
@@ -49,6 +49,6 @@ def test_keys_of_the_offsets_topic() -> None:
         + topic
         + (7).to_bytes(4, "big")
     )
-    assert stored.decode_key(key) == ("my-group", "thème", 7)
-    assert stored.decode_key(b"\x00\x02" + key[2:]) is None
-    assert stored.decode_key(b"") is None
+    assert committed_offsets.decode_key(key) == ("my-group", "thème", 7)
+    assert committed_offsets.decode_key(b"\x00\x02" + key[2:]) is None
+    assert committed_offsets.decode_key(b"") is None

@@ -39,8 +39,8 @@ def test_librdkafka_tells_only_what_it_knows() -> None:
 
 
 def test_the_client_says_which_settings_it_refuses() -> None:
-    assert publishing.refusal({"max.in.flight": 5}) is None
-    assert "max.in.flight" in str(publishing.refusal({"max.in.flight": 6}))
+    assert publishing.rejection({"max.in.flight": 5}) is None
+    assert "max.in.flight" in str(publishing.rejection({"max.in.flight": 6}))
 
 
 def test_more_is_clear_only_when_every_round_says_so() -> None:

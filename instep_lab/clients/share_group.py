@@ -1,4 +1,7 @@
-"""A member of a share group (Kafka 4.2): partitions are not divided, each record is handed to one member and acknowledged."""
+"""A member of a share group (Kafka 4.2).
+
+Partitions are not assigned: each record is handed to one member, which acknowledges it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 from confluent_kafka import ShareConsumer
 
 from instep_lab import workload
-from instep_lab.clients.consuming import POLL_S, Consuming, Counted
+from instep_lab.clients.consuming import POLL_S, ConsumerProgress, Consuming
 from instep_lab.history import ClientOperation, HistoryWriter, OperationKind, OperationStatus
 
 
@@ -18,9 +21,9 @@ def consume(
     connection: Mapping[str, Any],
     history_writer: HistoryWriter,
     stop: threading.Event,
-    counted: Counted,
+    progress: ConsumerProgress,
 ) -> None:
-    """Read and note it until told to stop; what one poll brought is acknowledged by the next."""
+    """Read and record operations until stopped; each poll acknowledges the records of the last."""
     own = {"group.id": plan.group, "client.id": plan.member, "log_level": 0}
 
     def note(outcome: OperationStatus, **rest: Any) -> None:
@@ -39,7 +42,7 @@ def consume(
         while not stop.is_set():
             for message in consumer.poll(POLL_S):
                 if (error := message.error()) is not None:
-                    counted.errors.append(error.name())
+                    progress.errors.append(error.name())
                     note(OperationStatus.FAIL, note=f"{error.name()}: {error.str()}")
                     continue
                 key, number = workload.parse(message.value() or b"")
@@ -50,4 +53,4 @@ def consume(
                     partition=message.partition(),
                     offset=message.offset(),
                 )
-                counted.read += 1
+                progress.read += 1

@@ -1,4 +1,4 @@
-"""Filling a topic as fast as this client can, and reading single records of it: for what is measured, not judged by a history."""
+"""Filling a topic at full speed and reading single records, for measurements without a history."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def fill(
     size: int = 100,
     config: Mapping[str, Any] | None = None,
 ) -> float:
-    """Send so many records, each with a key, and wait for all answers; the seconds that took."""
+    """Send records with keys and wait for all acknowledgements; return the seconds it took."""
     failed: list[KafkaError] = []
 
-    def told(error: KafkaError | None, _: Message) -> None:
+    def delivered(error: KafkaError | None, _: Message) -> None:
         if error is not None:
             failed.append(error)
 
@@ -43,7 +43,7 @@ def fill(
         key, value = values[number % len(values)]
         while True:
             try:
-                producer.produce(topic, value, key, on_delivery=told)
+                producer.produce(topic, value, key, on_delivery=delivered)
                 break
             except BufferError:
                 producer.poll(0.05)
@@ -53,7 +53,7 @@ def fill(
     took = time.monotonic() - began
     if failed or left:
         raise errors.InstepError(
-            f"{len(failed) + left:,} of {count:,} records were not taken: {failed[:1]}"
+            f"{len(failed) + left:,} of {count:,} records were not delivered: {failed[:1]}"
         )
     return took
 
@@ -61,7 +61,7 @@ def fill(
 def seek_times(
     connection: Mapping[str, Any], topic: str, offsets: Sequence[int], group: str
 ) -> list[float]:
-    """For each offset of partition 0: the seconds from asking for it to having the record."""
+    """Return the seconds from seeking each offset of partition 0 to receiving its record."""
     limits = {
         "fetch.message.max.bytes": 1_000,
         "queued.min.messages": 1,
@@ -71,7 +71,7 @@ def seek_times(
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
         if consumer.poll(30) is None:
-            raise errors.InstepError(f"nothing came from topic {topic!r} within 30 s")
+            raise errors.InstepError(f"no record of topic {topic!r} arrived within 30 s")
         found = []
         for offset in offsets:
             began = time.monotonic()
@@ -83,7 +83,7 @@ def seek_times(
             ):
                 if time.monotonic() - began > 30:
                     raise errors.InstepError(
-                        f"offset {offset} of topic {topic!r} did not come within 30 s"
+                        f"offset {offset} of topic {topic!r} did not arrive within 30 s"
                     )
             found.append(time.monotonic() - began)
         return found

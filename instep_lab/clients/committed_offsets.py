@@ -1,4 +1,4 @@
-"""What a broker has stored of a group's commits, in the order in which it did: read from its own topic of offsets."""
+"""The commits of a group in the order in which the broker stored them, from its offsets topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 
 
 def commits(connection: Mapping[str, Any], group: str, topic: str, partition: int) -> list[int]:
-    """The offsets that were committed for the partition, oldest first, as far as compaction has left them."""
+    """Return the offsets committed for a partition that compaction has left, oldest first."""
     consumer = Consumer({**DEFAULTS, **connection, "group.id": group, "enable.partition.eof": True})
     try:
         parts = consumer.list_topics(TOPIC, timeout=10).topics[TOPIC].partitions
@@ -28,14 +28,14 @@ def commits(connection: Mapping[str, Any], group: str, topic: str, partition: in
         while len(ended) < len(parts):
             if time.monotonic() > deadline:
                 raise errors.InstepError(
-                    f"topic {TOPIC} could not be read to its end within {PATIENCE_S:.0f} s"
+                    f"could not read topic {TOPIC} to its end within {PATIENCE_S:.0f} s"
                 )
             for message in consumer.consume(1_000, 1.0):
                 error = message.error()
                 if error is not None and error.code() == KafkaError._PARTITION_EOF:
                     ended.add(message.partition() or 0)
                 elif error is not None:
-                    raise errors.InstepError(f"topic {TOPIC} cannot be read: {error.str()}")
+                    raise errors.InstepError(f"cannot read topic {TOPIC}: {error.str()}")
                 elif (value := message.value()) and decode_key(message.key() or b"") == (
                     group,
                     topic,
@@ -48,9 +48,9 @@ def commits(connection: Mapping[str, Any], group: str, topic: str, partition: in
 
 
 def position(connection: Mapping[str, Any], group: str, topic: str, partition: int) -> int | None:
-    """What the group has committed for the partition; None also while its coordinator is only just being found.
+    """Return the committed offset of a partition; None without one or without a coordinator yet.
 
-    Asked by a consumer: librdkafka's admin client takes the process down when a coordinator moves.
+    This uses a consumer, because librdkafka's admin client crashes when a coordinator moves.
     """
     consumer = Consumer({**DEFAULTS, **connection, "group.id": group})
     try:
@@ -64,7 +64,7 @@ def position(connection: Mapping[str, Any], group: str, topic: str, partition: i
 
 
 def decode_key(key: bytes) -> tuple[str, str, int] | None:
-    """Group, topic and partition of a commit's key; None for a key of another kind."""
+    """Return group, topic and partition of a commit's key; None for other keys."""
     if len(key) < 2 or struct.unpack_from(">h", key)[0] not in COMMIT_KEYS:
         return None
     at, texts = 2, []

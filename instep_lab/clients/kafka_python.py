@@ -1,4 +1,7 @@
-"""A small consumer on kafka-python: a second client with defaults and errors of its own, and the eager sticky assignor."""
+"""A small consumer with kafka-python.
+
+It is a second client with its own defaults and errors, and it has the eager sticky assignor.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
 from instep_lab import workload
-from instep_lab.clients.consuming import POLL_S, CommitMode, Consuming, Counted
+from instep_lab.clients.consuming import POLL_S, CommitMode, ConsumerProgress, Consuming
 from instep_lab.history import ClientOperation, HistoryWriter, OperationKind, OperationStatus
 
 ASSIGNORS = {
@@ -28,8 +31,8 @@ ASSIGNORS = {
         CooperativeStickyAssignor,
     )
 }
-# how librdkafka's settings for a connection are spelt here, where it is not with underscores for dots
-SPELT = {
+# names of librdkafka's connection settings that differ by more than underscores for dots
+RENAMED = {
     "sasl.username": "sasl_plain_username",
     "sasl.password": "sasl_plain_password",
     "ssl.ca.location": "ssl_cafile",
@@ -49,10 +52,10 @@ def consume(
     connection: Mapping[str, Any],
     history_writer: HistoryWriter,
     stop: threading.Event,
-    counted: Counted,
+    progress: ConsumerProgress,
 ) -> None:
-    """Read and note it, until the plan's end or until told to stop."""
-    reader = _Reader(plan, connection, history_writer, counted)
+    """Read and record operations until the end of the plan or until stopped."""
+    reader = _Reader(plan, connection, history_writer, progress)
     try:
         reader.run(stop)
     finally:
@@ -65,12 +68,12 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
         plan: Consuming,
         connection: Mapping[str, Any],
         history_writer: HistoryWriter,
-        counted: Counted,
+        progress: ConsumerProgress,
     ) -> None:
-        self._plan, self._history_writer, self.counted = plan, history_writer, counted
+        self._plan, self._history_writer, self.progress = plan, history_writer, progress
         self._consumer = KafkaConsumer(**_config(plan, connection))
         if plan.assigned is None:
-            # it may join before it knows the topic, gets nothing, and does not look again
+            # otherwise it may join before it knows the topic, and then gets no partitions
             self._consumer.partitions_for_topic(plan.topic)
             self._consumer.subscribe([plan.topic, *plan.also], listener=self)
         else:
@@ -80,11 +83,11 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def run(self, stop: threading.Event) -> None:
         plan, quiet_since = self._plan, time.monotonic()
-        while not stop.is_set() and (plan.count is None or self.counted.read < plan.count):
+        while not stop.is_set() and (plan.count is None or self.progress.read < plan.count):
             room = (
                 plan.batch
                 if plan.count is None
-                else min(plan.batch, plan.count - self.counted.read)
+                else min(plan.batch, plan.count - self.progress.read)
             )
             try:
                 found = self._consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=room)
@@ -113,11 +116,11 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
     def _hold(self, kind: OperationKind, parts: Collection[TopicPartition]) -> None:
         places = {(one.topic, one.partition) for one in parts}
         held = (
-            set(self.counted.held) | places
+            set(self.progress.held) | places
             if kind is OperationKind.ASSIGN
-            else set(self.counted.held) - places
+            else set(self.progress.held) - places
         )
-        self.counted.hold(self._plan.topic, held)
+        self.progress.hold(self._plan.topic, held)
         for one in sorted(parts):
             self._note(kind, partition=one.partition)
 
@@ -128,7 +131,7 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._note(
                     kind, key=key, number=number, partition=record.partition, offset=record.offset
                 )
-        self.counted.read += len(records)
+        self.progress.read += len(records)
         if self._plan.commit is CommitMode.SYNC:
             try:
                 self._consumer.commit()
@@ -139,10 +142,10 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
         for one in self._consumer.assignment():
             end = self._consumer.highwater(one)
             if end is not None and self._consumer.position(one) == end:
-                self.counted.ends[one.partition] = end
+                self.progress.ends[one.partition] = end
 
     def _fail(self, error: Exception) -> None:
-        self.counted.errors.append(type(error).__name__)
+        self.progress.errors.append(type(error).__name__)
         self._note(
             OperationKind.READ, OperationStatus.FAIL, note=f"{type(error).__name__}: {error}"
         )
@@ -158,7 +161,7 @@ class _Reader(ConsumerRebalanceListener):  # type: ignore[misc]
 
 
 def _config(plan: Consuming, connection: Mapping[str, Any]) -> dict[str, Any]:
-    reach = {SPELT.get(name, name.replace(".", "_")): value for name, value in connection.items()}
+    reach = {RENAMED.get(name, name.replace(".", "_")): value for name, value in connection.items()}
     own = {"group_id": plan.group or None, "enable_auto_commit": plan.commit is CommitMode.AUTO}
     config = {**DEFAULTS, **own, **plan.config, **reach, "client_id": plan.member}
     if (assignor := config.get("partition_assignment_strategy")) is not None:
