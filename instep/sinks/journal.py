@@ -152,6 +152,10 @@ RENAME_TOPIC = (
     " WHERE pipeline = ? AND topic = ? AND {partition} = ? AND {offset} >= ?"
 )
 ANY_DELETED = "SELECT 1 FROM instep_deleted WHERE pipeline = ? LIMIT 1"
+STAGED_DELETED = (
+    "SELECT 1 FROM instep_stage AS s JOIN instep_deleted AS d ON d.document = {{key}}"
+    " WHERE d.pipeline = ? LIMIT 1"
+)
 SELECT_DELETED = (
     "SELECT document, order_value FROM instep_deleted"
     " WHERE pipeline = ? AND document IN {{documents}}"
@@ -272,6 +276,17 @@ class Journal:
             self.connection.sql(SELECT_DELETED), (self.pipeline,), sorted(by_name)
         )
         return {by_name[name]: order for name, order in rows}
+
+    def any_deleted_in_stage(self, staged_key: str | None, documents: Iterable[Document]) -> bool:
+        """Return whether one of the staged documents was deleted before.
+
+        `staged_key` is the key in the stage as text, the form in which deleted ids are kept; None
+        if the key is composite: then the documents are looked up.
+        """
+        if staged_key is None:
+            return bool(self.deleted_orders(documents))
+        statement = self.connection.sql(STAGED_DELETED).replace("{key}", staged_key)
+        return bool(self.connection.select(statement, (self.pipeline,)))
 
     def keep_deleted_orders(self, orders: Mapping[Document, int]) -> None:
         """Keep the order values of documents that were deleted."""

@@ -102,6 +102,15 @@ class TargetTable(abc.ABC):
         self.fill_stage(rows)
         return self.upsert_stage()
 
+    def staged_key_as_text(self) -> str | None:
+        """Return the expression of the staged key as text; None if the key is composite."""
+        if self.identity.is_composite:
+            return None
+        key = f"s.{self.key}"
+        if isinstance(self.target.mapping.keys[0].kind, kinds.Text):
+            return key
+        return f"CAST({key} AS {self.connection.text_type})"
+
     def late_rows(self) -> Rows:
         """Return key and guard of the rows that are not older than the first staged event."""
         if not self.guard:

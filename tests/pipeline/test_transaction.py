@@ -16,9 +16,9 @@ from instep.document import guard
 from instep.document.decoding import Decoder, Record
 from instep.document.guard import Verdict
 from instep.pipeline.apply.batch import ProbeEvent, Writer
+from instep.pipeline.apply.fast import PESSIMISTIC_BATCHES
 from instep.pipeline.apply.transaction import BatchTransaction
 from instep.sinks import inspection, preparation
-from instep.sinks.fast_path import PESSIMISTIC_BATCHES
 from instep.sinks.sink import Sink
 from tests.support.databases import declare, has_uuid_type, open_sink, run_sql
 from tests.support.guard_model import Model

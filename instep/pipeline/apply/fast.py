@@ -4,7 +4,7 @@ Nothing that is stored has to be read. Two ways, in this order:
 
 1. **Upsert and count.** The number of written rows must be the number of documents. Then nothing
    stored was as new, and the verdicts follow from the batch alone. Only documents with several
-   events need a look at their rows, since the count says nothing of their earlier events.
+   events need a look at their rows, since the count says nothing about their earlier events.
 2. **Stage.** Otherwise the upsert is rolled back. The values go to a temporary table, the database
    says for which documents something as new is stored, and the rest is upserted from there. The
    next hundred batches begin here.
@@ -16,16 +16,13 @@ from collections.abc import Callable, Sequence
 
 from instep.document import guard
 from instep.document.decoding import Event
-from instep.document.guard import Verdict
-from instep.sinks import fast_path
+from instep.document.guard import Document, Reduced, Stored, Verdict
 from instep.sinks.sink import Sink
+from instep.sinks.target_table import StagedRow
+
+PESSIMISTIC_BATCHES = 100  # after a batch with late rows
 
 AtStep = Callable[[int], None]
-
-
-def is_possible(sink: Sink) -> bool:
-    """Return whether an upsert does what the guard says for this table."""
-    return fast_path.is_open(sink)
 
 
 def write(sink: Sink, events: Sequence[Event], at_step: AtStep) -> list[Verdict] | None:
@@ -34,21 +31,92 @@ def write(sink: Sink, events: Sequence[Event], at_step: AtStep) -> list[Verdict]
     Return None, with nothing written, if these events need the slow path.
     """
     at_step(5)
-    reduced = guard.reduce(events, sink.target.rules)
+    rules = sink.target.rules
+    reduced = guard.reduce(events, rules)
     if reduced is None:
         return None
     if sink.table.is_optimistic(reduced):
-        late = fast_path.late_of_several(sink, reduced)
+        late = _late_of_several(sink, reduced)
         if late is None:
             return None
-        verdicts, expected_rows = guard.rejudge(reduced, events, late, sink.target.rules)
+        verdicts, expected_rows = guard.rejudge(reduced, events, late, rules)
         at_step(6)
-        if fast_path.attempt(sink, reduced, expected_rows):
+        if _upsert_and_count(sink, reduced, expected_rows):
             return verdicts
-    late = fast_path.stage(sink, reduced)
+    late = _stage(sink, reduced)
     if late is None:
         return None
-    verdicts, expected_rows = guard.rejudge(reduced, events, late, sink.target.rules)
+    verdicts, expected_rows = guard.rejudge(reduced, events, late, rules)
     at_step(6)
-    fast_path.write_staged(sink, expected_rows)
+    written = sink.table.upsert_stage()
+    if written is not None:
+        sink.table.check_written(written, expected_rows)
     return verdicts
+
+
+def _late_of_several(sink: Sink, reduced: Reduced) -> dict[Document, Stored] | None:
+    """Return what is stored of documents with several events, if it is as new as their first.
+
+    Return None if one of the documents was deleted before.
+    """
+    rules = sink.target.rules
+    if not rules.ordered:
+        return {}
+    if sink.journal.any_deleted() and sink.journal.deleted_orders(reduced.latest):
+        return None
+    place = sink.table.guard_place
+    if place is None:
+        return {}
+    firsts = [values[place] for order, values in reduced.first.values() if order is not None]
+    if not firsts:
+        return {}
+    orders = {document: order for document, (order, _) in reduced.first.items()}
+    late = {}
+    for document, stored_order in sink.table.rows_not_before(min(firsts), orders):
+        verdict = guard.judge(orders[document], stored_order, rules.order_is_time)
+        if verdict is not Verdict.APPLIED:
+            late[document] = Stored(True, stored_order)
+    return late
+
+
+def _upsert_and_count(sink: Sink, reduced: Reduced, expected_rows: int) -> bool:
+    """Upsert the batch. Roll back and return False unless exactly the expected rows were written."""
+    sink.connection.execute("SAVEPOINT instep")
+    written = sink.table.upsert(_rows(sink, reduced))
+    if written != expected_rows:
+        sink.connection.back_to_savepoint()
+        sink.table.expect_late_rows(0 if written is None else PESSIMISTIC_BATCHES)
+        return False
+    sink.connection.execute("RELEASE SAVEPOINT instep")
+    return True
+
+
+def _stage(sink: Sink, reduced: Reduced) -> dict[Document, Stored] | None:
+    """Load the batch into the stage, and return what is stored of documents if it is as new.
+
+    Return None if the stage is of no use: a document was deleted before, or a stored row has no
+    order value.
+    """
+    sink.table.fill_stage(_rows(sink, reduced))
+    if sink.target.rules.ordered and sink.journal.any_deleted():
+        staged_key = sink.table.staged_key_as_text()
+        if sink.journal.any_deleted_in_stage(staged_key, reduced.latest):
+            return None
+    late: dict[Document, Stored] = {}
+    for row in sink.table.late_rows():
+        document, (value,) = sink.table.split_key(row)
+        order = sink.table.order_value(value)
+        if order is None:
+            return None
+        late[document] = Stored(True, order)
+    return late
+
+
+def _rows(sink: Sink, reduced: Reduced) -> list[StagedRow]:
+    """Return the latest values of each document, and the guard's value of its first event."""
+    place = sink.table.guard_place
+    rows: list[StagedRow] = []
+    for document, latest in sorted(reduced.latest.items()):
+        first = None if place is None else reduced.first.get(document, latest)[1][place]
+        rows.append((document, latest[1], first))
+    return rows

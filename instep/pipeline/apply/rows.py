@@ -38,7 +38,7 @@ def write(
     if parked is None:
         parked = sink.journal.parked_among(event.document for event in events)
     needs_slow_path = isolate_failures or parked or already_applied
-    if not needs_slow_path and fast.is_possible(sink):
+    if not needs_slow_path and sink.table.may_upsert:
         verdicts = fast.write(sink, events, at_step)
         if verdicts is not None:
             return verdicts, []
