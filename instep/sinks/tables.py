@@ -186,17 +186,28 @@ DELETED = sa.Table(
 )
 
 
+# Columns that earlier versions called something else.
+RENAMED = {DECISIONS.name: {"deed": "action", "why": "reason", "who": "actor"}}
+
+
 def create_statements(dialect: sa.Dialect, existing: dict[str, set[str]]) -> list[str]:
-    """Return the statements that create instep's missing tables and columns."""
+    """Return the statements that create instep's missing tables and columns.
+
+    Columns of an earlier version are renamed.
+    """
     statements: list[str] = []
     for table in metadata.sorted_tables:
         if table.name not in existing:
             statements += create(table, dialect)
-        else:
-            statements += [
-                alter_statement(dialect, column)
-                for column in missing_columns(table, existing[table.name])
-            ]
+            continue
+        columns = set(existing[table.name])
+        for old, new in RENAMED.get(table.name, {}).items():
+            if old in columns and new not in columns:
+                statements.append(f"ALTER TABLE {table.name} RENAME COLUMN {old} TO {new}")
+                columns.add(new)
+        statements += [
+            alter_statement(dialect, column) for column in missing_columns(table, columns)
+        ]
     return statements
 
 

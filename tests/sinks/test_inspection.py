@@ -407,3 +407,20 @@ def test_tables_of_an_earlier_release_are_brought_up_to_date(database_url: str) 
         True
     ]
     assert preparation.prepare(pipeline) == []
+
+
+def test_columns_of_an_earlier_version_are_renamed(database_url: str) -> None:
+    """What people decided before stays, and `init` says what it renames."""
+    pipeline = declare(database_url)
+    preparation.prepare(pipeline)
+    earlier = {"action": "deed", "reason": "why", "actor": "who"}
+    for now, before in earlier.items():
+        run_sql(database_url, f"ALTER TABLE instep_decisions RENAME COLUMN {now} TO {before}")
+    with pytest.raises(errors.TargetUnfit, match="instep_decisions has no column"):
+        inspection.inspect("contracts", pipeline)
+    assert preparation.prepare(pipeline) == [
+        f"ALTER TABLE instep_decisions RENAME COLUMN {before} TO {now}"
+        for now, before in earlier.items()
+    ]
+    inspection.inspect("contracts", pipeline)
+    assert preparation.statements(pipeline) == []
