@@ -25,7 +25,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from instep import errors, settings
 from instep.document import event
 from instep.emit import deliveries, guarantees, outgoing, termination
-from instep.kafka import connection, faults, topics
+from instep.kafka import connection, faults, offsets, topics
 
 POLL_S = 0.05
 TOO_LARGE = (
@@ -88,7 +88,11 @@ class Publisher:
             with connection.Cluster(
                 kafka, bootstrap, start_timeout_s, further=guarantees.for_any_client(config)
             ) as cluster:
-                topics.describe(cluster, topic)
+                partitions = topics.describe(cluster, topic).partitions
+                # A broker accepts any first sequence number from a producer that it does not know.
+                # On a new topic, a leader that refused the first batch for a moment would
+                # therefore take the second before the first is retried: wait until leaders answer.
+                offsets.spans(cluster, [(topic, partition) for partition in partitions])
         except errors.InstepError:
             self._producer.close()
             raise

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from instep import settings
-from instep.kafka import connection, offsets, topics
+from instep.kafka import connection, topics
 from instep.local.broker import LocalCluster
 from tests.kafka import jvm
 
@@ -26,9 +26,6 @@ def new_topic(broker: LocalCluster) -> Callable[..., str]:
                 partitions,
                 config={key.replace("_", "."): value for key, value in config.items()},
             )
-            offsets.latest(
-                cluster, name, range(partitions)
-            )  # a leader that answers takes the first batch at the first try
         return name
 
     return make

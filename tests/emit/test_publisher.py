@@ -45,6 +45,23 @@ def test_fire_and_forget_arrives_when_the_block_is_left(
     assert versions(read_all(topic)) == list(range(1000))
 
 
+def test_order_holds_from_the_first_record_of_a_new_topic(
+    broker: Bootstrap, read_all: Read
+) -> None:
+    """Its leaders may refuse the first batch for a moment; small batches show what overtakes."""
+    topic, documents = f"emit-{uuid.uuid4().hex}", [f"d-{number}" for number in range(100)]
+    with connection.Cluster(settings.Kafka(), broker.bootstrap) as cluster:
+        topics.create(cluster, topic, 50)
+    with Publisher(broker.bootstrap, topic, linger_ms=0, batch_num_messages=1) as publisher:
+        for number in range(5):
+            for document in documents:
+                publisher.send(event(number, document))
+    found: dict[bytes | None, list[int]] = {}
+    for message in read_all(topic):
+        found.setdefault(message.key(), []).extend(versions([message]))
+    assert found == {document.encode(): [0, 1, 2, 3, 4] for document in documents}
+
+
 def test_waiting_gives_the_place_in_the_log(broker: Bootstrap, topic: str, read_all: Read) -> None:
     with Publisher(broker.bootstrap, topic) as publisher:
         places = [publisher.send(event(number)).result(60) for number in range(3)]
