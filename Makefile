@@ -1,6 +1,6 @@
 # Everything a fresh machine needs is made from here: Python 3.11+, Java 17+ and make are enough.
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick versions campaign check format lock docs clean
+.PHONY: help demo test quick versions campaign check format lock docs docs-serve recording clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 help: ## print these targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 demo: $(READY) ## events beside polling in a terminal: local broker, Spark, SQLite, kill -9 of pipeline and broker
 	@$(BIN)/instep demo
@@ -38,15 +38,25 @@ format: $(READY) ## put the code into the house's shape
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-docs: $(READY) ## write the reference pages anew from the code
-	@$(BIN)/python -m tests.reference
+# The theme prints a notice about its end of life at every build; pyproject.toml has the date.
+docs docs-serve: export NO_MKDOCS_2_WARNING := 1
+
+docs: $(READY) ## build the documentation into site/; a broken link or anchor is an error
+	@$(BIN)/python -m mkdocs build --strict
+
+docs-serve: $(READY) ## build the documentation and show it on http://127.0.0.1:8000
+	@$(BIN)/python -m mkdocs serve --strict
+
+recording: $(READY) ## record the demo again for README: about 90 seconds, on a quiet machine
+	@$(BIN)/python -m scripts.record_demo record build/demo.cast
+	@$(BIN)/python -m scripts.record_demo render build/demo.cast docs/images/demo.svg
 
 lock: ## pin every dependency anew, with hashes (needs uv)
 	@uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra all --group dev \
 	  --no-annotate --no-emit-find-links --custom-compile-command "make lock" -o requirements.lock pyproject.toml
 
 clean: ## remove the environment and everything built (fetched servers stay in the user's cache)
-	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): requirements.lock pyproject.toml

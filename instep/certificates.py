@@ -166,5 +166,5 @@ def _need_certificates(setting: str, path: str) -> None:
 def _not_pem(setting: str, path: str, holds: str) -> errors.SettingsError:
     return errors.SettingsError(
         f"{setting} {path} holds no {holds} in PEM",
-        "a PEM file has a line -----BEGIN …; a Java keystore is converted as docs/guides/security.md shows",
+        "a PEM file has a line -----BEGIN …; a Java keystore is converted as docs/guides/connect-securely.md shows",
     )

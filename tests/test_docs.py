@@ -1,4 +1,4 @@
-"""The docs are true: references come from the code, links lead somewhere, and every example runs."""
+"""The documentation is true: pages are generated from the code, links resolve, every example runs."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
+import instep
 from instep import cli, errors, settings
 from instep.kafka import topics
 from instep.kafka.connection import Cluster as Connection
 from instep.local.broker import LocalCluster
-from tests import reference
+from instep.vet import rules
+from scripts import docs_site, python_api, record_demo
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+ROOT_PAGES = sorted(ROOT.glob("*.md"))
+PAGES = [*ROOT_PAGES, *sorted(ROOT.glob("docs/**/*.md"))]
 STOP_SECTIONS = ("What happened", "What is safe", "How to look", "What to run", "How to avoid it")
 SECRETS = {"KAFKA_PASSWORD": "secret", "DB_PASSWORD": "secret"}
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
-    """(page and number, text) of every fenced block in a language, without the indentation of a list around it."""
+    """Return (page and number, text) of every fenced block in a language, without indentation."""
     found = []
     for page in PAGES:
         pattern = rf"^( *)```{language}\n(.*?)^ *```"
@@ -41,32 +46,60 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def print_status(broker: LocalCluster) -> LocalCluster:
-    """The broker, with the topic that the examples name."""
+    """Return a broker with the topic that the examples use."""
     with Connection(settings.Kafka(), broker.bootstrap) as cluster:
         topics.create(cluster, "print-status", 4)
     return broker
 
 
-@pytest.mark.parametrize("name", reference.pages())
-def test_the_reference_is_current(name: str) -> None:
-    assert (reference.FOLDER / name).read_text(encoding="utf-8") == reference.pages()[name], (
-        "run: make docs"
+def test_the_site_builds_without_a_broken_link_or_anchor(tmp_path: Path) -> None:
+    build = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
+    assert build.returncode == 0, build.stderr
+    for page in (*docs_site.generated_pages(), "quickstart.md", "stops/FENCED.md"):
+        assert (tmp_path / page).with_suffix(".html").is_file(), page
 
 
-def test_no_page_is_left_of_a_rule_that_is_gone() -> None:
-    assert {f"rules/{page.name}" for page in ROOT.glob("docs/rules/*")} <= reference.pages().keys()
+def test_the_reference_covers_every_rule_error_setting_and_public_name() -> None:
+    pages = docs_site.generated_pages()
+    for rule in rules.ALL:
+        assert f"(../rules/{rule}.md)" in pages["reference/rules.md"]
+        assert pages[f"rules/{rule}.md"].startswith(f"# {rule}\n")
+    for kind in errors.NamedStop.__subclasses__():
+        assert f"| `{kind.code}` |" in pages["reference/errors.md"]
+    for key, *_ in settings.describe():
+        assert f"| `{key}` |" in pages["reference/settings.md"]
+    for command in cli.command_names():
+        assert f"\n## instep {command}\n" in pages["reference/commands.md"]
+    for name in instep.__all__:
+        assert f"\n## {name}\n" in pages["reference/python.md"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+def test_an_undocumented_public_name_is_an_error() -> None:
+    package = types.ModuleType("package")
+    package.__all__ = ["plain"]  # type: ignore[attr-defined]
+    package.plain = lambda: None  # type: ignore[attr-defined]
+    with pytest.raises(python_api.Undocumented, match=r"package\.plain"):
+        python_api.page(package)
+
+
+@pytest.mark.parametrize("page", ROOT_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_outside_of_the_site_link_only_to_files(page: Path) -> None:
+    """README and the others are also read in the repository, where generated pages do not exist."""
+    for link in re.findall(r"\]\((?![a-z]+:|#)([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_that_is_named_exists(page: Path) -> None:
-    """In code, whether in a line or in a block: `instep show C-1`."""
+    """Find commands in code spans and in code blocks: `instep show C-1`."""
     text = page.read_text(encoding="utf-8")
     fenced = "\n".join(re.findall(r"^ *```[a-z]*\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL))
     named = {
@@ -104,10 +137,15 @@ def test_settings_examples_are_valid(name: str, text: str) -> None:
 def test_python_examples_run(
     name: str, text: str, print_status: LocalCluster, tmp_path: Path
 ) -> None:
+    page = name.partition(" ")[0]
+    for declaring, declared in blocks("toml"):
+        if declaring == f"{page} 0":
+            (tmp_path / "instep.toml").write_text(declared, encoding="utf-8")
     program = text.replace("localhost:9092", print_status.bootstrap)
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
+        env={**os.environ, "INSTEP__KAFKA__BOOTSTRAP": print_status.bootstrap},
         capture_output=True,
         text=True,
         timeout=120,
@@ -118,12 +156,16 @@ def test_python_examples_run(
 
 @pytest.mark.parametrize(
     ("page", "ends_with"),
-    [("README.md", r"contracts\s+0\s+0\.0"), ("docs/guides/set-aside.md", "")],
+    [
+        ("README.md", r"contracts\s+0\s+0\.0"),
+        ("docs/quickstart.md", r"contracts\s+1\s+1\s+0"),
+        ("docs/guides/handle-rejected-events.md", ""),
+    ],
 )
 def test_the_story_of_a_page(
     page: str, ends_with: str, print_status: LocalCluster, tmp_path: Path
 ) -> None:
-    """Its settings and its commands, as they stand; only the broker and the topic's name are the tests' own."""
+    """Run a page's commands with its settings; only the broker and the name of the topic differ."""
     (declared,) = [text for name, text in blocks("toml") if name.startswith(page)]
     (tmp_path / "instep.toml").write_text(declared, encoding="utf-8")
     (console,) = [text for name, text in blocks("console") if name.startswith(page)]
@@ -136,7 +178,7 @@ def test_the_story_of_a_page(
         "INSTEP__KAFKA__BOOTSTRAP": print_status.bootstrap,
         "INSTEP__PIPELINES__CONTRACTS__TOPIC": topic,
     }
-    said = {}
+    outputs = {}
     for command in commands:
         done = subprocess.run(
             command.replace("create print-status", f"create {topic}"),
@@ -149,12 +191,32 @@ def test_the_story_of_a_page(
             check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stderr}"
-        said[command] = done.stdout
+        outputs[command] = done.stdout
     assert re.search(ends_with, done.stdout), done.stdout
-    if "instep show C-1" in said:
+    if "instep show C-1" in outputs:
         verdicts = re.findall(
-            r"^0:(\d).* (applied|skipped|released|parked)", said["instep show C-1"], re.MULTILINE
+            r"^0:(\d).* (applied|skipped|released|parked)", outputs["instep show C-1"], re.MULTILINE
         )
         assert verdicts == [("0", "applied"), ("1", "skipped"), ("2", "released")]
-        assert "the printer spoke too soon" in said["instep show C-1"]
-        assert "CREATED  ┬─▶ QUEUED" in said["instep settings"]
+        assert "the printer reported too early" in outputs["instep show C-1"]
+        assert "CREATED  ┬─▶ QUEUED" in outputs["instep settings"]
+
+
+def test_a_recording_gives_the_same_small_picture_every_time() -> None:
+    lines = [
+        '{"version": 2, "width": 100, "height": 30}',
+        '[0.5, "o", "one\\r\\n\\u001b[32mtwo\\u001b[0m"]',
+        '[9.5, "o", "\\r\\u001b[2K<three>"]',
+    ]
+    picture = record_demo.render("\n".join(lines))
+    assert picture == record_demo.render("\n".join(lines))
+    assert picture.count(">one</text>") == 1  # a line that stays is defined once
+    assert "fill:#7fc98b" in picture
+    assert "&lt;three&gt;" in picture
+    ET.fromstring(picture)
+
+
+def test_the_committed_recording_is_small_and_holds_no_path_of_a_machine() -> None:
+    picture = (ROOT / "docs" / "images" / "demo.svg").read_text(encoding="utf-8")
+    assert len(picture) < 200_000
+    assert not re.search(r"/(work|home|root|tmp)/", picture)

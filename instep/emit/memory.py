@@ -62,6 +62,7 @@ class MemoryPublisher:
     def send(
         self, status_event: event.StatusEvent, *, on_delivery: deliveries.OnDelivery | None = None
     ) -> deliveries.Receipt:
+        """Record an event, as `Publisher.send` would send it."""
         return self._send(outgoing.from_event(status_event, self.source), on_delivery)
 
     def delete(
@@ -71,6 +72,7 @@ class MemoryPublisher:
         at: datetime | None = None,
         on_delivery: deliveries.OnDelivery | None = None,
     ) -> deliveries.Receipt:
+        """Record a delete, as `Publisher.delete` would send it."""
         return self._send(outgoing.from_deletion(document, self.source, at), on_delivery)
 
     def send_raw(
@@ -81,12 +83,14 @@ class MemoryPublisher:
         *,
         on_delivery: deliveries.OnDelivery | None = None,
     ) -> deliveries.Receipt:
+        """Record a key and a value, as `Publisher.send_raw` would send them."""
         return self._send(outgoing.from_bytes(key, value, headers, self.source), on_delivery)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Nothing is ever on its way here."""
 
     def close(self) -> None:
+        """Close the publisher: sending raises Undelivered from now on."""
         self._closed = True
 
     def __enter__(self) -> Self:

@@ -31,7 +31,7 @@ from tests.support.pipelines import Prove, drained
 from tests.support.runs import send
 from tests.support.transactions import WRITER, apply, begun, log_holds_nothing, parked, record
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "existing-table.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "use-your-existing-table.md"
 SECTIONS = dict(
     part.split("\n", 1) for part in GUIDE.read_text(encoding="utf-8").split("\n## ")[1:]
 )

@@ -142,7 +142,7 @@ def test_a_constant_or_a_unit_that_the_column_cannot_hold(
 
 def in_guide(name: str, url: str) -> settings.Pipeline:
     """A pipeline's settings as they stand in the guide, with another database."""
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "target-table.md").read_text(
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "map-events-to-columns.md").read_text(
         encoding="utf-8"
     )
     text = next(

@@ -15,7 +15,7 @@ from pymysql.constants import ER
 from instep import errors
 from instep.sinks import inspection, mysql, postgres, sqlite, target
 from instep.sinks.sink import Sink
-from tests import error_codes
+from scripts import error_codes
 from tests.support.databases import declare, run_sql
 
 URL = sa.make_url("postgresql://instep@localhost/instep")

@@ -1,0 +1,137 @@
+"""Generates the reference pages and the pages of vet's rules from the code."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from typer.main import get_command
+
+import instep
+from instep import errors, settings
+from instep.cli import assembled
+from instep.document.reasons import EXPLANATIONS, PARKS
+from instep.pipeline.metrics import Pipelines
+from instep.vet import judgement, rules
+from scripts import error_codes, python_api
+
+HELP_COLUMNS = 110
+
+
+@functools.cache
+def pages() -> dict[str, str]:
+    """Return the text of every generated page, by its path below docs."""
+    return {
+        "reference/settings.md": _settings(),
+        "reference/commands.md": _commands(),
+        "reference/python.md": python_api.page(instep),
+        "reference/errors.md": _errors(),
+        "reference/reasons.md": _reasons(),
+        "reference/rules.md": _rules(),
+        "reference/metrics.md": _metrics(),
+        "reference/database-errors.md": error_codes.page(),
+        **{f"rules/{rule.id}.md": judgement.page(rule) for rule in rules.ALL.values()},
+    }
+
+
+def _settings() -> str:
+    intro = (
+        "# Settings\n\n"
+        "instep reads `instep.toml` in the working directory, or the file named by `--config` or"
+        " `INSTEP_CONFIG`. `NAME` stands for the name of a pipeline. An environment variable"
+        " overrides a value, for example `INSTEP__KAFKA__BOOTSTRAP`. An unknown key is an error."
+    )
+    rows = [
+        (f"`{key}`", kind, f"`{default}`" if default else "", text)
+        for key, kind, default, text in settings.describe()
+    ]
+    return _page(intro, _table(("key", "type", "default", "meaning"), rows))
+
+
+def _commands() -> str:
+    parts = ["# Commands\n"]
+    _add_command(parts, get_command(assembled()), "instep")
+    return "\n".join(parts)
+
+
+def _add_command(parts: list[str], command: Any, name: str) -> None:
+    context = command.make_context(name, [], resilient_parsing=True)
+    context.terminal_width = context.max_content_width = HELP_COLUMNS
+    parts.append(f"## {name}\n\n```text\n{command.get_help(context).strip()}\n```\n")
+    for child_name, child in getattr(command, "commands", {}).items():
+        _add_command(parts, child, f"{name} {child_name}")
+
+
+def _errors() -> str:
+    intro = (
+        "# Errors\n\n"
+        "Every message says what happened, to what, and what to do next. Codes in capitals are"
+        " [named stops](../operations.md#named-stops)."
+    )
+    kinds = [
+        kind
+        for _, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, errors.InstepError)
+    ]
+    rows = []
+    for kind in sorted(kinds, key=lambda kind: (kind.exit_status, kind.__name__)):
+        name = kind.code if issubclass(kind, errors.NamedStop) else kind.__name__
+        meaning = " ".join((kind.__doc__ or "").split())
+        rows.append((f"`{name}`", str(kind.exit_status), meaning))
+    return _page(intro, _table(("error", "exit status", "meaning"), rows))
+
+
+def _reasons() -> str:
+    intro = (
+        "# Reasons\n\n"
+        "A reason says why an event was not applied. It is in the column `reason` of"
+        " `instep_dead_letters` and `instep_parked`. Reason codes do not change between releases."
+        " A number or a time that its column cannot hold parks the document. A number or a time"
+        " that cannot be read at all makes the event a dead letter."
+    )
+    rows = [
+        (f"`{reason.value}`", "parked document" if reason in PARKS else "dead letter", text)
+        for reason, text in EXPLANATIONS.items()
+    ]
+    return _page(intro, _table(("reason", "result", "meaning"), rows))
+
+
+def _metrics() -> str:
+    intro = (
+        "# Metrics\n\n"
+        "`instep run --metrics PORT` serves these on 127.0.0.1 in the Prometheus format. Each has"
+        " the label `pipeline`."
+    )
+    rows = []
+    for family in Pipelines([]).collect():
+        suffix = "_total" if family.type == "counter" else ""
+        rows.append((f"`{family.name}{suffix}`", family.type, family.documentation))
+    return _page(intro, _table(("metric", "type", "meaning"), rows))
+
+
+def _rules() -> str:
+    intro = (
+        "# Rules of `instep vet`\n\n"
+        "Each rule is checked against the guarantee that a pipeline declares, and the severity of"
+        " a finding depends on that guarantee. `instep vet explain RULE` prints the page of a rule."
+    )
+    parts = [intro]
+    for part in judgement.PARTS:
+        rows = [
+            (f"[{rule.id}](../rules/{rule.id}.md)", rule.threat, rule.what)
+            for rule in rules.ALL.values()
+            if rule.part == part
+        ]
+        parts += [f"## {part.capitalize()}", _table(("rule", "risk", "finding"), rows)]
+    return _page(*parts)
+
+
+def _page(*parts: str) -> str:
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
