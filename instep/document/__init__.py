@@ -1,1 +1,1 @@
-"""WHAT travels: the status event, its wire format, the mapping and the guard. Pure: no I/O, no Spark."""
+"""The status event, its wire format, the mapping and the guard. Pure: no I/O, no Spark."""

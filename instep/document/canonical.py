@@ -1,9 +1,10 @@
-"""One text for one value: what an event brought and what a table gave back, made comparable.
+"""Canonical texts: make the value of an event and the value in a table comparable.
 
-Databases change values on the way in, each by its own rules: times are cut to the column's precision, CHAR is padded, a
-four-byte number loses digits, SQLite keeps a truth as 0 or 1. `former` gives, for a column
-of one database, the function that undoes those differences on both sides; `restorer` leads back from the text to the value.
-A found value that is none of its column's kind (SQLite keeps anything anywhere) is compared by its own text.
+Every database changes values when it stores them: times lose digits beyond the column's precision,
+CHAR is padded, a four-byte float loses digits, SQLite stores a boolean as 0 or 1. `former` returns,
+for a column of a database, the function that makes both sides the same text; `restorer` returns
+the way back from the text to the value. A stored value of another kind than its column (SQLite
+stores anything in any column) is compared by its own text.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ Restorer = Callable[[str], Any]
 PADDED = re.compile(r"(char|character|bpchar|nchar)(\(\d+\))?( .*)?$")
 NUMBER_SCALE = re.compile(r"(?:float|double|real)\(\d+,(\d+)\)")
 SINGLE = re.compile(r"(real|float4|float(?!8)(\(\d+,\d+\))?)( .*)?$")
-POSTGRES_EPOCH_US = 946_684_800_000_000  # 2000-01-01, from which PostgreSQL counts and rounds
+POSTGRES_EPOCH_US = 946_684_800_000_000  # 2000-01-01: PostgreSQL counts and rounds from there
 
 
 def former(column: TargetColumn, database: str) -> Former:
-    """The function from a value of this column, not null, to its text. `database` is SQLAlchemy's name of it."""
+    """Return the function from a value of this column, not null, to its canonical text.
+
+    `database` is SQLAlchemy's name of the dialect.
+    """
     plain = _former(column, database)
 
     def form(value: Any) -> str:
@@ -54,7 +58,7 @@ def former(column: TargetColumn, database: str) -> Former:
 
 
 def restorer(kind: kinds.ColumnKind) -> Restorer:
-    """The function from a canonical text back to the value that a sink writes."""
+    """Return the function from a canonical text back to the value that a sink writes."""
     match kind:
         case kinds.Integer():
             return int
@@ -63,7 +67,7 @@ def restorer(kind: kinds.ColumnKind) -> Restorer:
         case kinds.Numeric():
             return Decimal
         case kinds.Boolean():
-            return TRUTHS.__getitem__
+            return BOOLEANS.__getitem__
         case kinds.Timestamp():
             return kinds.instant
         case kinds.Date():
@@ -91,13 +95,13 @@ def _former(column: TargetColumn, database: str) -> Former:
             return lambda value: str(value if type(value) is int else _integer(value))
         case kinds.Float():
             scale = NUMBER_SCALE.match(declared) if not is_sqlite else None
-            return _real(
+            return _float(
                 not is_sqlite and bool(SINGLE.fullmatch(declared)), int(scale[1]) if scale else None
             )
         case kinds.Numeric():
-            return _exact
+            return _numeric
         case kinds.Boolean():
-            return lambda value: "true" if TRUTHS[str(value).lower()] else "false"
+            return lambda value: "true" if BOOLEANS[str(value).lower()] else "false"
         case kinds.Timestamp():
             return _time(column.kind.precision, database)
         case kinds.Date():
@@ -112,7 +116,7 @@ def _former(column: TargetColumn, database: str) -> Former:
             return _text
 
 
-TRUTHS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
 def _text(value: Any) -> str:
@@ -126,7 +130,7 @@ def _integer(value: Any) -> int:
     return number
 
 
-def _real(single: bool, scale: int | None) -> Former:
+def _float(single: bool, scale: int | None) -> Former:
     def form(value: Any) -> str:
         number = float(value)
         if scale is not None:
@@ -134,12 +138,12 @@ def _real(single: bool, scale: int | None) -> Former:
         if single:
             with contextlib.suppress(OverflowError):
                 number = struct.unpack("f", struct.pack("f", number))[0]
-        return repr(number + 0.0)  # one zero, not two
+        return repr(number + 0.0)  # -0.0 becomes 0.0
 
     return form
 
 
-def _exact(value: Any) -> str:
+def _numeric(value: Any) -> str:
     number = Decimal(repr(value) if type(value) is float else value)
     if not number.is_finite():
         return str(number)
@@ -164,7 +168,7 @@ def _time(precision: int, database: str) -> Former:
 
 
 def _rounded(micros: int, step: int, database: str) -> int:
-    """MariaDB cuts, MySQL rounds up from the middle, PostgreSQL rounds away from its epoch."""
+    """Round like MariaDB (truncate), MySQL (half up) or PostgreSQL (away from its epoch)."""
     if database == "postgresql":
         since = micros - POSTGRES_EPOCH_US
         away = (abs(since) + step // 2) // step * step
@@ -173,7 +177,7 @@ def _rounded(micros: int, step: int, database: str) -> int:
 
 
 def _number(text: str | int) -> int | Decimal:
-    """A number of JSON by its exact value, however it was written: 1.0, 1e0 and 1 are the same."""
+    """Return the exact value of a number in JSON: 1.0, 1e0 and 1 are the same."""
     number = kinds.WIDE.create_decimal(text).normalize(kinds.WIDE)
     return int(number) if abs(number) < 2**63 and number == number.to_integral_value() else number
 
@@ -184,7 +188,7 @@ HUGE_INTEGER = re.compile(r"(?<![\d.eE+-])-?\d{19,}(?![\d.eE])")
 
 
 def _json(value: Any) -> str:
-    """By content: names in order, and a number by its exact value."""
+    """Return JSON in canonical form: sorted names, and numbers by their exact value."""
     if isinstance(value, (str, bytes)):
         content = JSON_DECODER.decode(value)
         if HUGE_INTEGER.search(value if isinstance(value, str) else value.decode()):
@@ -195,7 +199,7 @@ def _json(value: Any) -> str:
 
 
 def _with_long_integers(content: Any) -> Any:
-    """Integers of more than 64 bits in the one form that the encoder and the other side have for them."""
+    """Return the content with integers of more than 64 bits as decimals, like the other side."""
     match content:
         case dict():
             return {name: _with_long_integers(value) for name, value in content.items()}

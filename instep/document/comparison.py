@@ -1,11 +1,13 @@
-"""A document as the log says it should be, against the row that the table holds: in step, or how not.
+"""Compare a document as the log says it should be with the row in the table.
 
-A difference is real unless something explains it: the document is parked, or events of it still wait in the log. What a log
-that was cut (retention, compaction, a later start) cannot say is not judged.
+A difference is real unless something explains it: the document is parked, or its later events are
+not applied yet. If the log is incomplete (retention, compaction, a later start), what it does not
+contain is not judged.
 
-A row that the log does not name is judged only if the pipeline wrote it. Something must show that: a record of instep's own
-(`recorded`), or a value in one of the columns in `Question.signs`. All other rows are not ours: they belong to the application,
-are counted and never compared. A row whose mapped columns are all null holds nothing of the pipeline, so it is not ours either.
+A row of a document that is not in the log is only judged if the pipeline wrote it. Something must
+show that: instep's own tables (`recorded`), or a value in one of the columns `Question.signs`. All
+other rows belong to the application; they are counted and never compared. A row whose mapped
+columns are all null has no values of the pipeline, so it belongs to the application too.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from instep.document.reasons import Unfit
 
 
 class DocumentState(StrEnum):
-    """How a document stands. The first three are real differences; the next two are explained ones."""
+    """The result for a document. The first three are real differences, the next two explained."""
 
     MISSING = "missing"
     EXTRA = "extra"
@@ -37,17 +39,17 @@ REAL = (DocumentState.MISSING, DocumentState.EXTRA, DocumentState.DIFFERENT)
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What the judgement needs besides the two sides."""
+    """What the comparison needs besides the two sides."""
 
     rules: Rules
-    whole: bool  # the log still holds every event of the pipeline
-    guard: int | None = None  # which of the columns keeps the order value
+    whole: bool  # the log still has every event of the pipeline
+    guard: int | None = None  # the column of the order value, by number
     guard_is_time: bool = False
     signs: tuple[int, ...] = ()  # columns in which a value shows that the pipeline wrote the row
 
 
 class DocumentFinding(msgspec.Struct, frozen=True):
-    """One document: how it stands, and in which way (`seems`) where something explains it."""
+    """The result for one document; `seems` is the difference that something explains."""
 
     kind: DocumentState
     seems: DocumentState
@@ -60,7 +62,7 @@ NOT_OURS = DocumentFinding(DocumentState.NOT_OURS, DocumentState.NOT_OURS)
 
 
 def compare(
-    asked: Question,
+    question: Question,
     expected: FoldedState | None,
     found: bytes | None,
     *,
@@ -69,12 +71,12 @@ def compare(
     waiting: bool = False,
     recorded: bool = False,
 ) -> DocumentFinding | None:
-    """How a document stands; None when neither side has it.
+    """Return the result for a document; None if neither side has it.
 
-    `forgotten` is the order value that instep_deleted keeps of it. `recorded` says that instep's tables know the document as
-    one that the pipeline has written.
+    `forgotten` is the order value that `instep_deleted` has of it. `recorded` means that the
+    pipeline has written the document, according to instep's tables.
     """
-    finding = _compare(asked, expected, found, forgotten, ours=recorded or parked or waiting)
+    finding = _compare(question, expected, found, forgotten, ours=recorded or parked or waiting)
     if finding is None or finding.kind not in REAL:
         return finding
     if parked:
@@ -85,7 +87,7 @@ def compare(
 
 
 def _compare(
-    asked: Question,
+    question: Question,
     expected: FoldedState | None,
     found: bytes | None,
     forgotten: int | None,
@@ -93,13 +95,11 @@ def _compare(
     ours: bool,
 ) -> DocumentFinding | None:
     if expected is None or not expected.present:
-        return (
-            None
-            if found is None
-            else _unexpected(asked, expected, folding.unpack(found), ours=ours)
-        )
+        if found is None:
+            return None
+        return _unexpected(question, expected, folding.unpack(found), ours=ours)
     if found is None:
-        return _absent(asked, expected, forgotten)
+        return _absent(question, expected, forgotten)
     if found == expected.line:
         return IN_STEP
     row = folding.unpack(found)
@@ -110,60 +110,55 @@ def _compare(
     )
     if not columns:
         return IN_STEP
-    return (
-        NOT_IN_LOG
-        if _beyond_the_log(asked, expected, row)
-        else DocumentFinding(DocumentState.DIFFERENT, DocumentState.DIFFERENT, columns)
-    )
+    if _beyond_the_log(question, expected, row):
+        return NOT_IN_LOG
+    return DocumentFinding(DocumentState.DIFFERENT, DocumentState.DIFFERENT, columns)
 
 
-def _absent(asked: Question, expected: FoldedState, forgotten: int | None) -> DocumentFinding:
-    if asked.rules.missing != "insert":
+def _absent(question: Question, expected: FoldedState, forgotten: int | None) -> DocumentFinding:
+    if question.rules.missing != "insert":
         return IN_STEP
-    cut_away = (
-        not asked.whole
-        and forgotten is not None
-        and (expected.order is None or forgotten >= expected.order)
-    )
-    return NOT_IN_LOG if cut_away else DocumentFinding(DocumentState.MISSING, DocumentState.MISSING)
+    # the log may have lost the delete that removed the row
+    was_deleted = forgotten is not None and (expected.order is None or forgotten >= expected.order)
+    if was_deleted and not question.whole:
+        return NOT_IN_LOG
+    return DocumentFinding(DocumentState.MISSING, DocumentState.MISSING)
 
 
 def _unexpected(
-    asked: Question, expected: FoldedState | None, row: Values, *, ours: bool
+    question: Question, expected: FoldedState | None, row: Values, *, ours: bool
 ) -> DocumentFinding:
     untouched = all(value is None for value in row)
     if expected is None or not expected.deleted:
-        if untouched or not (ours or any(row[number] is not None for number in asked.signs)):
+        if untouched or not (ours or any(row[number] is not None for number in question.signs)):
             return NOT_OURS
-        return (
-            DocumentFinding(DocumentState.EXTRA, DocumentState.EXTRA) if asked.whole else NOT_IN_LOG
-        )
-    if untouched and asked.rules.missing != "insert":
-        return IN_STEP  # made again by the target itself
-    return (
-        NOT_IN_LOG
-        if _beyond_the_log(asked, expected, row)
-        else DocumentFinding(DocumentState.EXTRA, DocumentState.EXTRA)
-    )
+        if not question.whole:
+            return NOT_IN_LOG
+        return DocumentFinding(DocumentState.EXTRA, DocumentState.EXTRA)
+    if untouched and question.rules.missing != "insert":
+        return IN_STEP  # the application inserted it again
+    if _beyond_the_log(question, expected, row):
+        return NOT_IN_LOG
+    return DocumentFinding(DocumentState.EXTRA, DocumentState.EXTRA)
 
 
-def _beyond_the_log(asked: Question, expected: FoldedState, row: Values) -> bool:
-    """Whether the row is later than anything a cut log can still say."""
-    stored = order_of(asked, row)
+def _beyond_the_log(question: Question, expected: FoldedState, row: Values) -> bool:
+    """Return whether the row is newer than everything in an incomplete log."""
+    stored = order_of(question, row)
     return (
-        not asked.whole
+        not question.whole
         and stored is not None
         and expected.order is not None
         and stored > expected.order
     )
 
 
-def order_of(asked: Question, row: Values) -> int | None:
-    """The order value that a row holds; None for none, or for what is no order value."""
-    text = row[asked.guard] if asked.guard is not None else None
+def order_of(question: Question, row: Values) -> int | None:
+    """Return the order value of a row; None if it has none, or a value that is not one."""
+    text = row[question.guard] if question.guard is not None else None
     if not isinstance(text, str):
         return None
     try:
-        return kinds.micros(kinds.instant(text)) if asked.guard_is_time else int(text)
+        return kinds.micros(kinds.instant(text)) if question.guard_is_time else int(text)
     except (ValueError, Unfit):
         return None

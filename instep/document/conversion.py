@@ -1,6 +1,7 @@
-"""Conversions that a column of the settings asks for: applied to the field's value before the column's own converter.
+"""Conversions from the settings, applied to a field's value before the column's own converter.
 
-Without them a value of another type than its column is refused. A conversion never guesses: what it does not know is refused too.
+Without them a value of another type than its column is refused. A conversion never guesses: it
+refuses what it does not know.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from instep.document.reasons import Reason, Unfit
 NUMBER = re.compile(r"[+-]?\d{1,1000}(\.\d{1,1000})?([eE][+-]?\d{1,4})?", re.ASCII)
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 NUMBER_KINDS = (kinds.Integer, kinds.Numeric, kinds.Float)
-# the kinds of columns that each conversion can write
+# the column kinds that each conversion can write
 WRITES: dict[str, tuple[type[kinds.ColumnKind], ...]] = {
     "number": (*NUMBER_KINDS, kinds.Timestamp, kinds.Json),
     "boolean": (*NUMBER_KINDS, kinds.Boolean, kinds.Text, kinds.Json),
@@ -28,7 +29,7 @@ WRITES: dict[str, tuple[type[kinds.ColumnKind], ...]] = {
 
 
 class Conversion(msgspec.Struct, frozen=True):
-    """What is done to a value on its way to the column, in this order: trim, convert, round."""
+    """What is done to a value before it is written, in this order: trim, convert, round."""
 
     convert: settings.Convert | None = None
     round: bool = False
@@ -39,7 +40,7 @@ class Conversion(msgspec.Struct, frozen=True):
 
 
 def problem(conversion: Conversion, kind: kinds.ColumnKind) -> str | None:
-    """Why a column of this kind cannot have this conversion; None when it can."""
+    """Return why a column of this kind does not allow this conversion; None if it does."""
     if conversion.convert is not None and not isinstance(kind, WRITES[conversion.convert]):
         return f'convert = "{conversion.convert}"'
     if conversion.round and not (
@@ -51,7 +52,7 @@ def problem(conversion: Conversion, kind: kinds.ColumnKind) -> str | None:
 
 
 def preparer(conversion: Conversion, kind: kinds.ColumnKind) -> kinds.Converter:
-    """The function from a field's value to the value that the column's own converter takes."""
+    """Return the function from a field's value to what the column's own converter takes."""
     steps: list[Callable[[Any], Any]] = []
     if conversion.trim:
         steps.append(lambda value: value.strip() if isinstance(value, str) else value)
@@ -63,9 +64,8 @@ def preparer(conversion: Conversion, kind: kinds.ColumnKind) -> kinds.Converter:
         case "text":
             steps.append(_text)
     if conversion.round:
-        steps.append(
-            _rounded(0 if isinstance(kind, kinds.Integer) else getattr(kind, "scale", None) or 0)
-        )
+        scale = kind.scale if isinstance(kind, kinds.Numeric) else 0
+        steps.append(_rounded(scale or 0))
     if isinstance(kind, kinds.Integer) and (conversion.round or conversion.convert == "number"):
         steps.append(_whole)
 
@@ -78,33 +78,29 @@ def preparer(conversion: Conversion, kind: kinds.ColumnKind) -> kinds.Converter:
 
 
 def _number(value: Any) -> Any:
-    """A text that is a number, as that number; anything else as it is."""
+    """Return the number that a text is; anything but text stays as it is."""
     if not isinstance(value, str):
         return value
     if not NUMBER.fullmatch(value):
-        raise Unfit(Reason.WRONG_TYPE, f"{kinds.shown(value)} is no number")
+        raise Unfit(Reason.WRONG_TYPE, f"{kinds.shown(value)} is not a number")
     return int(value) if value.lstrip("+-").isdigit() else kinds.exact_number(value)
 
 
 def _boolean(kind: kinds.ColumnKind) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
-        known = (
-            BOOLEANS.get(value.lower())
-            if isinstance(value, str)
-            else value
-            if type(value) is bool
-            else None
-        )
-        if type(value) is int and value in (0, 1):
-            known = bool(value)
-        if known is None:
+        boolean = None
+        if isinstance(value, str):
+            boolean = BOOLEANS.get(value.lower())
+        elif type(value) is bool or (type(value) is int and value in (0, 1)):
+            boolean = bool(value)
+        if boolean is None:
             raise Unfit(
                 Reason.WRONG_TYPE,
                 'not a boolean: true, false, 0, 1, "true", "false", "0" or "1" expected',
             )
         if isinstance(kind, kinds.Text):
-            return "true" if known else "false"
-        return int(known) if isinstance(kind, NUMBER_KINDS) else known
+            return "true" if boolean else "false"
+        return int(boolean) if isinstance(kind, NUMBER_KINDS) else boolean
 
     return convert
 
@@ -113,7 +109,7 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def _text(value: Any) -> Any:
-    """A number with the digits that it was sent with; a boolean, an object and a list as JSON."""
+    """Return a number with the digits of the event; a boolean, an object and a list as JSON."""
     return value if isinstance(value, str) else _encode(value).decode()
 
 

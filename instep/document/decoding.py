@@ -1,4 +1,4 @@
-"""From a record's bytes to an event, or to a reason why not. No exception escapes from a record but `Unfit`."""
+"""Decode the bytes of a record to an event, or raise `Unfit` with the reason."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ MISSING: Any = object()
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """A record as it lies in the log. A timestamp below 0 means that it has none, a partition below 0 that it lies in no log.
+    """A record of the log. Without a timestamp, or without a partition, the field is below 0.
 
-    The headers are there only where the mapping reads one.
+    It has its headers only if the mapping reads one.
     """
 
     offset: int
@@ -49,7 +49,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 def record_of(found: plain.PlainRecord) -> Record:
-    """A record that was read from the log by another client, as the decoder takes it."""
+    """Return a record that another client read as the decoder takes it."""
     return Record(
         found.offset, found.timestamp_ms, found.key, found.value, found.partition, found.headers
     )
@@ -61,9 +61,10 @@ def _size(record: Record) -> int:
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """A decoded event. With a refusal it is understood and does not fit.
+    """A decoded event. With a refusal it was understood, but does not fit the table.
 
-    It brings a value for each mapped column, in the mapping's order, UNSET where it leaves the column as it is; None is a delete.
+    `values` has a value for each mapped column, UNSET if it leaves the column unchanged; None is a
+    delete.
     """
 
     offset: int
@@ -76,7 +77,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, gc=False):
-    """A record that could not be understood, whole, with the reason."""
+    """A whole record that cannot be understood, with the reason."""
 
     record: Record
     reason: Reason
@@ -84,10 +85,10 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decoder:
-    """Decodes records by one mapping. Made once per task, as its parts are compiled from the mapping."""
+    """Decodes records by one mapping. Created once per task, because it compiles the mapping."""
 
     def __init__(self, mapping: Mapping, record_bytes_max: int | None = None) -> None:
-        """`record_bytes_max` is the largest record that the target can keep, should it have to be set aside."""
+        """Take the mapping, and the size of the largest record that quarantine can keep."""
         self._bytes_max = record_bytes_max if record_bytes_max is not None else 2**62
         exact = mapping.order_is_time or any(
             isinstance(field.column.kind, (kinds.Numeric, kinds.Json))
@@ -139,7 +140,7 @@ class Decoder:
         )
 
     def decode(self, record: Record) -> Event:
-        """The event that a record holds. Raises Unfit, and nothing else, for one that cannot be used."""
+        """Return the event of a record; raise Unfit, and nothing else, if it cannot be used."""
         if _size(record) > self._bytes_max:
             raise _too_large(record, self._bytes_max)
         if record.key is None:
@@ -160,17 +161,10 @@ class Decoder:
         status, refusal = None, None
         if mapping.status is not None:
             status, refusal = self._status(self._required(body, mapping.status, record, key))
-        at = _find(body, mapping.at, record, key)
-        moment = (
-            _named(mapping.at, kinds.instant, at)
-            if at is not MISSING and at is not None
-            else _timestamp(record)
-        )
-        order = (
-            self._order(self._required(body, mapping.order, record, key))
-            if mapping.order is not None
-            else None
-        )
+        at = self._event_time(body, record, key)
+        order = None
+        if mapping.order is not None:
+            order = self._order(self._required(body, mapping.order, record, key))
         values: list[Any] = []
         for name, path, nullable, convert in self._fields:
             if path[0] in self._constants:
@@ -185,7 +179,8 @@ class Decoder:
                 elif nullable:
                     values.append(None)
                 else:
-                    raise Unfit(Reason.NULL_NOT_ALLOWED, f"column {name} takes no null")  # noqa: TRY301 - as converters do
+                    detail = f"column {name} does not allow null"
+                    raise Unfit(Reason.NULL_NOT_ALLOWED, detail)  # noqa: TRY301 - as converters do
             except Unfit as unfit:
                 detail = f"{'.'.join(path)}: {unfit.detail}"
                 if unfit.reason not in COLUMN_REFUSES:
@@ -196,24 +191,25 @@ class Decoder:
             record.offset,
             document,
             order,
-            kinds.micros(moment) if moment else None,
+            kinds.micros(at) if at else None,
             status,
             tuple(values),
             refusal,
         )
 
     def document(self, text: str) -> Id:
-        """A document's id as the key column holds it, from the text that a person writes."""
+        """Return a document's id as the key column holds it, from what a person wrote."""
         try:
             return self._identity.of_text(text)
         except Unfit as unfit:
             raise errors.NoSuchDocument(
                 f"{text!r} is not a document id of this table: {unfit.detail}",
-                "write the id as the table's key column holds it, the parts of a composite key with key_separator between them",
+                "write the id as in the table's key column;"
+                " join the parts of a composite key with key_separator",
             ) from None
 
     def decode_all(self, records: Sequence[Record]) -> tuple[list[Event], list[DeadLetter]]:
-        """Events and dead letters, each in log order."""
+        """Return events and dead letters, each in log order."""
         events: list[Event] = []
         dead: list[DeadLetter] = []
         micros, ordered = kinds.micros, self._mapping.order is not None
@@ -235,57 +231,49 @@ class Decoder:
                 events.append(self.decode(record))
             except Unfit as unfit:
                 dead.append(DeadLetter(record, unfit.reason, unfit.detail))
-            except Exception as error:  # noqa: BLE001 - one record that nobody foresaw must not hold up all behind it
+            except Exception as error:  # noqa: BLE001 - one record must not stop all others
                 dead.append(
                     DeadLetter(record, Reason.UNFORESEEN, f"{type(error).__name__}: {error}")
                 )
         return events, dead
 
     def _with_id(self, row: plain.Row, parts: int) -> plain.Row | None:
-        """A plain row with the id in place of its parts; None when they make no id."""
+        """Return a plain row with the id in place of its parts; None if they are not an id."""
         try:
             return (self._identity.of_fields(row[:parts]), *row[parts:])
         except Unfit:
             return None
 
     def _uses(self) -> list[plain.Use]:
-        """What an event needs of a plain record: document, status, time and order value, then the columns."""
+        """Return what an event needs: document, status, time and order value, then the columns."""
         mapping = self._mapping
         order_type = None if mapping.order_is_time else plain.integer_type(-(2**63), 2**63 - 1)
         if self._guard and self._guard.conversion:
             order_type = None
-        order = (
-            [plain.Use(mapping.order, order_type, self._order)] if mapping.order is not None else []
-        )
+        order = []
+        if mapping.order is not None:
+            order.append(plain.Use(mapping.order, order_type, self._order))
         status = plain.Use((CONSTANT,), None, self._plain_status, nullable=True)  # which is None
         if mapping.status is not None:
-            status_type = (
-                plain.text_type(STATUS_CHARACTERS_MAX, None)
-                if self._prepare_status is None
-                else None
-            )
+            status_type = None
+            if self._prepare_status is None:
+                status_type = plain.text_type(STATUS_CHARACTERS_MAX, None)
             status = plain.Use(mapping.status, status_type, self._plain_status)
         return [
             *self._id_uses(),
             status,
             plain.Use(mapping.at, plain.time_type(), kinds.instant),
             *order,
-            *(
-                plain.Use(
-                    field.path,
-                    None
-                    if field.conversion
-                    or (field.holds_time and not isinstance(field.column.kind, kinds.Timestamp))
-                    else plain.type_of(field.column.kind),
-                    convert if field.constant is None else lambda value: value,
-                    True,
-                    nullable,
-                )
-                for field, (_, _, nullable, convert) in zip(
-                    mapping.fields, self._fields, strict=True
-                )
-            ),
+            *map(self._column_use, mapping.fields),
         ]
+
+    def _column_use(self, field: Field) -> plain.Use:
+        kind = field.column.kind
+        type_ = plain.type_of(kind)
+        if field.conversion or (field.holds_time and not isinstance(kind, kinds.Timestamp)):
+            type_ = None
+        convert = converter(field) if field.constant is None else _unchanged
+        return plain.Use(field.path, type_, convert, True, field.column.nullable)
 
     def _plain_status(self, raw: Any) -> str:
         status, refusal = self._status(raw)
@@ -296,33 +284,37 @@ class Decoder:
     def _id_uses(self) -> list[plain.Use]:
         mapping = self._mapping
         if len(mapping.documents) > 1:  # the parts as they are; `_with_id` converts them
-            return [plain.Use(path, None, lambda value: value) for path in mapping.documents]
+            return [plain.Use(path, None, _unchanged) for path in mapping.documents]
         key, id_type = mapping.keys[0].kind, None
         if self._identity.is_composite:
             return [plain.Use(mapping.documents[0], None, self._identity.of_field)]
         if isinstance(key, kinds.Text) and key.charset is None and not key.padded:
-            most = (
-                ID_CHARACTERS_MAX
-                if key.characters is None
-                else min(key.characters, ID_CHARACTERS_MAX)
-            )
+            most = ID_CHARACTERS_MAX
+            if key.characters is not None:
+                most = min(most, key.characters)
             id_type = plain.text_type(most, key.size, least=1)
         elif isinstance(key, kinds.Integer):
             id_type = plain.type_of(key)
         return [plain.Use(mapping.documents[0], id_type, self._identity.of_field)]
 
     def _delete(self, record: Record, key: str) -> Event:
-        moment = _timestamp(record)
-        timed = self._mapping.order == (TIMESTAMP,) and moment is not None
-        order = self._order(record.timestamp_ms) if timed else None
+        at = _timestamp(record)
+        has_order = self._mapping.order == (TIMESTAMP,) and at is not None
+        order = self._order(record.timestamp_ms) if has_order else None
         return Event(
             record.offset,
             self._identity.of_text(key),
             order,
-            kinds.micros(moment) if moment else None,
+            kinds.micros(at) if at else None,
             None,
             None,
         )
+
+    def _event_time(self, body: dict[str, Any], record: Record, key: str) -> Any:
+        raw = _find(body, self._mapping.at, record, key)
+        if raw is MISSING or raw is None:
+            return _timestamp(record)
+        return _named(self._mapping.at, kinds.instant, raw)
 
     def _body(self, value: bytes) -> dict[str, Any]:
         try:
@@ -330,8 +322,9 @@ class Decoder:
             if type(body) is not dict:
                 raise Unfit(Reason.NOT_AN_OBJECT, "the value is JSON, but not an object")
             if len(value) > 2 * NESTING_MAX and kinds.is_deeper(value, NESTING_MAX):
-                raise RecursionError  # noqa: TRY301 - how deep the parser itself goes depends on the interpreter
-            # a field can stand twice only if its name does, or is written with an escape
+                # explicit, because the parser's own limit depends on the interpreter
+                raise RecursionError  # noqa: TRY301 - handled like the parser's own
+            # a field can only be repeated if its name is, or is written with an escape
             if b"\\" in value or any(value.count(name) > 1 for name in self._names):
                 _refuse_repeated(value, self._paths)
         except UnicodeDecodeError:
@@ -345,11 +338,11 @@ class Decoder:
         return body
 
     def _parsed(self, value: bytes) -> Any:
-        """Anything that is JSON. A number beyond any range is an error only in a field that the mapping reads."""
+        """Parse JSON. A number beyond any range is only an error in a mapped field."""
         try:
             return self._parse(value)
         except (msgspec.ValidationError, Unfit):
-            value.decode()  # skipped texts are not looked at
+            value.decode()  # the second parser does not check the texts that it skips
             return {
                 name: found
                 for name, found in zip(self._tops, astuple(self._parse_mapped(value)), strict=True)
@@ -371,16 +364,20 @@ class Decoder:
         if type(raw) is not str:
             raise Unfit(Reason.WRONG_TYPE, f"{name}: a status is a text or an integer")
         if "\0" in raw:
-            raise Unfit(Reason.NUL_IN_TEXT, f"{name}: the text holds the character NUL")
+            raise Unfit(Reason.NUL_IN_TEXT, f"{name}: the text contains the character NUL")
         if len(raw) > STATUS_CHARACTERS_MAX:
-            detail = f"{name}: {len(raw)} characters, a status has at most {STATUS_CHARACTERS_MAX}"
+            detail = (
+                f"{name}: {len(raw)} characters, but a status has at most {STATUS_CHARACTERS_MAX}"
+            )
             return raw[:STATUS_CHARACTERS_MAX], Refusal(Reason.TEXT_TOO_LONG, detail)
         return raw, None
 
     def _order(self, raw: Any) -> int:
-        """The order value as an integer: a version as it is, a time as microseconds, or in the unit of an integer column.
+        """Return the order value as an integer.
 
-        A time that is finer than what is compared is refused: cut, it might seem as late as one that is later.
+        A version stays as it is; a time is in microseconds, or in the unit of an integer column.
+        A time with more digits than are compared is refused: truncated, it could equal a later
+        time.
         """
         path = self._mapping.order or ()
         if self._prepare_order is not None and raw is not None:
@@ -392,7 +389,8 @@ class Decoder:
                 )
             if not -(2**63) <= raw < 2**63:
                 raise Unfit(
-                    Reason.NUMBER_OUT_OF_RANGE, f"{'.'.join(path)}: an order value has 64 bits"
+                    Reason.NUMBER_OUT_OF_RANGE,
+                    f"{'.'.join(path)}: an order value has at most 64 bits",
                 )
             return raw
         if kinds.is_finer(raw):
@@ -404,13 +402,14 @@ class Decoder:
         if order % step:
             raise Unfit(
                 Reason.TIME_TOO_FINE,
-                f"{'.'.join(path)}: finer than the {UNITS[self._guard.unit]} that column {self._guard.column.name} counts in",
+                f"{'.'.join(path)}: finer than the {UNITS[self._guard.unit]}"
+                f" of column {self._guard.column.name}",
             )
         return order // step
 
 
 def converter(field: Field) -> kinds.Converter:
-    """The function from a field's value, not null, to its column's value."""
+    """Return the function that converts a field's value, not null, to its column's value."""
     kind = field.column.kind
     convert = kinds.time_converter(kind, field.unit) if field.holds_time else kinds.converter(kind)
     prepare = _preparer(field)
@@ -418,27 +417,25 @@ def converter(field: Field) -> kinds.Converter:
 
 
 def _preparer(field: Field | None) -> kinds.Converter | None:
-    return (
-        conversion.preparer(field.conversion, field.column.kind)
-        if field is not None and field.conversion
-        else None
-    )
+    if field is None or not field.conversion:
+        return None
+    return conversion.preparer(field.conversion, field.column.kind)
 
 
-def _own(name: str, record: Record, key: str) -> Any:
-    """One of the record's own fields. Of headers with the same name the last one counts."""
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _record_field(name: str, record: Record, key: str) -> Any:
+    """Return one of the record's own fields. Of several headers with a name, the last counts."""
     if name == KEY:
         return key
     if name == TIMESTAMP:
         return record.timestamp_ms if record.timestamp_ms >= 0 else MISSING
     if name in (OFFSET, PARTITION):
-        return (
-            MISSING
-            if record.partition < 0
-            else record.offset
-            if name == OFFSET
-            else record.partition
-        )
+        if record.partition < 0:
+            return MISSING
+        return record.offset if name == OFFSET else record.partition
     found = next(
         (value for header, value in reversed(record.headers) if header == name[len(HEADER) :]),
         MISSING,
@@ -454,7 +451,7 @@ def _own(name: str, record: Record, key: str) -> Any:
 def _find(body: dict[str, Any], path: Path, record: Record, key: str) -> Any:
     if len(path) == 1:
         if path[0].startswith("@"):
-            return _own(path[0], record, key)
+            return _record_field(path[0], record, key)
         return body.get(path[0], MISSING)
     found: Any = body
     for step in path:
@@ -469,12 +466,13 @@ def _find(body: dict[str, Any], path: Path, record: Record, key: str) -> Any:
 def _too_large(record: Record, most: int) -> Unfit:
     return Unfit(
         Reason.RECORD_TOO_LARGE,
-        f"key and value have {_size(record)} bytes, the target takes {most}; the whole is in the log at this offset",
+        f"key and value have {_size(record)} bytes, but the target accepts {most};"
+        " the whole record is in the log at this offset",
     )
 
 
 def _not_json(value: bytes, problem: str) -> Unfit:
-    """Why bytes are no JSON: they are no text either, or what the parser says."""
+    """Return why bytes are not JSON: they are not UTF-8, or what the parser reports."""
     try:
         value.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -496,7 +494,7 @@ def _timestamp(record: Record) -> Any:
 
 
 class _Pairs(dict[str, Any]):
-    """An object that remembers which of its names stood more than once."""
+    """An object, and which of its names occurred more than once."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
@@ -508,7 +506,7 @@ class _Pairs(dict[str, Any]):
 
 
 def _refuse_repeated(value: bytes, paths: list[Path]) -> None:
-    number = lambda _: 0  # noqa: E731 - digits do not matter here, and long ones are slow
+    number = lambda _: 0  # noqa: E731 - numbers do not matter here, and long ones are slow
     body: Any = json.loads(
         value.decode(), object_pairs_hook=_Pairs, parse_int=number, parse_float=number
     )
@@ -518,5 +516,5 @@ def _refuse_repeated(value: bytes, paths: list[Path]) -> None:
             if not isinstance(found, _Pairs):
                 break
             if step in found.repeated:
-                raise Unfit(Reason.FIELD_REPEATED, f"{'.'.join(path)} stands more than once")
+                raise Unfit(Reason.FIELD_REPEATED, f"{'.'.join(path)} occurs more than once")
             found = found.get(step)

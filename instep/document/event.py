@@ -1,7 +1,7 @@
 """The status event as a source publishes it, and its wire format.
 
 Key: the document's id in UTF-8. Value: a JSON object in UTF-8; a null value deletes the document.
-Headers: CloudEvents 1.0, binary mode; written by our publisher, required of nobody.
+Headers: CloudEvents 1.0, binary mode. instep's publisher writes them; they are optional.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ class StatusEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def key(document: str) -> bytes:
-    """The record's key. Raises ValueError for an id that no pipeline would accept."""
+    """Return the record's key; raise ValueError for an id that no pipeline would accept."""
     if not document:
         raise ValueError("a document's id must not be empty")
     if len(document) > ID_CHARACTERS_MAX:
         raise ValueError(
-            f"a document's id has at most {ID_CHARACTERS_MAX} characters, this one has {len(document)}"
+            f"a document's id has at most {ID_CHARACTERS_MAX} characters,"
+            f" but this one has {len(document)}"
         )
     if "\0" in document:
-        raise ValueError("a document's id must not hold a NUL character")
+        raise ValueError("a document's id must not contain a NUL character")
     return document.encode("utf-8")
 
 
 def value(event: StatusEvent) -> bytes:
-    """The record's value, under the field names that the settings of a pipeline name by default in the guides."""
+    """Return the record's value, with the field names that the guides use."""
     body: dict[str, Any] = {"doc_id": event.document, "status": event.status}
     if event.version is not None:
         body["version"] = event.version
@@ -53,13 +54,13 @@ def value(event: StatusEvent) -> bytes:
     clash = body.keys() & event.fields.keys()
     if clash:
         raise ValueError(
-            f"fields of the event itself cannot be given twice: {', '.join(sorted(clash))}"
+            f"`fields` must not repeat fields of the event itself: {', '.join(sorted(clash))}"
         )
     return msgspec.json.encode({**body, **event.fields})
 
 
 def headers(source: str, kind: str, at: datetime | None, event_id: str | None = None) -> Headers:
-    """CloudEvents attributes as record headers."""
+    """Return CloudEvents attributes as record headers."""
     return [
         ("ce_specversion", b"1.0"),
         ("ce_id", (event_id or str(uuid.uuid4())).encode()),
@@ -71,5 +72,5 @@ def headers(source: str, kind: str, at: datetime | None, event_id: str | None = 
 
 
 def utc(at: datetime) -> datetime:
-    """The instant in UTC; a time without a zone is UTC already."""
+    """Return a time in UTC; a time without a zone is in UTC already."""
     return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)

@@ -1,16 +1,19 @@
-"""What a log says that each document should be: the guard's model, folded over a stream that is sorted by document.
+"""Compute what each document should be according to the log: the guard's model as a fold.
 
-`pipeline/reconcile.py` recomputes a whole topic with this. Each event is a `Step`, with its values as canonical texts
-(`canonical.py`) in one packed line; a `State` is folded from the steps of one document in one partition, in log order, and
-holds one line of values however many steps there were. `Run` thins the steps of one stretch of a partition before they
-are sorted, and drops only what cannot matter whatever came before the stretch:
+`reconcile` recomputes a whole topic with this, from a stream that is sorted by document. Each
+event is a `FoldStep`, with its values as canonical texts (`canonical.py`) in one packed line. A
+`FoldedState` is folded from the steps of one document in one partition, in log order, and holds
+one line of values however many steps there were. Before the sort, a `FoldedRun` drops those steps
+of a part of a partition that cannot matter, whatever came before that part:
 
-- a step that is stale or repeated against an earlier one stays so: a document's order value never falls;
-- what came before an event that brings every column, or before a delete, is gone; but a delete without an order value
-  takes effect whatever is stored, so the last one stays, and a delete remembers the highest order value before it.
+- a step that is stale or repeated compared with an earlier one stays so: the order value of a
+  document never decreases;
+- an event that sets every column, and a delete, make the steps before them irrelevant. But a
+  delete without an order value takes effect whatever is stored, so the last one is kept, and a
+  delete keeps the highest order value before it.
 
-Where a document's events lie in several partitions (the topic was given more), the states are joined by their order
-values where these can tell, else by the time of their last records.
+If the events of a document are in several partitions (the topic was given more), the states are
+joined by their order values where possible, else by the time of their last records.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import msgspec
 from instep.document import guard
 from instep.document.guard import Rules, Verdict
 
-ABSENT: Any = 0  # stands in a packed line for a column that no event has brought
+ABSENT: Any = 0  # in a packed line: a column that no event has set
 
 Values = list[Any]  # per column: its canonical text, None for null, ABSENT
 
@@ -35,11 +38,11 @@ class Shape(IntEnum):
     DELETE = 0
     PARTIAL = 1
     FULL = 2
-    CLEAR = 4  # a delete that empties the columns of a document that is there, and leaves its order value
+    CLEAR = 4  # a delete that clears the columns of an existing row and keeps its order value
 
 
 class FoldStep(msgspec.Struct, frozen=True, gc=False):
-    """One event on its way to be folded. `floor` is the highest order value among steps that a delete stands for."""
+    """One event to fold. `floor` is the highest order value of the steps that a delete replaces."""
 
     partition: int
     offset: int
@@ -51,17 +54,18 @@ class FoldStep(msgspec.Struct, frozen=True, gc=False):
 
 
 def pack(values: Sequence[Any]) -> bytes:
-    """Values as one line; equal values make equal lines."""
+    """Return values as one line; equal values make equal lines."""
     return msgspec.json.encode(values)
 
 
 def unpack(line: bytes) -> Values:
+    """Return the values of a line."""
     values: Values = msgspec.json.decode(line)
     return values
 
 
 class FoldedRun:
-    """The steps of one document in one stretch of a partition, thinned as they come."""
+    """The steps of one document in a part of a partition, without those that cannot matter."""
 
     __slots__ = ("_high", "steps")
 
@@ -70,6 +74,7 @@ class FoldedRun:
         self.steps: list[FoldStep] = []
 
     def add(self, step: FoldStep, rules: Rules) -> None:
+        """Add the next step, and drop those that it makes irrelevant."""
         if not rules.ordered:
             if step.shape not in (Shape.PARTIAL, Shape.CLEAR):
                 self.steps.clear()
@@ -80,58 +85,59 @@ class FoldedRun:
         if step.shape is Shape.DELETE and step.order is None:
             self.steps = [msgspec.structs.replace(step, floor=self._high)]
         elif step.shape is Shape.CLEAR:
-            # one without an order value takes effect whatever is stored, and makes those before it needless
-            kept = (
-                self.steps
-                if step.order is not None
-                else [known for known in self.steps if known.shape is not Shape.CLEAR]
-            )
+            # without an order value it takes effect whatever is stored, and replaces earlier ones
+            kept = self.steps
+            if step.order is None:
+                kept = [earlier for earlier in kept if earlier.shape is not Shape.CLEAR]
             self.steps = [*kept, step]
         elif step.shape is Shape.PARTIAL:
             self.steps.append(step)
         else:
             deletes = [
-                known for known in self.steps if known.shape is Shape.DELETE and known.order is None
+                earlier
+                for earlier in self.steps
+                if earlier.shape is Shape.DELETE and earlier.order is None
             ]
-            clears = [known for known in self.steps if known.shape is Shape.CLEAR]
+            clears = [earlier for earlier in self.steps if earlier.shape is Shape.CLEAR]
             self.steps = [*deletes[-1:], *clears, step]
         if step.shape is not Shape.CLEAR:
             self._high = _higher(self._high, step.order)
 
 
 class FoldedState:
-    """One document as the steps so far leave it. Not there when the log does not say, or says that it was deleted."""
+    """One document after the steps so far. Absent if the log has no event of it, or a delete."""
 
     __slots__ = ("_line", "_values", "deleted", "last", "order")
 
     def __init__(self) -> None:
         self.order: int | None = None
-        self.deleted = False  # a delete was among the steps: nothing from before it is left
+        self.deleted = False  # one of the steps was a delete
         self.last: FoldStep | None = None  # the last step that took effect
         self._line: bytes | None = None
         self._values: Values | None = None
 
     @property
     def present(self) -> bool:
+        """Return whether the document should have a row."""
         return self._line is not None or self._values is not None
 
     @property
     def line(self) -> bytes | None:
-        """The values as one line, None when the document is not there."""
+        """Return the values as one line; None if the document is absent."""
         if self._line is None and self._values is not None:
             self._line = pack(self._values)
         return self._line
 
     @property
     def values(self) -> Values:
-        """The values; only of a document that is there."""
+        """Return the values of a document that is present."""
         if self._values is None:
             assert self._line is not None
             self._values = unpack(self._line)
         return self._values
 
     def apply(self, step: FoldStep, rules: Rules) -> None:
-        """One event, as the guard treats it."""
+        """Apply one event as the guard does."""
         if (
             rules.ordered
             and guard.judge(step.order, self.order, rules.order_is_time) is not Verdict.APPLIED
@@ -157,14 +163,14 @@ class FoldedState:
             self.order = step.order
 
     def follow(self, later: FoldedState, rules: Rules) -> None:
-        """What became of the document in another partition comes on top of this."""
+        """Lay the state of the document in another partition over this one."""
         if (
             rules.ordered
             and later.order is not None
             and self.order is not None
             and later.order < self.order
         ):
-            # behind in order: of it, only a delete without an order value would have taken effect
+            # older: of that partition, only a delete without an order value takes effect
             if later.deleted and not later.present:
                 self._line = self._values = None
                 self.deleted, self.last = True, later.last
@@ -179,19 +185,20 @@ class FoldedState:
 
 
 def joined(states: Sequence[FoldedState], rules: Rules) -> FoldedState:
-    """One state from those of a document's partitions."""
+    """Join the states of a document in several partitions."""
     if len(states) == 1:
         return states[0]
-    told = rules.ordered and all(state.order is not None and not state.deleted for state in states)
-    ranked = sorted(states, key=lambda state: _rank(state, told))
-    first = FoldedState()
-    for state in ranked:
-        first.follow(state, rules)
-    return first
+    by_order = rules.ordered and all(
+        state.order is not None and not state.deleted for state in states
+    )
+    result = FoldedState()
+    for state in sorted(states, key=lambda state: _rank(state, by_order)):
+        result.follow(state, rules)
+    return result
 
 
 def fold(steps: Iterable[FoldStep], rules: Rules) -> FoldedState:
-    """All steps of one document, sorted by partition and offset."""
+    """Fold all steps of one document, sorted by partition and offset."""
     states: list[FoldedState] = []
     partition = None
     for step in steps:
@@ -202,10 +209,10 @@ def fold(steps: Iterable[FoldStep], rules: Rules) -> FoldedState:
     return joined(states, rules) if states else FoldedState()
 
 
-def _rank(state: FoldedState, told: bool) -> tuple[int, int]:
+def _rank(state: FoldedState, by_order: bool) -> tuple[int, int]:
     last = state.last
     at = (last.timestamp_ms, last.partition) if last else (-1, -1)
-    return (state.order or 0, at[1]) if told else at
+    return (state.order or 0, at[1]) if by_order else at
 
 
 def _merged(values: Values, later: Values) -> Values:

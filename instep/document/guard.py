@@ -1,19 +1,22 @@
-"""The guard and the reducer: what a run of events does to the documents it names.
+"""The guard: what a sequence of events does to its documents.
 
-The model is one event at a time, in log order, per document:
+The model takes one event at a time, per document, in log order:
 
-- an event whose order value is below the stored one is *stale* and changes nothing;
-- one whose order value equals the stored one is *repeated* and changes nothing; where the order is a time, two facts may
-  share an instant, and the later in the log wins;
-- a delete removes the row, or clears the columns that the pipeline keeps, is ignored, or is refused, as the pipeline says;
-- a delete has no order value of its own: it stands where it stands in the log, and leaves behind the highest order value
-  seen, so that a late event does not bring the document back;
-- without an order every event is later than those before it;
-- an event for a document that the table lacks inserts it, is *ignored*, or is refused, as the pipeline says;
-- an event that must not be applied (a transition that is not declared, a value that its column cannot hold) *parks* its
-  document: it and every later event of the document, deletes included, wait until somebody releases or skips them.
+- an event with a lower order value than the stored one is *stale* and changes nothing;
+- an event with the stored order value is *repeated* and changes nothing. If the order value is a
+  time, two events may have the same time, and the later one in the log wins;
+- a delete removes the row, clears the mapped columns, is *ignored*, or is refused, as `deletes`
+  says;
+- a delete has no order value of its own: its position in the log counts. The highest order value
+  so far is kept, so that a late event does not insert the document again;
+- without an order value, every event is newer than those before it;
+- an event for a document that the table does not have inserts it, is *ignored*, or is refused, as
+  `missing` says;
+- an event that must not be applied (an undeclared transition, or a value that does not fit its
+  column) *parks* its document: it and all later events of the document, including deletes, wait
+  until somebody releases or skips them.
 
-`settle` gives the outcome of many events at once: exactly what the model gives one by one.
+`settle` computes the outcome of many events at once: exactly what the model gives one by one.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from instep.document.reasons import Reason, Refusal
 from instep.document.transitions import Transitions
 
 Document = Id
-Values = tuple[Any, ...]  # one for each mapped column; UNSET leaves it as it is
+Values = tuple[Any, ...]  # one for each mapped column; UNSET leaves it unchanged
 
 
 class Verdict(StrEnum):
@@ -46,22 +49,22 @@ class Verdict(StrEnum):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """How a pipeline treats events: whether they have an order, whether it is a time, what absent documents mean, which
-    status may follow which."""
+    """How a pipeline treats events: order, missing documents, transitions and deletes."""
 
     ordered: bool
     order_is_time: bool = False
     missing: settings.Missing = "insert"
     transitions: Transitions = Transitions()
     deletes: settings.Deletes = "row"
-    cleared: Values = ()  # what a delete writes where it clears the columns
+    cleared: Values = ()  # what a delete writes if it clears the columns
     cleared_status: str | None = None
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
-    """A document before the batch: in the table or not, and the order value known of it (the row's or the deleted one's).
+    """A document before the batch: whether it has a row, and its order value.
 
-    The status is the row's, and is looked at only where transitions are declared.
+    A deleted document has the order value that was kept. The status is read from the row if
+    transitions are declared.
     """
 
     present: bool
@@ -77,13 +80,13 @@ class Parked(msgspec.Struct, frozen=True, gc=False):
 
 
 ABSENT = Stored(present=False, order=None)
-BEHIND = Refusal(Reason.WAITS_BEHIND, "an earlier event of the document is parked")
-UNDELETABLE = Refusal(Reason.DELETE_NOT_ALLOWED, 'the settings say deletes = "park"')
-LACKING = Refusal(Reason.DOCUMENT_MISSING, "the table does not have the document")
+WAITS_BEHIND = Refusal(Reason.WAITS_BEHIND, "an earlier event of the document is parked")
+DELETE_NOT_ALLOWED = Refusal(Reason.DELETE_NOT_ALLOWED, 'the settings say deletes = "park"')
+DOCUMENT_MISSING = Refusal(Reason.DOCUMENT_MISSING, "the table does not have the document")
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What to write. Deletes come first: a document deleted and made again is in `deletes` and in `inserts`."""
+    """What to write, deletes first: a deleted and newly inserted document is in both."""
 
     deletes: list[Document]
     inserts: dict[Document, Values]
@@ -94,7 +97,7 @@ class Changes(msgspec.Struct, frozen=True):
     states: dict[Document, _State] = {}
 
     def after(self) -> dict[Document, Stored]:
-        """What is stored of the documents once all this is written."""
+        """Return what is stored of the documents after these changes."""
         return {
             document: Stored(state.present, state.order, state.status)
             for document, state in self.states.items()
@@ -102,13 +105,13 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class _State:
-    """A document in the middle of a batch."""
+    """A document while a batch is applied to it."""
 
-    __slots__ = ("before", "deleted", "held", "order", "present", "status", "values")
+    __slots__ = ("before", "deleted", "is_parked", "order", "present", "status", "values")
 
-    def __init__(self, before: Stored, held: bool) -> None:
+    def __init__(self, before: Stored, is_parked: bool) -> None:
         self.before = before
-        self.held = held
+        self.is_parked = is_parked
         self.present = before.present
         self.order = before.order
         self.status = before.status
@@ -120,11 +123,11 @@ def settle(
     events: Sequence[Event],
     stored: Mapping[Document, Stored],
     rules: Rules,
-    held: Collection[Document] = frozenset(),
+    already_parked: Collection[Document] = frozenset(),
 ) -> Changes:
-    """The outcome of `events`, which are in log order, on documents as `stored` says (those not named there are absent).
+    """Return what `events`, in log order, do to the documents.
 
-    `held` are the documents that are parked already.
+    A document that is not in `stored` does not exist.
     """
     states: dict[Document, _State] = {}
     verdicts: list[Verdict] = []
@@ -133,11 +136,11 @@ def settle(
         state = states.get(event.document)
         if state is None:
             state = states[event.document] = _State(
-                stored.get(event.document, ABSENT), event.document in held
+                stored.get(event.document, ABSENT), event.document in already_parked
             )
         verdict = _apply(state, event, rules)
         if isinstance(verdict, Refusal):
-            state.held = True
+            state.is_parked = True
             parked.append(Parked(event, verdict))
             verdict = Verdict.PARKED
         verdicts.append(verdict)
@@ -148,9 +151,10 @@ def settle(
 
 
 class Reduced(msgspec.Struct, frozen=True):
-    """What events come to as long as nothing stored stands in their way.
+    """What events do to documents if nothing newer is stored.
 
-    Per document the order value and values that are written, those of its first event where that is another, and the verdicts.
+    Per document, `latest` has the order value and the values to write, and `first` those of its
+    first event if it has several.
     """
 
     latest: dict[Document, tuple[int | None, Values]]
@@ -159,9 +163,9 @@ class Reduced(msgspec.Struct, frozen=True):
 
 
 def reduce(events: Sequence[Event], rules: Rules) -> Reduced | None:
-    """The outcome on documents of which nothing later is stored: what `settle` gives for them.
+    """Return what `settle` gives for documents of which nothing newer is stored.
 
-    None when not every event brings a value for each column, or when what is stored decides more than that.
+    None if an event does not set every column, or if more than the order value decides.
     """
     if rules.missing != "insert" or rules.transitions:
         return None
@@ -175,14 +179,11 @@ def reduce(events: Sequence[Event], rules: Rules) -> Reduced | None:
         if document in latest:
             before = latest[document]
             first.setdefault(document, before)
-            verdict = (
-                judge(event.order, before[0], rules.order_is_time)
-                if rules.ordered
-                else Verdict.APPLIED
-            )
-            if verdict is not Verdict.APPLIED:
-                verdicts[number] = verdict
-                continue
+            if rules.ordered:
+                verdict = judge(event.order, before[0], rules.order_is_time)
+                if verdict is not Verdict.APPLIED:
+                    verdicts[number] = verdict
+                    continue
         latest[document] = (event.order, values)
     return Reduced(latest, first, verdicts)
 
@@ -190,7 +191,11 @@ def reduce(events: Sequence[Event], rules: Rules) -> Reduced | None:
 def rejudge(
     reduced: Reduced, events: Sequence[Event], late: Mapping[Document, Stored], rules: Rules
 ) -> tuple[list[Verdict], int]:
-    """The verdicts once it is known of which documents something as late as their first event is stored; how many are written."""
+    """Correct the verdicts on documents of which something newer is stored.
+
+    `late` has the documents whose stored order value is not older than their first event. Returns
+    the verdicts, and the number of documents to write.
+    """
     if not late:
         return reduced.verdicts, len(reduced.latest)
     verdicts = list(reduced.verdicts)
@@ -201,16 +206,18 @@ def rejudge(
     return verdicts, len(reduced.latest) - len(late) + len(changes.updates)
 
 
-def waves(events: Sequence[Event], held: Collection[Document] = frozenset()) -> list[list[Event]]:
-    """The events in rounds, each in log order, none with two events of one document: so every one of them is written.
+def split_rounds(
+    events: Sequence[Event], parked: Collection[Document] = frozenset()
+) -> list[list[Event]]:
+    """Split events into rounds, each in log order and with at most one event per document.
 
-    Those of documents that are held only wait, and need no round of their own.
+    So every event is written. Events of parked documents only wait and need no further round.
     """
     rounds: list[list[Event]] = []
-    seen: dict[Document, int] = {}
+    next_round: dict[Document, int] = {}
     for event in events:
-        number = seen.get(event.document, 0) if event.document not in held else 0
-        seen[event.document] = number + 1
+        number = next_round.get(event.document, 0) if event.document not in parked else 0
+        next_round[event.document] = number + 1
         if number == len(rounds):
             rounds.append([])
         rounds[number].append(event)
@@ -218,26 +225,27 @@ def waves(events: Sequence[Event], held: Collection[Document] = frozenset()) -> 
 
 
 class Claims:
-    """Unique values that documents hold or take: two documents may meet on one, so their events must keep the log's order.
+    """The unique values that documents have or get.
 
-    `keys` are the places, among the mapped columns, of each unique key's columns. Columns of a key that are not mapped are not
-    known here: documents that share the rest are kept apart, though they may not meet at all. Nor is it known yet which events
-    will be applied, so a document may hold any of the values that it had or was given.
+    Two documents may need the same unique value, so their events must be written in log order.
+    Which events will be applied is not known yet: a document may have any of the values that it
+    had or gets. Nor are key columns known that are not mapped: documents that agree in the other
+    columns of a key are separated, even if they do not conflict.
     """
 
     POSSIBLE_MAX = 8  # of one document; one with more is written alone
 
-    def __init__(self, keys: Sequence[tuple[int, ...]], held: Mapping[Document, Values]) -> None:
-        """`held` are the values of the mapped columns that the table has of each document."""
+    def __init__(self, keys: Sequence[tuple[int, ...]], stored: Mapping[Document, Values]) -> None:
+        """Take the columns of each unique key, by number, and the stored values of documents."""
         self._keys = keys
         self._possible: dict[Document, set[Values | None]] = {
-            document: {values} for document, values in held.items()
+            document: {values} for document, values in stored.items()
         }
 
     def rounds(self, events: Sequence[Event]) -> list[list[Event]]:
-        """The events in stretches of the log, none of which has two that could meet: written together, they do as one by one."""
+        """Split events, in log order, into rounds without two events that could conflict."""
         rounds: list[list[Event]] = []
-        seen: set[Document] = set()
+        documents: set[Document] = set()
         touched: set[tuple[int, Values]] = set()
         alone = False
         for event in events:
@@ -248,57 +256,55 @@ class Claims:
             if (
                 not rounds
                 or alone
-                or event.document in seen
+                or event.document in documents
                 or claims & touched
                 or len(possible) > self.POSSIBLE_MAX
             ):
                 rounds.append([])
-                seen, touched = set(), set()
+                documents, touched = set(), set()
             rounds[-1].append(event)
-            seen.add(event.document)
+            documents.add(event.document)
             touched |= claims
             alone = len(possible) > self.POSSIBLE_MAX
         return rounds
 
     def _after(self, event: Event) -> set[Values | None]:
-        """What the event's document may hold before and after it."""
+        """Return the values that the event's document may have before and after it."""
         possible = self._possible.setdefault(event.document, {None})
         if len(possible) <= self.POSSIBLE_MAX:
             values = event.values
-            possible |= (
-                {None} if values is None else {merged(before, values) for before in possible}
-            )
+            if values is None:
+                possible.add(None)
+            else:
+                possible |= {merged(before, values) for before in possible}
         return possible
 
     def _of(self, values: Values) -> list[tuple[int, Values]]:
-        found = [
-            (number, tuple(values[place] for place in places))
-            for number, places in enumerate(self._keys)
-        ]
-        return [
-            (number, parts)
-            for number, parts in found
-            if not any(part is None or part is UNSET for part in parts)
-        ]
+        claims = []
+        for number, places in enumerate(self._keys):
+            parts = tuple(values[place] for place in places)
+            if not any(part is None or part is UNSET for part in parts):
+                claims.append((number, parts))
+        return claims
 
 
 def merged(before: Values | None, after: Values) -> Values:
-    """Values with later ones over them."""
+    """Return values with later ones laid over them."""
     if before is None or UNSET not in after:
         return after
     return tuple(old if new is UNSET else new for old, new in zip(before, after, strict=True))
 
 
 def judge(order: int | None, stored: int | None, order_is_time: bool) -> Verdict:
-    """The guard itself: may an event of this order value follow the stored one?"""
+    """Return the guard's verdict on an event with this order value, given the stored one."""
     if order is None or stored is None or order > stored or (order == stored and order_is_time):
         return Verdict.APPLIED
     return Verdict.REPEATED if order == stored else Verdict.STALE
 
 
 def _apply(state: _State, event: Event, rules: Rules) -> Verdict | Refusal:
-    if state.held:
-        return BEHIND
+    if state.is_parked:
+        return WAITS_BEHIND
     if rules.ordered:
         verdict = judge(event.order, state.order, rules.order_is_time)
         if verdict is not Verdict.APPLIED:
@@ -306,7 +312,7 @@ def _apply(state: _State, event: Event, rules: Rules) -> Verdict | Refusal:
     if event.values is None:
         return _delete(state, event, rules)
     if not state.present and rules.missing != "insert":
-        return Verdict.IGNORED if rules.missing == "ignore" else LACKING
+        return Verdict.IGNORED if rules.missing == "ignore" else DOCUMENT_MISSING
     refusal = event.refusal
     if refusal is None and rules.transitions and event.status is not None:
         refusal = rules.transitions.refusal(state.status, event.status)
@@ -323,7 +329,7 @@ def _delete(state: _State, event: Event, rules: Rules) -> Verdict | Refusal:
     if rules.deletes == "ignore" or (rules.deletes != "row" and not state.present):
         return Verdict.IGNORED
     if state.present and (event.refusal is not None or rules.deletes == "park"):
-        return event.refusal or UNDELETABLE
+        return event.refusal or DELETE_NOT_ALLOWED
     if rules.deletes == "clear":
         state.values = merged(state.values, rules.cleared)
         state.status = rules.cleared_status
@@ -342,8 +348,8 @@ def _collect(changes: Changes, document: Document, state: _State, rules: Rules) 
     if state.before.present and state.deleted:
         changes.deletes.append(document)
     if state.values is not None:
-        fresh = state.deleted or not state.before.present
-        (changes.inserts if fresh else changes.updates)[document] = state.values
+        is_insert = state.deleted or not state.before.present
+        (changes.inserts if is_insert else changes.updates)[document] = state.values
     elif (
         rules.ordered
         and not state.present

@@ -1,7 +1,8 @@
-"""A document's id: from an event's field or a record's key, and to the values of the table's key columns.
+"""A document's id: read it from an event, and convert it to the values of the key columns.
 
-Of a table with one key column, the id is that column's value. Of a composite key, it is one text: the values of the key
-columns, joined by the separator. Everything but the statements on the table itself knows only the id.
+If the table has one key column, the id is its value. For a composite key it is one text: the
+values of the key columns, joined by the separator. Only the statements on the table itself use the
+single columns.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from instep.document.reasons import Reason, Unfit
 Id = str | int | UUID
 KINDS = (kinds.Text, kinds.Integer, kinds.Uuid)
 PART_KINDS = (*KINDS, kinds.Date, kinds.Timestamp)  # of the columns of a composite key
-# characters that values of these kinds have, which then cannot separate the parts
+# characters that occur in values of these kinds and therefore cannot be the separator
 RESERVED: dict[type[kinds.ColumnKind], str] = {
     kinds.Uuid: "-",
     kinds.Date: "-",
@@ -41,7 +42,10 @@ class KeyPart:
         self.read = _reader(column.kind)
 
     def of(self, raw: Any, name: str, *, as_text: bool) -> Any:
-        """The column's value of what an event holds. `as_text`: all of it is text there, integers too, as in a record's key."""
+        """Return the column's value from an event's field.
+
+        With `as_text` everything is text, also integers, as in a record's key.
+        """
         if type(raw) is int and self._is_text:
             raw = str(raw)  # as the record's key has it
         if self._is_integer and type(raw) is str and as_text:
@@ -52,7 +56,7 @@ class KeyPart:
             if len(raw) > ID_CHARACTERS_MAX:
                 raise Unfit(
                     Reason.ID_TOO_LONG,
-                    f"{name} has {len(raw)} characters, an id has at most {ID_CHARACTERS_MAX}",
+                    f"{name} has {len(raw)} characters, but an id has at most {ID_CHARACTERS_MAX}",
                 )
         if self._is_time and kinds.is_finer(raw):
             raise Unfit(Reason.TIME_TOO_FINE, f"{name}: finer than a microsecond")
@@ -62,7 +66,10 @@ class KeyPart:
             reason = Reason.ID_TOO_LONG if unfit.reason is Reason.TEXT_TOO_LONG else unfit.reason
             raise Unfit(reason, f"{name}: {unfit.detail}") from None
         if self._is_padded and str(raw).endswith(" "):
-            detail = f"{name} ends with a space, which the CHAR column does not keep: it would be another document's id"
+            detail = (
+                f"{name} ends with a space, which the CHAR column does not store:"
+                " it would be another document's id"
+            )
             raise Unfit(Reason.ID_TAKEN_FOR_ANOTHER, detail)
         return value
 
@@ -80,13 +87,14 @@ class Identity:
         self.is_joined = self.is_composite and len(self._fields) == 1
 
     def of_field(self, raw: Any) -> Id:
-        """The id in the one field that holds it whole."""
+        """Return the id from the one field that holds it."""
         if self.is_composite:
             return self._of_joined(raw, self._fields[0])
-        return self._parts[0].of(raw, self._fields[0], as_text=self._are_text[0])  # type: ignore[no-any-return]
+        document: Id = self._parts[0].of(raw, self._fields[0], as_text=self._are_text[0])
+        return document
 
     def of_fields(self, raws: Sequence[Any]) -> Id:
-        """The id in its fields: one that holds it whole, or one for each key column."""
+        """Return the id from its fields: one that holds all of it, or one per key column."""
         if len(raws) == 1:
             return self.of_field(raws[0])
         values = [
@@ -98,41 +106,44 @@ class Identity:
         return self.joined(values)
 
     def of_text(self, text: str, name: str = "the key") -> Id:
-        """The id in a record's key, or in what a person writes."""
+        """Return the id from a record's key, or from what a person wrote."""
         if self.is_composite:
             return self._of_joined(text, name)
-        return self._parts[0].of(text, name, as_text=True)  # type: ignore[no-any-return]
+        document: Id = self._parts[0].of(text, name, as_text=True)
+        return document
 
     def of_kept(self, text: str) -> Id:
-        """The id in the text that instep's own tables have of it."""
+        """Return the id from its text in instep's own tables."""
         return text if self.is_composite else self._parts[0].restore(text)
 
     def of_columns(self, values: Sequence[Any]) -> Id:
-        """The id of a row, from the values of its key columns as the database gives them: SQLite keeps anything in any column."""
+        """Return the id of a row from its key columns as the database returns them."""
         read = [part.read(value) for part, value in zip(self._parts, values, strict=True)]
         return self._separator.join(map(_shown, read)) if self.is_composite else read[0]
 
     def columns(self, document: Id) -> tuple[Any, ...]:
-        """The values of the key columns."""
+        """Return the values of the key columns."""
         if not self.is_composite:
             return (document,)
         texts = str(document).split(self._separator)
         return tuple(part.restore(text) for part, text in zip(self._parts, texts, strict=True))
 
     def joined(self, values: Sequence[Any]) -> str:
-        """The id that the values of a composite key's columns make."""
+        """Return the id that the values of a composite key's columns make."""
         texts = [_shown(value) for value in values]
         for text, name in zip(texts, self._names, strict=True):
             if self._separator in text:
                 raise Unfit(
                     Reason.ID_PARTS_WRONG,
-                    f"the value {kinds.shown(text)} of key column {name} contains the key_separator {self._separator!r}",
+                    f"the value {kinds.shown(text)} of key column {name}"
+                    f" contains the key_separator {self._separator!r}",
                 )
         whole = self._separator.join(texts)
         if len(whole) > ID_CHARACTERS_MAX:
             raise Unfit(
                 Reason.ID_TOO_LONG,
-                f"the id's parts have {len(whole)} characters together, an id has at most {ID_CHARACTERS_MAX}",
+                f"the id's parts have {len(whole)} characters together,"
+                f" but an id has at most {ID_CHARACTERS_MAX}",
             )
         return whole
 
@@ -146,7 +157,7 @@ class Identity:
         if len(texts) != len(self._parts):
             raise Unfit(
                 Reason.ID_PARTS_WRONG,
-                f"{name} is {kinds.shown(raw)}, and the key has {len(self._parts)} columns:"
+                f"{name} is {kinds.shown(raw)}, but the key has {len(self._parts)} columns:"
                 f" expected {self._separator.join(self._names)}",
             )
         parts = zip(self._parts, texts, self._names, strict=True)
@@ -162,7 +173,7 @@ def _shown(value: Any) -> str:
 
 
 def _reader(kind: kinds.ColumnKind) -> Callable[[Any], Any]:
-    """The function from a key value as the database gives it to the value of the column."""
+    """Return the function from a key value as the database returns it to the column's value."""
     match kind:
         case kinds.Integer():
             return lambda value: int(value) if isinstance(value, Decimal) else value
@@ -183,5 +194,5 @@ def _in_utc(value: Any) -> Any:
 def _canonical_integer(text: str, name: str) -> int:
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 20) or str(int(text)) != text:
-        raise Unfit(Reason.WRONG_TYPE, f"{name} is no integer, and the key column is one")
+        raise Unfit(Reason.WRONG_TYPE, f"{name} is not an integer, but the key column is")
     return int(text)

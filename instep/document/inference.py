@@ -1,6 +1,6 @@
-"""Column types from a sample of records, for a table that `instep init` is about to make.
+"""Infer column types from a sample of records, for a table that `instep init` creates.
 
-A type is chosen so that every sampled value fits, and with room: text stays text, as it takes every text that may follow.
+A type fits every sampled value and leaves room for others: text stays text of any length.
 """
 
 from __future__ import annotations
@@ -26,17 +26,13 @@ _as_number = conversion.preparer(conversion.Conversion(convert="number"), kinds.
 def typed(
     pipeline: settings.Pipeline, values: Iterable[bytes | None], columns: Collection[str]
 ) -> settings.Pipeline:
-    """The pipeline with a type for those of these columns, its key among them, that the sampled record values tell one for."""
+    """Return the pipeline with inferred types for these columns, which may include its key."""
     bodies = [body for value in values if isinstance(body := _body(value), dict)]
-    found = {
-        name: _told(bodies, column) for name, column in pipeline.mapped.items() if name in columns
-    }
-    mapped = {
-        name: msgspec.structs.replace(column, type=found[name])
-        if found.get(name)
-        else pipeline.columns[name]
-        for name, column in pipeline.mapped.items()
-    }
+    mapped = dict(pipeline.columns)
+    for name, column in pipeline.mapped.items():
+        inferred = _sampled_type(bodies, column) if name in columns else None
+        if inferred:
+            mapped[name] = msgspec.structs.replace(column, type=inferred)
     return msgspec.structs.replace(
         pipeline, columns=mapped, key_type=_key_type(pipeline, bodies, columns)
     )
@@ -45,19 +41,16 @@ def typed(
 def _key_type(
     pipeline: settings.Pipeline, bodies: list[dict[str, Any]], columns: Collection[str]
 ) -> Any:
-    """The type of each key column that is among `columns` and whose field holds integers; otherwise what is declared."""
+    """Return the key's type: bigint for those of `columns` with integers, else as declared."""
     documents = pipeline.event.documents
-    if len(documents) < len(pipeline.keys):  # one text, joined of all parts
+    if len(documents) < len(pipeline.keys):  # one text for all parts of the key
         return pipeline.key_type
     types = pipeline.key_types
     for name, field in zip(pipeline.keys, documents, strict=True):
         if name in columns and not field.startswith("@"):
             ids = [_at(body, field) for body in bodies]
-            types[name] = (
-                "bigint"
-                if ids and all(type(one) is int and -(2**63) <= one < 2**63 for one in ids)
-                else types[name]
-            )
+            if ids and all(type(one) is int and -(2**63) <= one < 2**63 for one in ids):
+                types[name] = "bigint"
     if not any(types.values()):
         return pipeline.key_type
     found = [kind or "text" for kind in types.values()]
@@ -65,7 +58,7 @@ def _key_type(
 
 
 def type_of(values: Iterable[Any]) -> str | None:
-    """The type that holds all of these values of one field; None when there is none to see."""
+    """Return the type that fits all of these values of a field; None if all are null."""
     present = [value for value in values if value is not None]
     if not present:
         return None
@@ -89,14 +82,12 @@ def _number(numbers: list[Decimal], *, whole: bool) -> str:
     )
     digits = max(number.adjusted() + 1 for number in numbers)
     scale = 0 if whole else max(scale, SCALE_LEAST)
-    return (
-        f"decimal({DIGITS},{scale})"
-        if scale <= SCALE_MOST and digits + scale <= DIGITS
-        else "double"
-    )
+    if scale > SCALE_MOST or digits + scale > DIGITS:
+        return "double"
+    return f"decimal({DIGITS},{scale})"
 
 
-def _told(bodies: list[dict[str, Any]], column: settings.ColumnMapping) -> str | None:
+def _sampled_type(bodies: list[dict[str, Any]], column: settings.ColumnMapping) -> str | None:
     if column.field is None or column.field.startswith("@"):
         return None
     values = [_at(body, column.field) for body in bodies]

@@ -1,8 +1,8 @@
-"""What a column can hold, and how a JSON value becomes a column value.
+"""Column kinds: what a column can hold, and how a JSON value becomes its value.
 
-A sink reads its table and says a kind for each column; `converter` turns a kind into a function from a JSON value to
-the column's value, which raises `Unfit` with a reason. Times become aware datetimes in UTC; sinks bind them as their
-database wants them.
+A sink reads its table and finds the kind of each column. `converter` returns, for a kind, a
+function from a JSON value to the column's value, which raises `Unfit` with a reason. Times become
+aware datetimes in UTC; sinks bind them as their database needs them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
 EXPONENT_MAX = 1_000
-WIDE = Context(
-    prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX
-)  # keeps every digit: Python's default context has 28
+# keeps every digit; Python's default context has 28
+WIDE = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)
 
 Converter = Callable[[Any], Any]
 
@@ -33,7 +32,7 @@ class ColumnKind(msgspec.Struct, frozen=True, tag=True):
     """What a column can hold."""
 
 
-# Character sets of MariaDB and MySQL that do not hold every character, and the codecs that tell which they hold
+# Character sets of MariaDB and MySQL that lack characters, and the codecs that know which.
 CODECS = {
     "ascii": "ascii",
     "latin1": "cp1252",
@@ -54,12 +53,12 @@ UNICODE = ("utf8mb4", "utf16", "utf16le", "utf32")
 
 
 class Text(ColumnKind, frozen=True):
-    """Characters: at most `characters` of them, in at most `size` bytes of UTF-8, all in a character set (None: in Unicode)."""
+    """Text with limits in characters and in bytes of UTF-8, in a character set (None: Unicode)."""
 
     characters: int | None = None
     size: int | None = None
     charset: str | None = None
-    padded: bool = False  # CHAR(n): spaces at the end are not kept
+    padded: bool = False  # CHAR(n): trailing spaces are not stored
 
 
 class Enumeration(ColumnKind, frozen=True):
@@ -69,9 +68,11 @@ class Enumeration(ColumnKind, frozen=True):
 
 
 class Integer(ColumnKind, frozen=True):
+    """An integer between two bounds."""
+
     low: int = -(2**63)
     high: int = 2**63 - 1
-    truth: bool = False  # a one-digit integer column that stands for true and false
+    is_boolean: bool = False  # TINYINT(1), which stands for true and false
 
 
 class Float(ColumnKind, frozen=True):
@@ -81,7 +82,8 @@ class Float(ColumnKind, frozen=True):
 class Numeric(ColumnKind, frozen=True):
     """A decimal number of `digits` digits, `scale` of them after the point.
 
-    `binary` is a column of SQLite, which keeps a 64-bit integer or a double whatever its type says.
+    `binary` marks a column of SQLite, which stores a 64-bit integer or a double, whatever its
+    declared type is.
     """
 
     digits: int | None = None
@@ -94,7 +96,7 @@ class Boolean(ColumnKind, frozen=True):
 
 
 class Timestamp(ColumnKind, frozen=True):
-    """An instant, kept to `precision` digits of a second."""
+    """A time, stored with `precision` digits of a second."""
 
     low: datetime = datetime.min.replace(tzinfo=UTC)
     high: datetime = datetime.max.replace(tzinfo=UTC)
@@ -106,10 +108,10 @@ class Date(ColumnKind, frozen=True):
 
 
 class Json(ColumnKind, frozen=True):
-    """Any JSON value, kept as its text; nested at most `depth` deep.
+    """Any JSON value, stored as its text; nested at most `depth` deep.
 
-    `doubles` says which numbers the database turns into doubles: all (MySQL), or one that is the whole value (SQLite, which
-    reads the text of a number as a number: such a value is given to it as one).
+    `doubles` says which numbers the database turns into doubles: all (MySQL), or one that is the
+    whole value (SQLite, which reads the text of a number as a number).
     """
 
     depth: int | None = None
@@ -124,22 +126,22 @@ AnyKind = Text | Enumeration | Integer | Float | Numeric | Boolean | Timestamp |
 
 
 def converter(kind: ColumnKind) -> Converter:
-    """The function that turns a JSON value into a value of this kind, or raises Unfit."""
+    """Return the function that converts a JSON value to this kind, or raises Unfit."""
     match kind:
         case Text():
             return _text(kind)
         case Enumeration():
-            return _choice(kind)
+            return _enumeration(kind)
         case Integer():
             return _integer(kind)
         case Timestamp():
-            return _time(kind)
+            return _timestamp(kind)
         case Numeric():
-            return _exact(kind)
+            return _numeric(kind)
         case Float():
-            return _real
+            return _float
         case Boolean():
-            return _truth
+            return _boolean
         case Date():
             return _date
         case Uuid():
@@ -151,7 +153,10 @@ def converter(kind: ColumnKind) -> Converter:
 
 
 def time_converter(kind: ColumnKind, unit: str = "ms") -> Converter:
-    """The converter for a field that holds a time: integer columns take units since 1970, text columns ISO 8601."""
+    """Return the converter for a field that holds a time.
+
+    Integer columns get units since 1970, text columns ISO 8601.
+    """
     convert = converter(kind)
     match kind:
         case Integer():
@@ -166,7 +171,7 @@ def time_converter(kind: ColumnKind, unit: str = "ms") -> Converter:
 
 
 def instant(value: Any) -> datetime:
-    """A time from epoch milliseconds or ISO 8601 text; a text without a zone is UTC."""
+    """Return a time from epoch milliseconds or ISO 8601 text; text without a zone is UTC."""
     if isinstance(value, str):
         try:
             at = msgspec.convert(value, datetime)
@@ -176,7 +181,7 @@ def instant(value: Any) -> datetime:
             return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
         except OverflowError:
             raise Unfit(
-                Reason.TIME_OUT_OF_RANGE, f"{shown(value)} lies outside the years 1 to 9999"
+                Reason.TIME_OUT_OF_RANGE, f"{shown(value)} is outside the years 1 to 9999"
             ) from None
     if type(value) is int or type(value) is float or isinstance(value, Decimal):
         try:
@@ -191,21 +196,21 @@ def instant(value: Any) -> datetime:
 
 
 def micros(at: datetime) -> int:
-    """Microseconds since 1970."""
+    """Return microseconds since 1970."""
     return (at - EPOCH) // MICROSECOND
 
 
 def from_micros(value: int) -> datetime:
-    """The instant that many microseconds after 1970."""
+    """Return the time that is this many microseconds after 1970."""
     return EPOCH + timedelta(microseconds=value)
 
 
 def iso(at: datetime) -> str:
-    """ISO 8601 in UTC, as our publisher writes it."""
+    """Return ISO 8601 in UTC, as instep's publisher writes it."""
     return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-# --- one function a kind ------------------------------------------------------------------------------
+# --- one function per kind ----------------------------------------------------------------------
 
 
 def _text(kind: Text) -> Converter:
@@ -218,18 +223,18 @@ def _text(kind: Text) -> Converter:
             raise Unfit(Reason.WRONG_TYPE, f"text expected, not {_name(value)}")
         if len(value) > characters:
             raise Unfit(
-                Reason.TEXT_TOO_LONG, f"{len(value)} characters, the column holds {characters}"
+                Reason.TEXT_TOO_LONG, f"{len(value)} characters, but the column holds {characters}"
             )
         if len(value) * 4 > size and len(value.encode()) > size:
             raise Unfit(
-                Reason.TEXT_TOO_LONG, f"{len(value.encode())} bytes, the column holds {size}"
+                Reason.TEXT_TOO_LONG, f"{len(value.encode())} bytes, but the column holds {size}"
             )
         if "\0" in value:
-            raise Unfit(Reason.NUL_IN_TEXT, "the text holds the character NUL")
+            raise Unfit(Reason.NUL_IN_TEXT, "the text contains the character NUL")
         if charset is not None and not is_in_charset(value, charset):
             raise Unfit(
                 Reason.NOT_IN_CHARACTER_SET,
-                f"the column keeps text as {charset}, which lacks a character of this text",
+                f"the column stores text as {charset}, which lacks a character of this text",
             )
         return value
 
@@ -237,7 +242,7 @@ def _text(kind: Text) -> Converter:
 
 
 def is_in_charset(text: str, charset: str) -> bool:
-    """Whether a character set has all characters of a text."""
+    """Return whether a character set has all characters of a text."""
     if charset in UNICODE or text.isascii():
         return True
     if charset in UNICODE_BMP:
@@ -249,14 +254,16 @@ def is_in_charset(text: str, charset: str) -> bool:
     return True
 
 
-def _choice(kind: Enumeration) -> Converter:
+def _enumeration(kind: Enumeration) -> Converter:
     labels = frozenset(kind.labels)
 
     def convert(value: Any) -> str:
         if type(value) is not str:
             raise Unfit(Reason.WRONG_TYPE, f"text expected, not {_name(value)}")
         if value not in labels:
-            raise Unfit(Reason.NOT_A_CHOICE, f"{shown(value)} is none of {', '.join(kind.labels)}")
+            raise Unfit(
+                Reason.NOT_A_CHOICE, f"{shown(value)} is not one of {', '.join(kind.labels)}"
+            )
         return value
 
     return convert
@@ -266,7 +273,7 @@ def _integer(kind: Integer) -> Converter:
     low, high = kind.low, kind.high
 
     def convert(value: Any) -> int:
-        if type(value) is not int and not (kind.truth and type(value) is bool):
+        if type(value) is not int and not (kind.is_boolean and type(value) is bool):
             raise Unfit(Reason.WRONG_TYPE, f"integer expected, not {_name(value)}")
         if not low <= value <= high:
             raise Unfit(Reason.NUMBER_OUT_OF_RANGE, f"the column holds {low} to {high}")
@@ -275,7 +282,7 @@ def _integer(kind: Integer) -> Converter:
     return convert
 
 
-def _time(kind: Timestamp) -> Converter:
+def _timestamp(kind: Timestamp) -> Converter:
     low, high = kind.low, kind.high
 
     def convert(value: Any) -> datetime:
@@ -289,7 +296,7 @@ def _time(kind: Timestamp) -> Converter:
     return convert
 
 
-def _exact(kind: Numeric) -> Converter:
+def _numeric(kind: Numeric) -> Converter:
     def convert(value: Any) -> Decimal:
         if type(value) not in (int, float, Decimal):
             raise Unfit(Reason.WRONG_TYPE, f"number expected, not {_name(value)}")
@@ -313,14 +320,15 @@ def _exact(kind: Numeric) -> Converter:
         if kind.binary and not _is_kept_by_sqlite(number):
             raise Unfit(
                 Reason.NUMBER_OUT_OF_RANGE,
-                f"SQLite keeps this number as a double, which cannot hold {_shown_number(number)}",
+                "SQLite stores this number as a double,"
+                f" which cannot represent {_shown_number(number)}",
             )
         return number
 
     return convert
 
 
-def _real(value: Any) -> float:
+def _float(value: Any) -> float:
     if type(value) not in (int, float, Decimal):
         raise Unfit(Reason.WRONG_TYPE, f"number expected, not {_name(value)}")
     try:
@@ -328,11 +336,11 @@ def _real(value: Any) -> float:
     except OverflowError:
         number = float("inf")
     if number in (float("inf"), float("-inf")):
-        raise Unfit(Reason.NUMBER_OUT_OF_RANGE, "beyond what a floating-point column holds")
+        raise Unfit(Reason.NUMBER_OUT_OF_RANGE, "too large for a floating-point column")
     return number
 
 
-def _truth(value: Any) -> bool:
+def _boolean(value: Any) -> bool:
     if type(value) is not bool:
         raise Unfit(Reason.WRONG_TYPE, f"true or false expected, not {_name(value)}")
     return value
@@ -353,14 +361,16 @@ def _uuid(value: Any) -> UUID:
     try:
         return UUID(value)
     except ValueError:
-        raise Unfit(Reason.WRONG_TYPE, f"{shown(value)} is no UUID") from None
+        raise Unfit(Reason.WRONG_TYPE, f"{shown(value)} is not a UUID") from None
 
 
 def _json(kind: Json) -> Converter:
     encode = msgspec.json.Encoder(decimal_format="number").encode
-    changes = {"none": lambda _: None, "all": _changed_by_mysql, "whole": _changed_by_sqlite}[
-        kind.doubles
-    ]
+    find_changed = {
+        "none": lambda _: None,
+        "all": _changed_by_mysql,
+        "whole": _changed_by_sqlite,
+    }[kind.doubles]
 
     def convert(value: Any) -> str | int | float:
         try:
@@ -370,11 +380,12 @@ def _json(kind: Json) -> Converter:
         if kind.depth is not None and is_deeper(text, kind.depth):
             raise Unfit(Reason.NESTED_TOO_DEEP, f"nested deeper than the column's {kind.depth}")
         if NUL_ESCAPED.search(text):
-            raise Unfit(Reason.NUL_IN_TEXT, "the value holds the character NUL")
-        if (changed := changes(value)) is not None:
+            raise Unfit(Reason.NUL_IN_TEXT, "the value contains the character NUL")
+        if (changed := find_changed(value)) is not None:
             raise Unfit(
                 Reason.NUMBER_OUT_OF_RANGE,
-                f"the database keeps this number as a double, which cannot hold {_shown_number(changed)}",
+                "the database stores this number as a double,"
+                f" which cannot represent {_shown_number(changed)}",
             )
         if kind.doubles == "whole" and type(value) in (int, float, Decimal):
             return sqlite_number(Decimal(text.decode()))
@@ -384,7 +395,10 @@ def _json(kind: Json) -> Converter:
 
 
 def exact_number(text: str) -> Decimal:
-    """A decimal with every digit it was written with; one that no column could hold is refused before anybody expands it."""
+    """Return a decimal with every digit of its text.
+
+    One that no column could hold is refused before it is expanded.
+    """
     try:
         number = Decimal(text)
     except ArithmeticError:
@@ -395,11 +409,12 @@ def exact_number(text: str) -> Decimal:
 
 
 def beyond_range() -> Unfit:
+    """Return the error for a number that no column could hold."""
     return Unfit(Reason.NUMBER_OUT_OF_RANGE, "a number in the value is beyond any range")
 
 
 def is_double(number: int | Decimal) -> bool:
-    """Whether a double has exactly this value when it is written with the fewest digits."""
+    """Return whether a double, written with the fewest digits, has exactly this value."""
     try:
         return Decimal(repr(float(number))) == number
     except OverflowError:
@@ -407,12 +422,12 @@ def is_double(number: int | Decimal) -> bool:
 
 
 def sqlite_number(number: Decimal) -> int | float:
-    """A number as SQLite keeps it: a 64-bit integer, else a double. Its own conversion of text is not exact to the last digit."""
-    return (
-        int(number)
-        if abs(number) < 2**63 and number == number.to_integral_value()
-        else float(number)
-    )
+    """Return a number as SQLite stores it: a 64-bit integer, else a double.
+
+    SQLite's own conversion of text is not exact to the last digit.
+    """
+    is_integer = abs(number) < 2**63 and number == number.to_integral_value()
+    return int(number) if is_integer else float(number)
 
 
 def _is_kept_by_sqlite(number: Decimal) -> bool:
@@ -420,14 +435,16 @@ def _is_kept_by_sqlite(number: Decimal) -> bool:
 
 
 def _changed_by_sqlite(value: Any) -> int | Decimal | None:
-    """The value itself if it is a number that SQLite would change."""
-    return (
-        value if type(value) in (int, Decimal) and not _is_kept_by_sqlite(Decimal(value)) else None
-    )
+    """Return the value itself if it is a number that SQLite would change."""
+    is_number = type(value) in (int, Decimal)
+    return value if is_number and not _is_kept_by_sqlite(Decimal(value)) else None
 
 
 def _changed_by_mysql(value: Any) -> int | Decimal | None:
-    """The first number within a JSON value that MySQL would change: it keeps integers of 64 bits, and doubles."""
+    """Return the first number in a JSON value that MySQL would change.
+
+    MySQL stores integers of 64 bits, and doubles.
+    """
     if isinstance(value, (dict, list)):
         parts = value.values() if isinstance(value, dict) else value
         return next(
@@ -443,7 +460,7 @@ TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"|([\[{])|[\]}]')
 
 
 def is_deeper(text: bytes, depth: int) -> bool:
-    """Whether a JSON text has objects and lists within each other more than `depth` deep."""
+    """Return whether a JSON text is nested more than `depth` deep."""
     if text.count(b"[") + text.count(b"{") <= depth:
         return False
     level = 0
@@ -458,7 +475,7 @@ def is_deeper(text: bytes, depth: int) -> bool:
 
 
 def _lenient(value: str) -> datetime:
-    """ISO 8601 shapes beyond RFC 3339: a space for the T, no seconds, a date alone, compact or with a comma."""
+    """Parse ISO 8601 beyond RFC 3339: a space for the T, no seconds, a date, compact, a comma."""
     try:
         return datetime.fromisoformat(value)
     except ValueError:
@@ -469,7 +486,7 @@ FINER_THAN_MICROSECONDS = re.compile(r"[.,]\d{6}\d*[1-9]")
 
 
 def is_finer(value: Any) -> bool:
-    """Whether a time, as text or as milliseconds, says more than a microsecond does."""
+    """Return whether a time, as text or as milliseconds, is finer than a microsecond."""
     if isinstance(value, str):
         return FINER_THAN_MICROSECONDS.search(value) is not None
     if type(value) not in (float, Decimal):
@@ -497,5 +514,5 @@ def _shown_number(number: int | Decimal) -> str:
 
 
 def shown(value: str) -> str:
-    """A text within a message, cut where it is long."""
+    """Return a text for a message, shortened if it is long."""
     return repr(value) if len(value) <= 40 else repr(value[:40]) + "…"

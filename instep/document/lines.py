@@ -1,12 +1,13 @@
-"""Lines of a file as events: JSON lines or CSV, read as a stream, refused at the first line that is wrong.
+"""Read the events of a file, JSON lines or CSV, as a stream. The first wrong line raises.
 
-JSON lines: one object a line, taken as it stands. The document's id is the field `doc_id`, or another that is named: text
-or an integer; dots descend (`order.id`). The id of a composite key is in several fields, whose values are joined.
-`{"doc_id": "x", "$delete": true}`, with no further field, deletes the document. Blank lines are skipped.
+JSON lines: one object per line, published as it is. The document's id is the field `doc_id`, or
+another one that is named: text or an integer; dots descend into objects (`order.id`). The id of a
+composite key is in several fields, whose values are joined. `{"doc_id": "x", "$delete": true}`,
+without further fields, deletes the document. Blank lines are skipped.
 
-CSV: a header names the fields; dots descend. A cell that is an integer as JSON writes it (12, -3; not 012 or +3) becomes an
-integer, an empty cell leaves its field out, all else is text. The id's column is text, unless ids are said to be integers.
-CSV cannot delete.
+CSV: a header names the fields; dots descend into objects. A cell that is an integer as JSON writes
+it (12, -3; not 012 or +3) becomes an integer, an empty cell omits its field, everything else is
+text. The column of the id is text unless ids are declared as integers. CSV cannot delete.
 """
 
 from __future__ import annotations
@@ -36,20 +37,18 @@ LONE_RETURN = re.compile(r"(?<=\r)(?!\n)")
 
 
 class Key(msgspec.Struct, frozen=True):
-    """Where a line's document id is: in one field, or in several whose values are joined."""
+    """The fields of a line's document id: one, or several whose values are joined."""
 
     fields: tuple[str, ...] = ("doc_id",)
     separator: str = "/"
-    integers: frozenset[str] = (
-        frozenset()
-    )  # those of the fields that are integers; a CSV file does not say so itself
+    integers: frozenset[str] = frozenset()  # fields that are integers; CSV has no types
 
 
 USUAL_KEY = Key()
 
 
 class EventLine(msgspec.Struct, frozen=True, gc=False):
-    """One event of a file: whose, and its value in the wire format; None deletes."""
+    """One event of a file: its document, and its value in the wire format; None is a delete."""
 
     number: int
     document: str
@@ -57,15 +56,15 @@ class EventLine(msgspec.Struct, frozen=True, gc=False):
 
 
 def format_of(path: str) -> Format:
-    """By the file's suffix; `-`, the standard input, is JSON lines."""
+    """Return the format by the file's suffix; `-`, the standard input, is JSON lines."""
     if path == "-":
         return "jsonl"
     name = path.rpartition("/")[2]
     suffix = f".{name.rpartition('.')[2]}".lower() if "." in name.lstrip(".") else ""
     if suffix not in FORMATS:
         raise errors.SettingsError(
-            f"{path}: the format is not known by the suffix {suffix!r}",
-            f"known: {', '.join(FORMATS)}",
+            f"{path}: unknown format, by the suffix {suffix!r}",
+            f"use one of: {', '.join(FORMATS)}",
         )
     return FORMATS[suffix]
 
@@ -73,16 +72,13 @@ def format_of(path: str) -> Format:
 def read(
     stream: Iterable[bytes], file_format: Format, *, key: Key = USUAL_KEY, name: str = "-"
 ) -> Iterator[EventLine]:
-    """The stream's events one by one. A wrong line raises, naming file and line; what came before it was handed out."""
-    return (
-        _read_csv(stream, key, name)
-        if file_format == "csv"
-        else _read_json_lines(stream, key, name)
-    )
+    """Return the events one by one; raise at a wrong line, with file name and line number."""
+    read_lines = _read_csv if file_format == "csv" else _read_json_lines
+    return read_lines(stream, key, name)
 
 
 def wrong(name: str, number: int, what: str, remedy: str = "") -> errors.SettingsError:
-    """The error for a line that cannot be taken."""
+    """Return the error for a wrong line."""
     return errors.SettingsError(f"{name}, line {number}: {what}", remedy)
 
 
@@ -100,11 +96,11 @@ def _read_json_lines(stream: Iterable[bytes], key: Key, name: str) -> Iterator[E
                 name,
                 number,
                 "not a JSON object",
-                "write one object a line; an array becomes that by jq -c '.[]'",
+                "write one object per line; jq -c '.[]' splits an array into lines",
             ) from failure
         except (msgspec.DecodeError, UnicodeDecodeError) as failure:
             raise wrong(
-                name, number, f"not valid JSON: {failure}", "write one object a line"
+                name, number, f"not valid JSON: {failure}", "write one object per line"
             ) from failure
         document = _document(fields, key, name, number)
         if DELETE in fields and (fields[DELETE] is not True or not _has_nothing_but(fields, key)):
@@ -112,7 +108,7 @@ def _read_json_lines(stream: Iterable[bytes], key: Key, name: str) -> Iterator[E
             raise wrong(
                 name,
                 number,
-                f"{DELETE} goes with the key alone",
+                f"{DELETE} allows no other fields than the key",
                 f'{{{example}, "{DELETE}": true}} deletes a document',
             )
         yield EventLine(number, document, None if DELETE in fields else text)
@@ -128,7 +124,7 @@ def _read_csv(stream: Iterable[bytes], key: Key, name: str) -> Iterator[EventLin
                 continue
             if len(row) != len(header):
                 raise wrong(
-                    name, rows.line_num, f"{len(row)} cells under a header of {len(header)}"
+                    name, rows.line_num, f"{len(row)} cells, but the header has {len(header)}"
                 )
             fields: dict[str, Any] = {}
             for column, cell in zip(header, row, strict=True):
@@ -147,7 +143,7 @@ def _read_csv(stream: Iterable[bytes], key: Key, name: str) -> Iterator[EventLin
 
 
 def _texts(stream: Iterable[bytes]) -> Iterator[str]:
-    """The lines as text, with their ends, whichever of the three kinds these are."""
+    """Return the lines as text, with their line ends of any of the three kinds."""
     for text in codecs.iterdecode(stream, "utf-8-sig"):
         yield from LONE_RETURN.split(text) if "\r" in text else (text,)
 
@@ -155,20 +151,17 @@ def _texts(stream: Iterable[bytes]) -> Iterator[str]:
 def _check_header(header: list[str], key: Key, name: str) -> None:
     repeated = sorted({column for column in header if header.count(column) > 1})
     if repeated or "" in header:
-        raise wrong(
-            name,
-            1,
-            f"the header names {', '.join(map(repr, repeated))} twice"
-            if repeated
-            else "a column has no name",
-        )
+        problem = "a column has no name"
+        if repeated:
+            problem = f"the header names {', '.join(map(repr, repeated))} twice"
+        raise wrong(name, 1, problem)
     for column in header:
         above = [other for other in header if column.startswith(f"{other}.")]
         if above:
             raise wrong(
                 name,
                 1,
-                f"the header has {above[0]!r} and {column!r}, which would lie within it",
+                f"the header has {above[0]!r} and {column!r}, which would be inside it",
                 "rename one of them",
             )
     for field in key.fields:
@@ -190,14 +183,14 @@ def _integer_id(text: str, key: str, name: str, number: int) -> int:
         raise wrong(
             name,
             number,
-            f"{key!r} is {text!r}, and ids are integers here",
-            "write it as 12 or -3, or say --key-type text",
+            f"{key!r} is {text!r}, but ids are integers here",
+            "write it as 12 or -3, or pass --key-type text",
         )
     return int(text)
 
 
 def _nested(header: list[str], fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields in the header's order; a name with dots lies within the objects that it names."""
+    """Return the fields in the header's order; a name with dots is nested in objects."""
     if not any("." in column for column in header):
         return {column: fields[column] for column in header if column in fields}
     tree: dict[str, Any] = {}
@@ -217,7 +210,7 @@ def _steps(name: str) -> list[str]:
 
 
 def _found(fields: dict[str, Any], key: str) -> tuple[bool, Any]:
-    """Whether the field is there, and its value: under that very name, or by descending at its dots."""
+    """Return whether the field exists, and its value: by its full name, or by its dots."""
     if key in fields:
         return True, fields[key]
     value: Any = fields
@@ -229,7 +222,7 @@ def _found(fields: dict[str, Any], key: str) -> tuple[bool, Any]:
 
 
 def _has_nothing_but(fields: dict[str, Any], key: Key) -> bool:
-    """Whether the id and the mark of a deletion are all that the object holds."""
+    """Return whether the object has no other fields than the id and the mark of a delete."""
     wanted = {(field,) if field in fields else tuple(_steps(field)) for field in key.fields}
     return {path for path in _leaves(fields) if path != (DELETE,)} == wanted
 
@@ -256,5 +249,5 @@ def _part(fields: dict[str, Any], field: str, name: str, number: int) -> str:
             "name the key's field with --key",
         )
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise wrong(name, number, f"{field!r} must be text or an integer, to be the record's key")
+        raise wrong(name, number, f"{field!r} is the record's key and must be text or an integer")
     return str(value)

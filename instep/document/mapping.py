@@ -1,6 +1,7 @@
-"""The mapping: where each thing stands in a record, and which column keeps it.
+"""The mapping: which field of a record becomes which column.
 
-Compiled from a pipeline's settings and the kinds of its table's columns. A plain value: it travels to every task.
+Compiled from a pipeline's settings and the kinds of its table's columns. A plain value, which every
+task receives.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ TIMESTAMP = "@timestamp"
 OFFSET = "@offset"
 PARTITION = "@partition"
 HEADER = "@header."
-CONSTANT = "@value."  # followed by the column's name: where a constant stands among the paths
+CONSTANT = "@value."  # followed by the column's name: the path of a constant
 
 Path = tuple[str, ...]
 
 
 class TargetColumn(msgspec.Struct, frozen=True):
-    """A table's column as a sink found it."""
+    """A column of the table, as read from the database."""
 
     name: str
     kind: kinds.AnyKind
     nullable: bool = True
-    declared: str = ""  # the type in the database's own words
-    collation: str | None = None  # of a text column, where the database names one
+    declared: str = ""  # the type as the database declares it
+    collation: str | None = None  # of a text column, if the database reports one
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One column that the pipeline keeps, and the field it comes from."""
+    """One mapped column, and the field it comes from."""
 
     column: TargetColumn
     path: Path
@@ -44,9 +45,7 @@ class Field(msgspec.Struct, frozen=True):
 class Mapping(msgspec.Struct, frozen=True):
     """Everything that decoding a record needs."""
 
-    documents: tuple[
-        Path, ...
-    ]  # where the id is: whole in one field, or a field for each key column
+    documents: tuple[Path, ...]  # of the id: one field, or one for each key column
     keys: tuple[TargetColumn, ...]
     status: Path | None
     order: Path | None
@@ -58,32 +57,33 @@ class Mapping(msgspec.Struct, frozen=True):
 
     @property
     def is_keyed(self) -> bool:
-        """Whether the record's key is the document's id."""
+        """Return whether the record's key is the document's id."""
         return self.documents == ((KEY,),)
 
     @property
     def columns(self) -> tuple[TargetColumn, ...]:
+        """Return the mapped columns."""
         return tuple(field.column for field in self.fields)
 
     @property
     def guard_field(self) -> Field | None:
-        """The field that the guard's column keeps."""
+        """Return the field of the guard's column."""
         return next((field for field in self.fields if field.column.name == self.guard), None)
 
     @property
     def reads_headers(self) -> bool:
-        """Whether records are needed with their headers."""
+        """Return whether a header of the records is mapped."""
         paths = (self.status, self.at, *(field.path for field in self.fields))
         return any(path is not None and path[0].startswith(HEADER) for path in paths)
 
     @property
     def status_column(self) -> TargetColumn | None:
-        """The column that keeps the document's status, if one does."""
+        """Return the column of the document's status, if it is mapped."""
         return next((field.column for field in self.fields if field.path == self.status), None)
 
 
 def compile_mapping(pipeline: settings.Pipeline, columns: dict[str, TargetColumn]) -> Mapping:
-    """The mapping of a pipeline onto the columns of its table; the sink has checked that they are there."""
+    """Return the mapping of a pipeline to the existing columns of its table."""
     event = pipeline.event
     at = event.at or TIMESTAMP
     fields = tuple(
@@ -123,7 +123,7 @@ def _field(column: TargetColumn, declared: settings.ColumnMapping, at: str) -> F
 
 
 def path(field: str) -> Path:
-    """The steps to a field: dots descend; names that begin with @ are the record's own."""
+    """Return the path to a field: dots descend; names with @ are fields of the record itself."""
     if field.startswith("@"):
         is_header = field.startswith(HEADER) and field != HEADER
         if not is_header and field not in (KEY, TIMESTAMP, OFFSET, PARTITION):
@@ -136,6 +136,6 @@ def path(field: str) -> Path:
     steps = tuple(field.split("."))
     if not all(steps):
         raise errors.SettingsError(
-            f"{field!r} is no field", "write a name, or names with dots between them"
+            f"{field!r} is not a field", "write a name, or names with dots between them"
         )
     return steps

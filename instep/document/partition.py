@@ -1,6 +1,7 @@
 """Which partition a key belongs to: murmur2 as Java's producer computes it.
 
-All publishers of a topic must agree on this, else one document's events lie in two partitions and lose their order.
+All publishers of a topic must agree on this. Otherwise the events of one document are in two
+partitions and lose their order.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ WORD = 0xFFFFFFFF
 
 
 def murmur2(key: bytes) -> int:
-    """The hash as an unsigned 32-bit number."""
+    """Return the hash as an unsigned 32-bit number."""
     tail_at = len(key) & ~3
     result = SEED ^ len(key)
     for start in range(0, tail_at, 4):
@@ -27,13 +28,13 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a record with this key, in a topic of so many partitions."""
+    """Return the partition of a key in a topic with this number of partitions."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 def moved_share(old: int, new: int) -> float:
-    """The share of keys that belong to another partition once the topic has `new` partitions.
+    """Return the share of keys that change their partition from `old` to `new` partitions.
 
-    Of every lcm(old, new) hashes in a row, a key stays put on exactly as many as the smaller number of partitions.
+    Of lcm(old, new) consecutive hashes, exactly min(old, new) keep their partition.
     """
     return 1 - min(old, new) / math.lcm(old, new)

@@ -1,8 +1,8 @@
-"""Plain records, decoded in bulk: what most records are, read in one pass.
+"""Decode plain records in bulk, in one pass. Most records are plain.
 
-A record is plain when its value is short UTF-8 without a backslash that names no mapped field twice, and every mapped field is
-of its column's own type: then a parser that knows the types does the checking. For every record the outcome is the one that
-`Decoder.decode` has; those that are not plain are left to it.
+A record is plain if its value is short UTF-8 without a backslash, names no mapped field twice, and
+every mapped field has its column's own type. Then a parser that knows the types does all checks.
+The outcome is the same as that of `Decoder.decode`, which decodes the records that are not plain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec.structs import astuple
 from instep.document import kinds
 from instep.document.mapping import CONSTANT, HEADER, KEY, OFFSET, PARTITION, TIMESTAMP, Path
 
-LENGTH_MAX = 1_000  # a longer value might be nested too deep
+LENGTH_MAX = 1_000  # bytes; a longer value might be nested too deep
 EVER = kinds.Timestamp()
 
 Row = tuple[Any, ...]
@@ -28,7 +28,7 @@ Convert = Callable[[Any], Any]
 
 
 class PlainRecord(Protocol):
-    """A record as it lies in the log."""
+    """A record as a client of the log returns it."""
 
     @property
     def key(self) -> bytes | None: ...
@@ -45,7 +45,7 @@ class PlainRecord(Protocol):
 
 
 class Use(msgspec.Struct, frozen=True):
-    """One use of a field. `type` is what the parser checks, None where it cannot: then `convert` does, and raises."""
+    """One use of a field. If `type` is None, the parser cannot check it and `convert` does."""
 
     path: Path
     type: Any
@@ -55,16 +55,17 @@ class Use(msgspec.Struct, frozen=True):
 
 
 def text_type(characters: int | None, size: int | None, least: int = 0) -> Any:
-    """A text that fits whatever its characters are."""
-    limits = [
-        *([characters] if characters is not None else []),
-        *([size // 4] if size is not None else []),
-    ]
-    return Annotated[str, Meta(min_length=least, max_length=min(limits) if limits else None)]
+    """Return the type of text that fits whatever its characters are."""
+    limits = []
+    if characters is not None:
+        limits.append(characters)
+    if size is not None:
+        limits.append(size // 4)  # a character takes at most four bytes
+    return Annotated[str, Meta(min_length=least, max_length=min(limits, default=None))]
 
 
 def type_of(kind: kinds.ColumnKind) -> Any:
-    """The type whose every value a column of this kind takes as it is; None where there is none."""
+    """Return the type of which every value fits a column of this kind; None if there is none."""
     match kind:
         case kinds.Text():
             return text_type(kind.characters, kind.size) if kind.charset is None else None
@@ -83,17 +84,17 @@ def type_of(kind: kinds.ColumnKind) -> Any:
 
 
 def integer_type(low: int, high: int) -> Any:
-    """An integer between these, as far as the parser can tell: its bounds have 64 bits."""
+    """Return the type of integers between bounds, which have 64 bits for the parser."""
     return Annotated[int, Meta(ge=max(low, -(2**63)), le=min(high, 2**63 - 1))]
 
 
 def time_type(low: datetime = EVER.low, high: datetime = EVER.high) -> Any:
-    """An instant between these; the parser does not look at them, the reader does."""
+    """Return the type of times between bounds; the reader checks them, not the parser."""
     return Annotated[datetime, (low, high)]
 
 
 class PlainReader:
-    """Reads plain records. `uses` say what is wanted of each, and in which order it is given."""
+    """Reads plain records. `uses` are the fields to return, in this order."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class PlainReader:
         constants: Mapping[str, Any] | None = None,
     ) -> None:
         fields: dict[str, list[Use]] = {}
-        own: dict[str, list[Use]] = {}  # which are the record's own, and constants
+        own: dict[str, list[Use]] = {}  # fields of the record itself, and constants
         for use in uses:
             (own if use.path[0].startswith("@") else fields).setdefault(use.path[0], []).append(use)
         types = {name: _joined(of_one) for name, of_one in fields.items()}
@@ -119,7 +120,9 @@ class PlainReader:
         places = {name: place for place, name in enumerate([*fields, *own])}
         self._pick = itemgetter(*(places[use.path[0]] for use in uses))
         self._own = [
-            _own(name, optional=all(use.optional for use in of_one), constants=constants or {})
+            _record_field(
+                name, optional=all(use.optional for use in of_one), constants=constants or {}
+            )
             for name, of_one in own.items()
         ]
         times = [
@@ -141,7 +144,7 @@ class PlainReader:
         self._bytes_max = bytes_max
 
     def read(self, records: Sequence[PlainRecord]) -> list[Row | None]:
-        """For each record what `uses` want, UNSET for what it lacks; None for one that is not plain."""
+        """Return a row of `uses` for each record, UNSET for missing fields; None if not plain."""
         parse, pick, times, bounded, own = (
             self._parse,
             self._pick,
@@ -152,7 +155,8 @@ class PlainReader:
         rows: list[Row | None] = []
         for record in records:
             try:
-                row = astuple(parse(record.value))  # type: ignore[arg-type] # of a delete as well: it is not plain
+                # a delete has no value: parsing fails, as it is not plain
+                row = astuple(parse(record.value))  # type: ignore[arg-type]
                 for place in times:
                     if getattr(row[place], "tzinfo", None) is not UTC:
                         row = self._in_utc(row)
@@ -163,7 +167,7 @@ class PlainReader:
                     row = (*row, *[get(record) for get in own])
                 row = pick(row)
                 rows.append(self._as_columns(row) if self._converted else row)
-            except Exception:  # noqa: BLE001 - whatever it is, the record is not plain, and is looked at by itself
+            except Exception:  # noqa: BLE001 - the record is not plain, and is decoded by itself
                 rows.append(None)
         found = [
             (record, row) for record, row in zip(records, rows, strict=True) if row is not None
@@ -178,7 +182,7 @@ class PlainReader:
     def _hold(self, row: Row) -> None:
         for place, low, high in self._bounded:
             if isinstance(row[place], datetime) and not low <= row[place] <= high:
-                raise ValueError("beyond what the column holds")
+                raise ValueError("outside the range of the column")
 
     def _in_utc(self, row: Row) -> Row:
         found = list(row)
@@ -198,7 +202,7 @@ class PlainReader:
         return tuple(found)
 
     def _all_plain(self, found: Sequence[tuple[PlainRecord, Row]]) -> bool:
-        """Whether all of these are, told from all their bytes at once."""
+        """Return whether all of these records are plain, by a check of all their bytes at once."""
         keys = [record.key for record, _ in found if record.key is not None]
         values = [record.value for record, _ in found if record.value is not None]
         text = b"\n".join(values)
@@ -211,7 +215,8 @@ class PlainReader:
             or b"\\" in text
         ):
             return False
-        # each record that has a field names it at least once: as many names as fields means that none stands twice
+        # A record that has a field contains its name at least once. So if the name occurs as often
+        # as records have the field, no record contains it twice.
         return all(
             text.count(name) == len(found) - sum(row[place] is UNSET for _, row in found)
             for name, place in self._names
@@ -234,30 +239,28 @@ class PlainReader:
         )
 
 
-def _own(
+def _record_field(
     name: str, *, optional: bool, constants: Mapping[str, Any]
 ) -> Callable[[PlainRecord], Any]:
-    """The function that gives one of a record's own fields; it raises for a record that is not plain."""
+    """Return the function that gets one of a record's own fields, or raises if it is missing."""
 
     def timestamp(record: PlainRecord) -> Any:
-        return record.timestamp_ms if record.timestamp_ms >= 0 else lacking()
+        return record.timestamp_ms if record.timestamp_ms >= 0 else missing()
 
-    def place(record: PlainRecord) -> Any:
-        return (
-            lacking()
-            if record.partition < 0
-            else record.offset
-            if name == OFFSET
-            else record.partition
-        )
+    def position(record: PlainRecord) -> Any:
+        if record.partition < 0:
+            return missing()
+        return record.offset if name == OFFSET else record.partition
 
     def header(record: PlainRecord) -> Any:
         if sum(len(value or b"") for _, value in record.headers) > LENGTH_MAX:
-            raise ValueError("the record may be larger than the target takes")
-        found = [value for key, value in record.headers if key == name[len(HEADER) :]]
-        return (found[-1] if found[-1] is None else found[-1].decode()) if found else lacking()
+            raise ValueError("the record may be larger than the target accepts")
+        values = [value for key, value in record.headers if key == name[len(HEADER) :]]
+        if not values:
+            return missing()
+        return None if values[-1] is None else values[-1].decode()
 
-    def lacking() -> Any:
+    def missing() -> Any:
         if not optional:
             raise ValueError(f"{name} is missing")
         return UNSET
@@ -266,8 +269,11 @@ def _own(
         value = constants[name]
         return lambda _: value
     if name == KEY:
-        return lambda record: record.key.decode()  # type: ignore[union-attr] # a record without a key is not plain
-    return timestamp if name == TIMESTAMP else place if name in (OFFSET, PARTITION) else header
+        # a record without a key is not plain: this raises
+        return lambda record: record.key.decode()  # type: ignore[union-attr]
+    if name == TIMESTAMP:
+        return timestamp
+    return position if name in (OFFSET, PARTITION) else header
 
 
 def _is_text(raw: bytes) -> bool:
@@ -281,7 +287,7 @@ def _is_text(raw: bytes) -> bool:
 
 
 def _joined(uses: Iterable[Use]) -> Any:
-    """The one type that all uses of a field agree on; None where there is none, and each converts for itself."""
+    """Return the type that fits all uses of a field; None if there is none, and each converts."""
     types: list[Any] = [use.type if len(use.path) == 1 else None for use in uses]
     if any(one is None for one in types):
         return None
@@ -312,14 +318,16 @@ def _is_time(type_: Any) -> bool:
 
 
 def _field(name: str, type_: Any, uses: Sequence[Use]) -> tuple[Any, ...]:
-    whole = Any if type_ is None else datetime | int if _is_time(type_) else type_
+    whole = Any if type_ is None else type_
+    if _is_time(type_):
+        whole = datetime | int
     if type_ is not None and all(use.nullable for use in uses):
         whole = whole | None
     return (name, whole | UnsetType, UNSET) if all(use.optional for use in uses) else (name, whole)
 
 
 def _convert(use: Use) -> Convert:
-    """The use's own conversion, behind the steps that lead to the value; null is none that is plain, unless it may be."""
+    """Return the function that descends to the value and converts it; null must be allowed."""
     steps = use.path[1:]
 
     def convert(raw: Any) -> Any:

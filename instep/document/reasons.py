@@ -1,4 +1,4 @@
-"""Why an event was set aside: stable names, kept with each dead letter and each parked event."""
+"""Reasons of quarantine: stable codes, kept with each dead letter and each parked event."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Reason(StrEnum):
-    """Why an event was set aside. Names are part of the interface: they are stored, filtered by and documented."""
+    """Why an event is in quarantine. The codes are stored, used as filters and documented."""
 
     KEY_MISSING = "KEY_MISSING"
     KEY_NOT_UTF8 = "KEY_NOT_UTF8"
@@ -44,44 +44,68 @@ class Reason(StrEnum):
 
 
 EXPLANATIONS = {
-    Reason.KEY_MISSING: "the record has no key, so nothing ties it to a document's partition and its order",
+    Reason.KEY_MISSING: (
+        "the record has no key, so its partition and its order are not those of a document"
+    ),
     Reason.KEY_NOT_UTF8: "the record's key is not UTF-8 text",
-    Reason.RECORD_TOO_LARGE: "the record is larger than the target database takes in one statement: only its beginning is kept",
+    Reason.RECORD_TOO_LARGE: (
+        "the record is larger than the target database accepts in one statement;"
+        " only its beginning is kept"
+    ),
     Reason.ID_EMPTY: "the document's id is empty",
     Reason.ID_TOO_LONG: "the document's id is longer than 255 characters or than the key column",
     Reason.ID_PARTS_WRONG: (
-        "the document's id has not one part for each column of the composite key, or a part contains the separator"
+        "the document's id does not have one part for each column of the composite key,"
+        " or a part contains the separator"
     ),
     Reason.NOT_UTF8: "the value is not UTF-8 text",
-    Reason.NOT_JSON: "the value is not one JSON text: empty, cut short, followed by more, or not JSON at all",
+    Reason.NOT_JSON: (
+        "the value is not one JSON text: it is empty, truncated, followed by more, or not JSON"
+    ),
     Reason.NOT_AN_OBJECT: "the value is JSON, but not an object",
-    Reason.NESTED_TOO_DEEP: "the value is nested too deep to be read",
+    Reason.NESTED_TOO_DEEP: "the value is nested too deep",
     Reason.FIELD_MISSING: "the document, the status or the order value is not in the record",
-    Reason.FIELD_REPEATED: "a field that the mapping reads stands more than once in its object",
-    Reason.WRONG_TYPE: "a field is of another type than its column",
-    Reason.NULL_NOT_ALLOWED: "a field is null and its column takes no null",
-    Reason.NUL_IN_TEXT: "a text holds the character NUL, which databases cannot keep",
-    Reason.TEXT_TOO_LONG: "a text is longer than its column, or a status longer than 255 characters",
+    Reason.FIELD_REPEATED: "a mapped field occurs more than once in its object",
+    Reason.WRONG_TYPE: "a field has another type than its column",
+    Reason.NULL_NOT_ALLOWED: "a field is null, but its column does not allow null",
+    Reason.NUL_IN_TEXT: "a text contains the character NUL, which databases cannot store",
+    Reason.TEXT_TOO_LONG: (
+        "a text is longer than its column, or a status is longer than 255 characters"
+    ),
     Reason.NOT_IN_CHARACTER_SET: "a text has a character that the column's character set lacks",
     Reason.NUMBER_OUT_OF_RANGE: "a number does not fit its column",
     Reason.NOT_A_TIME: "a text that should be a time is not ISO 8601",
-    Reason.TIME_OUT_OF_RANGE: "a time lies outside what the column can hold",
-    Reason.TIME_TOO_FINE: "an order time is finer than a microsecond, or than the unit of the guard's integer column",
-    Reason.NOT_A_CHOICE: "a text is none of the values that the column's enumeration allows",
-    Reason.STATUS_UNKNOWN: "the status is not in the settings' transitions",
-    Reason.TRANSITION_NOT_ALLOWED: "the settings do not let this status follow the document's present one",
-    Reason.DOCUMENT_MISSING: 'the table does not have the document, and the settings say `missing = "park"`',
-    Reason.DELETE_NOT_ALLOWED: 'the record deletes the document, and the settings say `deletes = "park"`',
-    Reason.ID_TAKEN_FOR_ANOTHER: (
-        "the table has a row under another id that the key column's collation takes for the same (a and A, for example)"
+    Reason.TIME_OUT_OF_RANGE: "a time is outside the range of its column",
+    Reason.TIME_TOO_FINE: (
+        "an order value that is a time is finer than a microsecond,"
+        " or than the unit of the guard's integer column"
     ),
-    Reason.PARENT_MISSING: "a foreign key of the target table refuses the row: the row that it refers to does not exist yet",
+    Reason.NOT_A_CHOICE: "a text is not one of the values of the column's enumeration",
+    Reason.STATUS_UNKNOWN: "the status is not in the settings' transitions",
+    Reason.TRANSITION_NOT_ALLOWED: (
+        "the settings do not allow this status after the document's current one"
+    ),
+    Reason.DOCUMENT_MISSING: (
+        'the table does not have the document, and the settings say `missing = "park"`'
+    ),
+    Reason.DELETE_NOT_ALLOWED: (
+        'the record deletes the document, and the settings say `deletes = "park"`'
+    ),
+    Reason.ID_TAKEN_FOR_ANOTHER: (
+        "the table has a row with another id that the key column's collation takes for the same"
+        " (a and A, for example)"
+    ),
+    Reason.PARENT_MISSING: (
+        "a foreign key of the target table refuses the row:"
+        " the row that it refers to does not exist yet"
+    ),
     Reason.REFUSED_BY_TARGET: "the target table refuses the row: a constraint or a trigger",
     Reason.WAITS_BEHIND: "an earlier event of the document is parked, and this one waits behind it",
-    Reason.UNFORESEEN: "reading the record failed in a way that instep does not know: worth a report",
+    Reason.UNFORESEEN: "decoding the record failed with an unexpected error: please report it",
 }
 
-# The event is understood, and its column cannot hold the value: the document waits until the table or the event is mended.
+# The event was understood, but a value does not fit its column. The document waits until the table
+# or the event is corrected.
 COLUMN_REFUSES = frozenset(
     {
         Reason.TEXT_TOO_LONG,
@@ -103,7 +127,7 @@ PARKS = COLUMN_REFUSES | {
     Reason.WAITS_BEHIND,
 }
 
-# Another writer's INSERT ends the wait: a running pipeline tries these again by itself for a while.
+# An INSERT of another writer solves these: a running pipeline retries them for a while.
 RETRIED = frozenset({Reason.DOCUMENT_MISSING, Reason.PARENT_MISSING})
 
 
@@ -115,7 +139,7 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unfit(Exception):
-    """A record or a value cannot be used; the reason is kept with what is set aside."""
+    """A record or a value cannot be used; the reason is kept in quarantine."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(reason, detail)

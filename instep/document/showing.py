@@ -1,10 +1,10 @@
-"""Text from a message as a terminal may show it: it can colour, move and hide nothing there."""
+"""Make text from a message safe for a terminal: it cannot colour, move or hide anything."""
 
 from __future__ import annotations
 
 
 def plain(text: str) -> str:
-    """What does not print, line breaks and overrides of the direction included, is shown as its escape."""
+    """Escape what does not print, including line breaks and changes of the text direction."""
     if text.isprintable():
         return text
     return "".join(
@@ -13,12 +13,12 @@ def plain(text: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """So many of them."""
+    """Return a count with its noun, in the plural if needed."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def plain_json(text: str) -> str:
-    """The same for JSON, which stays what it is: only what does not print is written in JSON's own escapes."""
+    """Escape what does not print in JSON text, with JSON's own escapes."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(one if one.isprintable() or one == "\n" else _escaped(one) for one in text)

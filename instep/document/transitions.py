@@ -1,7 +1,8 @@
 """Which status may follow which: the state machine that a pipeline's settings declare.
 
-A document that is new, or whose status is not known, may begin with any declared status. A status that stays what it is
-makes no transition. Everything else must be declared, or the event is refused and its document parked.
+A document that is new, or whose status is not known, may begin with any declared status. A status
+that stays the same is not a transition. Every other transition must be declared; otherwise the
+event is refused and its document parked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ NEAR = 0.8
 
 
 class Transitions(msgspec.Struct, frozen=True):
-    """The declared followers of each status, in the order of the settings. A plain value: it travels to every task."""
+    """The declared followers of each status, in the order of the settings. A plain value."""
 
     followers: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
@@ -26,7 +27,7 @@ class Transitions(msgspec.Struct, frozen=True):
         return bool(self.followers)
 
     def refusal(self, before: str | None, after: str) -> Refusal | None:
-        """Why a document may not go from one status to the other; None when it may."""
+        """Return why a document may not change from one status to another; None if it may."""
         allowed = _sets(self)
         if after not in allowed:
             return Refusal(
@@ -35,45 +36,42 @@ class Transitions(msgspec.Struct, frozen=True):
         if before is None or before == after or after in allowed.get(before, ()):
             return None
         return Refusal(
-            Reason.TRANSITION_NOT_ALLOWED, f"from {before!r} to {after!r}: {self._may(before)}"
+            Reason.TRANSITION_NOT_ALLOWED, f"from {before!r} to {after!r}: {self._allowed(before)}"
         )
 
-    def _may(self, before: str) -> str:
+    def _allowed(self, before: str) -> str:
         if before not in _sets(self):
             return f"{before!r} is not in the settings' transitions"
         following = dict(self.followers).get(before, ())
-        return (
-            f"{before!r} may be followed by {', '.join(map(repr, following))}"
-            if following
-            else f"{before!r} is an end"
-        )
+        if not following:
+            return f"{before!r} is a final status"
+        return f"{before!r} may be followed by {', '.join(map(repr, following))}"
 
 
 def declare(declared: Mapping[str, Sequence[str]]) -> Transitions:
-    """Transitions from the settings' table."""
+    """Return the transitions of the settings."""
     return Transitions(
         tuple((status, tuple(dict.fromkeys(following))) for status, following in declared.items())
     )
 
 
 def statuses(transitions: Transitions) -> list[str]:
-    """Every status that the settings name, in the order of its first mention."""
+    """Return every status in the settings, in order of first occurrence."""
     named = [name for status, following in transitions.followers for name in (status, *following)]
     return list(dict.fromkeys(named))
 
 
 def starts(transitions: Transitions) -> list[str]:
-    """Statuses that follow no other: where documents begin. In a ring without any, the first one declared."""
+    """Return the statuses that follow no other; if there are none, the first one declared."""
     followed = {
         name for status, following in transitions.followers for name in following if name != status
     }
-    return [name for name in statuses(transitions) if name not in followed] or statuses(
-        transitions
-    )[:1]
+    known = statuses(transitions)
+    return [name for name in known if name not in followed] or known[:1]
 
 
 def unreachable(transitions: Transitions) -> list[str]:
-    """Statuses that no document gets to from a start."""
+    """Return the statuses that no document can reach from a start."""
     followers = dict(transitions.followers)
     reached: set[str] = set()
     ahead = starts(transitions)
@@ -86,7 +84,7 @@ def unreachable(transitions: Transitions) -> list[str]:
 
 
 def doubtful(transitions: Transitions) -> list[tuple[str, str]]:
-    """Ends that may be another status misspelt: named only as a follower, and close to one that has followers."""
+    """Return final statuses that may be misspelt, each with the similar status."""
     declared = [status for status, _ in transitions.followers]
     ends = [name for name in statuses(transitions) if name not in declared]
     near = [(name, difflib.get_close_matches(name, declared, n=1, cutoff=NEAR)) for name in ends]
@@ -94,38 +92,38 @@ def doubtful(transitions: Transitions) -> list[tuple[str, str]]:
 
 
 def picture(transitions: Transitions) -> str:
-    """The state machine as text: one block a status, from the starts on, each follower with its arrow."""
+    """Draw the state machine as text: one block per status, with an arrow to each follower."""
     followers = dict(transitions.followers)
     beginning = starts(transitions)
     lost = unreachable(transitions)
     width = max((len(name) for name in statuses(transitions)), default=0)
     lines: list[str] = []
     for name in _walk(transitions, [*beginning, *lost]):
-        mark = "●" if name in beginning else "?" if name in lost else " "
+        mark = "?" if name in lost else " "
+        if name in beginning:
+            mark = "●"
         following = followers.get(name, ())
         if not following:
             lines.append(f"{mark} {name.ljust(width)} ■")
         for number, after in enumerate(following):
             head = f"{mark} {name.ljust(width)}" if number == 0 else " " * (width + 2)
-            branch = (
-                "──"
-                if len(following) == 1
-                else "┬─"
-                if number == 0
-                else "└─"
-                if number == len(following) - 1
-                else "├─"
-            )
+            branch = "├─"
+            if len(following) == 1:
+                branch = "──"
+            elif number == 0:
+                branch = "┬─"
+            elif number == len(following) - 1:
+                branch = "└─"
             lines.append(f"{head} {branch}▶ {after}")
     return "\n".join([*lines, "● begins   ■ ends" + ("   ? cannot be reached" if lost else "")])
 
 
 def findings(transitions: Transitions, found: Iterable[str] = ()) -> list[str]:
-    """What looks wrong: statuses that cannot be reached, that may be misspelt, or that the table has and nobody declared."""
+    """Describe what looks wrong: unreachable, misspelt or undeclared statuses."""
     known = statuses(transitions)
     return [
         *(
-            f"{name!r} cannot be reached: nothing that a document begins with leads to it"
+            f"{name!r} cannot be reached from a status that documents begin with"
             for name in unreachable(transitions)
         ),
         *(
@@ -133,14 +131,14 @@ def findings(transitions: Transitions, found: Iterable[str] = ()) -> list[str]:
             for name, near in doubtful(transitions)
         ),
         *(
-            f"{name!r} stands in the table and is not in the transitions"
+            f"{name!r} is in the table, but not in the transitions"
             for name in sorted(set(found) - set(known))
         ),
     ]
 
 
 def _walk(transitions: Transitions, first: list[str]) -> list[str]:
-    """Every status once, in the order in which documents meet them."""
+    """Return every status once, in the order in which documents reach them."""
     followers = dict(transitions.followers)
     seen: list[str] = []
     ahead = list(first)

@@ -142,7 +142,7 @@ def _agrees(declared: str, kind: kinds.ColumnKind) -> bool:
         case kinds.Integer():
             bits = 63 if name == "bigint" else 31
             wide = kind.low <= -(2**bits) and kind.high >= 2**bits - 1
-            return kind.truth if name == "boolean" else wide
+            return kind.is_boolean if name == "boolean" else wide
         case kinds.Numeric() if kind.digits is not None:
             scale = kind.scale or 0
             return scale >= sizes[1] and kind.digits - scale >= sizes[0] - sizes[1]

@@ -850,8 +850,9 @@ class TableReader:
         bits = INTEGER_BITS.get(type(kind).__name__, 64)
         if getattr(kind, "unsigned", False):
             return kinds.Integer(low=0, high=2**bits - 1)
-        flag = isinstance(kind, mysql.TINYINT) and kind.display_width == 1
-        return kinds.Integer(low=-(2 ** (bits - 1)), high=2 ** (bits - 1) - 1, truth=flag)
+        is_boolean = isinstance(kind, mysql.TINYINT) and kind.display_width == 1
+        limit = 2 ** (bits - 1)
+        return kinds.Integer(low=-limit, high=limit - 1, is_boolean=is_boolean)
 
     def _time(self, kind: Any) -> kinds.Timestamp:
         if self.is_mysql:

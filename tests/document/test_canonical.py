@@ -32,7 +32,7 @@ def form(kind: kinds.AnyKind, value: Any, database: str = "postgresql", declared
         (kinds.Text(), "set('a','b')", "mariadb", "b,a", "a,b"),
         (kinds.Text(), "TEXT", "sqlite", "12", 12),
         (kinds.Integer(), "bigint", "postgresql", 7, "7"),
-        (kinds.Integer(truth=True), "tinyint(1)", "mysql", 1, 1),
+        (kinds.Integer(is_boolean=True), "tinyint(1)", "mysql", 1, 1),
         (kinds.Integer(), "INTEGER", "sqlite", 7, "7"),
         (kinds.Float(), "double precision", "postgresql", 0.1, "0.1"),
         (kinds.Float(), "real", "postgresql", 0.1, "0.1"),

@@ -379,7 +379,7 @@ def test_order_by_the_records_own_timestamp_covers_deletes() -> None:
         (kinds.Float(), "1", Reason.WRONG_TYPE),
         (kinds.Boolean(), True, True),
         (kinds.Boolean(), 1, Reason.WRONG_TYPE),
-        (kinds.Integer(truth=True, high=127), True, 1),
+        (kinds.Integer(is_boolean=True, high=127), True, 1),
         (kinds.Integer(), True, Reason.WRONG_TYPE),
         (kinds.Enumeration(labels=("A", "B")), "A", "A"),
         (kinds.Enumeration(labels=("A", "B")), "a", Reason.NOT_A_CHOICE),

@@ -192,7 +192,7 @@ def test_in_rounds_every_event_is_written_and_nothing_else_changes(
 ) -> None:
     rules, rows, deleted, log = case
     events = [event for batch in log for event in batch]
-    rounds = guard.waves(events)
+    rounds = guard.split_rounds(events)
     assert (
         sorted((event for wave in rounds for event in wave), key=lambda event: event.offset)
         == events

@@ -109,12 +109,12 @@ def test_every_kind_of_part() -> None:
         (
             "acme",
             Reason.ID_PARTS_WRONG,
-            "id is 'acme', and the key has 2 columns: expected tenant/no",
+            "id is 'acme', but the key has 2 columns: expected tenant/no",
         ),
         ("acme/7/1", Reason.ID_PARTS_WRONG, "expected tenant/no"),
         ("/7", Reason.ID_EMPTY, "id, tenant is empty"),
-        ("acme/", Reason.WRONG_TYPE, "id, no is no integer"),
-        ("acme/07", Reason.WRONG_TYPE, "id, no is no integer, and the key column is one"),
+        ("acme/", Reason.WRONG_TYPE, "id, no is not an integer"),
+        ("acme/07", Reason.WRONG_TYPE, "id, no is not an integer, but the key column is"),
         ("acme/99999999999999999999", Reason.NUMBER_OUT_OF_RANGE, "id, no"),
         ("a" * 41 + "/7", Reason.ID_TOO_LONG, "id, tenant"),
         (7, Reason.WRONG_TYPE, "the id of a composite key is text: tenant/no"),
@@ -155,5 +155,5 @@ def test_a_delete_whose_key_is_not_the_whole_id_is_a_dead_letter() -> None:
     decoder = Decoder(mapping(TEXT, NUMBER, documents=(("t",), ("n",))))
     _, dead = decoder.decode_all([Record(0, 1_700_000_000_000, b"7", None)])
     assert [(one.reason, one.detail) for one in dead] == [
-        (Reason.ID_PARTS_WRONG, "the key is '7', and the key has 2 columns: expected tenant/no")
+        (Reason.ID_PARTS_WRONG, "the key is '7', but the key has 2 columns: expected tenant/no")
     ]

@@ -48,7 +48,7 @@ def test_a_refusal_says_what_would_have_been_allowed() -> None:
     )
     ended = PRINTING.refusal("PRINTED", "QUEUED")
     assert ended is not None
-    assert "'PRINTED' is an end" in ended.detail
+    assert "'PRINTED' is a final status" in ended.detail
 
 
 def test_the_picture() -> None:
@@ -81,7 +81,7 @@ def test_what_looks_wrong_is_reported() -> None:
     assert transitions.doubtful(odd) == [("PRINTIGN", "PRINTING")]
     said = transitions.findings(odd, found=["CREATED", "OLD"])
     assert len(said) == 4
-    assert "'OLD' stands in the table" in said[-1]
+    assert "'OLD' is in the table" in said[-1]
     assert "? cannot be reached" in transitions.picture(odd)
 
 

@@ -62,7 +62,7 @@ def test_a_deletion_has_no_value() -> None:
     assert read('{"order": {"id": 7}, "$delete": true}', key="order.id") == [
         OutgoingRecord(b"7", None)
     ]
-    with pytest.raises(errors.SettingsError, match="goes with the key alone"):
+    with pytest.raises(errors.SettingsError, match="allows no other fields than the key"):
         read('{"order": {"id": 7, "status": "A"}, "$delete": true}', key="order.id")
 
 
@@ -91,7 +91,7 @@ def test_ids_of_a_csv_file_may_be_integers() -> None:
         (b"9223372036854775807", 2**63 - 1),
     ]
     with pytest.raises(
-        errors.SettingsError, match="line 2: 'doc_id' is '012', and ids are integers here"
+        errors.SettingsError, match="line 2: 'doc_id' is '012', but ids are integers here"
     ):
         read("doc_id,x\n012,y\n", "csv", integers="doc_id")
 
@@ -109,8 +109,11 @@ def test_ids_of_a_csv_file_may_be_integers() -> None:
         ('{"doc_id": 1.5}', "must be text or an integer"),
         ('{"doc_id": ""}', "must not be empty"),
         ('{"doc_id": "' + "x" * 256 + '"}', "at most 255"),
-        ('{"doc_id": "b", "$delete": false}', r"\$delete goes with the key alone"),
-        ('{"doc_id": "b", "$delete": true, "status": "A"}', r"\$delete goes with the key alone"),
+        ('{"doc_id": "b", "$delete": false}', r"\$delete allows no other fields than the key"),
+        (
+            '{"doc_id": "b", "$delete": true, "status": "A"}',
+            r"\$delete allows no other fields than the key",
+        ),
     ],
 )
 def test_a_wrong_line_stops_there_and_is_named(line: str, says: str) -> None:
@@ -202,8 +205,8 @@ def test_lines_of_csv_end_in_any_way(end: str) -> None:
         ("docid,x\na,1\n", "line 1: no column 'doc_id'; did you mean 'docid'"),
         ("doc_id,x,x\n", "line 1: the header names 'x' twice"),
         ("doc_id,\n", "line 1: a column has no name"),
-        ("doc_id,x\na,1\nb\n", "line 3: 1 cells under a header of 2"),
-        ("doc_id,x\na,1,2\n", "line 2: 3 cells under a header of 2"),
+        ("doc_id,x\na,1\nb\n", "line 3: 1 cells, but the header has 2"),
+        ("doc_id,x\na,1,2\n", "line 2: 3 cells, but the header has 2"),
         ("doc_id,x\n,1\n", "line 2: no field 'doc_id'"),
         ('doc_id,x\na,"1\n', "not valid CSV"),
         ('doc_id,x\na,"1"2\n', "line 2: not valid CSV"),

@@ -277,7 +277,7 @@ def test_kinds_of_columns_in_mariadb(new_database: Callable[[str], str]) -> None
         column.name: column.kind
         for column in inspection.inspect("contracts", pipeline).mapping.columns
     }
-    assert found["a"] == kinds.Integer(low=-128, high=127, truth=True)
+    assert found["a"] == kinds.Integer(low=-128, high=127, is_boolean=True)
     assert found["b"] == kinds.Integer(low=0, high=2**32 - 1)
     assert found["c"] == kinds.Enumeration(labels=("x", "y"))
     assert isinstance(found["d"], kinds.Timestamp)

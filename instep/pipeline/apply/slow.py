@@ -87,7 +87,7 @@ def _rounds(
         return [events]
     keys = sink.table.unique_places()
     if not keys:
-        return guard.waves(events, parked)
+        return guard.split_rounds(events, parked)
     stored_values = sink.table.unique_values(event.document for event in events)
     return guard.Claims(keys, stored_values).rounds(events)
 
