@@ -326,7 +326,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     ("url", "words"),
     [
         ("oracle://h/d", "does not support the target's database 'oracle'"),
-        ("no url", "no database URL"),
+        ("no url", "not a database URL"),
         ("sqlite://", "must be a file"),
         ("sqlite:///:memory:", "must be a file"),
     ],

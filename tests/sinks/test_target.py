@@ -17,7 +17,7 @@ from instep.sinks import target
         ("postgresql://app:hu@sh@db/contracts", "%40"),
         ("mysql://app:hu@s/h@db/contracts", "%40"),
         ("postgress://db/contracts", "did you mean 'postgres'?"),
-        ("hush", "no database URL"),
+        ("hush", "not a database URL"),
         ("sqlite://", "must be a file"),
         ("postgresql://db/d?sslmod=require", "did you mean 'sslmode'?"),
         ("postgresql://db/d?ssl=require", "did you mean 'sslmode'?"),
