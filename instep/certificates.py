@@ -1,7 +1,8 @@
-"""Certificate files, read and judged before any client sees them, and what is wrong with a certificate, by OpenSSL's number.
+"""Check certificate files before a client uses them, and explain certificate errors.
 
-Clients tell a missing file, a file that is no PEM, a wrong password and a key of another certificate in one breath, and
-likewise a certificate that has expired, one for another host and one of a stranger.
+Clients report a missing file, a file that is not PEM, a wrong password and the key of another
+certificate with the same message; likewise an expired certificate, one for another host, and one
+of an unknown authority. OpenSSL's error numbers distinguish them.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from pathlib import Path
 
 from instep import errors
 
-# X509_V_ERR numbers: they are OpenSSL's interface, its texts are not
+# X509_V_ERR numbers, which are part of OpenSSL's interface; its texts are not
 NOT_YET_VALID, EXPIRED = 9, 10
 FAULTS = {
     NOT_YET_VALID: (
         "is not valid yet",
-        "check this machine's clock, or have the server's certificate mended",
+        "check this machine's clock, or replace the server's certificate",
     ),
-    EXPIRED: ("has expired", "have the server's certificate renewed"),
+    EXPIRED: ("has expired", "renew the server's certificate"),
     **dict.fromkeys(
-        (62, 64), ("is for another host", "reach the server by a name that its certificate has")
+        (62, 64), ("is for another host", "connect to the server by a name in its certificate")
     ),
     **dict.fromkeys(
         (2, 18, 19, 20, 21),
@@ -35,7 +36,7 @@ FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of one connection, and what the settings call them."""
+    """The certificate files of one connection, and the names of their settings."""
 
     ca: str | None
     certificate: str | None
@@ -47,52 +48,53 @@ class Files:
     password_setting: str = "kafka.security.key_password"  # noqa: S105 - its name
 
     def context(self) -> ssl.SSLContext:
-        """What a TLS connection needs; SettingsError names the file that is wrong, and how."""
+        """Return the TLS context; raise SettingsError with the file that is wrong."""
         if self.ca is not None:
             _need_certificates(self.ca_setting, self.ca)
-        made = ssl.create_default_context(cafile=self.ca)
-        # Python 3.13 refuses by it authorities that every other client accepts
-        made.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        tls = ssl.create_default_context(cafile=self.ca)
+        # with this flag Python 3.13 refuses authorities that every other client accepts
+        tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if self.certificate is not None:
             _need_certificates(self.certificate_setting, self.certificate)
-            self._load_key(made, self.certificate)
+            self._load_key(tls, self.certificate)
         elif self.key is not None:
             raise errors.SettingsError(
-                f"{self.key_setting} is of no use without {self.certificate_setting}",
-                "name both, or neither",
+                f"{self.key_setting} needs {self.certificate_setting}",
+                "set both, or neither",
             )
-        return made
+        return tls
 
     def refused(self, server: str, reason: str) -> errors.NotAuthorised | None:
-        """The error for a TLS alert, by Python's name of it, that is about our own certificate."""
+        """Return the error for a TLS alert about our own certificate; None for other alerts."""
         if "ALERT" not in reason or "CERTIFICATE" not in reason:
             return None
         if self.certificate is None:
             return errors.NotAuthorised(
-                f"{server} asks for a client certificate, and none is set",
+                f"{server} requires a client certificate, but none is set",
                 f"set {self.certificate_setting} and {self.key_setting}",
             )
-        why = (
-            self._own_fault()
-            or f"it says {reason.partition('ALERT_')[2].replace('_', ' ').lower()}"
-        )
+        alert = reason.partition("ALERT_")[2].replace("_", " ").lower()
+        fault = self._own_fault() or f"it says {alert}"
         return errors.NotAuthorised(
-            f"{server} does not accept the client certificate {self.certificate}: {why}",
-            "use a certificate that is valid and signed by an authority which the server trusts",
+            f"{server} does not accept the client certificate {self.certificate}: {fault}",
+            "use a valid certificate, signed by an authority that the server trusts",
         )
 
     def distrusted(
         self, server: str, failure: ssl.SSLCertVerificationError
     ) -> errors.NotAuthorised:
-        """The error for a server's certificate that we do not accept."""
-        says, remedy = FAULTS.get(failure.verify_code, ("is refused", "check {ca}"))
+        """Return the error for a server's certificate that we do not accept."""
+        fault, remedy = FAULTS.get(failure.verify_code, ("is refused", "check {ca}"))
         return errors.NotAuthorised(
-            f"the certificate of {server} {says} ({failure.verify_message})",
+            f"the certificate of {server} {fault} ({failure.verify_message})",
             remedy.format(ca=self.ca_setting),
         )
 
     def _own_fault(self) -> str:
-        """How our own certificate is out of date, or nothing: shown, in memory, to a client that trusts just it."""
+        """Return why our own certificate is not valid now, or an empty text.
+
+        A TLS client in memory, which trusts only this certificate, checks it.
+        """
         assert self.certificate is not None
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._load_key(server, self.certificate)
@@ -100,8 +102,11 @@ class Files:
         client.check_hostname = False
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         client.load_verify_locations(self.certificate)
-        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-        ends = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ends = (
+            client.wrap_bio(to_client, to_server),
+            server.wrap_bio(to_server, to_client, server_side=True),
+        )
         for end in (*ends, *ends):
             try:
                 end.do_handshake()
@@ -115,27 +120,29 @@ class Files:
                 return ""
         return ""
 
-    def _load_key(self, made: ssl.SSLContext, certificate: str) -> None:
-        key, asked = self.key or certificate, []
+    def _load_key(self, tls: ssl.SSLContext, certificate: str) -> None:
+        key = self.key or certificate
+        needs_password: list[bool] = []
 
-        def tell() -> str:
-            asked.append(True)
+        def password() -> str:
+            needs_password.append(True)
             return self.key_password or ""
 
         read(self.key_setting, key, "key")
         try:
-            made.load_cert_chain(certificate, key, tell)
+            tls.load_cert_chain(certificate, key, password)
         except (ssl.SSLError, ValueError) as failure:
             if getattr(failure, "reason", None) == "KEY_VALUES_MISMATCH":
                 raise errors.SettingsError(
-                    f"{self.key_setting} {key} is not the key of {self.certificate_setting} {certificate}",
-                    "name the key with which the certificate was made",
+                    f"{self.key_setting} {key} is not the key of"
+                    f" {self.certificate_setting} {certificate}",
+                    "use the key with which the certificate was created",
                 ) from None
-            if asked and self.key_password:
+            if needs_password and self.key_password:
                 raise errors.SettingsError(
-                    f"{self.password_setting} does not open {key}", "check the password"
+                    f"{self.password_setting} does not decrypt {key}", "check the password"
                 ) from None
-            if asked:
+            if needs_password:
                 raise errors.SettingsError(
                     f"{self.key_setting} {key} has a password", f"set {self.password_setting}"
                 ) from None
@@ -143,7 +150,7 @@ class Files:
 
 
 def read(setting: str, path: str, holds: str = "certificate") -> str:
-    """The text of a PEM file."""
+    """Return the text of a PEM file."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as failure:
@@ -165,6 +172,7 @@ def _need_certificates(setting: str, path: str) -> None:
 
 def _not_pem(setting: str, path: str, holds: str) -> errors.SettingsError:
     return errors.SettingsError(
-        f"{setting} {path} holds no {holds} in PEM",
-        "a PEM file has a line -----BEGIN …; a Java keystore is converted as docs/guides/connect-securely.md shows",
+        f"{setting} {path} contains no {holds} in PEM",
+        "a PEM file has a line -----BEGIN …;"
+        " docs/guides/connect-securely.md shows how to convert a Java keystore",
     )

@@ -1,7 +1,7 @@
-"""Explain why a value does not fit its setting, in the words of a TOML file and with an example.
+"""Explain why a value does not fit its setting, in the terms of a TOML file and with an example.
 
-msgspec says "Expected `str | null`, got `array` - at `$.a.b`". A reader of the settings file needs "a.b must be text in
-quotes, not a list", and a line to write instead.
+msgspec says "Expected `str | null`, got `array` - at `$.a.b`". A reader of the settings file needs
+"a.b must be text in quotes, not a list", and a line to write instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import msgspec
 from msgspec import Meta
 
-# msgspec's names of types, as TOML has them
+# msgspec's names of types, in the terms of TOML
 WORDS = {
     "str": "text in quotes",
     "int": "a whole number",
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
 
 
 def explain(message: str, kind: Any, place: str = "") -> Problem:
-    """Turn msgspec's message about a value of type `kind`, found at `place` of the settings, into a problem with a remedy."""
+    """Turn msgspec's message about a value of type `kind` at `place` into problem and remedy."""
     text, _, path = message.partition(" - at `$")
     path = path.rstrip("`")
     within, found = _descend(kind, path)
@@ -64,13 +64,13 @@ def explain(message: str, kind: Any, place: str = "") -> Problem:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Suggest the known word that comes nearest, as the end of a sentence; empty when none comes near."""
+    """Suggest the most similar known word, as the end of a sentence; empty if none is similar."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def plain(kind: Any) -> Any:
-    """The type behind Annotated and Optional."""
+    """Return the type behind Annotated and Optional."""
     while get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if get_origin(kind) in (Union, types.UnionType):
@@ -81,10 +81,10 @@ def plain(kind: Any) -> Any:
 
 
 def example(key: str, kind: Any, default: Any = None) -> str:
-    """A line of TOML that sets this key to a value of this type."""
+    """Return a line of TOML that sets this key to a value of this type."""
     kind = plain(kind)
     if get_origin(kind) is dict or _is_struct(kind):
-        return f"a table: [{key}] on a line of its own, and a line name = value below it for each entry"
+        return f"a table: the line [{key}], and below it a line name = value for each entry"
     if get_origin(kind) is list:
         return f"{key} = [{_value(get_args(kind)[0], None)}]"
     return f"{key} = {_value(kind, default)}"
@@ -117,14 +117,14 @@ def _missing(field: str, within: Any, name: str) -> Problem:
             (part.description or "" for part in get_args(hint) if isinstance(part, Meta)), ""
         )
     where = f"[{name}]: " if name else ""
-    said = f" ({description})" if description else ""
-    return Problem(f"{where}missing the key '{field}'", f"add {example(field, kind)}{said}")
+    meaning = f" ({description})" if description else ""
+    return Problem(f"{where}missing the key '{field}'", f"add {example(field, kind)}{meaning}")
 
 
 def _not_a_choice(word: str, kind: Any, name: str, key: str) -> Problem:
     choices = [str(one) for one in get_args(plain(kind))]
     return Problem(
-        f"{name or 'the value'} is {word!r}, which is not one of its values{nearest(word, choices)}",
+        f"{name or 'the value'} is {word!r}, which is not allowed{nearest(word, choices)}",
         f"use one of: {', '.join(f'{key} = {json.dumps(choice)}' for choice in choices)}",
     )
 
@@ -146,7 +146,7 @@ def _worded(names: str) -> str:
 
 
 def _descend(kind: Any, path: str) -> tuple[Any, Any]:
-    """The type at msgspec's path (`.field`, `[...]`, `[0]`) below this one, and its default."""
+    """Return type and default at msgspec's path (`.field`, `[...]`, `[0]`) below a type."""
     default: Any = None
     for field, item in re.findall(r"\.([^.\[]+)|(\[[^\]]*\])", path):
         kind = _table_of(plain(kind))
@@ -159,19 +159,15 @@ def _descend(kind: Any, path: str) -> tuple[Any, Any]:
             if field not in known:
                 return str, None
             kind = get_type_hints(kind, include_extras=True)[field]
-            default = known[field].default
-            default = (
-                None
-                if default is msgspec.NODEFAULT or not isinstance(default, (str, int, float))
-                else default
-            )
+            declared = known[field].default
+            default = declared if isinstance(declared, (str, int, float)) else None
         else:
             return str, None
     return plain(kind), default
 
 
 def _table_of(kind: Any) -> Any:
-    """Of a table that has a short form, which is a value, the table: only that has something below it."""
+    """Return the table of a setting that may also be a plain value: only a table has fields."""
     if get_origin(kind) in (Union, types.UnionType):
         return next((part for part in get_args(kind) if _is_struct(part)), kind)
     return kind

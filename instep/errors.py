@@ -2,28 +2,28 @@
 
     InstepError                   what happened, to what, and what to do next
     ├── SettingsError             wrong usage or settings                         exit 2
-    │   ├── TargetUnfit           the table cannot hold what the mapping says
-    │   ├── NoSuchDocument        the table cannot have a document of this id
-    │   └── TopicMissing          the topic is not there
+    │   ├── TargetUnfit           the table does not fit the mapping
+    │   ├── NoSuchDocument        the table cannot have a document with this id
+    │   └── TopicMissing          the topic does not exist
     ├── MissingPart               Java, a package or a fetched file is missing    exit 2
     ├── SparkGone                 Spark's JVM was killed or ran out of memory     exit 1
-    ├── Unreachable               no answer from a server; waited for             exit 2
+    ├── Unreachable               a server does not answer; a run waits for it    exit 2
     │   ├── BrokerUnreachable
     │   ├── DatabaseUnreachable
-    │   │   └── DatabaseMissing   the server has no database of that name
-    │   └── DatabaseFull          no room left
-    ├── NotAuthorised             a server answered: wrong password, or no right  exit 2
-    ├── Undelivered               a record was not taken by the broker            exit 1
-    ├── Transient                 deadlock, lock time-out: the same again may work
+    │   │   └── DatabaseMissing   the server has no database with that name
+    │   └── DatabaseFull          no space left
+    ├── NotAuthorised             wrong password or certificate, or no right      exit 2
+    ├── Undelivered               the broker did not accept a record              exit 1
+    ├── Transient                 deadlock, lock timeout: a retry may succeed
     │   ├── Outrun                another writer changed the same documents
-    │   └── TooMuchAtOnce         a time-out or a limit: smaller transactions may work
-    ├── StartAgain                nothing is wrong, but the query must start again
+    │   └── TooMuchAtOnce         a timeout or a limit: use smaller transactions
+    ├── StartAgain                nothing is wrong, but the query must restart
     │   ├── LedgerMoved           the ledger is not where this run left it
-    │   └── TableConstrained      the table has got a constraint or a trigger
+    │   └── TableConstrained      the table got a constraint or a trigger
     ├── RowRefused                the target table refuses a row
-    │   ├── ParentMissing         by a foreign key: the row it points to is not there
-    │   └── TransactionUndone     and the database has undone the whole transaction
-    └── NamedStop                 ends a pipeline; the database is untouched      exit 3
+    │   ├── ParentMissing         a foreign key does: the parent row does not exist
+    │   └── TransactionUndone     and the database rolled back the transaction
+    └── NamedStop                 ends a pipeline; the table stays untouched      exit 3
         ├── Fenced                FENCED
         ├── TopicGone             TOPIC_GONE
         ├── TopicReplaced         TOPIC_REPLACED
@@ -34,8 +34,8 @@
         ├── PermissionLost        PERMISSION_LOST
         └── AccessLost            ACCESS_LOST
 
-Callers retry by type, never by text. Each driver's errors are translated in one place, beside the driver. Each type has a
-usual remedy, for errors that are raised without one of their own.
+Callers retry by type, never by text. Each driver's errors are translated in one place, beside the
+driver. Each type has a usual remedy, for errors that are raised without one of their own.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ from typing import ClassVar
 
 
 class InstepError(Exception):
-    """Something instep was asked for could not be done."""
+    """A command or a pipeline failed."""
 
     exit_status: ClassVar[int] = 1
     usual_remedy: ClassVar[str] = (
-        "run the same command with --debug to see more; if it happens again, report it with that output"
+        "run the same command with --debug to see more;"
+        " if it happens again, report it with that output"
     )
 
     def __init__(self, what: str, remedy: str = "") -> None:
@@ -63,30 +64,33 @@ class InstepError(Exception):
 
 
 class SettingsError(InstepError):
-    """The command line or the settings file asks for something that cannot be."""
+    """The command line or the settings file is wrong."""
 
     exit_status = 2
-    usual_remedy = "correct it; `instep settings` shows every value in force and where it comes from, --help what a command takes"
+    usual_remedy = (
+        "correct it; `instep settings` shows every effective value and where it comes from,"
+        " --help shows the options of a command"
+    )
 
 
 class TargetUnfit(SettingsError):
-    """The target table cannot hold what the mapping says; the remedy is the statement that mends it."""
+    """The target table does not fit the mapping; the remedy is the statement that corrects it."""
 
-    usual_remedy = "see what the table lacks: instep init --sql"
+    usual_remedy = "see what the table is missing: instep init --sql"
 
 
 class NoSuchDocument(SettingsError):
-    """The id that was given cannot be a document of the table: its key column has another type."""
+    """The given id cannot be a document of the table: its key column has another type."""
 
 
 class TopicMissing(SettingsError):
-    """The topic is not on the cluster; the remedy is the command that creates it."""
+    """The topic does not exist; the remedy is the command that creates it."""
 
-    usual_remedy = "see which topics there are: instep topics list"
+    usual_remedy = "list the topics: instep topics list"
 
 
 class MissingPart(InstepError):
-    """Something that must be installed or fetched is not there."""
+    """Something that must be installed or fetched is missing."""
 
     exit_status = 2
     usual_remedy = "install it, then run the command again; `instep doctor` shows what is missing"
@@ -99,10 +103,13 @@ class SparkGone(InstepError):
 
 
 class Unreachable(InstepError):
-    """A server gave no answer. A running pipeline waits for it."""
+    """A server does not answer. A running pipeline waits for it."""
 
     exit_status = 2
-    usual_remedy = "start the server, or correct its address in the settings; `instep doctor` tries each address"
+    usual_remedy = (
+        "start the server, or correct its address in the settings;"
+        " `instep doctor` tries each address"
+    )
 
 
 class BrokerUnreachable(Unreachable):
@@ -114,13 +121,16 @@ class BrokerUnreachable(Unreachable):
 
 
 class DatabaseUnreachable(Unreachable):
-    """The target database gave no answer, or the connection to it broke."""
+    """The target database does not answer, or the connection to it broke."""
 
-    usual_remedy = "start the database, or correct host and port in `target`; `instep doctor` tries the connection"
+    usual_remedy = (
+        "start the database, or correct host and port in `target`;"
+        " `instep doctor` tries the connection"
+    )
 
 
 class DatabaseMissing(DatabaseUnreachable):
-    """The database server has no database of the name that the target's URL gives; it may be put back."""
+    """The database server has no database with the name in the target's URL."""
 
     usual_remedy = (
         "create the database on that server (CREATE DATABASE ...), or correct its name in `target`"
@@ -128,10 +138,10 @@ class DatabaseMissing(DatabaseUnreachable):
 
 
 class DatabaseFull(Unreachable):
-    """The target database has no room left. A running pipeline waits until there is."""
+    """The target database has no space left. A running pipeline waits until it has."""
 
     usual_remedy = (
-        "free space on the disk of the database; a running pipeline then goes on by itself"
+        "free space on the disk of the database; a running pipeline then continues by itself"
     )
 
 
@@ -140,63 +150,81 @@ class NotAuthorised(InstepError):
 
     exit_status = 2
     usual_remedy = (
-        "check the user and the password in the settings, and what that user may do on the server"
+        "check the user and the password in the settings, and the user's rights on the server"
     )
 
 
 class Undelivered(InstepError):
-    """The broker did not take a record, so the source must not count it as published."""
+    """The broker did not accept a record, so the source must not count it as published."""
 
-    usual_remedy = "send the record again once the broker takes it; `instep doctor` checks the broker and the topic"
+    usual_remedy = (
+        "send the record again when the broker accepts it;"
+        " `instep doctor` checks the broker and the topic"
+    )
 
 
 class Transient(InstepError):
-    """The database gave this transaction up (deadlock, lock time-out); the same again may work."""
+    """The database aborted this transaction (deadlock, lock timeout); a retry may succeed."""
 
-    usual_remedy = "run the command again; a running pipeline tries again by itself"
+    usual_remedy = "run the command again; a running pipeline retries by itself"
 
 
 class Outrun(Transient):
-    """Documents were not as they had just been read: another writer came between, or the table passes rows over."""
+    """Documents changed since they were read: by another writer, or the table drops rows."""
 
 
 class TooMuchAtOnce(Transient):
-    """The transaction reached a time-out or a limit of the database. The batch is applied in smaller transactions."""
+    """The transaction reached a timeout or a limit of the database.
+
+    The batch is applied in smaller transactions.
+    """
 
 
 class StartAgain(InstepError):
-    """What a query was started with holds no longer. It is started again, by itself."""
+    """Something that the query was started with has changed. The pipeline restarts it."""
 
-    usual_remedy = "nothing needs to be done: the pipeline starts again from the ledger by itself"
+    usual_remedy = "nothing to do: the pipeline restarts from the ledger by itself"
 
 
 class TableConstrained(StartAgain):
-    """The table has got a constraint or a trigger since the query was started, and must be let judge every event from now on."""
+    """A constraint or trigger was added while the query was running.
+
+    The query restarts so that every event is checked against it.
+    """
 
 
 class LedgerMoved(StartAgain):
-    """The ledger is not where this run left it: it was rewound, or a backup was put back. The query starts from it again."""
+    """The ledger is not where this run left it: it was rewound, or a backup was restored.
+
+    The query restarts from the ledger.
+    """
 
 
 class RowRefused(InstepError):
     """The target table refuses a row: a constraint, a trigger or a value that does not fit."""
 
-    usual_remedy = "compare the row with the table's constraints and triggers; a running pipeline parks it: instep parked list"
+    usual_remedy = (
+        "compare the row with the table's constraints and triggers;"
+        " a running pipeline parks it: instep parked list"
+    )
 
 
 class ParentMissing(RowRefused):
-    """A foreign key refuses a row: the row that it refers to does not exist, or a row that is deleted is referred to."""
+    """A foreign key refuses a row.
+
+    The row that it refers to does not exist, or a row to delete is still referred to.
+    """
 
 
 class TransactionUndone(RowRefused):
-    """The target table refused a row, and the database has rolled back the whole transaction rather than one statement."""
+    """The target table refused a row, and the database rolled back the whole transaction."""
 
 
 class NamedStop(InstepError):
-    """A pipeline ended on purpose, before anything wrong was written. Each has a page of its own."""
+    """A pipeline ended on purpose, before it wrote anything wrong. Each code has its own page."""
 
     exit_status = 3
-    usual_remedy = "see what happened and what to run: instep explain CODE"
+    usual_remedy = "read what happened and what to do: instep explain CODE"
     code: ClassVar[str] = "STOPPED"
 
     def __str__(self) -> str:
@@ -204,10 +232,10 @@ class NamedStop(InstepError):
 
 
 class Fenced(NamedStop):
-    """A newer run of the same pipeline took over; this one must not write any more."""
+    """A newer run of the same pipeline has taken over; this one must not write any more."""
 
     code = "FENCED"
-    usual_remedy = "end the other run first if this one should go on; then: instep run"
+    usual_remedy = "end the other run first if this one should continue; then: instep run"
 
 
 class TopicGone(NamedStop):
@@ -215,22 +243,28 @@ class TopicGone(NamedStop):
 
     code = "TOPIC_GONE"
     usual_remedy = (
-        "create the topic again and decide where to begin: instep rewind; then: instep run"
+        "create the topic again and decide where to start: instep rewind; then: instep run"
     )
 
 
 class TopicReplaced(NamedStop):
-    """The topic was deleted and made again, or belongs to another cluster: the ledger's offsets mean nothing there."""
+    """The topic was deleted and created again, or belongs to another cluster.
+
+    The ledger's offsets mean nothing there.
+    """
 
     code = "TOPIC_REPLACED"
-    usual_remedy = "decide where to begin in the new topic: instep rewind; then: instep run"
+    usual_remedy = "decide where to start in the new topic: instep rewind; then: instep run"
 
 
 class LogDiverged(NamedStop):
-    """The log no longer holds what was applied: it was truncated or lost its newest records."""
+    """The log no longer has what was applied: it was truncated or lost its newest records."""
 
     code = "LOG_DIVERGED"
-    usual_remedy = "compare the table with the log: instep reconcile; then decide where to go on: instep rewind"
+    usual_remedy = (
+        "compare the table with the log: instep reconcile;"
+        " then decide where to continue: instep rewind"
+    )
 
 
 class OffsetsExpired(NamedStop):
@@ -238,45 +272,58 @@ class OffsetsExpired(NamedStop):
 
     code = "OFFSETS_EXPIRED"
     usual_remedy = (
-        "decide where to go on: instep rewind; then see what is missing: instep reconcile"
+        "decide where to continue: instep rewind; then see what is missing: instep reconcile"
     )
 
 
 class TargetChanged(NamedStop):
-    """The target table or one of instep's own tables is no longer what the pipeline was started on."""
+    """The target table, or one of instep's own tables, has changed since the pipeline started."""
 
     code = "TARGET_CHANGED"
-    usual_remedy = "put the table back as it was, or see what it lacks: instep init --sql; then start the pipeline: instep run"
+    usual_remedy = (
+        "undo the change, or see what the table is missing: instep init --sql;"
+        " then start the pipeline: instep run"
+    )
 
 
 class TargetReadOnly(NamedStop):
-    """The target database takes no writes."""
+    """The target database is read-only."""
 
     code = "TARGET_READ_ONLY"
-    usual_remedy = "make the database writable again, or point `target` to the one that is; then start the pipeline: instep run"
+    usual_remedy = (
+        "make the database writable again, or set `target` to the writable one;"
+        " then start the pipeline: instep run"
+    )
 
 
 class PermissionLost(NamedStop):
     """The target database refuses a statement that the pipeline needs."""
 
     code = "PERMISSION_LOST"
-    usual_remedy = "have the pipeline's user granted SELECT, INSERT, UPDATE and DELETE on that table again; then start it: instep run"
+    usual_remedy = (
+        "grant SELECT, INSERT, UPDATE and DELETE on that table to the pipeline's user again;"
+        " then start the pipeline: instep run"
+    )
 
 
 class AccessLost(NamedStop):
-    """A server that the pipeline worked with does not accept it any more: a password, a certificate or a right on the topic."""
+    """A server no longer accepts the pipeline.
+
+    Its password, its certificate or a right on the topic has changed.
+    """
 
     code = "ACCESS_LOST"
-    usual_remedy = "have the access granted again, or correct the settings; then: instep run"
+    usual_remedy = "grant the access again, or correct the settings; then: instep run"
 
 
-# What a statement that writes rows may raise because of a single row. A trigger can fail with any code, also with one that
-# usually means a missing table or right, so the last two are believed only after a look at the table.
+# What a statement that writes rows may raise because of a single row. A trigger can fail with any
+# code, also with one that usually means a missing table or right, so the last two only count after
+# the table was checked.
 MAY_BE_A_ROW = (RowRefused, TargetChanged, PermissionLost)
 
 
 def code_of(error: InstepError) -> str:
-    """A short name for an error: the code of a named stop, else its type in the same spelling."""
+    """Return a short code for an error: the code of a named stop, else from its type."""
     if isinstance(error, NamedStop):
         return error.code
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).upper()

@@ -1,7 +1,7 @@
 """Optional parts of instep, and the command that installs what each needs.
 
-instep may come from a checkout or from a wheel, and is on no package index. So a command names the packages themselves,
-which works in every case, and not `instep[extra]`, which works in none.
+instep may be installed from a checkout or a wheel; it is on no package index. So a command names
+the packages themselves, which always works, and not `instep[extra]`, which never does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKAGES = {
 
 
 def packages(extra: str) -> list[str]:
-    """What an extra consists of, as this installation declares it."""
+    """Return the packages of an extra, as this installation declares them."""
     try:
         declared = metadata.requires("instep") or []
     except metadata.PackageNotFoundError:
@@ -34,10 +34,10 @@ def packages(extra: str) -> list[str]:
 
 
 def command(extra: str) -> str:
-    """The command that installs what an extra needs, into the environment that instep runs in."""
+    """Return the command that installs an extra's packages into instep's environment."""
     quoted = " ".join(f"'{package}'" for package in packages(extra))
     python = shlex.quote(sys.executable)
-    # an environment that uv made has no pip in it
+    # an environment that uv created has no pip
     installer = (
         f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
     )
@@ -45,7 +45,7 @@ def command(extra: str) -> str:
 
 
 def missing(what: str, extra: str) -> errors.MissingPart:
-    """The error for a part that needs an extra that is not installed."""
+    """Return the error for a part whose extra is not installed."""
     return errors.MissingPart(f"{what} is not installed", command(extra))
 
 

@@ -10,9 +10,9 @@ _PASSWORD_OPTION = re.compile(r"(?i)([?&][^=&]*pass[^=&]*=)[^&]*")
 
 
 def masked_url(url: str) -> str:
-    """Replace the password of a URL by stars; the whole text where it is not a URL.
+    """Replace the password of a URL by stars; if the text is not a URL, all of it.
 
-    The login ends at the last `@`: a password with an unencoded `@` in it must not show its second half.
+    The login ends at the last `@`, so that a password with an unencoded `@` is masked completely.
     """
     scheme, sign, rest = url.partition("://")
     if not sign:

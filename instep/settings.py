@@ -1,7 +1,7 @@
-"""The settings file: `instep.toml` as frozen values, every setting one line with its default and help.
+"""The settings file `instep.toml` as frozen values; each setting has a default and a help text.
 
-Precedence: command line, environment (`INSTEP__KAFKA__BOOTSTRAP=…`), file, default. A string may hold
-`${NAME}` from the environment. An unknown key is an error that names the nearest known one.
+Precedence: command line, environment (`INSTEP__KAFKA__BOOTSTRAP=…`), file, default. A string may
+contain `${NAME}` from the environment. An unknown key is an error that suggests the nearest one.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from instep.masking import STARS, masked_url
 
 FILE_NAME = "instep.toml"
 ENVIRONMENT_PREFIX = "INSTEP__"
-IN_URL = "in the URL"  # where a secret is, if it is not the whole value
+IN_URL = "in the URL"  # only a part of the value is secret
 
-# settings of Spark and of Kafka's clients whose names say that they are secret, or may hold something that is
+# names of settings of Spark and of Kafka's clients that are secret, or may contain a secret
 SECRET = re.compile(
-    r"(?i)secret|passw|token|access[._]?key|account[._]?key|private|key[._]pem|keystore[._]key|jaas|credential"
-    r"|user[._]info|oauthbearer[._]config|javaoptions"
+    r"(?i)secret|passw|token|access[._]?key|account[._]?key|private|key[._]pem|keystore[._]key"
+    r"|jaas|credential|user[._]info|oauthbearer[._]config|javaoptions"
 )
 
-# the types that a column can be declared with, by the same names for every database
+# the types of declared columns, with the same names for every database
 TYPES = (
     "text",
     "varchar(N)",
@@ -50,14 +50,13 @@ TYPES = (
 KEY_TYPES = ("text", "varchar(N)", "integer", "bigint", "uuid")
 PART_TYPES = (*KEY_TYPES, "date", "timestamp")  # of the columns of a composite key
 TYPE = re.compile(
-    r"(text|integer|bigint|double|boolean|timestamp|date|uuid|json)|(varchar)\((\d{1,5})\)|(decimal)\((\d{1,3}), ?(\d{1,3})\)"
+    r"(text|integer|bigint|double|boolean|timestamp|date|uuid|json)|(varchar)\((\d{1,5})\)"
+    r"|(decimal)\((\d{1,3}), ?(\d{1,3})\)"
 )
 
-VARIABLE = re.compile(
-    r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}"
-)  # what a string may hold from the environment
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
-# lines of [kafka.security] for whoever left them out
+# example lines of [kafka.security] for the remedy of an error
 EXAMPLES = {
     "mechanism": 'mechanism = "SCRAM-SHA-512"',
     "username": 'username = "instep"',
@@ -75,20 +74,18 @@ Client = Literal["instep", "java", "librdkafka", "kafka-python", "aiokafka"]
 
 
 class SettingsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the settings file; its fields are the keys it takes."""
+    """A table of the settings file; its fields are the table's keys."""
 
 
 class Security(SettingsTable, frozen=True, kw_only=True):
-    """How a client connects to the brokers and proves who it is."""
+    """How a client connects to the brokers and authenticates."""
 
-    protocol: Annotated[Protocol, Meta(description="how the brokers are spoken to")] = "PLAINTEXT"
-    mechanism: Annotated[
-        Mechanism | None, Meta(description="how the client shows who it is, with SASL")
-    ] = None
-    username: Annotated[str | None, Meta(description="the SASL user")] = None
-    password: Annotated[
-        str | None, Meta(description="the SASL password", extra={"secret": True})
-    ] = None
+    protocol: Annotated[Protocol, Meta(description="security protocol")] = "PLAINTEXT"
+    mechanism: Annotated[Mechanism | None, Meta(description="SASL mechanism")] = None
+    username: Annotated[str | None, Meta(description="SASL user")] = None
+    password: Annotated[str | None, Meta(description="SASL password", extra={"secret": True})] = (
+        None
+    )
     ca: Annotated[
         str | None,
         Meta(description="PEM file of the authority that signed the brokers' certificates"),
@@ -98,150 +95,160 @@ class Security(SettingsTable, frozen=True, kw_only=True):
     ] = None
     key: Annotated[str | None, Meta(description="PEM file of the client certificate's key")] = None
     key_password: Annotated[
-        str | None, Meta(description="the key's password", extra={"secret": True})
+        str | None, Meta(description="password of the key", extra={"secret": True})
     ] = None
 
 
 class Kafka(SettingsTable, frozen=True, kw_only=True):
+    """The cluster, and how to connect to it."""
+
     bootstrap: Annotated[
         str | None,
-        Meta(description="brokers, host:port,…; left out: the local broker, started on demand"),
+        Meta(description="brokers, host:port,…; default: the local broker, started on demand"),
     ] = None
-    security: Annotated[Security, Meta(description="encryption and identity")] = Security()
+    security: Annotated[Security, Meta(description="encryption and authentication")] = Security()
 
 
 class Spark(SettingsTable, frozen=True, kw_only=True):
-    master: Annotated[
-        str, Meta(description="the Spark master; local[*] uses this machine's cores")
-    ] = "local[*]"
+    """The Spark session that runs the pipelines."""
+
+    master: Annotated[str, Meta(description="Spark master; local[*] uses this machine's cores")] = (
+        "local[*]"
+    )
     memory: Annotated[str, Meta(description="memory of the driver's JVM")] = "640m"
     conf: Annotated[
-        dict[str, str], Meta(description="further Spark settings, passed as they are")
+        dict[str, str], Meta(description="further Spark settings, passed unchanged")
     ] = {}
 
 
 class EventMapping(SettingsTable, frozen=True, kw_only=True):
+    """The fields of a record that have a meaning for instep."""
+
     document: Annotated[
         str | list[str],
         Meta(
-            description="field that holds the document's id; dots descend, \"@key\" is the record's key;"
-            ' for a composite key also a field for each of its columns: ["tenant", "number"]'
+            description="field of the document's id; dots descend into objects,"
+            ' "@key" is the record\'s key; for a composite key one field, or one for each of its'
+            ' columns: ["tenant", "number"]'
         ),
     ] = "@key"
     status: Annotated[
-        str | None, Meta(description="field that holds the status; left out: the events have none")
+        str | None, Meta(description="field of the status; default: the events have no status")
     ] = None
     order: Annotated[
         str | None,
-        Meta(description="what the guard compares: an integer or a time; left out: log order"),
+        Meta(description="field that the guard compares, an integer or a time; default: log order"),
     ] = None
     at: Annotated[
         str | None,
-        Meta(description='when it happened: epoch ms or ISO 8601; left out: "@timestamp"'),
+        Meta(
+            description="field of the event's time: epoch milliseconds or ISO 8601;"
+            ' default: "@timestamp"'
+        ),
     ] = None
 
     @property
     def documents(self) -> tuple[str, ...]:
-        """The field of the whole id, or a field for each column of a composite key."""
+        """Return the field of the id, or a field for each column of a composite key."""
         return tuple(_listed(self.document))
 
 
 class ColumnMapping(SettingsTable, frozen=True, kw_only=True):
-    """A column in the long form. The short form, `column = "field"`, is the same with a field only."""
+    """A column in the long form. The short form `column = "field"` only sets the field."""
 
-    field: Annotated[str | None, Meta(description="the event field it comes from")] = None
+    field: Annotated[str | None, Meta(description="event field of the column")] = None
     value: Annotated[
-        str | int | float | bool | None, Meta(description="a constant, instead of a field")
+        str | int | float | bool | None, Meta(description="constant, instead of a field")
     ] = None
     type: Annotated[
         str | None,
         Meta(
-            description=f"its type, for `instep init` and to check the table against: {', '.join(TYPES)}"
+            description="type of the column, which `instep init` creates and checks:"
+            f" {', '.join(TYPES)}"
         ),
     ] = None
     unit: Annotated[
         Unit | None,
-        Meta(
-            description="the field is a time and the column an integer: what it counts since 1970; left out: ms"
-        ),
+        Meta(description="for a time in an integer column: the unit since 1970; default: ms"),
     ] = None
     convert: Annotated[
         Convert | None,
         Meta(
-            description='number: take "20.50" for 20.50; boolean: take 0, 1, "true" and "false", and write 0 and 1 into a number'
-            " column; text: write numbers, booleans and objects into a text column"
+            description='number: accept "20.50" as 20.50; boolean: accept 0, 1, "true" and "false",'
+            " and write 0 and 1 to a number column; text: write numbers, booleans and objects to a"
+            " text column"
         ),
     ] = None
     round: Annotated[
         bool,
         Meta(description="round a number half up to the column's scale instead of refusing it"),
     ] = False
-    trim: Annotated[bool, Meta(description="cut white space from both ends of a text")] = False
+    trim: Annotated[bool, Meta(description="remove white space from both ends of a text")] = False
 
 
 class Pipeline(SettingsTable, frozen=True, kw_only=True):
-    topic: Annotated[str, Meta(description="the topic to follow")]
+    """One flow from a topic to a target table."""
+
+    topic: Annotated[str, Meta(description="topic to read")]
     guarantee: Annotated[
         Guarantee, Meta(description="exactly-once, at-least-once or at-most-once")
     ] = "exactly-once"
     start: Annotated[
         str,
-        Meta(
-            description="where a pipeline with no ledger begins: earliest, latest or an ISO 8601 time"
-        ),
+        Meta(description="where a new pipeline starts: earliest, latest or an ISO 8601 time"),
     ] = "earliest"
     target: Annotated[
-        str, Meta(description="the target database as a SQLAlchemy URL", extra={"secret": IN_URL})
+        str, Meta(description="target database as a SQLAlchemy URL", extra={"secret": IN_URL})
     ]
-    table: Annotated[str, Meta(description="the target table, schema.table where it has a schema")]
+    table: Annotated[str, Meta(description="target table, or schema.table")]
     key: Annotated[
         str | list[str],
         Meta(
-            description='the table\'s key column, which holds the document\'s id; a composite key is a list: ["tenant", "no"]'
+            description="key column of the table, which has the document's id;"
+            ' a list for a composite key: ["tenant", "no"]'
         ),
     ]
     key_type: Annotated[
         str | list[str] | None,
         Meta(
-            description=f"the key column's type, like a column's `type`: {', '.join(KEY_TYPES)};"
-            " for a composite key a list, where date and timestamp are types too"
+            description=f"type of the key column, like a column's `type`: {', '.join(KEY_TYPES)};"
+            " for a composite key a list, which may also contain date and timestamp"
         ),
     ] = None
     key_separator: Annotated[
         str,
         Meta(
-            description="one character: what separates the parts of a composite key in a document's id and a record's key"
+            description="one character that separates the parts of a composite key"
+            " in a document's id and a record's key"
         ),
     ] = "/"
     missing: Annotated[
-        Missing, Meta(description="the table does not have the document: insert, park or ignore")
+        Missing, Meta(description="if the table does not have the document: insert, park or ignore")
     ] = "insert"
     deletes: Annotated[
         Deletes | None,
         Meta(
-            description="a record without a value: row deletes the whole row, clear empties the mapped columns, park, ignore;"
-            " left out: row, but park or ignore where `missing` says so"
+            description="what a record without a value does: row deletes the row, clear clears the"
+            " mapped columns, park, ignore; default: row, or park or ignore if `missing` says so"
         ),
     ] = None
     cleared_status: Annotated[
-        str | None, Meta(description='the status that deletes = "clear" writes; left out: null')
+        str | None, Meta(description='status that deletes = "clear" writes; default: null')
     ] = None
     retry_parked_s: Annotated[
         int,
         Meta(
-            description="for how many seconds a running pipeline retries a parked document whose row or parent row does not exist"
-            " yet; 0: it waits for an operator",
+            description="how many seconds a running pipeline retries a parked document whose row or"
+            " parent row does not exist yet; 0: never",
             ge=0,
             le=31_536_000,
         ),
     ] = 900
     history: Annotated[bool, Meta(description="keep every event in instep_history")] = True
     batch_rows_max: Annotated[
-        int, Meta(description="records in one micro-batch, over all partitions", ge=1)
+        int, Meta(description="maximum number of records in one micro-batch", ge=1)
     ] = 400_000
-    event: Annotated[EventMapping, Meta(description="where things stand in the record")] = (
-        EventMapping()
-    )
+    event: Annotated[EventMapping, Meta(description="fields of the record")] = EventMapping()
     columns: Annotated[
         dict[str, str | ColumnMapping],
         Meta(description="table column = event field, or a table with `field` and more"),
@@ -249,24 +256,25 @@ class Pipeline(SettingsTable, frozen=True, kw_only=True):
     transitions: Annotated[
         dict[str, list[str]],
         Meta(
-            description="which status may follow which; an event that breaks it parks its document"
+            description="which status may follow which; an event that violates this parks its"
+            " document"
         ),
     ] = {}
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The columns of the key: one, or those of a composite key."""
+        """Return the columns of the key: one, or those of a composite key."""
         return tuple(_listed(self.key))
 
     @property
     def key_types(self) -> dict[str, str | None]:
-        """The declared type of each key column; None where none is declared."""
+        """Return the declared type of each key column; None if none is declared."""
         types = _listed(self.key_type) if self.key_type is not None else [None] * len(self.keys)
         return dict(zip(self.keys, types, strict=True))
 
     @property
     def mapped(self) -> dict[str, ColumnMapping]:
-        """The columns, each in the long form."""
+        """Return the columns, each in the long form."""
         return {
             name: one if isinstance(one, ColumnMapping) else ColumnMapping(field=one)
             for name, one in self.columns.items()
@@ -274,26 +282,33 @@ class Pipeline(SettingsTable, frozen=True, kw_only=True):
 
     @property
     def on_delete(self) -> Deletes:
-        """What a record without a value does. A table whose rows others make loses none of them unless that is asked for."""
+        """Return what a record without a value does.
+
+        By default, rows that the pipeline does not insert are not deleted either.
+        """
         defaults: dict[Missing, Deletes] = {"insert": "row", "park": "park", "ignore": "ignore"}
         return self.deletes or defaults[self.missing]
 
 
 class DeclaredPublisher(SettingsTable, frozen=True, kw_only=True):
-    topic: Annotated[str, Meta(description="the topic it publishes to")]
-    client: Annotated[
-        Client, Meta(description="what it publishes with: its defaults are known")
-    ] = "instep"
+    """A program that publishes to a topic, for `instep vet`."""
+
+    topic: Annotated[str, Meta(description="topic that it publishes to")]
+    client: Annotated[Client, Meta(description="client library, whose defaults instep knows")] = (
+        "instep"
+    )
     config: Annotated[
         dict[str, str | int | float | bool],
-        Meta(description="the client's settings that it changes, by the client's own names"),
+        Meta(description="settings of the client that it changes, by the client's own names"),
     ] = {}
 
 
 class Vet(SettingsTable, frozen=True, kw_only=True):
+    """What `instep vet` needs to know."""
+
     outage_hours_max: Annotated[
         int,
-        Meta(description="the longest time that a pipeline may stand still and lose nothing", ge=1),
+        Meta(description="longest outage of a pipeline that must not lose events", ge=1),
     ] = 72
     accept: Annotated[
         dict[str, str], Meta(description="rules whose findings are accepted: RULE = reason")
@@ -301,31 +316,31 @@ class Vet(SettingsTable, frozen=True, kw_only=True):
 
 
 class Settings(SettingsTable, frozen=True, kw_only=True):
-    """The settings of an installation: what a settings file declares."""
+    """Everything that a settings file declares."""
 
     kafka: Annotated[Kafka, Meta(description="the cluster")] = Kafka()
     spark: Annotated[Spark, Meta(description="where the pipelines run")] = Spark()
-    pipelines: Annotated[dict[str, Pipeline], Meta(description="the roads, by name")] = {}
+    pipelines: Annotated[dict[str, Pipeline], Meta(description="pipelines, by name")] = {}
     publishers: Annotated[
         dict[str, DeclaredPublisher],
-        Meta(description="who publishes, by name; read by `instep vet` only"),
+        Meta(description="publishers, by name; only used by `instep vet`"),
     ] = {}
-    vet: Annotated[Vet, Meta(description="what `instep vet` is to know")] = Vet()
+    vet: Annotated[Vet, Meta(description="for `instep vet`")] = Vet()
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Settings; for every key that was set, where; and of values with `${NAME}` in them, what may be shown."""
+    """Settings, the origin of every key that was set, and masked values of those with `${NAME}`."""
 
     settings: Settings
     origins: Mapping[str, str]
     hidden: Mapping[str, Any] = {}
 
     def shown(self) -> list[tuple[str, Any]]:
-        """(key, value) of every setting in force, without its secrets and without what came from `${NAME}`."""
+        """Return (key, value) of every setting, without secrets and values from `${NAME}`."""
         return effective(self.settings, hidden=self.hidden)
 
     def origin(self, key: str) -> str:
-        """Where a setting comes from; of a table, all the places that its keys come from."""
+        """Return the origin of a setting; for a table, the origins of its keys."""
         below = [
             where
             for name, where in self.origins.items()
@@ -339,17 +354,17 @@ def _listed(one_or_several: str | list[str]) -> list[str]:
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read the file named by `path`, else by INSTEP_CONFIG, else `instep.toml` here; none at all means defaults."""
+    """Read the file `path`, else INSTEP_CONFIG, else `./instep.toml`; without a file, defaults."""
     return load_with_origins(path, environ).settings
 
 
 def file_of(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """Which file is read, whether it is there or not."""
+    """Return the path of the settings file, which may not exist."""
     return path or Path(environ.get("INSTEP_CONFIG") or FILE_NAME)
 
 
 def load_with_origins(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Loaded:
-    """The same, with where every value comes from."""
+    """Read the settings like `load`, with the origin of every value."""
     named = path is not None or bool(environ.get("INSTEP_CONFIG"))
     found = file_of(path, environ)
     try:
@@ -358,7 +373,7 @@ def load_with_origins(path: Path | None = None, environ: Mapping[str, str] = os.
         if named:
             raise errors.SettingsError(
                 f"settings file {found} does not exist",
-                f"write it, or leave --config out to use ./{FILE_NAME}",
+                f"create it, or omit --config to use ./{FILE_NAME}",
             ) from None
         text = ""
     except (OSError, UnicodeDecodeError) as error:
@@ -375,7 +390,7 @@ def load_with_origins(path: Path | None = None, environ: Mapping[str, str] = os.
 
 
 def parse(text: str, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from the file's text and the environment."""
+    """Return settings from a file's text and the environment."""
     return _read(text, environ, FILE_NAME).settings
 
 
@@ -385,7 +400,7 @@ def _read(text: str, environ: Mapping[str, str], file: str) -> Loaded:
     except tomllib.TOMLDecodeError as error:
         raise errors.SettingsError(
             f"{file} is not valid TOML: {error}",
-            "correct that line: texts stand in quotes, tables in [brackets]",
+            "correct that line: texts are in quotes, tables in [brackets]",
         ) from error
     _join_dotted(tree)
     origins = {key: _origin(file, value) for key, value in _leaves(tree, "")}
@@ -411,7 +426,7 @@ def _read(text: str, environ: Mapping[str, str], file: str) -> Loaded:
 
 
 def _converted(expanded: dict[str, Any]) -> Settings:
-    """The tree as settings, checked."""
+    """Convert a tree to settings, and check them."""
     named = expanded.get("pipelines", {})
     for pipeline_name, table in named.items() if isinstance(named, dict) else ():
         _convert(table, Pipeline, f"pipelines.{pipeline_name}")
@@ -420,11 +435,11 @@ def _converted(expanded: dict[str, Any]) -> Settings:
         _check(pipeline_name, pipeline)
     _check_security(settings.kafka.security)
     spark_options.check(settings.spark.master, settings.spark.memory)
-    return _with_whole_paths(settings)
+    return _with_absolute_paths(settings)
 
 
 def _hidden(tree: dict[str, Any]) -> dict[str, Any]:
-    """For every value with `${NAME}` in it, its text with stars in place of each variable's value."""
+    """Return every value with `${NAME}`, with stars in place of each variable."""
 
     def masked(value: Any) -> Any:
         if isinstance(value, list):
@@ -435,7 +450,7 @@ def _hidden(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(text: str, tree: dict[str, Any], environ: Mapping[str, str]) -> str:
-    """An error's text with the names of the variables in place of what they hold."""
+    """Return an error's text with the names of variables in place of their values."""
     names = {name for _, value in _leaves(tree, "") for name in VARIABLE.findall(str(value))}
     for name in sorted(names, key=lambda name: len(environ.get(name, "")), reverse=True):
         if value := environ.get(name):
@@ -444,13 +459,13 @@ def _without(text: str, tree: dict[str, Any], environ: Mapping[str, str]) -> str
 
 
 def _origin(file: str, value: Any) -> str:
-    """The file, and the variables that the value names."""
+    """Return the file, and the variables in the value."""
     names = [f"${{{name}}}" for name in VARIABLE.findall(value)] if isinstance(value, str) else []
     return " with ".join([file, *names])
 
 
 def pipeline(settings: Settings, name: str) -> Pipeline:
-    """The pipeline of that name, or an error that names the nearest one."""
+    """Return the pipeline with that name; raise SettingsError that suggests the nearest one."""
     if name in settings.pipelines:
         return settings.pipelines[name]
     if not settings.pipelines:
@@ -465,20 +480,20 @@ def pipeline(settings: Settings, name: str) -> Pipeline:
 
 
 def start_time(start: str) -> datetime | None:
-    """The instant that `start` names, or None for earliest and latest. A time without a zone is UTC."""
+    """Return the time of `start`; None for earliest and latest. Without a zone it is UTC."""
     if start in ("earliest", "latest"):
         return None
     instant: datetime = msgspec.convert(start, datetime)
     return instant
 
 
-# --- reading the tree ---------------------------------------------------------------------------------
+# --- reading the tree ---------------------------------------------------------------------------
 
 
 def _override(
     tree: dict[str, Any], table: Any, path: list[str], text: str, name: str
 ) -> tuple[str, Any]:
-    """Put one environment variable's value where its name points, converted to that setting's type; that key, and the value."""
+    """Set the setting that an environment variable names; return its key and the value."""
     kind = _plain(table)
     step, rest = path[0], path[1:]
     if _is_table(kind):
@@ -488,7 +503,7 @@ def _override(
         if step.upper() not in known:
             raise errors.SettingsError(
                 f"environment variable {name} names no setting{nearest(step.upper(), known)}",
-                f"known there: {', '.join(known)}; the parts of a name are separated by two underscores",
+                f"use one of: {', '.join(known)}; two underscores separate the parts of a name",
             )
         key, child = known[step.upper()]
     elif get_origin(kind) is dict:
@@ -498,7 +513,7 @@ def _override(
             tree[key] = {"field": tree[key]}
     else:
         raise errors.SettingsError(
-            f"environment variable {name} names no setting: nothing is below {step!r}",
+            f"environment variable {name} names no setting: {step!r} is below a value",
             f"unset {name}, or correct its name",
         )
     if rest:
@@ -518,7 +533,7 @@ def _override(
 
 
 def _takes_list(kind: Any) -> bool:
-    """Whether a setting takes a list as well as a single value."""
+    """Return whether a setting can be a list as well as a single value."""
     return list[str] in get_args(conversion_errors.plain(kind))
 
 
@@ -528,7 +543,7 @@ def _from_text(kind: Any, text: str, name: str) -> Any:
             return msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             raise errors.SettingsError(
-                f"environment variable {name} must hold JSON: {error}",
+                f"environment variable {name} must be JSON: {error}",
                 f"""write e.g. export {name}='{{"name": "value"}}'""",
             ) from error
     try:
@@ -541,14 +556,14 @@ def _from_text(kind: Any, text: str, name: str) -> Any:
 
 
 def _join_dotted(tree: dict[str, Any]) -> None:
-    """Names of other tools' settings hold dots, which TOML takes for tables within tables unless they are quoted."""
+    """Join the names of other tools' settings.
+
+    They contain dots, which TOML takes for nested tables unless the names are quoted.
+    """
     publishers = tree.get("publishers")
     holders = [(tree.get("spark"), "conf")]
-    holders += (
-        [(publisher, "config") for publisher in publishers.values()]
-        if isinstance(publishers, dict)
-        else []
-    )
+    if isinstance(publishers, dict):
+        holders += [(publisher, "config") for publisher in publishers.values()]
     for holder, key in holders:
         if isinstance(holder, dict) and isinstance(holder.get(key), dict):
             holder[key] = dict(_leaves(holder[key], ""))
@@ -582,7 +597,7 @@ def _refuse_unknown(tree: Any, table: Any, where: str) -> None:
 
 
 def _expand(tree: Any, where: str, environ: Mapping[str, str]) -> Any:
-    """Replace `${NAME}` in every string; within a URL's user and password the value is percent-encoded."""
+    """Replace `${NAME}` in every string; percent-encode the value in a URL's login."""
     if isinstance(tree, dict):
         return {
             key: _expand(value, f"{where}.{key}" if where else key, environ)
@@ -613,7 +628,7 @@ def _convert(tree: Any, table: type[Any], where: str) -> Any:
 
 
 def _plain(kind: Any) -> Any:
-    """The type behind Annotated and Optional; of a table that has a short form, which is a value, the table."""
+    """Return the type behind Annotated and Optional; a table if it also has a short form."""
     found = conversion_errors.plain(kind)
     if get_origin(found) in (Union, types.UnionType):
         return next((part for part in get_args(found) if _is_table(part)), found)
@@ -624,25 +639,26 @@ def _is_table(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, SettingsTable)
 
 
-# --- what types cannot say ----------------------------------------------------------------------------
+# --- what types cannot express ------------------------------------------------------------------
 
 
 def _check(name: str, pipeline: Pipeline) -> None:
     place = f"pipelines.{name}"
     if not name or len(name) > 100:
         raise errors.SettingsError(
-            f"{place}: a pipeline's name has 1 to 100 characters",
-            "give it a shorter name, not empty",
+            f"{place}: a pipeline's name must have 1 to 100 characters",
+            "choose another name",
         )
     if not pipeline.columns:
         raise errors.SettingsError(
-            f"{place}.columns is empty", "name at least one column = field that the pipeline keeps"
+            f"{place}.columns is empty", "add at least one line: column = field"
         )
     _check_key(place, pipeline)
     fields = {column.field for column in pipeline.mapped.values()}
     if pipeline.event.order is not None and pipeline.event.order not in fields:
         raise errors.SettingsError(
-            f"{place}.event.order is {pipeline.event.order!r}, and no column keeps it, so the guard has nothing to compare with",
+            f"{place}.event.order is {pipeline.event.order!r}, but no column stores it,"
+            " so the guard has nothing to compare",
             f'add a column to [{place}.columns]: print_version = "{pipeline.event.order}"',
         )
     _check_columns(place, pipeline)
@@ -651,8 +667,8 @@ def _check(name: str, pipeline: Pipeline) -> None:
         pipeline.deletes != "clear" or pipeline.event.status not in fields
     ):
         raise errors.SettingsError(
-            f'{place}.cleared_status needs deletes = "clear", and a column that keeps the status',
-            f'add deletes = "clear" to [{place}], or take cleared_status out',
+            f'{place}.cleared_status needs deletes = "clear" and a column for the status',
+            f'add deletes = "clear" to [{place}], or remove cleared_status',
         )
     try:
         start_time(pipeline.start)
@@ -673,8 +689,8 @@ def _check_key(place: str, pipeline: Pipeline) -> None:
     for key in keys:
         if key in pipeline.columns:
             raise errors.SettingsError(
-                f"{place}.columns.{key} is a key column, which holds the document's id already",
-                "take the line out",
+                f"{place}.columns.{key} is a key column, which has the document's id already",
+                "remove the line",
             )
     for document in documents:
         if document.startswith("@") and document != "@key":
@@ -684,13 +700,16 @@ def _check_key(place: str, pipeline: Pipeline) -> None:
     is_whole = isinstance(pipeline.event.document, str)
     if not (is_whole or len(documents) == len(keys)) or len(set(documents)) < len(documents):
         raise errors.SettingsError(
-            f"{place}.event.document is {pipeline.event.document!r}, and the key has the columns {', '.join(keys)}",
-            "name one field that holds the whole id, or a field for each key column, in the order of `key`",
+            f"{place}.event.document is {pipeline.event.document!r},"
+            f" but the key has the columns {', '.join(keys)}",
+            "name one field with the whole id, or a field for each key column, in the order of"
+            " `key`",
         )
     if pipeline.key_type is not None and len(_listed(pipeline.key_type)) != len(keys):
         raise errors.SettingsError(
-            f"{place}.key_type is {pipeline.key_type!r}, and the key has the columns {', '.join(keys)}",
-            'give a type for each key column, in the order of `key`: key_type = ["text", "bigint"]',
+            f"{place}.key_type is {pipeline.key_type!r},"
+            f" but the key has the columns {', '.join(keys)}",
+            'set a type for each key column, in the order of `key`: key_type = ["text", "bigint"]',
         )
     for kind in pipeline.key_types.values():
         if kind is not None:
@@ -699,7 +718,8 @@ def _check_key(place: str, pipeline: Pipeline) -> None:
     if len(separator) != 1 or separator.isalnum() or not separator.isprintable():
         raise errors.SettingsError(
             f"{place}.key_separator is {separator!r}",
-            'use one character that no part of a key holds and that is neither letter nor digit: "/", ":" or "|"',
+            "use one character that occurs in no part of a key and is neither a letter nor a"
+            ' digit: "/", ":" or "|"',
         )
 
 
@@ -708,7 +728,8 @@ def _check_columns(place: str, pipeline: Pipeline) -> None:
     for part in ("status", "order", "at"):
         if getattr(event, part) in ("@offset", "@partition"):
             raise errors.SettingsError(
-                f"{place}.event.{part} is {getattr(event, part)!r}, which says nothing about the document",
+                f"{place}.event.{part} is {getattr(event, part)!r},"
+                " which says nothing about the document",
                 "use a field of the value, a header or @timestamp",
             )
     for name, column in pipeline.mapped.items():
@@ -717,26 +738,25 @@ def _check_columns(place: str, pipeline: Pipeline) -> None:
 
 def _check_column(place: str, column: ColumnMapping, event: EventMapping) -> None:
     if (column.field is None) is (column.value is None):
-        both = (
-            "has a field and a value"
-            if column.field is not None
-            else "has neither a field nor a value"
-        )
+        problem = "has neither a field nor a value"
+        if column.field is not None:
+            problem = "has a field and a value"
         raise errors.SettingsError(
-            f"{place} {both}", 'give it one of them: field = "…" or value = …'
+            f"{place} {problem}", 'set one of them: field = "…" or value = …'
         )
     if column.type is not None:
         column_type(column.type, f"{place}.type", TYPES)
     used = [name for name in ("unit", "convert", "round", "trim") if getattr(column, name)]
     if column.value is not None and used:
         raise errors.SettingsError(
-            f"{place} is a constant, which takes no {used[0]}",
-            f"write the value as it is to be stored, without {used[0]}",
+            f"{place} is a constant, which does not allow {used[0]}",
+            f"write the value as it should be stored, without {used[0]}",
         )
     if column.unit is not None and used != ["unit"]:
+        other = (set(used) - {"unit"}).pop()
         raise errors.SettingsError(
-            f"{place} has a unit, so its field is a time, which takes no {(set(used) - {'unit'}).pop()}",
-            "take one of them out",
+            f"{place} has a unit, so its field is a time, which does not allow {other}",
+            "remove one of them",
         )
     if (
         column.field is not None
@@ -744,30 +764,31 @@ def _check_column(place: str, column: ColumnMapping, event: EventMapping) -> Non
         and (column.round or column.convert in ("boolean", "text"))
     ):
         raise errors.SettingsError(
-            f"{place} keeps the order value, and the guard compares it as it is",
-            'take `round` out; of `convert`, use "number" only',
+            f"{place} stores the order value, which the guard compares unchanged",
+            'remove `round`; of `convert`, only use "number"',
         )
 
 
 def column_type(
     text: str, place: str, known: tuple[str, ...] = TYPES
 ) -> tuple[str, tuple[int, ...]]:
-    """A declared type as its name and its numbers: `decimal(12,2)` is ("decimal", (12, 2))."""
+    """Parse a declared type: `decimal(12,2)` is ("decimal", (12, 2))."""
     found = TYPE.fullmatch(text.strip().lower())
     name, *numbers = [part for part in found.groups() if part is not None] if found else [""]
     if not found or not any(one.partition("(")[0] == name for one in known):
         bare = [one.partition("(")[0] for one in known]
         raise errors.SettingsError(
-            f"{place} is {text!r}, which is no type{nearest(text.partition('(')[0].lower(), bare)}",
-            f"types: {', '.join(known)}",
+            f"{place} is {text!r}, which is not a type"
+            f"{nearest(text.partition('(')[0].lower(), bare)}",
+            f"use one of: {', '.join(known)}",
         )
     sizes = tuple(map(int, numbers))
     if (name == "varchar" and sizes[0] == 0) or (
         name == "decimal" and not (1 <= sizes[0] <= 65 and sizes[1] <= min(sizes[0], 30))
     ):
         raise errors.SettingsError(
-            f"{place} is {text!r}, which not every database can hold",
-            "varchar has at least 1 character, decimal 1 to 65 digits and a scale up to 30",
+            f"{place} is {text!r}, which not every database supports",
+            "varchar needs at least 1 character, decimal 1 to 65 digits and a scale of at most 30",
         )
     return name, sizes
 
@@ -777,28 +798,29 @@ def _check_transitions(place: str, pipeline: Pipeline) -> None:
         return
     if pipeline.event.status is None:
         raise errors.SettingsError(
-            f"{place}.transitions needs the event's status, and event.status is not set",
+            f"{place}.transitions needs the event's status, but event.status is not set",
             f'add to [{place}.event]: status = "status"',
         )
     if pipeline.event.status not in {column.field for column in pipeline.mapped.values()}:
         raise errors.SettingsError(
-            f"{place}.transitions needs the document's present status, and no column keeps {pipeline.event.status!r}",
+            f"{place}.transitions needs the document's current status,"
+            f" but no column stores {pipeline.event.status!r}",
             f'add a column to [{place}.columns]: print_status = "{pipeline.event.status}"',
         )
     for status, following in pipeline.transitions.items():
         if "" in (status, *following):
             raise errors.SettingsError(
-                f"{place}.transitions holds an empty status", "name every status"
+                f"{place}.transitions has an empty status", "name every status"
             )
 
 
-def _with_whole_paths(settings: Settings) -> Settings:
-    """Files are named from here, and may be read by a process that works elsewhere."""
+def _with_absolute_paths(settings: Settings) -> Settings:
+    """Make file names absolute, because a process in another directory may read the files."""
     security = settings.kafka.security
     files = {name: getattr(security, name) for name in ("ca", "certificate", "key")}
-    whole = {name: str(Path(file).absolute()) for name, file in files.items() if file}
+    absolute = {name: str(Path(file).absolute()) for name, file in files.items() if file}
     kafka = msgspec.structs.replace(
-        settings.kafka, security=msgspec.structs.replace(security, **whole)
+        settings.kafka, security=msgspec.structs.replace(security, **absolute)
     )
     return msgspec.structs.replace(settings, kafka=kafka)
 
@@ -813,13 +835,14 @@ def _check_security(security: Security) -> None:
                 )
     elif security.username or security.password or security.mechanism:
         raise errors.SettingsError(
-            f"kafka.security: protocol {security.protocol} takes no user",
-            'set protocol = "SASL_SSL" or "SASL_PLAINTEXT", or take username, password and mechanism out',
+            f"kafka.security: protocol {security.protocol} does not use a user",
+            'set protocol = "SASL_SSL" or "SASL_PLAINTEXT",'
+            " or remove username, password and mechanism",
         )
 
 
 def describe(table: type[SettingsTable] = Settings) -> list[tuple[str, str, str, str]]:
-    """(key, type, default, help) of every setting, for the reference page."""
+    """Return (key, type, default, help) of every setting, for the reference page."""
     rows: list[tuple[str, str, str, str]] = []
     hints = get_type_hints(table, include_extras=True)
     for field in msgspec.structs.fields(table):
@@ -845,9 +868,9 @@ def describe(table: type[SettingsTable] = Settings) -> list[tuple[str, str, str,
 def effective(
     table: SettingsTable, where: str = "", *, hidden: Mapping[str, Any] | None = None
 ) -> list[tuple[str, Any]]:
-    """(key, value) of every setting in force; a secret is masked, and so is the password in a URL.
+    """Return (key, value) of every setting, with secrets and passwords in URLs masked.
 
-    `hidden` has what to show in place of values that came from the environment, by key.
+    `hidden` has, by key, what to show in place of values from the environment.
     """
     hidden = hidden or {}
     rows: list[tuple[str, Any]] = []
@@ -863,29 +886,23 @@ def effective(
             isinstance(child, SettingsTable) for child in value.values()
         ):
             for name, child in value.items():
-                rows += (
-                    effective(child, f"{key}.{name}.", hidden=hidden)
-                    if isinstance(child, SettingsTable)
-                    else [(f"{key}.{name}", hidden.get(f"{key}.{name}", child))]
-                )
+                if isinstance(child, SettingsTable):
+                    rows += effective(child, f"{key}.{name}.", hidden=hidden)
+                else:
+                    rows.append((f"{key}.{name}", hidden.get(f"{key}.{name}", child)))
         elif isinstance(value, dict):
             shown = {name: hidden.get(f"{key}.{name}", child) for name, child in value.items()}
-            rows.append(
-                (
-                    key,
-                    {
-                        name: STARS if SECRET.search(name) else child
-                        for name, child in shown.items()
-                    },
-                )
-            )
+            for name in shown:
+                if SECRET.search(name):
+                    shown[name] = STARS
+            rows.append((key, shown))
         else:
             rows.append((key, _masked(hidden.get(key, value), extra.get("secret"))))
     return rows
 
 
 def _masked(value: Any, secret: object) -> Any:
-    """A value as it may be shown: a secret as stars, a URL with stars in it."""
+    """Return a value without its secret: stars, or a URL with stars."""
     if not secret or not value:
         return value
     return masked_url(value) if secret == IN_URL else STARS

@@ -1,6 +1,6 @@
-"""What a terminal shows: one colour per meaning, bars, remaining time, and consoles that treat every text as data.
+"""Output for terminals: one colour per meaning, bars, remaining time, consoles without markup.
 
-rich is imported only where something is drawn, so that a command that prints two lines starts quickly.
+rich is only imported to draw something, so that a command that prints two lines starts quickly.
 """
 
 from __future__ import annotations
@@ -74,23 +74,26 @@ def is_live(stream: TextIO) -> bool:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Return whether this stream shows colours. A non-empty NO_COLOR turns them off (no-color.org)."""
+    """Return whether this stream shows colours; NO_COLOR turns them off (no-color.org)."""
     return is_live(stream) and not os.environ.get("NO_COLOR")
 
 
 def tone_of(text: str) -> Tone:
-    """Return the tone of a state, verdict or severity, by its first word: `waiting for ...`; NONE for every other text."""
+    """Return the tone of a state, verdict or severity by its first word; NONE for other text."""
     first, *_ = *text.lower().split(), ""
     return _TONES.get(first.rstrip(",:;"), Tone.NONE)
 
 
 def paint(text: str, tone: Tone, stream: TextIO) -> str:
-    """Colour a text that is printed to this stream. The text must not contain escapes of its own."""
+    """Colour a text for this stream. The text must not contain escapes of its own."""
     return f"\x1b[{_ANSI[tone]}m{text}\x1b[0m" if tone and has_colour(stream) else text
 
 
 def console(stream: TextIO, width: int | None = None) -> Console:
-    """Return a console that parses no markup, highlights nothing, and ignores FORCE_COLOR where there is no terminal."""
+    """Return a console that parses no markup and highlights nothing.
+
+    It ignores FORCE_COLOR if the stream is not a terminal.
+    """
     from rich.console import Console
 
     return Console(
@@ -105,7 +108,7 @@ def console(stream: TextIO, width: int | None = None) -> Console:
 
 
 def text(value: str, tone: Tone = Tone.NONE) -> Text:
-    """Return a text for rich. Markup in it is not parsed, and whatever does not print is escaped."""
+    """Return a text for rich, without markup and with what does not print escaped."""
     from rich.text import Text
 
     return Text(plain(value), style=tone.value, no_wrap=True)
@@ -121,46 +124,50 @@ def bar(share: float, width: int, tone: Tone = Tone.GOOD) -> Text:
 
 def bar_parts(share: float, width: int) -> tuple[str, str]:
     """Return the part of a bar that is done and the part that is left."""
-    filled = width if share >= 1 else min(width - 1, max(int(share * width), 1 if share > 0 else 0))
+    filled = width
+    if share < 1:
+        least = 1 if share > 0 else 0
+        filled = min(width - 1, max(int(share * width), least))
     return BAR_DONE * filled, BAR_LEFT * (width - filled)
 
 
 def duration(seconds: float) -> str:
-    """Return minutes and seconds, with hours where there are any: 0:07, 12:30, 3:04:05."""
+    """Return minutes and seconds, with hours if there are any: 0:07, 12:30, 3:04:05."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class Eta:
-    """Estimates the remaining time from how fast what is left has shrunk recently."""
+    """Estimates the remaining time from the recent speed."""
 
     def __init__(self, window_s: float = ETA_WINDOW_S) -> None:
         self._window_s = window_s
-        self._seen: deque[tuple[float, float]] = deque()
+        self._samples: deque[tuple[float, float]] = deque()
 
     def add(self, now: float, left: float) -> None:
-        """Record how much is left. One older sample is kept beyond the window, so that rare updates count too."""
-        if not self._seen or self._seen[-1][1] != left:
-            self._seen.append((now, left))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - self._window_s:
-            self._seen.popleft()
+        """Record how much is left. One older sample is kept, so that rare updates count too."""
+        if not self._samples or self._samples[-1][1] != left:
+            self._samples.append((now, left))
+        while len(self._samples) > 2 and self._samples[1][0] <= now - self._window_s:
+            self._samples.popleft()
 
     def seconds(self, now: float) -> float | None:
-        """Return the seconds until nothing is left; None when that cannot be told or nothing shrinks."""
-        if len(self._seen) < 2:
+        """Return the seconds until nothing is left; None if that is unknown."""
+        if len(self._samples) < 2:
             return None
-        (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
+        (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
         if last >= first or last_at <= first_at:
             return None
         return max(0.0, last * (last_at - first_at) / (first - last) - (now - last_at))
 
     def clear(self) -> None:
-        self._seen.clear()
+        """Forget all samples."""
+        self._samples.clear()
 
 
 class ProgressLine:
-    """One line that a terminal redraws: what is done, a bar, how much of how much, and the time left. Elsewhere nothing."""
+    """One line that a terminal redraws: a bar, the amount done, and the time left."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -184,7 +191,7 @@ class ProgressLine:
     def update(
         self, what: str, done: float, total: float | None, unit: str = "", now: float | None = None
     ) -> None:
-        """Redraw the line, at most ten times a second. Without a total there is no bar and no time left."""
+        """Redraw the line, at most ten times a second. The bar and the time left need a total."""
         now = time.monotonic() if now is None else now
         if what != self._what:
             self._what = what
@@ -198,7 +205,7 @@ class ProgressLine:
             self._stream.flush()
 
     def clear(self) -> None:
-        """Remove the line: what is written next begins where it began."""
+        """Remove the line: the next output starts in its place."""
         if self._is_drawn:
             self._is_drawn, self._drawn_at = False, 0.0
             self._stream.write("\r\x1b[K")
@@ -209,17 +216,19 @@ class ProgressLine:
         if not total:
             return f"{what}: {amount(done, unit)}"[: columns - 1]
         left_s = self._eta.seconds(now)
-        figures = f" {amount(done)} of {amount(total, unit)}" + (
-            f", {duration(left_s)} left" if left_s is not None else ""
-        )
+        figures = f" {amount(done)} of {amount(total, unit)}"
+        if left_s is not None:
+            figures += f", {duration(left_s)} left"
         width = min(BAR_WIDTH, columns - 1 - len(what) - len(figures) - 2)
         if width < 1:
             return f"{what}:{figures}"[: columns - 1]
         filled, empty = bar_parts(done / total, width)
-        return f"{what}: {paint(filled, Tone.GOOD, self._stream)}{paint(empty, Tone.FAINT, self._stream)}{figures}"
+        filled = paint(filled, Tone.GOOD, self._stream)
+        empty = paint(empty, Tone.FAINT, self._stream)
+        return f"{what}: {filled}{empty}{figures}"
 
 
 def amount(value: float, unit: str = "") -> str:
-    """Return a number for people: counts whole, measures with one digit."""
+    """Return a number as text: a count without, a measure with one decimal digit."""
     text = f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
     return f"{text} {unit}" if unit else text

@@ -130,7 +130,7 @@ def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
         (changed('key = "doc_no"', 'key = "doc_no"\nbatch_rows_max = 0'), "batch_rows_max"),
         (
             changed('print_version = "version"\n', ""),
-            "event.order is 'version', and no column keeps it",
+            "event.order is 'version', but no column stores it",
         ),
         (changed('print_status = "status"', 'doc_no = "doc_id"'), "is a key column"),
         (
@@ -138,35 +138,35 @@ def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
             "columns is empty",
         ),
         (GOOD + '\n[kafka.security]\nprotocol = "SASL_SSL"\n', "needs mechanism"),
-        (GOOD + '\n[kafka.security]\nusername = "x"\n', "takes no user"),
+        (GOOD + '\n[kafka.security]\nusername = "x"\n', "does not use a user"),
         (
             long('{ field = "status", tipe = "text" }'),
             "unknown key 'tipe' in [pipelines.contracts.columns.extra]",
         ),
         (long('{ type = "text" }'), "columns.extra has neither a field nor a value"),
         (long('{ field = "x", value = 1 }'), "columns.extra has a field and a value"),
-        (long("{ value = 1, trim = true }"), "is a constant, which takes no trim"),
+        (long("{ value = 1, trim = true }"), "is a constant, which does not allow trim"),
         (long('{ field = "x", type = "varchr(20)" }'), "is no type; did you mean 'varchar'?"),
-        (long('{ field = "x", type = "decimal(2,4)" }'), "not every database can hold"),
+        (long('{ field = "x", type = "decimal(2,4)" }'), "not every database supports"),
         (
             long('{ field = "x", convert = "integer" }'),
-            "convert is 'integer', which is not one of its values",
+            "convert is 'integer', which is not allowed",
         ),
         (
             long('{ field = "x", unit = "us", trim = true }'),
-            "so its field is a time, which takes no trim",
+            "so its field is a time, which does not allow trim",
         ),
         (
             changed('= "version"\nprinted', '= { field = "version", round = true }\nprinted'),
-            "keeps the order value",
+            "stores the order value",
         ),
         (
             changed('key = "doc_no"', 'key = "doc_no"\nkey_type = "json"'),
-            "key_type is 'json', which is no type",
+            "key_type is 'json', which is not a type",
         ),
         (
             changed('key = "doc_no"', 'key = "doc_no"\nkey_type = "date"'),
-            "key_type is 'date', which is no type",
+            "key_type is 'date', which is not a type",
         ),
         (changed('key = "doc_no"', "key = []"), "key is []"),
         (changed('key = "doc_no"', 'key = ["a", "a"]'), "name each key column once"),
@@ -177,7 +177,7 @@ def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
         ),
         (
             changed('key = "doc_no"', 'key = ["a", "b"]\nkey_type = "bigint"'),
-            "key_type is 'bigint', and the key has the columns a, b",
+            "key_type is 'bigint', but the key has the columns a, b",
         ),
         (
             changed('key = "doc_no"', 'key = ["a", "b"]\nkey_separator = "--"'),
@@ -189,7 +189,7 @@ def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
         ),
         (
             changed('document = "doc_id"', 'document = ["a", "b"]'),
-            "event.document is ['a', 'b'], and the key has the columns doc_no",
+            "event.document is ['a', 'b'], but the key has the columns doc_no",
         ),
         (
             changed('document = "doc_id"', 'document = ["a", "a"]').replace(
@@ -289,7 +289,7 @@ def test_the_environment_overrides_the_file(
         ("INSTEP__KAFKA__BOOTSTRAPP", "x", "did you mean 'BOOTSTRAP'?"),
         ("INSTEP__KAFKA__BOOTSTRAP__MORE", "x", "names no setting"),
         ("INSTEP__PIPELINES__CONTRACTS__BATCH_ROWS_MAX", "many", "BATCH_ROWS_MAX"),
-        ("INSTEP__SPARK__CONF", "{", "must hold JSON"),
+        ("INSTEP__SPARK__CONF", "{", "must be JSON"),
     ],
 )
 def test_a_variable_that_fits_nothing(variable: str, value: str, words: str) -> None:

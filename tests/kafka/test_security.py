@@ -127,7 +127,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
         {**user("PLAIN"), "ca": None},
         "signed by an authority that is not trusted here",
     ),
-    "no certificate": ("mutual", {}, "asks for a client certificate, and none is set"),
+    "no certificate": ("mutual", {}, "requires a client certificate, but none is set"),
 }
 
 
@@ -183,28 +183,28 @@ def test_files_that_are_wrong_are_named(secured_broker: SecuredBroker, tmp_path:
             r"kafka.security.ca \S+none.pem cannot be read: No such file",
         ),
         ({"ca": str(tmp_path)}, "kafka.security.ca .* cannot be read: Is a directory"),
-        ({"ca": str(text)}, "kafka.security.ca .*text.pem holds no certificate in PEM"),
-        ({"ca": str(noise)}, "kafka.security.ca .*noise.pem holds no certificate in PEM"),
+        ({"ca": str(text)}, "kafka.security.ca .*text.pem contains no certificate in PEM"),
+        ({"ca": str(noise)}, "kafka.security.ca .*noise.pem contains no certificate in PEM"),
         (
             files(ann, certificate=str(text)),
-            "kafka.security.certificate .*text.pem holds no certificate in PEM",
+            "kafka.security.certificate .*text.pem contains no certificate in PEM",
         ),
         (
             files(ann, key=str(tmp_path / "none.key")),
             r"kafka.security.key \S+none.key cannot be read",
         ),
-        (files(ann, key=str(text)), "kafka.security.key .*text.pem holds no key in PEM"),
-        (files(ann, key=str(noise)), "kafka.security.key .*noise.pem holds no key in PEM"),
+        (files(ann, key=str(text)), "kafka.security.key .*text.pem contains no key in PEM"),
+        (files(ann, key=str(noise)), "kafka.security.key .*noise.pem contains no key in PEM"),
         (
             files(ann, key=str(secured_broker.bob.key)),
             "bob.key is not the key of kafka.security.certificate .*ann.pem",
         ),
         (
             files(locked, key_password="wrong"),
-            "kafka.security.key_password does not open .*locked.java.key",
+            "kafka.security.key_password does not decrypt .*locked.java.key",
         ),
         (files(locked), "kafka.security.key .*locked.java.key has a password"),
-        ({"key": str(ann.key)}, "kafka.security.key is of no use without"),
+        ({"key": str(ann.key)}, "kafka.security.key needs"),
     ]
     for said, words in cases:
         error = refused(secured_broker, "mutual", **said)

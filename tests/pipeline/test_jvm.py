@@ -63,8 +63,8 @@ def test_what_spark_takes_is_let_through(master: str, memory: str) -> None:
         ("local[x]", "640m", "no Spark master"),
         ("spork://x", "640m", "no Spark master"),
         ("", "640m", "no Spark master"),
-        ("local", "lots", "no amount of memory"),
-        ("local", "640", "no amount of memory"),
+        ("local", "lots", "not an amount of memory"),
+        ("local", "640", "not an amount of memory"),
         ("local", "100m", "450m at least"),
     ],
 )

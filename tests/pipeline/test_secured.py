@@ -180,7 +180,7 @@ def test_secrets_are_shown_nowhere_and_faults_at_the_start(
         (
             ("run", "--once"),
             {"KEY_PASSWORD": "not-it-either"},
-            "kafka.security.key_password does not open",
+            "kafka.security.key_password does not decrypt",
         ),
         (("emit", "-"), {"INSTEP__KAFKA__SECURITY__CA": "none.pem"}, "kafka.security.ca"),
         (

@@ -211,7 +211,7 @@ def test_a_guard_column_that_is_too_coarse(kind: str, new_database: Callable[[st
         }
     }
     error = refused(url, **changes)
-    assert "keeps 0 digits of a second" in error.what
+    assert "stores 0 digits of a second" in error.what
     mended(url, error.remedy, **changes)
 
 

@@ -261,7 +261,7 @@ def test_files_and_options_that_are_wrong(secured: Secured, tmp_path: Path) -> N
         ),
         (
             {"sslmode": "verify-full", "sslrootcert": text},
-            "the target's sslrootcert .*text.pem holds no certificate in PEM",
+            "the target's sslrootcert .*text.pem contains no certificate in PEM",
         ),
         (
             {"sslmode": "require", "sslcert": client.certificate, "sslkey": text},
@@ -274,7 +274,7 @@ def test_files_and_options_that_are_wrong(secured: Secured, tmp_path: Path) -> N
                 "sslkey": locked.key,
                 "sslpassword": "not-it",
             },
-            "the target's sslpassword does not open .*locked",
+            "the target's sslpassword does not decrypt .*locked",
         ),
         (
             {"sslmode": "verify-fully"},
