@@ -71,7 +71,7 @@ class Publisher:
             topic,
             right="WRITE",
         )
-        self._ear = faults.ErrorLog()
+        self._error_log = faults.ErrorLog()
         self._tally = deliveries.DeliveryCounter()
         self._closing = threading.Lock()
         self._closed = False
@@ -81,7 +81,9 @@ class Publisher:
         self._termination = termination.Termination(lambda: self._tally.mark, flush_timeout_s)
         # The settings first, for they need no broker; then the topic, which tells every reason why nothing would arrive.
         try:
-            self._producer = Producer({**config, "error_cb": self._ear.hear}, logger=faults.log)
+            self._producer = Producer(
+                {**config, "error_cb": self._error_log.add}, logger=faults.log
+            )
         except KafkaException as failure:
             raise faults.translate(failure.args[0], self._operation) from failure
         try:
@@ -207,7 +209,7 @@ class Publisher:
             except KafkaException as failure:
                 undelivered = self._undelivered(failure.args[0], record.key, record.value)
                 undelivered.__cause__ = failure
-                if self._ear.fatal:
+                if self._error_log.fatal:
                     self._tally.withdraw(receipt)
                     raise undelivered from failure
                 self._tally.settle(receipt, undelivered, None)
@@ -281,7 +283,7 @@ class Publisher:
         try:
             self._producer.poll(POLL_S)
         except KafkaException as failure:
-            self._ear.hear(failure.args[0])
+            self._error_log.add(failure.args[0])
             self._producer.purge()
 
     def _report(
@@ -315,16 +317,16 @@ class Publisher:
     ) -> errors.Undelivered:
         """The broker's or the client's refusal of one record, in our words."""
         record = f"the record of document {key.decode('utf-8', 'replace')!r}"
-        if faults.MEANING.get((self._ear.fatal or error).code()) is errors.NotAuthorised:
-            refusal = faults.translate(self._ear.fatal or error, self._operation)
+        if faults.MEANING.get((self._error_log.fatal or error).code()) is errors.NotAuthorised:
+            refusal = faults.translate(self._error_log.fatal or error, self._operation)
             return errors.Undelivered(
                 f"{record} was not taken: {refusal.what}",
                 f"have WRITE on topic {self.topic!r} granted by the cluster's administrator, then make a new publisher",
             )
-        if self._ear.fatal is not None:
+        if self._error_log.fatal is not None:
             return errors.Undelivered(
-                f"{record} was not taken: the publisher cannot go on: {faults.readable(self._ear.fatal)}"
-                f" ({self._ear.fatal.name()})",
+                f"{record} was not taken: the publisher cannot go on: {faults.readable(self._error_log.fatal)}"
+                f" ({self._error_log.fatal.name()})",
                 "close it and make a new one",
             )
         if error.code() in TOO_LARGE:
@@ -343,5 +345,5 @@ class Publisher:
         )
 
     def _last_heard(self, since: float) -> str:
-        last = self._ear.last(since)
+        last = self._error_log.last(since)
         return f" (last: {faults.readable(last)})" if last else ""

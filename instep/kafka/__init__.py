@@ -1,1 +1,1 @@
-"""WAITING: connections, topics, offsets, groups."""
+"""Kafka: connections, topics, offsets and groups; `admin` has what only commands need."""

@@ -1,8 +1,9 @@
-"""How much of a log is not applied yet, counted to its very end, and which open transaction holds readers back.
+"""How much of a log is not applied yet, and which open transactions hold readers back.
 
-A reader of committed records stops at the last stable offset: before the first record of a transaction that is still open. What
-lies behind it was acknowledged to its publishers, including records of publishers that use no transactions at all. So lag is
-counted to the end of the log, and what waits behind an open transaction is counted apart.
+A reader of committed records stops at the last stable offset: before the first record of a
+transaction that is still open. The records behind it were acknowledged to their publishers,
+including publishers without transactions. So lag is counted to the end of the log, and records
+behind an open transaction are counted separately.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from instep.kafka.offsets import Spot
 
 @dataclass(frozen=True, slots=True)
 class PartitionBacklog:
-    """One partition from a position on. What is not known is None, which is not 0."""
+    """One partition from a position on. What is unknown is None."""
 
     partition: int
     position: int
@@ -30,22 +31,20 @@ class PartitionBacklog:
 
     @property
     def held_back(self) -> int:
-        """Offsets behind the first record of an open transaction, from the position on."""
-        return (
-            self.end - max(self.position, self.committed_end)
-            if self.committed_end < self.end
-            else 0
-        )
+        """Return the offsets behind the first record of an open transaction."""
+        if self.committed_end >= self.end:
+            return 0
+        return self.end - max(self.position, self.committed_end)
 
     @property
     def records(self) -> int:
-        """Offsets that are not applied. Transaction markers alone count for nothing."""
+        """Return the offsets that are not applied; 0 if they are only transaction markers."""
         if self.next_record is not None:
             return self.end - self.position
         return self.held_back
 
     def age_s(self, now: datetime) -> float | None:
-        """How old the next committed record is; 0 when nothing waits, None when it has no timestamp or cannot be read yet."""
+        """Return the age of the next committed record; 0 if nothing waits, None if unknown."""
         if not self.records:
             return 0.0
         if self.next_record is None or self.next_record.timestamp_ms < 0:
@@ -56,8 +55,8 @@ class PartitionBacklog:
 def read(
     cluster: connection.Cluster, topic: str, positions: Mapping[int, int]
 ) -> dict[int, PartitionBacklog]:
-    """What waits in each of these partitions from its position on."""
-    # the ends come first, so that a transaction that ends in between is not taken for an open one
+    """Return what waits in each of these partitions from its position on."""
+    # the ends first, so that a transaction that ends meanwhile does not count as open
     ends = offsets.latest(cluster, topic, positions, committed=False)
     committed = offsets.latest(cluster, topic, positions)
     behind = {partition: at for partition, at in positions.items() if at < committed[partition]}
@@ -75,7 +74,7 @@ def read(
 
 
 def still_held(before: Mapping[int, int], committed: Mapping[int, int]) -> dict[int, int]:
-    """Partitions whose committed end has not reached an end that was seen before, and that end."""
+    """Return the partitions, with their earlier end, whose committed end is still before it."""
     return {
         partition: end for partition, end in before.items() if committed.get(partition, end) < end
     }
@@ -84,34 +83,32 @@ def still_held(before: Mapping[int, int], committed: Mapping[int, int]) -> dict[
 def open_transactions(
     cluster: connection.Cluster, topic: str, partitions: Collection[int]
 ) -> list[OpenTransaction]:
-    """The open transactions in these partitions; none also where the cluster does not say."""
+    """Return the open transactions in these partitions; none if the cluster does not tell."""
     if not partitions:
         return []
-    with admin_extras.opened(cluster) as asked:
-        return (asked.open_transactions(topic, sorted(partitions)) if asked else None) or []
+    with admin_extras.opened(cluster) as admin:
+        return (admin.open_transactions(topic, sorted(partitions)) if admin else None) or []
 
 
 def holders_of_each(
     cluster: connection.Cluster, spots: Collection[Spot]
 ) -> dict[Spot, OpenTransaction]:
-    """The open transaction that readers of each of these partitions stop at, where the cluster says."""
+    """Return the open transaction at which readers of each partition stop, if known."""
     found: dict[Spot, OpenTransaction] = {}
-    if spots:
-        with admin_extras.opened(cluster) as asked:
-            for topic in sorted({spot[0] for spot in spots}) if asked else ():
-                opened = (
-                    asked.open_transactions(topic, [part for name, part in spots if name == topic])
-                    if asked
-                    else None
-                )
-                found |= {
-                    (topic, partition): one for partition, one in holders(opened or ()).items()
-                }
+    if not spots:
+        return found
+    with admin_extras.opened(cluster) as admin:
+        if admin is None:
+            return found
+        for topic in sorted({spot[0] for spot in spots}):
+            partitions = [part for name, part in spots if name == topic]
+            opened = admin.open_transactions(topic, partitions)
+            found |= {(topic, part): one for part, one in holders(opened or ()).items()}
     return found
 
 
 def holders(found: Collection[OpenTransaction]) -> dict[int, OpenTransaction]:
-    """By partition, the open transaction that begins first: the one that readers stop at."""
+    """Return, by partition, the first open transaction, at which readers stop."""
     first: dict[int, OpenTransaction] = {}
     for one in sorted(found, key=lambda one: (one.partition, one.start_offset)):
         first.setdefault(one.partition, one)
@@ -119,7 +116,7 @@ def holders(found: Collection[OpenTransaction]) -> dict[int, OpenTransaction]:
 
 
 def explained(held: Mapping[int, int], found: Collection[OpenTransaction]) -> list[str]:
-    """A sentence for each partition with offsets that are held back: how many, by whom and since when."""
+    """Describe the open transactions that hold records back: how many, by whom, since when."""
     by = holders(found)
     return [
         f"{counted(count, 'record')} behind {named(partition, by.get(partition))}"
@@ -128,7 +125,7 @@ def explained(held: Mapping[int, int], found: Collection[OpenTransaction]) -> li
 
 
 def named(partition: int, one: OpenTransaction | None) -> str:
-    """An open transaction in words, as far as it is known."""
+    """Describe an open transaction, as far as it is known."""
     if one is None:
         return f"an open transaction, partition {partition}"
     since = f" since {one.since:%Y-%m-%dT%H:%M:%SZ}" if one.since else ""
@@ -137,5 +134,7 @@ def named(partition: int, one: OpenTransaction | None) -> str:
 
 
 def age_s(one: OpenTransaction, now: datetime | None = None) -> float | None:
-    """For how long a transaction has been open, by our clock."""
-    return max(0.0, ((now or datetime.now(UTC)) - one.since).total_seconds()) if one.since else None
+    """Return for how long a transaction has been open, by our clock."""
+    if one.since is None:
+        return None
+    return max(0.0, ((now or datetime.now(UTC)) - one.since).total_seconds())

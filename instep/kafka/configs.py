@@ -1,4 +1,4 @@
-"""Settings that the cluster holds: of topics and of brokers, each value with where it comes from. Changed one by one."""
+"""Read and change settings of topics and brokers; each value has its source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class ConfigValue:
-    """One setting as it is in force. A secret has no value."""
+    """The effective value of a setting, and its source. A secret has no value."""
 
     name: str
     value: str | None
@@ -40,7 +40,7 @@ Settings = Mapping[str, ConfigValue]
 
 
 def of_topics(cluster: connection.Cluster, names: Collection[str]) -> dict[str, Settings]:
-    """Every setting in force of each topic."""
+    """Return the effective settings of each topic."""
     listed = list(names)
     found: dict[str, Settings] = {}
     for start in range(0, len(listed), AT_ONCE):
@@ -49,7 +49,7 @@ def of_topics(cluster: connection.Cluster, names: Collection[str]) -> dict[str, 
 
 
 def of_brokers(cluster: connection.Cluster, nodes: Collection[int]) -> dict[int, Settings]:
-    """Every setting in force of each broker."""
+    """Return the effective settings of each broker."""
     return {node: _read_broker(cluster, node) for node in nodes}
 
 
@@ -61,7 +61,7 @@ def alter_topic(
     *,
     validate_only: bool = False,
 ) -> None:
-    """Set and unset some settings of a topic; all others stay as they are."""
+    """Set and unset some settings of a topic; all others stay unchanged."""
     changes = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         for name, value in given.items()
@@ -108,9 +108,8 @@ def _read_broker(cluster: connection.Cluster, node: int) -> Settings:
         answer = cluster.admin.describe_configs([asked], request_timeout=cluster.timeout_s)[asked]
         return _settings(cluster.wait(answer, operation))
 
-    return cluster.briefly(
-        ask
-    )  # it alone can answer, so one that is down would be waited for in vain
+    # only this broker can answer, so it is of no use to wait for one that is down
+    return cluster.briefly(ask)
 
 
 def _settings(found: Mapping[str, Any]) -> Settings:

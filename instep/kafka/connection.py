@@ -1,6 +1,7 @@
-"""How a cluster is spoken to: the settings as each client spells them, and one `Cluster` that holds the clients.
+"""Connect to a cluster: the settings for each client, and one `Cluster` that owns the clients.
 
-Two spellings, because two clients read the same topic: librdkafka's (ours) and Java's (Spark's). A third is in `inquiry.py`.
+Two clients read the same topic, with different names of settings: librdkafka (ours) and Java's
+(Spark's). A third client is in `admin/admin_extras.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from instep.kafka import faults
 TIMEOUT_S = 10.0
 SLICE_S = 0.05
 SILENCE_S = 3.0
-LOOK_AROUND_S = 1.0
+REFRESH_S = 1.0
 METADATA_SLICE_S = 1.0
 READER_GROUP = "instep-reader"
 RETIRED_MAX = 4
@@ -46,17 +47,16 @@ READING: dict[str, Any] = {
 }
 PBES2 = bytes.fromhex("06092a864886f70d01050d")  # its object identifier, in DER
 
-# no member, so no session; but closing waits as long for a commit that is still on its way
+# not a member, so there is no session; but closing waits this long for a pending commit
 COMMITTING = {"session.timeout.ms": 1_000, "heartbeat.interval.ms": 500}
-Answers = list[
-    tuple[KafkaError | None, list[TopicPartition]]
-]  # to a commit: of all of it, and of each partition
+# to a commit: the error of the whole, and of each partition
+Answers = list[tuple[KafkaError | None, list[TopicPartition]]]
 
 Result = TypeVar("Result")
 
 
 def client_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, Any]:
-    """What librdkafka needs to reach the cluster."""
+    """Return the settings of librdkafka for the cluster."""
     security = kafka.security
     config: dict[str, Any] = {
         "bootstrap.servers": bootstrap,
@@ -74,14 +74,15 @@ def client_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, Any]:
 
 
 def java_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, str]:
-    """What a Java client, such as Spark's Kafka source, needs to reach the cluster."""
+    """Return the settings of a Java client, such as Spark's Kafka source."""
     security = kafka.security
     config = {"bootstrap.servers": bootstrap, "security.protocol": security.protocol}
     if security.mechanism is not None:
         config["sasl.mechanism"] = security.mechanism
         config["sasl.jaas.config"] = (
             f"{LOGIN_MODULES[security.mechanism]} required"
-            f" username={_jaas_quoted(security.username or '')} password={_jaas_quoted(security.password or '')};"
+            f" username={_jaas_quoted(security.username or '')}"
+            f" password={_jaas_quoted(security.password or '')};"
         )
     if security.ca is not None:
         config["ssl.truststore.type"] = "PEM"
@@ -99,26 +100,30 @@ def java_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, str]:
 
 
 class _Patience(threading.local):
-    """How long this thread waits for an answer."""
+    """The time that this thread waits for an answer."""
 
     def __init__(self, s: float) -> None:
         self.s = s
 
 
 def files(security: settings.Security) -> certificates.Files:
+    """Return the certificate files of the settings."""
     return certificates.Files(
         security.ca, security.certificate, security.key, security.key_password
     )
 
 
 def check_files(security: settings.Security) -> None:
-    """SettingsError when a file of the settings is wrong; clients have one text for all of that."""
+    """Raise SettingsError if a certificate file is wrong; clients report all causes alike."""
     if security.protocol.endswith("SSL"):
         files(security).context()
 
 
 class Cluster:
-    """One cluster as we see it: an admin client and a reader, made when first needed. Waits are bounded, errors are typed."""
+    """One cluster: an admin client and a reader, created when first needed.
+
+    Waits are bounded, and errors are instep's own types.
+    """
 
     def __init__(
         self,
@@ -127,18 +132,18 @@ class Cluster:
         timeout_s: float = TIMEOUT_S,
         further: Mapping[str, Any] | None = None,
     ) -> None:
-        """`further` are librdkafka settings that our settings file has no words for."""
+        """Take `further` settings of librdkafka that the settings file does not have."""
         self.kafka = kafka
         self.bootstrap = bootstrap
         self.who = faults.who(kafka.security)
         self.timeout_s = timeout_s
         self.reader_lock = threading.Lock()
-        self.ear = faults.ErrorLog()
+        self.error_log = faults.ErrorLog()
         self._patience = _Patience(timeout_s)
         check_files(kafka.security)
         own = client_config(kafka, bootstrap)
         self._config = {**own, **(further or {})}
-        self._as_settings_say = all(
+        self._uses_settings = all(
             own.get(name) == value
             for name, value in self._config.items()
             if name.startswith(("security.", "sasl.", "ssl."))
@@ -151,7 +156,7 @@ class Cluster:
 
     @property
     def admin(self) -> AdminClient:
-        """Answers come to this client's own thread, so it must outlive the futures it gives."""
+        """Return the admin client. It must outlive the futures that it returns."""
         with self._lock:
             if self._admin is None:
                 self._admin = self._make(AdminClient, {})
@@ -159,27 +164,31 @@ class Cluster:
 
     @property
     def reader(self) -> Consumer:
-        """Reads what is committed, by assignment: it joins no group and commits nothing. Take `reader_lock` to use it."""
+        """Return the reader of committed records; use it under `reader_lock`.
+
+        It reads by assignment: it joins no group and commits nothing.
+        """
         with self._lock:
             if self._reader is None:
                 self._reader = self._make(Consumer, {**READING, "queued.min.messages": 1})
             return self._reader
 
     def committer(self, group: str) -> tuple[Consumer, Answers]:
-        """A client that commits to a group without being a member of it, and what the brokers answered to it."""
+        """Return a client that commits to a group without joining it, and the brokers' answers."""
         with self._lock:
             if group not in self._committers:
                 answers: Answers = []
-                heard = {"on_commit": lambda error, places: answers.append((error, places))}
-                made = self._make(
-                    Consumer,
-                    {"group.id": group, "enable.auto.commit": False, **COMMITTING, **heard},
-                )
-                self._committers[group] = (made, answers)
+                config = {
+                    "group.id": group,
+                    "enable.auto.commit": False,
+                    "on_commit": lambda error, places: answers.append((error, places)),
+                    **COMMITTING,
+                }
+                self._committers[group] = (self._make(Consumer, config), answers)
             return self._committers[group]
 
     def scanner(self, committed: bool = True) -> Consumer:
-        """Like the reader, and the caller's own: it reads ahead, for many records. Close it."""
+        """Return a new reader that reads ahead, for many records. The caller closes it."""
         level = "read_committed" if committed else "read_uncommitted"
         scanner: Consumer = self._make(Consumer, {**READING, "isolation.level": level})
         return scanner
@@ -187,10 +196,13 @@ class Cluster:
     def wait(
         self, future: concurrent.futures.Future[Result], operation: faults.Operation
     ) -> Result:
-        """The future's result; an error of the client becomes ours. Ends early when every broker refused our credentials."""
-        since = around = time.monotonic()
+        """Return the future's result, or raise the client's error as ours.
+
+        It does not wait any longer if every broker has refused our credentials.
+        """
+        since = refreshed_at = time.monotonic()
         deadline = since + self._patience.s
-        looked = False
+        is_checked = False
         while True:
             try:
                 return future.result(timeout=SLICE_S)
@@ -199,82 +211,87 @@ class Cluster:
                 raise self.translate(failure.args[0], operation, since) from failure
             except concurrent.futures.TimeoutError:
                 self.admin.poll(0)
-                if self.ear.refused_by_all(since) or time.monotonic() > deadline:
+                if self.error_log.refused_by_all(since) or time.monotonic() > deadline:
                     raise self.translate(
                         KafkaError(KafkaError._TIMED_OUT), operation, since
                     ) from None
-                if not looked and self.ear.all_down(since):
-                    looked = True
+                if not is_checked and self.error_log.all_down(since):
+                    is_checked = True
                     if fault := self._fault():
                         raise fault from None
-                if time.monotonic() - around > LOOK_AROUND_S:
-                    self._look_around()
-                    around = time.monotonic()
+                if time.monotonic() - refreshed_at > REFRESH_S:
+                    self._refresh_metadata()
+                    refreshed_at = time.monotonic()
 
     def metadata(self, operation: faults.Operation, topic: str | None = None) -> ClusterMetadata:
-        """Brokers and topics, or one topic. Asked for in growing slices: the client's call hears neither Ctrl-C nor a refusal."""
+        """Return brokers and topics, or one topic.
+
+        The client's call reacts neither to Ctrl-C nor to a refusal, so it is repeated with growing
+        timeouts.
+        """
         since, slice_s = time.monotonic(), METADATA_SLICE_S
         while True:
             left_s = since + self.timeout_s - time.monotonic()
             try:
                 return self.admin.list_topics(topic, timeout=max(SLICE_S, min(slice_s, left_s)))
             except KafkaException as failure:
-                self.admin.poll(0)  # what the client has to say on the side
+                self.admin.poll(0)  # calls the error callback
                 ours = self.translate(failure.args[0], operation, since)
                 if (
                     not isinstance(ours, errors.BrokerUnreachable)
-                    or self.ear.refused_by_all(since)
+                    or self.error_log.refused_by_all(since)
                     or left_s <= slice_s
                 ):
                     raise ours from failure
             slice_s *= 2
 
     def retry(self, attempt: Callable[[], Result]) -> Result:
-        """Try again for as long as we may: a leader or coordinator that is moving answers with an error, or not at all.
+        """Retry until the timeout: a leader or coordinator that moves returns an error, or nothing.
 
-        A client can go on waiting for a broker that died, so the first silence is answered by asking anew, with another client.
+        A client may wait forever for a broker that died, so after the first silence the attempt is
+        repeated with a new client.
         """
-        since, asked_anew = time.monotonic(), False
+        since, is_renewed = time.monotonic(), False
         while True:
             try:
-                return attempt() if asked_anew else self.briefly(attempt)
+                return attempt() if is_renewed else self.briefly(attempt)
             except errors.BrokerUnreachable:
                 waited_s = time.monotonic() - since
                 if waited_s > self.timeout_s:
                     raise
-                if waited_s >= SILENCE_S and not asked_anew:
+                if waited_s >= SILENCE_S and not is_renewed:
                     self.renew()
-                    asked_anew = True
+                    is_renewed = True
                 time.sleep(SLICE_S)
 
     def briefly(self, attempt: Callable[[], Result]) -> Result:
-        """Try once, and take a short silence for an answer."""
+        """Try once, with a short timeout."""
         self._patience.s = min(SILENCE_S, self.timeout_s)
         try:
             return attempt()
         finally:
             self._patience.s = self.timeout_s
 
-    def _look_around(self) -> None:
-        """Let the client see who leads now: a request to a leader or controller that died waits, and looks for no other."""
+    def _refresh_metadata(self) -> None:
+        """Refresh the metadata: a request to a dead leader does not look for the new one."""
         with contextlib.suppress(KafkaException):
-            self.admin.list_topics(timeout=LOOK_AROUND_S)
+            self.admin.list_topics(timeout=REFRESH_S)
 
     def translate(
         self, error: KafkaError, operation: faults.Operation, since: float
     ) -> errors.InstepError:
-        ours = faults.translate(error, operation, self.ear, since)
-        silent = (
-            isinstance(ours, errors.BrokerUnreachable) and error.code() < 0
-        )  # the client's own codes: no broker said it
-        doubtful = silent or (
-            isinstance(ours, errors.NotAuthorised) and error.code() not in faults.RIGHTS
-        )
-        return (self._fault() if doubtful else None) or ours
+        """Return the client's error as ours; if its cause is unclear, examine the listener."""
+        ours = faults.translate(error, operation, self.error_log, since)
+        # negative codes are the client's own: no broker reported them
+        is_silent = isinstance(ours, errors.BrokerUnreachable) and error.code() < 0
+        is_refused = isinstance(ours, errors.NotAuthorised) and error.code() not in faults.RIGHTS
+        if is_silent or is_refused:
+            return self._fault() or ours
+        return ours
 
     def _fault(self) -> errors.InstepError | None:
-        """What keeps us from the brokers, where a look at them tells it; the client says the same of many causes."""
-        if not self._as_settings_say:
+        """Examine the listeners, because the client reports many causes alike; None if unclear."""
+        if not self._uses_settings:
             return None
         from instep.kafka import handshake
 
@@ -287,19 +304,23 @@ class Cluster:
         group: str | None = None,
         right: str | None = None,
     ) -> faults.Operation:
-        """`right` is Kafka's name of the operation that the operation needs."""
+        """Return the context of an operation for error messages; `right` is Kafka's name of it."""
         return faults.Operation(
             doing, self.bootstrap, self.who, topic, group, self.timeout_s, right
         )
 
     def renew(self) -> None:
-        """Use new clients from now on. One that remembers a newer epoch of a partition than the cluster does gets no answers."""
+        """Use new clients from now on.
+
+        A client that knows a newer epoch of a partition than the cluster gets no answers.
+        """
         with self._lock:
             # another thread may be waiting for an answer to the last one
             self._retired = [*self._retired, self._admin, self._reader][-RETIRED_MAX:]
             self._admin, self._reader = None, None
 
     def close(self) -> None:
+        """Close all clients."""
         with self._lock:
             self._retired = []
             admin, self._admin = self._admin, None
@@ -325,15 +346,17 @@ class Cluster:
 
     def _make(self, client: Any, further: dict[str, Any]) -> Any:
         try:
-            return client({**self._config, **further, "error_cb": self.ear.hear}, logger=faults.log)
+            return client(
+                {**self._config, **further, "error_cb": self.error_log.add}, logger=faults.log
+            )
         except KafkaException as failure:
             raise self.translate(
-                failure.args[0], self.operation("make a Kafka client"), time.monotonic()
+                failure.args[0], self.operation("create a Kafka client"), time.monotonic()
             ) from failure
 
 
 def _jaas_quoted(text: str) -> str:
-    """A value as Java's JAAS tokenizer reads it: a line break inside quotes would end the value."""
+    """Quote a value for Java's JAAS parser: a line break inside quotes would end the value."""
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
         text = text.replace(plain, escaped)
     return f'"{text}"'
@@ -350,7 +373,8 @@ def _java_key(path: str) -> str:
         "".join(text.splitlines()[1:-1]), validate=False
     ):
         raise errors.SettingsError(
-            f"kafka.security.key {path} is encrypted by PBES2, which Java's Kafka client does not read",
+            f"kafka.security.key {path} is encrypted with PBES2,"
+            " which Java's Kafka client cannot read",
             f"openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES -in {path} -out key-java.pem",
         )
     return text

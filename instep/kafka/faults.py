@@ -1,7 +1,8 @@
-"""What the Kafka client says went wrong, as instep's own errors: one table from error codes to types.
+"""Translate the Kafka client's errors to instep's own: one table from error codes to types.
 
-The client names many causes only on the side, to its error callback, and then reports a bare time-out. So an `Ear`
-keeps what was heard, and a time-out after a refusal is told as the refusal. Codes decide, texts are only shown.
+The client reports many causes only to its error callback, and then raises a plain timeout. So an
+`ErrorLog` keeps them, and a timeout after a refusal is reported as the refusal. Only codes decide;
+texts are shown to the user.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ log = logging.getLogger("instep.kafka")
 log.addHandler(logging.NullHandler())
 
 MEANING: Mapping[int, type[errors.InstepError]] = {
-    # no answer: nobody there, or not in time
+    # no answer, or not in time
     KafkaError._ALL_BROKERS_DOWN: errors.BrokerUnreachable,
     KafkaError._RESOLVE: errors.BrokerUnreachable,
     KafkaError._TIMED_OUT: errors.BrokerUnreachable,
@@ -32,7 +33,7 @@ MEANING: Mapping[int, type[errors.InstepError]] = {
     KafkaError._UNKNOWN_BROKER: errors.BrokerUnreachable,
     KafkaError._WAIT_CACHE: errors.BrokerUnreachable,
     KafkaError._WAIT_COORD: errors.BrokerUnreachable,
-    # a broker answered that it cannot right now: a leader, coordinator or controller is moving
+    # a temporary error of a broker: a leader, coordinator or controller is moving
     KafkaError.BROKER_NOT_AVAILABLE: errors.BrokerUnreachable,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS: errors.BrokerUnreachable,
     KafkaError.COORDINATOR_NOT_AVAILABLE: errors.BrokerUnreachable,
@@ -50,7 +51,7 @@ MEANING: Mapping[int, type[errors.InstepError]] = {
     KafkaError.REQUEST_TIMED_OUT: errors.BrokerUnreachable,
     KafkaError.THROTTLING_QUOTA_EXCEEDED: errors.BrokerUnreachable,
     KafkaError.UNKNOWN_LEADER_EPOCH: errors.BrokerUnreachable,
-    # an answer: no
+    # refused
     KafkaError._AUTHENTICATION: errors.NotAuthorised,
     KafkaError._SSL: errors.NotAuthorised,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: errors.NotAuthorised,
@@ -62,13 +63,13 @@ MEANING: Mapping[int, type[errors.InstepError]] = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: errors.NotAuthorised,
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: errors.NotAuthorised,
     KafkaError.UNSUPPORTED_SASL_MECHANISM: errors.NotAuthorised,
-    # no such topic, or no longer the one that was known
+    # no such topic, or another one with the same name
     KafkaError._UNKNOWN_PARTITION: errors.TopicMissing,
     KafkaError._UNKNOWN_TOPIC: errors.TopicMissing,
     KafkaError.INCONSISTENT_TOPIC_ID: errors.TopicMissing,
     KafkaError.UNKNOWN_TOPIC_ID: errors.TopicMissing,
     KafkaError.UNKNOWN_TOPIC_OR_PART: errors.TopicMissing,
-    # asked for something that cannot be
+    # an impossible request
     KafkaError._INVALID_ARG: errors.SettingsError,
     KafkaError._UNSUPPORTED_FEATURE: errors.SettingsError,
     KafkaError.GROUP_ID_NOT_FOUND: errors.SettingsError,
@@ -99,7 +100,7 @@ RIGHTS: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ClientIdentity:
-    """Whom the brokers take us for: a user, or what our certificate says."""
+    """Who we are for the brokers: a user, or the owner of a certificate."""
 
     user: str | None = None
     certificate: str | None = None
@@ -111,13 +112,13 @@ class ClientIdentity:
 
     @property
     def principal(self) -> str:
-        """As kafka-acls takes it; a certificate's name is the broker's to tell."""
+        """Return the principal for kafka-acls; only the broker knows the name of a certificate."""
         return f"User:{self.user or ('NAME' if self.certificate else 'ANONYMOUS')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What was being done, to what and as whom: what an error message needs."""
+    """The context of an error message: the operation, its topic and group, and the user."""
 
     doing: str
     bootstrap: str
@@ -129,7 +130,7 @@ class Operation:
 
 
 class ErrorLog:
-    """Keeps what the client says on the side: the last cause, and whether the brokers refused us."""
+    """What the client reported to its error callback: the last cause, and any refusal."""
 
     def __init__(self) -> None:
         self._last: KafkaError | None = None
@@ -139,8 +140,8 @@ class ErrorLog:
         self._refused_at = 0.0
         self._all_down_at = 0.0
 
-    def hear(self, error: KafkaError) -> None:
-        """The client's error callback."""
+    def add(self, error: KafkaError) -> None:
+        """Record an error; this is the client's error callback."""
         if error.fatal():
             self.fatal = error
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
@@ -151,46 +152,45 @@ class ErrorLog:
             self._refusal, self._refused_at = error, time.monotonic()
 
     def last(self, since: float) -> KafkaError | None:
-        """The last cause named after this moment (of time.monotonic)."""
+        """Return the last cause reported since a time (of time.monotonic)."""
         return self._last if self._last_at >= since else None
 
     def refusal(self, since: float) -> KafkaError | None:
-        """That who we are was not accepted, after this moment."""
+        """Return the refusal of our identity since a time."""
         return self._refusal if self._refused_at >= since else None
 
     def all_down(self, since: float) -> bool:
-        """No broker was to be had, after this moment."""
+        """Return whether no broker was reachable at some point since a time."""
         return self._all_down_at >= since
 
     def refused_by_all(self, since: float) -> bool:
-        """No broker is left that might accept us, so waiting longer changes nothing."""
+        """Return whether all brokers refused us, so that waiting is of no use."""
         return self._refused_at >= since and self._all_down_at >= self._refused_at
 
 
-# what to do about errors whose type says too little
+# remedies of errors whose type has no useful one
 REMEDIES = {
-    KafkaError.TOPIC_EXCEPTION: "a topic's name has 1 to 249 letters, digits, dots, underscores and hyphens: correct it",
+    KafkaError.TOPIC_EXCEPTION: (
+        "use 1 to 249 letters, digits, dots, underscores and hyphens for a topic's name"
+    ),
 }
 
 
 def translate(
-    error: KafkaError, operation: Operation, ear: ErrorLog | None = None, since: float = 0.0
+    error: KafkaError, operation: Operation, error_log: ErrorLog | None = None, since: float = 0.0
 ) -> errors.InstepError:
-    """The client's error as one of ours; raise it `from` the client's."""
+    """Return the client's error as one of ours; raise it `from` the client's."""
     kind = MEANING.get(error.code(), errors.InstepError)
-    refusal = ear.refusal(since) if ear else None
     if kind is errors.BrokerUnreachable:
-        return (
-            not_accepted(refusal, operation)
-            if refusal
-            else unreachable(operation, (ear.last(since) if ear else None) or error)
-        )
+        refusal = error_log.refusal(since) if error_log else None
+        if refusal:
+            return not_accepted(refusal, operation)
+        last = error_log.last(since) if error_log else None
+        return unreachable(operation, last or error)
     if kind is errors.NotAuthorised:
-        return (
-            not_allowed(error, operation)
-            if error.code() in RIGHTS
-            else not_accepted(error, operation)
-        )
+        if error.code() in RIGHTS:
+            return not_allowed(error, operation)
+        return not_accepted(error, operation)
     if kind is errors.TopicMissing and operation.topic is not None:
         return topic_missing(operation.topic, operation.bootstrap, ())
     return kind(
@@ -200,37 +200,46 @@ def translate(
 
 
 def ends_reading(error: KafkaError) -> bool:
-    """Whether an error that a reader hears is for good. It reads by assignment, so rights on its group do not matter."""
+    """Return whether an error of a reader is permanent.
+
+    It reads by assignment, so rights on its group do not matter.
+    """
     if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
         return False
     return MEANING.get(error.code()) in (errors.NotAuthorised, errors.TopicMissing)
 
 
 def code(failure: errors.InstepError) -> int | None:
-    """The client's code behind a translated error."""
+    """Return the client's code behind a translated error."""
     cause = failure.__cause__
     return cause.args[0].code() if isinstance(cause, KafkaException) else None
 
 
 def unreachable(operation: Operation, last: KafkaError | None) -> errors.BrokerUnreachable:
+    """Return the error for brokers that do not answer."""
     tried = f": tried for {operation.tried_s:.0f} s" if operation.tried_s else ""
     reason = f" (last: {readable(last)})" if last else ""
     return errors.BrokerUnreachable(
         f"no broker answered at {', '.join(addresses(operation.bootstrap))}{tried}{reason}",
-        "start the broker, or check kafka.bootstrap and kafka.security.protocol against its listener",
+        "start the broker, or check kafka.bootstrap and kafka.security.protocol"
+        " against its listener",
     )
 
 
 def not_accepted(error: KafkaError, operation: Operation) -> errors.NotAuthorised:
+    """Return the error for a user or certificate that the brokers do not accept."""
+    checked = (
+        "username, password and mechanism" if operation.who.user else "ca, certificate and key"
+    )
     return errors.NotAuthorised(
-        f"the broker at {', '.join(addresses(operation.bootstrap))} does not accept {operation.who}: {readable(error)}",
-        "check kafka.security: username, password and mechanism"
-        if operation.who.user
-        else "check kafka.security: ca, certificate and key",
+        f"the broker at {', '.join(addresses(operation.bootstrap))} does not accept"
+        f" {operation.who}: {readable(error)}",
+        f"check kafka.security: {checked}",
     )
 
 
 def not_allowed(error: KafkaError, operation: Operation) -> errors.NotAuthorised:
+    """Return the error for a missing right, with the command that grants it."""
     lacking = RIGHTS[error.code()].format(
         topic=operation.topic, group=operation.group, right=operation.right or "to do this"
     )
@@ -242,16 +251,18 @@ def not_allowed(error: KafkaError, operation: Operation) -> errors.NotAuthorised
     return errors.NotAuthorised(
         f"cannot {operation.doing}: {operation.who} lacks {lacking} ({error.name()})",
         "have the cluster's administrator grant it: kafka-acls --add"
-        f" --allow-principal {shlex.quote(operation.who.principal)} --operation {_operation(operation.right)} {resource}",
+        f" --allow-principal {shlex.quote(operation.who.principal)}"
+        f" --operation {_operation(operation.right)} {resource}",
     )
 
 
 def _operation(right: str | None) -> str:
-    """A right as kafka-acls spells it: DescribeConfigs."""
+    """Return a right as kafka-acls spells it: DescribeConfigs."""
     return "".join(word.capitalize() for word in right.split("_")) if right else "OPERATION"
 
 
 def topic_missing(topic: str, bootstrap: str, known: Iterable[str]) -> errors.TopicMissing:
+    """Return the error for a topic that does not exist, with similar names."""
     create = f"instep topics create {shlex.quote(topic)} --partitions 6"
     close = near(topic, known)
     return errors.TopicMissing(
@@ -261,21 +272,23 @@ def topic_missing(topic: str, bootstrap: str, known: Iterable[str]) -> errors.To
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """The names that come near, as the end of a sentence."""
+    """Return similar names, as the end of a sentence."""
     close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def who(security: settings.Security) -> ClientIdentity:
+    """Return our identity for the brokers."""
     return ClientIdentity(security.username, security.certificate)
 
 
 def addresses(bootstrap: str) -> list[str]:
+    """Return the addresses in kafka.bootstrap."""
     return [part.strip() for part in bootstrap.split(",") if part.strip()]
 
 
 def readable(error: KafkaError) -> str:
-    """The client's words without its broker handle in front and its state clock behind."""
+    """Return the client's message without the name of its connection and its state."""
     text = re.sub(
         r" \(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)$", "", error.str()
     )

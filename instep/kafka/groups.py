@@ -1,8 +1,8 @@
-"""Offsets of consumer groups: read, and committed without being a member.
+"""Read and commit the offsets of consumer groups without being a member.
 
-A pipeline mirrors where it stands to a group of its own, for the tools people have. Its commits carry a mark, and a group with
-offsets that lack it belongs to somebody else: it is not written. The ledger is the truth about progress; nothing that is read
-here decides anything about a pipeline.
+A pipeline mirrors its positions to a group of its own, for monitoring tools. Its commits have a
+mark; a group with offsets without the mark belongs to another program and is not written. Only the
+ledger decides about progress; what is read here never does.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MARK = "mirror of an instep pipeline"  # in the metadata of each commit
 
 
 def mirror_name(pipeline: str) -> str:
-    """The group that a pipeline mirrors its position to."""
+    """Return the group to which a pipeline mirrors its positions."""
     return f"{MIRROR_PREFIX}{pipeline}"
 
 
 def mirror(
     cluster: connection.Cluster, group: str, topic: str, positions: Mapping[int, int]
 ) -> None:
-    """Commit the next offsets to the group. A new cluster's first commit waits for its offsets topic to be made."""
+    """Commit the next offsets to the group; the first commit on a new cluster takes longer."""
     spots = {(topic, part): offset for part, offset in positions.items()}
     for failure in commit(cluster, group, spots, MARK).values():
         raise failure
@@ -39,9 +39,10 @@ def mirror(
 def foreign_offsets(
     cluster: connection.Cluster, group: str, topic: str, partitions: Iterable[int]
 ) -> list[int]:
-    """Those of a topic's partitions that another program has committed for in a group.
+    """Return the partitions of a topic for which another program has committed to a group.
 
-    Asked through a consumer: the admin client's request for offsets can crash the process when a coordinator moves.
+    Uses a consumer: the admin client's request for offsets can crash the process when a
+    coordinator moves.
     """
     operation = cluster.operation(
         f"read the offsets of group {group!r}", topic=topic, group=group, right="DESCRIBE"
@@ -62,16 +63,18 @@ def foreign_offsets(
 def refuse_foreign(
     cluster: connection.Cluster, group: str, topic: str, partitions: Iterable[int]
 ) -> None:
-    """Raise when another program keeps its offsets in a group: a mirror would overwrite them."""
+    """Raise if another program has offsets in a group: a mirror would overwrite them."""
     if found := foreign_offsets(cluster, group, topic, partitions):
         raise errors.SettingsError(
-            f"group {group!r} holds offsets of another program in {topic} ({', '.join(map(str, found))}), so it is no mirror",
-            f"have that program use another group.id; or, if nobody needs the offsets: instep groups delete {group}",
+            f"group {group!r} has offsets of another program in {topic}"
+            f" ({', '.join(map(str, found))}), so it is not a mirror",
+            "use another group.id in that program;"
+            f" or, if nobody needs the offsets: instep groups delete {group}",
         )
 
 
 def positions(cluster: connection.Cluster, group: str, topic: str) -> dict[int, int]:
-    """The group's next offsets in the topic; a partition without one is left out."""
+    """Return the group's next offsets in the topic, without partitions that have none."""
     return {
         part: offset
         for (name, part), offset in all_positions(cluster, group).items()
@@ -80,14 +83,14 @@ def positions(cluster: connection.Cluster, group: str, topic: str) -> dict[int, 
 
 
 def all_positions(cluster: connection.Cluster, group: str) -> dict[Spot, int]:
-    """The group's next offsets in every topic; a partition without one is left out."""
+    """Return the group's next offsets in every topic, without partitions that have none."""
     return positions_of_each(cluster, [group])[group]
 
 
 def positions_of_each(
     cluster: connection.Cluster, names: Sequence[str]
 ) -> dict[str, dict[Spot, int]]:
-    """The same of several groups; some are asked before the first answer is waited for."""
+    """Return the next offsets of several groups; requests are sent in batches."""
     found: dict[str, dict[Spot, int]] = {}
     for start in range(0, len(names), AT_ONCE):
         found |= _positions(cluster, names[start : start + AT_ONCE])
@@ -102,9 +105,9 @@ def _positions(cluster: connection.Cluster, names: Sequence[str]) -> dict[str, d
             answers |= cluster.admin.list_consumer_group_offsets(
                 asked, request_timeout=cluster.timeout_s
             )
-        return {name: told(name, answer) for name, answer in answers.items()}
+        return {name: offsets_of(name, answer) for name, answer in answers.items()}
 
-    def told(
+    def offsets_of(
         name: str, answer: concurrent.futures.Future[ConsumerGroupTopicPartitions]
     ) -> dict[Spot, int]:
         operation = cluster.operation(
@@ -123,14 +126,17 @@ def _positions(cluster: connection.Cluster, names: Sequence[str]) -> dict[str, d
 def commit(
     cluster: connection.Cluster, group: str, positions: Mapping[Spot, int], metadata: str = ""
 ) -> dict[Spot, errors.InstepError]:
-    """Commit next offsets to a group without members, and return the partitions that were refused, with why."""
+    """Commit next offsets to a group without members; return the refused partitions."""
     return cluster.retry(lambda: _commit(cluster, group, positions, metadata)) if positions else {}
 
 
 def _commit(
     cluster: connection.Cluster, group: str, positions: Mapping[Spot, int], metadata: str
 ) -> dict[Spot, errors.InstepError]:
-    """Through a consumer: the admin client's request for this aborts the process when a broker comes back in its middle."""
+    """Commit with a consumer.
+
+    The admin client's request can abort the process when a broker comes back meanwhile.
+    """
     operation = cluster.operation(
         f"commit offsets to group {group!r}",
         topic=next(iter(positions))[0],
@@ -147,11 +153,14 @@ def _commit(
     try:
         committer.commit(offsets=places, asynchronous=True)
         while not answers:
-            heard = committer.poll(connection.SLICE_S)
-            error = heard.error() if heard is not None else None
+            message = committer.poll(connection.SLICE_S)
+            error = message.error() if message is not None else None
             if error is not None and faults.MEANING.get(error.code()) is errors.NotAuthorised:
                 raise cluster.translate(error, operation, since)
-            if cluster.ear.refused_by_all(since) or time.monotonic() > since + cluster.timeout_s:
+            if (
+                cluster.error_log.refused_by_all(since)
+                or time.monotonic() > since + cluster.timeout_s
+            ):
                 raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), operation, since)
     except KafkaException as failure:
         raise cluster.translate(failure.args[0], operation, since) from failure

@@ -1,8 +1,9 @@
-"""Why a broker's listener and our settings do not come together: one connection by hand, told in plain words.
+"""Find out why a broker's listener does not fit the settings, with a connection of our own.
 
-The Kafka client reports a certificate that has expired, one for another host and one of a stranger alike, and a wrong
-protocol as silence. Python's TLS has a number for each, and one Kafka request (SaslHandshake) tells whether and how a
-listener asks for users. Only what was seen for certain is told: whatever stays unclear is None.
+The Kafka client reports an expired certificate, one for another host and one of an unknown
+authority alike, and a wrong protocol as a timeout. Python's TLS has a number for each, and one
+Kafka request (SaslHandshake) shows whether and how a listener authenticates users. Only what is
+certain is reported; otherwise the result is None.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ANSWER_BYTES_MAX = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ListenerFacts:
-    """What a listener says of users: those mechanisms, or that it takes none."""
+    """Whether a listener authenticates users, and with which mechanisms."""
 
     takes_users: bool
     mechanisms: tuple[str, ...]
@@ -36,7 +37,7 @@ class ListenerFacts:
 def fault_of_any(
     security: settings.Security, addresses: Sequence[str]
 ) -> errors.InstepError | None:
-    """What keeps us from the first address that tells; looked at for a short while only."""
+    """Return the problem with the first address that shows one, within a short time."""
     deadline = time.monotonic() + TIMEOUT_S
     for address in addresses:
         if time.monotonic() < deadline and (found := fault(security, address)):
@@ -45,7 +46,7 @@ def fault_of_any(
 
 
 def fault(security: settings.Security, address: str) -> errors.InstepError | None:
-    """What keeps us from this address, when that can be told for certain."""
+    """Return the problem with this address; None if it is not certain."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or int(port) > PORT_MAX:
         return None
@@ -68,10 +69,10 @@ def fault(security: settings.Security, address: str) -> errors.InstepError | Non
         return judge(security, address, found)
     if wants_tls and _tries(place, security, None):
         plain = "SASL_PLAINTEXT" if security.protocol == "SASL_SSL" else "PLAINTEXT"
-        return _other_protocol(security, address, "speaks no TLS", plain)
+        return _other_protocol(security, address, "does not support TLS", plain)
     if not wants_tls and _tries(place, security, _unverified()):
         return _other_protocol(
-            security, address, "speaks TLS", "SASL_SSL" if security.mechanism else "SSL"
+            security, address, "uses TLS", "SASL_SSL" if security.mechanism else "SSL"
         )
     return None
 
@@ -79,26 +80,32 @@ def fault(security: settings.Security, address: str) -> errors.InstepError | Non
 def judge(
     security: settings.Security, address: str, found: ListenerFacts
 ) -> errors.InstepError | None:
-    """Whether what a listener says of users goes with the settings."""
+    """Return the error if the settings do not fit what the listener requires."""
     named = ", ".join(found.mechanisms)
     if security.mechanism is None and found.takes_users:
         protocol = "SASL_SSL" if security.protocol == "SSL" else "SASL_PLAINTEXT"
         return _other_protocol(
-            security, address, f"asks for a user (mechanisms: {named})", protocol
+            security, address, f"requires a user (mechanisms: {named})", protocol
         )
     if security.mechanism is not None and not found.takes_users:
         return _other_protocol(
-            security, address, "takes no users", security.protocol.removeprefix("SASL_")
+            security,
+            address,
+            "does not authenticate users",
+            security.protocol.removeprefix("SASL_"),
         )
     if security.mechanism is not None and security.mechanism not in found.mechanisms:
         ours = [
             mechanism for mechanism in get_args(settings.Mechanism) if mechanism in found.mechanisms
         ]
+        remedy = f"set kafka.security.mechanism to {' or '.join(ours)}"
+        if not ours:
+            supported = ", ".join(get_args(settings.Mechanism))
+            remedy = f"use the address of a listener that supports {supported}"
         return errors.NotAuthorised(
-            f"the listener at {address} does not take the mechanism {security.mechanism}; it takes {named}",
-            f"set kafka.security.mechanism to {' or '.join(ours)}"
-            if ours
-            else f"use the address of a listener that takes {', '.join(get_args(settings.Mechanism))}",
+            f"the listener at {address} does not support the mechanism {security.mechanism},"
+            f" but {named}",
+            remedy,
         )
     return None
 
@@ -107,13 +114,13 @@ def _other_protocol(
     security: settings.Security, address: str, says: str, protocol: str
 ) -> errors.InstepError:
     return errors.NotAuthorised(
-        f"the listener at {address} {says}, and kafka.security.protocol is {security.protocol}",
+        f"the listener at {address} {says}, but kafka.security.protocol is {security.protocol}",
         f"set kafka.security.protocol to {protocol}, or use the address of another listener",
     )
 
 
 def _tries(place: tuple[str, int], security: settings.Security, tls: ssl.SSLContext | None) -> bool:
-    """Whether the listener answers in this other way. Asking for a certificate is an answer too."""
+    """Return whether the listener answers this way. A request for a certificate counts too."""
     try:
         _ask(place, security, tls)
     except ssl.SSLError as failure:
@@ -126,17 +133,17 @@ def _tries(place: tuple[str, int], security: settings.Security, tls: ssl.SSLCont
 def _ask(
     place: tuple[str, int], security: settings.Security, tls: ssl.SSLContext | None
 ) -> ListenerFacts:
-    """Ask with a SaslHandshake request, over TLS when there is a context; OSError when there is no answer to it."""
+    """Send a SaslHandshake request, with TLS if given; raise OSError without an answer."""
     mechanism = (security.mechanism or "PLAIN").encode()
     head = struct.pack(">hhih6s", SASL_HANDSHAKE, VERSION, CORRELATION, 6, b"instep")
     body = head + struct.pack(">h", len(mechanism)) + mechanism
     with socket.create_connection(place, timeout=TIMEOUT_S) as opened:
-        spoken = tls.wrap_socket(opened, server_hostname=place[0]) if tls else opened
-        with spoken, spoken.makefile("rb") as stream:
-            spoken.sendall(struct.pack(">i", len(body)) + body)
+        stream_socket = tls.wrap_socket(opened, server_hostname=place[0]) if tls else opened
+        with stream_socket, stream_socket.makefile("rb") as stream:
+            stream_socket.sendall(struct.pack(">i", len(body)) + body)
             size, correlation, code, count = struct.unpack(">iihi", _exactly(stream.read(14), 14))
             if correlation != CORRELATION or not 10 <= size <= ANSWER_BYTES_MAX:
-                raise ConnectionError("this is no Kafka broker")
+                raise ConnectionError("not a Kafka broker")
             names = []
             for _ in range(count):
                 length = struct.unpack(">h", _exactly(stream.read(2), 2))[0]
@@ -146,12 +153,12 @@ def _ask(
 
 def _exactly(read: bytes, size: int) -> bytes:
     if len(read) != size:
-        raise ConnectionError("the answer broke off")
+        raise ConnectionError("the answer is incomplete")
     return read
 
 
 def _unverified() -> ssl.SSLContext:
-    """For the question whether TLS is spoken at all; nothing secret is sent."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
-    return made
+    """Return a context that only tests whether the listener uses TLS; no secret is sent."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    return tls

@@ -1,4 +1,4 @@
-"""How topics lie on the brokers: leaders, replicas and who is in sync, of all topics by one request."""
+"""The layout of topics: leaders, replicas and in-sync replicas, of all topics in one request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEW = 200
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One partition: its leader if it has one, its replicas, and those of them that have everything."""
+    """One partition: its leader, if it has one, its replicas, and those in sync."""
 
     partition: int
     leader: int | None
@@ -28,6 +28,7 @@ class Partition:
 
     @property
     def is_under_replicated(self) -> bool:
+        """Return whether a replica is not in sync."""
         return len(self.in_sync) < len(self.replicas)
 
 
@@ -40,15 +41,16 @@ class Layout:
 
     @property
     def replicas(self) -> int:
+        """Return the largest number of replicas of a partition."""
         return max((len(part.replicas) for part in self.partitions), default=0)
 
     @property
     def is_internal(self) -> bool:
-        """Kept by Kafka itself, as its name says."""
+        """Return whether it is one of Kafka's own topics, by its name."""
         return self.topic.startswith(INTERNAL)
 
     def refuse_strange(self, partitions: Iterable[int]) -> None:
-        """Raise for partitions that the topic does not have."""
+        """Raise SettingsError for partitions that the topic does not have."""
         if strange := sorted(
             number for number in set(partitions) if number >= len(self.partitions)
         ):
@@ -59,13 +61,13 @@ class Layout:
 
     @property
     def led(self) -> tuple[int, ...]:
-        """Those that can be asked."""
+        """Return the partitions that have a leader."""
         return tuple(part.partition for part in self.partitions if part.leader is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """The brokers that are up with their addresses, and every topic that we may see."""
+    """The brokers that are up, with their addresses, and every topic that we may see."""
 
     brokers: Mapping[int, tuple[str, int]]
     topics: Mapping[str, Layout]
@@ -73,7 +75,7 @@ class Layouts:
 
 
 def read(cluster: connection.Cluster) -> Layouts:
-    """One request, whatever the number of topics."""
+    """Read the layout of all topics in one request."""
     found = cluster.metadata(cluster.operation("list the topics"))
     topics = {
         name: Layout(
@@ -97,35 +99,37 @@ def read(cluster: connection.Cluster) -> Layouts:
 
 
 def too_few_brokers(topic: str, replicas: int, brokers: int) -> errors.SettingsError:
-    """The error for more copies than there are brokers to hold them."""
+    """Return the error for more replicas than brokers."""
     return errors.SettingsError(
-        f"topic {topic!r} cannot have {replicas} replicas: the cluster has {counted(brokers, 'broker')}",
-        f"say -r {brokers} or less, or start more brokers",
+        f"topic {topic!r} cannot have {replicas} replicas:"
+        f" the cluster has {counted(brokers, 'broker')}",
+        f"use -r {brokers} or less, or start more brokers",
     )
 
 
 def matching(names: Iterable[str], pattern: str | None, *, is_regex: bool = False) -> list[str]:
-    """Those of the names that a glob, or a regular expression found anywhere in them, lets through."""
+    """Return the names that match a glob, or in which a regular expression is found."""
     if pattern is None:
         return list(names)
     try:
         wanted = re.compile(pattern if is_regex else fnmatch.translate(pattern))
     except re.error as failure:
         raise errors.SettingsError(
-            f"{pattern!r} is no regular expression: {failure}", "write e.g. '^orders-[0-9]+$'"
+            f"{pattern!r} is not a regular expression: {failure}", "write e.g. '^orders-[0-9]+$'"
         ) from None
     return [name for name in names if wanted.search(name)]
 
 
 def min_in_sync(cluster: connection.Cluster, topics: Collection[str]) -> dict[str, int]:
-    """How many replicas of each topic must be in sync for a write with acks=all; a topic that does not say is left out."""
+    """Return min.insync.replicas of each topic, without topics that do not report it."""
     found: Mapping[str, str | None] | None = None
     if len(topics) > FEW:
-        with admin_extras.opened(cluster) as asked:
-            found = asked.setting(topics, MIN_IN_SYNC) if asked else None
+        with admin_extras.opened(cluster) as admin:
+            found = admin.setting(topics, MIN_IN_SYNC) if admin else None
     if found is None:
-        told = configs.of_topics(cluster, topics).items()
         found = {
-            name: settings[MIN_IN_SYNC].value for name, settings in told if MIN_IN_SYNC in settings
+            name: settings[MIN_IN_SYNC].value
+            for name, settings in configs.of_topics(cluster, topics).items()
+            if MIN_IN_SYNC in settings
         }
     return {name: int(value) for name, value in found.items() if value is not None}

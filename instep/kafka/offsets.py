@@ -1,7 +1,7 @@
-"""Places in a log: its ends, its times, and the first record at or after a position.
+"""Offsets of a log: its ends, offsets by time, and the first record at or after a position.
 
-Control records (transaction markers) occupy offsets and aborted records stay in the log, so the offset asked
-for and the offset of the first record found there differ without anything being lost.
+Control records (transaction markers) take offsets, and aborted records stay in the log. So the
+requested offset and the offset of the first record there may differ without any loss.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOG_WAS_CUT = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """One record as it stands in the log."""
+    """One record of the log."""
 
     partition: int
     offset: int
@@ -50,8 +50,10 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a partition holds: from its first offset up to its end; up to where no open transaction holds readers back;
-    and the newest timestamp in it. What is not known is None."""
+    """The first offset of a partition, its end, its committed end, and its newest timestamp.
+
+    The committed end is before the first record of an open transaction.
+    """
 
     first: int
     end: int
@@ -60,21 +62,22 @@ class Span:
 
     @property
     def offsets(self) -> int:
-        """At most so many records: markers, and what compaction or an abort took out, count as well."""
+        """Return the number of offsets, including markers and removed or aborted records."""
         return self.end - self.first
 
 
 def earliest(
     cluster: connection.Cluster, topic: str, partitions: Collection[int]
 ) -> dict[int, int]:
-    """The first offset that each partition still holds."""
-    return _ask(cluster, topic, partitions, OffsetSpec.earliest(), IsolationLevel.READ_UNCOMMITTED)  # type: ignore[no-untyped-call]
+    """Return the first offset that each partition still has."""
+    spec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+    return _ask(cluster, topic, partitions, spec, IsolationLevel.READ_UNCOMMITTED)
 
 
 def latest(
     cluster: connection.Cluster, topic: str, partitions: Collection[int], committed: bool = True
 ) -> dict[int, int]:
-    """The offset after the last record of each partition; if `committed`, before the first record of an open transaction."""
+    """Return the end of each partition; if `committed`, before the first open transaction."""
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     return _ask(cluster, topic, partitions, OffsetSpec.latest(), level)  # type: ignore[no-untyped-call]
 
@@ -82,8 +85,11 @@ def latest(
 def at_time(
     cluster: connection.Cluster, topic: str, partitions: Collection[int], when: datetime
 ) -> dict[int, int]:
-    """The first offset with a timestamp at or after `when`; the end where there is none. A time without a zone is UTC."""
-    # The ends come first: a record that arrives in between must not be skipped.
+    """Return the first offset with a timestamp at or after `when`; the end if there is none.
+
+    A time without a zone is UTC.
+    """
+    # The ends first: a record that arrives meanwhile must not be skipped.
     ends = latest(cluster, topic, partitions, committed=False)
     spec = OffsetSpec.for_timestamp(max(0, int(event.utc(when).timestamp() * 1000)))
     found = _ask(cluster, topic, partitions, spec, IsolationLevel.READ_UNCOMMITTED)
@@ -96,32 +102,37 @@ def at_time(
 def spans(
     cluster: connection.Cluster, spots: Collection[Spot], *, newest: bool = False
 ) -> dict[Spot, Span]:
-    """What these partitions of any topics hold, by a few requests for all; one that cannot be asked now is left out.
+    """Return the spans of partitions of any topics, in a few requests.
 
-    A partition whose leader died is asked for a second time: another may lead it by now.
+    Partitions that do not answer are omitted. Those whose leader died are tried a second time:
+    they may have another leader by then.
     """
     found = _spans(cluster, spots, newest)
-    lost = [spot for spot in spots if spot not in found]
-    return {**found, **_spans(cluster, lost, newest)} if lost else found
+    unanswered = [spot for spot in spots if spot not in found]
+    return {**found, **_spans(cluster, unanswered, newest)} if unanswered else found
 
 
 def _spans(cluster: connection.Cluster, spots: Collection[Spot], newest: bool) -> dict[Spot, Span]:
     if not spots:
         return {}
-    clear, committed = IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED
-    # all are asked before the first answer is waited for; the committed end comes first, so that it never lies after the end
-    asked = [
-        _futures(cluster, spots, OffsetSpec.earliest(), clear),  # type: ignore[no-untyped-call]
+    uncommitted, committed = IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED
+    # All requests are sent before the first answer is awaited. The committed end is requested
+    # before the end, so that it is never after it.
+    requests = [
+        _futures(cluster, spots, OffsetSpec.earliest(), uncommitted),  # type: ignore[no-untyped-call]
         _futures(cluster, spots, OffsetSpec.latest(), committed),  # type: ignore[no-untyped-call]
-        _futures(cluster, spots, OffsetSpec.latest(), clear),  # type: ignore[no-untyped-call]
+        _futures(cluster, spots, OffsetSpec.latest(), uncommitted),  # type: ignore[no-untyped-call]
     ]
-    newest_asked = _futures(cluster, spots, OffsetSpec.max_timestamp(), clear) if newest else {}  # type: ignore[no-untyped-call]
-    told = [_told(cluster, answers) for answers in asked]
-    # an offset below 0 is the client's way to say that it got none
+    newest_requests: Answers = {}
+    if newest:
+        spec = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+        newest_requests = _futures(cluster, spots, spec, uncommitted)
+    answers = [_answered(cluster, futures) for futures in requests]
+    # an offset below 0 means that the client got no answer
     firsts, committed_ends, ends = (
-        {spot: one for spot, one in found.items() if one.offset >= 0} for found in told
+        {spot: one for spot, one in found.items() if one.offset >= 0} for found in answers
     )
-    times = _told(cluster, newest_asked, errors.SettingsError) if newest else {}
+    times = _answered(cluster, newest_requests, errors.SettingsError) if newest else {}
     return {
         spot: Span(
             firsts[spot].offset,
@@ -140,32 +151,31 @@ def first_records(
     positions: Mapping[int, int],
     timeout_s: float = connection.TIMEOUT_S,
 ) -> dict[int, LogRecord | None]:
-    """The first committed record at or after each position, None where there is none up to the end."""
+    """Return the first committed record at or after each position; None if there is none."""
     deadline = time.monotonic() + timeout_s
     starts = earliest(cluster, topic, positions)
     ends = latest(cluster, topic, positions)
     found: dict[int, LogRecord | None] = dict.fromkeys(positions)
-    asked = {
-        partition: max(position, starts[partition]) for partition, position in positions.items()
-    }
-    asked = {
-        partition: position for partition, position in asked.items() if position < ends[partition]
-    }
-    if not asked:
+    waiting = {}
+    for partition, position in positions.items():
+        start = max(position, starts[partition])
+        if start < ends[partition]:
+            waiting[partition] = start
+    if not waiting:
         return found
     with cluster.reader_lock:
         reader = cluster.reader
         reader.assign(
-            [TopicPartition(topic, partition, position) for partition, position in asked.items()]
+            [TopicPartition(topic, partition, position) for partition, position in waiting.items()]
         )
         try:
-            while asked:
+            while waiting:
                 message = _next(cluster, reader, topic, timeout_s, deadline)
-                partition = message.partition()
-                assert partition is not None
-                if asked.pop(partition, None) is not None:
-                    found[partition] = None if message.error() else record(message, partition)
-                    reader.incremental_unassign([TopicPartition(topic, partition)])
+                number = message.partition()
+                assert number is not None
+                if waiting.pop(number, None) is not None:
+                    found[number] = None if message.error() else record(message, number)
+                    reader.incremental_unassign([TopicPartition(topic, number)])
         except errors.BrokerUnreachable:
             cluster.renew()
             raise
@@ -186,10 +196,10 @@ def _futures(
     return {(place.topic, place.partition): answer for place, answer in answers.items()}
 
 
-def _told(
-    cluster: connection.Cluster, answers: Answers, *untold: type[errors.InstepError]
+def _answered(
+    cluster: connection.Cluster, answers: Answers, *ignored: type[errors.InstepError]
 ) -> dict[Spot, ListOffsetsResultInfo]:
-    """The answers that came; a partition whose leader is gone gives none, nor does a broker too old for the question."""
+    """Return the answers, without partitions that have no leader and `ignored` errors."""
     found = {}
     for spot, answer in answers.items():
         try:
@@ -200,8 +210,10 @@ def _told(
                 ),
             )
         except errors.InstepError as failure:
-            lost = isinstance(failure, (errors.TopicMissing, errors.BrokerUnreachable, *untold))
-            if not lost and faults.code(failure) != KafkaError._NOENT:
+            is_ignored = isinstance(
+                failure, (errors.TopicMissing, errors.BrokerUnreachable, *ignored)
+            )
+            if not is_ignored and faults.code(failure) != KafkaError._NOENT:
                 raise
     return found
 
@@ -228,12 +240,12 @@ def _ask(
             place.partition: cluster.wait(answer, operation).offset
             for place, answer in answers.items()
         }
-        if OFFSET_INVALID in found.values():  # the client's way to say that it got none
+        if OFFSET_INVALID in found.values():  # the client got no answer
             raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), operation, time.monotonic())
         return found
 
     def ask_or_explain() -> dict[int, int]:
-        """A connection that broke in the middle looks like a missing leader too, so one that seems missing is asked for again."""
+        """Find out why there is no leader: a connection that broke looks like that too."""
         try:
             return ask()
         except errors.BrokerUnreachable:
@@ -256,7 +268,10 @@ def _ask(
 def _unled(
     cluster: connection.Cluster, topic: str, partitions: Collection[int]
 ) -> errors.InstepError:
-    """Why the client found no leader to ask: it says the same of a missing topic, a missing partition and a missing right."""
+    """Return why the client found no leader.
+
+    It reports a missing topic, a missing partition and a missing right alike.
+    """
     known = topics.describe(cluster, topic).partitions
     strange = sorted(set(partitions) - set(known))
     if strange:
@@ -265,14 +280,14 @@ def _unled(
             f"it has {', '.join(map(str, known))}",
         )
     return errors.BrokerUnreachable(
-        f"a partition of topic {topic!r} has no leader", "start the broker that holds it"
+        f"a partition of topic {topic!r} has no leader", "start the broker that has it"
     )
 
 
 def _next(
     cluster: connection.Cluster, reader: Consumer, topic: str, timeout_s: float, deadline: float
 ) -> Message:
-    """The next record or, as a message with an error, the end of a partition."""
+    """Return the next record or, as a message with an error, the end of a partition."""
     since = deadline - timeout_s
     operation = dataclasses.replace(
         cluster.operation(f"read topic {topic!r}", topic=topic, right="READ"), tried_s=timeout_s
@@ -290,12 +305,12 @@ def _next(
             )
         elif error and faults.ends_reading(error):
             raise cluster.translate(error, operation, since) from KafkaException(error)
-        if cluster.ear.refused_by_all(since) or time.monotonic() > deadline:
+        if cluster.error_log.refused_by_all(since) or time.monotonic() > deadline:
             raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), operation, since)
 
 
 def record(message: Message, partition: int) -> LogRecord:
-    """A message of the client as a record."""
+    """Return a message of the client as a record."""
     offset = message.offset()
     assert offset is not None
     given: Any = message.headers()  # pairs, whatever the client's types say

@@ -1,14 +1,14 @@
 """The grammar of places in a log, for every command that takes one.
 
-    start  end           the first record that the log holds; after the last
+    start  end           the first record of the log; after the last one
     1234                 an offset
     +5  -10              five after the start; ten before the end
-    @2026-11-01T08:00    the first record at or after a time; UTC unless a zone is given (Z, +01:00)
+    @2026-11-01T08:00    the first record at or after a time; UTC unless it has a zone (Z, +01:00)
     @1790000000000       the same, in milliseconds since 1970
     @-1h                 the same, before now: s, m, h or d
-    a:b                  from one place up to another; after a time the second may leave its @ out
+    a:b                  from one place up to another; after a time the second may omit its @
 
-A place alone, where a range is asked for, means from there to the end.
+A single place, where a range is expected, means from there to the end.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ from datetime import UTC, datetime, timedelta
 from instep import errors
 from instep.kafka import connection, offsets
 
-GRAMMAR = "write start, end, 1234, +5, -10, @2026-11-01T08:00 (UTC), @2026-11-01T08:00+01:00, @1790000000000 (ms) or @-1h"
-RANGES = (
-    "; a range is two of them with a colon between: -10:end, @2026-11-01T08:00:2026-11-01T09:00"
+GRAMMAR = (
+    "write start, end, 1234, +5, -10, @2026-11-01T08:00 (UTC), @2026-11-01T08:00+01:00,"
+    " @1790000000000 (ms) or @-1h"
 )
+RANGES = "; a range is two of them with a colon: -10:end, @2026-11-01T08:00:2026-11-01T09:00"
 OFFSET_MAX = 2**63 - 1
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _TIME = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}:[0-9]{2})?)?"
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+    r"([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(Z|[+-][0-9]{2}:[0-9]{2})?)?"
 )
 _AGO = re.compile(r"-([0-9]{1,12})([smhd])")
 _ISO_DURATION = re.compile(
-    r"P(?:([0-9]{1,12})D)?(?:T(?:([0-9]{1,12})H)?(?:([0-9]{1,12})M)?(?:([0-9]{1,12}(?:\.[0-9]+)?)S)?)?"
+    r"P(?:([0-9]{1,12})D)?"
+    r"(?:T(?:([0-9]{1,12})H)?(?:([0-9]{1,12})M)?(?:([0-9]{1,12}(?:\.[0-9]+)?)S)?)?"
 )
 
 
@@ -49,7 +52,7 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class FromStart:
-    """So many after the first that the log holds."""
+    """A number of offsets after the first one of the log."""
 
     count: int = 0
 
@@ -59,7 +62,7 @@ class FromStart:
 
 @dataclass(frozen=True, slots=True)
 class FromEnd:
-    """So many before the end."""
+    """A number of offsets before the end."""
 
     count: int = 0
 
@@ -79,7 +82,7 @@ class AtTime:
 
 @dataclass(frozen=True, slots=True)
 class Ago:
-    """The first record at or after a time that is counted back from now."""
+    """The first record at or after a time before now."""
 
     seconds: int
 
@@ -92,7 +95,7 @@ Place = Offset | FromStart | FromEnd | AtTime | Ago
 
 @dataclass(frozen=True, slots=True)
 class PlaceRange:
-    """From one place up to another, which is no longer part of it."""
+    """From one place up to, but without, another."""
 
     first: Place
     last: Place
@@ -102,7 +105,7 @@ class PlaceRange:
 
 
 class Resolved(dict[int, int]):
-    """The offset of a place by partition, within what the log holds; `clamped` has the offset asked for where that is outside."""
+    """The offset of a place per partition; `clamped` has requested offsets outside of the log."""
 
     def __init__(self, found: dict[int, int], clamped: dict[int, int]) -> None:
         super().__init__(found)
@@ -110,21 +113,21 @@ class Resolved(dict[int, int]):
 
 
 def parse_place(text: str) -> Place:
-    """The place that a text names."""
+    """Parse a place."""
     place = _place(text)
     if place is None:
-        raise errors.SettingsError(f"{text!r} is no place in a log", GRAMMAR)
+        raise errors.SettingsError(f"{text!r} is not a place in a log", GRAMMAR)
     return place
 
 
 def parse_range(text: str) -> PlaceRange:
-    """The range that a text names: two places, or one and the end."""
+    """Parse a range: two places, or one place up to the end."""
     alone = _place(text)
     if alone is not None:
         return PlaceRange(alone, FromEnd())
     found = next(_splits(text), None)
     if found is None:
-        raise errors.SettingsError(f"{text!r} is no range of places in a log", GRAMMAR + RANGES)
+        raise errors.SettingsError(f"{text!r} is not a range of places in a log", GRAMMAR + RANGES)
     match found.first, found.last:
         case (Offset(a), Offset(b)) if a > b:
             raise _reversed(text)
@@ -136,13 +139,13 @@ def parse_range(text: str) -> PlaceRange:
 
 
 def moment(place: Place) -> datetime:
-    """The time that a place names."""
+    """Return the time of a place."""
     match place:
         case AtTime(at):
             return at
         case Ago(seconds):
             return datetime.now(UTC) - timedelta(seconds=seconds)
-    raise errors.SettingsError(f"{str(place)!r} is no time", GRAMMAR)
+    raise errors.SettingsError(f"{str(place)!r} is not a time", GRAMMAR)
 
 
 def resolve(
@@ -153,8 +156,10 @@ def resolve(
     *,
     committed: bool = True,
 ) -> Resolved:
-    """Where the place is in each partition. The end is that of what is committed: an open transaction is not passed over,
-    unless `committed` is off."""
+    """Return the offset of a place in each partition.
+
+    With `committed`, the end is before the first record of an open transaction.
+    """
     first = offsets.earliest(cluster, topic, partitions)
     end = offsets.latest(cluster, topic, partitions, committed)
     match place:
@@ -166,7 +171,7 @@ def resolve(
             asked = {partition: end[partition] - count for partition in partitions}
         case AtTime() | Ago():
             timed = offsets.at_time(cluster, topic, partitions, moment(place))
-            # a time after the last record means the end, wherever that was a moment ago
+            # a time after the last record means the end
             asked = {partition: min(timed[partition], end[partition]) for partition in partitions}
     found = {
         partition: min(max(offset, first[partition]), end[partition])
@@ -186,13 +191,9 @@ def _place(text: str) -> Place | None:
     if not _NUMBER.fullmatch(text) or abs(int(text)) > OFFSET_MAX:
         return None
     number = int(text)
-    return (
-        FromStart(number)
-        if text[0] == "+"
-        else FromEnd(-number)
-        if text[0] == "-"
-        else Offset(number)
-    )
+    if text[0] == "+":
+        return FromStart(number)
+    return FromEnd(-number) if text[0] == "-" else Offset(number)
 
 
 def _time(text: str) -> AtTime | Ago | None:
@@ -204,42 +205,36 @@ def _time(text: str) -> AtTime | Ago | None:
         if _TIME.fullmatch(text):
             at = datetime.fromisoformat(text)
             return AtTime((at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC))
-    except (ValueError, OverflowError):  # the thirteenth month; a year that nobody will see
+    except (ValueError, OverflowError):  # the thirteenth month, or a year after 9999
         return None
     return None
 
 
 def parse_duration(text: str) -> Ago:
-    """How long before now: 90m, 1h, 7d, or ISO 8601 as Kafka's own tools take it: P7D, PT1H30M."""
+    """Parse a duration: 90m, 1h, 7d, or ISO 8601 as in Kafka's own tools: P7D, PT1H30M."""
     short, long = _AGO.fullmatch(f"-{text}"), _ISO_DURATION.fullmatch(text)
     try:
         if short:
             return _ago(int(short[1]), short[2])
         if long and any(long.groups()):
             days, hours, minutes, seconds = (float(part or 0) for part in long.groups())
-            return _ago(
-                int(
-                    timedelta(
-                        days=days, hours=hours, minutes=minutes, seconds=seconds
-                    ).total_seconds()
-                ),
-                "s",
-            )
+            duration = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+            return _ago(int(duration.total_seconds()), "s")
     except (ValueError, OverflowError):
         pass
     raise errors.SettingsError(
-        f"{text!r} is no duration", "write 90m, 1h, 7d, or ISO 8601: P7D, PT1H30M"
+        f"{text!r} is not a duration", "write 90m, 1h, 7d, or ISO 8601: P7D, PT1H30M"
     )
 
 
 def _ago(count: int, unit: str) -> Ago:
     back = timedelta(**{UNITS[unit]: count})
-    datetime.now(UTC) - back  # raises where it leads before the first year
+    datetime.now(UTC) - back  # raises if the result is before the year 1
     return Ago(int(back.total_seconds()))
 
 
 def _splits(text: str) -> Iterator[PlaceRange]:
-    """The ways to read a text as two places: times hold colons themselves, and only one way makes sense of all of them."""
+    """Return the ways to read a text as two places; times contain colons themselves."""
     for colon in re.finditer(":", text):
         first, rest = _place(text[: colon.start()]), text[colon.end() :]
         if first is not None:

@@ -1,4 +1,4 @@
-"""A stretch of a log, read from one offset to another, or on and on: in order per partition, as a member of no group."""
+"""Read a range of a log, or follow it: in order per partition, without joining a group."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SILENCE_S = 30.0
 def read(
     cluster: connection.Cluster, topic: str, ranges: Mapping[int, tuple[int, int]]
 ) -> Iterator[LogRecord]:
-    """The committed records of each partition from its first offset up to, without, its last; partitions are mixed.
+    """Return the committed records of half-open ranges of offsets; partitions are mixed.
 
-    Raises OffsetsExpired when the log no longer holds where a range begins.
+    Raises OffsetsExpired if the log no longer has the start of a range.
     """
     for partition, message in messages(cluster, topic, ranges):
         yield offsets.record(message, partition)
@@ -35,7 +35,7 @@ def messages(
     committed: bool = True,
     enough: Collection[int] = (),
 ) -> Iterator[tuple[int, Message]]:
-    """The same as the client gives them; of a partition that the caller has put into `enough`, nothing more is read."""
+    """Return messages of ranges; the caller adds a partition to `enough` to stop reading it."""
     ends = offsets.latest(cluster, topic, ranges, committed)
     left = {
         part: min(end, ends[part])
@@ -52,10 +52,10 @@ def messages(
     scanner = cluster.scanner(committed)
     try:
         scanner.assign(places)
-        heard = time.monotonic()
+        received_at = time.monotonic()
         while left:
             for message in scanner.consume(AT_ONCE, connection.SLICE_S):
-                heard = time.monotonic()
+                received_at = time.monotonic()
                 error, partition, offset = message.error(), message.partition(), message.offset()
                 if partition not in left:
                     continue
@@ -68,9 +68,12 @@ def messages(
                 elif error.code() == KafkaError._PARTITION_EOF:
                     _done(scanner, topic, partition, left)
                 else:
-                    _refuse(cluster, topic, partition, error, operation, heard)
-            if cluster.ear.refused_by_all(heard) or time.monotonic() - heard > SILENCE_S:
-                raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), operation, heard)
+                    _refuse(cluster, topic, partition, error, operation, received_at)
+            if (
+                cluster.error_log.refused_by_all(received_at)
+                or time.monotonic() - received_at > SILENCE_S
+            ):
+                raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), operation, received_at)
     finally:
         scanner.close()
 
@@ -78,22 +81,22 @@ def messages(
 def follow(
     cluster: connection.Cluster, topic: str, starts: Mapping[int, int], *, committed: bool = True
 ) -> Iterator[list[tuple[int, Message]]]:
-    """Records from there on, as they come, until the caller has enough: a cluster that is away is waited for."""
+    """Return records as they arrive, until the caller stops. Waits for an unreachable cluster."""
     operation = cluster.operation(f"read topic {topic!r}", topic=topic, right="READ")
     scanner = cluster.scanner(committed)
     try:
         scanner.assign([TopicPartition(topic, part, offset) for part, offset in starts.items()])
         while True:
             since = time.monotonic()
-            heard: list[tuple[int, Message]] = []
+            received: list[tuple[int, Message]] = []
             for message in scanner.consume(AT_ONCE, connection.SLICE_S):
                 error, partition = message.error(), message.partition()
                 if error is None and partition is not None:
-                    heard.append((partition, message))
+                    received.append((partition, message))
                 elif error is not None:
                     _refuse(cluster, topic, partition, error, operation, since)
-            yield heard
-            if cluster.ear.refused_by_all(since):
+            yield received
+            if cluster.error_log.refused_by_all(since):
                 raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), operation, since)
     finally:
         scanner.close()
@@ -107,11 +110,11 @@ def _refuse(
     operation: faults.Operation,
     since: float,
 ) -> None:
-    """Raise what waiting cannot mend."""
+    """Raise permanent errors."""
     if error.code() in offsets.LOG_WAS_CUT:
         raise errors.OffsetsExpired(
             f"records of topic {topic!r}, partition {partition}, were deleted while they were read",
-            "run it again",
+            "run the command again",
         )
     if faults.ends_reading(error):
         raise cluster.translate(error, operation, since)

@@ -1,4 +1,4 @@
-"""Topics: what a topic is, by name and by id; made, grown and deleted."""
+"""Describe, create, grow, trim and delete topics."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from instep import errors
 from instep.kafka import connection, faults, layout
 
-AS_BROKER_SAYS = -1
+BROKER_DEFAULT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as it is now. The id tells it from one of the same name that was made again."""
+    """A topic. Its id distinguishes it from an earlier topic with the same name."""
 
     name: str
     id: str
@@ -28,7 +28,7 @@ class Topic:
 
 
 def describe(cluster: connection.Cluster, topic: str) -> Topic:
-    """The topic, or TopicMissing with the names that come near."""
+    """Return the topic; raise TopicMissing with similar names."""
     try:
         description = cluster.retry(lambda: _description(cluster, topic))
     except errors.TopicMissing as failure:
@@ -43,7 +43,10 @@ def describe(cluster: connection.Cluster, topic: str) -> Topic:
 
 
 def ask_id(cluster: connection.Cluster, topic: str) -> Callable[[], str]:
-    """Ask for the topic's id now, and wait for the answer later: calling what is returned gives it, or raises TopicMissing."""
+    """Request the topic's id, and return a function that waits for the answer.
+
+    The function raises TopicMissing if the topic does not exist.
+    """
     answer = cluster.admin.describe_topics(
         TopicCollection([topic]), request_timeout=cluster.timeout_s
     )[topic]
@@ -54,7 +57,7 @@ def ask_id(cluster: connection.Cluster, topic: str) -> Callable[[], str]:
 
 
 def ids(cluster: connection.Cluster, names: Collection[str]) -> dict[str, str]:
-    """The id of each topic, by one request, in Kafka's spelling."""
+    """Return the id of each topic, in one request, in Kafka's spelling."""
 
     def ask() -> dict[str, str]:
         answers = cluster.admin.describe_topics(
@@ -74,12 +77,12 @@ def ids(cluster: connection.Cluster, names: Collection[str]) -> dict[str, str]:
 
 
 def spelled(id_: str) -> str:
-    """A topic's id in Kafka's spelling: the client's, which the ledger keeps, has + and / in place of - and _."""
+    """Return an id in Kafka's spelling; the client and the ledger have + and / for - and _."""
     return id_.replace("+", "-").replace("/", "_")
 
 
 def is_compacted(cluster: connection.Cluster, topic: str) -> bool:
-    """Whether the log keeps only the last record of each key, sooner or later."""
+    """Return whether the topic is compacted."""
     asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
 
     def ask() -> bool:
@@ -105,14 +108,14 @@ def create(
     on: Sequence[int] | None = None,
     validate_only: bool = False,
 ) -> None:
-    """Make the topic and wait until every partition has a leader. What is None is the cluster's default.
+    """Create the topic and wait until every partition has a leader. None: the cluster's default.
 
-    `on` names the brokers that hold every partition; the first leads.
+    `on` are the brokers of every partition; the first one leads.
     """
-    parts, copies = (AS_BROKER_SAYS if count is None else count for count in (partitions, replicas))
-    place: dict[str, Any] = (
-        {"replica_assignment": [list(on)] * max(parts, 1)} if on else {"replication_factor": copies}
-    )
+    parts = BROKER_DEFAULT if partitions is None else partitions
+    place: dict[str, Any] = {"replication_factor": BROKER_DEFAULT if replicas is None else replicas}
+    if on:
+        place = {"replica_assignment": [list(on)] * max(parts, 1)}
     new = NewTopic(name, max(parts, 1) if on else parts, config=dict(config or {}), **place)
     answer = cluster.admin.create_topics(
         [new], validate_only=validate_only, request_timeout=cluster.timeout_s
@@ -130,28 +133,28 @@ def create(
 
 
 def grow(cluster: connection.Cluster, name: str, partitions: int) -> None:
-    """Raise the number of partitions. Keys move: a document's later events may land elsewhere than its earlier ones."""
+    """Increase the number of partitions. Keys move to other partitions."""
     answer = cluster.admin.create_partitions(
         [NewPartitions(name, partitions)], request_timeout=cluster.timeout_s
     )[name]
     cluster.wait(
         answer,
         cluster.operation(
-            f"raise topic {name!r} to {partitions} partitions", topic=name, right="ALTER"
+            f"increase topic {name!r} to {partitions} partitions", topic=name, right="ALTER"
         ),
     )
     _await(cluster, name, lambda found: _led_partitions(found) == partitions)
 
 
 def delete(cluster: connection.Cluster, name: str) -> None:
-    """Delete the topic and wait until it is gone from the cluster's metadata."""
+    """Delete the topic and wait until the cluster's metadata does not have it any more."""
     answer = cluster.admin.delete_topics([name], request_timeout=cluster.timeout_s)[name]
     cluster.wait(answer, cluster.operation(f"delete topic {name!r}", topic=name, right="DELETE"))
     _await(cluster, name, lambda found: found is None)
 
 
 def trim(cluster: connection.Cluster, name: str, before: Mapping[int, int]) -> dict[int, int]:
-    """Delete the records below these offsets; the first offset that each partition then holds."""
+    """Delete the records below these offsets; return the new first offset of each partition."""
     places = [TopicPartition(name, partition, offset) for partition, offset in before.items()]
     answers = cluster.admin.delete_records(places, request_timeout=cluster.timeout_s)
     operation = cluster.operation(f"delete records of topic {name!r}", topic=name, right="DELETE")
@@ -162,23 +165,23 @@ def trim(cluster: connection.Cluster, name: str, before: Mapping[int, int]) -> d
 
 
 def names(cluster: connection.Cluster) -> list[str]:
-    """Every topic we may see."""
+    """Return every topic that we may see."""
     return list(layout.read(cluster).topics)
 
 
 def placed(cluster: connection.Cluster, names: Collection[str]) -> layout.Layouts:
-    """How these topics lie, and the brokers; an error for the first that is not there, or that we may not see."""
+    """Return the layout; raise for a topic that does not exist, or that we may not see."""
     known = layout.read(cluster)
     for name in names:
         if name not in known.topics:
-            # a list leaves out what we may not see; asked by its name, the cluster says which it is
+            # the list omits topics that we may not see; a request by name distinguishes the two
             describe(cluster, name)
             raise missing(cluster, name)
     return known
 
 
 def missing(cluster: connection.Cluster, topic: str) -> errors.TopicMissing:
-    """The error for a topic that is not there, with the names that come near."""
+    """Return the error for a topic that does not exist, with similar names."""
     try:
         known = names(cluster)
     except errors.InstepError:
@@ -196,13 +199,15 @@ def _description(cluster: connection.Cluster, topic: str) -> Any:
 
 
 def _cluster_id(cluster: connection.Cluster, topic: str) -> str:
-    """From the metadata of a topic that is there: librdkafka may abort the process over an answer that comes too late to
-    `describe_cluster`."""
+    """Return the cluster's id from the metadata of an existing topic.
+
+    librdkafka may abort the process if an answer to `describe_cluster` comes too late.
+    """
     return cluster.metadata(cluster.operation("ask for the cluster's id"), topic).cluster_id or ""
 
 
 def _await(cluster: connection.Cluster, topic: str, reached: Callable[[Any], bool]) -> None:
-    """Until the metadata shows it: the controller answers before the brokers know."""
+    """Wait until the metadata shows a change: the controller answers before the brokers know."""
     deadline = time.monotonic() + cluster.timeout_s
     while True:
         try:
@@ -223,8 +228,6 @@ def _await(cluster: connection.Cluster, topic: str, reached: Callable[[Any], boo
 
 
 def _led_partitions(found: Any) -> int:
-    return (
-        0
-        if found is None
-        else sum(part.leader is not None and part.leader.id >= 0 for part in found.partitions)
-    )
+    if found is None:
+        return 0
+    return sum(part.leader is not None and part.leader.id >= 0 for part in found.partitions)

@@ -80,13 +80,13 @@ def test_an_unmapped_code_is_told_by_name() -> None:
 
 def test_no_answer_names_addresses_seconds_and_the_last_cause() -> None:
     ear = faults.ErrorLog()
-    ear.hear(
+    ear.add(
         KafkaError(
             KafkaError._TRANSPORT,
             "a:1/bootstrap: Connect to ipv4#a:1 failed: Connection refused (after 0ms in state CONNECT)",
         )
     )
-    ear.hear(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
+    ear.add(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
     error = faults.translate(KafkaError(KafkaError._TIMED_OUT), DEED, ear)
     assert isinstance(error, errors.BrokerUnreachable)
     assert error.what == (
@@ -99,14 +99,14 @@ def test_a_time_out_after_a_refusal_is_the_refusal() -> None:
     ear = faults.ErrorLog()
     since = time.monotonic()
     assert ear.refusal(since) is None
-    ear.hear(
+    ear.add(
         KafkaError(
             KafkaError._AUTHENTICATION,
             "a:1/bootstrap: SASL authentication error: wrong (after 300ms in state AUTH_REQ)",
         )
     )
     assert not ear.refused_by_all(since)
-    ear.hear(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+    ear.add(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
     assert ear.refused_by_all(since)
     error = faults.translate(KafkaError(KafkaError._TIMED_OUT), DEED, ear, since)
     assert isinstance(error, errors.NotAuthorised)
@@ -118,7 +118,7 @@ def test_a_time_out_after_a_refusal_is_the_refusal() -> None:
 
 def test_an_old_refusal_does_not_explain_a_new_time_out() -> None:
     ear = faults.ErrorLog()
-    ear.hear(KafkaError(KafkaError._AUTHENTICATION, "wrong"))
+    ear.add(KafkaError(KafkaError._AUTHENTICATION, "wrong"))
     error = faults.translate(
         KafkaError(KafkaError._TIMED_OUT), DEED, ear, since=time.monotonic() + 1
     )
@@ -128,14 +128,14 @@ def test_an_old_refusal_does_not_explain_a_new_time_out() -> None:
 
 def test_a_missing_right_is_no_refusal_of_who_we_are() -> None:
     ear = faults.ErrorLog()
-    ear.hear(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED, "no"))
+    ear.add(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED, "no"))
     assert ear.refusal(0) is None
 
 
 def test_a_fatal_error_is_kept() -> None:
     ear = faults.ErrorLog()
     fatal = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "gone wrong", fatal=True)
-    ear.hear(fatal)
+    ear.add(fatal)
     assert ear.fatal is not None
     assert ear.fatal.code() == fatal.code()
 

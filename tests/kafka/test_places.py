@@ -111,10 +111,10 @@ def test_ranges(text: str, first: places.Place, last: places.Place) -> None:
     ],
 )
 def test_nonsense_is_answered_with_the_grammar(text: str) -> None:
-    with pytest.raises(errors.SettingsError, match="is no place") as refused:
+    with pytest.raises(errors.SettingsError, match="is not a place") as refused:
         places.parse_place(text)
     assert "@-1h" in refused.value.remedy
-    with pytest.raises(errors.SettingsError, match="is no range"):
+    with pytest.raises(errors.SettingsError, match="is not a range"):
         places.parse_range(f"{text}:{text}")
 
 

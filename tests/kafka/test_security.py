@@ -99,28 +99,28 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a mechanism that is not on": (
         "login",
         user("SCRAM-SHA-256", protocol="SASL_PLAINTEXT"),
-        "does not take the mechanism SCRAM-SHA-256; it takes PLAIN",
+        "does not support the mechanism SCRAM-SHA-256, but PLAIN",
     ),
     "plain to TLS": (
         "mutual",
         {"protocol": "PLAINTEXT"},
-        "speaks TLS, and kafka.security.protocol is PLAINTEXT",
+        "uses TLS, but kafka.security.protocol is PLAINTEXT",
     ),
     "a user, plain to TLS": (
         "scram",
         user("PLAIN", protocol="SASL_PLAINTEXT"),
-        "speaks TLS, and .* is SASL_PLAINTEXT",
+        "uses TLS, but .* is SASL_PLAINTEXT",
     ),
-    "TLS to plain": ("login", {}, "speaks no TLS, and kafka.security.protocol is SSL"),
+    "TLS to plain": ("login", {}, "does not support TLS, but kafka.security.protocol is SSL"),
     "a user, TLS to plain": (
         "login",
         user("PLAIN"),
-        "speaks no TLS, and kafka.security.protocol is SASL_SSL",
+        "does not support TLS, but kafka.security.protocol is SASL_SSL",
     ),
     "nobody where a user is asked for": (
         "login",
         {"protocol": "PLAINTEXT"},
-        r"asks for a user \(mechanisms: PLAIN\)",
+        r"requires a user \(mechanisms: PLAIN\)",
     ),
     "no authority": (
         "scram",

@@ -85,7 +85,7 @@ def _searched(field: Field, value: str, *, wanted: bool) -> Wanted:
         pattern = re.compile(value)
     except re.error as failure:
         raise errors.SettingsError(
-            f"{value!r} is no regular expression: {failure}", "write e.g. key~^C-1"
+            f"{value!r} is not a regular expression: {failure}", "write e.g. key~^C-1"
         ) from None
 
     def met(record: TailRecord) -> bool:

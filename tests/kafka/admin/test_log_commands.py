@@ -315,13 +315,13 @@ def test_a_pipe_that_closes_ends_it_quietly(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["-o", "@yesterday-ish"], "'@yesterday-ish' is no range of places"),
+        (["-o", "@yesterday-ish"], "'@yesterday-ish' is not a range of places"),
         (["-o", "9:3"], "ends before it begins"),
         (["-p", "9"], "has no partition 9"),
         (["-f", "%z"], "'%z' in the format means nothing"),
         (["-f", "%s", "-J"], "cannot both be given"),
         (["--filter", "status"], "'status' is no condition"),
-        (["--filter", "key~("], "is no regular expression"),
+        (["--filter", "key~("], "is not a regular expression"),
     ],
 )
 def test_what_cannot_be_peeked_at_says_why(

@@ -81,7 +81,7 @@ def test_the_list_hides_kafkas_own(place: Path, cluster: connection.Cluster) -> 
     assert [
         one["name"] for one in told(place, "topics", "list", f"^{topic}$", "--regex")["topics"]
     ] == [topic]
-    assert "is no regular expression" in refused(place, "topics", "list", "(", "--regex")
+    assert "is not a regular expression" in refused(place, "topics", "list", "(", "--regex")
 
 
 def test_partitions_that_take_no_write_are_found(
