@@ -1,1 +1,1 @@
-"""Tooling of this repository: the documentation site, its generated pages, and the demo's recording."""
+"""Tooling of this repository: the documentation site and the recording of the demo."""

@@ -1,4 +1,7 @@
-"""Every error code that the database drivers know, and what instep does with each. Makes docs/reference/database-errors.md."""
+"""Every error code that the database drivers know, and what instep does with each.
+
+`page` is the reference page of the documentation site; tests compare the tables with the drivers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ POSTGRES = {
     for name, kind in inspect.getmembers(psycopg.errors, inspect.isclass)
     if issubclass(kind, psycopg.Error) and isinstance(kind.sqlstate, str)
 }
-# codes of servers that are newer than the driver's list
+# Codes of servers that are newer than the driver's list.
 MYSQL_NEWER = {
     1614: "XA_RBDEADLOCK",
     1615: "NEED_REPREPARE",
@@ -48,7 +51,7 @@ MYSQL_CLIENT = {
     for name, number in vars(CR).items()
     if isinstance(number, int) and "CR_ERROR_" not in name
 }
-# the module's other constants with these numbers are no result codes
+# Other constants of the module have the same numbers, but are not result codes.
 SQLITE = {
     int(getattr(sqlite3, f"SQLITE_{name}")): name
     for name in (
@@ -91,9 +94,14 @@ EFFECTS: Mapping[Error, str] = {
     errors.Transient: "retries the transaction",
     errors.TooMuchAtOnce: "retries in smaller transactions",
     errors.RowRefused: "parks the document (`REFUSED_BY_TARGET`)",
-    errors.ParentMissing: "parks the document (`PARENT_MISSING`) and retries it for a time",
-    errors.TargetChanged: "checks the table: stops with `TARGET_CHANGED` if it changed, else parks the document",
-    errors.PermissionLost: "checks the rights: stops with `PERMISSION_LOST` if one is missing, else parks the document",
+    errors.ParentMissing: "parks the document (`PARENT_MISSING`) and retries it for some time",
+    errors.TargetChanged: (
+        "checks the table: stops with `TARGET_CHANGED` if it changed, else parks the document"
+    ),
+    errors.PermissionLost: (
+        "checks the permissions: stops with `PERMISSION_LOST` if one is missing, else parks the"
+        " document"
+    ),
     errors.TargetReadOnly: "stops with `TARGET_READ_ONLY`",
     errors.NotAuthorised: "retries a few times, then stops with `ACCESS_LOST`",
     errors.SettingsError: "ends with exit status 2",
@@ -102,7 +110,7 @@ DEFAULT = f"default: {EFFECTS[errors.RowRefused]}"
 
 
 class Code(NamedTuple):
-    """One code of a driver; `error` is None where no table of the sinks has it."""
+    """One code of a driver; `error` is None if no table of the sinks maps it."""
 
     group: str
     code: str
@@ -111,7 +119,7 @@ class Code(NamedTuple):
 
 
 def postgres_codes() -> list[Code]:
-    """Every SQLSTATE; a table may map a whole class by its first two characters."""
+    """Return every SQLSTATE; a table may map a whole class by its first two characters."""
     found = sorted(POSTGRES.items())
     return [
         Code(code[:2], code, name, postgres.CODES.get(code) or postgres.CODES.get(code[:2]))
@@ -120,7 +128,7 @@ def postgres_codes() -> list[Code]:
 
 
 def mysql_codes() -> list[Code]:
-    """Every number of servers, in hundreds, then those of the driver itself."""
+    """Return every number of servers, grouped by hundreds, then those of the driver itself."""
     server = [
         Code(f"{number // 100 * 100}", str(number), name, mysql.CODES.get(number))
         for number, name in sorted(MYSQL.items())
@@ -133,7 +141,7 @@ def mysql_codes() -> list[Code]:
 
 
 def sqlite_codes() -> list[Code]:
-    """Every primary result code."""
+    """Return every primary result code."""
     return [
         Code("", str(number), name, sqlite.CODES.get(number))
         for number, name in sorted(SQLITE.items())
@@ -146,26 +154,30 @@ DRIVERS: Mapping[str, tuple[str, Callable[[], list[Code]]]] = {
         postgres_codes,
     ),
     "MariaDB and MySQL": (
-        "Error numbers, in hundreds. Names are those of `pymysql.constants`, without `ER_` and `CR_`. A number that is"
-        " not listed is treated like those marked as default.",
+        "Error numbers, grouped by hundreds. Names are those of `pymysql.constants`, without `ER_`"
+        " and `CR_`. A number that is not listed is treated like those marked as default.",
         mysql_codes,
     ),
     "SQLite": (
-        "Primary result codes, without `SQLITE_`. An extended code is treated like its primary code, unless it is listed.",
+        "Primary result codes, without `SQLITE_`. An extended code is treated like its primary"
+        " code, unless it is listed.",
         sqlite_codes,
     ),
 }
+INTRO = """\
+# Database errors
+
+What a running pipeline does with each error code of a database driver. Retries depend on the code,
+never on the text. A code that instep does not map is marked as default: a trigger can raise any
+code, so a statement that writes rows treats it as a refused row. Elsewhere (`init`, `vet`, the
+inspection at the start) the default is that the table is unfit, and the command ends. At its first
+start, a pipeline does not wait: it ends with the error.
+"""
 
 
 def page() -> str:
-    """The text of docs/reference/database-errors.md."""
-    parts = [
-        "# Errors of databases\n\nWhat a running pipeline does with each error code of a database driver. Retries go by the code,"
-        " never by the text. A code that instep does not map is marked as default: a trigger can raise any code, so a statement"
-        " that writes rows counts it as a refused row. Elsewhere (`init`, `vet`, the inspection at the start), the default is"
-        " that the table is unfit, and the command ends. At its first start a pipeline waits for nothing: it ends with"
-        " the error.\n"
-    ]
+    """Return the reference page."""
+    parts = [INTRO]
     for name, (text, codes) in DRIVERS.items():
         rows = [
             f"| {group} | {codes_shown} | {effect} |"
@@ -175,7 +187,7 @@ def page() -> str:
             "\n".join(
                 [
                     f"## {name}\n\n{text}\n",
-                    "| class | codes | what instep does |",
+                    "| class | codes | effect |",
                     "|---|---|---|",
                     *rows,
                     "",
@@ -186,16 +198,12 @@ def page() -> str:
 
 
 def _rows(codes: Iterable[Code]) -> Iterable[tuple[str, str, str]]:
-    """One row for all codes of a group that have the same effect."""
+    """Yield one row for all codes of a group that have the same effect."""
     for group, members in itertools.groupby(codes, key=lambda code: code.group):
         by_effect: dict[str, list[Code]] = {}
-        for one in members:
-            by_effect.setdefault(DEFAULT if one.error is None else EFFECTS[one.error], []).append(
-                one
-            )
-        for effect, some in by_effect.items():
-            yield (
-                group,
-                ", ".join(f"{one.code} {one.name.removeprefix('CR_')}" for one in some),
-                effect,
-            )
+        for code in members:
+            effect = DEFAULT if code.error is None else EFFECTS[code.error]
+            by_effect.setdefault(effect, []).append(code)
+        for effect, alike in by_effect.items():
+            shown = ", ".join(f"{code.code} {code.name.removeprefix('CR_')}" for code in alike)
+            yield group, shown, effect

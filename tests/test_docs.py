@@ -1,4 +1,4 @@
-"""The documentation is true: pages are generated from the code, links resolve, every example runs."""
+"""The documentation is true: pages come from the code, links resolve, every example runs."""
 
 from __future__ import annotations
 

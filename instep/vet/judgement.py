@@ -145,7 +145,7 @@ def explained(id_: str) -> Rule:
 
 
 def page(rule: Rule) -> str:
-    """The rule's page, as it stands in docs/rules."""
+    """Return the page of a rule, which `instep explain` prints and the site contains."""
     accepting = f' Then accept it, with the reason:\n\n```toml\n[vet.accept]\n{rule.id} = "why this is fine here"\n```'
     return (
         f"# {rule.id}\n\n{rule.what}\n\nIt threatens **{rule.threat}**, when {rule.when}.\n\n"
@@ -185,7 +185,7 @@ def _finding(case: RuleContext, rule: Rule, one: Violation) -> Finding:
         consequence=rule.why,
         when=one.when or rule.when,
         fix=one.fix,
-        page=f"docs/rules/{rule.id}.md",
+        page=f"instep explain {rule.id}",
         accepted=case.snapshot.accepted.get(rule.id),
     )
 
