@@ -19,6 +19,7 @@ import html
 import json
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -126,7 +127,7 @@ def render(recording: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}"'
         f' role="img" aria-label="Recording of instep demo">\n'
         f"<style>text{{font:14px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;"
-        f"fill:{FOREGROUND};white-space:pre}}.b{{font-weight:bold}}"
+        f"fill:{FOREGROUND}}}.b{{font-weight:bold}}"
         f".film{{animation:play {total_s:g}s step-end infinite}}"
         f"@keyframes play{{{steps}100%{{transform:{last}}}}}"
         f"@media (prefers-reduced-motion){{.film{{animation:none;transform:{last}}}}}</style>\n"
@@ -165,15 +166,20 @@ def _rows(screen: pyte.Screen) -> tuple[str, ...]:
 
 
 def _row(screen: pyte.Screen, number: int) -> str:
-    """Return one row of the screen as text elements, a run of equal style each."""
+    """Return one row of the screen as text elements.
+
+    A run ends where the style changes and where two spaces follow each other, because viewers
+    differ in what they do with spaces.
+    """
     cells = [screen.buffer[number][column] for column in range(screen.columns)]
     runs = []
     column = 0
     for style, members in groupby(cells, key=_style):
         text = "".join(cell.data for cell in members)
-        if text.strip():
-            indent = len(text) - len(text.lstrip())
-            runs.append(_run(text.strip(), column + indent, style))
+        runs += [
+            _run(words[0], column + words.start(), style)
+            for words in re.finditer(r"\S+(?: \S+)*", text)
+        ]
         column += len(text)
     return "".join(runs)
 

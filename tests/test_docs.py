@@ -193,7 +193,10 @@ def test_the_story_of_a_page(
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         outputs[command] = done.stdout
     assert re.search(ends_with, done.stdout), done.stdout
-    if "instep show C-1" in outputs:
+    if page == "docs/quickstart.md":
+        assert "FIELD_MISSING" in outputs["instep dead list"]
+        assert outputs["instep show C-1"].count("applied") == 2
+    if page == "docs/guides/handle-rejected-events.md":
         verdicts = re.findall(
             r"^0:(\d).* (applied|skipped|released|parked)", outputs["instep show C-1"], re.MULTILINE
         )
