@@ -11,8 +11,9 @@ import msgspec
 import typer
 
 from instep import errors
-from instep.cli import completing, grouping, shared
-from instep.cli.shared import AsJson, Debug
+from instep.cli import completion, output, pages, resources
+from instep.cli import help as help_pages
+from instep.cli.options import AsJson, Debug
 from instep.document.showing import counted
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ Number = TypeVar("Number", int, float)
 app = typer.Typer(
     name="bench",
     no_args_is_help=True,
-    cls=grouping.GroupedCommands,
+    cls=help_pages.GroupedCommands,
     rich_markup_mode=None,
     help="Measure speed and freshness on this machine and your servers.",
 )
@@ -44,7 +45,7 @@ app = typer.Typer(
 def _complete_results(_context: typer.Context, incomplete: str) -> list[str]:
     from instep_bench import store
 
-    return completing.names(
+    return completion.matching(
         incomplete, lambda: [store.LATEST, *(file.stem for file in store.results(store.folder()))]
     )
 
@@ -336,28 +337,28 @@ def compare_results(
     (id_a, in_a), (id_b, in_b) = _found(a), _found(b)
     found = compare.compare(in_a, in_b)
     if as_json:
-        shared.print_json(
+        output.print_json(
             {"a": _head(id_a, in_a), "b": _head(id_b, in_b), **msgspec.structs.asdict(found)}
         )
         return
     typer.echo(
-        shared.table(
+        output.table(
             ("", "RESULT", "COMMAND"), [("A", id_a, in_a.command), ("B", id_b, in_b.command)]
         )
     )
     if found.differences:
         typer.echo("\nnot the same for both:")
         typer.echo(
-            shared.table(
+            output.table(
                 ("WHAT", "A", "B"), [(one.what, one.a, one.b) for one in found.differences]
             )
         )
     if found.lines:
         head = ("FIGURE", "UNIT", "A", "A-RANGE", "B", "B-RANGE", "B/A", "B IS")
-        typer.echo("\n" + shared.table(head, [_compared(line) for line in found.lines]))
+        typer.echo("\n" + output.table(head, [_compared(line) for line in found.lines]))
     for side, only in (("A", found.only_a), ("B", found.only_b)):
         for figure in only:
-            typer.echo(f"only in {side}: {shared.cell(figure)}")
+            typer.echo(f"only in {side}: {output.cell(figure)}")
     typer.echo("\n" + _noise(found))
 
 
@@ -382,11 +383,11 @@ def write_report(
     from instep_bench import page
 
     found = dict(_found(named) for named in results or [LATEST])
-    shared.write_page(page.KIND, lambda: page.render(found), out, force=force)
+    pages.write(page.KIND, lambda: page.render(found), out, force=force)
     if as_json:
-        shared.print_json({"file": str(out.absolute()), "results": list(found)})
+        output.print_json({"file": str(out.absolute()), "results": list(found)})
     else:
-        shared.say(f"{out.absolute()}: {', '.join(found)}")
+        output.say(f"{out.absolute()}: {', '.join(found)}")
 
 
 @app.command("list")
@@ -399,21 +400,21 @@ def list_results(as_json: AsJson = False, _debug: Debug = False) -> None:
         try:
             found.append(_head(file.stem, store.read(file)))
         except errors.SettingsError as error:
-            shared.say(f"instep: {error.what}")
+            output.say(f"instep: {error.what}")
     if as_json:
-        shared.print_json({"folder": str(kept), "results": found})
+        output.print_json({"folder": str(kept), "results": found})
         return
     if found:
         head = ("RESULT", "BENCH", "BEGUN", "SECONDS", "FIGURES", "COMMAND")
         rows = [
             [
                 *(one[key.lower()] for key in head[:-1]),
-                shared.shortened(one["command"], COMMAND_SHOWN),
+                output.shortened(one["command"], COMMAND_SHOWN),
             ]
             for one in found
         ]
-        typer.echo(shared.table(head, rows))
-    shared.say(f"{counted(len(found), 'result')} in {kept}")
+        typer.echo(output.table(head, rows))
+    output.say(f"{counted(len(found), 'result')} in {kept}")
 
 
 def _measure(
@@ -427,22 +428,22 @@ def _measure(
     """Run a benchmark, keep what came of it, and show it."""
     from instep_bench import page, store
 
-    shared.need_spark()
+    resources.require_spark()
     if html:
-        shared.refuse_page(page.KIND, html, force=False, option="--html")
+        pages.refuse_file(page.KIND, html, force=False, option="--html")
     into = store.folder()
-    file = store.keep(run(options, shared.say, _command(context)), into)
-    shared.say(f"kept as {file.stem}: {file}")
+    file = store.keep(run(options, output.say, _command(context)), into)
+    output.say(f"kept as {file.stem}: {file}")
     result = store.read(file)
     if as_json:
-        shared.print_json({"result": file.stem, "file": str(file), **_all_of(result)})
+        output.print_json({"result": file.stem, "file": str(file), **_all_of(result)})
     else:
         _show(result)
     if html:
-        shared.write_page(
+        pages.write(
             page.KIND, lambda: page.render({file.stem: result}), html, force=False, option="--html"
         )
-        shared.say(f"page: {html.absolute()}")
+        output.say(f"page: {html.absolute()}")
 
 
 def _command(context: typer.Context) -> str:
@@ -532,10 +533,10 @@ def _show(result: BenchResult) -> None:
 
     typer.echo(
         "\n\n".join(
-            shared.tabulated(table) for table in [*result.tables, *page.figures(result.figures)]
+            output.titled_table(table) for table in [*result.tables, *page.figures(result.figures)]
         )
     )
-    typer.echo("\n" + "\n".join(shared.cell(note) for note in result.notes))
+    typer.echo("\n" + "\n".join(output.cell(note) for note in result.notes))
 
 
 def _compared(line: FigureComparison) -> Sequence[Any]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from instep import errors, settings
-from instep.cli import completing, grouping, shared
-from instep.cli.shared import GIVEN, AsJson, Config, Debug
+from instep.cli import completion, output, pages
+from instep.cli import help as help_pages
+from instep.cli.options import GLOBAL, AsJson, Config, Debug
 from instep.document.showing import counted
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ REPORT_FILE = Path("lab-report.html")
 app = typer.Typer(
     name="lab",
     no_args_is_help=True,
-    cls=grouping.GroupedCommands,
+    cls=help_pages.GroupedCommands,
     rich_markup_mode=None,
     help="Test common claims about Kafka on real servers.",
 )
@@ -33,13 +34,13 @@ app = typer.Typer(
 def _complete_claims(_context: typer.Context, incomplete: str) -> list[str]:
     from instep_lab import claims
 
-    return completing.names(incomplete, lambda: claims.ALL)
+    return completion.matching(incomplete, lambda: claims.ALL)
 
 
 def _complete_runs(_context: typer.Context, incomplete: str) -> list[str]:
     from instep_lab import store
 
-    return completing.names(incomplete, lambda: [run.name for run in store.runs(store.folder())])
+    return completion.matching(incomplete, lambda: [run.name for run in store.runs(store.folder())])
 
 
 Claims = Annotated[
@@ -69,7 +70,7 @@ def list_claims(ids: Claims = None, as_json: AsJson = False, _debug: Debug = Fal
     selected = claim.select(claims.ALL, ids or [])
     run, verdicts = _newest()
     if as_json:
-        shared.print_json(
+        output.print_json(
             {
                 "run": run,
                 "claims": [{**_about(one), "verdict": verdicts.get(one.id)} for one in selected],
@@ -79,10 +80,10 @@ def list_claims(ids: Claims = None, as_json: AsJson = False, _debug: Debug = Fal
     if selected:
         head = ("CLAIM", "VERDICT", "BROKERS", "HARMLESS", "STATEMENT", "RULES")
         typer.echo(
-            shared.table(head, [_listed(one, verdicts, in_full=bool(ids)) for one in selected])
+            output.table(head, [_listed(one, verdicts, in_full=bool(ids)) for one in selected])
         )
     source = f"verdicts of run {run}" if run else "no runs yet, start one: instep lab run"
-    shared.say(f"{counted(len(selected), 'claim')}; {source}")
+    output.say(f"{counted(len(selected), 'claim')}; {source}")
 
 
 @app.command("run")
@@ -148,18 +149,18 @@ def run_claims(
         )
         if not ids and len(selected) < len(claims.ALL):
             left_out = counted(len(claims.ALL) - len(selected), "claim")
-            shared.say(
+            output.say(
                 f"skipping {left_out} that only run on brokers started by the lab"
                 " (omit --bootstrap to test them)"
             )
     try:
-        results = lab.Lab(folder, claims.ALL, given=given, say=shared.say).run()
+        results = lab.Lab(folder, claims.ALL, given=given, say=output.say).run()
     except SystemExit:
         run_name = folder if into else folder.name
-        shared.say(f"interrupted; continue with: instep lab run --resume --run {run_name}")
+        output.say(f"interrupted; continue with: instep lab run --resume --run {run_name}")
         raise
     if as_json:
-        shared.print_json(list(results.values()))
+        output.print_json(list(results.values()))
     else:
         _show_run(_report(str(folder)), as_json=False)
     if any(one.verdict is ClaimVerdict.INCONCLUSIVE for one in results.values()):
@@ -190,7 +191,7 @@ def show(
         return
     sections = contents.select(report, claims.ALL, id_)
     if as_json:
-        shared.print_json(
+        output.print_json(
             {"run": report.run, "claims": [_details(section) for section in sections]}
         )
         return
@@ -210,8 +211,8 @@ def write_report(
     from instep_lab.report import page
 
     report = _report(run)
-    shared.write_page(page.KIND, lambda: page.render(report), out, force=force)
-    shared.say(f"{out.absolute()}: run {report.run.id}, {_counted(report)}")
+    pages.write(page.KIND, lambda: page.render(report), out, force=force)
+    output.say(f"{out.absolute()}: run {report.run.id}, {_counted(report)}")
 
 
 @app.command("runs")
@@ -222,15 +223,15 @@ def list_runs(as_json: AsJson = False, _debug: Debug = False) -> None:
     kept = store.folder()
     found = [_overview(run) for run in store.runs(kept)]
     if as_json:
-        shared.print_json({"folder": str(kept), "runs": found})
+        output.print_json({"folder": str(kept), "runs": found})
         return
     if found:
         head = ("RUN", "BEGUN", "TIER", "SEED", "CLAIMS", "ENDED", "SETTLED", "CLUSTER")
-        typer.echo(shared.table(head, [[one[key.lower()] for key in head] for one in found]))
+        typer.echo(output.table(head, [[one[key.lower()] for key in head] for one in found]))
     for one in found:
         if one["error"]:
-            shared.say(f"instep: {one['error']}")
-    shared.say(f"{counted(len(found), 'run')} in {kept}")
+            output.say(f"instep: {one['error']}")
+    output.say(f"{counted(len(found), 'run')} in {kept}")
 
 
 def _user_cluster(bootstrap: str | None) -> tuple[settings.Kafka, str] | None:
@@ -240,7 +241,7 @@ def _user_cluster(bootstrap: str | None) -> tuple[settings.Kafka, str] | None:
     from instep.kafka import layout
     from instep.kafka.connection import Cluster
 
-    kafka = settings.load(GIVEN.config).kafka
+    kafka = settings.load(GLOBAL.config).kafka
     with Cluster(kafka, bootstrap) as cluster:
         layout.read(cluster)
     return kafka, bootstrap
@@ -265,7 +266,7 @@ def _newest() -> tuple[str | None, dict[str, str]]:
             id_: one.verdict.value for id_, one in store.read_results(runs[-1]).items()
         }
     except errors.InstepError as error:
-        shared.say(f"instep: {error.what}")
+        output.say(f"instep: {error.what}")
         return runs[-1].name, {}
 
 
@@ -299,7 +300,7 @@ def _about(claim: Claim) -> dict[str, Any]:
 
 
 def _listed(claim: Claim, verdicts: Mapping[str, str], *, in_full: bool) -> Sequence[Any]:
-    statement = claim.statement if in_full else shared.shortened(claim.statement, STATEMENT_SHOWN)
+    statement = claim.statement if in_full else output.shortened(claim.statement, STATEMENT_SHOWN)
     harmless = "yes" if claim.harmless else "no"
     return (
         claim.id,
@@ -315,17 +316,17 @@ def _show_run(report: LabReport, as_json: bool) -> None:
     if as_json:
         keys = ("id", "statement", "verdict", "because")
         claims = [{key: getattr(section, key) for key in keys} for section in report.sections]
-        shared.print_json({"run": report.run, "counts": report.counts, "claims": claims})
+        output.print_json({"run": report.run, "counts": report.counts, "claims": claims})
         return
     width = max(map(len, report.facts)) + 2
     for name, value in report.facts.items():
-        typer.echo(shared.cell(name).ljust(width) + shared.cell(value))
+        typer.echo(output.cell(name).ljust(width) + output.cell(value))
     rows = [
-        (one.id, one.verdict, shared.shortened(one.because, REASON_SHOWN))
+        (one.id, one.verdict, output.shortened(one.because, REASON_SHOWN))
         for one in report.sections
     ]
-    typer.echo("\n" + shared.table(("CLAIM", "VERDICT", "REASON"), rows))
-    shared.say(f"{_counted(report)}; details: instep lab show CLAIM")
+    typer.echo("\n" + output.table(("CLAIM", "VERDICT", "REASON"), rows))
+    output.say(f"{_counted(report)}; details: instep lab show CLAIM")
 
 
 def _counted(report: LabReport) -> str:
@@ -356,7 +357,7 @@ def _describe(section: Section) -> list[str]:
 
     claim, result = section.claim, section.result
     lines = [
-        f"{shared.cell(section.id)}: {section.verdict}",
+        f"{output.cell(section.id)}: {section.verdict}",
         "",
         *_field("statement", section.statement),
     ]
@@ -368,11 +369,11 @@ def _describe(section: Section) -> list[str]:
         lines.append("")
         for part in result.parts:
             lines += [
-                f"{part.outcome:14}{part.role}: {shared.cell(part.statement)}",
-                f"{'':14}{shared.cell(part.evidence)}",
+                f"{part.outcome:14}{part.role}: {output.cell(part.statement)}",
+                f"{'':14}{output.cell(part.evidence)}",
             ]
         for table in [*result.tables, *map(plots.tabulated, result.plots)]:
-            lines += ["", shared.tabulated(table)]
+            lines += ["", output.titled_table(table)]
     if claim:
         lines += ["", *_field("advice", claim.advice)]
         lines += _field("rules", " ".join(claim.rules) or "none")
@@ -385,4 +386,4 @@ def _describe(section: Section) -> list[str]:
 
 
 def _field(name: str, text: str) -> list[str]:
-    return [f"{name:11}{shared.cell(text)}"]
+    return [f"{name:11}{output.cell(text)}"]

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 import instep
 from instep import errors, settings
-from instep.cli import assembled
+from instep.cli import build_app
 from instep.document.reasons import EXPLANATIONS, PARKS
 from instep.pipeline.metrics import Pipelines
 from instep.vet import judgement, rules
@@ -52,7 +52,7 @@ def _settings() -> str:
 
 def _commands() -> str:
     parts = ["# Commands\n"]
-    _add_command(parts, get_command(assembled()), "instep")
+    _add_command(parts, get_command(build_app()), "instep")
     return "\n".join(parts)
 
 

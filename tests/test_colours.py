@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from instep import terminal
-from instep.cli import shared
+from instep.cli import output
 from instep.terminal import Tone
 
 RED, BOLD, OFF = "\x1b[31m", "\x1b[1m", "\x1b[0m"
@@ -27,7 +27,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Tty:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(
-        shared, "sys", SimpleNamespace(stdout=stream, stderr=stream)
+        output, "sys", SimpleNamespace(stdout=stream, stderr=stream)
     )  # pytest sets sys.stdout itself
     monkeypatch.setattr(
         typer, "echo", lambda text, err=False: stream.write(f"{text}\n")
@@ -39,7 +39,7 @@ ROWS = [("a", "dead"), ("dead", "running"), ("\x1b[2J", "dead\x1b[31m")]
 
 
 def test_a_table_colours_the_words_of_its_columns_of_states_only(screen: Tty) -> None:
-    head, first, second, third = shared.table(("SERVER", "STATE"), ROWS).split("\n")
+    head, first, second, third = output.table(("SERVER", "STATE"), ROWS).split("\n")
     assert head == f"{BOLD}SERVER {OFF}  {BOLD}STATE       {OFF}"
     assert first == f"a        {RED}dead        {OFF}"
     assert second == "dead     \x1b[32mrunning     \x1b[0m"
@@ -48,14 +48,14 @@ def test_a_table_colours_the_words_of_its_columns_of_states_only(screen: Tty) ->
 
 def test_without_a_terminal_a_table_is_the_same_text() -> None:
     assert (
-        shared.table(("SERVER", "STATE"), ROWS[:2])
+        output.table(("SERVER", "STATE"), ROWS[:2])
         == "SERVER  STATE\na       dead\ndead    running"
     )
 
 
 def test_an_error_is_red_and_what_to_do_is_not(screen: Tty) -> None:
-    shared.say("instep: the table\x1b is gone\nmake it again")
-    shared.say("contracts: in step", Tone.GOOD)
+    output.say("instep: the table\x1b is gone\nmake it again")
+    output.say("contracts: in step", Tone.GOOD)
     assert (
         screen.getvalue()
         == f"{RED}instep: the table\\x1b is gone{OFF}\nmake it again\n\x1b[32mcontracts: in step\x1b[0m\n"
@@ -64,9 +64,9 @@ def test_an_error_is_red_and_what_to_do_is_not(screen: Tty) -> None:
 
 def test_no_colour_where_it_is_not_wanted(screen: Tty, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    shared.say("instep: gone")
+    output.say("instep: gone")
     assert screen.getvalue() == "instep: gone\n"
-    assert "\x1b" not in shared.table(("SERVER", "STATE"), ROWS)
+    assert "\x1b" not in output.table(("SERVER", "STATE"), ROWS)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_what_needs_no_spark_works_without_it(tmp_path: Path, broker: LocalClust
     )
     event = json.dumps({"doc_id": "d1", "status": "PRINTED", "version": 1})
     for arguments, given in [
-        (("topics", "create", "no-spark", "-p", "1"), ""),
+        (("topics", "create", "no-spark", "-p", "1", "--execute"), ""),
         (("topics", "list"), ""),
         (("init",), ""),
         (("emit", "-"), event),

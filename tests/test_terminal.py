@@ -101,7 +101,7 @@ def run(folder: Path, *arguments: str, status: int = 0) -> subprocess.CompletedP
         (("dead", "drop", "--all", "--why", EVIL), 0),
         (("parked", "list"), 0),
         (("parked", "show", EVIL), 0),
-        (("parked", "release", EVIL, "--dry-run"), 1),
+        (("parked", "release", EVIL), 1),
         (("show", EVIL), 0),
         (("show", "other"), 0),
         (("status",), 0),
@@ -156,7 +156,7 @@ def test_each_dead_letter_and_each_decision_can_be_looked_at(place: Path) -> Non
     for letter in letters:
         where = f"{letter['place']['partition']}:{letter['place']['offset']}"
         assert re.search(r"\\x1b|\\u202e|\\\\x1b", run(place, "dead", "show", where).stdout)
-    run(place, "parked", "skip", EVIL, "--why", EVIL)
+    run(place, "parked", "skip", EVIL, "--why", EVIL, "--execute")
     run(place, "parked", "show", EVIL)
     assert "skipped" in run(place, "show", EVIL).stdout
     assert "\\x1b" in run(place, "dead", "drop", "--all", "--why", EVIL, "--execute").stdout

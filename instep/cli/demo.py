@@ -1,4 +1,4 @@
-"""`instep demo`: the story in a terminal, and a folder that stays."""
+"""`instep demo`: compare polling with events in a terminal, and keep a folder to explore."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import msgspec
 import typer
 
 from instep import terminal
-from instep.cli import shared
-from instep.cli.shared import AsJson, Debug
+from instep.cli import output
+from instep.cli.options import AsJson, Debug
 from instep.terminal import Tone
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ app = typer.Typer()
 
 PAGE = "demo.html"
 SETTINGS_NOTE = """\
-# Left behind by `instep demo`. Its broker is gone, so only commands that need the database alone work:
+# Written by `instep demo`. Its broker has stopped, so only commands that use just the database work:
 # show, dead, parked, history.
 
 """
@@ -34,44 +34,44 @@ SETTINGS_NOTE = """\
 @app.command()
 def demo(
     target: Annotated[
-        str | None, typer.Option(help="Tell the story on this database instead of a SQLite file.")
+        str | None, typer.Option(help="URL of the database to use instead of a SQLite file.")
     ] = None,
     documents: Annotated[
-        int, typer.Option(min=100, max=99_999, help="How many documents.")
+        int, typer.Option(min=100, max=99_999, help="Number of documents.")
     ] = 9_000,
     folder: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="A new folder for what stays; left out: ./instep-demo, numbered if taken.",
+            help="A new folder for the results. Default: ./instep-demo, numbered if it exists.",
         ),
     ] = None,
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
-    """Watch polling beside events, through kills of pipeline and broker, in about a minute."""
+    """Compare polling with events while pipeline and broker are killed, in about a minute."""
     from instep.demo import report, stage, story
     from instep.report import web_page
 
-    kept = story.new_folder(folder)
+    results = story.new_folder(folder)
     try:
         with stage.Stage(sys.stderr) as shown:
             result, samples = story.tell(
-                target_url=target, documents=documents, folder=kept.absolute(), stage=shown
+                target_url=target, documents=documents, folder=results.absolute(), stage=shown
             )
-    except SystemExit:  # interrupted: half a story is of no use; after an error the logs are
-        story.discard(kept)
+    except SystemExit:  # interrupted; after an error the folder stays, because its logs help
+        story.discard(results)
         raise
-    commands = [] if target else _commands(kept, result)
-    page = kept / PAGE
+    commands = [] if target else _commands(results, result)
+    page = results / PAGE
     web_page.write(report.render(result, samples, commands), page)
     if not target:
-        _annotate(kept / "instep.toml")
+        _annotate(results / "instep.toml")
     if as_json:
-        shared.print_json(
+        output.print_json(
             {
                 **msgspec.to_builtins(result),
-                "folder": str(kept),
+                "folder": str(results),
                 "page": str(page),
                 "commands": commands,
             }
@@ -98,38 +98,38 @@ def _print(result: DemoResult, page: Path, commands: Sequence[str]) -> None:
         for step in result.life
     ]
     typer.echo(
-        shared.table(("PLACE", "STATUS", "VERSION", "HAPPENED", "FRESHNESS", "VERDICT"), rows)
+        output.table(("PLACE", "STATUS", "VERSION", "HAPPENED", "FRESHNESS", "VERDICT"), rows)
     )
     typer.echo("")
     for line in story.table(result).splitlines():
         typer.echo(terminal.paint(line, _tone(line, result), sys.stdout))
-    typer.echo(f"\na page to send to a colleague: {page}")
+    typer.echo(f"\na page to share with colleagues: {page}")
     if commands:
-        typer.echo("to try, as long as the folder is there:")
+        typer.echo("commands to try while the folder exists:")
         for command in commands:
             typer.echo(f"  {command}")
 
 
 def _tone(line: str, result: DemoResult) -> Tone:
-    """The comparison is what the demo is about: what is right is green, what is wrong red."""
+    """Return green for the correct result of the comparison and red for a wrong one."""
     if line.startswith("differences"):
         return Tone.BAD if result.differences else Tone.GOOD
     return Tone.BAD if line.startswith("naive loop") and result.naive.differences else Tone.NONE
 
 
 def _commands(folder: Path, result: DemoResult) -> list[str]:
-    """Return commands that work on the folder, as they can be pasted here."""
+    """Return commands that work on the folder and can be pasted into the shell."""
     start = [*_program(), "--config", str(folder / "instep.toml")]
-    tried = (
+    examples = (
         ["show", result.document],
         ["dead", "list", "--each"],
         ["dead", "show", result.dead_letter],
     )
-    return [shlex.join([*start, *arguments]) for arguments in tried]
+    return [shlex.join([*start, *arguments]) for arguments in examples]
 
 
 def _program() -> list[str]:
-    """Return how instep is started here: `make demo` runs one that is not on the PATH."""
+    """Return how instep is started here: `make demo` runs one that is not on PATH."""
     if shutil.which("instep"):
         return ["instep"]
     beside = Path(sys.executable).with_name("instep")

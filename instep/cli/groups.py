@@ -1,114 +1,141 @@
-"""Commands for consumer groups: what `kafka-consumer-groups` does, with lag in seconds and resets that say what they do."""
+"""`instep groups`: list, describe, reset and delete consumer groups."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from instep import errors, settings
-from instep.cli import completing, grouping, shared
-from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute
+from instep.cli import completion, options, output, resources
+from instep.cli import help as help_pages
+from instep.cli.confirmation import confirm_deletion
+from instep.cli.options import GLOBAL, All, AsJson, Config, Debug, Execute, Yes
 from instep.document.showing import counted
 
 if TYPE_CHECKING:
     from instep.kafka.admin.consumer_groups import Group, Standing
     from instep.kafka.admin.resets import GroupMove, How, Moved
+    from instep.kafka.connection import Cluster
+    from instep.kafka.offsets import Spot
 
-app = typer.Typer()
-groups_app = typer.Typer(
-    name="groups",
-    no_args_is_help=True,
-    cls=grouping.GroupedCommands,
-    rich_markup_mode=None,
-    help="Consumer groups of the cluster.",
+DESCRIBE_COLUMNS = (
+    "GROUP",
+    "TOPIC",
+    "PARTITION",
+    "CURRENT-OFFSET",
+    "LOG-END-OFFSET",
+    "LAG",
+    "LAG-SECONDS",
+    "CONSUMER-ID",
+    "HOST",
+    "CLIENT-ID",
+    "NOTE",
 )
-app.add_typer(groups_app)
+
+DESTINATIONS = (
+    "--to",
+    "--to-earliest",
+    "--to-latest",
+    "--to-offset",
+    "--to-datetime",
+    "--by-duration",
+    "--shift-by",
+    "--to-current",
+    "--from-file",
+)
+
+app = help_pages.command_group("groups", "Manage the consumer groups of the cluster.")
 
 
-@groups_app.command("list")
+@app.command("list")
 def list_groups(
     pattern: Annotated[
         str | None,
-        typer.Argument(metavar="[PATTERN]", help="Only names like this, e.g. 'billing-*'."),
+        typer.Argument(metavar="[PATTERN]", help="Only matching names, e.g. 'billing-*'."),
     ] = None,
     state: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="STATE", help="Only in this state: Stable, Empty, …; may be given again."
+            metavar="STATE", help="Only in this state: Stable, Empty, …. Can be repeated."
         ),
     ] = None,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Groups with their state and protocol; the mirror of a pipeline is named as such."""
+    """List groups with their state and protocol. The mirror group of a pipeline is marked."""
     from instep.kafka import layout
     from instep.kafka.admin import consumer_groups
 
-    declared = settings.load(GIVEN.config)
-    with shared.cluster(declared) as cluster:
-        found, silent = consumer_groups.listings(cluster)
-    wanted = set(layout.matching([one.group for one in found], pattern))
+    declared = settings.load(GLOBAL.config)
+    with resources.cluster(declared) as cluster:
+        listings, failures = consumer_groups.listings(cluster)
+    wanted = set(layout.matching([one.group for one in listings], pattern))
     states = {word.lower() for word in state or ()}
     shown = [
-        one for one in found if one.group in wanted and (not states or one.state.lower() in states)
+        one
+        for one in listings
+        if one.group in wanted and (not states or one.state.lower() in states)
     ]
     if as_json:
-        shared.print_json(
+        groups = [
             {
-                "groups": [
-                    {
-                        "group": one.group,
-                        "state": one.state,
-                        "protocol": one.protocol,
-                        "mirrors_pipeline": bool(_mirrored(declared, one.group)),
-                    }
-                    for one in shown
-                ]
+                "group": one.group,
+                "state": one.state,
+                "protocol": one.protocol,
+                "mirrors_pipeline": bool(_mirrored_pipeline(declared, one.group)),
             }
-        )
+            for one in shown
+        ]
+        output.print_json({"groups": groups})
     else:
         if shown:
             rows = [
-                (one.group, one.state, one.protocol, _mirror(declared, one.group)) for one in shown
+                (one.group, one.state, one.protocol, _mirror_note(declared, one.group))
+                for one in shown
             ]
-            typer.echo(shared.table(("GROUP", "STATE", "PROTOCOL", "NOTE"), rows))
-        shared.say(f"{counted(len(shown), 'group')}{shared.hidden(declared, found)}")
-    for failure in silent:
-        shared.say(f"instep: groups may be missing: {failure}")
-    if silent:
+            typer.echo(output.table(("GROUP", "STATE", "PROTOCOL", "NOTE"), rows))
+        hint = output.missing_rights_hint(declared, listings)
+        output.say(f"{counted(len(shown), 'group')}{hint}")
+    for failure in failures:
+        output.say(f"{output.ERROR}groups may be missing: {failure}")
+    if failures:
         raise typer.Exit(1)
 
 
-@groups_app.command("describe")
+@app.command("describe")
 def describe(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[GROUP]...", help="Which groups.", autocompletion=completing.groups
-        ),
+        typer.Argument(metavar="[GROUP]...", help="Groups.", autocompletion=completion.groups),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    everything: All = False,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Groups with members, assignment, and lag in records and in seconds. What is not known is not 0."""
+    """Show groups with members, assignment, and lag in records and in seconds.
+
+    A lag that is not known is shown as unknown, not as 0.
+    """
     from instep.kafka.admin import consumer_groups
 
-    if bool(names) == every:
-        raise errors.SettingsError("which groups are meant is not clear", "name them, or say --all")
-    declared = settings.load(GIVEN.config)
-    with shared.cluster(declared) as cluster:
-        asked = names or [one.group for one in consumer_groups.listings(cluster)[0]]
-        found = consumer_groups.describe_each(cluster, list(dict.fromkeys(asked)))
+    if bool(names) == everything:
+        raise errors.SettingsError(
+            "it is not clear which groups to describe", "name groups or give --all, but not both"
+        )
+    declared = settings.load(GLOBAL.config)
+    with resources.cluster(declared) as cluster:
+        wanted = names or [one.group for one in consumer_groups.listings(cluster)[0]]
+        found = consumer_groups.describe_each(cluster, list(dict.fromkeys(wanted)))
     if as_json:
-        shared.print_json({"groups": [_json(declared, one) for one in found]})
+        output.print_json({"groups": [_json(declared, one) for one in found]})
         return
     for number, one in enumerate(found):
         if number:
@@ -116,15 +143,15 @@ def describe(
         _print_group(declared, one)
 
 
-@groups_app.command("reset")
+@app.command("reset")
 def reset(
-    group: Annotated[str, typer.Argument(help="Which group.", autocompletion=completing.groups)],
+    group: Annotated[str, typer.Argument(help="Group.", autocompletion=completion.groups)],
     topic: Annotated[
         list[str] | None,
         typer.Option(
             metavar="TOPIC[:0,1]",
-            help="A topic, or some of its partitions; may be given again.",
-            autocompletion=completing.topics,
+            help="A topic, or some of its partitions. Can be repeated.",
+            autocompletion=completion.topics,
         ),
     ] = None,
     all_topics: Annotated[
@@ -132,12 +159,10 @@ def reset(
     ] = False,
     to: Annotated[
         str | None,
-        typer.Option(
-            metavar="PLACE", help="start, end, 1234, +5, -10, @2026-11-01T08:00 (UTC) or @-1h."
-        ),
+        typer.Option(metavar="PLACE", help=f"{options.PLACES}."),
     ] = None,
     to_earliest: Annotated[
-        bool, typer.Option("--to-earliest", help="To the first record that the log holds.")
+        bool, typer.Option("--to-earliest", help="To the start of the log.")
     ] = False,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end of the log.")] = False,
     to_offset: Annotated[
@@ -150,26 +175,25 @@ def reset(
         ),
     ] = None,
     by_duration: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="To so long before now: 1h, P1DT2H.")
+        str | None, typer.Option(metavar="DURATION", help="To this long before now: 1h, P1DT2H.")
     ] = None,
     shift_by: Annotated[
-        int | None, typer.Option(metavar="N", help="So many forward, or back.")
+        int | None, typer.Option(metavar="N", help="By N offsets, forward or (negative) back.")
     ] = None,
     to_current: Annotated[
-        bool, typer.Option("--to-current", help="Where it is: to export.")
+        bool, typer.Option("--to-current", help="To where it is now, for --export.")
     ] = False,
     from_file: Annotated[
         str | None,
-        typer.Option(metavar="FILE|-", help="As a CSV file says: topic,partition,offset."),
+        typer.Option(
+            metavar="FILE|-", help="To the offsets of a CSV file: topic,partition,offset."
+        ),
     ] = None,
     new_group: Annotated[
-        bool, typer.Option("--new-group", help="Also when the group does not exist yet.")
+        bool, typer.Option("--new-group", help="Create the group if it does not exist.")
     ] = False,
     export: Annotated[
         bool, typer.Option("--export", help="Print the plan as CSV, for --from-file.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show the plan: the default.")
     ] = False,
     execute: Execute = False,
     as_json: AsJson = False,
@@ -179,11 +203,7 @@ def reset(
     """Move a group that has no members to another place in the log."""
     from instep.kafka.admin import resets
 
-    if dry_run and execute:
-        raise errors.SettingsError(
-            "--dry-run and --execute cannot both be given", "give one of them"
-        )
-    how = _how(
+    how = _destination(
         group,
         to,
         to_earliest,
@@ -197,16 +217,17 @@ def reset(
     )
     if isinstance(how, resets.ToOffsets) == bool(topic or all_topics) or (topic and all_topics):
         raise errors.SettingsError(
-            "what to move is not clear",
-            "say --topic TOPIC[:0,1], or --all-topics; with --from-file neither: the file names them",
+            "it is not clear what to reset",
+            "give --topic TOPIC[:0,1] or --all-topics; with --from-file, which names topics, neither",
         )
-    declared = settings.load(GIVEN.config)
-    if mirrored := _mirrored(declared, group):
-        shared.say(
-            f"group {group} is the mirror of pipeline {mirrored}: resetting it does not move the pipeline, which goes by its"
-            f" ledger; this does: instep rewind {shlex.quote(mirrored)} --to PLACE"
+    declared = settings.load(GLOBAL.config)
+    if mirrored := _mirrored_pipeline(declared, group):
+        output.say(
+            f"group {group} mirrors pipeline {mirrored}: resetting it does not move the pipeline,"
+            " which reads its ledger; to move the pipeline:"
+            f" instep rewind {shlex.quote(mirrored)} --to PLACE"
         )
-    with shared.cluster(declared) as cluster:
+    with resources.cluster(declared) as cluster:
         if isinstance(how, resets.ToOffsets):
             spots = list(how.offsets)
         else:
@@ -216,130 +237,105 @@ def reset(
     if export:
         typer.echo(resets.to_csv(moves), nl=False)
     elif as_json:
-        shared.print_json(_json_moves(group, moves, moved))
+        output.print_json(_json_moves(group, moves, moved))
     else:
         head = ("GROUP", "TOPIC", "PARTITION", "CURRENT", "NEW", "DELTA")
-        typer.echo(shared.table(head, [_move_row(group, move) for move in moves]))
-    _say_moved(group, moved, len(moves))
+        typer.echo(output.table(head, [_move_row(group, move) for move in moves]))
+    _report_moves(group, moved, len(moves))
 
 
-@groups_app.command("delete")
+@app.command("delete")
 def delete(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="GROUP...", help="Which groups.", autocompletion=completing.groups),
+        typer.Argument(metavar="GROUP...", help="Groups.", autocompletion=completion.groups),
     ],
-    confirm: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GROUP", help="The name again, of each; left out: asked for."),
-    ] = None,
+    yes: Yes = False,
+    execute: Execute = False,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Delete groups that have no members, with their offsets."""
+    """Delete groups that have no members, with their offsets, for good."""
     from instep.kafka.admin import consumer_groups, outcomes
 
-    declared = settings.load(GIVEN.config)
-    again = set(confirm or ())
-    if confirm is None and sys.stdin.isatty():
-        shared.say("a group's offsets do not come back")
-        again = {typer.prompt(f"the name of group {name} again", err=True) for name in names}
-    if unsaid := [name for name in names if name not in again]:
-        raise errors.SettingsError(
-            f"nothing was deleted: {', '.join(map(repr, unsaid))} was not confirmed",
-            f"instep groups delete {shlex.join(names)} {' '.join(f'--confirm {shlex.quote(name)}' for name in names)}",
-        )
-    with shared.cluster(declared) as cluster:
-        done = outcomes.of_each(names, lambda name: consumer_groups.delete(cluster, name))
-    for name in names:
-        if _mirrored(declared, name):
-            shared.say(
-                f"group {name} is the mirror of a pipeline, whose next commit makes it again"
+    declared = settings.load(GLOBAL.config)
+    selected = list(dict.fromkeys(names))
+    with resources.cluster(declared) as cluster:
+        if execute:
+            confirm_deletion("group", selected, yes=yes)
+            results = outcomes.of_each(selected, lambda name: consumer_groups.delete(cluster, name))
+        else:
+            results = outcomes.of_each(selected, lambda name: _deletion_plan(cluster, name))
+    for name in selected:
+        if _mirrored_pipeline(declared, name):
+            output.say(
+                f"group {name} mirrors a pipeline, which creates it again at its next commit"
             )
-    shared.report(done, "group", as_json)
+    output.report_results(results, "group", as_json, executed=execute)
 
 
-def _mirrored(declared: settings.Settings, group: str) -> str | None:
-    """The pipeline whose position a group mirrors."""
+def _deletion_plan(cluster: Cluster, name: str) -> str:
+    from instep.kafka.admin import consumer_groups
+
+    group = consumer_groups.describe(cluster, name)
+    if group.members:
+        raise consumer_groups.occupied(name, group.members)
+    return f"would be deleted with {counted(len(group.standings), 'offset')}"
+
+
+def _mirrored_pipeline(declared: settings.Settings, group: str) -> str | None:
+    """Return the pipeline whose position a group mirrors."""
     from instep.kafka import groups
 
     return next((name for name in declared.pipelines if groups.mirror_name(name) == group), None)
 
 
-def _mirror(declared: settings.Settings, group: str) -> str:
-    mirrored = _mirrored(declared, group)
+def _mirror_note(declared: settings.Settings, group: str) -> str:
+    mirrored = _mirrored_pipeline(declared, group)
     return f"mirror of pipeline {mirrored}" if mirrored else ""
 
 
-def _print_group(declared: settings.Settings, one: Group) -> None:
-    mirror = _mirror(declared, one.group)
-    how = ", ".join(
-        filter(
-            None,
-            (one.state, f"{one.protocol} protocol", one.assignor and f"assignor {one.assignor}"),
-        )
-    )
-    about = f"group {one.group}: {how}, coordinator {one.coordinator}, {counted(len(one.members), 'member')}"
-    shared.say(about + (f"\n{mirror}: instep status tells where that stands" if mirror else ""))
-    head = (
-        "GROUP",
-        "TOPIC",
-        "PARTITION",
-        "CURRENT-OFFSET",
-        "LOG-END-OFFSET",
-        "LAG",
-        "LAG-SECONDS",
-        "CONSUMER-ID",
-        "HOST",
-        "CLIENT-ID",
-        "NOTE",
-    )
+def _print_group(declared: settings.Settings, group: Group) -> None:
+    facts = [group.state, f"{group.protocol} protocol"]
+    if group.assignor:
+        facts.append(f"assignor {group.assignor}")
+    facts += [f"coordinator {group.coordinator}", counted(len(group.members), "member")]
+    output.say(f"group {group.group}: {', '.join(facts)}")
+    if note := _mirror_note(declared, group.group):
+        output.say(f"{note}: instep status shows its position")
     rows: list[Sequence[Any]] = []
-    topics = list(dict.fromkeys(part.topic for part in one.standings))
+    topics = list(dict.fromkeys(part.topic for part in group.standings))
     for topic in topics:
-        parts = [part for part in one.standings if part.topic == topic]
-        rows += [_standing_row(one, part) for part in parts]
+        parts = [part for part in group.standings if part.topic == topic]
+        rows += [_standing_row(group, part) for part in parts]
         if len(parts) > 1:
-            rows.append(_total_row(one.group, topic, parts))
+            rows.append(_total_row(group.group, topic, parts))
     if len(topics) > 1:
-        rows.append(_total_row(one.group, "all", one.standings))
-    idle = [member for member in one.members if not member.assigned]
-    rows += [
-        (
-            one.group,
-            "-",
-            "-",
-            "-",
-            "-",
-            "-",
-            "-",
-            member.id,
-            member.host,
-            member.client_id,
-            "no assignment",
-        )
-        for member in idle
-    ]
+        rows.append(_total_row(group.group, "all", group.standings))
+    for member in group.members:
+        if not member.assigned:
+            identity = (member.id, member.host, member.client_id)
+            rows.append((group.group, *["-"] * 6, *identity, "no assignment"))
     if rows:
-        typer.echo(shared.table(head, rows))
+        typer.echo(output.table(DESCRIBE_COLUMNS, rows))
     else:
-        shared.say("it has neither members nor offsets")
+        output.say("it has neither members nor offsets")
 
 
-def _standing_row(one: Group, part: Standing) -> Sequence[Any]:
+def _standing_row(group: Group, part: Standing) -> Sequence[Any]:
     member = part.member
-    who = (member.id, member.host, member.client_id) if member else ("-", "-", "-")
+    identity = (member.id, member.host, member.client_id) if member else ("-", "-", "-")
     current = "-" if part.current is None else part.current
     return (
-        one.group,
+        group.group,
         part.topic,
         part.partition,
         current,
         part.end,
         part.lag_records,
         part.lag_seconds,
-        *who,
+        *identity,
         part.note,
     )
 
@@ -350,37 +346,31 @@ def _total_row(group: str, topic: str, parts: Sequence[Standing]) -> Sequence[An
 
 
 def _totals(parts: Sequence[Standing]) -> tuple[int | None, float | None]:
-    """The sum of records and the longest time; unknown when one of them is."""
+    """Return the sum of records and the longest time, or None where one of them is unknown."""
     lags, times = [part.lag_records for part in parts], [part.lag_seconds for part in parts]
     return (
         None if None in lags else sum(lag or 0 for lag in lags),
-        None if None in times else max((one or 0.0 for one in times), default=0.0),
+        None if None in times else max((seconds or 0.0 for seconds in times), default=0.0),
     )
 
 
-def _json(declared: settings.Settings, one: Group) -> dict[str, Any]:
-    import msgspec
-
-    topics = dict.fromkeys(part.topic for part in one.standings)
-    by_topic = {
-        topic: _totals([part for part in one.standings if part.topic == topic]) for topic in topics
-    }
-    totals = {
-        topic: dict(zip(("lag_records", "lag_seconds"), found, strict=True))
-        for topic, found in by_topic.items()
-    }
-    lag, seconds = _totals(one.standings)
-    found: dict[str, Any] = msgspec.to_builtins(one)
+def _json(declared: settings.Settings, group: Group) -> dict[str, Any]:
+    topics = {}
+    for topic in dict.fromkeys(part.topic for part in group.standings):
+        lag, seconds = _totals([part for part in group.standings if part.topic == topic])
+        topics[topic] = {"lag_records": lag, "lag_seconds": seconds}
+    lag, seconds = _totals(group.standings)
+    shown: dict[str, Any] = msgspec.to_builtins(group)
     return {
-        **found,
-        "mirrors_pipeline": bool(_mirrored(declared, one.group)),
-        "topics": totals,
+        **shown,
+        "mirrors_pipeline": bool(_mirrored_pipeline(declared, group.group)),
+        "topics": topics,
         "lag_records": lag,
         "lag_seconds": seconds,
     }
 
 
-def _how(
+def _destination(
     group: str,
     to: str | None,
     to_earliest: bool,
@@ -392,38 +382,40 @@ def _how(
     to_current: bool,
     from_file: str | None,
 ) -> How:
-    """The one way that was asked for."""
+    """Return where to move the group. Exactly one of the options must be given."""
     from instep.kafka import places
     from instep.kafka.admin import resets
 
-    ways = {
-        "--to": to is not None and (lambda: resets.To(places.parse_place(to or ""))),
-        "--to-earliest": to_earliest and (lambda: resets.To(places.FromStart())),
-        "--to-latest": to_latest and (lambda: resets.To(places.FromEnd())),
-        "--to-offset": to_offset is not None and (lambda: resets.To(places.Offset(to_offset or 0))),
-        "--to-datetime": to_datetime is not None
-        and (lambda: resets.To(places.AtTime(_moment(to_datetime or "")))),
-        "--by-duration": by_duration is not None
-        and (lambda: resets.To(places.parse_duration(by_duration or ""))),
-        "--shift-by": shift_by is not None and (lambda: resets.Shift(shift_by or 0)),
-        "--to-current": to_current and resets.ToCurrent,
-        "--from-file": from_file is not None
-        and (lambda: resets.ToOffsets(_from_file(from_file or "", group))),
-    }
-    said = [make for make in ways.values() if make]
-    if len(said) != 1:
-        raise errors.SettingsError(
-            f"{'no' if not said else 'more than one'} way to go is said",
-            f"say one of {', '.join(ways)}",
-        )
-    return said[0]()
+    given: dict[str, How] = {}
+    if to is not None:
+        given["--to"] = resets.To(places.parse_place(to))
+    if to_earliest:
+        given["--to-earliest"] = resets.To(places.FromStart())
+    if to_latest:
+        given["--to-latest"] = resets.To(places.FromEnd())
+    if to_offset is not None:
+        given["--to-offset"] = resets.To(places.Offset(to_offset))
+    if to_datetime is not None:
+        moment = options.parse_time(to_datetime)
+        assert moment is not None
+        given["--to-datetime"] = resets.To(places.AtTime(moment))
+    if by_duration is not None:
+        given["--by-duration"] = resets.To(places.parse_duration(by_duration))
+    if shift_by is not None:
+        given["--shift-by"] = resets.Shift(shift_by)
+    if to_current:
+        given["--to-current"] = resets.ToCurrent()
+    if from_file is not None:
+        given["--from-file"] = resets.ToOffsets(_read_offsets(from_file, group))
+    if len(given) != 1:
+        problem = "no destination is given"
+        if given:
+            problem = f"more than one destination is given: {', '.join(given)}"
+        raise errors.SettingsError(problem, f"give one of {', '.join(DESTINATIONS)}")
+    return next(iter(given.values()))
 
 
-def _moment(text: str) -> Any:
-    return shared.when(text)
-
-
-def _from_file(name: str, group: str) -> Any:
+def _read_offsets(name: str, group: str) -> Mapping[Spot, int]:
     from instep.kafka.admin import resets
 
     try:
@@ -436,16 +428,16 @@ def _from_file(name: str, group: str) -> Any:
 
 
 def _move_row(group: str, move: GroupMove) -> Sequence[Any]:
-    new = f"{move.new} (clamped: {move.asked} asked)" if move.asked is not None else move.new
+    new = f"{move.new} (requested: {move.asked})" if move.asked is not None else move.new
     current, delta = ("none", "") if move.current is None else (move.current, f"{move.delta:+d}")
     return (group, move.topic, move.partition, current, new, delta)
 
 
 def _json_moves(group: str, moves: Sequence[GroupMove], moved: Sequence[Moved]) -> dict[str, Any]:
-    after = {(one.move.topic, one.move.partition): one for one in moved}
+    results = {(one.move.topic, one.move.partition): one for one in moved}
     rows = []
     for move in moves:
-        done = after.get((move.topic, move.partition))
+        result = results.get((move.topic, move.partition))
         rows.append(
             {
                 "topic": move.topic,
@@ -454,25 +446,26 @@ def _json_moves(group: str, moves: Sequence[GroupMove], moved: Sequence[Moved]) 
                 "new": move.new,
                 "delta": move.delta,
                 "clamped_from": move.asked,
-                "now": done.now if done else move.current,
-                "error": str(done.error) if done and done.error else None,
+                "now": result.now if result else move.current,
+                "error": str(result.error) if result and result.error else None,
             }
         )
     return {"group": group, "executed": bool(moved), "moves": rows}
 
 
-def _say_moved(group: str, moved: Sequence[Moved], planned: int) -> None:
-    """What became of each, when something went wrong; else how many were moved."""
+def _report_moves(group: str, moved: Sequence[Moved], planned: int) -> None:
+    """Report each move that failed and the number of those that succeeded."""
+    if not planned:
+        output.say("nothing to move")
+        return
     if not moved:
-        shared.say("nothing was changed; with --execute it is" if planned else "nothing to move")
+        output.say_dry_run()
         return
     failed = [one for one in moved if one.error is not None or one.now != one.move.new]
     for one in failed:
-        why = (
-            one.error
-            or f"stands at {'none' if one.now is None else one.now}: somebody else moved it"
-        )
-        shared.say(f"instep: {one.move.topic} {one.move.partition}: {why}")
-    shared.say(f"group {group}: {len(moved) - len(failed)} of {len(moved)} partitions moved")
+        position = "none" if one.now is None else one.now
+        reason = one.error or f"is at {position}: another client moved it"
+        output.say(f"{output.ERROR}{one.move.topic} {one.move.partition}: {reason}")
+    output.say(f"group {group}: {len(moved) - len(failed)} of {len(moved)} partitions moved")
     if failed:
         raise typer.Exit(failed[0].error.exit_status if failed[0].error else 1)

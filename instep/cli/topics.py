@@ -1,65 +1,70 @@
-"""Commands for topics: what `kafka-topics` and `kafka-configs` do, with a plan where keys move and a question before a loss."""
+"""`instep topics`: list, describe, create, alter, grow, replicate and delete topics."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from instep import errors, settings
-from instep.cli import completing, grouping, shared
-from instep.cli.shared import GIVEN, AsJson, Config, Debug, Execute
+from instep.cli import help as help_pages
+from instep.cli import output, resources
+from instep.cli.confirmation import confirm_deletion
+from instep.cli.options import (
+    GLOBAL,
+    AsJson,
+    Config,
+    Debug,
+    Execute,
+    TopicName,
+    TopicNames,
+    Yes,
+)
 from instep.document.showing import counted
 
 if TYPE_CHECKING:
+    from instep.kafka.admin.topic_admin import Growth
     from instep.kafka.admin.topic_details import PartitionDetail, TopicDetail
-    from instep.kafka.layout import Layouts
+    from instep.kafka.layout import Layout, Layouts
 
-app = typer.Typer()
-topics_app = typer.Typer(
-    name="topics",
-    no_args_is_help=True,
-    cls=grouping.GroupedCommands,
-    rich_markup_mode=None,
-    help="Topics of the cluster.",
-)
-app.add_typer(topics_app)
+app = help_pages.command_group("topics", "Manage the topics of the cluster.")
 
 NO_LEADER = "none"
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option("-c", "--set", metavar="NAME=VALUE", help="A topic setting; may be given again."),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Have the cluster check it, and change nothing.")
+    typer.Option("-c", "--set", metavar="NAME=VALUE", help="A topic setting. Can be repeated."),
 ]
 
 
-@topics_app.command("list")
+@app.command("list")
 def list_topics(
     pattern: Annotated[
         str | None,
-        typer.Argument(metavar="[PATTERN]", help="Only names like this, e.g. 'orders-*'."),
+        typer.Argument(metavar="[PATTERN]", help="Only matching names, e.g. 'orders-*'."),
     ] = None,
     regex: Annotated[
         bool,
-        typer.Option("--regex", help="PATTERN is a regular expression, found anywhere in a name."),
+        typer.Option(
+            "--regex", help="PATTERN is a regular expression that may match anywhere in a name."
+        ),
     ] = False,
     internal: Annotated[
-        bool, typer.Option("--internal", help="Kafka's own topics as well.")
+        bool, typer.Option("--internal", help="Also show Kafka's own topics.")
     ] = False,
     under_replicated: Annotated[
-        bool, typer.Option("--under-replicated", help="Only partitions with a replica out of sync.")
+        bool,
+        typer.Option(
+            "--under-replicated", help="Only partitions with a replica that is not in sync."
+        ),
     ] = False,
     under_min_isr: Annotated[
         bool,
         typer.Option(
-            "--under-min-isr", help="Only partitions with fewer in sync than min.insync.replicas."
+            "--under-min-isr",
+            help="Only partitions with fewer replicas in sync than min.insync.replicas.",
         ),
     ] = False,
     unavailable: Annotated[
@@ -69,52 +74,49 @@ def list_topics(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Topics, with partitions and replicas; or the partitions that are in trouble. One request, however many there are."""
+    """List topics with partitions and replicas, or only partitions that have a problem.
+
+    One request to the cluster is enough, however many topics there are.
+    """
     from instep.kafka import layout
 
-    declared = settings.load(GIVEN.config)
-    with shared.cluster(declared) as cluster:
+    declared = settings.load(GLOBAL.config)
+    with resources.cluster(declared) as cluster:
         found = layout.read(cluster)
         names = layout.matching(found.topics, pattern, is_regex=regex)
         shown = [
             found.topics[name] for name in names if internal or not found.topics[name].is_internal
         ]
         if under_replicated or under_min_isr or unavailable:
-            least = (
-                layout.min_in_sync(cluster, [one.topic for one in shown]) if under_min_isr else {}
-            )
-            troubled = [
-                (one.topic, part, least.get(one.topic))
-                for one in shown
-                for part in one.partitions
+            minimum: Mapping[str, int] = {}
+            if under_min_isr:
+                minimum = layout.min_in_sync(cluster, [topic.topic for topic in shown])
+            unhealthy = [
+                (topic.topic, part, minimum.get(topic.topic))
+                for topic in shown
+                for part in topic.partitions
                 if (under_replicated and part.is_under_replicated)
                 or ((unavailable or under_min_isr) and part.leader is None)
-                or len(part.in_sync) < least.get(one.topic, 0)
+                or len(part.in_sync) < minimum.get(topic.topic, 0)
             ]
-            _print_troubled(troubled, found, as_json)
+            _print_partitions(unhealthy, found, as_json)
             return
     hidden = len(names) - len(shown)
     if as_json:
-        shared.print_json({"topics": [_overview(one) for one in shown], "internal_hidden": hidden})
+        output.print_json({"topics": [_overview(one) for one in shown], "internal_hidden": hidden})
         return
     if shown:
-        head = ("NAME", "PARTITIONS", "REPLICAS", "IN-SYNC")
-        typer.echo(
-            shared.table(
-                head, [(one.topic, len(one.partitions), one.replicas, _state(one)) for one in shown]
-            )
-        )
-    left = f"; {hidden} of Kafka's own are hidden (--internal shows them)" if hidden else ""
-    counts = f"{counted(len(shown), 'topic')}, {counted(sum(len(one.partitions) for one in shown), 'partition')}"
-    shared.say(f"{counts}{left}{shared.hidden(declared, names)}")
+        rows = [(one.topic, len(one.partitions), one.replicas, _state(one)) for one in shown]
+        typer.echo(output.table(("NAME", "PARTITIONS", "REPLICAS", "IN-SYNC"), rows))
+    partitions = counted(sum(len(one.partitions) for one in shown), "partition")
+    own = f"; {hidden} of Kafka's own topics are hidden (--internal shows them)" if hidden else ""
+    hint = output.missing_rights_hint(declared, names)
+    output.say(f"{counted(len(shown), 'topic')}, {partitions}{own}{hint}")
 
 
-@topics_app.command("describe")
+@app.command("describe")
 def describe(
-    names: Annotated[
-        list[str],
-        typer.Argument(metavar="NAME...", help="Which topics.", autocompletion=completing.topics),
-    ],
+    names: TopicNames,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
@@ -122,82 +124,88 @@ def describe(
     """Show topics in detail: settings with their origin, and the state of each partition."""
     from instep.kafka.admin import topic_details
 
-    with shared.cluster(settings.load(GIVEN.config)) as cluster:
+    with resources.cluster(settings.load(GLOBAL.config)) as cluster:
         found = topic_details.describe(cluster, list(dict.fromkeys(names)))
     if as_json:
-        shared.print_json({"topics": found})
+        output.print_json({"topics": found})
         return
     for number, one in enumerate(found):
         if number:
             typer.echo("")
         _print_detail(one)
-    compacted = "what compaction took out, " if any(one.is_compacted for one in found) else ""
-    shared.say(
-        f"RECORDS are estimated, as END - FIRST: {compacted}transaction markers and aborted records count too"
+    compacted = "compacted records, " if any(one.is_compacted for one in found) else ""
+    output.say(
+        f"RECORDS is estimated as END - FIRST: {compacted}transaction markers and aborted records"
+        " count too"
     )
 
 
-@topics_app.command("create")
+@app.command("create")
 def create(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The new topics.")],
     partitions: Annotated[
-        int, typer.Option("-p", "--partitions", min=1, help="How many partitions.")
+        int, typer.Option("-p", "--partitions", min=1, help="Number of partitions.")
     ] = 6,
     replicas: Annotated[
         int | None,
         typer.Option(
-            "-r", "--replicas", min=1, help="Copies of each; left out: the cluster's default."
+            "-r",
+            "--replicas",
+            min=1,
+            help="Replicas of each partition. Default: that of the cluster.",
         ),
     ] = None,
     given: Settings = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="A topic that is there already is fine.")
+        bool, typer.Option("--if-not-exists", help="Accept a topic that already exists.")
     ] = False,
-    dry_run: DryRun = False,
+    execute: Execute = False,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Make topics, and wait until each can be used."""
+    """Create topics and wait until each can be used. The plan is checked by the cluster."""
     from instep.kafka.admin import topic_admin
 
     config = topic_admin.parse_config(given or [])
-    with shared.cluster(settings.load(GIVEN.config)) as cluster:
-        done = topic_admin.create(
+    with resources.cluster(settings.load(GLOBAL.config)) as cluster:
+        results = topic_admin.create(
             cluster,
             names,
             partitions,
             replicas,
             config,
             if_not_exists=if_not_exists,
-            validate_only=dry_run,
+            validate_only=not execute,
         )
-    shared.report(done, "topic", as_json)
+    output.report_results(results, "topic", as_json, executed=execute)
 
 
-@topics_app.command("alter")
+@app.command("alter")
 def alter(
-    name: Annotated[str, typer.Argument(help="Which topic.", autocompletion=completing.topics)],
+    name: TopicName,
     given: Settings = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Back to the cluster's default; may be given again."),
+        typer.Option(
+            metavar="NAME", help="Reset this setting to the cluster's default. Can be repeated."
+        ),
     ] = None,
-    dry_run: DryRun = False,
+    execute: Execute = False,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Change some settings of a topic, and show each before and after. All others stay as they are."""
+    """Change settings of a topic and show each before and after. Other settings stay."""
     from instep.kafka.admin import topic_admin
 
     config = topic_admin.parse_config(given or [])
-    with shared.cluster(settings.load(GIVEN.config)) as cluster:
+    with resources.cluster(settings.load(GLOBAL.config)) as cluster:
         changes = topic_admin.alter(
-            cluster, name, config, list(dict.fromkeys(unset or [])), validate_only=dry_run
+            cluster, name, config, list(dict.fromkeys(unset or [])), validate_only=not execute
         )
     if as_json:
-        shared.print_json({"topic": name, "executed": not dry_run, "changes": changes})
+        output.print_json({"topic": name, "executed": execute, "changes": changes})
     else:
         rows = [
             (
@@ -209,21 +217,22 @@ def alter(
             )
             for one in changes
         ]
-        typer.echo(shared.table(("SETTING", "BEFORE", "FROM", "AFTER", "FROM"), rows))
-    if dry_run:
-        shared.say("the cluster would take it; nothing was changed")
+        typer.echo(output.table(("SETTING", "BEFORE", "FROM", "AFTER", "FROM"), rows))
+    if not execute:
+        output.say("the cluster accepts these settings")
+        output.say_dry_run()
 
 
-@topics_app.command("grow")
+@app.command("grow")
 def grow(
-    name: Annotated[str, typer.Argument(help="Which topic.", autocompletion=completing.topics)],
+    name: TopicName,
     partitions: Annotated[
-        int, typer.Option("-p", "--partitions", min=1, help="How many partitions it shall have.")
+        int, typer.Option("-p", "--partitions", min=1, help="New number of partitions.")
     ],
     without_guard: Annotated[
         bool,
         typer.Option(
-            "--without-guard", help="Also when a pipeline that follows it has no `event.order`."
+            "--without-guard", help="Also if a pipeline that reads it has no `event.order`."
         ),
     ] = False,
     execute: Execute = False,
@@ -231,130 +240,142 @@ def grow(
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Give a topic more partitions. Keys move: later events of a document may overtake earlier ones, unless the guard is on."""
+    """Add partitions to a topic.
+
+    Keys move to other partitions: without the guard, later events of a document may overtake
+    earlier ones.
+    """
     from instep.kafka import topics
     from instep.kafka.admin import topic_admin
 
-    declared = settings.load(GIVEN.config)
+    declared = settings.load(GLOBAL.config)
     unguarded = topic_admin.unguarded(declared, name)
-    with shared.cluster(declared) as cluster:
+    with resources.cluster(declared) as cluster:
         plan = topic_admin.plan_growth(cluster, name, partitions)
         if not as_json:
             _print_growth(plan)
-            _say_guards(declared, name)
+            _report_guards(declared, name)
         if execute and unguarded and not without_guard:
             raise errors.SettingsError(
-                f"pipeline {', '.join(map(repr, unguarded))} follows {name!r} without a guard of its own: event.order is not set",
-                "set event.order to the event's version or time and start it again, or accept it with --without-guard",
+                f"pipeline {', '.join(map(repr, unguarded))} reads {name!r} without a guard:"
+                " event.order is not set",
+                "set event.order to the event's version or time and restart the pipeline,"
+                " or accept the risk with --without-guard",
             )
         if execute:
             topics.grow(cluster, name, partitions)
     if as_json:
         guards = {"followed_by": topic_admin.followers(declared, name), "without_guard": unguarded}
-        shared.print_json({"plan": plan, **guards, "executed": execute})
+        output.print_json({"plan": plan, **guards, "executed": execute})
     if execute:
-        shared.say(
-            f"topic {name} has {partitions} partitions; readers see the new ones within minutes, publishers too"
+        output.say(
+            f"topic {name} has {partitions} partitions;"
+            " readers and publishers notice the new ones within minutes"
         )
-    else:
-        shared.say(
-            f"nothing was changed; with {'--without-guard ' if unguarded and not without_guard else ''}--execute it is"
-        )
+        return
+    if unguarded and not without_guard:
+        output.say("--execute also needs --without-guard, because a pipeline has no event.order")
+    output.say_dry_run()
 
 
-@topics_app.command("replicate")
+@app.command("replicate")
 def replicate(
-    name: Annotated[str, typer.Argument(help="Which topic.", autocompletion=completing.topics)],
+    name: TopicName,
     replicas: Annotated[
-        int, typer.Option("-r", "--replicas", min=1, help="How many copies of each partition.")
+        int, typer.Option("-r", "--replicas", min=1, help="Replicas of each partition.")
     ],
     execute: Execute = False,
     as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Give a topic more copies of each partition, or fewer, and wait until all are in sync. Readers and publishers go on."""
+    """Change the number of replicas of a topic and wait until all are in sync.
+
+    Readers and publishers are not interrupted.
+    """
     from instep.kafka.admin import replication
 
-    with shared.cluster(settings.load(GIVEN.config)) as cluster:
+    with resources.cluster(settings.load(GLOBAL.config)) as cluster:
         moves = replication.plan(cluster, name, replicas)
         if moves and not as_json:
             rows = [(name, move.partition, _nodes(move.now), _nodes(move.new)) for move in moves]
-            typer.echo(shared.table(("TOPIC", "PARTITION", "REPLICAS", "NEW"), rows))
+            typer.echo(output.table(("TOPIC", "PARTITION", "REPLICAS", "NEW"), rows))
         if moves and execute:
-            replication.execute(cluster, name, moves, shared.say)
+            replication.execute(cluster, name, moves, output.say)
     if as_json:
-        shared.print_json({"topic": name, "moves": moves, "executed": bool(moves) and execute})
+        output.print_json({"topic": name, "moves": moves, "executed": bool(moves) and execute})
     if not moves:
-        shared.say(f"topic {name} has {counted(replicas, 'replica')} of each partition already")
+        output.say(f"topic {name} already has {counted(replicas, 'replica')} of each partition")
     elif not execute:
-        shared.say("nothing was changed; with --execute it is")
+        output.say_dry_run()
 
 
-@topics_app.command("delete")
+@app.command("delete")
 def delete(
-    name: Annotated[str, typer.Argument(help="Which topic.", autocompletion=completing.topics)],
-    confirm: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The name again; left out: asked for.")
-    ] = None,
+    name: TopicName,
     force: Annotated[
-        bool, typer.Option("--force", help="Also when a declared pipeline follows it.")
+        bool, typer.Option("--force", help="Also if a declared pipeline reads it.")
     ] = False,
+    yes: Yes = False,
+    execute: Execute = False,
+    as_json: AsJson = False,
     _config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Delete a topic and every record in it, for good."""
+    """Delete a topic and all its records for good."""
     from instep.kafka import topics
-    from instep.kafka.admin import topic_admin
+    from instep.kafka.admin import topic_admin, topic_details
 
-    declared = settings.load(GIVEN.config)
+    declared = settings.load(GLOBAL.config)
     followers = topic_admin.followers(declared, name)
-    with shared.cluster(declared) as cluster:
-        known = topics.placed(cluster, [name]).topics
+    with resources.cluster(declared) as cluster:
+        topics.placed(cluster, [name])  # raises TopicMissing, with similar names
         if followers and not force:
             raise errors.SettingsError(
-                f"pipeline {', '.join(map(repr, followers))} follows topic {name!r}, and stops when it is gone (TOPIC_GONE)",
-                "take it out of the settings first, or accept that with --force",
+                f"pipeline {', '.join(map(repr, followers))} reads topic {name!r}"
+                " and stops when it is gone (TOPIC_GONE)",
+                "remove the pipeline from the settings first, or accept that with --force",
             )
-        if confirm is None and sys.stdin.isatty():
-            shared.say(
-                f"topic {name} has {counted(len(known[name].partitions), 'partition')}; what is deleted does not come back"
-            )
-            confirm = typer.prompt("its name again", err=True)
-        if confirm != name:
-            why = (
-                "the name was not confirmed" if confirm is None else f"{confirm!r} is not its name"
-            )
-            raise errors.SettingsError(
-                f"topic {name!r} was not deleted: {why}",
-                f"instep topics delete {shlex.quote(name)} --confirm {shlex.quote(name)}",
-            )
-        topics.delete(cluster, name)
-    shared.say(f"topic {name} is deleted")
+        (detail,) = topic_details.describe(cluster, [name])
+        records = _total(detail, "records_estimated")
+        if not as_json:
+            head = ("TOPIC", "PARTITIONS", "RECORDS", "SIZE")
+            size = output.size(_total(detail, "size_bytes"))
+            typer.echo(output.table(head, [(name, len(detail.partitions), records, size)]))
+        if execute:
+            confirm_deletion("topic", [name], yes=yes)
+            topics.delete(cluster, name)
+    if as_json:
+        plan = {"topic": name, "partitions": len(detail.partitions), "records": records}
+        output.print_json({**plan, "executed": execute})
+    if execute:
+        output.say(f"topic {name} was deleted")
+    else:
+        output.say_dry_run()
 
 
-def _overview(one: Any) -> dict[str, Any]:
+def _overview(topic: Layout) -> dict[str, Any]:
     return {
-        "name": one.topic,
-        "partitions": len(one.partitions),
-        "replicas": one.replicas,
-        "under_replicated": sum(part.is_under_replicated for part in one.partitions),
-        "unavailable": sum(part.leader is None for part in one.partitions),
-        "internal": one.is_internal,
+        "name": topic.topic,
+        "partitions": len(topic.partitions),
+        "replicas": topic.replicas,
+        "under_replicated": sum(part.is_under_replicated for part in topic.partitions),
+        "unavailable": sum(part.leader is None for part in topic.partitions),
+        "internal": topic.is_internal,
     }
 
 
-def _state(one: Any) -> str:
-    found = _overview(one)
-    words = [
-        (found["unavailable"], "without leader"),
-        (found["under_replicated"], "under-replicated"),
-    ]
-    return ", ".join(f"{count} {what}" for count, what in words if count) or "all"
+def _state(topic: Layout) -> str:
+    overview = _overview(topic)
+    problems = {
+        "without leader": overview["unavailable"],
+        "under-replicated": overview["under_replicated"],
+    }
+    return ", ".join(f"{count} {problem}" for problem, count in problems.items() if count) or "all"
 
 
-def _print_troubled(
-    troubled: Sequence[tuple[str, Any, int | None]], found: Layouts, as_json: bool
+def _print_partitions(
+    partitions: Sequence[tuple[str, Any, int | None]], found: Layouts, as_json: bool
 ) -> None:
     if as_json:
         parts = [
@@ -364,11 +385,11 @@ def _print_troubled(
                 "leader": part.leader,
                 "replicas": part.replicas,
                 "in_sync": part.in_sync,
-                "min_in_sync": least,
+                "min_in_sync": minimum,
             }
-            for topic, part, least in troubled
+            for topic, part, minimum in partitions
         ]
-        shared.print_json({"partitions": parts})
+        output.print_json({"partitions": parts})
         return
     head = ("TOPIC", "PARTITION", "LEADER", "REPLICAS", "IN-SYNC", "MIN-IN-SYNC")
     rows = [
@@ -378,13 +399,13 @@ def _print_troubled(
             NO_LEADER if part.leader is None else part.leader,
             _nodes(part.replicas, _down(part, found)),
             _nodes(part.in_sync),
-            "" if least is None else least,
+            "" if minimum is None else minimum,
         )
-        for topic, part, least in troubled
+        for topic, part, minimum in partitions
     ]
     if rows:
-        typer.echo(shared.table(head, rows))
-    shared.say(counted(len(rows), "partition"))
+        typer.echo(output.table(head, rows))
+    output.say(counted(len(rows), "partition"))
 
 
 def _down(part: Any, found: Layouts) -> list[int]:
@@ -393,18 +414,18 @@ def _down(part: Any, found: Layouts) -> list[int]:
 
 def _print_detail(one: TopicDetail) -> None:
     replicas = max((len(part.replicas) for part in one.partitions), default=0)
-    typer.echo(
-        f"topic {one.topic}, id {one.id}, {counted(len(one.partitions), 'partition')}, {counted(replicas, 'replica')}\n"
-    )
+    counts = f"{counted(len(one.partitions), 'partition')}, {counted(replicas, 'replica')}"
+    typer.echo(f"topic {one.topic}, id {one.id}, {counts}\n")
     if one.settings is None:
-        shared.say(
-            f"the settings of {one.topic} are not told: that needs the right DESCRIBE_CONFIGS, and a cluster in order"
+        output.say(
+            f"the settings of {one.topic} are unknown:"
+            " reading them needs the DESCRIBE_CONFIGS right and a healthy cluster"
         )
     elif one.settings:
         rows = [
             (s.name, "(secret)" if s.value is None else s.value, s.source) for s in one.settings
         ]
-        typer.echo(shared.table(("SETTING", "VALUE", "FROM"), rows) + "\n")
+        typer.echo(output.table(("SETTING", "VALUE", "FROM"), rows) + "\n")
     head = (
         "PARTITION",
         "LEADER",
@@ -422,19 +443,20 @@ def _print_detail(one: TopicDetail) -> None:
         (part.last_record_ms for part in one.partitions if part.last_record_ms is not None),
         default=None,
     )
-    body.append(("all", "", "", "", "", "", records, shared.size(size), _time(newest, records)))
-    typer.echo(shared.table(head, body))
+    body.append(("all", "", "", "", "", "", records, output.size(size), _time(newest, records)))
+    typer.echo(output.table(head, body))
     unled = sum(part.leader is None for part in one.partitions)
     if unled:
-        shared.say(
-            f"{unled} without a leader: nothing can be read or written there until one of its replicas is back"
+        output.say(
+            f"{unled} without a leader: no reads or writes are possible there until one of the"
+            " replicas is back"
         )
 
 
 def _detail_row(part: PartitionDetail) -> Sequence[Any]:
-    in_sync = _nodes(part.in_sync) + (
-        f" (eligible: {_nodes(part.eligible)})" if part.eligible else ""
-    )
+    in_sync = _nodes(part.in_sync)
+    if part.eligible:
+        in_sync += f" (eligible: {_nodes(part.eligible)})"
     leader = NO_LEADER if part.leader is None else part.leader
     return (
         part.partition,
@@ -444,7 +466,7 @@ def _detail_row(part: PartitionDetail) -> Sequence[Any]:
         part.first,
         part.end,
         part.records_estimated,
-        shared.size(part.size_bytes),
+        output.size(part.size_bytes),
         _time(part.last_record_ms, part.records_estimated),
     )
 
@@ -458,7 +480,7 @@ def _time(at_ms: int | None, records: int | None) -> datetime | str | None:
         return "none" if records == 0 else None
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC)
-    except (ValueError, OverflowError, OSError):  # a timestamp is any number that a producer writes
+    except (ValueError, OverflowError, OSError):  # a producer may write any number as timestamp
         return f"{at_ms} ms"
 
 
@@ -467,37 +489,35 @@ def _total(one: TopicDetail, field: str) -> int | None:
     return None if None in values else sum(values)
 
 
-def _print_growth(plan: Any) -> None:
+def _print_growth(plan: Growth) -> None:
     head = ("TOPIC", "PARTITIONS", "NEW", "KEYS-THAT-MOVE")
-    typer.echo(shared.table(head, [(plan.topic, plan.now, plan.new, f"{plan.moved_share:.0%}")]))
+    typer.echo(output.table(head, [(plan.topic, plan.now, plan.new, f"{plan.moved_share:.0%}")]))
     if plan.sampled_keys:
-        shared.say(
-            f"of {plan.sampled_keys} keys among its newest records, {plan.sampled_moved} move"
-        )
+        output.say(f"of {plan.sampled_keys} keys in the newest records, {plan.sampled_moved} move")
     if plan.sampled_elsewhere:
-        shared.say(
-            f"{plan.sampled_elsewhere} of them do not lie where Java's partitioner (murmur2) puts them:"
-            " some publisher chooses partitions in another way, and the share is another for its keys"
+        output.say(
+            f"{plan.sampled_elsewhere} of them are not in the partition that Java's partitioner"
+            " (murmur2) chooses: a publisher chooses partitions in another way, and the share of"
+            " its keys that move is different"
         )
-    shared.say(
-        "records stay where they are; later records of a key that moves go to its new partition, and may overtake earlier ones"
+    output.say(
+        "existing records stay where they are; later records of a key that moves go to its new"
+        " partition and may overtake earlier ones"
     )
 
 
-def _say_guards(declared: settings.Settings, topic: str) -> None:
+def _report_guards(declared: settings.Settings, topic: str) -> None:
     from instep.kafka.admin import topic_admin
 
-    followers, unguarded = (
-        topic_admin.followers(declared, topic),
-        topic_admin.unguarded(declared, topic),
-    )
+    followers = topic_admin.followers(declared, topic)
+    unguarded = topic_admin.unguarded(declared, topic)
     if not followers:
-        shared.say(
-            f"no pipeline of these settings follows {topic}: whether its other readers bear that is not known here"
+        output.say(
+            f"no pipeline of these settings reads {topic}:"
+            " whether its other readers can handle that is not known"
         )
     for name in followers:
-        order = declared.pipelines[name].event.order
-        shared.say(
-            f"pipeline {name}: "
-            + ("no guard: event.order is not set" if name in unguarded else f"guarded by {order}")
-        )
+        guard = f"guarded by {declared.pipelines[name].event.order}"
+        if name in unguarded:
+            guard = "no guard: event.order is not set"
+        output.say(f"pipeline {name}: {guard}")

@@ -263,7 +263,7 @@ def _operation(right: str | None) -> str:
 
 def topic_missing(topic: str, bootstrap: str, known: Iterable[str]) -> errors.TopicMissing:
     """Return the error for a topic that does not exist, with similar names."""
-    create = f"instep topics create {shlex.quote(topic)} --partitions 6"
+    create = f"instep topics create {shlex.quote(topic)} --partitions 6 --execute"
     close = near(topic, known)
     return errors.TopicMissing(
         f"topic {topic!r} does not exist at {', '.join(addresses(bootstrap))}{close}",

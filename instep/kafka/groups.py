@@ -69,7 +69,7 @@ def refuse_foreign(
             f"group {group!r} has offsets of another program in {topic}"
             f" ({', '.join(map(str, found))}), so it is not a mirror",
             "use another group.id in that program;"
-            f" or, if nobody needs the offsets: instep groups delete {group}",
+            f" or, if nobody needs the offsets: instep groups delete {group} --execute",
         )
 
 

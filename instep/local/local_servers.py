@@ -64,9 +64,15 @@ def down(*, purge: bool = False) -> list[LocalServer]:
                 list(pool.map(_end, stopped))
         registry.write([])
         if purge:
-            for kept in (*_kept_clusters(), *(paths.open_state() / name for name in DATABASES)):
-                shutil.rmtree(kept, ignore_errors=True)
+            for folder in data_folders():
+                shutil.rmtree(folder, ignore_errors=True)
         return stopped
+
+
+def data_folders() -> list[Path]:
+    """Return the folders with the data of local servers, which `down(purge=True)` removes."""
+    folders = [*_kept_clusters(), *(paths.open_state() / name for name in DATABASES)]
+    return [folder for folder in folders if folder.exists()]
 
 
 def broker_on_demand(say: Callable[[str], None]) -> str:
@@ -174,11 +180,11 @@ def _broker_count(wanted: int | None) -> int:
     if _nodes():
         raise errors.SettingsError(
             f"the local Kafka is up with {_brokers(kept[0])}, and {_brokers(count)} were asked for",
-            "leave --brokers out; or first `instep down --purge`, which also removes its topics",
+            "leave --brokers out; or first `instep down --purge --execute`, which also removes its topics",
         )
     raise errors.SettingsError(
         f"the local Kafka's kept data is that of {_brokers(kept[0])}, and {_brokers(count)} were asked for",
-        f"use --brokers {kept[0]}; or first `instep down --purge`, which removes its topics",
+        f"use --brokers {kept[0]}; or first `instep down --purge --execute`, which removes its topics",
     )
 
 

@@ -7,14 +7,18 @@ from instep.pipeline.apply.maintenance import Change, MaintenanceSession
 from instep.sinks.journal_entries import Action, QuarantinedRecord
 
 
-def skip(session: MaintenanceSession, document: str, why: str) -> tuple[QuarantinedRecord, int]:
+def skip(
+    session: MaintenanceSession, document: str, why: str, *, execute: bool
+) -> tuple[QuarantinedRecord, int]:
     """Skip the event that blocks a document; return it, and how many events still wait."""
-    return session.retry(lambda: _skip(session, document, why))
+    return session.retry(lambda: _skip(session, document, why, execute))
 
 
-def _skip(session: MaintenanceSession, document: str, why: str) -> tuple[QuarantinedRecord, int]:
+def _skip(
+    session: MaintenanceSession, document: str, why: str, execute: bool
+) -> tuple[QuarantinedRecord, int]:
     at = maintenance.now()
-    with session.transaction(execute=True) as ledger:
+    with session.transaction(execute=execute) as ledger:
         waiting = release.waiting_events(session, document)
         first = waiting[0]
         session.sink.journal.remove_parked([first.place])

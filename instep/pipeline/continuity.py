@@ -32,7 +32,9 @@ def describe(cluster: Cluster, pipeline: str, topic: str, ledger: Ledger) -> Top
 
 
 def gone(pipeline: str, topic: str, partitions: Collection[int]) -> errors.TopicGone:
-    made = f"instep topics create {shlex.quote(topic)} --partitions {len(partitions) or 'N'}"
+    made = (
+        f"instep topics create {shlex.quote(topic)} --partitions {len(partitions) or 'N'} --execute"
+    )
     return errors.TopicGone(
         f"topic {topic!r} of pipeline {pipeline!r} is gone from the cluster, and the ledger knows it",
         f"have it published again ({made}), then: {_accepting(pipeline)}",

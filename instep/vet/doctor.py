@@ -256,7 +256,7 @@ def _brokers(cluster: Cluster, declared: settings.Settings) -> Iterator[Check]:
         part = f"topic of {name}"
         if pipeline.topic not in found.topics:
             near = faults.near(pipeline.topic, found.topics)
-            fix = f"instep topics create {pipeline.topic}; or have DESCRIBE on it granted"
+            fix = f"instep topics create {pipeline.topic} --execute; or have DESCRIBE on it granted"
             yield Check(
                 part,
                 CheckState.WRONG,

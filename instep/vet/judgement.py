@@ -149,8 +149,8 @@ def page(rule: Rule) -> str:
     accepting = f' Then accept it, with the reason:\n\n```toml\n[vet.accept]\n{rule.id} = "why this is fine here"\n```'
     return (
         f"# {rule.id}\n\n{rule.what}\n\nIt threatens **{rule.threat}**, when {rule.when}.\n\n"
-        f"## Why it matters\n\n{rule.why}\n\n## How to fix it\n\n{rule.mend}\n\n"
-        f"## When this is fine\n\n{rule.fine}{'' if rule.fine.startswith('Never') else accepting}\n"
+        f"## Why it matters\n\n{rule.consequence}\n\n## How to fix it\n\n{rule.remedy}\n\n"
+        f"## When this is fine\n\n{rule.acceptable_when}{'' if rule.acceptable_when.startswith('Never') else accepting}\n"
     )
 
 
@@ -182,7 +182,7 @@ def _finding(case: RuleContext, rule: Rule, one: Violation) -> Finding:
         pipelines=[case.name],
         evidence=list(one.evidence),
         what=rule.what,
-        consequence=rule.why,
+        consequence=rule.consequence,
         when=one.when or rule.when,
         fix=one.fix,
         page=f"instep explain {rule.id}",

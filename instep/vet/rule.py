@@ -68,9 +68,9 @@ class Rule:
     threat: Risk
     when: str
     what: str
-    why: str
-    mend: str
-    fine: str
+    consequence: str
+    remedy: str
+    acceptable_when: str
     check: Callable[[RuleContext], Iterator[Violation]]
 
 
@@ -81,13 +81,21 @@ Check = Callable[["RuleContext"], Iterator[Violation]]
 
 
 def rule(
-    id_: str, threat: Risk, *, when: str, what: str, why: str, mend: str, fine: str
+    id_: str,
+    threat: Risk,
+    *,
+    when: str,
+    what: str,
+    consequence: str,
+    remedy: str,
+    acceptable_when: str,
 ) -> Callable[[Check], Check]:
     """Declare a rule; its part of the road is the first word of its id."""
 
     def declare(check: Check) -> Check:
+        part = id_.partition("_")[0].lower()
         RULES[id_] = Rule(
-            id_, id_.partition("_")[0].lower(), threat, when, what, why, mend, fine, check
+            id_, part, threat, when, what, consequence, remedy, acceptable_when, check
         )
         return check
 

@@ -20,6 +20,7 @@ import pytest
 from typer.main import get_command
 
 from instep import __version__, cli, settings, sinks
+from instep.cli import output
 from instep.demo.pipeline_process import PipelineProcess
 from instep.local.broker import LocalCluster
 from instep.local.ports import free
@@ -66,7 +67,7 @@ def place(tmp_path: Path, broker: LocalCluster) -> Path:
     (tmp_path / "instep.toml").write_text(
         SETTINGS.format(bootstrap=broker.bootstrap, topic=topic), encoding="utf-8"
     )
-    assert instep(tmp_path, "topics", "create", topic, "-p", "2").returncode == 0
+    assert instep(tmp_path, "topics", "create", topic, "-p", "2", "--execute").returncode == 0
     return tmp_path
 
 
@@ -203,7 +204,7 @@ def test_status_starts_nothing(tmp_path: Path) -> None:
         "the local Kafka is not running, so the lag is not known\nstart it: instep up\n"
         in done.stderr
     )
-    assert instep(tmp_path, "up", "status", **home).stderr == "no local server was started\n"
+    assert instep(tmp_path, "up", "status", **home).stderr == "no local server has been started\n"
     run_sql(f"sqlite:///{tmp_path}/contracts.db", "DROP TABLE instep_runs")
     told = instep(tmp_path, "status", **home)
     assert "has no table instep_runs\nrun: instep init\n" in told.stderr
@@ -240,7 +241,9 @@ def test_each_that_is_named_is_reported(place: Path) -> None:
         f"sqlite:///{place}/contracts.db",
         "INSERT INTO contract_document (doc_no) VALUES ('a'), ('b')",
     )
-    done = instep(place, "parked", "release", "a", "x", "b")
+    planned = instep(place, "parked", "release", "a", "b")
+    assert planned.stderr == f"2 applied\n{output.DRY_RUN}\n"
+    done = instep(place, "parked", "release", "a", "x", "b", "--execute")
     assert (done.returncode, done.stdout.count("applied")) == (1, 2), done
     assert "instep: document 'x' is not parked\nrun: instep parked list\n" in done.stderr
     assert "nothing was done: document 'x' is not parked" in refused(
@@ -318,22 +321,22 @@ def test_bad_settings(tmp_path: Path, place: Path) -> None:
 WRONG_USE: list[tuple[tuple[str, ...], str]] = [
     (("dead", "drop", "0:1"), "why"),
     (("dead", "drop", "0:1", "--why", " "), "--why is empty"),
-    (("dead", "drop", "--why", "x"), "nothing is chosen"),
-    (("dead", "replay"), "nothing is chosen"),
+    (("dead", "drop", "--why", "x"), "no dead letters are selected"),
+    (("dead", "replay"), "no dead letters are selected"),
     (("dead", "replay", "1745"), "PARTITION:OFFSET"),
     (("dead", "show", "a:b"), "PARTITION:OFFSET"),
     (("dead", "show", "0:99"), "no dead letter at 0:99"),
     (("dead", "list", "--reason", "NOT_JASON"), "did you mean 'NOT_JSON'?"),
-    (("dead", "list", "--since", "yesterday-ish"), "'yesterday-ish' is no time"),
-    (("parked", "release"), "no document is named"),
+    (("dead", "list", "--since", "yesterday-ish"), "'yesterday-ish' is not a time"),
+    (("parked", "release"), "no documents are selected"),
     (("parked", "release", "nobody"), "is not parked"),
     (("parked", "skip", "nobody", "--why", "x"), "is not parked"),
     (("parked", "show", "nobody"), "is not parked"),
     (("show", "nobody\x1b[31m"), "no pipeline knows document 'nobody\\x1b[31m'"),
     (("show", "x", "--pipeline", "contract"), "did you mean 'contracts'?"),
-    (("replay",), "nothing is chosen"),
+    (("replay",), "no range and no document is selected"),
     (("replay", "--from", "@soon"), "no place in a log"),
-    (("history", "prune", "--older-than", "long"), "'long' is no time"),
+    (("history", "prune", "--older-than", "long"), "'long' is not a time"),
 ]
 
 
@@ -382,7 +385,7 @@ def test_a_document_is_shown_although_another_pipeline_has_keys_of_another_type(
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "document abc of pipeline contracts" in shown.stdout
     assert "PRINTED" in shown.stdout
-    assert "no pipeline knows document '7' (asked: contracts, numbered)" in refused(
+    assert "no pipeline knows document '7' (searched: contracts, numbered)" in refused(
         tmp_path, "show", "7"
     )
     assert "is not a document id of this table" in refused(
@@ -430,7 +433,7 @@ def test_csv_and_deletions_are_published_too(place: Path) -> None:
     (place / "events.csv").write_text(
         "document.no,status,version\n1,PRINTED,1\n2,FAILED,2\n3,QUEUED,1\n", encoding="utf-8"
     )
-    assert "ids are sent as text" in instep(place, "emit", "events.csv").stderr, (
+    assert "ids are published as text" in instep(place, "emit", "events.csv").stderr, (
         "there is no table yet to say more"
     )
     columns = (
@@ -498,12 +501,12 @@ def test_quick_commands_import_nothing_heavy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--execute"], "--execute and --delete-extra go with --fix"),
+        (["--execute"], "--execute and --delete-extra require --fix"),
         (
             ["--source", "a.csv", "--source-url", "sqlite:///x.db", "--query", "SELECT 1"],
-            "two sources",
+            "exclude each other",
         ),
-        (["--source-url", "sqlite:///x.db"], "--source-url and --query go together"),
+        (["--source-url", "sqlite:///x.db"], "--source-url and --query belong together"),
         (["--source", "a.csv", "--from", "start"], "--from is a place in the log"),
         (["nobody"], "there is no pipeline 'nobody'"),
         (["--out", "nowhere/rows.jsonl"], "cannot be written"),
@@ -519,13 +522,12 @@ def test_a_command_is_found_where_the_table_says() -> None:
     """A command is looked for in the module that the table names for it, and the help has all of them."""
 
     def commands(wanted: list[str] | None) -> set[str]:
-        return set(get_command(cli.assembled(wanted)).commands)  # type: ignore[attr-defined]
+        return set(get_command(cli.build_app(wanted)).commands)  # type: ignore[attr-defined]
 
-    own = {name for names in cli.PARTS.values() for name in names}
-    for listed in cli.PARTS.values():
-        assert commands([listed[0]]) == set(listed)
+    for name in cli.COMMANDS:
+        assert commands([name]) == {name}
     assert commands(["lab"]) == {"lab"}
-    assert commands(None) == own | {"lab", "bench"}
+    assert commands(None) == {*cli.COMMANDS, "lab", "bench"}
 
 
 ORDERS = """
@@ -558,7 +560,7 @@ def test_init_takes_types_from_the_topic_and_reports_every_fault(place: Path) ->
     rows = "\n".join(f'{{"no": {number}, "total": 20.5, "paid": true}}' for number in range(5))
     assert instep(place, "emit", "-", "--topic", topic, "--key", "no", given=rows).returncode == 0
     told = instep(place, "init", "one", "--infer")
-    assert "types seen in 5 records" in told.stderr
+    assert "types inferred from 5 records" in told.stderr
     assert re.search(r"no BIGINT NOT NULL, total NUMERIC\(38, 6\), paid BOOLEAN", told.stdout)
 
     for name in ("two", "three"):

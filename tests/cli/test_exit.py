@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from instep import errors
-from instep.cli import ending
+from instep.cli import exit_status
 from tests.cli.test_cli import SETTINGS, instep
 
 WRONG = [
@@ -90,13 +90,13 @@ class Py4JNetworkError(Exception):
     ("raised", "kind", "words"),
     [
         (errors.Fenced("taken over"), errors.Fenced, "taken over"),
-        (Py4JNetworkError("Answer from Java side is empty"), errors.SparkGone, "JVM is gone"),
+        (Py4JNetworkError("Answer from Java side is empty"), errors.SparkGone, "JVM has ended"),
         (
             OSError(28, "No space left on device", "/data/x"),
             errors.InstepError,
             "no space left to write /data/x",
         ),
-        (MemoryError(), errors.InstepError, "no memory left"),
+        (MemoryError(), errors.InstepError, "out of memory"),
         (
             ValueError("no connection to postgresql://u:hu@sh@h/d"),
             errors.InstepError,
@@ -113,7 +113,7 @@ def test_whatever_is_raised_becomes_a_message_with_a_remedy(
     def command() -> None:
         raise raised
 
-    assert ending.status_of(command) == kind.exit_status
+    assert exit_status.status_of(command) == kind.exit_status
     shown = capsys.readouterr().err
     assert shown.startswith("instep: ")
     assert words in shown

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from instep import errors
-from instep.cli import explaining
+from instep.cli import explain
 from instep.document.reasons import Reason
 from instep.vet import rules
 from tests.cli.test_cli import instep
@@ -19,7 +19,7 @@ STOPS = {kind.code for kind in errors.NamedStop.__subclasses__()}
 
 
 def test_every_code_has_a_page() -> None:
-    pages = explaining.pages()
+    pages = explain.pages()
     assert pages.keys() == STOPS | {reason.value for reason in Reason} | rules.ALL.keys()
     for code, page in pages.items():
         assert page.text.startswith(f"# {code}\n")

@@ -9,9 +9,9 @@ import pytest
 from typer.main import get_command
 
 from instep import cli
-from instep.cli import grouping
+from instep.cli import help as help_pages
 
-ROOT: Any = get_command(cli.assembled())
+ROOT: Any = get_command(cli.build_app())
 GROUPS: dict[str, Any] = {
     "instep": ROOT,
     **{
@@ -28,15 +28,15 @@ def shown(name: str, columns: int) -> str:
     context = GROUPS[name].make_context(name, [], parent=parent, resilient_parsing=True)
     context.terminal_width = None
     formatter = context.make_formatter()
-    formatter.width = min(columns, grouping.WIDTH_MAX) - 2
+    formatter.width = min(columns, help_pages.WIDTH_MAX) - 2
     GROUPS[name].format_help(context, formatter)
     return str(formatter.getvalue())
 
 
 def test_every_command_is_in_one_group() -> None:
-    named = [name for names in grouping.GROUPS.values() for name in names]
+    named = [name for names in help_pages.GROUPS.values() for name in names]
     assert sorted(named) == sorted(ROOT.commands)
-    for heading in grouping.GROUPS:
+    for heading in help_pages.GROUPS:
         assert f"\n{heading}:\n" in shown("instep", 100)
 
 
@@ -44,7 +44,7 @@ def test_every_command_is_in_one_group() -> None:
 def test_no_summary_is_cut_and_each_has_its_line_at_100_columns(name: str) -> None:
     wide, narrow = shown(name, 100), " ".join(shown(name, 80).split())
     for command, below in GROUPS[name].commands.items():
-        summary = below.get_short_help_str(grouping.NO_LIMIT)
+        summary = below.get_short_help_str(help_pages.NO_LIMIT)
         assert summary.endswith(".")
         assert re.search(rf"^  {command} +{re.escape(summary)}$", wide, re.MULTILINE), (
             f"{name} {command}: shorten its first sentence"
@@ -54,7 +54,9 @@ def test_no_summary_is_cut_and_each_has_its_line_at_100_columns(name: str) -> No
 
 
 def test_a_command_of_no_group_is_listed_too() -> None:
-    assert list(grouping.grouped(["run", "new"], {"Run": ("run", "gone"), "Empty": ("gone",)})) == [
+    assert list(
+        help_pages.grouped(["run", "new"], {"Run": ("run", "gone"), "Empty": ("gone",)})
+    ) == [
         ("Run", ["run"]),
-        (grouping.REST, ["new"]),
+        (help_pages.OTHER, ["new"]),
     ]

@@ -14,7 +14,7 @@ import pytest
 from rich.errors import MarkupError
 from rich.text import Text
 
-from instep.cli import watching
+from instep.cli import watch
 from instep.local.broker import LocalCluster
 from tests.cli.test_cli import EVENTS, SETTINGS, instep
 from tests.support.terminals import HIDE_CURSOR, SHOW_CURSOR, OnTerminal
@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, broker: LocalCluster) -> Pat
     (folder / "events.jsonl").write_text(
         f"{EVENTS}\n{json.dumps({'doc_id': 'bad'})}\n", encoding="utf-8"
     )
-    assert instep(folder, "topics", "create", topic, "-p", "2").returncode == 0
+    assert instep(folder, "topics", "create", topic, "-p", "2", "--execute").returncode == 0
     assert instep(folder, "init").returncode == 0
     assert instep(folder, "emit", "events.jsonl").returncode == 0
     return folder
@@ -108,7 +108,7 @@ def test_status_prints_block_after_block_where_there_is_no_terminal(place: Path)
     ],
 )
 def test_the_interval_may_be_left_out(given: list[str], meant: list[str]) -> None:
-    assert watching.with_interval(given) == meant
+    assert watch.with_interval(given) == meant
 
 
 @pytest.mark.parametrize("seconds", ["0", "nan", "inf", "1e9"])

@@ -146,7 +146,7 @@ def test_a_missing_topic_names_the_near_ones_and_the_command_that_creates_it() -
     )
     assert "did you mean 'print-status'" in error.what
     assert error.remedy.endswith(
-        "if it is a new one: instep topics create print-statsu --partitions 6"
+        "if it is a new one: instep topics create print-statsu --partitions 6 --execute"
     )
     assert "did you mean" not in faults.topic_missing("x", "a:1", ["print-status"]).what
 

@@ -72,7 +72,9 @@ def test_a_missing_topic_names_the_near_one(
     with pytest.raises(errors.TopicMissing, match=f"did you mean '{name}'") as caught:
         topics.describe(cluster, name[:-1])
     assert caught.value.remedy.startswith("correct the name of the topic")
-    assert caught.value.remedy.endswith(f"instep topics create {name[:-1]} --partitions 6")
+    assert caught.value.remedy.endswith(
+        f"instep topics create {name[:-1]} --partitions 6 --execute"
+    )
 
 
 @pytest.mark.parametrize(

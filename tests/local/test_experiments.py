@@ -48,7 +48,7 @@ def refused(operation: Callable[[str], registry.LocalServer], name: str) -> str:
 
 def test_three_brokers_and_a_database(cli: Cli) -> None:
     assert "none was started" in refused(local_servers.kill, "1")
-    assert "no local server was started" in cli("up", "status")
+    assert "no local server has been started" in cli("up", "status")
     try:
         local_servers.up(brokers=3, databases=["postgres"])
         with connection.Cluster(settings.Kafka(), local_servers.broker_on_demand(print)) as cluster:
@@ -62,11 +62,11 @@ def test_three_brokers_and_a_database(cli: Cli) -> None:
                 local_servers.resume, name
             )
         assert "there is no local server '7'" in cli("up", "kill", "7", status=2)
-        assert "do not go with `up kill`" in cli("up", "--brokers", "3", "kill", "1", status=2)
+        assert "do not apply to `up kill`" in cli("up", "--brokers", "3", "kill", "1", status=2)
         # a paused server is ended like any other
         local_servers.pause("postgres")
         local_servers.pause("3")
-        assert "4 stopped" in cli("down", "--purge")
+        assert "4 stopped" in cli("down", "--purge", "--execute")
     finally:
         local_servers.down(purge=True)
 
@@ -81,7 +81,7 @@ def _kill_and_start(cli: Cli, cluster: connection.Cluster, leader: int) -> None:
     assert f"kafka-{leader} is dead already" in refused(local_servers.kill, str(leader))
     assert f"kafka-{leader} is dead" in refused(local_servers.pause, str(leader))
     before = next(one for one in registry.known() if one.node == leader)
-    assert f"kafka-{leader} runs" in cli("up", "start", str(leader))
+    assert f"kafka-{leader} is running" in cli("up", "start", str(leader))
     after = next(one for one in registry.known() if one.node == leader)
     assert (after.address, after.state, after.killed) == (before.address, "running", False)
     wait_until(lambda: leader in partition(cluster, "moved")[1], "the node to be in sync again")
@@ -113,7 +113,7 @@ def _pause_and_resume(cli: Cli, leader: int) -> None:
     others = ",".join(one.address for one in registry.known() if one.node and one.node != leader)
     with connection.Cluster(settings.Kafka(), others) as cluster:
         wait_until(lambda: _led_by_another(cluster, leader), "another leader")
-        assert f"kafka-{leader} runs" in cli("up", "resume", str(leader))
+        assert f"kafka-{leader} is running" in cli("up", "resume", str(leader))
         wait_until(lambda: leader in partition(cluster, "moved")[1], "the node to be in sync again")
     assert f"kafka-{leader} is running, not paused" in refused(local_servers.resume, str(leader))
 

@@ -71,7 +71,7 @@ def test_a_released_document_goes_through_its_events_in_order(
             (1, "parked", "TRANSITION_NOT_ALLOWED"),
             (2, "parked", "WAITS_BEHIND"),
         ]
-        passed, left = parked.skip(at, "a", "the printer lied")
+        passed, left = parked.skip(at, "a", "the printer lied", execute=True)
         assert (passed.record.offset, left) == (1, 3)
         plan = release.release(at, "a", execute=False)
         assert said(plan) == [(2, "applied", None), (4, "stale", None), (5, "applied", None)]

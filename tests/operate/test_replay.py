@@ -241,7 +241,7 @@ def test_what_people_decided_stays_decided(
     )
     flow(cluster, topic, sink)
     with MaintenanceSession("contracts", pipeline, "ann") as session:
-        parked.skip(session, "a", "not printed at all")
+        parked.skip(session, "a", "not printed at all", execute=True)
         run_sql(url, "UPDATE contract_document SET print_status = 'DAMAGED'")
         assert [line.document for line in mended(session, cluster, first=places.FromStart())] == [
             "a"

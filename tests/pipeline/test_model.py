@@ -365,7 +365,7 @@ def _decide(
             expected.release(document)
             if document not in expected.parked:
                 break
-            parked.skip(session, document, "as the model does")
+            parked.skip(session, document, "as the model does", execute=True)
             expected.skip(document)
             if document not in expected.parked:
                 break

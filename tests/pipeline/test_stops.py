@@ -292,7 +292,7 @@ def test_a_topic_that_is_gone(road: Callable[..., Road]) -> None:
     stop = way.refused(errors.TopicGone)
     assert f"instep topics create {way.topic} --partitions 3" in stop.remedy
     assert instep(way.folder, "rewind", "contracts", "--to", "start").returncode == 3
-    way.instep("topics", "create", way.topic, "--partitions", "3")
+    way.instep("topics", "create", way.topic, "--partitions", "3", "--execute")
     stop = way.refused(errors.TopicReplaced)
     assert "instep rewind contracts --to start --accept-new-topic" in stop.remedy
     way.publish(*(event(f"b{n}", 1) for n in range(3)))

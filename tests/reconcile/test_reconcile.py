@@ -516,7 +516,7 @@ def test_what_was_set_aside_is_left_out(
         ("b", "parked", "different"),
     }
     with MaintenanceSession("contracts", pipeline, "tester") as maintenance_session:
-        parked.skip(maintenance_session, "b", "a slip")
+        parked.skip(maintenance_session, "b", "a slip", execute=True)
         release.release(maintenance_session, "b", execute=True)
         dead_letters.drop(maintenance_session, Selection(reason="NOT_JSON"), "noise", execute=True)
     report, listed = prove(pipeline)

@@ -224,5 +224,9 @@ def test_rules_about_replicas_ask_for_one_and_the_same_change(
     names = ("TOPIC_SINGLE_REPLICA", "TOPIC_TWO_REPLICAS", "TOPIC_MIN_IN_SYNC")
     fixes = {one.fix for one in judgement.judge(base).findings if one.rule.startswith(names)}
     steps = ["instep topics replicate print-status -r 3 --execute"] if len(nodes) < 3 else []
-    steps += ["instep topics alter print-status -c min.insync.replicas=2"] if in_sync != "2" else []
+    steps += (
+        ["instep topics alter print-status -c min.insync.replicas=2 --execute"]
+        if in_sync != "2"
+        else []
+    )
     assert fixes == ({"; then ".join(steps)} if steps else set())

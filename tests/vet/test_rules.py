@@ -892,7 +892,7 @@ def test_a_rule_is_broken(name: str, severity: Severity, change: Change) -> None
 def test_a_rule_explains_itself(name: str) -> None:
     rule = rules.ALL[name]
     assert rule.part in judgement.PARTS
-    for text in (rule.what, rule.why, rule.mend, rule.fine):
+    for text in (rule.what, rule.consequence, rule.remedy, rule.acceptable_when):
         assert text.endswith(".")
     assert rule.when[0].islower()
     assert not rule.when.endswith(".")

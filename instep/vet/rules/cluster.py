@@ -37,9 +37,9 @@ ALIKE = (
     Risk.STANDSTILL,
     when="the only broker stops",
     what="The cluster has one broker.",
-    why="While it is down nothing can be published or applied, and its disk is the only copy of every record.",
-    mend="Run at least three brokers, and give topics three replicas.",
-    fine="On a laptop, in tests, and wherever the source can publish everything again.",
+    consequence="While it is down nothing can be published or applied, and its disk is the only copy of every record.",
+    remedy="Run at least three brokers, and give topics three replicas.",
+    acceptable_when="On a laptop, in tests, and wherever the source can publish everything again.",
 )
 def single_broker(case: RuleContext) -> Iterator[Violation]:
     if len(case.cluster.brokers) == 1:
@@ -56,9 +56,9 @@ def single_broker(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="one more broker stops",
     what="A broker that holds replicas of the topic does not live.",
-    why="What it holds is a copy less: the next death may stop publishing, or lose records where one copy is enough.",
-    mend="Start the broker, or move its replicas to others.",
-    fine="During a rolling restart, for minutes.",
+    consequence="What it holds is a copy less: the next death may stop publishing, or lose records where one copy is enough.",
+    remedy="Start the broker, or move its replicas to others.",
+    acceptable_when="During a rolling restart, for minutes.",
 )
 def broker_missing(case: RuleContext) -> Iterator[Violation]:
     living = {broker.node for broker in case.cluster.brokers}
@@ -82,10 +82,10 @@ def broker_missing(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="a publisher misspells the topic or the topic is deleted",
     what="The brokers make a topic for whoever names one that does not exist.",
-    why="A misspelt name becomes a topic that nobody follows, with one replica by default, and the publisher sees no error. "
+    consequence="A misspelt name becomes a topic that nobody follows, with one replica by default, and the publisher sees no error. "
     "A deleted topic comes back empty under the same name.",
-    mend="Set auto.create.topics.enable=false on every broker, and make topics on purpose.",
-    fine="In development.",
+    remedy="Set auto.create.topics.enable=false on every broker, and make topics on purpose.",
+    acceptable_when="In development.",
 )
 def auto_creates_topics(case: RuleContext) -> Iterator[Violation]:
     guilty = [
@@ -107,9 +107,9 @@ def auto_creates_topics(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the leader of a partition moves to a broker with other settings",
     what="Brokers have different values of a setting that topics inherit.",
-    why="Which value counts then depends on which broker leads a partition, and changes when the leader moves.",
-    mend="Set the same value on all brokers, best as the cluster's default.",
-    fine="While a change is being rolled out.",
+    consequence="Which value counts then depends on which broker leads a partition, and changes when the leader moves.",
+    remedy="Set the same value on all brokers, best as the cluster's default.",
+    acceptable_when="While a change is being rolled out.",
 )
 def brokers_disagree(case: RuleContext) -> Iterator[Violation]:
     for name in ALIKE:
@@ -135,10 +135,10 @@ def brokers_disagree(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="one controller stops",
     what="Fewer than three controllers vote, or an even number of them.",
-    why="Without a majority of controllers no leader can be chosen: a broker's death then stops its partitions. An even "
+    consequence="Without a majority of controllers no leader can be chosen: a broker's death then stops its partitions. An even "
     "number survives no more deaths than the odd number below it.",
-    mend="Run three or five controllers.",
-    fine="On a laptop and in tests.",
+    remedy="Run three or five controllers.",
+    acceptable_when="On a laptop and in tests.",
 )
 def few_controllers(case: RuleContext) -> Iterator[Violation]:
     voters = case.known(case.cluster.voters, "the controllers")
@@ -157,9 +157,9 @@ def few_controllers(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a broker's disk is full",
     what="A folder in which a broker keeps its logs has little room left.",
-    why="A broker whose log folder is full shuts down, and with it the partitions it leads.",
-    mend="Add disk space, or shorten retention where it is longer than needed.",
-    fine="When the logs have stopped growing, because retention by size bounds them.",
+    consequence="A broker whose log folder is full shuts down, and with it the partitions it leads.",
+    remedy="Add disk space, or shorten retention where it is longer than needed.",
+    acceptable_when="When the logs have stopped growing, because retention by size bounds them.",
 )
 def disk_nearly_full(case: RuleContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
@@ -186,9 +186,9 @@ def disk_nearly_full(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the machine is started anew or old temporary files are removed",
     what="A broker keeps its logs below a folder for temporary files.",
-    why="Kafka's sample settings do so. Systems empty /tmp at a restart or remove what is old: segments vanish under the broker.",
-    mend="Set log.dirs to a folder of its own.",
-    fine="On a laptop and in tests.",
+    consequence="Kafka's sample settings do so. Systems empty /tmp at a restart or remove what is old: segments vanish under the broker.",
+    remedy="Set log.dirs to a folder of its own.",
+    acceptable_when="On a laptop and in tests.",
 )
 def logs_in_tmp(case: RuleContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
@@ -207,9 +207,9 @@ def logs_in_tmp(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="another copy is lost before the disk is back",
     what="A broker has given up a folder in which it keeps its logs.",
-    why="The replicas in it are not kept any more: each of their partitions has a copy less.",
-    mend="Repair or replace the disk, and restart the broker.",
-    fine="Never for long.",
+    consequence="The replicas in it are not kept any more: each of their partitions has a copy less.",
+    remedy="Repair or replace the disk, and restart the broker.",
+    acceptable_when="Never for long.",
 )
 def disk_offline(case: RuleContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
@@ -228,10 +228,10 @@ def disk_offline(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a broker stops",
     what="The topic of the groups' offsets has fewer replicas than the cluster could give it.",
-    why="Groups whose coordinator is gone can neither commit nor be looked at. A pipeline goes on, as the ledger is the truth; "
+    consequence="Groups whose coordinator is gone can neither commit nor be looked at. A pipeline goes on, as the ledger is the truth; "
     "its mirror group stands still, and other consumers with it.",
-    mend="Raise the replicas of __consumer_offsets to three.",
-    fine="When only instep reads from this cluster.",
+    remedy="Raise the replicas of __consumer_offsets to three.",
+    acceptable_when="When only instep reads from this cluster.",
 )
 def offsets_topic_fragile(case: RuleContext) -> Iterator[Violation]:
     yield from _fragile(case, "__consumer_offsets", Severity.NOTE)
@@ -242,10 +242,10 @@ def offsets_topic_fragile(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="a broker stops while transactions are being committed",
     what="A publisher uses transactions, and their log has too few replicas, or one in-sync replica is enough for it.",
-    why="The outcome of a transaction can be forgotten with one disk: records that were committed may be aborted, or the "
+    consequence="The outcome of a transaction can be forgotten with one disk: records that were committed may be aborted, or the "
     "publisher stands still.",
-    mend="Give __transaction_state three replicas and min.insync.replicas=2.",
-    fine="When no publisher uses transactions.",
+    remedy="Give __transaction_state three replicas and min.insync.replicas=2.",
+    acceptable_when="When no publisher uses transactions.",
 )
 def transaction_log_fragile(case: RuleContext) -> Iterator[Violation]:
     if any(one.transactional for one in case.publishers.values()):
@@ -283,7 +283,7 @@ def _fragile(
             [f"instep topics replicate {topic} -r {wanted} --execute"] if replicas < wanted else []
         )
         steps += (
-            [f"instep topics alter {topic} -c min.insync.replicas={in_sync_min}"]
+            [f"instep topics alter {topic} -c min.insync.replicas={in_sync_min} --execute"]
             if weak_in_sync
             else []
         )
@@ -300,9 +300,9 @@ def _fragile(
     Risk.STANDSTILL,
     when="that broker is down while a pipeline starts",
     what="The settings name one broker of several.",
-    why="A client learns the others from the first that answers. When that one is down, nothing can start.",
-    mend="Name two or three brokers in kafka.bootstrap.",
-    fine="When the address is a load balancer or a name that leads to several brokers.",
+    consequence="A client learns the others from the first that answers. When that one is down, nothing can start.",
+    remedy="Name two or three brokers in kafka.bootstrap.",
+    acceptable_when="When the address is a load balancer or a name that leads to several brokers.",
 )
 def one_address(case: RuleContext) -> Iterator[Violation]:
     if len(case.cluster.bootstrap) == 1 and len(case.cluster.brokers) > 1:
@@ -323,9 +323,9 @@ def one_address(case: RuleContext) -> Iterator[Violation]:
     Risk.EXPOSURE,
     when="somebody listens on the network",
     what="Brokers on other machines are spoken to without encryption.",
-    why="Records, and with SASL_PLAINTEXT and the mechanism PLAIN also the password, can be read and changed on the way.",
-    mend="Use SSL or SASL_SSL.",
-    fine="Within a network that is encrypted itself, such as a service mesh.",
+    consequence="Records, and with SASL_PLAINTEXT and the mechanism PLAIN also the password, can be read and changed on the way.",
+    remedy="Use SSL or SASL_SSL.",
+    acceptable_when="Within a network that is encrypted itself, such as a service mesh.",
 )
 def in_clear(case: RuleContext) -> Iterator[Violation]:
     far = [
@@ -347,9 +347,9 @@ def in_clear(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="anybody deletes the topic or publishes to it by mistake",
     what="The cluster asks nobody for rights.",
-    why="Whoever reaches a broker can delete the topic, change its settings, or publish to it.",
-    mend="Set authorizer.class.name, and grant each user what it needs.",
-    fine="Where only trusted programs reach the brokers.",
+    consequence="Whoever reaches a broker can delete the topic, change its settings, or publish to it.",
+    remedy="Set authorizer.class.name, and grant each user what it needs.",
+    acceptable_when="Where only trusted programs reach the brokers.",
 )
 def no_authorizer(case: RuleContext) -> Iterator[Violation]:
     open_to_all = [
@@ -371,9 +371,9 @@ def no_authorizer(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a broker hangs without dying",
     what="A replica that lags counts as in sync for long.",
-    why="A record is acknowledged when every in-sync replica has it: one that hangs holds all publishers up for that time.",
-    mend="Leave replica.lag.time.max.ms at its default, 30 s.",
-    fine="Across slow links between brokers.",
+    consequence="A record is acknowledged when every in-sync replica has it: one that hangs holds all publishers up for that time.",
+    remedy="Leave replica.lag.time.max.ms at its default, 30 s.",
+    acceptable_when="Across slow links between brokers.",
 )
 def slow_to_drop_replicas(case: RuleContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
@@ -392,9 +392,9 @@ def slow_to_drop_replicas(case: RuleContext) -> Iterator[Violation]:
     Risk.REPETITION,
     when="a group has no members for that long",
     what="Offsets of idle groups are forgotten before the longest planned outage is over.",
-    why="Consumers start over or skip. Pipelines do not mind, as the ledger is the truth; their mirror groups vanish.",
-    mend="Leave offsets.retention.minutes at its default, 7 days.",
-    fine="When only instep reads from this cluster.",
+    consequence="Consumers start over or skip. Pipelines do not mind, as the ledger is the truth; their mirror groups vanish.",
+    remedy="Leave offsets.retention.minutes at its default, 7 days.",
+    acceptable_when="When only instep reads from this cluster.",
 )
 def groups_forgotten(case: RuleContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
@@ -413,10 +413,10 @@ def groups_forgotten(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a record of an ended transaction arrives late and leaves it open for ever",
     what="A publisher uses transactions, and the cluster has not switched the newer protocol for them on.",
-    why="With the older one a record that was delayed on the way can join a transaction that has ended. It hangs: pipelines read "
+    consequence="With the older one a record that was delayed on the way can join a transaction that has ended. It hangs: pipelines read "
     "what is committed, and wait at that place.",
-    mend="Upgrade the feature transaction.version to 2 (Kafka 4.0 and newer).",
-    fine="While brokers older than Kafka 4.0 are still in use.",
+    remedy="Upgrade the feature transaction.version to 2 (Kafka 4.0 and newer).",
+    acceptable_when="While brokers older than Kafka 4.0 are still in use.",
 )
 def transactions_old(case: RuleContext) -> Iterator[Violation]:
     if any(one.transactional for one in case.publishers.values()):
@@ -437,10 +437,10 @@ def transactions_old(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the replicas of a partition die one after the other, and the last one to stay loses its disk's cache",
     what="The cluster does not remember which replicas have everything once they are out of sync.",
-    why="Only the last in-sync replica may lead again. If it comes back without its newest records, acknowledged ones are gone, "
+    consequence="Only the last in-sync replica may lead again. If it comes back without its newest records, acknowledged ones are gone, "
     "though another replica still has them.",
-    mend="Upgrade the feature eligible.leader.replicas.version to 1 (Kafka 4.0 and newer).",
-    fine="When brokers do not lose power together.",
+    remedy="Upgrade the feature eligible.leader.replicas.version to 1 (Kafka 4.0 and newer).",
+    acceptable_when="When brokers do not lose power together.",
 )
 def last_replica_trusted(case: RuleContext) -> Iterator[Violation]:
     level = case.known(case.cluster.features, "the cluster's features").get(
@@ -460,10 +460,10 @@ def last_replica_trusted(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="a time decides: a start, a place in the log, retention",
     what="The cluster's clock and ours do not agree.",
-    why="Freshness and lag in seconds are wrong by as much, `start` and places such as @-1h name other records than meant, and "
+    consequence="Freshness and lag in seconds are wrong by as much, `start` and places such as @-1h name other records than meant, and "
     "records are deleted earlier or later than planned.",
-    mend="Keep all clocks in step by NTP.",
-    fine="Never for long.",
+    remedy="Keep all clocks in step by NTP.",
+    acceptable_when="Never for long.",
 )
 def clock_differs(case: RuleContext) -> Iterator[Violation]:
     ahead_s = case.known(case.cluster.clock_ahead_s, "the cluster's clock")
@@ -482,9 +482,9 @@ def clock_differs(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="anybody deletes the topic or publishes to it by mistake",
     what="The cluster lets everybody use a topic that no rule is about.",
-    why="With allow.everyone.if.no.acl.found=true a topic without a rule of its own is open to whoever reaches a broker.",
-    mend="Set allow.everyone.if.no.acl.found=false, and grant each user what it needs.",
-    fine="While rules are being introduced.",
+    consequence="With allow.everyone.if.no.acl.found=true a topic without a rule of its own is open to whoever reaches a broker.",
+    remedy="Set allow.everyone.if.no.acl.found=false, and grant each user what it needs.",
+    acceptable_when="While rules are being introduced.",
 )
 def open_to_everyone(case: RuleContext) -> Iterator[Violation]:
     guilty = _with_setting(case, "allow.everyone.if.no.acl.found", "true")
@@ -502,9 +502,9 @@ def open_to_everyone(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a broker is restarted",
     what="A broker that is stopped does not hand its partitions over first.",
-    why="Its partitions have no leader until the cluster notices, as after a crash; publishers and pipelines wait.",
-    mend="Leave controlled.shutdown.enable at its default, true.",
-    fine="Never.",
+    consequence="Its partitions have no leader until the cluster notices, as after a crash; publishers and pipelines wait.",
+    remedy="Leave controlled.shutdown.enable at its default, true.",
+    acceptable_when="Never.",
 )
 def stops_abruptly(case: RuleContext) -> Iterator[Violation]:
     guilty = _with_setting(case, "controlled.shutdown.enable", "false")
@@ -522,9 +522,9 @@ def stops_abruptly(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a record of an ended transaction arrives late",
     what="A publisher uses transactions, and the brokers do not check that a record's transaction is open.",
-    why="Such a record opens a transaction that nobody ends. Pipelines wait behind it for ever.",
-    mend="Leave transaction.partition.verification.enable at its default, true.",
-    fine="Never with transactions.",
+    consequence="Such a record opens a transaction that nobody ends. Pipelines wait behind it for ever.",
+    remedy="Leave transaction.partition.verification.enable at its default, true.",
+    acceptable_when="Never with transactions.",
 )
 def transactions_unverified(case: RuleContext) -> Iterator[Violation]:
     guilty = _with_setting(case, "transaction.partition.verification.enable", "false")

@@ -47,9 +47,9 @@ def _subject(case: RuleContext) -> str:
     Risk.STANDSTILL,
     when="now",
     what="The target database does not answer, or does not let us in.",
-    why="Nothing can be applied until it does. A running pipeline waits, and the log keeps what comes meanwhile.",
-    mend="Start it, or correct target in the settings.",
-    fine="When it is down on purpose, for less than the log's retention.",
+    consequence="Nothing can be applied until it does. A running pipeline waits, and the log keeps what comes meanwhile.",
+    remedy="Start it, or correct target in the settings.",
+    acceptable_when="When it is down on purpose, for less than the log's retention.",
 )
 def unreachable(case: RuleContext) -> Iterator[Violation]:
     found = case.known(case.snapshot.databases.get(case.name), f"database of {case.name}")
@@ -68,9 +68,9 @@ def unreachable(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="the pipeline is started",
     what="The target table cannot hold what the mapping says, or instep's own tables are not there.",
-    why="The pipeline refuses to start, before anything wrong is written.",
-    mend="Run the statement that is named, or instep init.",
-    fine="Before instep init was run.",
+    consequence="The pipeline refuses to start, before anything wrong is written.",
+    remedy="Run the statement that is named, or instep init.",
+    acceptable_when="Before instep init was run.",
 )
 def table_unfit(case: RuleContext) -> Iterator[Violation]:
     if case.database.unfit:
@@ -88,9 +88,9 @@ def table_unfit(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="the pipeline is started",
     what="The database takes no writes: a standby, or a server set to read only.",
-    why="The pipeline stops with TARGET_READ_ONLY.",
-    mend="Point target to the server that takes writes.",
-    fine="During a planned switch-over.",
+    consequence="The pipeline stops with TARGET_READ_ONLY.",
+    remedy="Point target to the server that takes writes.",
+    acceptable_when="During a planned switch-over.",
 )
 def read_only(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
@@ -113,9 +113,9 @@ def read_only(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the database's machine loses power",
     what="The database does not make sure that pages reach the disk whole and in order.",
-    why="After a power failure its files may be damaged in any way: rows and ledger may disagree, and no guarantee holds.",
-    mend="Switch the setting on again.",
-    fine="In tests, and on databases that are thrown away.",
+    consequence="After a power failure its files may be damaged in any way: rows and ledger may disagree, and no guarantee holds.",
+    remedy="Switch the setting on again.",
+    acceptable_when="In tests, and on databases that are thrown away.",
 )
 def may_corrupt(case: RuleContext) -> Iterator[Violation]:
     wanted = {"postgresql": ("fsync", "full_page_writes")}.get(
@@ -143,10 +143,10 @@ def may_corrupt(case: RuleContext) -> Iterator[Violation]:
     Risk.REPETITION,
     when="the database crashes",
     what="A commit is answered before it is on the disk.",
-    why="After a crash the last transactions are missing. Nothing is lost: the ledger is in the same database and goes back with "
+    consequence="After a crash the last transactions are missing. Nothing is lost: the ledger is in the same database and goes back with "
     "the rows, or further, and the pipeline applies those records again.",
-    mend="Switch the setting on again.",
-    fine="For speed, as long as the log still has the records.",
+    remedy="Switch the setting on again.",
+    acceptable_when="For speed, as long as the log still has the records.",
 )
 def commits_later(case: RuleContext) -> Iterator[Violation]:
     lazy = {"postgresql": ("synchronous_commit", ("off",), "on")}
@@ -167,9 +167,9 @@ def commits_later(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the pipeline dies between two statements",
     what="A table is kept by an engine without transactions.",
-    why="Rows and ledger cannot be written together: after a death in between, records are lost or repeated.",
-    mend="ALTER TABLE … ENGINE = InnoDB.",
-    fine="Never.",
+    consequence="Rows and ledger cannot be written together: after a death in between, records are lost or repeated.",
+    remedy="ALTER TABLE … ENGINE = InnoDB.",
+    acceptable_when="Never.",
 )
 def no_transactions(case: RuleContext) -> Iterator[Violation]:
     if _is_mysql(case):
@@ -189,10 +189,10 @@ def no_transactions(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the database crashes",
     what="A table is unlogged: PostgreSQL empties it after a crash.",
-    why="If the target's table is emptied and the ledger is not, nothing brings the rows back. If the ledger is emptied, the "
+    consequence="If the target's table is emptied and the ledger is not, nothing brings the rows back. If the ledger is emptied, the "
     "pipeline begins again at its start.",
-    mend="ALTER TABLE … SET LOGGED.",
-    fine="In tests.",
+    remedy="ALTER TABLE … SET LOGGED.",
+    acceptable_when="In tests.",
 )
 def table_unlogged(case: RuleContext) -> Iterator[Violation]:
     for table, kept in case.database.engines.items():
@@ -210,9 +210,9 @@ def table_unlogged(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="two documents bring the same value for it",
     what="The table has a unique key beside that of the document's id.",
-    why="A row that breaks the other key is refused, and its document is parked until somebody releases it.",
-    mend="Make sure that the source never gives one value to two documents, or drop the unique key.",
-    fine="When its columns are not among those that the pipeline writes.",
+    consequence="A row that breaks the other key is refused, and its document is parked until somebody releases it.",
+    remedy="Make sure that the source never gives one value to two documents, or drop the unique key.",
+    acceptable_when="When its columns are not among those that the pipeline writes.",
 )
 def second_unique_key(case: RuleContext) -> Iterator[Violation]:
     others = [key for key in case.database.unique_keys if key != case.database.key]
@@ -231,10 +231,10 @@ def second_unique_key(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a trigger refuses a row or is slow",
     what="The target table has triggers.",
-    why="They run with every row that is written, in the pipeline's transaction. What they refuse parks its document, and "
+    consequence="They run with every row that is written, in the pipeline's transaction. What they refuse parks its document, and "
     "batches are written in rounds, so that a trigger sees every event.",
-    mend="Nothing, if they are meant.",
-    fine="When they are quick and refuse nothing without a reason.",
+    remedy="Nothing, if they are meant.",
+    acceptable_when="When they are quick and refuse nothing without a reason.",
 )
 def triggers(case: RuleContext) -> Iterator[Violation]:
     if case.database.triggers:
@@ -265,10 +265,10 @@ TIMEOUTS = {
     Risk.STANDSTILL,
     when="a batch takes longer than the database allows, or no event comes for a while",
     what="The database ends statements, transactions or idle connections after a short time.",
-    why="A full batch in catch-up takes seconds. One that is cut off is rolled back and tried again, and again. An idle "
+    consequence="A full batch in catch-up takes seconds. One that is cut off is rolled back and tried again, and again. An idle "
     "connection that is closed has to be opened again for the next event.",
-    mend="Raise the time-out for the pipeline's user.",
-    fine="When batches are small: lower batch_rows_max.",
+    remedy="Raise the time-out for the pipeline's user.",
+    acceptable_when="When batches are small: lower batch_rows_max.",
 )
 def timeout_short(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
@@ -294,9 +294,9 @@ def _source(case: RuleContext, name: str) -> str:
     Risk.STANDSTILL,
     when="other programs take the connections",
     what="The server, the database or the pipeline's user is allowed hardly more connections than the pipeline's tasks need.",
-    why="Each task that runs at a time holds one, and so do instep's own commands.",
-    mend="Raise the limit that is named: max_connections, or the role's, the account's or the database's own.",
-    fine="When nothing else uses the server.",
+    consequence="Each task that runs at a time holds one, and so do instep's own commands.",
+    remedy="Raise the limit that is named: max_connections, or the role's, the account's or the database's own.",
+    acceptable_when="When nothing else uses the server.",
 )
 def few_connections(case: RuleContext) -> Iterator[Violation]:
     if case.database.kind == "sqlite":
@@ -348,9 +348,9 @@ def _tasks(case: RuleContext) -> int:
     Risk.STANDSTILL,
     when="the account has used up its statements or connections of the hour",
     what="The database limits how many statements, changes or connections per hour the pipeline's account may use.",
-    why="MariaDB and MySQL refuse everything beyond that, and the pipeline waits until the hour is over.",
-    mend="Set the account's limits to 0, which means none.",
-    fine="Never for a pipeline.",
+    consequence="MariaDB and MySQL refuse everything beyond that, and the pipeline waits until the hour is over.",
+    remedy="Set the account's limits to 0, which means none.",
+    acceptable_when="Never for a pipeline.",
 )
 def account_limited(case: RuleContext) -> Iterator[Violation]:
     hourly = {
@@ -370,9 +370,9 @@ def account_limited(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="the password expires and the pipeline connects again",
     what="The password of the pipeline's role expires soon.",
-    why="Connections that are open stay so. The next one is refused, and nothing is applied until the password is changed.",
-    mend="Set a new password with a later VALID UNTIL.",
-    fine="When somebody changes the password before.",
+    consequence="Connections that are open stay so. The next one is refused, and nothing is applied until the password is changed.",
+    remedy="Set a new password with a later VALID UNTIL.",
+    acceptable_when="When somebody changes the password before.",
 )
 def password_expires(case: RuleContext) -> Iterator[Violation]:
     left_s = case.database.password_valid_s
@@ -393,10 +393,10 @@ def password_expires(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="the source deletes a document that rows of another table point to",
     what="Foreign keys of other tables point to the target's table, and the source may delete documents.",
-    why="Without a rule for deletes, or with RESTRICT, the database refuses to delete the row, and the document is parked. With "
+    consequence="Without a rule for deletes, or with RESTRICT, the database refuses to delete the row, and the document is parked. With "
     "CASCADE the rows of the other table are deleted with it; with SET NULL they lose their document.",
-    mend="Decide what a delete means: keep the rows, or let the foreign key cascade.",
-    fine="When the source never deletes documents, or the foreign key's rule is what you want.",
+    remedy="Decide what a delete means: keep the rows, or let the foreign key cascade.",
+    acceptable_when="When the source never deletes documents, or the foreign key's rule is what you want.",
 )
 def deletes_referenced(case: RuleContext) -> Iterator[Violation]:
     if not case.deletes_rows:
@@ -421,9 +421,9 @@ def deletes_referenced(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="an event arrives before the row that it points to",
     what="A column that the pipeline writes has a foreign key to another table.",
-    why="The database refuses a row whose parent is not there, and its document is parked until the parent appears.",
-    mend="Fill the parent's table first, or drop the foreign key.",
-    fine="When parents are always there before their documents.",
+    consequence="The database refuses a row whose parent is not there, and its document is parked until the parent appears.",
+    remedy="Fill the parent's table first, or drop the foreign key.",
+    acceptable_when="When parents are always there before their documents.",
 )
 def parent_may_be_missing(case: RuleContext) -> Iterator[Violation]:
     for one in case.database.references:
@@ -440,9 +440,9 @@ def parent_may_be_missing(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="an event brings a value that the table would refuse",
     what="The pipeline's sessions do not check foreign keys or unique keys, or run no triggers.",
-    why="Rows that break the table's own rules are written without a word, and triggers that other programs rely on stay silent.",
-    mend="Switch the checks on for the pipeline's user.",
-    fine="While a copy of the database is being filled.",
+    consequence="Rows that break the table's own rules are written without a word, and triggers that other programs rely on stay silent.",
+    remedy="Switch the checks on for the pipeline's user.",
+    acceptable_when="While a copy of the database is being filled.",
 )
 def checks_off(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
@@ -466,10 +466,10 @@ def checks_off(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="another program changes the same rows at the same time",
     what="Transactions of the pipeline's user are REPEATABLE READ or SERIALIZABLE by default.",
-    why="PostgreSQL then refuses a transaction that meets another one's change, and the whole batch is written again. The "
+    consequence="PostgreSQL then refuses a transaction that meets another one's change, and the whole batch is written again. The "
     "pipeline locks what it needs and is right at READ COMMITTED.",
-    mend="Set default_transaction_isolation to read committed for the pipeline's user.",
-    fine="When no other program writes to the table.",
+    remedy="Set default_transaction_isolation to read committed for the pipeline's user.",
+    acceptable_when="When no other program writes to the table.",
 )
 def isolation_strict(case: RuleContext) -> Iterator[Violation]:
     name = "default_transaction_isolation"
@@ -488,9 +488,9 @@ def isolation_strict(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="the standby that must confirm every commit is down",
     what="Every commit waits for a standby server.",
-    why="When too few of the named standbys are connected, a commit waits for ever, and the pipeline with it.",
-    mend="Keep one standby more than synchronous_standby_names needs.",
-    fine="When no loss with the primary's disk is acceptable, and a standstill is.",
+    consequence="When too few of the named standbys are connected, a commit waits for ever, and the pipeline with it.",
+    remedy="Keep one standby more than synchronous_standby_names needs.",
+    acceptable_when="When no loss with the primary's disk is acceptable, and a standstill is.",
 )
 def waits_for_standby(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
@@ -509,9 +509,9 @@ def waits_for_standby(case: RuleContext) -> Iterator[Violation]:
     Risk.EXPOSURE,
     when="somebody reads the server's log",
     what="The server writes every statement to its log.",
-    why="The log then holds documents' values, takes disk space as fast as the pipeline writes, and slows it.",
-    mend="Switch the log of statements off.",
-    fine="For a while, to find a fault.",
+    consequence="The log then holds documents' values, takes disk space as fast as the pipeline writes, and slows it.",
+    remedy="Switch the log of statements off.",
+    acceptable_when="For a while, to find a fault.",
 )
 def logs_statements(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
@@ -530,10 +530,10 @@ def logs_statements(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the database's machine loses power and a replica takes over",
     what="The server does not write its binary log to the disk at each commit.",
-    why="After a power failure the binary log may lack committed transactions, or have ones that were rolled back: replicas and "
+    consequence="After a power failure the binary log may lack committed transactions, or have ones that were rolled back: replicas and "
     "the primary no longer hold the same rows.",
-    mend="Set sync_binlog to 1.",
-    fine="When no replica is fed by this server.",
+    remedy="Set sync_binlog to 1.",
+    acceptable_when="When no replica is fed by this server.",
 )
 def binlog_not_synced(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
@@ -554,10 +554,10 @@ def binlog_not_synced(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="another program reads or writes the same column in the server's own time zone",
     what="A column that the pipeline writes keeps times without a zone, and the server's time zone is not UTC.",
-    why="The pipeline writes UTC. A program that takes the column for local time is wrong by the difference, and its own writes "
+    consequence="The pipeline writes UTC. A program that takes the column for local time is wrong by the difference, and its own writes "
     "look earlier or later to the guard.",
-    mend="Keep times with a zone (timestamptz), or let every program read and write that column as UTC.",
-    fine="When all programs take the column for UTC.",
+    remedy="Keep times with a zone (timestamptz), or let every program read and write that column as UTC.",
+    acceptable_when="When all programs take the column for UTC.",
 )
 def times_without_zone(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
@@ -595,9 +595,9 @@ def times_without_zone(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="a record is larger than the database can keep",
     what="The topic takes larger records than a statement to the database may be.",
-    why="A record too large to be set aside whole cannot be kept; it becomes a dead letter with its beginning only.",
-    mend="Raise max_allowed_packet.",
-    fine="When records are known to be small.",
+    consequence="A record too large to be set aside whole cannot be kept; it becomes a dead letter with its beginning only.",
+    remedy="Raise max_allowed_packet.",
+    acceptable_when="When records are known to be small.",
 )
 def packet_small(case: RuleContext) -> Iterator[Violation]:
     if _is_mysql(case):
@@ -626,9 +626,9 @@ def _packet(wanted: int) -> int:
     Risk.STANDSTILL,
     when="the pipeline writes",
     what="The server logs statements, not rows, for its replicas.",
-    why="InnoDB refuses writes at the pipeline's isolation level, READ COMMITTED, when they are logged as statements.",
-    mend="Set binlog_format to ROW or MIXED.",
-    fine="Never.",
+    consequence="InnoDB refuses writes at the pipeline's isolation level, READ COMMITTED, when they are logged as statements.",
+    remedy="Set binlog_format to ROW or MIXED.",
+    acceptable_when="Never.",
 )
 def binlog_by_statement(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
@@ -649,10 +649,10 @@ def binlog_by_statement(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="the pipeline writes",
     what="The pipeline's user lacks a right on a table it needs.",
-    why="The pipeline stops with PERMISSION_LOST.",
-    mend="Grant SELECT, INSERT, UPDATE and DELETE on the target's table and on instep's own, and the right to make temporary "
+    consequence="The pipeline stops with PERMISSION_LOST.",
+    remedy="Grant SELECT, INSERT, UPDATE and DELETE on the target's table and on instep's own, and the right to make temporary "
     "tables.",
-    fine="DELETE on the target's table, when the source never deletes documents.",
+    acceptable_when="DELETE on the target's table, when the source never deletes documents.",
 )
 def rights_missing(case: RuleContext) -> Iterator[Violation]:
     lacking = case.database.lacking_rights or []
@@ -671,9 +671,9 @@ def rights_missing(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a document's row is hidden from the pipeline's user",
     what="Row security hides rows of a table from the pipeline's user.",
-    why="A row that is there and not seen looks like a missing document: its insert is refused, and the document parked.",
-    mend="Give the user BYPASSRLS, or a policy that shows every row.",
-    fine="When the policy shows all rows to this user.",
+    consequence="A row that is there and not seen looks like a missing document: its insert is refused, and the document parked.",
+    remedy="Give the user BYPASSRLS, or a policy that shows every row.",
+    acceptable_when="When the policy shows all rows to this user.",
 )
 def rows_hidden(case: RuleContext) -> Iterator[Violation]:
     if case.database.row_security:
@@ -690,10 +690,10 @@ def rows_hidden(case: RuleContext) -> Iterator[Violation]:
     Risk.EXPOSURE,
     when="the settings or the pipeline's machine fall into wrong hands",
     what="The pipeline works as a superuser or an administrator: root, or an account with all rights.",
-    why="It needs four rights on a few tables, and has all of them on everything. Limits, row security and time-outs that guard "
+    consequence="It needs four rights on a few tables, and has all of them on everything. Limits, row security and time-outs that guard "
     "other users may not hold for it.",
-    mend="Make a user of its own for the pipeline.",
-    fine="On a laptop and in tests.",
+    remedy="Make a user of its own for the pipeline.",
+    acceptable_when="On a laptop and in tests.",
 )
 def superuser(case: RuleContext) -> Iterator[Violation]:
     if case.database.superuser:
@@ -710,9 +710,9 @@ def superuser(case: RuleContext) -> Iterator[Violation]:
     Risk.EXPOSURE,
     when="somebody listens on the network",
     what="A database on another machine is spoken to without encryption.",
-    why="Rows can be read and changed on the way, and the login may be.",
-    mend="Add sslmode=verify-full and sslrootcert to the target's URL.",
-    fine="Within a network that is encrypted itself.",
+    consequence="Rows can be read and changed on the way, and the login may be.",
+    remedy="Add sslmode=verify-full and sslrootcert to the target's URL.",
+    acceptable_when="Within a network that is encrypted itself.",
 )
 def in_clear(case: RuleContext) -> Iterator[Violation]:
     if case.database.encrypted is False and not is_loopback(case.database.host):
@@ -729,10 +729,10 @@ def in_clear(case: RuleContext) -> Iterator[Violation]:
     Risk.EXPOSURE,
     when="somebody on the way answers in the server's place",
     what="The connection to a database on another machine is encrypted, and nobody checks who answers.",
-    why="Without sslmode=verify-full the server's certificate, or its name, is not checked: whoever is on the way can read "
+    consequence="Without sslmode=verify-full the server's certificate, or its name, is not checked: whoever is on the way can read "
     "everything, the password included.",
-    mend="Use sslmode=verify-full with the authority's certificate in sslrootcert.",
-    fine="Within a network where nobody can step in between.",
+    remedy="Use sslmode=verify-full with the authority's certificate in sslrootcert.",
+    acceptable_when="Within a network where nobody can step in between.",
 )
 def not_verified(case: RuleContext) -> Iterator[Violation]:
     facts = case.database
@@ -750,9 +750,9 @@ def not_verified(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a statement that it does not know is needed",
     what="The database is older than the versions instep is made for.",
-    why="It may lack statements that instep uses, and gets no more repairs from its makers.",
-    mend="Upgrade the server.",
-    fine="When the pipeline was tried on it.",
+    consequence="It may lack statements that instep uses, and gets no more repairs from its makers.",
+    remedy="Upgrade the server.",
+    acceptable_when="When the pipeline was tried on it.",
 )
 def old(case: RuleContext) -> Iterator[Violation]:
     version, least = (
@@ -774,10 +774,10 @@ def old(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="two machines or a lost connection break the file's locks",
     what="The SQLite file lies on a network file system.",
-    why="SQLite's write-ahead log needs memory that is shared by all who open the file, and locks that hold. Network file "
+    consequence="SQLite's write-ahead log needs memory that is shared by all who open the file, and locks that hold. Network file "
     "systems have neither: the file may be damaged.",
-    mend="Put the file on a local disk, or use a database server.",
-    fine="Never.",
+    remedy="Put the file on a local disk, or use a database server.",
+    acceptable_when="Never.",
 )
 def on_network_disk(case: RuleContext) -> Iterator[Violation]:
     if case.database.filesystem in NETWORK_FILESYSTEMS:
@@ -794,9 +794,9 @@ def on_network_disk(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="times from the database and from here are compared",
     what="The database's clock and ours do not agree.",
-    why="What triggers, defaults and other programs stamp with the database's clock does not fit the pipeline's own times.",
-    mend="Keep all clocks in step by NTP.",
-    fine="Never for long.",
+    consequence="What triggers, defaults and other programs stamp with the database's clock does not fit the pipeline's own times.",
+    remedy="Keep all clocks in step by NTP.",
+    acceptable_when="Never for long.",
 )
 def clock_differs(case: RuleContext) -> Iterator[Violation]:
     ahead_s = case.database.clock_ahead_s
@@ -813,9 +813,9 @@ def clock_differs(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="an event brings a value that the constraint refuses",
     what="The table has a CHECK constraint on a column that the pipeline writes.",
-    why="A row that it refuses parks its document, with all later events of that document.",
-    mend="Let the constraint allow every status that the source sends.",
-    fine="When the constraint allows all that is ever sent.",
+    consequence="A row that it refuses parks its document, with all later events of that document.",
+    remedy="Let the constraint allow every status that the source sends.",
+    acceptable_when="When the constraint allows all that is ever sent.",
 )
 def check_constraints(case: RuleContext) -> Iterator[Violation]:
     sample = case.topic.sample if case.is_there else None
@@ -847,9 +847,9 @@ def check_constraints(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="the version outgrows the column",
     what="The column that keeps the order holds small integers only.",
-    why="A version beyond it is refused, and its document parked, from then on for every event.",
-    mend="Make the column a BIGINT.",
-    fine="When versions never get that high.",
+    consequence="A version beyond it is refused, and its document parked, from then on for every event.",
+    remedy="Make the column a BIGINT.",
+    acceptable_when="When versions never get that high.",
 )
 def order_column_small(case: RuleContext) -> Iterator[Violation]:
     if case.database.order_column is not None:

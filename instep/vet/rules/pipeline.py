@@ -23,10 +23,10 @@ BATCH_ROWS_FEW, BATCH_ROWS_MANY = 1_000, 2_000_000
     Risk.DISORDER,
     when="a publisher repeats or overtakes, or the topic gets more partitions",
     what="No order is declared, so the place in the log decides which event is newer.",
-    why="Whatever disturbs the log's order disturbs the table: a repetition that arrives late, a second publisher, more "
+    consequence="Whatever disturbs the log's order disturbs the table: a repetition that arrives late, a second publisher, more "
     "partitions, a replay by the source.",
-    mend="Name a version or time of the event as event.order, and a column that keeps it.",
-    fine="When each document has one idempotent publisher and the number of partitions never changes.",
+    remedy="Name a version or time of the event as event.order, and a column that keeps it.",
+    acceptable_when="When each document has one idempotent publisher and the number of partitions never changes.",
 )
 def without_guard(case: RuleContext) -> Iterator[Violation]:
     if not case.guarded:
@@ -43,9 +43,9 @@ def without_guard(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="the clocks of two publishers differ, or two events have the same time",
     what="The guard compares times that several publishers take from their own clocks.",
-    why="An event from the clock that is behind looks old and is skipped.",
-    mend="Order by a version that the source counts.",
-    fine="When each document is published by one machine, or the time comes from the source's database.",
+    consequence="An event from the clock that is behind looks old and is skipped.",
+    remedy="Order by a version that the source counts.",
+    acceptable_when="When each document is published by one machine, or the time comes from the source's database.",
 )
 def ordered_by_clocks(case: RuleContext) -> Iterator[Violation]:
     if case.guarded and case.pipeline.order_is_time and len(case.publishers) > 1:
@@ -65,9 +65,9 @@ def ordered_by_clocks(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the pipeline is started for the first time",
     what="The pipeline has no ledger yet, and will not begin at the log's start.",
-    why="What was published before is not applied; those documents stay as they are until their next event.",
-    mend='Set start = "earliest".',
-    fine="When the table was filled from the source up to that moment.",
+    consequence="What was published before is not applied; those documents stay as they are until their next event.",
+    remedy='Set start = "earliest".',
+    acceptable_when="When the table was filled from the source up to that moment.",
 )
 def starts_late(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.start != "earliest" and not case.ledger:
@@ -84,9 +84,9 @@ def starts_late(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="both pipelines follow the same document",
     what="Two pipelines write the same column of the same table.",
-    why="Each has its own ledger and its own order: they overwrite each other.",
-    mend="Give each pipeline columns of its own, or one pipeline the whole road.",
-    fine="When their documents are never the same.",
+    consequence="Each has its own ledger and its own order: they overwrite each other.",
+    remedy="Give each pipeline columns of its own, or one pipeline the whole road.",
+    acceptable_when="When their documents are never the same.",
 )
 def shares_columns(case: RuleContext) -> Iterator[Violation]:
     mine = case.pipeline
@@ -121,9 +121,9 @@ def _place(target: str, table: str) -> tuple[str, str, int | None, str, str]:
     Risk.STANDSTILL,
     when="the pipeline is started",
     what="The ledger belongs to another topic of the same name, or to another cluster.",
-    why="Its offsets mean nothing there: the pipeline stops with TOPIC_REPLACED.",
-    mend="Decide where to go on: instep rewind --accept-new-topic.",
-    fine="Never.",
+    consequence="Its offsets mean nothing there: the pipeline stops with TOPIC_REPLACED.",
+    remedy="Decide where to go on: instep rewind --accept-new-topic.",
+    acceptable_when="Never.",
 )
 def topic_replaced(case: RuleContext) -> Iterator[Violation]:
     strange = [
@@ -158,9 +158,9 @@ def _met(case: RuleContext) -> list[tuple[PartitionProgress, PartitionFacts]]:
     Risk.LOSS,
     when="now: they are gone",
     what="Records that were not applied yet are no longer in the log.",
-    why="The pipeline stops with OFFSETS_EXPIRED, as going on would hide the loss.",
-    mend="Publish the lost events again or mend the table from the source, then rewind.",
-    fine="Never.",
+    consequence="The pipeline stops with OFFSETS_EXPIRED, as going on would hide the loss.",
+    remedy="Publish the lost events again or mend the table from the source, then rewind.",
+    acceptable_when="Never.",
 )
 def records_expired(case: RuleContext) -> Iterator[Violation]:
     lost = [
@@ -185,10 +185,10 @@ def records_expired(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="now: the log lost its end",
     what="The ledger is beyond the end of the log.",
-    why="Applied records are no longer in the log: it was cut, as by an unclean election or a restored disk. New records at "
+    consequence="Applied records are no longer in the log: it was cut, as by an unclean election or a restored disk. New records at "
     "those offsets would be taken for applied; the pipeline stops with LOG_DIVERGED.",
-    mend="Find out what was lost, and rewind.",
-    fine="Never.",
+    remedy="Find out what was lost, and rewind.",
+    acceptable_when="Never.",
 )
 def ahead_of_log(case: RuleContext) -> Iterator[Violation]:
     beyond = [
@@ -213,9 +213,9 @@ def ahead_of_log(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the pipeline does not catch up in time",
     what="The oldest record that was not applied yet is about to be deleted.",
-    why="Retention does not wait for readers.",
-    mend="Start the pipeline, or raise the topic's retention now.",
-    fine="While a pipeline that was started is catching up fast.",
+    consequence="Retention does not wait for readers.",
+    remedy="Start the pipeline, or raise the topic's retention now.",
+    acceptable_when="While a pipeline that was started is catching up fast.",
 )
 def near_expiry(case: RuleContext) -> Iterator[Violation]:
     kept_ms = case.number("retention.ms")
@@ -235,7 +235,7 @@ def near_expiry(case: RuleContext) -> Iterator[Violation]:
                 ),
                 case.found("retention.ms"),
             ),
-            f"instep run {case.name}; or instep topics alter {case.topic.name} -c retention.ms={2 * kept_ms}",
+            f"instep run {case.name}; or instep topics alter {case.topic.name} -c retention.ms={2 * kept_ms} --execute",
         )
 
 
@@ -244,9 +244,9 @@ def near_expiry(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="now: those documents wait",
     what="Events were set aside: dead letters, or parked documents.",
-    why="They are safe and not in the table. Later events of a parked document wait behind the first.",
-    mend="Look at the reasons, mend them, and replay or release.",
-    fine="When somebody has looked and decided to leave them.",
+    consequence="They are safe and not in the table. Later events of a parked document wait behind the first.",
+    remedy="Look at the reasons, mend them, and replay or release.",
+    acceptable_when="When somebody has looked and decided to leave them.",
 )
 def set_aside(case: RuleContext) -> Iterator[Violation]:
     dead = case.known(case.pipeline.dead_letters, f"dead letters of {case.name}")
@@ -265,10 +265,10 @@ def set_aside(case: RuleContext) -> Iterator[Violation]:
     Risk.REPETITION,
     when="the other program or the pipeline commits",
     what="Another program uses the consumer group that the pipeline mirrors its position to.",
-    why="instep does not write a group that holds another program's offsets, so the pipeline has no mirror. A member that "
+    consequence="instep does not write a group that holds another program's offsets, so the pipeline has no mirror. A member that "
     "commits there from now on overwrites the mirror, and starts where the pipeline stands.",
-    mend="Rename the other program's group, or the pipeline.",
-    fine="Never.",
+    remedy="Rename the other program's group, or the pipeline.",
+    acceptable_when="Never.",
 )
 def group_in_use(case: RuleContext) -> Iterator[Violation]:
     group = groups.mirror_name(case.name)
@@ -291,9 +291,9 @@ def group_in_use(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="a task runs on another machine",
     what="The target is a SQLite file, and Spark's tasks run on a cluster.",
-    why="Each worker would open a file of that name on its own machine.",
-    mend='Use a database server, or master = "local[*]".',
-    fine="When all workers run on this machine.",
+    consequence="Each worker would open a file of that name on its own machine.",
+    remedy='Use a database server, or master = "local[*]".',
+    acceptable_when="When all workers run on this machine.",
 )
 def sqlite_on_cluster(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.target.startswith("sqlite") and not case.snapshot.spark.master.startswith(
@@ -312,9 +312,9 @@ def sqlite_on_cluster(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a task runs on another machine",
     what="Spark's tasks run on a cluster, and the brokers or the database are known as localhost.",
-    why="On a worker, localhost is the worker: it finds no server there, or a wrong one.",
-    mend="Let the brokers advertise, and the target name, addresses that workers can reach.",
-    fine="When all workers run on this machine.",
+    consequence="On a worker, localhost is the worker: it finds no server there, or a wrong one.",
+    remedy="Let the brokers advertise, and the target name, addresses that workers can reach.",
+    acceptable_when="When all workers run on this machine.",
 )
 def localhost_on_cluster(case: RuleContext) -> Iterator[Violation]:
     if case.snapshot.spark.master.startswith("local"):
@@ -341,10 +341,10 @@ def localhost_on_cluster(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a task takes longer than its neighbours",
     what="Spark may run a second copy of a slow task.",
-    why="Both write the same range. The ledger lets only one commit, so nothing is repeated; the other waits for its lock and "
+    consequence="Both write the same range. The ledger lets only one commit, so nothing is repeated; the other waits for its lock and "
     "fails, and the batch takes longer.",
-    mend="Set spark.speculation=false.",
-    fine="Never for a pipeline.",
+    remedy="Set spark.speculation=false.",
+    acceptable_when="Never for a pipeline.",
 )
 def speculation(case: RuleContext) -> Iterator[Violation]:
     if case.snapshot.spark.conf.get("spark.speculation", "false").lower() == "true":
@@ -361,9 +361,9 @@ def speculation(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="events come faster than small batches can be written",
     what="A micro-batch takes few records.",
-    why="Each batch costs some tens of milliseconds whatever its size, so few records a batch bound the records a second.",
-    mend="Leave batch_rows_max at its default.",
-    fine="When rows are very wide, or few events are ever published.",
+    consequence="Each batch costs some tens of milliseconds whatever its size, so few records a batch bound the records a second.",
+    remedy="Leave batch_rows_max at its default.",
+    acceptable_when="When rows are very wide, or few events are ever published.",
 )
 def small_batches(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.batch_rows_max < BATCH_ROWS_FEW:
@@ -380,10 +380,10 @@ def small_batches(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a long backlog is read in one batch",
     what="A micro-batch may take millions of records.",
-    why="A batch is planned and reported as a whole: after a long outage its progress does not show for minutes, and other "
+    consequence="A batch is planned and reported as a whole: after a long outage its progress does not show for minutes, and other "
     "pipelines of the same run wait for a core meanwhile.",
-    mend="Leave batch_rows_max at its default.",
-    fine="When the pipeline has a run of its own.",
+    remedy="Leave batch_rows_max at its default.",
+    acceptable_when="When the pipeline has a run of its own.",
 )
 def huge_batches(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.batch_rows_max > BATCH_ROWS_MANY:
@@ -400,9 +400,9 @@ def huge_batches(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="an event names a document that the table does not have yet",
     what="Events of documents that the table does not have are passed over.",
-    why="A document that is inserted a moment after its first event stays without that status until the next one.",
-    mend='Set missing = "park" or "insert".',
-    fine="When the table holds every document before the source knows it.",
+    consequence="A document that is inserted a moment after its first event stays without that status until the next one.",
+    remedy='Set missing = "park" or "insert".',
+    acceptable_when="When the table holds every document before the source knows it.",
 )
 def ignores_unknown(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.missing == "ignore":
@@ -419,9 +419,9 @@ def ignores_unknown(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the source publishes a record without a value",
     what="A delete record removes the whole row, also the columns that this pipeline does not write.",
-    why="What your application or another pipeline keeps in those columns is gone with the row.",
-    mend='Set deletes = "clear" to empty only the mapped columns, or deletes = "park" to decide case by case.',
-    fine="When the row is worth nothing without the source's document.",
+    consequence="What your application or another pipeline keeps in those columns is gone with the row.",
+    remedy='Set deletes = "clear" to empty only the mapped columns, or deletes = "park" to decide case by case.',
+    acceptable_when="When the row is worth nothing without the source's document.",
 )
 def deletes_others_data(case: RuleContext) -> Iterator[Violation]:
     others = case.database.other_columns
@@ -439,9 +439,9 @@ def deletes_others_data(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="an event brings a status that no transition names",
     what="Records or rows have a status that the declared transitions do not name.",
-    why="Such an event is refused and parks its document. A row with such a status never gets another one.",
-    mend="Add the status to [pipelines.NAME.transitions], with those that may follow it.",
-    fine="When that status is wrong, and parking it is right.",
+    consequence="Such an event is refused and parks its document. A row with such a status never gets another one.",
+    remedy="Add the status to [pipelines.NAME.transitions], with those that may follow it.",
+    acceptable_when="When that status is wrong, and parking it is right.",
 )
 def status_not_declared(case: RuleContext) -> Iterator[Violation]:
     declared = transitions.declare(case.pipeline.followers)
@@ -477,9 +477,9 @@ def status_not_declared(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a document gets to that status",
     what="The declared transitions name a status that no document can get to, or one that looks misspelt.",
-    why="A transition that is missing or misspelt refuses events that are right, and parks their documents.",
-    mend="Let another status lead to it, or correct its name.",
-    fine="When the status is only for documents that begin with it.",
+    consequence="A transition that is missing or misspelt refuses events that are right, and parks their documents.",
+    remedy="Let another status lead to it, or correct its name.",
+    acceptable_when="When the status is only for documents that begin with it.",
 )
 def status_unreachable(case: RuleContext) -> Iterator[Violation]:
     declared = transitions.declare(case.pipeline.followers)
@@ -506,10 +506,10 @@ def status_unreachable(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the pipeline dies in the middle of a batch",
     what="The declared guarantee is weaker than exactly-once.",
-    why="at-most-once loses the events of a batch that did not end, at-least-once applies them twice. exactly-once does neither, "
+    consequence="at-most-once loses the events of a batch that did not end, at-least-once applies them twice. exactly-once does neither, "
     "in the same transaction, and is as fast.",
-    mend='Set guarantee = "exactly-once".',
-    fine="When the loss or the repetition is meant, as in a comparison.",
+    remedy='Set guarantee = "exactly-once".',
+    acceptable_when="When the loss or the repetition is meant, as in a comparison.",
 )
 def guarantee_weak(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.guarantee != "exactly-once":
@@ -530,10 +530,10 @@ def guarantee_weak(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="somebody asks what happened to a document, or events must be replayed after the log has forgotten them",
     what="The pipeline keeps no history.",
-    why="instep show and instep replay then know only what the log still holds. What was applied and is no longer in the log "
+    consequence="instep show and instep replay then know only what the log still holds. What was applied and is no longer in the log "
     "cannot be looked up or applied again.",
-    mend="Set history = true; instep history prune keeps it small.",
-    fine="When the log keeps everything that you will ever look up.",
+    remedy="Set history = true; instep history prune keeps it small.",
+    acceptable_when="When the log keeps everything that you will ever look up.",
 )
 def without_history(case: RuleContext) -> Iterator[Violation]:
     if not case.pipeline.history:
@@ -550,9 +550,9 @@ def without_history(case: RuleContext) -> Iterator[Violation]:
     Risk.EXPOSURE,
     when="somebody reads the settings file, or it is committed to a repository",
     what="The database's password stands in the settings file.",
-    why="Settings are copied, shown and kept in version control; a password in them goes everywhere they go.",
-    mend="Write ${DB_PASSWORD} in its place, and set the variable where the pipeline runs.",
-    fine="On a laptop and in tests.",
+    consequence="Settings are copied, shown and kept in version control; a password in them goes everywhere they go.",
+    remedy="Write ${DB_PASSWORD} in its place, and set the variable where the pipeline runs.",
+    acceptable_when="On a laptop and in tests.",
 )
 def password_in_file(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.password_written:

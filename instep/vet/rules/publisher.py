@@ -44,9 +44,9 @@ def _repeating(case: RuleContext) -> Severity:
     Risk.LOSS,
     when="a publisher gives up a record, repeats it or overtakes itself",
     what="No publisher of the topic is declared, so how it sends cannot be judged.",
-    why="A promise that begins at the broker says nothing of what is lost, repeated or reordered before it.",
-    mend="Declare each publisher: [publishers.NAME] with topic, client and the settings it changes.",
-    fine="When the publisher belongs to another team who vouch for it.",
+    consequence="A promise that begins at the broker says nothing of what is lost, repeated or reordered before it.",
+    remedy="Declare each publisher: [publishers.NAME] with topic, client and the settings it changes.",
+    acceptable_when="When the publisher belongs to another team who vouch for it.",
 )
 def undeclared(case: RuleContext) -> Iterator[Violation]:
     if not case.publishers:
@@ -63,10 +63,10 @@ def undeclared(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the leader of a partition dies",
     what="The publisher does not wait for all in-sync replicas.",
-    why="With acks=1 a record is confirmed when one broker has it, with acks=0 before any has. If the leader dies then, "
+    consequence="With acks=1 a record is confirmed when one broker has it, with acks=0 before any has. If the leader dies then, "
     "confirmed records are gone and the publisher does not know.",
-    mend="Set acks=all.",
-    fine="With the guarantee at-most-once.",
+    remedy="Set acks=all.",
+    acceptable_when="With the guarantee at-most-once.",
 )
 def acks(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -84,10 +84,10 @@ def acks(case: RuleContext) -> Iterator[Violation]:
     Risk.REPETITION,
     when="the publisher's request is answered late and sent again",
     what="The publisher is not idempotent.",
-    why="A request whose answer was lost is sent again, and the broker keeps both. The guard skips repetitions where it "
+    consequence="A request whose answer was lost is sent again, and the broker keeps both. The guard skips repetitions where it "
     "compares a version; without it, an old status that is repeated late overwrites a new one.",
-    mend="Set enable.idempotence=true.",
-    fine="With the guarantee at-least-once, or with a guard that compares a version and a history where repetitions may show.",
+    remedy="Set enable.idempotence=true.",
+    acceptable_when="With the guarantee at-least-once, or with a guard that compares a version and a history where repetitions may show.",
 )
 def not_idempotent(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -122,9 +122,9 @@ def _idempotent(one: Effective) -> str:
     Risk.DISORDER,
     when="one of the publisher's requests fails and is sent again behind later ones",
     what="The publisher has several requests on their way at once and is not idempotent.",
-    why="A request that is retried lands behind later ones: a document's events change places in the log.",
-    mend="Set enable.idempotence=true; or max.in.flight.requests.per.connection=1.",
-    fine="With a guard that compares a version: it puts the order right again.",
+    consequence="A request that is retried lands behind later ones: a document's events change places in the log.",
+    remedy="Set enable.idempotence=true; or max.in.flight.requests.per.connection=1.",
+    acceptable_when="With a guard that compares a version: it puts the order right again.",
 )
 def overtakes(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -145,10 +145,10 @@ def overtakes(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="another client publishes the same document",
     what="The publisher does not put keys where Java's hash, murmur2, puts them.",
-    why="Java, kafka-python, aiokafka and instep agree on murmur2; librdkafka's default is CRC32. The first publisher of the "
+    consequence="Java, kafka-python, aiokafka and instep agree on murmur2; librdkafka's default is CRC32. The first publisher of the "
     "other kind splits documents over two partitions. One that ignores keys splits them all.",
-    mend="Set partitioner=murmur2.",
-    fine="When every publisher of the topic, and every tool that looks up a key's partition, uses the same hash.",
+    remedy="Set partitioner=murmur2.",
+    acceptable_when="When every publisher of the topic, and every tool that looks up a key's partition, uses the same hash.",
 )
 def partitioner(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -170,10 +170,10 @@ def partitioner(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="two publishers send events of the same document",
     what="Publishers of the topic put the same key into different partitions.",
-    why="With 3, 6 or 12 partitions, 67, 83 or 92 % of keys land elsewhere. A document's events then lie in two partitions, "
+    consequence="With 3, 6 or 12 partitions, 67, 83 or 92 % of keys land elsewhere. A document's events then lie in two partitions, "
     "which are applied side by side.",
-    mend="Let all publishers use murmur2.",
-    fine="When they never publish the same document.",
+    remedy="Let all publishers use murmur2.",
+    acceptable_when="When they never publish the same document.",
 )
 def hashes_differ(case: RuleContext) -> Iterator[Violation]:
     hashes = {name: one.hashing for name, one in case.publishers.items()}
@@ -192,9 +192,9 @@ def hashes_differ(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="a broker is not there for a moment",
     what="The publisher does not send again what failed.",
-    why="Leaders move at every restart of a broker; requests fail for a moment, and their records are dropped.",
-    mend="Leave retries at its default, and bound the whole by delivery.timeout.ms.",
-    fine="With the guarantee at-most-once, or when the publisher itself publishes again what was not confirmed.",
+    consequence="Leaders move at every restart of a broker; requests fail for a moment, and their records are dropped.",
+    remedy="Leave retries at its default, and bound the whole by delivery.timeout.ms.",
+    acceptable_when="With the guarantee at-most-once, or when the publisher itself publishes again what was not confirmed.",
 )
 def does_not_retry(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -212,10 +212,10 @@ def does_not_retry(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="an election takes longer than the few retries",
     what="The publisher tries again only a few times.",
-    why="With the usual pause of 100 ms, a few retries are over within a second. An election after a broker's death takes "
+    consequence="With the usual pause of 100 ms, a few retries are over within a second. An election after a broker's death takes "
     "longer, and the records are dropped.",
-    mend="Leave retries at its default, and bound the whole by delivery.timeout.ms.",
-    fine="When the publisher itself publishes again what was not confirmed.",
+    remedy="Leave retries at its default, and bound the whole by delivery.timeout.ms.",
+    acceptable_when="When the publisher itself publishes again what was not confirmed.",
 )
 def retries_few(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -233,9 +233,9 @@ def retries_few(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="brokers are away for longer than the publisher waits",
     what="The publisher drops a record that is not confirmed within a short time.",
-    why="An election after a broker's death takes seconds, a restart up to minutes.",
-    mend="Set delivery.timeout.ms (message.timeout.ms in librdkafka) to two minutes or more.",
-    fine="When the publisher keeps what failed, such as in an outbox table, and publishes it again.",
+    consequence="An election after a broker's death takes seconds, a restart up to minutes.",
+    remedy="Set delivery.timeout.ms (message.timeout.ms in librdkafka) to two minutes or more.",
+    acceptable_when="When the publisher keeps what failed, such as in an outbox table, and publishes it again.",
 )
 def gives_up_early(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -253,9 +253,9 @@ def gives_up_early(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="the publisher is started",
     what="The client does not take these settings together.",
-    why="It refuses to start, or the send fails.",
-    mend="Take one of the contradicting settings out.",
-    fine="Never.",
+    consequence="It refuses to start, or the send fails.",
+    remedy="Take one of the contradicting settings out.",
+    acceptable_when="Never.",
 )
 def refused_settings(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -273,9 +273,9 @@ def refused_settings(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the publisher's default does not do what the setting was meant to",
     what="A setting of the publisher has a name that no client knows.",
-    why="Java clients ignore it with a warning in the log, so the default stays in force; others refuse to start.",
-    mend="Correct the name.",
-    fine="When it is a setting of the application, not of the client.",
+    consequence="Java clients ignore it with a warning in the log, so the default stays in force; others refuse to start.",
+    remedy="Correct the name.",
+    acceptable_when="When it is a setting of the application, not of the client.",
 )
 def setting_misspelt(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -294,9 +294,9 @@ def setting_misspelt(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="a large record is published",
     what="The publisher accepts larger records than the topic takes.",
-    why="They pass the client and are refused by the broker: an error that the sender sees late, or not at all.",
-    mend="Set max.message.bytes of the topic at least as high as the publisher's limit.",
-    fine="When no record comes near either limit, or compression makes them small.",
+    consequence="They pass the client and are refused by the broker: an error that the sender sees late, or not at all.",
+    remedy="Set max.message.bytes of the topic at least as high as the publisher's limit.",
+    acceptable_when="When no record comes near either limit, or compression makes them small.",
 )
 def records_too_large(case: RuleContext) -> Iterator[Violation]:
     limit = case.number("max.message.bytes")
@@ -309,7 +309,7 @@ def records_too_large(case: RuleContext) -> Iterator[Violation]:
                     _found(one, "max.request.size", one.record_bytes_max),
                     case.found("max.message.bytes"),
                 ),
-                f"instep topics alter {case.topic.name} -c max.message.bytes={one.record_bytes_max + BATCH_BYTES}",
+                f"instep topics alter {case.topic.name} -c max.message.bytes={one.record_bytes_max + BATCH_BYTES} --execute",
             )
 
 
@@ -318,9 +318,9 @@ def records_too_large(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="always: every event waits",
     what="The publisher holds records back for long, to send more of them at once.",
-    why="The table is about a second behind at best, and this comes on top.",
-    mend="Set linger.ms to 5 or so.",
-    fine="When being seconds behind does not matter.",
+    consequence="The table is about a second behind at best, and this comes on top.",
+    remedy="Set linger.ms to 5 or so.",
+    acceptable_when="When being seconds behind does not matter.",
 )
 def lingers(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -338,10 +338,10 @@ def lingers(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a publisher dies in the middle of a transaction",
     what="A transaction may stay open for long.",
-    why="Pipelines read what is committed: an open transaction hides everything behind it in its partitions, of all "
+    consequence="Pipelines read what is committed: an open transaction hides everything behind it in its partitions, of all "
     "publishers, until it is ended or timed out.",
-    mend="Set transaction.timeout.ms to a minute or less.",
-    fine="When transactions are long by nature, and waiting for them is right.",
+    remedy="Set transaction.timeout.ms to a minute or less.",
+    acceptable_when="When transactions are long by nature, and waiting for them is right.",
 )
 def transactions_long(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -359,9 +359,9 @@ def transactions_long(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="the publisher begins its first transaction",
     what="The publisher asks for a longer transaction time-out than the brokers allow.",
-    why="The broker answers INVALID_TRANSACTION_TIMEOUT, and nothing is published.",
-    mend="Lower transaction.timeout.ms below transaction.max.timeout.ms of the brokers.",
-    fine="Never.",
+    consequence="The broker answers INVALID_TRANSACTION_TIMEOUT, and nothing is published.",
+    remedy="Lower transaction.timeout.ms below transaction.max.timeout.ms of the brokers.",
+    acceptable_when="Never.",
 )
 def transactions_refused(case: RuleContext) -> Iterator[Violation]:
     sending = {name: one for name, one in case.publishers.items() if one.transactional}
@@ -389,10 +389,10 @@ def transactions_refused(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="both publishers run at the same time",
     what="Two publishers have the same transactional.id.",
-    why="The cluster takes the second for a restart of the first and fences the first off: its transactions are aborted, and it "
+    consequence="The cluster takes the second for a restart of the first and fences the first off: its transactions are aborted, and it "
     "cannot publish any more. Started again, it fences the other off.",
-    mend="Give each running publisher a transactional.id of its own.",
-    fine="Never for two that run at the same time.",
+    remedy="Give each running publisher a transactional.id of its own.",
+    acceptable_when="Never for two that run at the same time.",
 )
 def transactional_id_shared(case: RuleContext) -> Iterator[Violation]:
     declared = {
@@ -419,10 +419,10 @@ def transactional_id_shared(case: RuleContext) -> Iterator[Violation]:
     Risk.REPETITION,
     when="a broker answers slowly, as during an election or a full disk cache",
     what="The publisher waits only a short time for a broker's answer.",
-    why="A request that is given up may still be written. It is sent again: without idempotence the record is there twice, and "
+    consequence="A request that is given up may still be written. It is sent again: without idempotence the record is there twice, and "
     "the broker gets more work while it is slow.",
-    mend="Leave request.timeout.ms at its default, 30 s.",
-    fine="When the publisher is idempotent and the brokers are known to answer quickly.",
+    remedy="Leave request.timeout.ms at its default, 30 s.",
+    acceptable_when="When the publisher is idempotent and the brokers are known to answer quickly.",
 )
 def request_timeout_short(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -440,9 +440,9 @@ def request_timeout_short(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the brokers are away for a moment or the publisher's buffer is full",
     what="send() of the publisher gives up almost at once when it cannot take a record.",
-    why="It raises an error instead of waiting. An application that does not keep the record and try again has lost it.",
-    mend="Leave max.block.ms at its default, 60 s.",
-    fine="When the application keeps what send() refused, such as in an outbox table, and publishes it again.",
+    consequence="It raises an error instead of waiting. An application that does not keep the record and try again has lost it.",
+    remedy="Leave max.block.ms at its default, 60 s.",
+    acceptable_when="When the application keeps what send() refused, such as in an outbox table, and publishes it again.",
 )
 def blocks_briefly(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -460,9 +460,9 @@ def blocks_briefly(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="now: nobody applies what it publishes",
     what="A declared publisher names a topic that no pipeline follows.",
-    why="What it publishes reaches no table, or its declaration is misspelt and its settings are not judged.",
-    mend="Correct the topic in [publishers.NAME], or declare a pipeline that follows it.",
-    fine="When other programs follow that topic.",
+    consequence="What it publishes reaches no table, or its declaration is misspelt and its settings are not judged.",
+    remedy="Correct the topic in [publishers.NAME], or declare a pipeline that follows it.",
+    acceptable_when="When other programs follow that topic.",
 )
 def topic_not_followed(case: RuleContext) -> Iterator[Violation]:
     followed = {one.topic for one in case.snapshot.writers.values() if one.topic}
@@ -485,9 +485,9 @@ def topic_not_followed(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="always: the broker packs every batch again",
     what="The topic asks for another compression than the publisher sends.",
-    why="The broker unpacks and packs every batch, which costs its processor more than everything else it does.",
-    mend="Set compression.type=producer on the topic.",
-    fine="When the publisher's compression cannot be changed and the topic must be small.",
+    consequence="The broker unpacks and packs every batch, which costs its processor more than everything else it does.",
+    remedy="Set compression.type=producer on the topic.",
+    acceptable_when="When the publisher's compression cannot be changed and the topic must be small.",
 )
 def compression_changed(case: RuleContext) -> Iterator[Violation]:
     wanted = case.topic_settings.get("compression.type")
@@ -500,5 +500,5 @@ def compression_changed(case: RuleContext) -> Iterator[Violation]:
                 Severity.NOTE,
                 f"publisher {name}",
                 (_found(one, "compression.type", one.compression), case.found("compression.type")),
-                f"instep topics alter {case.topic.name} -c compression.type=producer",
+                f"instep topics alter {case.topic.name} -c compression.type=producer --execute",
             )

@@ -24,10 +24,10 @@ def _sample(case: RuleContext) -> RecordSample:
     Risk.STANDSTILL,
     when="a record without a key arrives, which waits as a dead letter",
     what="Records have no key.",
-    why="The key is the document's id, and puts all events of a document into one partition. A record without one becomes a "
+    consequence="The key is the document's id, and puts all events of a document into one partition. A record without one becomes a "
     "dead letter.",
-    mend="Let the publisher send the document's id as key.",
-    fine="When those records are not status events and are meant to be dead letters.",
+    remedy="Let the publisher send the document's id as key.",
+    acceptable_when="When those records are not status events and are meant to be dead letters.",
 )
 def without_key(case: RuleContext) -> Iterator[Violation]:
     sample = _sample(case)
@@ -45,9 +45,9 @@ def without_key(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="two publishers put a document's events into two partitions",
     what="Records lie in other partitions than Java's hash, murmur2, puts their keys.",
-    why="Partitions are applied side by side. A document whose events lie in two of them has no order but the guard's.",
-    mend="Set partitioner=murmur2 in every publisher that is built on librdkafka.",
-    fine="When all publishers of the topic, and all who ever will, use the same other hash; or after the topic was given more "
+    consequence="Partitions are applied side by side. A document whose events lie in two of them has no order but the guard's.",
+    remedy="Set partitioner=murmur2 in every publisher that is built on librdkafka.",
+    acceptable_when="When all publishers of the topic, and all who ever will, use the same other hash; or after the topic was given more "
     "partitions, for records from before.",
 )
 def in_wrong_partition(case: RuleContext) -> Iterator[Violation]:
@@ -74,10 +74,10 @@ def in_wrong_partition(case: RuleContext) -> Iterator[Violation]:
     Risk.REPETITION,
     when="a publisher's request is answered late and sent again",
     what="The topic has fresh records, and none came from an idempotent producer.",
-    why="Brokers remember every idempotent producer that wrote lately, and remember none. A retry can then repeat records "
+    consequence="Brokers remember every idempotent producer that wrote lately, and remember none. A retry can then repeat records "
     "or let them overtake each other.",
-    mend="Set enable.idempotence=true in the publisher.",
-    fine="When the guard compares a version: repetitions are skipped, and only show in the history.",
+    remedy="Set enable.idempotence=true in the publisher.",
+    acceptable_when="When the guard compares a version: repetitions are skipped, and only show in the history.",
 )
 def not_idempotent(case: RuleContext) -> Iterator[Violation]:
     producers = case.known(case.topic.idempotent_producers, f"producers of topic {case.topic.name}")
@@ -98,10 +98,10 @@ def not_idempotent(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a record that the pipeline does not understand arrives, which is set aside",
     what="Some of the newest records cannot be understood by the pipeline, or none of them.",
-    why="They become dead letters, or park their documents: kept with a reason, and not in the table. When it is half of them or "
+    consequence="They become dead letters, or park their documents: kept with a reason, and not in the table. When it is half of them or "
     "more, the mapping is wrong, or the topic.",
-    mend="Correct the mapping in [pipelines.NAME.event] and columns, or the publisher.",
-    fine="When the topic also carries records that are not status events.",
+    remedy="Correct the mapping in [pipelines.NAME.event] and columns, or the publisher.",
+    acceptable_when="When the topic also carries records that are not status events.",
 )
 def unreadable(case: RuleContext) -> Iterator[Violation]:
     sample = _sample(case)
@@ -127,9 +127,9 @@ def unreadable(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a record grows a little more",
     what="The largest of the newest records is close to what the topic takes.",
-    why="A record above max.message.bytes is refused, and with it, in the publisher, that document's news.",
-    mend="Raise max.message.bytes of the topic and the publisher's own limit, or make records smaller.",
-    fine="When the largest record that can be is known to fit.",
+    consequence="A record above max.message.bytes is refused, and with it, in the publisher, that document's news.",
+    remedy="Raise max.message.bytes of the topic and the publisher's own limit, or make records smaller.",
+    acceptable_when="When the largest record that can be is known to fit.",
 )
 def near_limit(case: RuleContext) -> Iterator[Violation]:
     limit, largest = case.number("max.message.bytes"), _sample(case).largest_bytes
@@ -138,7 +138,7 @@ def near_limit(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             f"topic {case.topic.name}",
             (f"largest record {largest:,} bytes", case.found("max.message.bytes")),
-            f"instep topics alter {case.topic.name} -c max.message.bytes={2 * limit}",
+            f"instep topics alter {case.topic.name} -c max.message.bytes={2 * limit} --execute",
         )
 
 
@@ -147,12 +147,12 @@ def near_limit(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the log's cleaner comes by before the pipeline",
     what="New records carry timestamps that are older than the topic keeps records, or from 1970.",
-    why="Retention goes by a record's timestamp. A segment whose newest timestamp is that old is deleted at the next look, "
+    consequence="Retention goes by a record's timestamp. A segment whose newest timestamp is that old is deleted at the next look, "
     "minutes after it was written. On a compacted topic min.compaction.lag.ms protects such a record no longer, and "
     "places such as @-1h miss it. Seconds taken for milliseconds look like 1970.",
-    mend="Let the publisher stamp records in milliseconds, or with the time of sending; or set "
+    remedy="Let the publisher stamp records in milliseconds, or with the time of sending; or set "
     "message.timestamp.type=LogAppendTime.",
-    fine="When old events are being sent again, and the pipeline is running.",
+    acceptable_when="When old events are being sent again, and the pipeline is running.",
 )
 def from_long_ago(case: RuleContext) -> Iterator[Violation]:
     if case.setting("message.timestamp.type").value != "CreateTime":
@@ -180,7 +180,7 @@ def from_long_ago(case: RuleContext) -> Iterator[Violation]:
         else Severity.WARNING,
         f"topic {case.topic.name}",
         (*seen, case.found("retention.ms"), case.found("cleanup.policy")),
-        f"instep topics alter {case.topic.name} -c message.timestamp.type=LogAppendTime; or stamp records in milliseconds",
+        f"instep topics alter {case.topic.name} -c message.timestamp.type=LogAppendTime --execute; or stamp records in milliseconds",
         when=None if deletes else "the cleaner or a place such as @-1h goes by the timestamp",
     )
 
@@ -190,10 +190,10 @@ def from_long_ago(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="the event's time decides, and the clock is put right",
     what="Records carry timestamps from the future.",
-    why="A publisher's clock is ahead. Events that are ordered by time are skipped until the real time has caught up, and the "
+    consequence="A publisher's clock is ahead. Events that are ordered by time are skipped until the real time has caught up, and the "
     "log keeps such records for longer than its retention says.",
-    mend="Keep the publishers' clocks in step (NTP).",
-    fine="When records carry a business date that may lie ahead, and the guard compares a version.",
+    remedy="Keep the publishers' clocks in step (NTP).",
+    acceptable_when="When records carry a business date that may lie ahead, and the guard compares a version.",
 )
 def from_the_future(case: RuleContext) -> Iterator[Violation]:
     ahead_s = _sample(case).ahead_s_max
@@ -218,10 +218,10 @@ def _seen(case: RuleContext) -> MappedSample:
     Risk.DISORDER,
     when="a document has a second event under another key",
     what="Records have another key than the document's id.",
-    why="Only the key ties a document's events to one partition, and so to their order. A delete names its document by the key, "
+    consequence="Only the key ties a document's events to one partition, and so to their order. A delete names its document by the key, "
     "and finds none.",
-    mend="Let the publisher send the document's id as key.",
-    fine="When the key is one for all events of a document, such as its customer's, and the source deletes nothing.",
+    remedy="Let the publisher send the document's id as key.",
+    acceptable_when="When the key is one for all events of a document, such as its customer's, and the source deletes nothing.",
 )
 def key_not_document(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
@@ -244,10 +244,10 @@ def key_not_document(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="always: the second event is taken for a repetition",
     what="Events of one document have the same order and different statuses.",
-    why="The guard takes an event with the same version for a repetition and skips it: the status that came second is not "
+    consequence="The guard takes an event with the same version for a repetition and skips it: the status that came second is not "
     "applied.",
-    mend="Count the version up with every change, or name another field as event.order.",
-    fine="When the first of them is the right one.",
+    remedy="Count the version up with every change, or name another field as event.order.",
+    acceptable_when="When the first of them is the right one.",
 )
 def same_order(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
@@ -268,10 +268,10 @@ def same_order(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="always: an older event comes behind a newer one",
     what="A document's events do not lie in the log in their order.",
-    why="A publisher overtakes itself, two publishers send the same document, or old events were sent again. The guard skips "
+    consequence="A publisher overtakes itself, two publishers send the same document, or old events were sent again. The guard skips "
     "what is older; without one, the older status stays.",
-    mend="Let one idempotent publisher send each document's events in order, and declare event.order.",
-    fine="After the source has sent old events again, with a guard.",
+    remedy="Let one idempotent publisher send each document's events in order, and declare event.order.",
+    acceptable_when="After the source has sent old events again, with a guard.",
 )
 def out_of_order(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
@@ -291,9 +291,9 @@ def out_of_order(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="a document changes twice within a second",
     what="The guard compares times, and the events' times have whole seconds only.",
-    why="Two events of one second look equally old: the one that lies later in the log wins, even when it is a late repetition.",
-    mend="Order by a version that the source counts, or send times with microseconds.",
-    fine="When no document changes twice within a second.",
+    consequence="Two events of one second look equally old: the one that lies later in the log wins, even when it is a late repetition.",
+    remedy="Order by a version that the source counts, or send times with microseconds.",
+    acceptable_when="When no document changes twice within a second.",
 )
 def order_coarse(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
@@ -317,10 +317,10 @@ def order_coarse(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="the event's time decides or is shown",
     what="Events happened before 2000, or more than a day from now, by their own time.",
-    why="Numbers are read as milliseconds since 1970. Seconds then look like January 1970, microseconds like the far future. The "
+    consequence="Numbers are read as milliseconds since 1970. Seconds then look like January 1970, microseconds like the far future. The "
     "column keeps a wrong time, freshness is wrong, and a guard that compares it lets nothing or everything through.",
-    mend="Send milliseconds since 1970, or ISO 8601 text.",
-    fine="When documents really happened then.",
+    remedy="Send milliseconds since 1970, or ISO 8601 text.",
+    acceptable_when="When documents really happened then.",
 )
 def event_time_wrong(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
@@ -346,10 +346,10 @@ def event_time_wrong(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="always: the column is never filled",
     what="A column is mapped to a field that none of the newest events has.",
-    why="A field that an event does not have leaves its column as it is. A misspelt name therefore shows no error: the column "
+    consequence="A field that an event does not have leaves its column as it is. A misspelt name therefore shows no error: the column "
     "stays empty, or keeps its old value.",
-    mend="Correct the field in [pipelines.NAME.columns], or take the column out.",
-    fine="When the field comes with some events only, and none of them is among the newest.",
+    remedy="Correct the field in [pipelines.NAME.columns], or take the column out.",
+    acceptable_when="When the field comes with some events only, and none of them is among the newest.",
 )
 def field_absent(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
@@ -371,9 +371,9 @@ def field_absent(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="the publisher's clock shows local time, or changes to summer time",
     what="The events' own time names no time zone.",
-    why="It is taken for UTC. If it is local time, the column and freshness are wrong by hours, and an hour comes twice a year.",
-    mend="Send UTC with a Z behind it, or an offset such as +01:00.",
-    fine="When the publisher sends UTC.",
+    consequence="It is taken for UTC. If it is local time, the column and freshness are wrong by hours, and an hour comes twice a year.",
+    remedy="Send UTC with a Z behind it, or an offset such as +01:00.",
+    acceptable_when="When the publisher sends UTC.",
 )
 def time_without_zone(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
@@ -393,9 +393,9 @@ def time_without_zone(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="somebody counts or filters by status",
     what="Statuses differ only in upper and lower case, or in spaces.",
-    why="To the database and to transitions they are different statuses: queries miss documents, and transitions refuse them.",
-    mend="Let the publisher send one spelling.",
-    fine="When they really mean different things.",
+    consequence="To the database and to transitions they are different statuses: queries miss documents, and transitions refuse them.",
+    remedy="Let the publisher send one spelling.",
+    acceptable_when="When they really mean different things.",
 )
 def status_spellings(case: RuleContext) -> Iterator[Violation]:
     alike: dict[str, list[str]] = {}
@@ -418,9 +418,9 @@ def status_spellings(case: RuleContext) -> Iterator[Violation]:
     Risk.REPETITION,
     when="always: events come more than once",
     what="The newest records hold the same event more than once.",
-    why="A publisher sends again what had arrived. The guard skips repetitions, and the history shows them.",
-    mend="Set enable.idempotence=true in the publisher, and let the application send each event once.",
-    fine="After the source has sent old events again.",
+    consequence="A publisher sends again what had arrived. The guard skips repetitions, and the history shows them.",
+    remedy="Set enable.idempotence=true in the publisher, and let the application send each event once.",
+    acceptable_when="After the source has sent old events again.",
 )
 def repeated(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)

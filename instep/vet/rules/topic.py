@@ -21,9 +21,9 @@ SPAN_SLACK = 1.5
     Risk.STANDSTILL,
     when="the pipeline is started",
     what="The topic does not exist, or we may not see it.",
-    why="There is nothing to follow.",
-    mend="Make the topic, or correct its name.",
-    fine="Before the first deployment.",
+    consequence="There is nothing to follow.",
+    remedy="Make the topic, or correct its name.",
+    acceptable_when="Before the first deployment.",
 )
 def missing(case: RuleContext) -> Iterator[Violation]:
     if not case.is_there:
@@ -34,9 +34,9 @@ def missing(case: RuleContext) -> Iterator[Violation]:
             (f"the cluster has no such topic{f'; it has {near}' if near else ''}",),
             f'[pipelines.{case.name}]\ntopic = "{near}"'
             if near
-            else f"instep topics create {topic} -p 6 -r 3 -c min.insync.replicas=2"
+            else f"instep topics create {topic} -p 6 -r 3 -c min.insync.replicas=2 --execute"
             if len(case.cluster.brokers) >= REPLICAS_WANTED
-            else f"instep topics create {topic} -p 6 -r {len(case.cluster.brokers)}",
+            else f"instep topics create {topic} -p 6 -r {len(case.cluster.brokers)} --execute",
         )
 
 
@@ -45,10 +45,10 @@ def missing(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the disk of the broker that holds a partition is lost",
     what="A partition has one copy.",
-    why="acks=all then means one broker: what it acknowledged is gone with its disk, and while it is down nobody can publish "
+    consequence="acks=all then means one broker: what it acknowledged is gone with its disk, and while it is down nobody can publish "
     "to the partition or read from it.",
-    mend="Give the topic three replicas and min.insync.replicas=2.",
-    fine="On a laptop, in tests, and where the source can publish everything again.",
+    remedy="Give the topic three replicas and min.insync.replicas=2.",
+    acceptable_when="On a laptop, in tests, and where the source can publish everything again.",
 )
 def single_replica(case: RuleContext) -> Iterator[Violation]:
     if case.replicas == 1:
@@ -66,10 +66,10 @@ def single_replica(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="a broker stops",
     what="A partition has two copies.",
-    why="With two there is no good min.insync.replicas: 2 stops publishing as soon as one broker is down, 1 acknowledges what "
+    consequence="With two there is no good min.insync.replicas: 2 stops publishing as soon as one broker is down, 1 acknowledges what "
     "only one disk has.",
-    mend="Give the topic three replicas and min.insync.replicas=2.",
-    fine="Where a standstill during a broker's restart is acceptable, with min.insync.replicas=2.",
+    remedy="Give the topic three replicas and min.insync.replicas=2.",
+    acceptable_when="Where a standstill during a broker's restart is acceptable, with min.insync.replicas=2.",
 )
 def two_replicas(case: RuleContext) -> Iterator[Violation]:
     if case.replicas == REPLICAS_WANTED - 1:
@@ -83,10 +83,10 @@ def two_replicas(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the leader of a partition dies after the others fell behind",
     what="One in-sync replica is enough to acknowledge a record.",
-    why="When the other replicas lag or are down, acks=all is answered by the leader alone. If it dies then, acknowledged "
+    consequence="When the other replicas lag or are down, acks=all is answered by the leader alone. If it dies then, acknowledged "
     "records are lost.",
-    mend="Set min.insync.replicas=2 on the topic.",
-    fine="With the guarantee at-most-once, or when the source can publish everything again.",
+    remedy="Set min.insync.replicas=2 on the topic.",
+    acceptable_when="With the guarantee at-most-once, or when the source can publish everything again.",
 )
 def min_in_sync_one(case: RuleContext) -> Iterator[Violation]:
     if case.replicas > 1 and case.number("min.insync.replicas") < 2:
@@ -103,9 +103,9 @@ def min_in_sync_one(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="any broker that holds a replica stops",
     what="Every replica must be in sync for a record to be acknowledged.",
-    why="A single broker that is down, even for a planned restart, stops publishing with acks=all.",
-    mend="Set min.insync.replicas to one less than the replicas.",
-    fine="Where no loss of two disks at once is acceptable, and a standstill is.",
+    consequence="A single broker that is down, even for a planned restart, stops publishing with acks=all.",
+    remedy="Set min.insync.replicas to one less than the replicas.",
+    acceptable_when="Where no loss of two disks at once is acceptable, and a standstill is.",
 )
 def min_in_sync_all(case: RuleContext) -> Iterator[Violation]:
     if case.replicas > 1 and case.number("min.insync.replicas") == case.replicas:
@@ -122,10 +122,10 @@ def min_in_sync_all(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="any broker that holds a replica stops",
     what="More in-sync replicas are asked for than the topic has.",
-    why="Newer brokers take it for all replicas, so that a single one that is down stops publishing; older brokers refuse every "
+    consequence="Newer brokers take it for all replicas, so that a single one that is down stops publishing; older brokers refuse every "
     "record that is sent with acks=all.",
-    mend="Lower min.insync.replicas below the number of replicas, or add replicas.",
-    fine="With one replica on newer brokers, where it changes nothing.",
+    remedy="Lower min.insync.replicas below the number of replicas, or add replicas.",
+    acceptable_when="With one replica on newer brokers, where it changes nothing.",
 )
 def min_in_sync_too_many(case: RuleContext) -> Iterator[Violation]:
     if case.number("min.insync.replicas") > case.replicas:
@@ -142,10 +142,10 @@ def min_in_sync_too_many(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="all in-sync replicas of a partition are down and another becomes its leader",
     what="A replica that is not in sync may become leader.",
-    why="It lacks records that were acknowledged; they are cut off everywhere. A pipeline that had applied them stops with "
+    consequence="It lacks records that were acknowledged; they are cut off everywhere. A pipeline that had applied them stops with "
     "LOG_DIVERGED; one that had not never sees them.",
-    mend="Set unclean.leader.election.enable=false on the topic.",
-    fine="Where going on is worth more than records.",
+    remedy="Set unclean.leader.election.enable=false on the topic.",
+    acceptable_when="Where going on is worth more than records.",
 )
 def unclean_election(case: RuleContext) -> Iterator[Violation]:
     if case.setting("unclean.leader.election.enable").value == "true":
@@ -153,7 +153,7 @@ def unclean_election(case: RuleContext) -> Iterator[Violation]:
             Severity.ERROR if case.must_not_lose else Severity.WARNING,
             f"topic {case.topic.name}",
             (case.found("unclean.leader.election.enable"),),
-            f"instep topics alter {case.topic.name} -c unclean.leader.election.enable=false",
+            f"instep topics alter {case.topic.name} -c unclean.leader.election.enable=false --execute",
         )
 
 
@@ -162,9 +162,9 @@ def unclean_election(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="now",
     what="A partition has no leader.",
-    why="Nobody can publish to it or read from it.",
-    mend="Start the brokers that hold its in-sync replicas.",
-    fine="For the seconds that an election takes.",
+    consequence="Nobody can publish to it or read from it.",
+    remedy="Start the brokers that hold its in-sync replicas.",
+    acceptable_when="For the seconds that an election takes.",
 )
 def without_leader(case: RuleContext) -> Iterator[Violation]:
     bare = [part for part in case.topic.partitions if part.leader is None]
@@ -185,9 +185,9 @@ def without_leader(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="now",
     what="A partition has fewer in-sync replicas than acknowledging needs.",
-    why="Publishing to it with acks=all is refused until more replicas have caught up.",
-    mend="Start or repair the brokers whose replicas are not in sync.",
-    fine="For the minutes of a restart.",
+    consequence="Publishing to it with acks=all is refused until more replicas have caught up.",
+    remedy="Start or repair the brokers whose replicas are not in sync.",
+    acceptable_when="For the minutes of a restart.",
 )
 def under_min_in_sync(case: RuleContext) -> Iterator[Violation]:
     needed = case.number("min.insync.replicas")
@@ -218,9 +218,9 @@ def under_min_in_sync(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the brokers that are still in sync die before the others catch up",
     what="A partition has replicas that are not in sync.",
-    why="There is a copy less than planned.",
-    mend="Start or repair the brokers whose replicas are not in sync.",
-    fine="During a restart, and while a new replica is being filled.",
+    consequence="There is a copy less than planned.",
+    remedy="Start or repair the brokers whose replicas are not in sync.",
+    acceptable_when="During a restart, and while a new replica is being filled.",
 )
 def under_replicated(case: RuleContext) -> Iterator[Violation]:
     behind = [part for part in case.topic.partitions if len(part.in_sync) < len(part.replicas)]
@@ -244,9 +244,9 @@ def under_replicated(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="a rack or zone is lost",
     what="All replicas of a partition are in one rack, though the cluster has several.",
-    why="A rack or zone fails as a whole, and takes all copies with it.",
-    mend="Spread the replicas: make the topic anew, or reassign its partitions.",
-    fine="Where racks are only names.",
+    consequence="A rack or zone fails as a whole, and takes all copies with it.",
+    remedy="Spread the replicas: make the topic anew, or reassign its partitions.",
+    acceptable_when="Where racks are only names.",
 )
 def replicas_in_one_rack(case: RuleContext) -> Iterator[Violation]:
     racks = {broker.node: broker.rack for broker in case.cluster.brokers if broker.rack is not None}
@@ -276,9 +276,9 @@ def replicas_in_one_rack(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the pipeline stands still for longer than the log keeps its records",
     what="Records are deleted before the longest planned outage is over.",
-    why="What was deleted before it was applied never reaches the table. The pipeline stops with OFFSETS_EXPIRED.",
-    mend="Raise retention.ms above vet.outage_hours_max, or lower that to what you really plan for.",
-    fine="When the source can publish everything again after an outage.",
+    consequence="What was deleted before it was applied never reaches the table. The pipeline stops with OFFSETS_EXPIRED.",
+    remedy="Raise retention.ms above vet.outage_hours_max, or lower that to what you really plan for.",
+    acceptable_when="When the source can publish everything again after an outage.",
 )
 def retention_short(case: RuleContext) -> Iterator[Violation]:
     if "delete" not in (case.setting("cleanup.policy").value or ""):
@@ -292,7 +292,7 @@ def retention_short(case: RuleContext) -> Iterator[Violation]:
                 f"{case.found('retention.ms')}: {_age(kept_ms)}",
                 f"vet.outage_hours_max={case.snapshot.outage_hours_max}: {_age(case.outage_ms)}",
             ),
-            f"instep topics alter {case.topic.name} -c retention.ms={max(7 * 86_400_000, 2 * case.outage_ms)}",
+            f"instep topics alter {case.topic.name} -c retention.ms={max(7 * 86_400_000, 2 * case.outage_ms)} --execute",
         )
 
 
@@ -301,9 +301,9 @@ def retention_short(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="more is published during an outage than retention.bytes holds",
     what="Records are deleted when a partition's log gets too large, however young they are.",
-    why="A burst deletes records that a waiting pipeline has not applied yet.",
-    mend="Set retention.bytes=-1 and bound the log by time, with room on the disks for it.",
-    fine="When the size holds many times what is published during the longest outage.",
+    consequence="A burst deletes records that a waiting pipeline has not applied yet.",
+    remedy="Set retention.bytes=-1 and bound the log by time, with room on the disks for it.",
+    acceptable_when="When the size holds many times what is published during the longest outage.",
 )
 def retention_by_size(case: RuleContext) -> Iterator[Violation]:
     if (
@@ -327,7 +327,7 @@ def retention_by_size(case: RuleContext) -> Iterator[Violation]:
         Severity.ERROR if short and case.must_not_lose else Severity.WARNING,
         f"topic {case.topic.name}",
         (f"{case.found('retention.bytes')}: {limit / 2**20:.1f} MiB a partition", *seen),
-        f"instep topics alter {case.topic.name} -c retention.bytes=-1",
+        f"instep topics alter {case.topic.name} -c retention.bytes=-1 --execute",
     )
 
 
@@ -336,10 +336,10 @@ def retention_by_size(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the pipeline is behind the log's cleaner",
     what="The log keeps only the last record of each key, sooner or later.",
-    why="Statuses in between are removed before a pipeline that is behind sees them: the history has gaps, and with declared "
+    consequence="Statuses in between are removed before a pipeline that is behind sees them: the history has gaps, and with declared "
     "transitions a document that seems to have jumped is parked.",
-    mend="Set cleanup.policy=delete, or min.compaction.lag.ms above vet.outage_hours_max.",
-    fine="When only the last status counts: history = false and no transitions.",
+    remedy="Set cleanup.policy=delete, or min.compaction.lag.ms above vet.outage_hours_max.",
+    acceptable_when="When only the last status counts: history = false and no transitions.",
 )
 def compacted(case: RuleContext) -> Iterator[Violation]:
     if case.compacted:
@@ -363,7 +363,7 @@ def compacted(case: RuleContext) -> Iterator[Violation]:
                 if needs
                 else "only the last status counts",
             ),
-            f"instep topics alter {case.topic.name} -c cleanup.policy=delete",
+            f"instep topics alter {case.topic.name} -c cleanup.policy=delete --execute",
         )
 
 
@@ -372,9 +372,9 @@ def compacted(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the pipeline stands still for longer than deletions are kept",
     what="A compacted log forgets deletions before the longest planned outage is over.",
-    why="A document's deletion that is gone from the log is never applied: its row stays for ever.",
-    mend="Raise delete.retention.ms above vet.outage_hours_max.",
-    fine="When the source never deletes documents.",
+    consequence="A document's deletion that is gone from the log is never applied: its row stays for ever.",
+    remedy="Raise delete.retention.ms above vet.outage_hours_max.",
+    acceptable_when="When the source never deletes documents.",
 )
 def tombstones_short(case: RuleContext) -> Iterator[Violation]:
     if case.compacted and case.number("delete.retention.ms") < case.outage_ms:
@@ -385,7 +385,7 @@ def tombstones_short(case: RuleContext) -> Iterator[Violation]:
                 f"{case.found('delete.retention.ms')}: {_age(case.number('delete.retention.ms'))}",
                 f"vet.outage_hours_max={case.snapshot.outage_hours_max}",
             ),
-            f"instep topics alter {case.topic.name} -c delete.retention.ms={2 * case.outage_ms}",
+            f"instep topics alter {case.topic.name} -c delete.retention.ms={2 * case.outage_ms} --execute",
         )
 
 
@@ -394,10 +394,10 @@ def tombstones_short(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="a publisher sends a document's events in another order than they happened",
     what="The broker stamps records with the time of their arrival, and the pipeline takes that for the event's own.",
-    why="A later arrival always looks newer: the guard lets an old status that was sent late overwrite a new one. Freshness "
+    consequence="A later arrival always looks newer: the guard lets an old status that was sent late overwrite a new one. Freshness "
     "is then counted from the arrival.",
-    mend="Name a field of the event as order and at, or set message.timestamp.type=CreateTime.",
-    fine="When the publisher sends each document's events in order, and only once.",
+    remedy="Name a field of the event as order and at, or set message.timestamp.type=CreateTime.",
+    acceptable_when="When the publisher sends each document's events in order, and only once.",
 )
 def time_of_arrival(case: RuleContext) -> Iterator[Violation]:
     if case.setting("message.timestamp.type").value == "LogAppendTime":
@@ -410,7 +410,7 @@ def time_of_arrival(case: RuleContext) -> Iterator[Violation]:
                     case.found("message.timestamp.type"),
                     f'event.order="{case.pipeline.order}", event.at="{case.pipeline.at}"',
                 ),
-                f"instep topics alter {case.topic.name} -c message.timestamp.type=CreateTime",
+                f"instep topics alter {case.topic.name} -c message.timestamp.type=CreateTime --execute",
             )
 
 
@@ -419,9 +419,9 @@ def time_of_arrival(case: RuleContext) -> Iterator[Violation]:
     Risk.DISORDER,
     when="a publisher's clock is wrong",
     what="The guard compares record timestamps, and the brokers take any.",
-    why="One event from a clock that runs a year ahead makes every later event of its document look old: it is skipped.",
-    mend="Set message.timestamp.after.max.ms to an hour, or let the guard compare a version.",
-    fine="When the publishers' clocks are kept in step.",
+    consequence="One event from a clock that runs a year ahead makes every later event of its document look old: it is skipped.",
+    remedy="Set message.timestamp.after.max.ms to an hour, or let the guard compare a version.",
+    acceptable_when="When the publishers' clocks are kept in step.",
 )
 def times_unbounded(case: RuleContext) -> Iterator[Violation]:
     name = "message.timestamp.after.max.ms"
@@ -435,7 +435,7 @@ def times_unbounded(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             f"topic {case.topic.name}",
             (case.found(name), 'event.order="@timestamp"'),
-            f"instep topics alter {case.topic.name} -c {name}=3600000",
+            f"instep topics alter {case.topic.name} -c {name}=3600000 --execute",
         )
 
 
@@ -444,9 +444,9 @@ def times_unbounded(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="a publisher sends an event that is older than the broker takes",
     what="The brokers refuse records whose timestamp is a little old.",
-    why="A publisher that was down, or sends old events again, is refused: those events never arrive.",
-    mend="Leave message.timestamp.before.max.ms at its default.",
-    fine="When records carry the time of sending and never that of the event.",
+    consequence="A publisher that was down, or sends old events again, is refused: those events never arrive.",
+    remedy="Leave message.timestamp.before.max.ms at its default.",
+    acceptable_when="When records carry the time of sending and never that of the event.",
 )
 def old_times_refused(case: RuleContext) -> Iterator[Violation]:
     name = "message.timestamp.before.max.ms"
@@ -458,7 +458,7 @@ def old_times_refused(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             f"topic {case.topic.name}",
             (f"{case.found(name)}: {_age(case.number(name))}",),
-            f"instep topics alter {case.topic.name} --unset {name}",
+            f"instep topics alter {case.topic.name} --unset {name} --execute",
         )
 
 
@@ -467,9 +467,9 @@ def old_times_refused(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="an event grows beyond the limit",
     what="The topic takes very small records only.",
-    why="A larger one is refused: its publisher gets an error, and that document's news never arrives.",
-    mend="Leave max.message.bytes at its default, 1 MiB.",
-    fine="When the largest event is known to fit.",
+    consequence="A larger one is refused: its publisher gets an error, and that document's news never arrives.",
+    remedy="Leave max.message.bytes at its default, 1 MiB.",
+    acceptable_when="When the largest event is known to fit.",
 )
 def records_bounded_low(case: RuleContext) -> Iterator[Violation]:
     if case.number("max.message.bytes") < RECORD_BYTES_LOW:
@@ -477,7 +477,7 @@ def records_bounded_low(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             f"topic {case.topic.name}",
             (case.found("max.message.bytes"),),
-            f"instep topics alter {case.topic.name} --unset max.message.bytes",
+            f"instep topics alter {case.topic.name} --unset max.message.bytes --execute",
         )
 
 
@@ -486,9 +486,9 @@ def records_bounded_low(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="the brokers run out of open files or memory maps",
     what="The topic's log is cut into very small segments.",
-    why="Each segment is three files that a broker keeps open. Thousands of them slow its start, and may end it.",
-    mend="Leave segment.ms and segment.bytes at their defaults.",
-    fine="In a test of retention or compaction.",
+    consequence="Each segment is three files that a broker keeps open. Thousands of them slow its start, and may end it.",
+    remedy="Leave segment.ms and segment.bytes at their defaults.",
+    acceptable_when="In a test of retention or compaction.",
 )
 def segments_tiny(case: RuleContext) -> Iterator[Violation]:
     small = []
@@ -500,7 +500,7 @@ def segments_tiny(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             f"topic {case.topic.name}",
             tuple(map(case.found, small)),
-            f"instep topics alter {case.topic.name} {' '.join(f'--unset {name}' for name in small)}",
+            f"instep topics alter {case.topic.name} {' '.join(f'--unset {name}' for name in small)} --execute",
         )
 
 
@@ -509,10 +509,10 @@ def segments_tiny(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="now: pipelines wait behind it",
     what="A transaction has been open for more than a minute.",
-    why="Pipelines read what is committed. Everything behind the first record of an open transaction waits, of all publishers, "
+    consequence="Pipelines read what is committed. Everything behind the first record of an open transaction waits, of all publishers, "
     "until it is committed, aborted or timed out. One that hangs is never timed out.",
-    mend="Find out which publisher opened it. Abort it if that publisher is gone.",
-    fine="When transactions are long by nature, and waiting for them is right.",
+    remedy="Find out which publisher opened it. Abort it if that publisher is gone.",
+    acceptable_when="When transactions are long by nature, and waiting for them is right.",
 )
 def transaction_open(case: RuleContext) -> Iterator[Violation]:
     held = [part for part in case.topic.partitions if part.open_from is not None]
@@ -536,9 +536,9 @@ def transaction_open(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the leader dies before the throttled replicas have caught up",
     what="Copying between replicas of the topic is throttled.",
-    why="A throttle that was left behind by a move keeps replicas from catching up, and in-sync sets small.",
-    mend="Unset both throttles when the move is over.",
-    fine="While partitions are being moved.",
+    consequence="A throttle that was left behind by a move keeps replicas from catching up, and in-sync sets small.",
+    remedy="Unset both throttles when the move is over.",
+    acceptable_when="While partitions are being moved.",
 )
 def throttled(case: RuleContext) -> Iterator[Violation]:
     names = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
@@ -548,7 +548,7 @@ def throttled(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             f"topic {case.topic.name}",
             tuple(map(case.found, on)),
-            f"instep topics alter {case.topic.name} {' '.join(f'--unset {name}' for name in on)}",
+            f"instep topics alter {case.topic.name} {' '.join(f'--unset {name}' for name in on)} --execute",
         )
 
 
@@ -557,9 +557,9 @@ def throttled(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="that broker stops",
     what="One broker leads every partition of the topic, though others hold replicas.",
-    why="Its death moves all partitions at once, and until then it does all the work.",
-    mend="Let the preferred replicas lead again.",
-    fine="Right after a broker was away: leaders move back by themselves within minutes.",
+    consequence="Its death moves all partitions at once, and until then it does all the work.",
+    remedy="Let the preferred replicas lead again.",
+    acceptable_when="Right after a broker was away: leaders move back by themselves within minutes.",
 )
 def led_by_one(case: RuleContext) -> Iterator[Violation]:
     leaders = {part.leader for part in case.topic.partitions}
@@ -582,7 +582,7 @@ def _durable(case: RuleContext) -> str:
     """The one change of replicas and min.insync.replicas that every rule about them asks for."""
     replicas = max(case.replicas, REPLICAS_WANTED)
     in_sync = min(max(case.number("min.insync.replicas"), 2), replicas - 1)
-    alter = f"instep topics alter {case.topic.name} -c min.insync.replicas={in_sync}"
+    alter = f"instep topics alter {case.topic.name} -c min.insync.replicas={in_sync} --execute"
     steps = [alter] if case.number("min.insync.replicas") != in_sync else []
     if case.replicas < replicas:
         steps.insert(0, f"instep topics replicate {case.topic.name} -r {replicas} --execute")

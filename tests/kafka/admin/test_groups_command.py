@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from instep import errors
+from instep.cli import output
 from instep.kafka import connection, groups, offsets, places
 from instep.kafka.admin import consumer_groups, resets
 from instep.local.broker import LocalCluster
@@ -98,7 +99,7 @@ def test_lag_and_members_are_those_of_kafkas_own_tool(
         reset = refused(
             place, "groups", "reset", group, "--topic", topic, "--to-latest", "--execute"
         )
-        deleted = refused(place, "groups", "delete", group, "--confirm", group)
+        deleted = refused(place, "groups", "delete", group, "--execute", "--yes")
         assert len(consumer.assignment()) == 2
     theirs = [line.split() for line in printed.splitlines() if line.startswith(group)]
     behind, never, *others = sorted(
@@ -215,7 +216,7 @@ def test_which_groups_are_described_must_be_said(
     place: Path, monkeypatch: pytest.MonkeyPatch, group: str
 ) -> None:
     for arguments in ([], [group, "--all"]):
-        assert "which groups are meant" in refused_here(
+        assert "which groups to describe" in refused_here(
             place, monkeypatch, "groups", "describe", *arguments
         )
 
@@ -228,9 +229,9 @@ def test_a_reset_plans_does_and_reads_back(
     groups.commit(cluster, group, {(topic, 0): 3})
     planned = instep(place, "groups", "reset", group, "--topic", topic, "--to-offset", "7")
     assert [line.split(maxsplit=4) for line in planned.stdout.splitlines()] == [
-        ["GROUP", "TOPIC", "PARTITION", "CURRENT", "NEW                   DELTA"],
-        [group, topic, "0", "3", "7                     +4"],
-        [group, topic, "1", "none", "4 (clamped: 7 asked)"],
+        ["GROUP", "TOPIC", "PARTITION", "CURRENT", "NEW               DELTA"],
+        [group, topic, "0", "3", "7                 +4"],
+        [group, topic, "1", "none", "4 (requested: 7)"],
     ]
     assert groups.all_positions(cluster, group) == {(topic, 0): 3}
     for arguments, where in (
@@ -313,16 +314,15 @@ def test_a_broken_file_is_refused_by_its_line(text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--all-topics"], "no way to go is said"),
-        (["--all-topics", "--to-earliest", "--to-latest"], "more than one way"),
-        (["--to-earliest"], "what to move is not clear"),
+        (["--all-topics"], "no destination is given"),
+        (["--all-topics", "--to-earliest", "--to-latest"], "more than one destination"),
+        (["--to-earliest"], "it is not clear what to reset"),
         (["--all-topics", "--to", "@yesterday-ish"], "'@yesterday-ish' is not a place in a log"),
         (["--all-topics", "--by-duration", "P1W"], "'P1W' is not a duration"),
         (["--all-topics", "--to-datetime", "noon"], "'noon' is not a time"),
         (["--from-file", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--all-topics", "--to-earliest"], "does not exist"),
         (["--topic", "nowhere", "--to-earliest"], "topic 'nowhere' does not exist"),
-        (["--all-topics", "--to-earliest", "--dry-run", "--execute"], "cannot both be given"),
     ],
 )
 def test_a_reset_that_makes_no_sense_is_refused(
@@ -369,19 +369,13 @@ def test_each_group_that_is_deleted_is_reported(
     place: Path, cluster: connection.Cluster, new_topic: Callable[..., str], group: str
 ) -> None:
     groups.commit(cluster, group, {(new_topic(1), 0): 0})
-    assert "was not confirmed" in refused(place, "groups", "delete", group)
-    done = instep(
-        place,
-        "groups",
-        "delete",
-        group,
-        "nowhere",
-        "--confirm",
-        group,
-        "--confirm",
-        "nowhere",
-        "--json",
-    )
+    planned = instep(place, "groups", "delete", group)
+    assert "would be deleted with 1 offset" in planned.stderr
+    assert planned.stderr.endswith(f"{output.DRY_RUN}\n")
+    assert "was not confirmed" in refused(place, "groups", "delete", group, "--execute")
+    assert consumer_groups.exists(cluster, group)
+    confirmed = ("--execute", "--yes", "--json")
+    done = instep(place, "groups", "delete", group, "nowhere", *confirmed)
     assert done.returncode == 2
     assert [
         (one["name"], one["done"], one["error"] is None) for one in json.loads(done.stdout)

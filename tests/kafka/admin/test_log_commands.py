@@ -100,7 +100,7 @@ def test_offsets_are_those_of_kafkas_own_tool(
         [topic, "all", "8"],
     ]
     assert "has no partition 9" in refused(place, "offsets", topic, "-p", "9")
-    assert "'x' is no partition" in refused(place, "offsets", topic, "-p", "x")
+    assert "'x' is not a partition number" in refused(place, "offsets", topic, "-p", "x")
     assert "no place in a log" in refused(place, "offsets", topic, "--at", "@yesterday-ish")
     assert "does not exist" in refused(place, "offsets", topic, f"{topic}x")
 
@@ -319,7 +319,7 @@ def test_a_pipe_that_closes_ends_it_quietly(
         (["-o", "9:3"], "ends before it begins"),
         (["-p", "9"], "has no partition 9"),
         (["-f", "%z"], "'%z' in the format means nothing"),
-        (["-f", "%s", "-J"], "cannot both be given"),
+        (["-f", "%s", "-J"], "exclude each other"),
         (["--filter", "status"], "'status' is no condition"),
         (["--filter", "key~("], "is not a regular expression"),
     ],

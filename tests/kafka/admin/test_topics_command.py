@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner
 
 from instep import cli, errors, settings
+from instep.cli import output
 from instep.kafka import configs, connection, layout, topics
 from instep.kafka.admin import topic_admin, topic_details
 from instep.local.broker import LocalCluster
@@ -49,7 +50,7 @@ def refused(place: Path, *arguments: str) -> str:
 def refused_here(place: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
     """The same without a process of its own: for many small mistakes."""
     monkeypatch.chdir(place)
-    done = CliRunner().invoke(cli.assembled(), arguments)
+    done = CliRunner().invoke(cli.build_app(), arguments)
     assert isinstance(done.exception, errors.SettingsError), done
     return str(done.exception)
 
@@ -163,6 +164,7 @@ def test_each_topic_that_is_created_is_reported(place: Path, cluster: connection
         "-c",
         "retention.ms=1000",
         "--if-not-exists",
+        "--execute",
     )
     assert done.returncode == 2
     remedy = done.stderr.splitlines()[2]
@@ -196,26 +198,31 @@ def test_what_cannot_be_created_says_what_to_do(
     )
 
 
-def test_a_dry_run_makes_nothing(place: Path, cluster: connection.Cluster) -> None:
+def test_topics_are_created_with_execute_only(place: Path, cluster: connection.Cluster) -> None:
     name = f"dry-{uuid.uuid4().hex[:8]}"
-    assert "would have 6 partitions" in instep(place, "topics", "create", name, "--dry-run").stderr
+    planned = instep(place, "topics", "create", name)
+    assert "would have 6 partitions" in planned.stderr
+    assert planned.stderr.endswith(f"{output.DRY_RUN}\n")
     assert name not in topics.names(cluster)
+    created = instep(place, "topics", "create", name, "--execute")
+    assert created.stderr == f"topic {name}: has 6 partitions\n"
+    assert name in topics.names(cluster)
 
 
 def test_settings_change_one_by_one(
     cluster: connection.Cluster, new_topic: Callable[..., str], place: Path
 ) -> None:
     topic = new_topic(1, retention_ms="60000", cleanup_policy="compact", segment_bytes="2000000")
-    changes = told(
-        place, "topics", "alter", topic, "-c", "retention.ms=90000", "--unset", "cleanup.policy"
-    )["changes"]
+    change = ("-c", "retention.ms=90000", "--unset", "cleanup.policy")
+    changes = told(place, "topics", "alter", topic, *change, "--execute")["changes"]
     assert [
         (one["before"]["value"], one["after"]["value"], one["after"]["source"]) for one in changes
     ] == [
         ("60000", "90000", "topic"),
         ("compact", "delete", "default"),
     ]
-    instep(place, "topics", "alter", topic, "-c", "retention.ms=1", "--dry-run")
+    planned = instep(place, "topics", "alter", topic, "-c", "retention.ms=1")
+    assert planned.stderr.endswith(f"{output.DRY_RUN}\n")
     found = configs.of_topics(cluster, [topic])[topic]
     assert (found["retention.ms"].value, found["segment.bytes"].value) == ("90000", "2000000")
     assert "did you mean 'retention.ms'" in refused(
@@ -266,19 +273,20 @@ def test_growing_asks_for_the_guard(place: Path, cluster: connection.Cluster) ->
     assert len(topics.describe(cluster, topic).partitions) == 6
 
 
-def test_deleting_needs_the_name_again(
+def test_a_topic_is_deleted_with_execute_and_a_confirmation(
     place: Path, cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     other = new_topic(1)
-    assert "pipeline 'contracts' follows" in refused(
-        place, "topics", "delete", followed(place), "--confirm", followed(place)
+    assert "pipeline 'contracts' reads" in refused(
+        place, "topics", "delete", followed(place), "--execute", "--yes"
     )
-    assert "the name was not confirmed" in refused(place, "topics", "delete", other)
-    assert "'x' is not its name" in refused(place, "topics", "delete", other, "--confirm", "x")
+    planned = instep(place, "topics", "delete", other)
+    assert (planned.returncode, planned.stderr) == (0, f"{output.DRY_RUN}\n")
+    assert "was not confirmed" in refused(place, "topics", "delete", other, "--execute")
     assert other in topics.names(cluster)
-    assert instep(place, "topics", "delete", other, "--confirm", other).returncode == 0
+    assert instep(place, "topics", "delete", other, "--execute", "--yes").returncode == 0
     assert other not in topics.names(cluster)
-    assert "does not exist" in refused(place, "topics", "delete", other, "--confirm", other)
+    assert "does not exist" in refused(place, "topics", "delete", other, "--execute", "--yes")
 
 
 def test_a_quick_command_imports_nothing_heavy(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""`instep explain CODE`: the page of any stop, rule or reason, from the installation itself."""
+"""`instep explain CODE`: the page of any named stop, reason or rule, from the installation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ import msgspec
 import typer
 
 from instep import errors, settings
-from instep.cli import completing, shared
-from instep.cli.shared import AsJson, Debug
+from instep.cli import completion, output
+from instep.cli.options import AsJson, Debug
+
+TITLES = {
+    "stops": "Named stops: why a pipeline ended",
+    "reasons": "Reasons: why an event is in quarantine",
+    "rules": "Rules of instep vet",
+}
 
 app = typer.Typer()
 
 
 class Page(msgspec.Struct, frozen=True):
-    """What is to be said about one code; `summary` is its first sentence."""
+    """The explanation of one code. `summary` is its first sentence."""
 
     code: str
     group: str
@@ -31,8 +37,8 @@ def explain(
     code: Annotated[
         str | None,
         typer.Argument(
-            help="A stop, a rule of vet or a reason; left out: all of them.",
-            autocompletion=completing.codes,
+            help="A named stop, a reason or a rule. Default: list all codes.",
+            autocompletion=completion.codes,
         ),
     ] = None,
     as_json: AsJson = False,
@@ -47,61 +53,56 @@ def explain(
     if page is None:
         raise errors.SettingsError(
             f"there is no code {code!r}{settings.nearest(code.strip().upper(), known)}",
-            "see all of them: instep explain",
+            "list all codes with: instep explain",
         )
     if as_json:
-        shared.print_json(page)
+        output.print_json(page)
     else:
         typer.echo(page.text.rstrip("\n"))
 
 
 def pages() -> dict[str, Page]:
-    """Every page by its code: named stops, then reasons, then rules of vet."""
+    """Return every page by its code: named stops, then reasons, then rules."""
     return {page.code: page for page in (*_stops(), *_reasons(), *_rules())}
 
 
 def _stops() -> Iterable[Page]:
-    """One file a stop; `instep/stops` is where docs/stops lies in an installation."""
+    """Yield a page per named stop. An installation has docs/stops in `instep/stops`."""
     for file in sorted((files("instep") / "stops").iterdir(), key=lambda file: file.name):
         if file.name.endswith(".md"):
             text = file.read_text(encoding="utf-8")
             paragraph = re.search(r"## What happened\n\n(.+?)(?:\n\n|\Z)", text, re.DOTALL)
-            yield Page(
-                file.name.removesuffix(".md"),
-                "stops",
-                _first_sentence(paragraph[1] if paragraph else ""),
-                text,
-            )
+            summary = _first_sentence(paragraph[1] if paragraph else "")
+            yield Page(file.name.removesuffix(".md"), "stops", summary, text)
 
 
 def _reasons() -> Iterable[Page]:
     from instep.document.reasons import EXPLANATIONS, PARKS
 
     for reason, text in EXPLANATIONS.items():
-        parks = reason in PARKS
-        becomes = (
-            "The document is parked: its later events wait behind this one."
-            if parks
-            else "The event is a dead letter."
-        )
-        look = f"instep {'parked' if parks else 'dead'} list --reason {reason.value}"
-        command = "parked release ID" if parks else f"dead replay --reason {reason.value} --execute"
-        wrong = (
-            "parked skip ID --why TEXT"
-            if parks
-            else f"dead drop --reason {reason.value} --why TEXT --execute"
-        )
-        parts = (
-            f"# {reason.value}",
+        code = reason.value
+        if reason in PARKS:
+            result = "The document is parked: its later events wait behind this one."
+            inspect = f"instep parked list --reason {code}"
+            apply = "instep parked release ID --execute"
+            remove = "instep parked skip ID --why TEXT --execute"
+        else:
+            result = "The event is a dead letter."
+            inspect = f"instep dead list --reason {code}"
+            apply = f"instep dead replay --reason {code} --execute"
+            remove = f"instep dead drop --reason {code} --why TEXT --execute"
+        sections = (
+            f"# {code}",
             _sentence(text),
-            f"{becomes} Other documents are not held up.",
-            f"## How to look\n\n    {look}",
-            "## What to run\n\nWhere the settings or the table were wrong, correct them and apply the event:",
-            f"    instep {command}",
-            "Where the record itself is wrong, have it published again, and pass over this one:",
-            f"    instep {wrong}\n",
+            f"{result} Other documents are not affected.",
+            f"## How to look\n\n    {inspect}",
+            "## What to run\n\n"
+            "If the settings or the table were wrong, correct them and apply the event:",
+            f"    {apply}",
+            "If the record itself is wrong, have it published again and remove this one:",
+            f"    {remove}\n",
         )
-        yield Page(reason.value, "reasons", _sentence(text), "\n\n".join(parts))
+        yield Page(code, "reasons", _sentence(text), "\n\n".join(sections))
 
 
 def _rules() -> Iterable[Page]:
@@ -112,16 +113,10 @@ def _rules() -> Iterable[Page]:
 
 def _print_all(known: list[Page], as_json: bool) -> None:
     if as_json:
-        shared.print_json(
-            [{"code": page.code, "group": page.group, "summary": page.summary} for page in known]
-        )
+        keys = ("code", "group", "summary")
+        output.print_json([{key: getattr(page, key) for key in keys} for page in known])
         return
-    titles = {
-        "stops": "Named stops: why a pipeline ended",
-        "reasons": "Reasons: why an event was set aside",
-        "rules": "Rules of instep vet",
-    }
-    for group, title in titles.items():
+    for group, title in TITLES.items():
         typer.echo(f"{title}\n")
         for page in known:
             if page.group == group:

@@ -1,4 +1,4 @@
-"""`--watch [SECONDS]`: a command's output again and again, in place on a terminal, block after block elsewhere."""
+"""`--watch [SECONDS]`: repeat a command's output, in place on a terminal, else block after block."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ INTERVAL_S = 2.0
 INTERVAL_MIN_S, INTERVAL_MAX_S = 0.1, 86_400.0
 
 
-def _refuse_odd_interval(seconds: float | None) -> float | None:
-    if (
-        seconds is not None and not INTERVAL_MIN_S <= seconds <= INTERVAL_MAX_S
-    ):  # nan is within no range
+def _check_interval(seconds: float | None) -> float | None:
+    # the comparison also refuses nan
+    if seconds is not None and not INTERVAL_MIN_S <= seconds <= INTERVAL_MAX_S:
         raise typer.BadParameter(
             f"{seconds:g} is not between {INTERVAL_MIN_S:g} and {INTERVAL_MAX_S:,.0f} seconds"
         )
@@ -33,31 +32,32 @@ Watch = Annotated[
     typer.Option(
         OPTION,
         metavar="[SECONDS]",
-        callback=_refuse_odd_interval,
-        help=f"Repeat every SECONDS ({INTERVAL_S:g} if left out) until Ctrl-C.",
+        callback=_check_interval,
+        help=f"Repeat every SECONDS (default {INTERVAL_S:g}) until Ctrl-C.",
     ),
 ]
 
 
 class WatchCommand(TyperCommand):
-    """A command whose `--watch` may stand without a number."""
+    """A command whose `--watch` needs no number."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments after adding the default interval."""
         return super().parse_args(ctx, with_interval(args))
 
 
 def with_interval(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the usual interval after each `--watch` that no number follows."""
-    found = []
+    """Return the arguments with the default interval after each `--watch` without a number."""
+    complete = []
     for number, argument in enumerate(arguments, start=1):
-        found.append(argument)
+        complete.append(argument)
         if argument == OPTION and not any(map(_is_number, arguments[number : number + 1])):
-            found.append(str(INTERVAL_S))
-    return found
+            complete.append(str(INTERVAL_S))
+    return complete
 
 
 def repeat(block: Callable[[], str], seconds: float) -> NoReturn:
-    """Print the block until the command is interrupted. The last one stays on the terminal."""
+    """Print the block again and again until interrupted. The last one stays on the terminal."""
     if not terminal.is_live(sys.stdout):
         while True:
             typer.echo(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}\n{block()}\n")
@@ -72,14 +72,13 @@ def repeat(block: Callable[[], str], seconds: float) -> NoReturn:
         redirect_stderr=False,
     ) as live:
         while True:
-            shown = Text.from_ansi(
-                block()
-            )  # its only escapes are our own colours: values are escaped before
+            # the only escapes in the block are our own colours: values were escaped before
+            body = Text.from_ansi(block())
             head = terminal.text(
                 f"{datetime.now(UTC):%H:%M:%SZ} · every {seconds:g} s · Ctrl-C to stop\n",
                 terminal.Tone.FAINT,
             )
-            live.update(head + shown, refresh=True)
+            live.update(head + body, refresh=True)
             time.sleep(seconds)
 
 

@@ -1,4 +1,4 @@
-"""How a command ends: the one place where an error becomes a message with a remedy, and an exit status.
+"""How a command ends: every error becomes a message with a remedy and an exit status, here only.
 
 `--debug` adds the traceback and changes nothing else.
 """
@@ -15,20 +15,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from instep import errors, masking
-from instep.cli.shared import GIVEN, say
+from instep.cli.options import GLOBAL
+from instep.cli.output import say
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 SPARK_MODULES = ("py4j", "pyspark")
 
 
 def status_of(command: Callable[[], object]) -> int:
-    """Run a command to its end; print what went wrong, and return the exit status."""
+    """Run a command, print its error if there is one, and return the exit status."""
     try:
         status = _run(command)
-    except Exception as error:  # noqa: BLE001 - whatever it is, people get a message, not a traceback
+    except Exception as error:  # noqa: BLE001 - users always get a message, not a traceback
         status = _report(explain(error), error)
     try:
         sys.stdout.flush()
@@ -39,7 +40,7 @@ def status_of(command: Callable[[], object]) -> int:
 
 
 def explain(error: Exception) -> errors.InstepError:
-    """Any error as one of ours, with a remedy."""
+    """Return any error as an InstepError with a remedy."""
     if isinstance(error, errors.InstepError):
         return error
     if isinstance(error, UnicodeEncodeError) and any(
@@ -47,27 +48,28 @@ def explain(error: Exception) -> errors.InstepError:
     ):
         return errors.SettingsError(
             f"{error.object!r} is not UTF-8",
-            "ids and texts are UTF-8; check the encoding of the terminal (locale)",
+            "ids and texts must be UTF-8: check the encoding of the terminal (locale)",
         )
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         return errors.InstepError(
             f"no space left to write {error.filename or 'the output'}: {error.strerror}",
-            "free some space there, or write to another place; then run the command again",
+            "free some space there, or write somewhere else, then run the command again",
         )
     if isinstance(error, MemoryError):
         return errors.InstepError(
-            "this process has no memory left",
-            "end other programs, or raise `ulimit -v`; then run again",
+            "this process is out of memory",
+            "stop other programs, or raise `ulimit -v`, then run the command again",
         )
     if type(error).__module__.partition(".")[0] in SPARK_MODULES:
-        return errors.SparkGone(
-            f"Spark's JVM is gone, or does not answer any more: {_words(error)}"
-        )
-    return errors.InstepError(f"unexpected error: {type(error).__name__}: {_words(error)}")
+        return errors.SparkGone(f"Spark's JVM has ended or no longer answers: {_message(error)}")
+    return errors.InstepError(f"unexpected error: {type(error).__name__}: {_message(error)}")
 
 
 def prepare_process() -> None:
-    """Let nothing but messages reach the terminal: also from threads, finalizers and a standard error that takes no more."""
+    """Let only messages reach the terminal.
+
+    Threads and finalizers print no tracebacks, and a stderr that cannot be written to is ignored.
+    """
     sys.stderr = io.TextIOWrapper(
         io.BufferedWriter(_StandardError()),
         encoding="utf-8",
@@ -75,48 +77,48 @@ def prepare_process() -> None:
         line_buffering=True,
         write_through=True,
     )
-    threading.excepthook = _thread_failed
-    sys.unraisablehook = _not_raised
+    threading.excepthook = _thread_hook
+    sys.unraisablehook = _unraisable_hook
 
 
 def _run(command: Callable[[], object]) -> int:
     try:
         command()
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except SystemExit as exited:
+        return exited.code if isinstance(exited.code, int) else int(exited.code is not None)
     return 0
 
 
-def _report(ours: errors.InstepError, cause: Exception) -> int:
-    if GIVEN.debug:
+def _report(error: errors.InstepError, cause: Exception) -> int:
+    if GLOBAL.debug:
         say(masking.masked_text("".join(traceback.format_exception(cause)).rstrip()))
-    say(f"instep: {masking.masked_text(str(ours))}")
-    return ours.exit_status
+    say(f"instep: {masking.masked_text(str(error))}")
+    return error.exit_status
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return " ".join(str(error).split())[:400] or "no details"
 
 
-def _thread_failed(failed: threading.ExceptHookArgs) -> None:
-    if GIVEN.debug:
-        threading.__excepthook__(failed)
+def _thread_hook(arguments: threading.ExceptHookArgs) -> None:
+    if GLOBAL.debug:
+        threading.__excepthook__(arguments)
 
 
-def _not_raised(failed: Any) -> None:
-    if GIVEN.debug:
-        sys.__unraisablehook__(failed)
+def _unraisable_hook(arguments: Any) -> None:
+    if GLOBAL.debug:
+        sys.__unraisablehook__(arguments)
 
 
 def _discard_output() -> None:
-    """What is still buffered cannot be written: the interpreter must not try it again when it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    """Discard what is still buffered, so that the interpreter does not try to write it at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 class _StandardError(io.RawIOBase):
-    """Standard error that drops what cannot be written: a full log must not end a pipeline."""
+    """A stderr that drops what cannot be written: a full log must not end a pipeline."""
 
     def writable(self) -> bool:
         return True

@@ -1,0 +1,159 @@
+"""`instep emit`: publish status events or deletes from a file, stdin or the command line."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from instep import errors, settings
+from instep.cli import completion, options, output, resources
+from instep.cli.options import GLOBAL, AsJson, Config, Debug
+from instep.document import lines
+from instep.document.showing import counted
+
+
+class KeyType(StrEnum):
+    """The type as which the ids of a CSV file are published."""
+
+    AUTO = "auto"
+    TEXT = "text"
+    INTEGER = "integer"
+
+
+app = typer.Typer()
+
+
+@app.command()
+def emit(
+    given: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE|-|ID...",
+            help="JSON lines or CSV file; - reads JSON lines from stdin. With --delete: ids.",
+        ),
+    ],
+    topic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOPIC",
+            help="Topic. Default: that of the only pipeline.",
+            autocompletion=completion.topics,
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Field with the document's id, which becomes the record's key; a.b for nested"
+            " fields. For a composite key all fields: tenant,number."
+            " Default: `event.document` of the pipeline that reads the topic, else doc_id.",
+        ),
+    ] = None,
+    key_type: Annotated[
+        KeyType,
+        typer.Option(
+            help="Type of the ids in a CSV file. auto: the type of the table's key column."
+        ),
+    ] = KeyType.AUTO,
+    delete: Annotated[
+        bool,
+        typer.Option(
+            "--delete", help="Publish a delete, a record without a value, for each named document."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Publish status events or deletes, keyed by document, acknowledged by all replicas."""
+    from instep.emit import publishing
+
+    declared = settings.load(GLOBAL.config)
+    to = topic or options.only_topic(declared)
+    if delete:
+        _refuse_files(given)
+        count = publishing.publish_deletions(
+            declared.kafka, resources.bootstrap(declared), to, given
+        )
+        output.say(f"{counted(count, 'deletion')} published")
+    else:
+        if len(given) > 1:
+            raise errors.SettingsError(
+                f"{len(given)} files were given, but only one can be published at a time",
+                "publish them one after the other",
+            )
+        count = publishing.publish_file(
+            declared.kafka,
+            resources.bootstrap(declared),
+            to,
+            given[0],
+            key=_key(declared, to, given[0], key, key_type),
+            say=output.say,
+        )
+        output.say(f"{count} records published")
+    if as_json:
+        output.print_json({"topic": to, "published": count})
+
+
+def _refuse_files(documents: list[str]) -> None:
+    for document in documents:
+        if document != "-" and not Path(document).is_file():
+            continue
+        problem = "stdin" if document == "-" else f"the file {document}"
+        raise errors.SettingsError(
+            f"--delete expects the ids of documents, not {problem}",
+            'a line such as {"doc_id": "C-1", "$delete": true} in a file deletes a document',
+        )
+
+
+def _key(
+    declared: settings.Settings, topic: str, file: str, fields: str | None, key_type: KeyType
+) -> lines.Key:
+    from instep.emit import publishing
+
+    named = None if fields is None else _named_key(declared, topic, fields)
+    key = named or publishing.key_of(declared, topic)
+    if key_type is KeyType.INTEGER:
+        return msgspec.structs.replace(key, integers=frozenset(key.fields))
+    if key_type is KeyType.AUTO:
+        integers = _integer_fields(declared, topic, file, key.fields)
+        return msgspec.structs.replace(key, integers=integers)
+    return key
+
+
+def _named_key(declared: settings.Settings, topic: str, fields: str) -> lines.Key:
+    """Return the key of the fields that --key names.
+
+    The parts of a composite key are joined as the pipeline that reads the topic does it.
+    """
+    named = tuple(fields.split(","))
+    separators = {
+        pipeline.key_separator
+        for pipeline in declared.pipelines.values()
+        if pipeline.topic == topic and len(pipeline.keys) == len(named)
+    }
+    return lines.Key(named, separators.pop()) if len(separators) == 1 else lines.Key(named)
+
+
+def _integer_fields(
+    declared: settings.Settings, topic: str, file: str, fields: tuple[str, ...]
+) -> frozenset[str]:
+    """Return those key fields of a CSV file that are integers in the pipeline's table."""
+    from instep.sinks import facts
+
+    if not file.lower().endswith(".csv"):
+        return frozenset()
+    for pipeline in declared.pipelines.values():
+        if pipeline.topic == topic and pipeline.event.documents == fields:
+            try:
+                return facts.integer_fields(pipeline)
+            except errors.InstepError as error:
+                output.say(
+                    f"ids are published as text: the type of column {', '.join(pipeline.keys)} is"
+                    f" unknown because {error.what}; set it with --key-type"
+                )
+    return frozenset()

@@ -1,0 +1,208 @@
+"""`instep init`: create the tables that a pipeline needs, or report what does not fit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from instep import errors, settings
+from instep.cli import options, output, resources
+from instep.cli.options import GLOBAL, AsJson, Config, Debug, PipelineNames
+
+if TYPE_CHECKING:
+    from instep.kafka.connection import Cluster
+
+SAMPLE_RECORDS = 1_000
+SAMPLE_TIMEOUT_S = 5.0  # for a sample that was not asked for
+STATUSES_MAX = 1_000
+
+app = typer.Typer()
+
+
+@app.command()
+def init(
+    pipelines: PipelineNames = None,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Print the statements and change nothing.")
+    ] = False,
+    add_columns: Annotated[
+        bool, typer.Option("--add-columns", help="Add the columns that an existing table lacks.")
+    ] = False,
+    infer: Annotated[
+        bool | None,
+        typer.Option(
+            "--infer/--no-infer",
+            help="Infer the types of new columns from the topic's last records."
+            " Default: only if the topic can be read at once.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Create the tables that a pipeline needs in its database, or report what does not fit."""
+    declared = settings.load(GLOBAL.config)
+    faults: dict[str, list[errors.InstepError]] = {}
+    statements: dict[str, list[str]] = {}
+    for name in options.select_pipelines(declared, pipelines):
+        preparation = _Preparation(declared, name, add_columns=add_columns, infer=infer)
+        faults[name] = preparation.run(sql=sql, quiet=as_json)
+        statements[name] = preparation.statements
+        if sql or faults[name]:
+            continue
+        pipeline = settings.pipeline(declared, name)
+        if pipeline.transitions:
+            _report_statuses(declared, name, pipeline)
+        output.say(f"{name}: ready")
+    if as_json:
+        output.print_json(
+            [
+                {
+                    "pipeline": name,
+                    "executed": not sql and not faults[name],
+                    "statements": statements[name],
+                    "errors": [str(fault) for fault in faults[name]],
+                }
+                for name in faults
+            ]
+        )
+    _report_faults(faults)
+    if not sql and declared.spark.master.startswith("local"):
+        _prepare_class_archives()
+
+
+class _Preparation:
+    """What `instep init` does for one pipeline."""
+
+    def __init__(
+        self, declared: settings.Settings, name: str, *, add_columns: bool, infer: bool | None
+    ) -> None:
+        self._declared, self._name = declared, name
+        self._pipeline = settings.pipeline(declared, name)
+        self._add_columns, self._infer = add_columns, infer
+        self.statements: list[str] = []
+
+    def run(self, *, sql: bool, quiet: bool) -> list[errors.InstepError]:
+        """Create what the pipeline lacks in its database, or print it. Return every fault."""
+        from instep.sinks import facts, inspection, preparation
+
+        def show(statements: Sequence[str]) -> None:
+            self.statements += statements
+            for statement in () if quiet else statements:
+                typer.echo(f"{self._name}: {' '.join(statement.split())}")
+
+        try:
+            faults = preparation.faults(self._pipeline, add_columns=self._add_columns)
+            if faults:
+                return list(faults)
+            typed = self._with_types()
+            if sql:
+                self.statements += preparation.statements(typed, add_columns=self._add_columns)
+                for statement in () if quiet else self.statements:
+                    typer.echo(f"{statement};\n")
+                return []
+            preparation.prepare(typed, add_columns=self._add_columns, show=show)
+            inspection.inspect(self._name, self._pipeline)
+            facts.refuse_own_without_rights(self._name, self._pipeline)
+        except errors.InstepError as error:
+            return [error]
+        return []
+
+    def _with_types(self) -> settings.Pipeline:
+        """Return the pipeline with types for new columns, as far as the topic's records show them."""
+        from instep.document import inference
+        from instep.sinks import preparation
+
+        name, pipeline = self._name, self._pipeline
+        columns = preparation.untyped(pipeline, add_columns=self._add_columns)
+        fields = [column for column in columns if column not in pipeline.keys]
+        if self._infer is False or not (fields or (columns and self._infer)):
+            return pipeline
+        try:
+            values = _sample(self._declared, pipeline.topic, required=bool(self._infer))
+        except errors.InstepError as error:
+            if self._infer:
+                raise
+            values = []
+            output.say(f"{name}: column types could not be inferred from the topic: {error.what}")
+        typed = inference.typed(pipeline, values, columns)
+        types = {column: typed.mapped[column].type for column in fields}
+        types |= {k: kind for k, kind in typed.key_types.items() if kind != pipeline.key_types[k]}
+        inferred = ", ".join(f"{column} {kind}" for column, kind in types.items() if kind)
+        if inferred:
+            output.say(
+                f"{name}: types inferred from {len(values):,} records"
+                f" of topic {pipeline.topic!r}: {inferred}"
+            )
+        unknown = [column for column in fields if not types[column]]
+        if unknown:
+            output.say(
+                f"{name}: no type is known for {', '.join(unknown)}:"
+                " declare the column's type if the field is not text"
+            )
+        return typed
+
+
+def _report_faults(faults: dict[str, list[errors.InstepError]]) -> None:
+    """Raise the only fault, or list all of them and exit with the status of the first one."""
+    listed = [(name, fault) for name, of_pipeline in faults.items() for fault in of_pipeline]
+    if len(listed) == 1:
+        raise listed[0][1]
+    for name, fault in listed:
+        output.say(f"{output.ERROR}{name}: {fault}")
+    if listed:
+        raise typer.Exit(listed[0][1].exit_status)
+
+
+def _report_statuses(declared: settings.Settings, name: str, pipeline: settings.Pipeline) -> None:
+    """Report statuses that are unreachable, possibly misspelt, or only in the table."""
+    from instep.document import transitions
+
+    with resources.maintenance_session(declared, name) as session, session.read() as sink:
+        statuses = sink.table.statuses(STATUSES_MAX)
+    for finding in transitions.findings(transitions.declare(pipeline.transitions), statuses):
+        output.say(f"{name}: {finding}")
+
+
+def _prepare_class_archives() -> None:
+    """Prepare quicker starts of Spark, if Spark is installed."""
+    from instep.local import class_archives
+
+    with contextlib.suppress(errors.MissingPart):
+        resources.require_spark()
+        class_archives.prepare_in_background(class_archives.SPARK, output.say)
+
+
+def _sample(declared: settings.Settings, topic: str, *, required: bool) -> list[bytes | None]:
+    """Return the values of the topic's last records.
+
+    Unless the sample is required, start no broker and do not wait long for one.
+    """
+    from instep.kafka.connection import Cluster
+    from instep.local import registry
+
+    if required:
+        with resources.cluster(declared) as cluster:
+            return _last_values(cluster, topic)
+    bootstrap = declared.kafka.bootstrap or registry.bootstrap()
+    if bootstrap is None:
+        return []
+    with Cluster(declared.kafka, bootstrap, SAMPLE_TIMEOUT_S) as cluster:
+        return _last_values(cluster, topic)
+
+
+def _last_values(cluster: Cluster, topic: str) -> list[bytes | None]:
+    from instep.kafka import offsets, reading, topics
+
+    partitions = topics.describe(cluster, topic).partitions
+    first = offsets.earliest(cluster, topic, partitions)
+    end = offsets.latest(cluster, topic, partitions)
+    per_partition = max(1, SAMPLE_RECORDS // len(partitions))
+    ranges = {
+        partition: (max(first[partition], end[partition] - per_partition), end[partition])
+        for partition in partitions
+    }
+    return [record.value for record in reading.read(cluster, topic, ranges)]

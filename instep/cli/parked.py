@@ -1,0 +1,248 @@
+"""`instep parked`: list, show and release parked documents, and skip the event that blocks one."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from instep import errors, settings, terminal
+from instep.cli import help as help_pages
+from instep.cli import options, output, quarantine, resources
+from instep.cli.options import (
+    GLOBAL,
+    All,
+    AsJson,
+    Config,
+    Debug,
+    Execute,
+    Limit,
+    PipelineName,
+    PipelineNames,
+    Reason,
+    RequiredWhy,
+    Since,
+    Until,
+)
+from instep.document import showing
+
+if TYPE_CHECKING:
+    from instep.pipeline.apply.maintenance import Change, MaintenanceSession
+    from instep.sinks.journal_entries import ParkedHead
+
+LIST_COLUMNS = (
+    "PIPELINE",
+    "DOCUMENT",
+    "WAITING",
+    "SINCE",
+    "RETRIED UNTIL",
+    "PLACE",
+    "REASON",
+    "DETAIL",
+)
+
+app = help_pages.command_group(
+    "parked", "Handle parked documents: an event was refused, and later events wait."
+)
+
+Document = Annotated[str, typer.Argument(help="The document's id.")]
+
+
+@app.command("list")
+def list_parked(
+    pipelines: PipelineNames = None,
+    reason: Reason = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Limit = output.SHOWN_MAX,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Show parked documents: why each waits, since when, and how long it is retried."""
+    from instep.pipeline import retries
+    from instep.pipeline.apply import maintenance
+
+    declared = settings.load(GLOBAL.config)
+    heads: list[tuple[str, ParkedHead, datetime | None]] = []
+    now, total = maintenance.now(), 0
+    for name in options.select_pipelines(declared, pipelines):
+        with resources.maintenance_session(declared, name) as session, session.read() as sink:
+            selection = quarantine.select(session, (), reason, since, until)
+            for head in sink.journal.parked_heads(selection, limit):
+                retried_until = retries.retried_until(
+                    declared.pipelines[name], head.reason, head.since, now
+                )
+                heads.append((name, head, retried_until))
+            total += sink.journal.parked_count()
+    if as_json:
+        output.print_json(
+            [
+                {"pipeline": name, **msgspec.to_builtins(head), "retried_until": retried_until}
+                for name, head, retried_until in heads
+            ]
+        )
+    elif heads:
+        typer.echo(output.table(LIST_COLUMNS, [_row(*head) for head in heads]))
+        if len(heads) < total:
+            output.say(f"{len(heads)} of {total} parked documents; -n shows more")
+    else:
+        output.say("no document is parked")
+
+
+@app.command("show")
+def show(
+    document: Document,
+    pipeline: PipelineName = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Show the waiting events of a parked document in the order in which they are released."""
+    declared = settings.load(GLOBAL.config)
+    name = options.select_pipeline(declared, pipeline)
+    with resources.maintenance_session(declared, name) as session, session.read() as sink:
+        waiting = sink.journal.waiting_events(document)
+        decisions = sink.journal.decisions(document=document)
+    if not waiting:
+        raise errors.SettingsError(
+            f"document {document!r} of pipeline {name!r} is not parked", "run: instep parked list"
+        )
+    if as_json:
+        events = [quarantine.json_record(name, event) for event in waiting]
+        output.print_json({"waiting": events, "decisions": decisions})
+        return
+    rows = [
+        (
+            event.place,
+            event.at,
+            event.reason,
+            output.shortened(event.detail, 100),
+            output.shortened(output.shown_bytes(event.record.value), 200),
+        )
+        for event in waiting
+    ]
+    typer.echo(output.table(("PLACE", "SINCE", "REASON", "DETAIL", "VALUE"), rows))
+    quarantine.print_decisions(decisions)
+
+
+@app.command("release")
+def release(
+    documents: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[DOCUMENT]...", help="Documents. Default: those the options select."
+        ),
+    ] = None,
+    reason: Reason = None,
+    everything: All = False,
+    pipeline: PipelineName = None,
+    execute: Execute = False,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Apply the waiting events of parked documents, in order, one transaction per document."""
+    from instep.document.guard import Verdict
+    from instep.pipeline.apply import release as releasing
+
+    declared = settings.load(GLOBAL.config)
+    if not documents and not reason and not everything:
+        raise errors.SettingsError(
+            "no documents are selected", "name documents, or give --reason NAME or --all"
+        )
+    changes: list[Change] = []
+    missing: list[str] = []
+    with (
+        resources.maintenance_session(
+            declared, options.select_pipeline(declared, pipeline)
+        ) as session,
+        terminal.ProgressLine(sys.stderr) as line,
+    ):
+        names = list(dict.fromkeys(documents or ())) or _parked_documents(session, reason)
+        for number, name in enumerate(names):
+            line.update("releasing", number, len(names), "documents")
+            try:
+                changes += releasing.release(session, name, execute=execute)
+            except releasing.NotParked:
+                missing.append(name)
+    is_refused = any(change.verdict == Verdict.PARKED.value for change in changes)
+    if is_refused:
+        output.say(
+            "events that are refused again stay parked: fix the cause, or skip the blocking event"
+            " with: instep parked skip"
+        )
+    if changes or not missing:
+        output.print_changes(
+            changes,
+            execute,
+            as_json,
+            nothing="no parked document matches",
+            not_found=missing,
+        )
+    problems = [f"document {name!r} is not parked" for name in missing]
+    quarantine.refuse_missing(problems, "instep parked list", changes)
+    if is_refused:
+        raise typer.Exit(1)
+
+
+@app.command("skip")
+def skip(
+    document: Document,
+    why: RequiredWhy,
+    pipeline: PipelineName = None,
+    execute: Execute = False,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Skip the event that blocks a document, with a reason; then run `parked release`."""
+    from instep.operate import parked
+
+    declared = settings.load(GLOBAL.config)
+    options.require_reason(why)
+    name = options.select_pipeline(declared, pipeline)
+    with resources.maintenance_session(declared, name) as session:
+        event, waiting = parked.skip(session, document, why, execute=execute)
+    if as_json:
+        output.print_json(
+            {
+                "executed": execute,
+                "skipped": quarantine.json_record(name, event),
+                "waiting": waiting,
+            }
+        )
+    else:
+        verb = "skipped" if execute else "would skip"
+        typer.echo(f"{verb} {event.place} of {showing.plain(document)}: {event.reason}")
+    if not execute:
+        output.say_dry_run()
+    elif waiting:
+        quoted = showing.plain(shlex.quote(document))
+        output.say(f"{waiting} still waiting: instep parked release {quoted} --execute")
+    else:
+        output.say("the document is no longer parked")
+
+
+def _parked_documents(session: MaintenanceSession, reason: str | None) -> list[str]:
+    with session.read() as sink:
+        heads = sink.journal.parked_heads(quarantine.select(session, reason=reason))
+    return [head.document for head in heads]
+
+
+def _row(pipeline: str, head: ParkedHead, retried_until: datetime | None) -> Sequence[Any]:
+    return (
+        pipeline,
+        head.document,
+        head.waiting,
+        head.since,
+        retried_until or "-",
+        head.place,
+        head.reason,
+        output.shortened(head.detail, 80),
+    )

@@ -1,0 +1,185 @@
+"""`instep peek`: show records of a topic without joining a group."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from instep import errors, settings
+from instep.cli import options, output, resources
+from instep.cli.options import GLOBAL, Config, Debug, Partitions, TopicName
+
+if TYPE_CHECKING:
+    from instep.kafka.admin.tail import TailRecord
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+app = typer.Typer()
+
+
+@app.command()
+def peek(
+    topic: TopicName,
+    limit: Annotated[
+        int | None,
+        typer.Option("-n", "--limit", min=1, metavar="COUNT", help="Maximum number to show."),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--offset",
+            metavar="PLACE|RANGE",
+            help=f"Where to start in each partition: {options.PLACES}. A range: START:END.",
+        ),
+    ] = None,
+    partition: Partitions = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            help="Only records with this key. Reads only the partition of Java's hash of the key."
+        ),
+    ] = None,
+    condition: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="CONDITION",
+            help="Only matching records: status=FAILED, key~^C-1, header.ce_type=x, n>5.",
+        ),
+    ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "-f", "--format", metavar="FORMAT", help=r"kcat's format: '%t %p %o %k %v %T %h\n'."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("-J", "--json", help="Print JSON, one record per line as kcat does.")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Continue with new records until Ctrl-C.")
+    ] = False,
+    uncommitted: Annotated[
+        bool,
+        typer.Option("--uncommitted", help="Also show records of open and aborted transactions."),
+    ] = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Show records: the newest ten, or with --key or --filter all that match.
+
+    The command joins no group and commits nothing.
+    """
+    from instep.kafka import places
+    from instep.kafka.admin import filters, rendering, tail
+
+    if format_ is not None and as_json:
+        raise errors.SettingsError("-f and -J exclude each other", "give one of them")
+    wanted_key = None if key is None else key.encode()
+    is_filtered = wanted_key is not None or bool(condition)
+    newest_only = where is None and not is_filtered and not follow
+    log_range = places.parse_range(where or ("end" if follow else "start"))
+    numbers = options.parse_partitions(partition)
+    wanted = filters.parse(condition) if condition else None
+    render: Callable[[TailRecord], bytes] = rendering.envelope if as_json else _line
+    if format_ is not None:
+        render = rendering.parse(format_, safe=sys.stdout.isatty())
+    with resources.cluster(settings.load(GLOBAL.config)) as cluster:
+        records: Iterable[TailRecord]
+        if newest_only:
+            part, records = tail.newest(
+                cluster, topic, limit or tail.NEWEST, numbers, committed=not uncommitted
+            )
+        else:
+            part = tail.stretch(
+                cluster, topic, log_range, numbers, wanted_key, committed=not uncommitted
+            )
+            records = () if follow else tail.records(cluster, part, wanted, limit)
+        if part.unled:
+            listed = ", ".join(map(str, part.unled))
+            output.say(f"partition {listed} is left out: it currently has no leader")
+        if is_filtered and not follow:
+            listed = ", ".join(map(str, part.ranges))
+            output.say(f"reading {part.offsets:,} offsets of {topic}, partition {listed}")
+        try:
+            if follow:
+                batches = tail.follow(cluster, part, wanted, limit)
+                shown = sum(_print(batch, render) for batch in batches)
+            elif render is _line and part.offsets <= tail.HELD_MAX:
+                shown = _print_table(list(records))
+            else:
+                shown = _print(records, render)
+        except BrokenPipeError:
+            # the reader of the output has closed it: discard what is still buffered
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
+    if shown:
+        return
+    if not newest_only:
+        output.say(_no_match(topic, wanted_key, numbers))
+    elif uncommitted or not part.offsets:
+        output.say(f"topic {topic} has no records")
+    else:
+        output.say(f"topic {topic} has no committed records; --uncommitted shows all")
+
+
+def _no_match(topic: str, key: bytes | None, numbers: Sequence[int]) -> str:
+    if key is None or numbers:
+        return (
+            f"no record of {topic} matches;"
+            " without --offset, --partition and --filter the newest records are shown"
+        )
+    return (
+        f"no record of {topic} with this key is in the partition that Java's partitioner (murmur2)"
+        " chooses now; to find records of other publishers, or from before partitions were added:"
+        f" --filter key={key.decode()}"
+    )
+
+
+def _print(records: Iterable[TailRecord], render: Callable[[TailRecord], bytes]) -> int:
+    """Print each record, on a terminal without delay. Return the number of records."""
+    count, is_terminal = 0, sys.stdout.isatty()
+    for record in records:
+        count += 1
+        sys.stdout.buffer.write(render(record))
+        if is_terminal:
+            sys.stdout.buffer.flush()
+    sys.stdout.buffer.flush()
+    return count
+
+
+def _print_table(records: Sequence[TailRecord]) -> int:
+    if records:
+        table = output.table(("PLACE", "TIME", "KEY", "VALUE"), list(map(_row, records)))
+        sys.stdout.buffer.write(table.encode() + b"\n")
+        sys.stdout.buffer.flush()
+    return len(records)
+
+
+def _line(record: TailRecord) -> bytes:
+    return "  ".join(map(output.cell, _row(record))).encode() + b"\n"
+
+
+def _row(record: TailRecord) -> Sequence[Any]:
+    return (
+        f"{record.partition}:{record.offset}",
+        _time(record.timestamp_ms),
+        output.shown_bytes(record.key),
+        output.shown_bytes(record.value),
+    )
+
+
+def _time(at_ms: int) -> str:
+    if at_ms < 0:
+        return "unknown"
+    try:
+        seconds = f"{EPOCH + timedelta(milliseconds=at_ms):%Y-%m-%dT%H:%M:%S}"
+    except OverflowError:  # a producer may write any number as timestamp
+        return f"{at_ms} ms"
+    return f"{seconds}.{at_ms % 1000:03d}Z"

@@ -1,0 +1,107 @@
+"""What the commands `dead` and `parked` share: choosing records, printing them and decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from instep import errors, settings
+from instep.cli import options, output
+
+if TYPE_CHECKING:
+    from instep.pipeline.apply.maintenance import Change, MaintenanceSession
+    from instep.sinks.journal_entries import (
+        DecisionRecord,
+        QuarantinedRecord,
+        RecordPosition,
+        Selection,
+    )
+
+DECISION_COLUMNS = ("DECIDED", "ACTION", "PLACE", "OUTCOME", "ACTOR", "REASON")
+POSITION_CHARACTERS_MAX = 29
+
+
+def select(
+    session: MaintenanceSession,
+    places: Sequence[str] = (),
+    reason: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    document: str | None = None,
+) -> Selection:
+    """Return the selection that the options describe."""
+    from instep.document.reasons import Reason
+    from instep.sinks.journal_entries import Selection
+
+    if reason is not None and reason not in set(Reason):
+        near = settings.nearest(reason, [known.value for known in Reason])
+        raise errors.SettingsError(f"there is no reason {reason!r}{near}", "run: instep dead list")
+    return Selection(
+        reason=reason,
+        since=options.parse_time(since),
+        until=options.parse_time(until),
+        document=document,
+        places=tuple(parse_position(session, text) for text in places),
+    )
+
+
+def parse_position(session: MaintenanceSession, text: str) -> RecordPosition:
+    """Parse PARTITION:OFFSET in the pipeline's topic."""
+    from instep.sinks.journal_entries import RecordPosition
+
+    partition, _, offset = text.partition(":")
+    is_position = all(part.isascii() and part.isdigit() for part in (partition, offset))
+    if not is_position or len(text) > POSITION_CHARACTERS_MAX:
+        raise errors.SettingsError(
+            f"{text!r} is not a place", "write PARTITION:OFFSET, such as 2:1745"
+        )
+    return RecordPosition(session.sink.target.topic, int(partition), int(offset))
+
+
+def refuse_missing(problems: Sequence[str], command: str, changes: Sequence[Change]) -> None:
+    """Exit with an error if something that was named does not exist.
+
+    The other items have been processed by then, unless there were none.
+    """
+    if problems and not changes:
+        raise errors.SettingsError(f"nothing was done: {'; '.join(problems)}", f"run: {command}")
+    for problem in problems:
+        output.say(f"{output.ERROR}{problem}")
+    if problems:
+        output.say(f"run: {command}")
+        raise typer.Exit(1)
+
+
+def print_decisions(decisions: Sequence[DecisionRecord]) -> None:
+    """Print decisions as a table after an empty line, or nothing if there are none."""
+    if not decisions:
+        return
+    rows = [
+        (
+            one.at,
+            one.action,
+            one.place,
+            one.outcome,
+            one.actor,
+            output.shortened(one.reason, 100),
+        )
+        for one in decisions
+    ]
+    typer.echo("\n" + output.table(DECISION_COLUMNS, rows))
+
+
+def json_record(pipeline: str, record: QuarantinedRecord) -> dict[str, Any]:
+    """Return a dead letter or a waiting event for JSON."""
+    return {
+        "pipeline": pipeline,
+        "place": record.place,
+        "document": record.document,
+        "reason": record.reason,
+        "detail": record.detail,
+        "at": record.at,
+        "timestamp_ms": record.record.timestamp_ms,
+        "key": output.json_bytes(record.record.key),
+        "value": output.json_bytes(record.record.value),
+    }

@@ -1,0 +1,251 @@
+"""`instep reconcile`: compare the target table with the topic or with the source, and repair it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from instep import errors, settings, terminal
+from instep.cli import options, output, resources
+from instep.cli.options import (
+    GLOBAL,
+    AsJson,
+    Config,
+    Debug,
+    Execute,
+    Master,
+    PipelineNames,
+)
+from instep.terminal import Tone
+
+if TYPE_CHECKING:
+    from instep.reconcile.comparison_job import ReconcileReport, Request
+
+app = typer.Typer()
+
+CELL_CHARACTERS_MAX = 60
+HELD_BACK_STATUS = 4
+ROW_KEYS = ("kind", "document", "column", "expected", "found", "place")
+COUNT_COLUMNS = (
+    "PIPELINE",
+    "DOCUMENTS",
+    "IN-STEP",
+    "MISSING",
+    "EXTRA",
+    "DIFFERENT",
+    "PARKED",
+    "BEHIND",
+    "NOT-IN-LOG",
+    "UNREADABLE",
+)
+
+
+@app.command()
+def reconcile(
+    pipelines: PipelineNames = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Compare with this file (JSON lines or CSV) instead of the topic."
+        ),
+    ] = None,
+    source_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Compare with a query on this database instead of the topic."
+        ),
+    ] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(metavar="SQL", help="The query. Its columns are named like event fields."),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Field of the source with the document's id; for a composite key: tenant,number."
+            " Default: that of the event.",
+        ),
+    ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="PLACE",
+            help="Where the pipeline started, e.g. start, 1234 or @TIME. Default: its `start`.",
+        ),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="How long to wait for a running pipeline."),
+    ] = 10.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File for rows that differ. Default: reconcile-PIPELINE-TIME.jsonl.",
+        ),
+    ] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Plan the repair of rows that differ.")
+    ] = False,
+    execute: Execute = False,
+    delete_extra: Annotated[
+        bool,
+        typer.Option(
+            "--delete-extra",
+            help="With --fix: also delete rows that the pipeline wrote but the log does not have.",
+        ),
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Count every row that the topic does not explain as extra, whoever wrote it.",
+        ),
+    ] = False,
+    master: Master = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Compare the table with the topic; exit status 0 only if they are in step.
+
+    Status 1: not in step. Status 4: nothing differs, but records wait behind an open Kafka
+    transaction.
+    """
+    if (execute or delete_extra) and not fix:
+        raise errors.SettingsError("--execute and --delete-extra require --fix", "add --fix")
+    declared = options.with_master(settings.load(GLOBAL.config), master)
+    names = options.select_pipelines(declared, pipelines)
+    _check_source(names, source, source_url, query, from_)
+    with resources.spark_jars() as jars:
+        from instep.reconcile import comparison_job, repair
+        from instep.reconcile.source import RowSource
+
+        request = comparison_job.Request(
+            begin=from_,
+            wait_s=wait,
+            source=RowSource(source, source_url, query, key) if source or source_url else None,
+            out=_emptied(out),
+            fix=repair.RepairRequest(
+                execute=execute, delete_extra=delete_extra, who=resources.current_user()
+            )
+            if fix
+            else None,
+            strict=strict,
+        )
+        reports: list[ReconcileReport] = []
+        with resources.cluster(declared) as cluster, terminal.ProgressLine(sys.stderr) as line:
+
+            def say(text: str) -> None:
+                line.clear()
+                output.say(text)
+
+            for report in comparison_job.run(
+                declared,
+                names,
+                cluster,
+                jars,
+                request,
+                say=say,
+                progress=line.update,
+                verbose=GLOBAL.debug,
+            ):
+                reports.append(report)
+                line.clear()
+                if not as_json:
+                    _print(report, request)
+    if as_json:
+        output.print_json({"pipelines": reports})
+    if fix and not execute and any(report.rows_file for report in reports):
+        output.say_dry_run()
+    verdicts = {report.verdict for report in reports}
+    if comparison_job.ReconcileVerdict.NOT_IN_STEP in verdicts:
+        raise typer.Exit(1)
+    if comparison_job.ReconcileVerdict.HELD_BACK in verdicts:
+        raise typer.Exit(HELD_BACK_STATUS)
+
+
+def _check_source(
+    names: Sequence[str],
+    source: str | None,
+    source_url: str | None,
+    query: str | None,
+    from_: str | None,
+) -> None:
+    if source and source_url:
+        raise errors.SettingsError("--source and --source-url exclude each other", "give one")
+    if bool(source_url) != bool(query):
+        raise errors.SettingsError("--source-url and --query belong together", "give both")
+    if (source or source_url) and len(names) > 1:
+        raise errors.SettingsError(
+            "a source can only be compared with one pipeline",
+            f"name one of {', '.join(names)}",
+        )
+    if (source or source_url) and from_:
+        raise errors.SettingsError(
+            "--from is a place in the log, but another source is given", "leave one of them out"
+        )
+
+
+def _emptied(out: Path | None) -> Path | None:
+    """Empty the output file, so that it will hold the rows of this run only."""
+    if out is not None:
+        try:
+            out.write_bytes(b"")
+        except OSError as error:
+            raise errors.SettingsError(
+                f"{out} cannot be written: {error.strerror}", "name another file with --out"
+            ) from error
+    return out
+
+
+def _print(report: ReconcileReport, request: Request) -> None:
+    counts = (
+        report.pipeline,
+        report.documents,
+        report.documents_in_step,
+        report.missing,
+        report.extra,
+        report.different,
+        report.parked,
+        report.behind.documents,
+        report.not_in_log,
+        report.unreadable,
+    )
+    typer.echo(output.table(COUNT_COLUMNS, [tuple(map(_cell, counts))]))
+    if report.columns:
+        differing = [(_cell(name), count) for name, count in report.columns.items()]
+        typer.echo("\n" + output.table(("COLUMN", "DIFFERENT"), differing))
+    if report.first_rows:
+        keys = (*ROW_KEYS, "mend") if request.fix else ROW_KEYS
+        head = [key.upper() for key in ROW_KEYS] + (["REPAIR"] if request.fix else [])
+        rows = [[_cell(row.get(key, "")) for key in keys] for row in report.first_rows]
+        typer.echo("\n" + output.table(head, rows))
+    for note in report.notes:
+        output.say(f"{report.pipeline}: {note}")
+    if report.behind.records:
+        output.say(f"{report.pipeline}: {report.behind.records:,} records wait in the log")
+    if report.repaired is not None:
+        repaired = report.repaired
+        output.say(
+            f"{report.pipeline}: {repaired.inserted:,} inserted, {repaired.written:,} written,"
+            f" {repaired.deleted:,} deleted, {repaired.left_alone:,} left alone"
+        )
+        for document, reason in repaired.first_left_alone:
+            output.say(f"  {_cell(document)}: {_cell(reason)}")
+    output.say(f"{report.pipeline}: {report.verdict}", Tone.GOOD if report.in_step else Tone.BAD)
+
+
+def _cell(value: Any) -> str:
+    """Return a value for the terminal, on one line."""
+    if value is None:
+        return "-"
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return output.shortened(text, CELL_CHARACTERS_MAX)

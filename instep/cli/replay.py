@@ -1,0 +1,83 @@
+"""`instep replay`: apply a range of the log again, under the guard."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from instep import errors, settings, terminal
+from instep.cli import options, output, resources
+from instep.cli.options import GLOBAL, AsJson, Config, Debug, Execute, Partitions, PipelineName
+
+if TYPE_CHECKING:
+    from instep.pipeline.apply.maintenance import Change
+
+app = typer.Typer()
+
+
+@app.command()
+def replay(
+    document: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Only this document. Can be repeated."),
+    ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="PLACE", help="Where to start. Default: the start of the log."
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="PLACE", help="Where to end. Default: the ledger's position."),
+    ] = None,
+    partition: Partitions = None,
+    pipeline: PipelineName = None,
+    execute: Execute = False,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Apply a range of the log again, under the guard, to repair a damaged table.
+
+    This is safe while the pipeline runs.
+    """
+    from instep.kafka import places
+    from instep.operate import replay as replaying
+
+    if not document and from_ is None and to is None:
+        raise errors.SettingsError(
+            "no range and no document is selected",
+            "give --document ID, --from PLACE, or --from start for the whole log",
+        )
+    first = places.parse_place(from_) if from_ is not None else None
+    last = places.parse_place(to) if to is not None else None
+    declared = settings.load(GLOBAL.config)
+    changes: list[Change] = []
+    with (
+        resources.maintenance_session(
+            declared, options.select_pipeline(declared, pipeline)
+        ) as session,
+        resources.cluster(declared) as cluster,
+        terminal.ProgressLine(sys.stderr) as line,
+    ):
+        selected = replaying.stretch(
+            session,
+            cluster,
+            documents=document or (),
+            first=first,
+            last=last,
+            partitions=options.parse_partitions(partition),
+        )
+        output.say(
+            f"reading {selected.records:,} offsets of topic {session.sink.target.topic}"
+            f" in {len(selected.ranges)} partitions"
+        )
+        for change in replaying.replay(session, cluster, selected, execute=execute):
+            changes.append(change)
+            line.update("replaying", len(changes), None, "rows")
+    output.print_changes(changes, execute, as_json, nothing="no row changes")
+    if any(change.verdict == replaying.REFUSED for change in changes):
+        raise typer.Exit(1)

@@ -1,0 +1,98 @@
+"""What commands open and use: the cluster, a maintenance session, Spark, the user's name."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from instep import extras, settings
+from instep.cli import output
+
+if TYPE_CHECKING:
+    from instep.kafka.connection import Cluster
+    from instep.pipeline.apply.maintenance import MaintenanceSession
+
+USER_CHARACTERS_MAX = 100
+
+
+def bootstrap(declared: settings.Settings) -> str:
+    """Return the brokers' address. Start a local broker if the settings name none."""
+    if declared.kafka.bootstrap is not None:
+        return declared.kafka.bootstrap
+    from instep.local import registry
+
+    running = registry.bootstrap()
+    if running is not None:
+        return running
+    from instep.local import local_servers
+
+    return local_servers.broker_on_demand(output.say)
+
+
+def cluster(declared: settings.Settings) -> Cluster:
+    """Connect to the cluster. Start a local broker if the settings name none."""
+    from instep.kafka.connection import Cluster
+
+    return Cluster(declared.kafka, bootstrap(declared))
+
+
+@contextmanager
+def running_cluster(declared: settings.Settings) -> Iterator[Cluster | None]:
+    """Yield the cluster for a command that starts nothing.
+
+    Yield None if the settings name no cluster and no local one is running.
+    """
+    from instep.kafka.connection import Cluster
+    from instep.local import registry
+
+    address = declared.kafka.bootstrap or registry.bootstrap()
+    if address is None:
+        yield None
+        return
+    with Cluster(declared.kafka, address) as opened:
+        yield opened
+
+
+def maintenance_session(declared: settings.Settings, name: str) -> MaintenanceSession:
+    """Return a session in which a person works on the quarantine or table of one pipeline."""
+    from instep.pipeline.apply.maintenance import MaintenanceSession
+
+    return MaintenanceSession(name, settings.pipeline(declared, name), current_user())
+
+
+def require_spark() -> None:
+    """Raise an error if the packages of the extra `spark` are missing."""
+    for package in ("pyspark", "pyarrow"):
+        if find_spec(package) is None:
+            raise extras.missing(package, "spark")
+
+
+@contextmanager
+def spark_jars() -> Iterator[Sequence[Path]]:
+    """Yield the jars that Spark needs. If the command is interrupted, leave no JVM behind."""
+    require_spark()
+    from instep.local import artifacts, java, processes
+
+    java.find()
+    jars = artifacts.jars("spark-kafka")
+    try:
+        yield jars
+    except SystemExit:
+        # a JVM that is in its first second would outlive this process
+        for pid in processes.descendants(os.getpid()):
+            processes.send(pid, signal.SIGKILL)
+        raise
+
+
+def current_user() -> str:
+    """Return the name of the user who runs the command, for instep_decisions."""
+    try:
+        return getpass.getuser()[:USER_CHARACTERS_MAX]
+    except (KeyError, OSError):  # a user in a container may have no name
+        return f"uid {os.getuid()}"

@@ -1,0 +1,114 @@
+"""`instep vet`: check settings, cluster, topic, publishers and database against the guarantee."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from instep import settings, terminal
+from instep.cli import completion, options, output, resources
+from instep.cli import help as help_pages
+from instep.cli.options import GLOBAL, AsJson, Config, Debug
+
+if TYPE_CHECKING:
+    from instep.vet.snapshot import Snapshot
+
+RULE_KEYS = ("id", "part", "threat", "when", "what", "consequence", "remedy", "acceptable_when")
+
+app = typer.Typer(name="vet", cls=help_pages.GroupedCommands, rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
+def vet(
+    context: typer.Context,
+    pipeline: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pipeline",
+            metavar="NAME",
+            help="Only this pipeline. Can be repeated.",
+            autocompletion=completion.pipelines,
+        ),
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Check the snapshot in this file without contacting any server."
+            " If the file does not exist, write the snapshot to it.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    _config: Config = None,
+    _debug: Debug = False,
+) -> None:
+    """Check cluster, topic, publishers, pipeline and database against the guarantee."""
+    if context.invoked_subcommand is not None:
+        return
+    from instep.vet import judgement, report
+
+    verdict = judgement.judge(_snapshot(snapshot, pipeline))
+    if as_json:
+        output.print_json(verdict)
+    else:
+        typer.echo(_coloured(report.text(verdict)))
+        output.say("about a rule: instep vet explain RULE")
+    if verdict.errors:
+        raise typer.Exit(1)
+
+
+@app.command("explain")
+def explain(
+    rule: Annotated[
+        str | None,
+        typer.Argument(
+            help="A rule's id. Default: list all rules.", autocompletion=completion.rules
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    _debug: Debug = False,
+) -> None:
+    """Explain a rule: what it checks, why it matters, the remedy, and when it is acceptable."""
+    from instep.vet import judgement, rules
+
+    selected = [judgement.explained(rule)] if rule else list(rules.ALL.values())
+    if as_json:
+        output.print_json([{key: getattr(one, key) for key in RULE_KEYS} for one in selected])
+    elif rule:
+        typer.echo(judgement.page(selected[0]))
+    else:
+        rows = [(one.id, one.threat, one.what) for one in selected]
+        typer.echo(output.table(("RULE", "THREAT", "CHECKS"), rows))
+
+
+def _snapshot(file: Path | None, names: list[str] | None) -> Snapshot:
+    from instep.vet import gathering, snapshot
+
+    if file is not None and file.exists():
+        saved = snapshot.only(snapshot.load(file), names or [])
+        output.say(
+            f"checked the snapshot of {output.cell(saved.taken_at)} in {file};"
+            " no server was contacted"
+        )
+        return saved
+    loaded = settings.load_with_origins(GLOBAL.config)
+    selected = options.select_pipelines(loaded.settings, names)
+    with resources.cluster(loaded.settings) as cluster:
+        taken = gathering.gather(cluster, loaded.settings, selected, loaded)
+    if file is not None:
+        snapshot.save(taken, file)
+        output.say(f"the snapshot is in {file}")
+    return taken
+
+
+def _coloured(report: str) -> str:
+    """Colour the severity at the start of each finding."""
+    lines = []
+    for line in report.splitlines():
+        severity, _, rest = line.partition(" ")
+        tone = terminal.tone_of(severity) if severity.isupper() else terminal.Tone.NONE
+        lines.append(f"{terminal.paint(severity, tone, sys.stdout)} {rest}" if tone else line)
+    return "\n".join(lines)
