@@ -1,4 +1,4 @@
-"""SENT: the publisher SDK for source systems. Installs without Spark."""
+"""The publisher SDK for source systems. Installs without Spark."""
 
 from instep.document.event import StatusEvent
 from instep.emit.deliveries import Delivery

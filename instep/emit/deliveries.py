@@ -1,7 +1,8 @@
-"""What becomes of a sent record: a delivery or an error, told to whoever asks, and never to nobody.
+"""Deliveries: every failure of a sent record is reported to somebody.
 
-A `Receipt` is the future of one record. Its failure counts as told when `result()` or `exception()` hands it over or an
-`on_delivery` callback takes it. The `Tally` counts the failures that nobody was told of, which `flush` then raises.
+A `Receipt` is the future of one record. Its failure is reported when `result()` or `exception()`
+returns it, or an `on_delivery` callback receives it. The `DeliveryCounter` counts the unreported
+failures, which `flush` then raises.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Answer = TypeVar("Answer")
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """Where the record stands in the log."""
+    """The position of a delivered record in the log."""
 
     topic: str
     partition: int
@@ -34,29 +35,34 @@ OnDelivery = Callable[[errors.Undelivered | None, Delivery | None], None]
 
 
 class Receipt(concurrent.futures.Future[Delivery]):
-    """The future of one sent record. It cannot be cancelled: what is sent is sent."""
+    """The future of one sent record. It cannot be cancelled."""
 
-    def __init__(self, tally: DeliveryCounter, number: int, on_delivery: OnDelivery | None) -> None:
+    def __init__(
+        self, counter: DeliveryCounter, number: int, on_delivery: OnDelivery | None
+    ) -> None:
         super().__init__()
         self.number = number
         self.on_delivery = on_delivery
         self.failed = False
-        self.askers = 0
-        self.untold_in: int | None = None
-        self._tally = tally
+        self.waiters = 0
+        self.unreported_in: int | None = None
+        self._counter = counter
         self.set_running_or_notify_cancel()
 
     def result(self, timeout: float | None = None) -> Delivery:
-        return self._tally.hand_over(self, super().result, timeout)
+        """Wait for the delivery and return it; raise Undelivered if it failed."""
+        return self._counter.report(self, super().result, timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        return self._tally.hand_over(self, super().exception, timeout)
+        """Wait for the delivery and return its failure; None if it succeeded."""
+        return self._counter.report(self, super().exception, timeout)
 
 
 class DeliveryCounter:
-    """What is on its way, and how many failures nobody was told of.
+    """Counts open records and unreported failures.
 
-    `reporter` is the thread that settles receipts; it must not wait for one, as nobody else would settle it.
+    `reporter` is the thread that settles receipts; it must not wait for one, because no other
+    thread would settle it.
     """
 
     def __init__(self) -> None:
@@ -65,18 +71,18 @@ class DeliveryCounter:
         self._sent = 0
         self._open: dict[int, Receipt] = {}
         self._round = 0
-        self._untold = 0
-        self._first_untold: errors.Undelivered | None = None
+        self._unreported = 0
+        self._first_unreported: errors.Undelivered | None = None
 
     def begin(self, on_delivery: OnDelivery | None) -> Receipt:
-        """A receipt for a record that is about to be sent."""
+        """Return a receipt for a record that is about to be sent."""
         with self._changed:
             self._sent += 1
             receipt = self._open[self._sent] = Receipt(self, self._sent, on_delivery)
         return receipt
 
     def withdraw(self, receipt: Receipt) -> None:
-        """The record was not sent, as its sender learns from an exception."""
+        """Remove a record that is settled, or that was not sent."""
         with self._changed:
             self._open.pop(receipt.number, None)
             self._changed.notify_all()
@@ -84,35 +90,37 @@ class DeliveryCounter:
     def settle(
         self, receipt: Receipt, failure: errors.Undelivered | None, delivery: Delivery | None
     ) -> None:
-        """Tell what became of the record: to its callback, then to those who wait for the future."""
-        told = receipt.on_delivery is not None and _called(receipt.on_delivery, failure, delivery)
+        """Report the outcome of a record to its callback, then to those who wait for it."""
+        is_reported = receipt.on_delivery is not None and _called(
+            receipt.on_delivery, failure, delivery
+        )
         if failure is not None:
             with self._changed:
                 receipt.failed = True
-                if not told and not receipt.askers:
-                    receipt.untold_in = self._round
-                    self._untold += 1
-                    self._first_untold = self._first_untold or failure
+                if not is_reported and not receipt.waiters:
+                    receipt.unreported_in = self._round
+                    self._unreported += 1
+                    self._first_unreported = self._first_unreported or failure
             receipt.set_exception(failure)
         elif delivery is not None:
             receipt.set_result(delivery)
         self.withdraw(receipt)
 
-    def hand_over(
-        self, receipt: Receipt, ask: Callable[[float | None], Answer], timeout: float | None
+    def report(
+        self, receipt: Receipt, wait: Callable[[float | None], Answer], timeout: float | None
     ) -> Answer:
-        """The future's answer; whoever gets a failure here was told."""
+        """Return the future's answer; a failure counts as reported to the caller."""
         if threading.get_ident() == self.reporter and not receipt.done():
             raise RuntimeError(
                 "a delivery callback cannot wait for another delivery: it would wait for itself"
             )
         with self._changed:
-            receipt.askers += 1
+            receipt.waiters += 1
         try:
-            answer = ask(timeout)
+            answer = wait(timeout)
         except concurrent.futures.TimeoutError:
             if self._leave(receipt):
-                return ask(None)
+                return wait(None)
             raise
         except errors.Undelivered:
             self._leave(receipt)
@@ -120,49 +128,50 @@ class DeliveryCounter:
         self._leave(receipt)
         return answer
 
-    def take_untold(self) -> tuple[int, errors.Undelivered | None]:
-        """Count and first reason of the failures that nobody was told of; the caller tells them now."""
+    def take_undelivered(self) -> tuple[int, errors.Undelivered | None]:
+        """Return the number of unreported failures and the first one; the caller reports them."""
         with self._changed:
-            count, first = self._untold, self._first_untold
-            self._untold, self._first_untold = 0, None
+            count, first = self._unreported, self._first_unreported
+            self._unreported, self._first_unreported = 0, None
             self._round += 1
         return count, first if count else None
 
     @property
     def mark(self) -> int:
-        """The number of the last record sent."""
+        """Return the number of the last record sent."""
         return self._sent
 
     def open_up_to(self, mark: int) -> int:
-        """How many of the records sent up to the mark are not settled."""
+        """Return how many of the records sent up to the mark are not settled."""
         with self._changed:
             return sum(number <= mark for number in self._open)
 
     def is_settled(self, mark: int) -> bool:
+        """Return whether all records sent up to the mark are settled."""
         with self._changed:
             return self._is_settled(mark)
 
     def wait_settled(self, mark: int, timeout_s: float) -> bool:
-        """Whether everything sent up to the mark is settled in time."""
+        """Wait until all records up to the mark are settled; return False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self._is_settled(mark), timeout_s)
 
     def wait_change(self, timeout_s: float) -> None:
-        """Until a record is settled, or the time is over."""
+        """Wait until a record is settled, or until the timeout."""
         with self._changed:
             self._changed.wait(timeout_s)
 
     def _leave(self, receipt: Receipt) -> bool:
-        """An asker goes: whether there is a failure, of which it is told."""
+        """Stop waiting; return whether there is a failure, which is reported with this."""
         with self._changed:
-            receipt.askers -= 1
-            if receipt.failed and receipt.untold_in == self._round:
-                self._untold -= 1
-            receipt.untold_in = None
+            receipt.waiters -= 1
+            if receipt.failed and receipt.unreported_in == self._round:
+                self._unreported -= 1
+            receipt.unreported_in = None
             return receipt.failed
 
     def _is_settled(self, mark: int) -> bool:
-        """Receipts are kept in the order of sending, so the first open one decides."""
+        """Return whether all are settled: receipts are in order, so the first open one decides."""
         return next(iter(self._open), mark + 1) > mark
 
 
@@ -171,7 +180,7 @@ def _called(
 ) -> bool:
     try:
         on_delivery(failure, delivery)
-    except BaseException:  # whatever it is, the thread that reports must live on
+    except BaseException:  # the reporting thread must survive every error
         log.exception("a delivery callback failed")
         return False
     return True

@@ -1,4 +1,4 @@
-"""Files as records, for `instep emit`; how a line becomes an event is in `document/lines.py`."""
+"""Read files as records for `instep emit`; `document/lines.py` parses the lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["USUAL_KEY", "Format", "Key", "format_of", "read"]
 def read(
     stream: BinaryIO, file_format: Format, *, key: Key = USUAL_KEY, name: str = "-"
 ) -> Iterator[outgoing.OutgoingRecord]:
-    """The stream's records one by one. A wrong line raises, naming file and line; what came before it was handed out."""
+    """Return the records one by one; raise at a wrong line, with file name and line number."""
     for line in lines.read(stream, file_format, key=key, name=name):
         try:
             yield outgoing.OutgoingRecord(outgoing.document_key(line.document), line.value)

@@ -1,10 +1,10 @@
-"""Which librdkafka settings keep which guarantee; one that breaks it is refused by name.
+"""Which librdkafka settings keep which guarantee; a setting that breaks it is refused.
 
     exactly-once     idempotent, acknowledged by all in-sync replicas, in order
     at-least-once    may turn idempotence off: a record may be repeated
-    at-most-once     may also do without acknowledgement or retries: a record may be lost
+    at-most-once     may also omit acknowledgements or retries: a record may be lost
 
-Order per document is no matter of the guarantee: the partitioner is murmur2 always, as in Java.
+Order per document does not depend on the guarantee: the partitioner is always murmur2, as in Java.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ DEFAULTS: Mapping[str, Any] = {
     "partitioner": "murmur2",
     "linger.ms": 5,
     "compression.type": "lz4",
-    # Kafka's own limit for a batch; librdkafka's is lower, and would refuse records that the broker takes.
+    # Kafka's limit for a batch. librdkafka's default is lower and would refuse records that the
+    # broker accepts.
     "message.max.bytes": 1_048_588,
 }
 
 OUR_OWN: Mapping[str, str] = {
-    "bootstrap.servers": "give it as bootstrap",
-    "default.topic.config": "give its settings one by one",
+    "bootstrap.servers": "pass it as bootstrap",
+    "default.topic.config": "pass its settings one by one",
     "delivery.report.only.error": "deliveries are always reported",
     "dr_cb": "use on_delivery of send",
     "dr_msg_cb": "use on_delivery of send",
     "on_delivery": "use on_delivery of send",
-    "error_cb": "errors reach the future, the callback, flush and the log instep.kafka",
+    "error_cb": "the future, the callback, flush and the logger instep.kafka report errors",
     "logger": "the client's log is the Python logger instep.kafka",
     "log_cb": "the client's log is the Python logger instep.kafka",
     "partitioner_cb": "the partitioner is murmur2",
@@ -65,19 +66,19 @@ OF_ANY_CLIENT = (
 
 Breaks = Callable[[str], bool]
 
-# setting, what breaks, the guarantee that must be given up for it, what it would do
+# setting, which values break a guarantee, the strongest guarantee that they break, what they do
 RULES: tuple[tuple[str, Breaks, str, str], ...] = (
     (
         "partitioner",
         lambda value: value not in ("murmur2", "murmur2_random"),
         ALWAYS,
-        "splits documents over two partitions",
+        "distributes a document over two partitions",
     ),
     (
         "queuing.strategy",
         lambda value: value != "fifo",
         ALWAYS,
-        "sends a document's events in reverse",
+        "sends a document's events in reverse order",
     ),
     (
         "enable.idempotence",
@@ -89,7 +90,7 @@ RULES: tuple[tuple[str, Breaks, str, str], ...] = (
         "max.in.flight.requests.per.connection",
         lambda value: _number(value) > 5,
         "exactly-once",
-        "lets a retry overtake, above 5",
+        "lets a retry overtake other records, above 5",
     ),
     (
         "acks",
@@ -101,13 +102,13 @@ RULES: tuple[tuple[str, Breaks, str, str], ...] = (
         "retries",
         lambda value: _number(value) < 1,
         "at-least-once",
-        "loses a record at the first hiccup",
+        "loses a record at the first temporary error",
     ),
 )
 
 
 def producer_config(guarantee: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """librdkafka's settings for a publisher: ours, changed by those wanted as far as the guarantee allows."""
+    """Return librdkafka's settings: our defaults, changed by those that the guarantee allows."""
     if guarantee not in STRENGTH:
         raise errors.SettingsError(
             f"unknown guarantee {guarantee!r}",
@@ -123,14 +124,13 @@ def producer_config(guarantee: str, wanted: Mapping[str, Any]) -> dict[str, Any]
 
 
 def for_any_client(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a publisher's settings those that say how a broker is spoken to, whatever for."""
+    """Return those of a publisher's settings that concern the connection to a broker."""
     return {name: value for name, value in config.items() if name.startswith(OF_ANY_CLIENT)}
 
 
 def _canonical(name: str) -> str:
-    dotted = (
-        name if "." in name or name.endswith("_cb") or name in OUR_OWN else name.replace("_", ".")
-    )
+    is_dotted = "." in name or name.endswith("_cb") or name in OUR_OWN
+    dotted = name if is_dotted else name.replace("_", ".")
     return ALIASES.get(dotted, dotted)
 
 
@@ -142,18 +142,18 @@ def _refuse_breaking(name: str, spelling: str, value: Any, guarantee: str) -> No
         if kept_by == ALWAYS:
             raise errors.SettingsError(
                 f"{spelling}={value} {consequence}; order per document depends on it",
-                f"leave {spelling} out",
+                f"remove {spelling}",
             )
         if STRENGTH[guarantee] >= STRENGTH[kept_by]:
             lower = "at-least-once" if kept_by == "exactly-once" else "at-most-once"
             raise errors.SettingsError(
                 f"{spelling}={value} breaks the guarantee {guarantee}: it {consequence}",
-                f'leave {spelling} out, or lower the guarantee: guarantee="{lower}"',
+                f'remove {spelling}, or lower the guarantee: guarantee="{lower}"',
             )
 
 
 def _consequences(guarantee: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """What a setting that gives up idempotence asks of the others."""
+    """Return the settings that follow if a setting gives up idempotence."""
     weak = ("acks", "retries", "max.in.flight.requests.per.connection")
     broken = [
         rule
@@ -170,8 +170,9 @@ def _consequences(guarantee: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     if guarantee == "at-most-once":
         if _number(str(chosen.get("retries", 0))) > 0:
             raise errors.SettingsError(
-                f"retries={chosen['retries']} breaks the guarantee at-most-once: without idempotence a retry repeats a record",
-                "leave retries out",
+                f"retries={chosen['retries']} breaks the guarantee at-most-once:"
+                " without idempotence a retry may repeat a record",
+                "remove retries",
             )
         result["retries"] = 0
     return result

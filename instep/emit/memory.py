@@ -1,4 +1,4 @@
-"""A publisher without a broker, for the tests of source systems: the same interface, the same refusals, records in a list."""
+"""A publisher without a broker, for tests of source systems: the same interface and checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from instep.kafka import connection
 
 
 class MemoryRecord(msgspec.Struct, frozen=True):
-    """A record as it would stand in the topic."""
+    """A record as it would be in the topic."""
 
     partition: int
     offset: int
@@ -28,7 +28,10 @@ class MemoryRecord(msgspec.Struct, frozen=True):
 
 
 class MemoryPublisher:
-    """Takes what `Publisher` takes; every record is delivered at once, to the partition where the broker would have it."""
+    """Has the interface of `Publisher`, and keeps the records in a list.
+
+    Every record is delivered at once, to the partition that a broker would use.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class MemoryPublisher:
         self.block_timeout_s = block_timeout_s
         self.records: list[MemoryRecord] = []
         self._ends = [0] * partitions
-        self._tally = deliveries.DeliveryCounter()
+        self._counter = deliveries.DeliveryCounter()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -87,7 +90,7 @@ class MemoryPublisher:
         return self._send(outgoing.from_bytes(key, value, headers, self.source), on_delivery)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Nothing is ever on its way here."""
+        """Do nothing: every record is delivered already."""
 
     def close(self) -> None:
         """Close the publisher: sending raises Undelivered from now on."""
@@ -123,8 +126,8 @@ class MemoryPublisher:
             )
             self._ends[place] += 1
             self.records.append(kept)
-        receipt = self._tally.begin(on_delivery)
-        self._tally.settle(
+        receipt = self._counter.begin(on_delivery)
+        self._counter.settle(
             receipt,
             None,
             deliveries.Delivery(self.topic, kept.partition, kept.offset, kept.timestamp_ms),

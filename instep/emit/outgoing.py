@@ -1,4 +1,4 @@
-"""A record before it is sent: made from an event, a deletion or ready bytes, and refused here if no pipeline could take it."""
+"""Encode records: from an event, a delete or bytes. Raises if no pipeline could accept them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Headers = Sequence[tuple[str, bytes]]
 
 
 class OutgoingRecord(msgspec.Struct, frozen=True):
-    """Key, value and headers, ready to be sent. No value deletes the document."""
+    """Key, value and headers of a record. Without a value it deletes the document."""
 
     key: bytes
     value: bytes | None
@@ -22,17 +22,19 @@ class OutgoingRecord(msgspec.Struct, frozen=True):
 
 
 def from_event(status_event: event.StatusEvent, source: str) -> OutgoingRecord:
+    """Return the record of an event."""
     try:
         key, value = event.key(status_event.document), event.value(status_event)
     except (ValueError, TypeError, OverflowError) as failure:
         raise errors.SettingsError(
             f"the event of document {status_event.document!r} cannot be sent: {failure}",
-            "mend the event; nothing was sent",
+            "correct the event; nothing was sent",
         ) from failure
     return OutgoingRecord(key, value, event.headers(source, event.EVENT_TYPE, status_event.at))
 
 
 def from_deletion(document: str, source: str, at: datetime | None = None) -> OutgoingRecord:
+    """Return the record of a delete."""
     return OutgoingRecord(
         document_key(document), None, event.headers(source, event.DELETE_TYPE, at)
     )
@@ -41,7 +43,7 @@ def from_deletion(document: str, source: str, at: datetime | None = None) -> Out
 def from_bytes(
     key: bytes, value: bytes | None, headers: Headers | None, source: str
 ) -> OutgoingRecord:
-    """Ready bytes; without headers of its own the record gets ours."""
+    """Return a record of encoded bytes; without headers it gets ours."""
     if not isinstance(key, bytes) or not isinstance(value, bytes | None):
         raise errors.SettingsError("a record's key and value must be bytes", "encode them in UTF-8")
     try:
@@ -58,11 +60,11 @@ def from_bytes(
 
 
 def document_key(document: str) -> bytes:
-    """The key for a document's id, or an error that says why it cannot be one."""
+    """Return the key for a document's id; raise SettingsError if it cannot be one."""
     try:
         return event.key(document)
     except ValueError as failure:
         raise errors.SettingsError(
             f"{document!r} cannot be a record's key: {failure}",
-            "give the document's id: order per document depends on it",
+            "use the document's id: order per document depends on it",
         ) from failure

@@ -1,13 +1,19 @@
-"""The publisher for source systems: status events to a topic, in order per document, and never a silent drop.
+"""The publisher for source systems: status events to a topic, in order per document.
+
+It never drops a record silently.
 
     with Publisher("broker:9092", "print-status", source="print-system") as publisher:
-        publisher.send(event)                              # fire and forget: leaving the block raises what failed
-        publisher.send(event).result()                     # wait: where it stands in the log, or Undelivered
-        publisher.send(event, on_delivery=callback)        # callback(error, delivery), from the publisher's own thread
+        # fire and forget: leaving the block raises if a record failed
+        publisher.send(event)
+        # wait: returns the position in the log, or raises Undelivered
+        publisher.send(event).result()
+        # callback(error, delivery), on the publisher's own thread
+        publisher.send(event, on_delivery=callback)
 
-The model. A record is open from `send` until the broker's answer. One thread of the publisher asks the client for
-answers, so that waiting never depends on who else calls what. `flush`, leaving the block, the end of the interpreter and
-SIGTERM all wait until what was sent before them is settled, or for `flush_timeout_s`.
+A record is open from `send` until the broker's answer. A thread of the publisher polls the client
+for answers, so that waiting never depends on other calls. `flush`, leaving the block, the end of
+the interpreter and SIGTERM all wait until the records sent before are settled, or for
+`flush_timeout_s`.
 """
 
 from __future__ import annotations
@@ -34,11 +40,14 @@ TOO_LARGE = (
     KafkaError.INVALID_MSG_SIZE,
 )
 GIVEN_UP = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._DESTROY)
-AGAIN = "publish them again: a repeated event with the same version changes nothing"
+PUBLISH_AGAIN = "publish them again: a repeated event with the same version changes nothing"
 
 
 class Publisher:
-    """Sends to one topic. Thread-safe. Further keyword arguments are librdkafka settings, `linger_ms=20` for linger.ms."""
+    """Sends to one topic. Thread-safe.
+
+    Further keyword arguments are librdkafka settings: `linger_ms=20` for linger.ms.
+    """
 
     def __init__(
         self,
@@ -53,7 +62,10 @@ class Publisher:
         start_timeout_s: float = connection.TIMEOUT_S,
         **librdkafka: Any,
     ) -> None:
-        """Raises SettingsError, BrokerUnreachable, NotAuthorised or TopicMissing, at the latest after `start_timeout_s`."""
+        """Check the topic and the access to it, for at most `start_timeout_s`.
+
+        Raises SettingsError, BrokerUnreachable, NotAuthorised or TopicMissing.
+        """
         kafka = settings.Kafka(bootstrap=bootstrap, security=security or settings.Security())
         connection.check_files(kafka.security)
         config = {
@@ -72,14 +84,15 @@ class Publisher:
             right="WRITE",
         )
         self._error_log = faults.ErrorLog()
-        self._tally = deliveries.DeliveryCounter()
+        self._counter = deliveries.DeliveryCounter()
         self._closing = threading.Lock()
         self._closed = False
         self._stopped = False
         self._released = False
         self._given_up_since = 0.0
-        self._termination = termination.Termination(lambda: self._tally.mark, flush_timeout_s)
-        # The settings first, for they need no broker; then the topic, which tells every reason why nothing would arrive.
+        self._termination = termination.Termination(lambda: self._counter.mark, flush_timeout_s)
+        # First the settings, which need no broker; then the topic, which shows whether records
+        # can be delivered.
         try:
             self._producer = Producer(
                 {**config, "error_cb": self._error_log.add}, logger=faults.log
@@ -109,7 +122,7 @@ class Publisher:
     def send(
         self, status_event: event.StatusEvent, *, on_delivery: deliveries.OnDelivery | None = None
     ) -> deliveries.Receipt:
-        """Send an event. The future may be ignored: `flush` raises what nobody was told of."""
+        """Send an event. The future may be ignored: `flush` raises unreported failures."""
         return self._send(outgoing.from_event(status_event, self.source), on_delivery)
 
     def delete(
@@ -119,7 +132,7 @@ class Publisher:
         at: datetime | None = None,
         on_delivery: deliveries.OnDelivery | None = None,
     ) -> deliveries.Receipt:
-        """Send a document's deletion: a null value."""
+        """Send a delete: a record without a value."""
         return self._send(outgoing.from_deletion(document, self.source, at), on_delivery)
 
     def send_raw(
@@ -130,19 +143,22 @@ class Publisher:
         *,
         on_delivery: deliveries.OnDelivery | None = None,
     ) -> deliveries.Receipt:
-        """Send ready bytes: the document's id and a JSON object, both in UTF-8."""
+        """Send encoded bytes: the document's id and a JSON object, both in UTF-8."""
         return self._send(outgoing.from_bytes(key, value, headers, self.source), on_delivery)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until what was sent before is settled; raise Undelivered for what failed untold or is still open."""
-        mark, since = self._tally.mark, time.monotonic()
-        patience_s = self.flush_timeout_s if timeout_s is None else timeout_s
-        if not self._tally.wait_settled(mark, patience_s):
-            raise self._still_open(self._tally.open_up_to(mark), patience_s, since)
-        self._raise_untold()
+        """Wait until the records sent before are settled.
+
+        Raises Undelivered for unreported failures, and for records that are still open.
+        """
+        mark, since = self._counter.mark, time.monotonic()
+        timeout_s = self.flush_timeout_s if timeout_s is None else timeout_s
+        if not self._counter.wait_settled(mark, timeout_s):
+            raise self._still_open(self._counter.open_up_to(mark), timeout_s, since)
+        self._raise_undelivered()
 
     def close(self) -> None:
-        """Flush and let go of everything. What is still open after `flush_timeout_s` is given up, and told."""
+        """Flush and close. Records that are open after `flush_timeout_s` count as failures."""
         if threading.get_ident() == self._thread.ident:
             raise RuntimeError(
                 "a delivery callback cannot close its publisher: it would wait for itself"
@@ -151,7 +167,7 @@ class Publisher:
             if not self._released:
                 since = time.monotonic()
                 self._closed = True
-                self._tally.wait_settled(self._tally.mark, self.flush_timeout_s)
+                self._counter.wait_settled(self._counter.mark, self.flush_timeout_s)
                 self._stopped = True
                 self._thread.join()
                 self._give_up_open(since)
@@ -161,7 +177,7 @@ class Publisher:
                     self._log_lost()
                 self._released = True
                 self._termination.end()
-        self._raise_untold()
+        self._raise_undelivered()
 
     def __enter__(self) -> Self:
         return self
@@ -177,22 +193,22 @@ class Publisher:
         except errors.Undelivered as failure:
             if value is None:
                 raise
-            # The block's own exception must not be hidden by ours.
+            # do not hide the block's own exception
             value.add_note(str(failure))
             deliveries.log.error("%s", failure.what)
 
-    # --- on the sender's thread ---------------------------------------------------------------------------
+    # --- on the sender's thread ----------------------------------------------------------------
 
     def _send(
         self, record: outgoing.OutgoingRecord, on_delivery: deliveries.OnDelivery | None
     ) -> deliveries.Receipt:
         if self._termination.is_fatal:
-            self._await_the_end()
+            self._wait_for_termination()
         if self._closed:
             raise errors.Undelivered(
                 f"the publisher to topic {self.topic!r} is closed", "send before the block is left"
             )
-        receipt = self._tally.begin(on_delivery)
+        receipt = self._counter.begin(on_delivery)
         report = functools.partial(self._report, receipt)
         deadline = time.monotonic() + self.block_timeout_s
         while True:
@@ -205,81 +221,86 @@ class Publisher:
                     on_delivery=report,
                 )
             except BufferError as failure:
-                self._wait_for_room(receipt, deadline, failure)
+                self._wait_for_space(receipt, deadline, failure)
             except KafkaException as failure:
                 undelivered = self._undelivered(failure.args[0], record.key, record.value)
                 undelivered.__cause__ = failure
                 if self._error_log.fatal:
-                    self._tally.withdraw(receipt)
+                    self._counter.withdraw(receipt)
                     raise undelivered from failure
-                self._tally.settle(receipt, undelivered, None)
+                self._counter.settle(receipt, undelivered, None)
                 return receipt
             except RuntimeError as failure:
-                self._tally.withdraw(receipt)
+                self._counter.withdraw(receipt)
                 raise errors.Undelivered(
                     f"the publisher to topic {self.topic!r} is closed"
                 ) from failure
             else:
                 return receipt
 
-    def _wait_for_room(
+    def _wait_for_space(
         self, receipt: deliveries.Receipt, deadline: float, failure: BufferError
     ) -> None:
-        """The queue is full: wait until a record is settled. A callback cannot, as it holds up the settling."""
+        """Wait until the full queue has space. A callback cannot wait: it blocks the deliveries."""
         in_callback = threading.get_ident() == self._thread.ident
         if in_callback or time.monotonic() > deadline:
-            self._tally.withdraw(receipt)
+            self._counter.withdraw(receipt)
             waited = "" if in_callback else f" after {self.block_timeout_s:g} s"
             raise errors.Undelivered(
-                f"no room in the queue to topic {self.topic!r}{waited}{self._last_heard(0)}",
-                "send slower, raise queue.buffering.max.messages, or wait for the broker",
+                f"no space in the queue to topic {self.topic!r}{waited}{self._last_error(0)}",
+                "send slower, increase queue.buffering.max.messages, or wait for the broker",
             ) from failure
-        self._tally.wait_change(POLL_S)
+        self._counter.wait_change(POLL_S)
 
-    def _await_the_end(self) -> None:
-        """SIGTERM came: what is sent now would die with the process, so it is not taken any more."""
+    def _wait_for_termination(self) -> None:
+        """Refuse records after SIGTERM: they would be lost with the process."""
         if threading.get_ident() != self._thread.ident:
             threading.Event().wait(self.flush_timeout_s + 1.0)
         raise errors.Undelivered(
-            f"the process is ending: nothing more is sent to topic {self.topic!r}"
+            f"the process is ending: no more records are sent to topic {self.topic!r}"
         )
 
-    def _raise_untold(self) -> None:
-        count, first = self._tally.take_untold()
+    def _raise_undelivered(self) -> None:
+        count, first = self._counter.take_undelivered()
         if first is not None:
             records = "1 record was" if count == 1 else f"{count} records were"
             raise errors.Undelivered(
                 f"{records} not delivered to topic {self.topic!r}: {first.what}", first.remedy
             ) from first
 
-    def _still_open(self, count: int, patience_s: float, since: float) -> errors.Undelivered:
+    def _still_open(self, count: int, timeout_s: float, since: float) -> errors.Undelivered:
         records = "1 record is" if count == 1 else f"{count} records are"
         return errors.Undelivered(
-            f"{records} not confirmed by topic {self.topic!r} after {patience_s:g} s{self._last_heard(since)}",
-            "flush again when the broker is back; what stays unconfirmed at the end, publish again",
+            f"{records} not confirmed by topic {self.topic!r} after {timeout_s:g} s"
+            f"{self._last_error(since)}",
+            "flush again when the broker is back;"
+            " publish the records again that stay unconfirmed at the end",
         )
 
     def _give_up_open(self, since: float) -> None:
-        if not self._tally.open_up_to(self._tally.mark):
+        if not self._counter.open_up_to(self._counter.mark):
             return
         self._given_up_since = since
         self._producer.purge()
-        while self._tally.open_up_to(self._tally.mark):
+        while self._counter.open_up_to(self._counter.mark):
             self._poll()
 
-    # --- on the publisher's own thread --------------------------------------------------------------------
+    # --- on the publisher's own thread ---------------------------------------------------------
 
     def _report_deliveries(self) -> None:
-        self._tally.reporter = threading.get_ident()
+        self._counter.reporter = threading.get_ident()
         while not self._stopped:
             self._poll()
-            if self._termination.is_due(self._tally.is_settled):
+            if self._termination.is_due(self._counter.is_settled):
                 if self._termination.is_fatal:
                     self._log_lost()
-                self._termination.go_on()
+                self._termination.resume()
 
     def _poll(self) -> None:
-        """Let the client report. A fatal error comes as an exception; it leaves records unanswered, so they are given up."""
+        """Let the client call the delivery callbacks.
+
+        A fatal error is an exception; records without an answer are given up.
+        """
         try:
             self._producer.poll(POLL_S)
         except KafkaException as failure:
@@ -293,18 +314,18 @@ class Publisher:
             place = deliveries.Delivery(
                 self.topic, message.partition() or 0, message.offset() or 0, message.timestamp()[1]
             )
-            self._tally.settle(receipt, None, place)
+            self._counter.settle(receipt, None, place)
         else:
             undelivered = self._undelivered(error, message.key() or b"", message.value())
             undelivered.__cause__ = KafkaException(error)
-            self._tally.settle(receipt, undelivered, None)
+            self._counter.settle(receipt, undelivered, None)
 
     def _log_lost(self) -> None:
-        """The process dies next: nobody else will be able to tell."""
-        still_open = self._tally.open_up_to(self._tally.mark)
-        count, first = self._tally.take_untold()
+        """Log undelivered records before the process ends: nobody else can report them."""
+        still_open = self._counter.open_up_to(self._counter.mark)
+        count, first = self._counter.take_undelivered()
         if still_open or count:
-            reason = first.what if first else f"not confirmed{self._last_heard(0)}"
+            reason = first.what if first else f"not confirmed{self._last_error(0)}"
             deliveries.log.error(
                 "SIGTERM: %d records not delivered to topic %r: %s",
                 still_open + count,
@@ -315,35 +336,39 @@ class Publisher:
     def _undelivered(
         self, error: KafkaError, key: bytes, value: bytes | None
     ) -> errors.Undelivered:
-        """The broker's or the client's refusal of one record, in our words."""
+        """Return the error for a record that the broker or the client refused."""
         record = f"the record of document {key.decode('utf-8', 'replace')!r}"
         if faults.MEANING.get((self._error_log.fatal or error).code()) is errors.NotAuthorised:
             refusal = faults.translate(self._error_log.fatal or error, self._operation)
             return errors.Undelivered(
-                f"{record} was not taken: {refusal.what}",
-                f"have WRITE on topic {self.topic!r} granted by the cluster's administrator, then make a new publisher",
+                f"{record} was not accepted: {refusal.what}",
+                f"have the cluster's administrator grant WRITE on topic {self.topic!r},"
+                " then create a new publisher",
             )
         if self._error_log.fatal is not None:
             return errors.Undelivered(
-                f"{record} was not taken: the publisher cannot go on: {faults.readable(self._error_log.fatal)}"
-                f" ({self._error_log.fatal.name()})",
-                "close it and make a new one",
+                f"{record} was not accepted: the publisher cannot continue:"
+                f" {faults.readable(self._error_log.fatal)} ({self._error_log.fatal.name()})",
+                "close it and create a new one",
             )
         if error.code() in TOO_LARGE:
             return errors.Undelivered(
-                f"{record} is too large: {len(key) + len(value or b''):,} bytes; the publisher's message.max.bytes is"
-                f" {self._bytes_max:,}, and the topic's max.message.bytes may be less",
-                "make it smaller, or raise both; if only some of many small records fail so, lower batch.size",
+                f"{record} is too large: {len(key) + len(value or b''):,} bytes;"
+                f" the publisher's message.max.bytes is {self._bytes_max:,},"
+                " and the topic's max.message.bytes may be less",
+                "make it smaller, or increase both;"
+                " if only some of many small records fail like this, reduce batch.size",
             )
         if error.code() in GIVEN_UP:
             return errors.Undelivered(
-                f"{record} was not confirmed within {self.flush_timeout_s:g} s{self._last_heard(self._given_up_since)}",
-                AGAIN,
+                f"{record} was not confirmed within {self.flush_timeout_s:g} s"
+                f"{self._last_error(self._given_up_since)}",
+                PUBLISH_AGAIN,
             )
         return errors.Undelivered(
-            f"{record} was not taken: {faults.readable(error)} ({error.name()})", AGAIN
+            f"{record} was not accepted: {faults.readable(error)} ({error.name()})", PUBLISH_AGAIN
         )
 
-    def _last_heard(self, since: float) -> str:
+    def _last_error(self, since: float) -> str:
         last = self._error_log.last(since)
         return f" (last: {faults.readable(last)})" if last else ""

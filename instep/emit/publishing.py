@@ -1,4 +1,4 @@
-"""`instep emit`: a file's or stdin's records to a topic, with progress; deletions of named documents."""
+"""`instep emit`: publish the records of a file or stdin with progress, and deletes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROGRESS_INTERVAL_S = 2.0
 
 
 def key_of(declared: settings.Settings, topic: str) -> files.Key:
-    """Where the document's id is: where the pipelines that follow the topic look for it, else in `doc_id`."""
+    """Return the fields of the id that the topic's pipelines read, else `doc_id`."""
     following = [one for one in declared.pipelines.values() if one.topic == topic]
     named = {
         (one.event.documents, one.key_separator)
@@ -30,8 +30,9 @@ def key_of(declared: settings.Settings, topic: str) -> files.Key:
     if len(named) > 1:
         fields = sorted("+".join(documents) for documents, _ in named)
         raise errors.SettingsError(
-            f"the pipelines that follow {topic!r} take the document's id from different fields: {', '.join(fields)}",
-            "name the one that becomes the record's key with --key FIELD, or several: --key FIELD,FIELD",
+            f"the pipelines of topic {topic!r} read the document's id from different fields:"
+            f" {', '.join(fields)}",
+            "name the field of the record's key with --key FIELD, or several: --key FIELD,FIELD",
         )
     return files.Key(*named.pop()) if named else files.USUAL_KEY
 
@@ -45,8 +46,8 @@ def publish_file(
     key: files.Key,
     say: Callable[[str], None],
 ) -> int:
-    """Publish every record; returns how many. A bad line ends it there, after those before it were delivered."""
-    sent, said_at = 0, time.monotonic()
+    """Publish every record and return their number; a wrong line raises after those before it."""
+    sent, reported_at = 0, time.monotonic()
     with (
         _opened(file) as stream,
         Publisher(bootstrap, topic, source=SOURCE, security=kafka.security) as publisher,
@@ -55,14 +56,14 @@ def publish_file(
             for record in files.read(stream, files.format_of(file), key=key, name=file):
                 publisher.send_raw(record.key, record.value, list(record.headers) or None)
                 sent += 1
-                if time.monotonic() - said_at >= PROGRESS_INTERVAL_S:
-                    said_at = time.monotonic()
+                if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
+                    reported_at = time.monotonic()
                     say(f"{sent:,} records sent")
         except errors.SettingsError as error:
             publisher.flush()
             raise errors.SettingsError(
                 error.what,
-                f"{sent} records before it were published; {error.remedy or 'mend the line'}",
+                f"{sent} records before it were published; {error.remedy or 'correct the line'}",
             ) from error
     return sent
 
@@ -70,7 +71,7 @@ def publish_file(
 def publish_deletions(
     kafka: settings.Kafka, bootstrap: str, topic: str, documents: Sequence[str]
 ) -> int:
-    """Publish a deletion, a record without a value, for each document; returns how many. A bad id is refused before the first."""
+    """Publish a delete for each document and return their number; check all ids first."""
     for document in documents:
         outgoing.document_key(document)
     with Publisher(bootstrap, topic, source=SOURCE, security=kafka.security) as publisher:
@@ -85,7 +86,7 @@ def _opened(file: str) -> Iterator[BinaryIO]:
         yield sys.stdin.buffer
         return
     try:
-        stream = Path(file).open("rb")  # noqa: SIM115 - closed below; only its opening is explained
+        stream = Path(file).open("rb")  # noqa: SIM115 - closed below
     except OSError as error:
         raise errors.SettingsError(
             f"{file} cannot be read: {error.strerror}", "name a file that this user can read"

@@ -31,15 +31,15 @@ def test_a_delivery_is_the_result() -> None:
     tally.settle(receipt, None, PLACE)
     assert tally.is_settled(tally.mark)
     assert receipt.result() == PLACE
-    assert tally.take_untold() == (0, None)
+    assert tally.take_undelivered() == (0, None)
 
 
 def test_ignored_failures_are_counted_with_the_first_reason() -> None:
     tally = deliveries.DeliveryCounter()
     for _ in range(3):
         failed(tally)
-    assert tally.take_untold() == (3, FAILURE)
-    assert tally.take_untold() == (0, None)
+    assert tally.take_undelivered() == (3, FAILURE)
+    assert tally.take_undelivered() == (0, None)
 
 
 def test_a_failure_that_was_asked_for_is_told() -> None:
@@ -47,7 +47,7 @@ def test_a_failure_that_was_asked_for_is_told() -> None:
     with pytest.raises(errors.Undelivered):
         failed(tally).result()
     assert failed(tally).exception() is FAILURE
-    assert tally.take_untold() == (0, None)
+    assert tally.take_undelivered() == (0, None)
 
 
 def test_asking_twice_counts_once() -> None:
@@ -56,16 +56,16 @@ def test_asking_twice_counts_once() -> None:
     for _ in range(2):
         assert asked.exception() is FAILURE
     assert ignored.done()
-    assert tally.take_untold() == (1, FAILURE)
+    assert tally.take_undelivered() == (1, FAILURE)
 
 
 def test_asking_after_the_flush_takes_nothing_from_the_next_one() -> None:
     tally = deliveries.DeliveryCounter()
     early = failed(tally)
-    assert tally.take_untold() == (1, FAILURE)
+    assert tally.take_undelivered() == (1, FAILURE)
     failed(tally)
     assert early.exception() is FAILURE
-    assert tally.take_untold() == (1, FAILURE)
+    assert tally.take_undelivered() == (1, FAILURE)
 
 
 def test_a_callback_is_told() -> None:
@@ -74,7 +74,7 @@ def test_a_callback_is_told() -> None:
     receipt = tally.begin(lambda error, delivery: told.append((error, delivery)))
     tally.settle(receipt, None, PLACE)
     assert told == [(FAILURE, None), (None, PLACE)]
-    assert tally.take_untold() == (0, None)
+    assert tally.take_undelivered() == (0, None)
 
 
 def test_a_callback_that_fails_was_not_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -86,7 +86,7 @@ def test_a_callback_that_fails_was_not_told(caplog: pytest.LogCaptureFixture) ->
         receipt = failed(tally, broken)
     assert "a delivery callback failed" in caplog.text
     assert receipt.done()
-    assert tally.take_untold() == (1, FAILURE)
+    assert tally.take_undelivered() == (1, FAILURE)
 
 
 def test_whoever_waits_is_told_before_anybody_can_flush() -> None:
@@ -94,10 +94,10 @@ def test_whoever_waits_is_told_before_anybody_can_flush() -> None:
     receipt = tally.begin(None)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(receipt.exception)
-        while not receipt.askers:
+        while not receipt.waiters:
             threading.Event().wait(0.001)
         tally.settle(receipt, FAILURE, None)
-        assert tally.take_untold() == (0, None)
+        assert tally.take_undelivered() == (0, None)
         assert waiting.result(5) is FAILURE
 
 
@@ -107,7 +107,7 @@ def test_whoever_gave_up_waiting_was_not_told() -> None:
     with pytest.raises(concurrent.futures.TimeoutError):
         receipt.result(timeout=0.01)
     tally.settle(receipt, FAILURE, None)
-    assert tally.take_untold() == (1, FAILURE)
+    assert tally.take_undelivered() == (1, FAILURE)
 
 
 def test_a_receipt_cannot_be_cancelled() -> None:
@@ -126,7 +126,7 @@ def test_a_receipt_can_be_awaited() -> None:
 
     with pytest.raises(errors.Undelivered):
         asyncio.run(wait())
-    assert tally.take_untold() == (0, None)
+    assert tally.take_undelivered() == (0, None)
 
 
 def test_the_reporting_thread_cannot_wait_for_itself() -> None:
@@ -165,4 +165,4 @@ def test_counts_hold_under_many_threads() -> None:
             tally.settle(receipt, FAILURE, None)
         for done in asked:
             done.result(20)
-    assert tally.take_untold() == (1000, FAILURE)
+    assert tally.take_undelivered() == (1000, FAILURE)

@@ -60,7 +60,7 @@ def test_exactly_once_refuses_each_by_the_name_it_was_given(name: str, value: An
         errors.SettingsError, match=f"^{name}={value} breaks the guarantee exactly-once"
     ) as caught:
         guarantees.producer_config("exactly-once", {name: value})
-    assert f"leave {name} out" in caught.value.remedy
+    assert f"remove {name}" in caught.value.remedy
     assert "guarantee=" in caught.value.remedy
 
 

@@ -277,7 +277,7 @@ def test_an_interrupted_close_can_be_finished(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(publisher._tally, "wait_settled", interrupt)
+        patch.setattr(publisher._counter, "wait_settled", interrupt)
         with pytest.raises(KeyboardInterrupt):
             publisher.close()
     publisher.close()
@@ -337,7 +337,7 @@ def test_a_broker_that_dies_is_told_in_bounded_time(mortal: local_broker.LocalCl
     publisher.send(event(0)).result(60)
     mortal.kill()
     futures = [publisher.send(event(number)) for number in range(1, 6)]
-    with pytest.raises(errors.Undelivered, match=r"no room in the queue.*after 0\.5 s"):
+    with pytest.raises(errors.Undelivered, match=r"no space in the queue.*after 0\.5 s"):
         publisher.send(event(6))
     with pytest.raises(errors.Undelivered, match=r"5 records are not confirmed .* after 0\.2 s"):
         publisher.flush(0.2)
@@ -357,7 +357,7 @@ def test_a_fatal_error_ends_sending(broker: Bootstrap, new_topic: Callable[..., 
     publisher = Publisher(broker.bootstrap, topic, enable_gapless_guarantee=True)
     with pytest.raises(errors.Undelivered):
         publisher.send_raw(b"big", random.Random(1).randbytes(5_000)).result(60)
-    with pytest.raises(errors.Undelivered, match=r"cannot go on: .*\(_GAPLESS_GUARANTEE\)"):
+    with pytest.raises(errors.Undelivered, match=r"cannot continue: .*\(_GAPLESS_GUARANTEE\)"):
         publisher.send(event(2))
     publisher.close()
 
