@@ -146,7 +146,7 @@ def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
         (long('{ type = "text" }'), "columns.extra has neither a field nor a value"),
         (long('{ field = "x", value = 1 }'), "columns.extra has a field and a value"),
         (long("{ value = 1, trim = true }"), "is a constant, which does not allow trim"),
-        (long('{ field = "x", type = "varchr(20)" }'), "is no type; did you mean 'varchar'?"),
+        (long('{ field = "x", type = "varchr(20)" }'), "is not a type; did you mean 'varchar'?"),
         (long('{ field = "x", type = "decimal(2,4)" }'), "not every database supports"),
         (
             long('{ field = "x", convert = "integer" }'),
@@ -185,7 +185,7 @@ def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
         ),
         (
             changed('key = "doc_no"', 'key = ["a", "b"]\nkey_separator = "x"'),
-            "neither letter nor digit",
+            "neither a letter nor a digit",
         ),
         (
             changed('document = "doc_id"', 'document = ["a", "b"]'),

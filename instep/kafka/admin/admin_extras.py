@@ -1,7 +1,8 @@
-"""What librdkafka has no request for, asked with the Python client: sizes on disk, the controllers' quorum, other replicas.
+"""Requests that librdkafka does not have, sent with kafka-python: log sizes, quorum, producers.
 
-Its import takes a while, so only commands that need these facts pay for it. They are all extras: a broker that
-does not tell (an old one, a cloud's, or one where we lack the right) leaves a fact unknown.
+The import of kafka-python takes a while, so only commands that need these facts import it. All of
+them are optional: a broker that does not answer (an old one, a cloud's, or one where we lack the
+right) leaves a fact unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class LogDir:
-    """A folder in which a broker keeps logs: bytes in all and still free, and the size of each replica there."""
+    """A log directory of a broker: its total and free bytes, and the size of each replica."""
 
     broker: int
     path: str
@@ -40,7 +41,7 @@ class LogDir:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """The controllers that vote, which of them leads, and what time it is there."""
+    """The voting controllers, their leader, and the leader's clock."""
 
     leader: int
     voters: tuple[int, ...]
@@ -49,7 +50,7 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """An idempotent producer, as a partition's leader knows it: by its id, and the number of its last record there."""
+    """An idempotent producer that a partition's leader remembers, and its last sequence number."""
 
     partition: int
     producer: int
@@ -59,7 +60,7 @@ class Remembered:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that is neither committed nor aborted, in one partition. Readers of committed records stop at its start."""
+    """An open transaction in one partition. Readers of committed records stop at its start."""
 
     partition: int
     start_offset: int
@@ -69,50 +70,50 @@ class OpenTransaction:
 
 
 class Inquiry:
-    """Questions to one cluster; each answers None when the cluster does not tell."""
+    """Requests to one cluster; each returns None if the cluster does not answer it."""
 
     def __init__(self, admin: Any) -> None:
         self._admin = admin
 
     def log_dirs(self, topics: Collection[str] | None = None) -> list[LogDir] | None:
-        """Every folder, with the replicas of these topics in it, or of all."""
+        """Return every log directory with the replicas of these topics, or of all."""
 
         def ask() -> list[LogDir]:
-            told = self._admin.describe_log_dirs(None if topics is None else list(topics))
-            return [_log_dir(one["broker"], found) for one in told for found in one["log_dirs"]]
+            answer = self._admin.describe_log_dirs(None if topics is None else list(topics))
+            return [_log_dir(one["broker"], found) for one in answer for found in one["log_dirs"]]
 
-        return _told(ask)
+        return _answered(ask)
 
     def setting(self, topics: Collection[str], name: str) -> dict[str, str] | None:
-        """One setting of many topics: librdkafka would bring all of each, which takes ten times as long."""
+        """Return one setting of many topics; librdkafka reads all settings, which takes longer."""
 
         def ask() -> dict[str, str]:
             from kafka.admin import ConfigResource, ConfigResourceType
 
-            asked = [
+            resources = [
                 ConfigResource(ConfigResourceType.TOPIC, topic, {name: None}) for topic in topics
             ]
-            told = self._admin.describe_configs(asked, config_filter="all")["topic"]
-            return {topic: held[name]["value"] for topic, held in told.items()}
+            answer = self._admin.describe_configs(resources, config_filter="all")["topic"]
+            return {topic: values[name]["value"] for topic, values in answer.items()}
 
-        return _told(ask)
+        return _answered(ask)
 
     def eligible(self, topics: Collection[str]) -> dict[tuple[str, int], tuple[int, ...]] | None:
-        """Replicas that are not in sync and may still be elected without loss (ELR), where there are any."""
+        """Return the eligible leader replicas (ELR): not in sync, but electable without loss."""
 
         def ask() -> dict[tuple[str, int], tuple[int, ...]]:
-            told = self._admin.describe_topic_partitions(list(topics))["topics"]
-            parts = [(topic["name"], part) for topic in told for part in topic["partitions"]]
+            answer = self._admin.describe_topic_partitions(list(topics))["topics"]
+            parts = [(topic["name"], part) for topic in answer for part in topic["partitions"]]
             return {
                 (name, p["partition_index"]): tuple(p["eligible_leader_replicas"] or ())
                 for name, p in parts
             }
 
-        return _told(ask)
+        return _answered(ask)
 
     def racks(self) -> dict[int, str | None] | None:
-        """The rack of each broker."""
-        return _told(
+        """Return the rack of each broker."""
+        return _answered(
             lambda: {
                 broker["broker_id"]: broker["rack"]
                 for broker in self._admin.describe_cluster()["brokers"]
@@ -120,12 +121,12 @@ class Inquiry:
         )
 
     def producers(self, topic: str, partitions: Collection[int]) -> int | None:
-        """How many idempotent producers the leaders of these partitions remember."""
+        """Return how many idempotent producers the leaders of these partitions remember."""
         found = self.remembered(topic, partitions)
         return None if found is None else len({one.producer for one in found})
 
     def remembered(self, topic: str, partitions: Collection[int]) -> list[Remembered] | None:
-        """The idempotent producers that the leaders of these partitions remember. They forget one after a day, by default."""
+        """Return the idempotent producers that leaders remember, by default for a day."""
 
         def ask() -> list[Remembered]:
             from kafka import TopicPartition
@@ -139,12 +140,15 @@ class Inquiry:
                 for one in state.active_producers
             ]
 
-        return _told(ask)
+        return _answered(ask)
 
     def open_transactions(
         self, topic: str, partitions: Collection[int]
     ) -> list[OpenTransaction] | None:
-        """The open transactions in these partitions, with their start by the coordinator, or else the last record's time."""
+        """Return the open transactions in these partitions.
+
+        Their start is the coordinator's, or else the time of the last record.
+        """
 
         def ask() -> list[OpenTransaction]:
             from kafka import TopicPartition
@@ -158,7 +162,9 @@ class Inquiry:
                 for one in state.active_producers
                 if one.current_transaction_start_offset >= 0
             ]
-            known = _told(lambda: self._transactions({one.producer_id for _, one in writing})) or {}
+            known = (
+                _answered(lambda: self._transactions({one.producer_id for _, one in writing})) or {}
+            )
             found = []
             for partition, one in writing:
                 named, since_ms = known.get(one.producer_id, (None, one.last_timestamp))
@@ -174,59 +180,61 @@ class Inquiry:
                 )
             return found
 
-        return _told(ask)
+        return _answered(ask)
 
     def _transactions(self, producers: Collection[int]) -> dict[int, tuple[str, int]]:
-        """Transactional id and start time, by producer id. A transaction that its coordinator forgot is left out."""
+        """Return transactional id and start time by producer id, as far as coordinators know."""
         if not producers:
             return {}
         listed = self._admin.list_transactions(producer_id_filters=list(producers))
         names = [one.transactional_id for some in listed.values() for one in some]
-        told = self._admin.describe_transactions(names) if names else {}
+        described = self._admin.describe_transactions(names) if names else {}
         return {
             one.producer_id: (name, one.transaction_start_time_ms)
-            for name, one in told.items()
+            for name, one in described.items()
             if one.transaction_start_time_ms > 0
         }
 
     def quorum(self) -> Quorum | None:
+        """Return the controllers' quorum."""
+
         def ask() -> Quorum:
             found = self._admin.describe_metadata_quorum()["topics"][0]["partitions"][0]
             voters = {
                 voter["replica_id"]: voter["last_caught_up_timestamp"]
                 for voter in found["current_voters"]
             }
-            # a leader has caught up with itself just now
+            # a leader has always just caught up with itself: this is its clock
             clock_ms = voters.get(found["leader_id"], -1)
             return Quorum(
                 found["leader_id"], tuple(sorted(voters)), clock_ms / 1000 if clock_ms > 0 else None
             )
 
-        return _told(ask)
+        return _answered(ask)
 
     def reassign(self, topic: str, replicas: Mapping[int, list[int]]) -> dict[int, int]:
-        """Have partitions moved to these brokers; the error code of each, 0 where it was accepted."""
+        """Move partitions to these brokers; return the error code of each, 0 if accepted."""
         from kafka import TopicPartition
         from kafka import errors as client_errors
 
         wanted = {TopicPartition(topic, partition): nodes for partition, nodes in replicas.items()}
         try:
-            told = self._admin.alter_partition_reassignments(wanted)
+            answer = self._admin.alter_partition_reassignments(wanted)
         except client_errors.KafkaError as failure:
             return dict.fromkeys(replicas, failure.errno or UNKNOWN)
-        return {place.partition: error.errno if error else 0 for place, error in told.items()}
+        return {place.partition: error.errno if error else 0 for place, error in answer.items()}
 
     def elect_unclean(self, topic: str, partition: int) -> bool:
-        """Have a partition led by any replica that lives, whatever that loses; whether this was done."""
+        """Elect any live replica as leader, even if records are lost; return whether it worked."""
 
         def ask() -> bool:
             self._admin.elect_leaders(UNCLEAN_ELECTION, {topic: [partition]})
             return True
 
-        return _told(ask) or False
+        return _answered(ask) or False
 
     def features(self) -> dict[str, int] | None:
-        """What the cluster has switched on, by name and level."""
+        """Return the finalized features of the cluster and their levels."""
 
         def ask() -> dict[str, int]:
             found = self._admin.describe_features()
@@ -236,17 +244,17 @@ class Inquiry:
                 if "finalized" in levels
             }
 
-        return _told(ask)
+        return _answered(ask)
 
 
 @contextmanager
 def opened(cluster: connection.Cluster) -> Iterator[Inquiry | None]:
-    """An inquiry into the cluster, or None when it takes no second client."""
+    """Open a second client to the cluster; None if it does not accept one."""
     from kafka import errors as client_errors
     from kafka.admin import KafkaAdminClient
 
     try:
-        # brokers that are up: at an address where nobody answers, this client waits
+        # only brokers that are up: this client waits for an address that does not answer
         brokers = cluster.metadata(cluster.operation("look for the brokers")).brokers.values()
         bootstrap = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
         admin = KafkaAdminClient(**client_config(cluster.kafka, bootstrap, cluster.timeout_s))
@@ -260,7 +268,7 @@ def opened(cluster: connection.Cluster) -> Iterator[Inquiry | None]:
 
 
 def client_config(kafka: settings.Kafka, bootstrap: str, timeout_s: float) -> dict[str, Any]:
-    """What the Python client needs to reach the cluster."""
+    """Return the settings of kafka-python for the cluster."""
     security = kafka.security
     config: dict[str, Any] = {
         "bootstrap_servers": [
@@ -288,7 +296,7 @@ def _log_dir(broker: int, found: Mapping[str, Any]) -> LogDir:
         for part in topic["partitions"]
         if not part.get("is_future_key")
     }
-    # before Kafka 3.3 a folder's room is not told
+    # unknown before Kafka 3.3
     total, free = (
         size if size >= 0 else None
         for size in (found.get("total_bytes", -1), found.get("usable_bytes", -1))
@@ -296,11 +304,11 @@ def _log_dir(broker: int, found: Mapping[str, Any]) -> LogDir:
     return LogDir(broker, found["log_dir"], total, free, replicas, found["error_code"])
 
 
-def _told(ask: Callable[[], Result]) -> Result | None:
+def _answered(ask: Callable[[], Result]) -> Result | None:
     from kafka import errors as client_errors
 
     try:
         return ask()
     except (client_errors.KafkaError, OSError, KeyError, IndexError) as failure:
-        log.debug("the cluster does not tell: %r", failure)
+        log.debug("the cluster does not answer: %r", failure)
         return None

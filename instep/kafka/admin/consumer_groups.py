@@ -1,4 +1,4 @@
-"""Consumer groups as the cluster has them: who is a member, what each reads, and how far behind it is.
+"""Consumer groups: their members, what each reads, and its lag.
 
 Four things look alike and are told apart: no lag, a lag that nobody knows, a partition where nothing was ever committed, and
 offsets ahead that hold no record (transaction markers, or what a transaction took back).
@@ -55,7 +55,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where the group stands in one partition. What is not known is None, which is not 0."""
+    """The group's position in one partition. What is unknown is None."""
 
     topic: str
     partition: int
@@ -69,7 +69,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group: its state, its members, and where it stands."""
+    """A group: its state, its members, and its positions."""
 
     group: str
     state: str
@@ -81,7 +81,7 @@ class Group:
 
 
 def listings(cluster: connection.Cluster) -> tuple[list[Listing], list[errors.InstepError]]:
-    """Every group we may see, by one request to each broker; and what brokers said who could not answer."""
+    """Return every group that we may see, and the errors of brokers that did not answer."""
     operation, since = cluster.operation("list the groups", right="DESCRIBE"), time.monotonic()
 
     def ask() -> Any:
@@ -100,17 +100,17 @@ def listings(cluster: connection.Cluster) -> tuple[list[Listing], list[errors.In
 
 
 def members(cluster: connection.Cluster, group: str) -> tuple[Member, ...]:
-    """The group's members; none also when there is no such group."""
+    """Return the group's members; none if the group does not exist."""
     return described(cluster, [group])[group].members
 
 
 def describe(cluster: connection.Cluster, group: str) -> Group:
-    """The group with its lag, or an error that names the groups that come near."""
+    """Return the group with its lag; raise an error with similar names if it does not exist."""
     return describe_each(cluster, [group])[0]
 
 
 def describe_each(cluster: connection.Cluster, names: Sequence[str]) -> list[Group]:
-    """The same of several: what they have in common is asked once."""
+    """Return several groups with their lag; common facts are read once."""
     found, committed = described(cluster, names), groups.positions_of_each(cluster, names)
     for name in names:
         if found[name].state == DEAD and not committed[name]:
@@ -135,7 +135,7 @@ def exists(cluster: connection.Cluster, group: str) -> bool:
 
 
 def missing(cluster: connection.Cluster, group: str, or_else: str = "") -> errors.SettingsError:
-    """The error for a group that is not there, with the names that come near; `or_else` is another way out."""
+    """Return the error for a group that does not exist, with similar names and a remedy."""
     near = faults.near(group, [one.group for one in listings(cluster)[0]])
     where = ", ".join(faults.addresses(cluster.bootstrap))
     return errors.SettingsError(
@@ -167,7 +167,7 @@ def delete(cluster: connection.Cluster, group: str) -> str:
 
 
 def occupied(group: str, there: Collection[Member]) -> errors.SettingsError:
-    """The refusal to change a group under its members' feet."""
+    """Return the error for a change of a group that has members."""
     named = "; ".join(f"{member} ({member.id})" for member in there) or "they have just come"
     return errors.SettingsError(
         f"group {group!r} has {counted(len(there), 'member')}: {named}",
@@ -176,7 +176,7 @@ def occupied(group: str, there: Collection[Member]) -> errors.SettingsError:
 
 
 def described(cluster: connection.Cluster, names: Sequence[str]) -> dict[str, Group]:
-    """Each group without its standings; one that is not there is dead."""
+    """Return each group without its positions; a group that does not exist is dead."""
 
     def ask() -> dict[str, Group]:
         answers = cluster.admin.describe_consumer_groups(
@@ -222,14 +222,14 @@ def _member(one: Any) -> Member:
 
 
 def _words(value: Any) -> str:
-    """The client's word for a state or a type, as Kafka spells it."""
+    """Return a state or a type of the client in Kafka's spelling."""
     named = "".join(part.capitalize() for part in value.name.split("_"))
     return named.replace("Rebalancing", "Rebalance")
 
 
 @dataclass(frozen=True, slots=True)
 class _Ground:
-    """Partitions that are there, and what those hold that can be asked."""
+    """Existing partitions, and the spans of those that answer."""
 
     there: Collection[Spot]
     spans: Mapping[Spot, offsets.Span]
@@ -238,7 +238,7 @@ class _Ground:
 
 def _survey(cluster: connection.Cluster, spots: Collection[Spot]) -> _Ground:
     known = layout.read(cluster).topics if spots else {}
-    # all partitions of the topics that the group reads, also those in which it never committed
+    # all partitions of the group's topics, also those without a commit
     there = {
         (topic, part.partition)
         for topic in {spot[0] for spot in spots} & set(known)
@@ -283,7 +283,7 @@ def _standings(
 def _lag(
     span: offsets.Span, current: int | None, record: offsets.LogRecord | None, now_ms: float
 ) -> tuple[int | None, float | None, str]:
-    """Lag in records and in seconds, and what there is to say about it."""
+    """Return the lag in records and in seconds, and a remark."""
     if current is None:
         return *_lag(span, span.first, record, now_ms)[:2], NEVER_COMMITTED
     if current > span.end:

@@ -1,4 +1,4 @@
-"""Where the log of each partition begins and ends, and where another place lies in it."""
+"""The first and last offset of each partition, and the offset of a place in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HELD_BACK = "an open transaction: readers of what is committed stop at {end}"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """One partition. What cannot be asked now is None, which is not 0."""
+    """The bounds of one partition. What is unknown is None."""
 
     topic: str
     partition: int
@@ -32,7 +32,7 @@ def read(
     partitions: Collection[int],
     place: places.Place | None,
 ) -> list[Bounds]:
-    """The bounds of these partitions, or of all, of each topic."""
+    """Return the bounds of these partitions, or of all, of each topic."""
     known = topics.placed(cluster, names).topics
     wanted: dict[str, list[int]] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""What became of each of many: a command that does several things reports every one, also after one of them failed."""
+"""Outcomes: a command on several things reports each of them, also if some fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from instep import errors
 
 @dataclass(frozen=True, slots=True)
 class AdminResult:
-    """What was done to one thing, or why it could not be."""
+    """What was done to one thing, or why it failed."""
 
     name: str
     done: str | None
@@ -18,7 +18,7 @@ class AdminResult:
 
 
 def of_each(names: Iterable[str], do: Callable[[str], str]) -> list[AdminResult]:
-    """Do it to each; one that fails leaves the others to be done."""
+    """Run an action on each thing; a failure does not stop the others."""
     return [_outcome(name, do) for name in dict.fromkeys(names)]
 
 

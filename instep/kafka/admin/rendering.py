@@ -24,7 +24,7 @@ from instep.kafka.admin.tail import TailRecord
 Render = Callable[[TailRecord], bytes]
 ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "\\": b"\\"}
 _TOKEN = re.compile(r"%(.)|\\x([0-9A-Fa-f]{2})|\\(.)|([^%\\]+)|(.)", re.DOTALL)
-# what the record's maker wrote, and may hold anything
+# written by the publisher; may contain anything
 TEXTS: dict[str, Callable[[TailRecord], bytes]] = {
     "s": lambda record: record.value or b"",
     "v": lambda record: record.value or b"",
@@ -46,7 +46,7 @@ FACTS: dict[str, Callable[[TailRecord], bytes]] = {
 
 
 def parse(text: str, *, safe: bool) -> Render:
-    """The format as a function; if `safe`, what a record brings is shown so that it can do nothing to a terminal."""
+    """Return the format as a function; if `safe`, escape what could affect a terminal."""
     parts: list[Render] = []
     for letter, code, escape, plain, broken in _TOKEN.findall(text):
         if letter in TEXTS and letter:
@@ -67,7 +67,7 @@ def parse(text: str, *, safe: bool) -> Render:
 
 
 def envelope(record: TailRecord) -> bytes:
-    """One line of JSON with kcat's keys; what is not UTF-8 is an object with its base 64."""
+    """Return one line of JSON with kcat's keys; bytes that are not UTF-8 become base 64."""
     held = {
         "topic": record.topic,
         "partition": record.partition,

@@ -1,4 +1,4 @@
-"""How many copies a topic has, changed: a plan for each partition, spread over brokers and racks, and its doing."""
+"""Change the number of replicas: a plan that spreads them over brokers and racks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReplicaMove:
 
 
 def plan(cluster: connection.Cluster, topic: str, copies: int) -> list[ReplicaMove]:
-    """What each partition's replicas would be; those that stay as they are are left out."""
+    """Return the new replicas of each partition that changes."""
     known = topics.placed(cluster, [topic])
     if copies > len(known.brokers):
         raise layout.too_few_brokers(topic, copies, len(known.brokers))
@@ -73,7 +73,10 @@ def spread(
 def execute(
     cluster: connection.Cluster, topic: str, moves: list[ReplicaMove], say: Callable[[str], None]
 ) -> None:
-    """Have the cluster do it, and wait until every replica is in sync. It goes on by itself when we are interrupted."""
+    """Start the reassignment and wait until every replica is in sync.
+
+    The cluster continues it if we are interrupted.
+    """
     operation = cluster.operation(
         f"change the replicas of topic {topic!r}", topic=topic, right="ALTER"
     )
@@ -85,7 +88,8 @@ def execute(
     if refused:
         first = KafkaError(next(iter(refused.values())))
         failure = cluster.translate(first, operation, time.monotonic())
-        which = f"partition {', '.join(map(str, sorted(refused)))}; {len(codes) - len(refused)} were accepted"
+        accepted = len(codes) - len(refused)
+        which = f"partition {', '.join(map(str, sorted(refused)))}; {accepted} were accepted"
         raise type(failure)(f"{failure.what}: {which}", failure.remedy) from KafkaException(first)
     _await(cluster, topic, {move.partition: set(move.new) for move in moves}, say)
 
@@ -96,7 +100,7 @@ def _await(
     wanted: Mapping[int, set[int]],
     say: Callable[[str], None],
 ) -> None:
-    """Until every replica is in sync; says when there is progress, and at times whom it waits for."""
+    """Wait until every replica is in sync, and report progress and what is missing."""
     said, said_at = -1, 0.0
     while True:
         parts = [

@@ -1,8 +1,9 @@
-"""Records looked at where they lie: no group is joined, nothing is committed.
+"""Read records for `instep peek`: without joining a group or committing offsets.
 
-A place is one of each partition: -10 is the last ten of each. What is read is shown in the order of its timestamps, with
-each partition's own order kept, as long as it is little enough to be held; a long stretch comes as it is read. A limit takes the
-first records of that order, or, where the place is counted from the end, the last.
+A place applies to each partition: -10 is the last ten records of each. Records are sorted by
+timestamp, with the order of each partition kept, if they fit in memory; a long range is returned
+as it is read. A limit takes the first records of that order or, if the place is counted from the
+end, the last.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class TailRecord:
-    """One record whole. A record without a timestamp has -1."""
+    """One whole record. Without a timestamp it has -1."""
 
     topic: str
     partition: int
@@ -46,9 +47,9 @@ Wanted = Callable[[TailRecord], bool]
 
 @dataclass(frozen=True, slots=True)
 class TailRange:
-    """What to read of a topic: from and up to which offset of each partition; whether a limit takes the last records.
+    """What to read of a topic: the range of each partition, and whether a limit takes the last.
 
-    Partitions without a leader cannot be read now; they are left out, unless one was asked for.
+    Partitions without a leader are omitted, unless one was requested.
     """
 
     topic: str
@@ -61,6 +62,7 @@ class TailRange:
 
     @property
     def offsets(self) -> int:
+        """Return the number of offsets in all partitions."""
         return sum(max(0, end - start) for start, end in self.ranges.values())
 
 
@@ -73,14 +75,14 @@ def stretch(
     *,
     committed: bool = True,
 ) -> TailRange:
-    """The part of the log that a range names, in these partitions, in that of the key, or in all."""
+    """Resolve a range of places, in these partitions, in that of the key, or in all."""
     known = topics.placed(cluster, [topic]).topics[topic]
     asked = _asked(known, partitions, key)
     unled = tuple(number for number in asked if number not in known.led)
     if unled and (partitions or key is not None or len(unled) == len(asked)):
         raise errors.BrokerUnreachable(
             f"topic {topic!r} has no leader for partition {', '.join(map(str, unled))}",
-            "start the broker that holds it, or name others with -p",
+            "start the broker that has it, or name other partitions with -p",
         )
     asked = [number for number in asked if number in known.led]
     first = places.resolve(cluster, topic, asked, where.first, committed=committed)
@@ -100,13 +102,13 @@ def stretch(
 def records(
     cluster: connection.Cluster, part: TailRange, wanted: Wanted | None, limit: int | None
 ) -> Iterator[TailRecord]:
-    """The wanted records of the stretch, or all; so many at most."""
+    """Return the wanted records of the range, or all; at most `limit`."""
     enough: set[int] = set()
     read = reading.messages(
         cluster, part.topic, part.ranges, committed=part.committed, enough=enough
     )
     found = _wanted(part, read, wanted)
-    # with a condition, the first of every partition may be far; without one, they are at hand
+    # with a condition, the first records of a partition may be far from its start
     narrowed = wanted is not None or part.key is not None
     first_few = (
         not narrowed
@@ -136,7 +138,10 @@ def newest(
     *,
     committed: bool = True,
 ) -> tuple[TailRange, list[TailRecord]]:
-    """The newest records. Many offsets may hold few: a transaction's marker has one, and what compaction took out had."""
+    """Return the newest records.
+
+    Markers and compacted records take offsets, so more offsets than records are read.
+    """
     back = count
     while True:
         part = stretch(
@@ -155,11 +160,11 @@ def newest(
 def follow(
     cluster: connection.Cluster, part: TailRange, wanted: Wanted | None, limit: int | None
 ) -> Iterator[list[TailRecord]]:
-    """The wanted records from the stretch's beginning on, as they come; ends only with the limit."""
+    """Return the wanted records as they arrive, from the start of the range up to the limit."""
     left = limit
     starts = {number: start for number, (start, _) in part.ranges.items()}
-    for heard in reading.follow(cluster, part.topic, starts, committed=part.committed):
-        found = list(_wanted(part, heard, wanted))[:left]
+    for received in reading.follow(cluster, part.topic, starts, committed=part.committed):
+        found = list(_wanted(part, received, wanted))[:left]
         yield found
         if left is not None:
             left -= len(found)
@@ -168,6 +173,7 @@ def follow(
 
 
 def seen(topic: str, partition: int, message: Message) -> TailRecord:
+    """Return a message of the client as a record."""
     kind, at_ms = message.timestamp()
     offset = message.offset()
     assert offset is not None
@@ -185,9 +191,9 @@ def seen(topic: str, partition: int, message: Message) -> TailRecord:
 
 
 def _wanted(
-    part: TailRange, told: Iterable[tuple[int, Message]], wanted: Wanted | None
+    part: TailRange, messages: Iterable[tuple[int, Message]], wanted: Wanted | None
 ) -> Iterator[TailRecord]:
-    for number, message in told:
+    for number, message in messages:
         if part.key is None or message.key() == part.key:
             one = seen(part.topic, number, message)
             if wanted is None or wanted(one):
@@ -202,7 +208,7 @@ def _limited(found: Iterator[TailRecord], limit: int | None) -> Iterator[TailRec
 
 
 def _asked(known: layout.Layout, partitions: Collection[int], key: bytes | None) -> list[int]:
-    """The partitions that are named, that of the key, or all."""
+    """Return the named partitions, that of the key, or all."""
     count = len(known.partitions)
     known.refuse_strange(partitions)
     return sorted(set(partitions)) or (

@@ -1,4 +1,4 @@
-"""Topics made, set and grown as people ask for it: what would change is known before it does, and refusals say what to do."""
+"""Create, configure and grow topics for commands, with a plan first and helpful errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ConfigChange:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """More partitions for a topic, and what that does to keys: by calculation, and counted among its newest records."""
+    """More partitions for a topic, and the share of keys that move: calculated and sampled."""
 
     topic: str
     now: int
@@ -49,7 +49,7 @@ def create(
     if_not_exists: bool = False,
     validate_only: bool = False,
 ) -> list[outcomes.AdminResult]:
-    """Make each topic, or see whether it could be made."""
+    """Create each topic, or check whether that is possible."""
 
     def make(name: str) -> str:
         try:
@@ -69,7 +69,7 @@ def alter(
     *,
     validate_only: bool = False,
 ) -> list[ConfigChange]:
-    """Change some settings of a topic and wait until the cluster shows it; all others stay as they are."""
+    """Change some settings of a topic and wait until the cluster shows the change."""
     if not given and not unset:
         raise errors.SettingsError("nothing is to be changed", "say -c NAME=VALUE or --unset NAME")
     if both := sorted(set(given) & set(unset)):
@@ -93,7 +93,7 @@ def alter(
 
 
 def plan_growth(cluster: connection.Cluster, topic: str, new: int) -> Growth:
-    """What more partitions would mean for the topic's keys."""
+    """Return what more partitions would mean for the topic's keys."""
     known = topics.placed(cluster, [topic]).topics[topic]
     now = len(known.partitions)
     if new <= now:
@@ -111,19 +111,19 @@ def plan_growth(cluster: connection.Cluster, topic: str, new: int) -> Growth:
 
 
 def followers(declared: settings.Settings, topic: str) -> list[str]:
-    """The pipelines that follow the topic."""
+    """Return the pipelines that read the topic."""
     return [name for name, pipeline in declared.pipelines.items() if pipeline.topic == topic]
 
 
 def unguarded(declared: settings.Settings, topic: str) -> list[str]:
-    """Those of them whose events have no order of their own, so that the guard goes by the log's."""
+    """Return those of them without an order value, which rely on the order of the log."""
     return [
         name for name in followers(declared, topic) if declared.pipelines[name].event.order is None
     ]
 
 
 def parse_config(texts: Iterable[str]) -> dict[str, str]:
-    """Settings from NAME=VALUE texts."""
+    """Parse settings from NAME=VALUE texts."""
     found: dict[str, str] = {}
     for text in texts:
         name, sign, value = text.partition("=")
@@ -144,7 +144,7 @@ def _explained(
     failure: errors.SettingsError,
     if_not_exists: bool,
 ) -> str:
-    """Why a topic cannot be made, in words that help; one that is there already may be what was asked for."""
+    """Raise a helpful error; return the outcome if the topic exists and that is allowed."""
     known = layout.read(cluster)
     code = faults.code(failure)
     if code == KafkaError.TOPIC_ALREADY_EXISTS and if_not_exists and name in known.topics:
@@ -180,7 +180,7 @@ def _settings(cluster: connection.Cluster, topic: str) -> configs.Settings:
 def _await_settings(
     cluster: connection.Cluster, topic: str, given: Mapping[str, str], unset: Collection[str]
 ) -> configs.Settings:
-    """Until the brokers show it: the controller answers before they know."""
+    """Wait until the brokers show a change: the controller answers before they know."""
     deadline = time.monotonic() + cluster.timeout_s
     while True:
         found = _settings(cluster, topic)
@@ -198,7 +198,7 @@ def _await_settings(
 def _sampled_keys(
     cluster: connection.Cluster, topic: str, partitions: Collection[int]
 ) -> dict[bytes, set[int]]:
-    """Keys among the newest records, and the partitions where they lie."""
+    """Return keys of the newest records, and their partitions."""
     ends = offsets.latest(cluster, topic, partitions)
     ranges = {number: (max(0, end - SAMPLED_PER_PARTITION), end) for number, end in ends.items()}
     found: dict[bytes, set[int]] = {}

@@ -1,4 +1,4 @@
-"""One topic in detail: its partitions, what each holds, how large it is, and the settings that are its own."""
+"""One topic in detail: its partitions with their offsets and sizes, and its own settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLEANUP = "cleanup.policy"
 
 @dataclass(frozen=True, slots=True)
 class PartitionDetail:
-    """A partition and what it holds. What the cluster does not tell is None, which is not 0."""
+    """A partition with its offsets and size. What is unknown is None."""
 
     partition: int
     leader: int | None
@@ -44,7 +44,7 @@ class TopicDetail:
 
 
 def describe(cluster: connection.Cluster, names: Collection[str]) -> list[TopicDetail]:
-    """Each topic in detail; TopicMissing, with the names that come near, for the first that is not there."""
+    """Return each topic in detail; raise TopicMissing, with similar names, for the first missing."""
     known = topics.placed(cluster, names)
     ids = topics.ids(cluster, names)
     settings = {name: _settings(cluster, name) for name in names}
