@@ -1,7 +1,7 @@
 """Consumer groups: their members, what each reads, and its lag.
 
-Four things look alike and are told apart: no lag, a lag that nobody knows, a partition where nothing was ever committed, and
-offsets ahead that hold no record (transaction markers, or what a transaction took back).
+Four cases are distinguished: no lag, an unknown lag, a partition without a commit, and offsets
+ahead without a record (transaction markers and aborted records).
 """
 
 from __future__ import annotations

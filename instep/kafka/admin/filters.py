@@ -1,11 +1,12 @@
-"""Conditions on records, as `peek --filter` takes them: FIELD, a sign, and a value. Nothing of it is ever run as code.
+"""Conditions on records for `peek --filter`: a field, an operator and a value. Never run as code.
 
-    key  value  partition  offset  timestamp  header.NAME     the record's own
-    status  address.city  .key                                fields of its JSON value; dots descend, one in front means nothing
-    = != < <= > >=                                            as numbers where both are, else as texts
-    ~ !~                                                      a regular expression that is found in it, or is not
+    key  value  partition  offset  timestamp  header.NAME     fields of the record itself
+    status  address.city  .key                                fields of its JSON value; dots descend
+    = != < <= > >=                                            as numbers if both are, else as texts
+    ~ !~                                                      contains a match of a regex, or not
 
-What a record does not have meets no condition but != and !~.
+A dot in front, as in .key, means the field of the value. A field that a record does not have only
+meets != and !~.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from instep import errors
 from instep.kafka import places
 from instep.kafka.admin.tail import TailRecord, Wanted
 
-GRAMMAR = "write FIELD=VALUE (or != < <= > >= ~ !~), where FIELD is key, value, header.NAME or a field of the JSON: status=FAILED"
+GRAMMAR = (
+    "write FIELD=VALUE (or != < <= > >= ~ !~), where FIELD is key, value, header.NAME"
+    " or a field of the JSON: status=FAILED"
+)
 _CONDITION = re.compile(r"\s*(@?[^\s=!<>~]+)\s*(!=|!~|<=|>=|=|<|>|~)\s?(.*)", re.DOTALL)
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
@@ -42,7 +46,7 @@ Field = Callable[[TailRecord], Any]
 
 
 def parse(texts: Iterable[str]) -> Wanted:
-    """Whether a record meets all of the conditions."""
+    """Return a function that tells whether a record meets all of the conditions."""
     conditions = [_condition(text) for text in texts]
     return lambda record: all(met(record) for met in conditions)
 
@@ -123,7 +127,7 @@ def _descended(value: bytes | None, path: list[str]) -> Any:
             held = held[int(step)]
         else:
             return ABSENT
-    # true and false are words here, not the numbers that Python takes them for
+    # true and false are words here; in Python they are numbers
     return _text(held) if isinstance(held, bool) else held
 
 

@@ -1,10 +1,10 @@
-"""Records as bytes to print: by a format in kcat's letters, or as kcat's JSON.
+r"""Format records for output: by a format with kcat's letters, or as kcat's JSON.
 
 %s %v  the value       %S  its length (-1: null)     %R  its length in four bytes
 %k     the key         %K  its length (-1: null)     %h  headers: NAME=VALUE,…
 %t     the topic       %p  the partition             %o  the offset
 %T     the timestamp in ms since 1970                %%  a per cent sign
-\\n \\r \\t \\xHH           a byte
+\n \r \t \xHH           a byte
 """
 
 from __future__ import annotations

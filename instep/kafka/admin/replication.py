@@ -40,9 +40,10 @@ def plan(cluster: connection.Cluster, topic: str, copies: int) -> list[ReplicaMo
 def spread(
     topic: layout.Layout, brokers: Mapping[int, str | None], copies: int
 ) -> list[ReplicaMove]:
-    """Replicas on living brokers stay; new ones go to racks without one, then to the brokers that hold fewest of this topic.
+    """Return the moves to a number of replicas.
 
-    The leader and those in sync are kept longest when there are to be fewer.
+    Replicas on live brokers stay. New ones go to racks without a replica, then to the brokers with
+    the fewest replicas of this topic. Of too many replicas, the leader and those in sync stay.
     """
     held = Counter(node for part in topic.partitions for node in part.replicas)
     moves = []

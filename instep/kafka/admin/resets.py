@@ -1,6 +1,7 @@
-"""Consumer groups moved to another place in the log: planned first, within what the log holds, never under members' feet.
+"""Move consumer groups to another place in the log: with a plan, and only without members.
 
-The end is the log's, as Kafka's own tool has it: an open transaction is passed over.
+New offsets stay within the log. The end is that of the log, as in Kafka's own tool: records of
+open transactions are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from instep.kafka.admin import consumer_groups
 from instep.kafka.offsets import Spot
 
 COLUMNS = "topic,partition,offset or group,topic,partition,offset"
-NEW_GROUP = "; or make it, with --new-group"
+NEW_GROUP = "; or create it, with --new-group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +31,19 @@ class To:
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """So many forward, or back."""
+    """By a number of offsets forward or back."""
 
     by: int
 
 
 @dataclass(frozen=True, slots=True)
 class ToCurrent:
-    """Where it is; to the end where it never was. As a plan to export."""
+    """To the current position, or to the end if there is none; for a plan to export."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToOffsets:
-    """To an offset of each partition, as a file says."""
+    """To an offset of each partition, from a file."""
 
     offsets: Mapping[Spot, int]
 
@@ -52,7 +53,7 @@ How = To | Shift | ToCurrent | ToOffsets
 
 @dataclass(frozen=True, slots=True)
 class GroupMove:
-    """One partition: where the group is, if anywhere, and where it goes. `asked` is what the log does not hold."""
+    """The move of one partition. `asked` is the requested offset if the log does not have it."""
 
     topic: str
     partition: int
@@ -62,12 +63,13 @@ class GroupMove:
 
     @property
     def delta(self) -> int | None:
+        """Return by how many offsets the group moves."""
         return None if self.current is None else self.new - self.current
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What became of a move: where the group stands now, and why it is not there if it is not."""
+    """The outcome of a move: the group's position now, and the error if it was refused."""
 
     move: GroupMove
     now: int | None
@@ -82,7 +84,7 @@ def plan(
     *,
     new_group: bool = False,
 ) -> list[GroupMove]:
-    """Where each partition would go. A group that does not exist can be made so, if that is what is meant."""
+    """Return the moves of the partitions; with `new_group` the group may not exist yet."""
     if not new_group and not consumer_groups.exists(cluster, group):
         raise consumer_groups.missing(cluster, group, NEW_GROUP)
     there = groups.all_positions(cluster, group)
@@ -92,7 +94,7 @@ def plan(
         if partition not in known[topic].led:
             raise errors.BrokerUnreachable(
                 f"topic {topic!r} has no leader for partition {partition}",
-                "start the broker that holds it, or leave it out: --topic T:0,1",
+                "start the broker that has it, or omit the partition: --topic T:0,1",
             )
     by_topic: dict[str, list[int]] = {}
     for topic, partition in sorted(set(spots)):
@@ -120,14 +122,14 @@ def execute(cluster: connection.Cluster, group: str, moves: Collection[GroupMove
         (move, now.get((move.topic, move.partition)), refused.get((move.topic, move.partition)))
         for move in moves
     ]
-    # when one partition is refused the client says so of all: where the group stands tells which it was
+    # if one partition is refused, the client reports all; the positions show which one it was
     return [Moved(move, at, error if at != move.new else None) for move, at, error in found]
 
 
 def chosen(
     cluster: connection.Cluster, group: str, named: Iterable[str], *, all_topics: bool = False
 ) -> list[Spot]:
-    """The partitions that TOPIC and TOPIC:0,1 texts name, or all in which the group has offsets."""
+    """Return the partitions of TOPIC and TOPIC:0,1 texts, or all with offsets of the group."""
     if all_topics:
         found = sorted(groups.all_positions(cluster, group))
         if not found and consumer_groups.exists(cluster, group):
@@ -151,7 +153,7 @@ def chosen(
 
 
 def parse_csv(text: str, group: str, name: str) -> dict[Spot, int]:
-    """Offsets from a file as Kafka's tool writes it: one line a partition, without a head, with or without the group."""
+    """Parse a file of Kafka's own tool: one line per partition, no header, group optional."""
     found: dict[Spot, int] = {}
     for number, row in enumerate(csv.reader(io.StringIO(text)), start=1):
         if not row or row == [""]:
@@ -184,7 +186,7 @@ def parse_csv(text: str, group: str, name: str) -> dict[Spot, int]:
 
 
 def to_csv(moves: Iterable[GroupMove]) -> str:
-    """The plan as Kafka's tool exports it."""
+    """Return the plan in the format of Kafka's own tool."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(
         (move.topic, move.partition, move.new) for move in moves

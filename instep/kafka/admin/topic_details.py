@@ -31,9 +31,10 @@ class PartitionDetail:
 
 @dataclass(frozen=True, slots=True)
 class TopicDetail:
-    """A topic; its records are an estimate, exact only where nothing was compacted, aborted or written in transactions.
+    """A topic. The number of records is an estimate.
 
-    Its settings, those that are not Kafka's defaults, are None where the cluster does not tell us.
+    It is exact only without compaction and transactions. The settings are those that are not
+    Kafka's defaults; None if the cluster does not return them.
     """
 
     topic: str
@@ -44,15 +45,14 @@ class TopicDetail:
 
 
 def describe(cluster: connection.Cluster, names: Collection[str]) -> list[TopicDetail]:
-    """Return each topic in detail; raise TopicMissing, with similar names, for the first missing."""
+    """Return each topic in detail; raise TopicMissing, with similar names."""
     known = topics.placed(cluster, names)
     ids = topics.ids(cluster, names)
     settings = {name: _settings(cluster, name) for name in names}
     spots = [(name, partition) for name in names for partition in known.topics[name].led]
     spans = offsets.spans(cluster, spots, newest=True)
-    known = topics.placed(
-        cluster, names
-    )  # again: while a dead leader was asked, another may have taken over
+    # again: a dead leader may have been replaced meanwhile
+    known = topics.placed(cluster, names)
     with admin_extras.opened(cluster) as asked:
         folders = asked.log_dirs(names) if asked else None
         eligible = asked.eligible(names) if asked else None
