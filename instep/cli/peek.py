@@ -97,7 +97,7 @@ def peek(
                 cluster, topic, limit or tail.NEWEST, numbers, committed=not uncommitted
             )
         else:
-            part = tail.stretch(
+            part = tail.resolve_range(
                 cluster, topic, log_range, numbers, wanted_key, committed=not uncommitted
             )
             records = () if follow else tail.records(cluster, part, wanted, limit)

@@ -26,7 +26,7 @@ Ask = Callable[[connection.Cluster], object]
             "DESCRIBE on topic 'closed'",
         ),
         (
-            lambda cluster: tail.stretch(cluster, "closed", places.parse_range("-1")),
+            lambda cluster: tail.resolve_range(cluster, "closed", places.parse_range("-1")),
             "DESCRIBE on topic 'closed'",
         ),
         (
@@ -117,7 +117,7 @@ def test_a_lost_broker_hides_only_what_it_held() -> None:
             for one in consumer_groups.describe(cluster, "readers").standings
         }
         assert lags == {number: None if number in gone else 1 for number in range(6)}
-        part = tail.stretch(cluster, "single", places.parse_range("-1"))
+        part = tail.resolve_range(cluster, "single", places.parse_range("-1"))
         assert part.unled == tuple(gone)
         assert len(list(tail.records(cluster, part, None, None))) == 6 - len(gone)
         with pytest.raises(errors.BrokerUnreachable, match=f"no leader for partition {gone[0]}"):

@@ -267,10 +267,11 @@ def _standings(
     found = []
     for spot in spots:
         span, current = spans.get(spot), committed.get(spot)
-        lost = "" if spot in spans else NO_LEADER if spot in there else NO_TOPIC
-        lag, seconds, note = (
-            (None, None, lost) if span is None else _lag(span, current, waiting.get(spot), now_ms)
-        )
+        lag: int | None = None
+        seconds: float | None = None
+        note = NO_LEADER if spot in there else NO_TOPIC
+        if span is not None:
+            lag, seconds, note = _lag(span, current, waiting.get(spot), now_ms)
         if span is not None and span.committed_end < span.end and lag:
             note = "; ".join(
                 filter(None, (note, f"behind {backlog.named(spot[1], ground.holders.get(spot))}"))

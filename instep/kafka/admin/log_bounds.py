@@ -45,14 +45,14 @@ def read(
     spans = offsets.spans(
         cluster, [(name, number) for name, numbers in led.items() for number in numbers]
     )
-    lies = {
+    offset_of = {
         (name, number): offset
         for name, numbers in led.items()
         if place is not None and numbers
         for number, offset in places.resolve(cluster, name, numbers, place, committed=False).items()
     }
     return [
-        _bounds(name, number, spans.get((name, number)), lies.get((name, number)))
+        _bounds(name, number, spans.get((name, number)), offset_of.get((name, number)))
         for name, numbers in wanted.items()
         for number in numbers
     ]

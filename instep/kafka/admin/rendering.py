@@ -58,7 +58,11 @@ def parse(text: str, *, safe: bool) -> Render:
                 _constant(plain.encode() or (bytes.fromhex(code) if code else ESCAPES[escape]))
             )
         else:
-            wrong = f"%{letter}" if letter else f"\\{escape}" if escape else broken
+            wrong = broken
+            if letter:
+                wrong = f"%{letter}"
+            elif escape:
+                wrong = f"\\{escape}"
             raise errors.SettingsError(
                 f"{wrong!r} in the format means nothing",
                 "write %s (value) %k %t %p %o %T %h %S %K %R %% \\n \\t \\xHH, as in kcat",

@@ -66,7 +66,7 @@ class TailRange:
         return sum(max(0, end - start) for start, end in self.ranges.values())
 
 
-def stretch(
+def resolve_range(
     cluster: connection.Cluster,
     topic: str,
     where: places.PlaceRange,
@@ -144,7 +144,7 @@ def newest(
     """
     back = count
     while True:
-        part = stretch(
+        part = resolve_range(
             cluster,
             topic,
             places.PlaceRange(places.FromEnd(back), places.FromEnd()),

@@ -100,13 +100,13 @@ def plan_growth(cluster: connection.Cluster, topic: str, new: int) -> Growth:
         raise errors.SettingsError(
             f"topic {topic!r} has {counted(now, 'partition')}"
             + (", and a topic cannot shrink" if new < now else " already"),
-            f"say more than {now}; for fewer, make another topic and publish there",
+            f"choose more than {now}; for fewer, create another topic and publish there",
         )
     keys = _sampled_keys(cluster, topic, known.led)
     moved = sum(
         partition.partition_of(key, now) != partition.partition_of(key, new) for key in keys
     )
-    elsewhere = sum(lies != {partition.partition_of(key, now)} for key, lies in keys.items())
+    elsewhere = sum(found != {partition.partition_of(key, now)} for key, found in keys.items())
     return Growth(topic, now, new, partition.moved_share(now, new), len(keys), moved, elsewhere)
 
 
