@@ -60,12 +60,12 @@ def test_what_spark_takes_is_let_through(master: str, memory: str) -> None:
     [
         ("local[0]", "640m", "at least one thread"),
         ("local[2,0]", "640m", "at least one thread"),
-        ("local[x]", "640m", "no Spark master"),
-        ("spork://x", "640m", "no Spark master"),
-        ("", "640m", "no Spark master"),
+        ("local[x]", "640m", "not a Spark master"),
+        ("spork://x", "640m", "not a Spark master"),
+        ("", "640m", "not a Spark master"),
         ("local", "lots", "not an amount of memory"),
         ("local", "640", "not an amount of memory"),
-        ("local", "100m", "450m at least"),
+        ("local", "100m", "at least 450m"),
     ],
 )
 def test_what_spark_does_not_take_is_refused_with_an_example(
@@ -97,7 +97,7 @@ LIMITED = (
         (
             "NOFILE",
             128,
-            "from instep.pipeline import launching; launching.raise_file_limit()",
+            "from instep.pipeline import jvm; jvm.raise_file_limit()",
             "ulimit -n 4096",
         ),
         ("AS", 1 << 29, "from instep.local import java; java.find()", "ulimit -v unlimited"),

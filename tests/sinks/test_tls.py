@@ -265,7 +265,7 @@ def test_files_and_options_that_are_wrong(secured: Secured, tmp_path: Path) -> N
         ),
         (
             {"sslmode": "require", "sslcert": client.certificate, "sslkey": text},
-            "the target's sslkey .*text.pem holds no key",
+            "the target's sslkey .*text.pem contains no key",
         ),
         (
             {
