@@ -103,8 +103,8 @@ def judge(
             supported = ", ".join(get_args(settings.Mechanism))
             remedy = f"use the address of a listener that supports {supported}"
         return errors.NotAuthorised(
-            f"the listener at {address} does not support the mechanism {security.mechanism},"
-            f" but {named}",
+            f"the listener at {address} does not support the mechanism {security.mechanism};"
+            f" it supports {named}",
             remedy,
         )
     return None

@@ -99,7 +99,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a mechanism that is not on": (
         "login",
         user("SCRAM-SHA-256", protocol="SASL_PLAINTEXT"),
-        "does not support the mechanism SCRAM-SHA-256, but PLAIN",
+        "does not support the mechanism SCRAM-SHA-256; it supports PLAIN",
     ),
     "plain to TLS": (
         "mutual",
@@ -224,7 +224,7 @@ def test_a_key_in_a_form_that_java_does_not_read(secured_broker: SecuredBroker) 
         secured_broker, **files(secured_broker.ann_pbes2, key_password=secured.KEY_PASSWORD)
     )
     with pytest.raises(
-        errors.SettingsError, match="is encrypted by PBES2, which Java's Kafka client does not read"
+        errors.SettingsError, match="is encrypted with PBES2, which Java's Kafka client cannot read"
     ):
         connection.java_config(asked, "a:1")
 
@@ -241,7 +241,7 @@ def test_a_mechanism_that_instep_does_not_have_is_not_recommended() -> None:
         asked, "a:1", handshake.ListenerFacts(takes_users=True, mechanisms=("GSSAPI",))
     )
     assert error is not None
-    assert "it takes GSSAPI" in error.what
+    assert "it supports GSSAPI" in error.what
     assert (
         error.remedy
         == "use the address of a listener that takes PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"

@@ -229,7 +229,7 @@ def _asked(
             if current is None:
                 raise errors.SettingsError(
                     f"the group has no offset in {topic} {partition} to count from",
-                    "say --to-offset, or leave it out: --topic T:0,1",
+                    "use --to-offset, or omit the partition: --topic T:0,1",
                 )
             return current + by
 

@@ -319,7 +319,7 @@ def test_a_broken_file_is_refused_by_its_line(text: str, says: str) -> None:
         (["--to-earliest"], "it is not clear what to reset"),
         (["--all-topics", "--to", "@yesterday-ish"], "'@yesterday-ish' is not a place in a log"),
         (["--all-topics", "--by-duration", "P1W"], "'P1W' is not a duration"),
-        (["--all-topics", "--to-datetime", "noon"], "'noon' is no time"),
+        (["--all-topics", "--to-datetime", "noon"], "'noon' is not a time"),
         (["--from-file", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--all-topics", "--to-earliest"], "does not exist"),
         (["--topic", "nowhere", "--to-earliest"], "topic 'nowhere' does not exist"),
@@ -350,7 +350,7 @@ def test_durations(text: str, seconds: int) -> None:
     "text", ["", "P", "PT", "1", "h", "-1h", "1w", "P1W", "P99999999999D", "PT1H1D"]
 )
 def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(errors.SettingsError, match="no duration"):
+    with pytest.raises(errors.SettingsError, match="not a duration"):
         places.parse_duration(text)
 
 
