@@ -101,7 +101,7 @@ def test_offsets_are_those_of_kafkas_own_tool(
     ]
     assert "has no partition 9" in refused(place, "offsets", topic, "-p", "9")
     assert "'x' is not a partition number" in refused(place, "offsets", topic, "-p", "x")
-    assert "no place in a log" in refused(place, "offsets", topic, "--at", "@yesterday-ish")
+    assert "not a place in a log" in refused(place, "offsets", topic, "--at", "@yesterday-ish")
     assert "does not exist" in refused(place, "offsets", topic, f"{topic}x")
 
 
