@@ -335,7 +335,7 @@ WRONG_USE: list[tuple[tuple[str, ...], str]] = [
     (("show", "nobody\x1b[31m"), "no pipeline knows document 'nobody\\x1b[31m'"),
     (("show", "x", "--pipeline", "contract"), "did you mean 'contracts'?"),
     (("replay",), "no range and no document is selected"),
-    (("replay", "--from", "@soon"), "no place in a log"),
+    (("replay", "--from", "@soon"), "not a place in a log"),
     (("history", "prune", "--older-than", "long"), "'long' is not a time"),
 ]
 
