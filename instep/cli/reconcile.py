@@ -24,7 +24,8 @@ from instep.cli.options import (
 from instep.terminal import Tone
 
 if TYPE_CHECKING:
-    from instep.reconcile.comparison_job import ReconcileReport, Request
+    from instep.reconcile.job import Request
+    from instep.reconcile.report import ReconcileReport
 
 app = typer.Typer()
 
@@ -125,16 +126,17 @@ def reconcile(
     names = options.select_pipelines(declared, pipelines)
     _check_source(names, source, source_url, query, from_)
     with resources.spark_jars() as jars:
-        from instep.reconcile import comparison_job, repair
+        from instep.reconcile import job, repair
+        from instep.reconcile.report import ReconcileVerdict
         from instep.reconcile.source import RowSource
 
-        request = comparison_job.Request(
+        request = job.Request(
             begin=from_,
             wait_s=wait,
             source=RowSource(source, source_url, query, key) if source or source_url else None,
             out=_emptied(out),
             fix=repair.RepairRequest(
-                execute=execute, delete_extra=delete_extra, who=resources.current_user()
+                execute=execute, delete_extra=delete_extra, actor=resources.current_user()
             )
             if fix
             else None,
@@ -147,7 +149,7 @@ def reconcile(
                 line.clear()
                 output.say(text)
 
-            for report in comparison_job.run(
+            for report in job.run(
                 declared,
                 names,
                 cluster,
@@ -166,9 +168,9 @@ def reconcile(
     if fix and not execute and any(report.rows_file for report in reports):
         output.say_dry_run()
     verdicts = {report.verdict for report in reports}
-    if comparison_job.ReconcileVerdict.NOT_IN_STEP in verdicts:
+    if ReconcileVerdict.NOT_IN_STEP in verdicts:
         raise typer.Exit(1)
-    if comparison_job.ReconcileVerdict.HELD_BACK in verdicts:
+    if ReconcileVerdict.HELD_BACK in verdicts:
         raise typer.Exit(HELD_BACK_STATUS)
 
 

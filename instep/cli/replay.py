@@ -63,7 +63,7 @@ def replay(
         resources.cluster(declared) as cluster,
         terminal.ProgressLine(sys.stderr) as line,
     ):
-        selected = replaying.stretch(
+        selected = replaying.resolve_range(
             session,
             cluster,
             documents=document or (),

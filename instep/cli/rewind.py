@@ -64,16 +64,16 @@ def rewind(
         for line in plan.words:
             typer.echo(line)
     if execute:
-        rewinding.execute(pipeline, target, prepared, who=resources.current_user(), why=why)
+        rewinding.execute(pipeline, target, prepared, actor=resources.current_user(), reason=why)
     if as_json:
-        output.print_json({"plan": plan, "needs_why": plan.needs_why, "executed": execute})
+        output.print_json({"plan": plan, "needs_why": plan.needs_reason, "executed": execute})
     if execute:
         output.say(
             "done; a running pipeline continues from there within seconds,"
             f" otherwise start it: instep run {pipeline}"
         )
         return
-    if plan.needs_why and not why:
+    if plan.needs_reason and not why:
         output.say("--execute also needs --why TEXT, because records will be skipped")
     output.say_dry_run()
 

@@ -1,1 +1,1 @@
-"""Operator commands on a pipeline: quarantine, replay, rewind, history, timeline, status. No Spark."""
+"""Operator commands on a pipeline, without Spark: quarantine, replay, rewind, history, status."""

@@ -1,11 +1,13 @@
-"""Dead letters sent through the pipeline's own code again, or dropped with a reason.
+"""Replay dead letters, or drop them with a reason.
 
-After the settings or the table were mended, a dead letter may be understood. It is then applied under the guard, as if it
-had come just now: what is newer stays, a parked document keeps it waiting, and one that is refused parks its document.
+After the settings or the table were corrected, instep may be able to decode a dead letter. It then
+applies the event under the guard, as if it had just arrived: newer values stay, an event of a
+parked document waits, and an event that the table refuses parks its document.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,70 +23,78 @@ from instep.sinks.target import Position
 CHUNK_LETTERS = 500
 DEAD = "dead"
 
-# of these events of a partition, the offsets whose documents have had a later event, where no order value tells
+# Returns the offsets of those events whose documents have had a later event. Needed only if the
+# pipeline has no order; see `replay.Overtaken`.
 Overtaken = Callable[[Position, Sequence[Event]], set[int]]
 
 
 def replay(
-    session: MaintenanceSession, chosen: Selection, overtaken: Overtaken, *, execute: bool
+    session: MaintenanceSession, selection: Selection, overtaken: Overtaken, *, execute: bool
 ) -> Iterator[Change]:
-    """What becomes, or would become, of each letter, in log order. Letters of a topic that was replaced stay where they are."""
-    places = [
-        place for place in _places(session, chosen) if place.topic == session.sink.target.topic
-    ]
-    for partition in sorted({place.partition for place in places}):
-        for some in chunks(
-            [place for place in places if place.partition == partition], CHUNK_LETTERS
-        ):
-            yield from session.retry(lambda some=some: _replay(session, some, overtaken, execute))  # type: ignore[misc]
+    """Replay dead letters; yield what becomes, or would become, of each, in log order.
+
+    Dead letters of a topic that was replaced stay as they are.
+    """
+    by_partition: dict[int, list[RecordPosition]] = {}
+    for position in _positions(session, selection):
+        if position.topic == session.sink.target.topic:
+            by_partition.setdefault(position.partition, []).append(position)
+    for _, positions in sorted(by_partition.items()):
+        for chunk in chunks(positions, CHUNK_LETTERS):
+            yield from session.retry(
+                functools.partial(_replay, session, chunk, overtaken, execute=execute)
+            )
 
 
 def drop(
-    session: MaintenanceSession, chosen: Selection, why: str, *, execute: bool
+    session: MaintenanceSession, selection: Selection, reason: str, *, execute: bool
 ) -> list[Change]:
-    """Take letters out for good; what is kept is that, why, and by whom."""
-    lines: list[Change] = []
-    for some in chunks(_places(session, chosen), CHUNK_LETTERS):
-        lines += session.retry(lambda some=some: _drop(session, some, why, execute))  # type: ignore[misc]
-    return lines
+    """Remove dead letters for good. A decision keeps their positions, the actor and the reason."""
+    changes: list[Change] = []
+    for chunk in chunks(_positions(session, selection), CHUNK_LETTERS):
+        changes += session.retry(functools.partial(_drop, session, chunk, reason, execute=execute))
+    return changes
 
 
-def missing(session: MaintenanceSession, chosen: Selection) -> list[RecordPosition]:
-    """Places that were named one by one and where no dead letter lies."""
-    there = set(_places(session, Selection(places=chosen.places))) if chosen.places else set()
-    return [place for place in chosen.places if place not in there]
+def missing(session: MaintenanceSession, selection: Selection) -> list[RecordPosition]:
+    """Return the positions that were named one by one and hold no dead letter."""
+    if not selection.places:
+        return []
+    existing = set(_positions(session, Selection(places=selection.places)))
+    return [position for position in selection.places if position not in existing]
 
 
 def document_of(letter: QuarantinedRecord) -> str | None:
-    """What is known of a dead letter's document: its key, if that is text that an id could be."""
+    """Return a dead letter's key if it can be the id of a document."""
     key = letter.record.key
+    if key is None or len(key) > 255 or b"\0" in key:
+        return None
     try:
-        return (
-            key.decode("utf-8")
-            if key is not None and len(key) <= 255 and b"\0" not in key
-            else None
-        )
+        return key.decode("utf-8")
     except UnicodeDecodeError:
         return None
 
 
-def _places(session: MaintenanceSession, chosen: Selection) -> list[RecordPosition]:
+def _positions(session: MaintenanceSession, selection: Selection) -> list[RecordPosition]:
     with session.read() as sink:
-        return sink.journal.dead_letter_positions(chosen)
+        return sink.journal.dead_letter_positions(selection)
 
 
 def _replay(
     session: MaintenanceSession,
-    places: Sequence[RecordPosition],
+    positions: Sequence[RecordPosition],
     overtaken: Overtaken,
+    *,
     execute: bool,
 ) -> list[Change]:
-    sink, at, partition = session.sink, maintenance.now(), places[0].partition
+    """Replay dead letters of one partition in one transaction."""
+    sink, at, partition = session.sink, maintenance.now(), positions[0].partition
     with session.transaction(execute=execute) as ledger:
         letters = {
             letter.record.offset: letter
-            for letter in sink.journal.dead_letters(Selection(places=tuple(places)))
+            for letter in sink.journal.dead_letters(Selection(places=tuple(positions)))
         }
+        # Of a record that was too large, only the beginning is kept: it stays a dead letter.
         cut = [letter for letter in letters.values() if letter.reason == Reason.RECORD_TOO_LARGE]
         events, dead = session.decoder.decode_all(
             [letter.record for letter in letters.values() if letter not in cut]
@@ -97,34 +107,34 @@ def _replay(
         before = sink.table.look_up(event.document for event in live)
         verdicts, parked = rows.write(sink, live, isolate_failures=True)
         after = sink.table.look_up(event.document for event in live)
-        lines = [
-            Change(letters[e.offset].place, str(e.document), Verdict.STALE.value)
-            for e in events
-            if e.offset in late
+        changes = [
+            Change(letters[event.offset].place, str(event.document), Verdict.STALE.value)
+            for event in events
+            if event.offset in late
         ]
-        lines += _lines(live, verdicts, parked, letters, before, after)
-        if sink.target.history and lines:
-            outcome = {line.place.offset: Verdict(line.verdict) for line in lines}
-            stood = ledger[partition].next_offset if partition in ledger else None
-            became = [outcome[event.offset] for event in events]
+        changes += _changes(live, verdicts, parked, letters, before, after)
+        if sink.target.history and changes:
+            verdict_at = {change.place.offset: Verdict(change.verdict) for change in changes}
+            final = [verdict_at[event.offset] for event in events]
+            position = ledger[partition].next_offset if partition in ledger else None
             sink.journal.add_history(
-                partition, events, became, at, skip_existing=True, ledger_offset=stood
+                partition, events, final, at, skip_existing=True, ledger_offset=position
             )
         if parked:
-            sink.journal.add_parked(
-                partition, [(one, letters[one.event.offset].record) for one in parked], at
-            )
-        sink.journal.remove_dead_letters([line.place for line in lines])
+            records = [(event, letters[event.event.offset].record) for event in parked]
+            sink.journal.add_parked(partition, records, at)
+        sink.journal.remove_dead_letters([change.place for change in changes])
         for letter in dead:
-            place = letters[letter.record.offset].place
-            sink.journal.update_dead_letter(place, letter.reason, letter.detail)
-            document = document_of(letters[letter.record.offset])
-            lines.append(Change(place, document, DEAD, letter.reason.value, letter.detail))
-        session.record(Action.REPLAYED, lines, at)
-    return sorted(lines, key=lambda line: line.place)
+            stored = letters[letter.record.offset]
+            sink.journal.update_dead_letter(stored.place, letter.reason, letter.detail)
+            changes.append(
+                Change(stored.place, document_of(stored), DEAD, letter.reason.value, letter.detail)
+            )
+        session.record(Action.REPLAYED, changes, at)
+    return sorted(changes, key=lambda change: change.place)
 
 
-def _lines(
+def _changes(
     events: Sequence[Event],
     verdicts: Sequence[Verdict],
     parked: Sequence[Parked],
@@ -132,41 +142,50 @@ def _lines(
     before: dict[Document, Any],
     after: dict[Document, Any],
 ) -> Iterator[Change]:
-    """A line for each event; the last that was applied to a document shows what the row becomes by all of them."""
-    waits = {one.event.offset: one.refusal for one in parked}
-    last = {
-        e.document: e.offset
-        for e, verdict in zip(events, verdicts, strict=True)
-        if verdict is Verdict.APPLIED
-    }
+    """Yield the change of each event.
+
+    The row before and after all events is shown with the last event that was applied to it.
+    """
+    refusals = {event.event.offset: event.refusal for event in parked}
+    last_applied = {}
     for event, verdict in zip(events, verdicts, strict=True):
-        refusal = waits.get(event.offset)
-        change = (
-            maintenance.row_change(event.document, before, after)
-            if last.get(event.document) == event.offset
-            else {}
-        )
-        reason, detail = (refusal.reason.value, refusal.detail) if refusal else (None, None)
+        if verdict is Verdict.APPLIED:
+            last_applied[event.document] = event.offset
+    for event, verdict in zip(events, verdicts, strict=True):
+        refusal = refusals.get(event.offset)
+        row_change = {}
+        if last_applied.get(event.document) == event.offset:
+            row_change = maintenance.row_change(event.document, before, after)
         yield Change(
             letters[event.offset].place,
             str(event.document),
             verdict.value,
-            reason,
-            detail,
-            **change,
+            refusal.reason.value if refusal else None,
+            refusal.detail if refusal else None,
+            **row_change,
         )
 
 
 def _drop(
-    session: MaintenanceSession, places: Sequence[RecordPosition], why: str, execute: bool
+    session: MaintenanceSession,
+    positions: Sequence[RecordPosition],
+    reason: str,
+    *,
+    execute: bool,
 ) -> list[Change]:
     at = maintenance.now()
     with session.transaction(execute=execute):
-        letters = session.sink.journal.dead_letters(Selection(places=tuple(places)))
-        lines = [
-            Change(one.place, document_of(one), Action.DROPPED.value, one.reason, one.detail)
-            for one in letters
+        letters = session.sink.journal.dead_letters(Selection(places=tuple(positions)))
+        changes = [
+            Change(
+                letter.place,
+                document_of(letter),
+                Action.DROPPED.value,
+                letter.reason,
+                letter.detail,
+            )
+            for letter in letters
         ]
-        session.sink.journal.remove_dead_letters([line.place for line in lines])
-        session.record(Action.DROPPED, lines, at, why)
-    return lines
+        session.sink.journal.remove_dead_letters([change.place for change in changes])
+        session.record(Action.DROPPED, changes, at, reason)
+    return changes

@@ -1,4 +1,4 @@
-"""The history kept affordable: old rows removed in chunks, each in a short transaction of its own."""
+"""Prune the history: remove old rows in chunks, each in a short transaction of its own."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ def prune(
     execute: bool,
     progress: Progress = lambda _: None,
 ) -> int:
-    """Remove rows that were committed before a time; how many went, or would go. A document is pruned at once."""
-    gone, after = 0, None
+    """Remove the rows committed before a time; return how many were, or would be, removed.
+
+    All rows of a document are removed in the same transaction.
+    """
+    removed, after = 0, None
     while True:
         with session.sink.transaction(keep=execute):
             until = session.sink.journal.history_chunk_end(after, CHUNK_ROWS)
-            gone += session.sink.journal.remove_history(after, until, before)
-        progress(gone)
+            removed += session.sink.journal.remove_history(after, until, before)
+        progress(removed)
         if until is None:
-            return gone
+            return removed
         after = until

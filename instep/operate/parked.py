@@ -8,22 +8,24 @@ from instep.sinks.journal_entries import Action, QuarantinedRecord
 
 
 def skip(
-    session: MaintenanceSession, document: str, why: str, *, execute: bool
+    session: MaintenanceSession, document: str, reason: str, *, execute: bool
 ) -> tuple[QuarantinedRecord, int]:
     """Skip the event that blocks a document; return it, and how many events still wait."""
-    return session.retry(lambda: _skip(session, document, why, execute))
+    return session.retry(lambda: _skip(session, document, reason, execute))
 
 
 def _skip(
-    session: MaintenanceSession, document: str, why: str, execute: bool
+    session: MaintenanceSession, document: str, reason: str, execute: bool
 ) -> tuple[QuarantinedRecord, int]:
     at = maintenance.now()
     with session.transaction(execute=execute) as ledger:
         waiting = release.waiting_events(session, document)
         first = waiting[0]
         session.sink.journal.remove_parked([first.place])
-        stood = release.ledger_offset(session, ledger, first.place)
-        session.sink.journal.update_verdict(document, first.place, Action.SKIPPED.value, at, stood)
-        line = Change(first.place, document, Action.SKIPPED.value, first.reason)
-        session.record(Action.SKIPPED, [line], at, why)
+        position = release.ledger_offset(session, ledger, first.place)
+        session.sink.journal.update_verdict(
+            document, first.place, Action.SKIPPED.value, at, position
+        )
+        change = Change(first.place, document, Action.SKIPPED.value, first.reason)
+        session.record(Action.SKIPPED, [change], at, reason)
     return first, len(waiting) - 1

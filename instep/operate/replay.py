@@ -1,16 +1,25 @@
-"""`instep replay`: a stretch of the log applied again under the guard, to mend a table that was damaged.
+"""`instep replay`: apply a range of the log again, under the guard, to repair a damaged table.
 
-The ledger and its epoch stay as they are; records that the pipeline has not come to yet are left to it. What is in the table
-on purpose stays so: dead letters, parked documents and what people skipped or dropped are passed over. No transition is
-judged again and no document parked: what the table refuses now is said and left.
+The ledger and its epoch stay as they are. Records that the pipeline has not reached yet are left
+to it. Replay excludes what is missing from the table on purpose: dead letters, parked documents,
+and what people skipped or dropped. It does not check status transitions again and parks nothing:
+if the table refuses a row, the report says so and the row stays as it is.
 
-An event whose order value is above the stored one is applied, one below is stale, as in the flow. One that *equals* it wrote
-the row, so it mends the row where that differs; but only if it is known to be the one that did. The history says so; without
-it a version's first event is known when the log is read from its start, and an instant's last when it is read to the ledger.
-A delete, which has no order value, is replayed only if the history says that nothing came after it.
+As in the pipeline, an event with a higher order value than the stored one is applied, and one with
+a lower order value is stale. If the order values are *equal*, the event may be the one that wrote
+the row. It then restores the row, but only if it is known to be that event:
 
-Without an order the later in the log wins, so a stretch must reach the ledger: events are folded to one state per document
-before anything is written, and an older status never shows.
+- The history names the event that wrote a row.
+- Without a history, and with versions, the first event of a version wrote the row. It is known if
+  the log is read from offset 0.
+- Without a history, and with times, the last event of a time wrote the row. It is known if the log
+  is read up to the ledger.
+
+A delete has no order value. It is replayed only if the history says that nothing came after it.
+
+Without an order, the later record in the log wins, so the range must reach the ledger. Events are
+folded to one state per document before anything is written, so the table never shows an older
+status.
 """
 
 from __future__ import annotations
@@ -40,7 +49,7 @@ REFUSED = "refused"
 
 
 class ReplayRange(msgspec.Struct, frozen=True):
-    """Which part of the log, by partition, and of which documents (all, if none is named)."""
+    """The part of the log to replay, by partition, and the documents (all, if none is named)."""
 
     ranges: dict[int, tuple[int, int]]
     from_start: bool
@@ -49,10 +58,11 @@ class ReplayRange(msgspec.Struct, frozen=True):
 
     @property
     def records(self) -> int:
+        """Return the number of offsets."""
         return sum(max(0, end - start) for start, end in self.ranges.values())
 
 
-def stretch(
+def resolve_range(
     session: MaintenanceSession,
     cluster: Cluster,
     *,
@@ -61,32 +71,33 @@ def stretch(
     last: places.Place | None = None,
     partitions: Collection[int] = (),
 ) -> ReplayRange:
-    """The part of the log that is meant; it ends at the ledger at the latest."""
+    """Return the part of the log between two places. It never goes beyond the ledger."""
     with session.read() as sink:
         ledger = sink.ledger.positions()
     topic = continuity.describe(cluster, session.name, session.sink.target.topic, ledger)
     continuity.refuse_replaced(session.name, topic, ledger)
-    strange = sorted(set(partitions) - set(topic.partitions))
-    if strange:
+    unknown = sorted(set(partitions) - set(topic.partitions))
+    if unknown:
         raise errors.SettingsError(
-            f"topic {topic.name!r} has no partition {', '.join(map(str, strange))}",
+            f"topic {topic.name!r} has no partition {', '.join(map(str, unknown))}",
             f"it has {', '.join(map(str, topic.partitions))}",
         )
     chosen = sorted(set(partitions or topic.partitions) & set(ledger))
     begin = places.resolve(cluster, topic.name, chosen, first or places.FromStart())
     end = places.resolve(cluster, topic.name, chosen, last or places.FromEnd())
     log_start = offsets.earliest(cluster, topic.name, chosen)
-    ranges = {
-        part: (begin[part], max(begin[part], min(end[part], ledger[part].next_offset)))
-        for part in chosen
-    }
-    to_ledger = all(end[part] >= ledger[part].next_offset for part in chosen)
+    ranges = {}
+    for partition in chosen:
+        upper = min(end[partition], ledger[partition].next_offset)
+        ranges[partition] = (begin[partition], max(begin[partition], upper))
+    to_ledger = all(end[p] >= ledger[p].next_offset for p in chosen)
     if not session.sink.target.rules.ordered and not to_ledger:
         raise errors.SettingsError(
-            f"pipeline {session.name!r} has no order, so a stretch that ends before the ledger would bring older statuses back",
-            "leave --to out",
+            f"pipeline {session.name!r} has no order, so a range that ends before the ledger would"
+            " bring back older statuses",
+            "leave out --to",
         )
-    from_start = all(begin[part] == log_start[part] == 0 for part in chosen)
+    from_start = all(begin[p] == log_start[p] == 0 for p in chosen)
     return ReplayRange(
         ranges, from_start, to_ledger, frozenset(map(session.decoder.document, documents))
     )
@@ -95,43 +106,49 @@ def stretch(
 def replay(
     session: MaintenanceSession, cluster: Cluster, part: ReplayRange, *, execute: bool
 ) -> Iterator[Change]:
-    """A line for every document whose row changes, or would, or that the table refuses, as they are found."""
-    over = _passed_over(session)
+    """Replay a range; yield the documents whose rows change, or would, or are refused."""
+    excluded = _excluded(session)
     if not session.sink.target.rules.ordered:
-        yield from _replay_unordered(session, cluster, part, over, execute)
+        yield from _replay_unordered(session, cluster, part, excluded, execute)
         return
-    seen: dict[Document, int] = {}  # the highest order value met so far
+    highest_orders: dict[Document, int] = {}  # by document, of the events read so far
     for partition, bounds in part.ranges.items():
-        events = _events(session, cluster, {partition: bounds}, part.documents, over)
-        while some := list(itertools.islice(events, CHUNK_EVENTS)):
+        events = _events(session, cluster, {partition: bounds}, part.documents, excluded)
+        while chunk := list(itertools.islice(events, CHUNK_EVENTS)):
             yield from session.retry(
-                functools.partial(_repair, session, part, partition, some, seen, execute)
+                functools.partial(
+                    _replay_ordered, session, part, partition, chunk, highest_orders, execute
+                )
             )
 
 
 class Overtaken:
-    """Which events have been overtaken, where no order value tells: the log is asked for a later one of their documents."""
+    """Finds the events whose documents have had a later event, for pipelines without an order.
+
+    Without order values only the log can tell, so it is read from the first event to the ledger.
+    """
 
     def __init__(self, session: MaintenanceSession, open_cluster: Callable[[], Cluster]) -> None:
-        self._desk, self._open_cluster = session, open_cluster
+        self._session, self._open_cluster = session, open_cluster
 
     def __call__(self, position: Position, events: Sequence[Event]) -> set[int]:
-        """The offsets of those of a partition's events whose documents have had a later event."""
-        session = self._desk
+        """Return the offsets of the partition's events whose documents have had a later event."""
+        session = self._session
         if session.sink.target.rules.ordered:
             return set()
-        asked = frozenset(event.document for event in events)
+        documents = frozenset(event.document for event in events)
         start = min(event.offset for event in events) + 1
+        ranges = {position.partition: (start, position.next_offset)}
         with self._open_cluster() as cluster:
-            ahead = {position.partition: (start, position.next_offset)}
             newest = {
                 later.document: later.offset
-                for later in _events(session, cluster, ahead, asked, _passed_over(session))
+                for later in _events(session, cluster, ranges, documents, _excluded(session))
             }
         return {event.offset for event in events if newest.get(event.document, -1) > event.offset}
 
 
-def _passed_over(session: MaintenanceSession) -> set[RecordPosition]:
+def _excluded(session: MaintenanceSession) -> set[RecordPosition]:
+    """Return the records that must not be replayed: quarantined, skipped or dropped ones."""
     with session.read() as sink:
         return sink.journal.unapplied()
 
@@ -141,95 +158,98 @@ def _events(
     cluster: Cluster,
     ranges: Mapping[int, tuple[int, int]],
     documents: frozenset[Document],
-    over: set[RecordPosition],
+    excluded: set[RecordPosition],
 ) -> Iterator[Event]:
-    """The events that the flow applied, or would have, in log order per partition. Those that do not fit were set aside."""
+    """Yield the events that the pipeline applied, or would have applied, in log order by partition.
+
+    Dead letters and refused events are left out.
+    """
     topic = session.sink.target.topic
-    keys = (
-        {str(document).encode() for document in documents}
-        if session.sink.target.mapping.is_keyed
-        else set()
-    )
+    keys = set()
+    if session.sink.target.mapping.is_keyed:
+        keys = {str(document).encode() for document in documents}
     for record in reading.read(cluster, topic, ranges):
-        if (keys and record.key not in keys) or RecordPosition(
-            topic, record.partition, record.offset
-        ) in over:
+        if keys and record.key not in keys:
             continue
-        found, _ = session.decoder.decode_all([record_of(record)])
-        yield from (
-            one
-            for one in found
-            if one.refusal is None and (not documents or one.document in documents)
-        )
+        if RecordPosition(topic, record.partition, record.offset) in excluded:
+            continue
+        events, _ = session.decoder.decode_all([record_of(record)])
+        for event in events:
+            if event.refusal is None and (not documents or event.document in documents):
+                yield event
 
 
-# --- with an order: chunk by chunk --------------------------------------------------------------------
+# --- with an order: chunk by chunk ----------------------------------------------------------------
 
 
-def _repair(
+def _replay_ordered(
     session: MaintenanceSession,
     part: ReplayRange,
     partition: int,
     events: Sequence[Event],
-    seen: dict[Document, int],
+    highest_orders: dict[Document, int],
     execute: bool,
 ) -> list[Change]:
+    """Replay a chunk of one partition's events in one transaction."""
     sink, at = session.sink, maintenance.now()
     with session.transaction(execute=execute) as ledger:
-        asked = {event.document for event in events}
-        held = sink.journal.parked_among(asked)
+        documents = {event.document for event in events}
+        parked = sink.journal.parked_among(documents)
         next_offset = ledger[partition].next_offset if partition in ledger else 0
-        stored = sink.stored(asked)
-        wrote = sink.journal.row_origins(asked) if sink.target.history else None
+        stored = sink.stored(documents)
+        written = sink.journal.row_origins(documents) if sink.target.history else None
         due: list[Event] = []
-        met: dict[Document, int] = {}
+        chunk_orders: dict[Document, int] = {}
         for event in events:
-            if event.offset >= next_offset or event.document in held:
+            if event.offset >= next_offset or event.document in parked:
                 continue
             before = stored.get(event.document, guard.ABSENT)
             tie = before.present and event.order is not None and event.order == before.order
-            highest = met.get(event.document, seen.get(event.document))
-            if (tie or event.values is None) and not _is_last_word(
-                session, part, partition, event, wrote, highest
+            highest = chunk_orders.get(event.document, highest_orders.get(event.document))
+            if (tie or event.values is None) and not _wrote_the_row(
+                session, part, partition, event, written, highest
             ):
                 continue
-            if tie and not sink.target.rules.order_is_time:
-                stored[event.document] = msgspec.structs.replace(before, order=event.order - 1)  # type: ignore[operator]
+            if tie and event.order is not None and not sink.target.rules.order_is_time:
+                # The guard would call the event repeated. It wrote the row that is to be
+                # restored, so let the guard see a lower stored version. A tie of times needs no
+                # such help: there the guard applies the later event.
+                stored[event.document] = msgspec.structs.replace(before, order=event.order - 1)
             due.append(event)
             if event.order is not None:
-                met[event.document] = event.order if highest is None else max(event.order, highest)
-        lines = _write(
+                chunk_orders[event.document] = (
+                    event.order if highest is None else max(event.order, highest)
+                )
+        changes = _write(
             session,
             due,
             stored,
             lambda event: RecordPosition(sink.target.topic, partition, event.offset),
             execute,
         )
-        session.record(Action.REPLAYED, lines, at)
-    seen |= met  # not before: a turn that the database gave up is taken again
-    return lines
+        session.record(Action.REPLAYED, changes, at)
+    # Only now: if the database aborts the transaction, the chunk is tried again.
+    highest_orders |= chunk_orders
+    return changes
 
 
-def _is_last_word(
+def _wrote_the_row(
     session: MaintenanceSession,
     part: ReplayRange,
     partition: int,
     event: Event,
-    wrote: RowOrigins | None,
+    written: RowOrigins | None,
     highest: int | None,
 ) -> bool:
-    """Whether a document's row is known to have been written, or removed, by this event.
+    """Return whether this event is known to have written, or removed, its document's row.
 
-    The history may have been pruned: what it does not know is told as if there were none.
+    The history may have been pruned. An event that it does not know is judged as without a history.
     """
-    if wrote is not None:
-        known = (
-            wrote.last(event.document)
-            if event.order is None
-            else wrote.by_order(event.document, event.order)
-        )
-        if known is not None:
-            return known == RecordPosition(session.sink.target.topic, partition, event.offset)
+    if written is not None:
+        name, order = event.document, event.order
+        writer = written.last(name) if order is None else written.by_order(name, order)
+        if writer is not None:
+            return writer == RecordPosition(session.sink.target.topic, partition, event.offset)
     if event.values is None:
         return False
     if session.sink.target.rules.order_is_time:
@@ -237,11 +257,11 @@ def _is_last_word(
     return part.from_start and (highest is None or highest < (event.order or 0))
 
 
-# --- without one: folded first ------------------------------------------------------------------------
+# --- without an order: fold first -----------------------------------------------------------------
 
 
 class _Fold:
-    """What a document is after all its events: deleted, made anew, changed; and where the last of them lies."""
+    """The state of a document after all its events, and the position of the last of them."""
 
     __slots__ = ("deleted", "offset", "partition", "values")
 
@@ -272,100 +292,89 @@ def _replay_unordered(
     session: MaintenanceSession,
     cluster: Cluster,
     part: ReplayRange,
-    over: set[RecordPosition],
+    excluded: set[RecordPosition],
     execute: bool,
 ) -> Iterator[Change]:
     folds: dict[Document, _Fold] = {}
     read_to = {partition: start for partition, (start, _) in part.ranges.items()}
 
-    def catch_up(ends: Mapping[int, int]) -> None:
+    def read_up_to(ends: Mapping[int, int]) -> None:
+        rules = session.sink.target.rules
         for partition, end in ends.items():
-            if partition in read_to and end > read_to[partition]:
-                for event in _events(
-                    session, cluster, {partition: (read_to[partition], end)}, part.documents, over
-                ):
-                    folds.setdefault(event.document, _Fold()).add(
-                        partition, event, session.sink.target.rules
-                    )
-                read_to[partition] = end
+            if partition not in read_to or end <= read_to[partition]:
+                continue
+            unread = {partition: (read_to[partition], end)}
+            for event in _events(session, cluster, unread, part.documents, excluded):
+                folds.setdefault(event.document, _Fold()).add(partition, event, rules)
+            read_to[partition] = end
 
-    def repair_documents(some: Sequence[Document]) -> list[Change]:
+    def replay_documents(documents: Sequence[Document]) -> list[Change]:
         sink, at = session.sink, maintenance.now()
         with session.transaction(execute=execute) as ledger:
-            catch_up({partition: position.next_offset for partition, position in ledger.items()})
-            held = sink.journal.parked_among(some)
-            due = [
-                event
-                for document in some
-                if document not in held
-                for event in folds[document].events(document)
-            ]
+            # The pipeline may have applied further records since the log was read.
+            read_up_to({partition: position.next_offset for partition, position in ledger.items()})
+            parked = sink.journal.parked_among(documents)
+            due: list[Event] = []
+            for document in documents:
+                if document not in parked:
+                    due += folds[document].events(document)
 
-            def place(event: Event) -> RecordPosition:
-                return RecordPosition(
-                    sink.target.topic, folds[event.document].partition, event.offset
-                )
+            def position_of(event: Event) -> RecordPosition:
+                fold = folds[event.document]
+                return RecordPosition(sink.target.topic, fold.partition, event.offset)
 
-            lines = _write(session, due, sink.stored(some), place, execute)
-            session.record(Action.REPLAYED, lines, at)
-        return lines
+            changes = _write(session, due, sink.stored(documents), position_of, execute)
+            session.record(Action.REPLAYED, changes, at)
+        return changes
 
-    catch_up({partition: end for partition, (_, end) in part.ranges.items()})
-    for some in chunks(list(folds), CHUNK_EVENTS):
-        yield from session.retry(lambda some=some: repair_documents(some))  # type: ignore[misc]
+    read_up_to({partition: end for partition, (_, end) in part.ranges.items()})
+    for chunk in chunks(list(folds), CHUNK_EVENTS):
+        yield from session.retry(functools.partial(replay_documents, chunk))
 
 
-# --- writing ------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 def _write(
     session: MaintenanceSession,
     events: Sequence[Event],
     stored: Mapping[Document, Stored],
-    place: Callable[[Event], RecordPosition],
+    position_of: Callable[[Event], RecordPosition],
     execute: bool,
 ) -> list[Change]:
-    """Write the rows that change, and only those: each is tried first and looked at, as a database alone knows what it keeps."""
-    of: dict[Document, list[Event]] = {}
+    """Write the rows that change; halve the documents until a refused row is found."""
+    by_document: dict[Document, list[Event]] = {}
     for event in events:
-        of.setdefault(event.document, []).append(event)
-    lines: list[Change] = []
-    waiting = [list(of)] if of else []
+        by_document.setdefault(event.document, []).append(event)
+    changes: list[Change] = []
+    waiting = [list(by_document)] if by_document else []
     while waiting:
-        some = waiting.pop()
+        documents = waiting.pop()
+        due = [event for document in documents for event in by_document[document]]
         try:
-            lines += _try(
-                session,
-                [event for document in some for event in of[document]],
-                stored,
-                place,
-                execute,
-            )
+            changes += _write_changed(session, due, stored, position_of, execute)
         except errors.RowRefused as error:
-            if len(some) > 1:
-                half = len(some) // 2
-                waiting += [some[half:], some[:half]]
-            else:
-                last = of[some[0]][-1]
-                lines.append(
-                    Change(
-                        place(last),
-                        str(some[0]),
-                        REFUSED,
-                        Reason.REFUSED_BY_TARGET.value,
-                        error.what,
-                    )
-                )
-    return lines
+            if len(documents) > 1:
+                half = len(documents) // 2
+                waiting += [documents[half:], documents[:half]]
+                continue
+            reason = Reason.REFUSED_BY_TARGET.value
+            position = position_of(due[-1])
+            changes.append(Change(position, str(documents[0]), REFUSED, reason, error.what))
+    return changes
 
 
-def _try(
+def _write_changed(
     session: MaintenanceSession,
     events: Sequence[Event],
     stored: Mapping[Document, Stored],
-    place: Callable[[Event], RecordPosition],
+    position_of: Callable[[Event], RecordPosition],
     execute: bool,
 ) -> list[Change]:
+    """Write the events, roll back, and with `execute` write those again that changed a row.
+
+    Only the database knows what it makes of a value, so only a trial shows which rows change.
+    """
     sink = session.sink
     rules = slow.relaxed(sink.target.rules)
     verdicts = guard.settle(events, stored, rules).verdicts
@@ -386,7 +395,7 @@ def _try(
     last = {event.document: event for event in changed}
     return [
         Change(
-            place(event),
+            position_of(event),
             str(document),
             Verdict.APPLIED.value,
             **maintenance.row_change(document, before, after),

@@ -1,8 +1,9 @@
-"""`instep rewind`: move a pipeline's ledger to another place in the log, on purpose and with a plan.
+"""`instep rewind`: move a pipeline's ledger to another place in the log, after showing a plan.
 
-The one way back after a named stop of the log. Works whether the pipeline runs or not: a task that comes afterwards finds the
-ledger elsewhere than where its records begin, and the query starts again from there (`transaction.py`, step 1). The epoch
-stays, so that the run which holds it goes on and older ones remain fenced.
+This is how a pipeline continues after a named stop that concerns the log. It works whether the
+pipeline runs or not: the next task finds that its records do not begin at the ledger's position,
+and the query restarts from there (`transaction.py`, step 1). The epoch stays the same, so the
+current run continues and older ones remain fenced.
 """
 
 from __future__ import annotations
@@ -29,37 +30,38 @@ TOPIC_CHARACTERS_MAX = 249
 
 
 class LedgerMove(msgspec.Struct, frozen=True):
-    """One partition: where it stands and where it goes. A place in another topic is no number to subtract, so it has no delta."""
+    """The move of one partition. It has no delta if the topic is a new one."""
 
     partition: int
     current: int | None
     new: int | None
     delta: int | None
-    again: int = 0  # how many offsets of the log will be applied again
-    asked: int | None = None  # the place that was asked for, where the log does not hold it
+    again: int = 0  # number of offsets that will be applied again
+    asked: int | None = None  # the requested offset, if the log does not hold it
     passed_over: tuple[int, int] | None = None  # first and last record that will not be applied
-    gone_before: int | None = None  # those of them below this offset are gone from the log
-    diverged: str | None = None  # how it shows that the log is not the one that was applied
+    gone_before: int | None = None  # of these records, those below are no longer in the log
+    diverged: str | None = None  # what shows that the log is not the one that was applied
 
 
 class RewindPlan(msgspec.Struct, frozen=True):
-    """What a rewind would do; nothing is changed yet."""
+    """What a rewind would change."""
 
     pipeline: str
     topic: str
     to: str
     new_topic: bool
-    kept_as: str | None  # the name under which the places that collide are kept
+    kept_as: str | None  # the topic name under which the data of overwritten offsets is kept
     moves: list[LedgerMove]
     words: list[str]
 
     @property
-    def needs_why(self) -> bool:
+    def needs_reason(self) -> bool:
+        """Return whether records would never be applied."""
         return any(move.passed_over for move in self.moves)
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A plan, with what carrying it out needs."""
+    """A plan, with what its execution needs."""
 
     plan: RewindPlan
     ledger: dict[int, Position]
@@ -75,97 +77,93 @@ def prepare(
     *,
     accept_new_topic: bool = False,
 ) -> Prepared:
-    """Plan the move of these partitions, or of all."""
+    """Plan the move of these partitions, or of all if none is named."""
     with _opened(name, pipeline) as sink, sink.translated():
         ledger = sink.ledger.positions()
     if not ledger:
         raise errors.SettingsError(
-            f"pipeline {name!r} has no ledger yet: it begins where `start` in its settings says",
+            f"pipeline {name!r} has no ledger yet: it will begin at the `start` of its settings",
             f"set start, then: instep run {shlex.quote(name)}",
         )
     topic = continuity.describe(cluster, name, pipeline.topic, ledger)
-    other = any(continuity.is_other(topic, position) for position in ledger.values())
+    new_topic = any(continuity.is_other(topic, position) for position in ledger.values())
     if not accept_new_topic:
         continuity.refuse_replaced(name, topic, ledger)
     elif partitions:
         raise errors.SettingsError(
-            "--accept-new-topic moves every partition", "leave --partition out"
+            "--accept-new-topic moves every partition", "leave out --partition"
         )
-    strange = sorted(set(partitions) - set(topic.partitions))
-    if strange:
+    unknown = sorted(set(partitions) - set(topic.partitions))
+    if unknown:
         raise errors.SettingsError(
-            f"topic {topic.name!r} has no partition {', '.join(map(str, strange))}",
+            f"topic {topic.name!r} has no partition {_listed(unknown)}",
             f"it has {_listed(topic.partitions)}",
         )
     chosen = sorted(partitions or topic.partitions)
-    found = places.resolve(cluster, topic.name, chosen, place)
+    new = places.resolve(cluster, topic.name, chosen, place)
     first = offsets.earliest(cluster, topic.name, chosen)
     end = offsets.latest(cluster, topic.name, chosen)
-    known = (
-        {}
-        if other
-        else {partition: ledger[partition] for partition in chosen if partition in ledger}
-    )
+    # Positions in the log that the ledger follows; offsets of another topic mean nothing here.
+    known = {} if new_topic else {p: ledger[p] for p in chosen if p in ledger}
     diverged = continuity.diverged(cluster, topic, known)
-    before = {
-        partition: found[partition] - 1
-        for partition in chosen
-        if found[partition] > first[partition]
-    }
-    digests = continuity.digests(cluster, topic, before)
+    last_applied = {p: new[p] - 1 for p in chosen if new[p] > first[p]}
+    digests = continuity.digests(cluster, topic, last_applied)
     epoch = max(position.epoch for position in ledger.values())
-    rows = {
-        p: Position(p, found[p], epoch, topic.cluster_id, topic.id, digests.get(p)) for p in chosen
-    }
-    moves = [
-        _move(p, found, (first[p], end[p]), known.get(p), diverged.get(p), ledger.get(p))
-        for p in chosen
-    ]
-    moves += [
-        LedgerMove(p, ledger[p].next_offset, None, None)
-        for p in sorted(set(ledger) - set(topic.partitions))
-    ]
-    kept_as = _kept_as(topic.name, ledger, other) if other or diverged else None
-    plan = RewindPlan(name, topic.name, str(place), other, kept_as, moves, [])
-    return Prepared(msgspec.structs.replace(plan, words=list(_words(plan, pipeline))), ledger, rows)
+    rows = {}
+    moves = []
+    for p in chosen:
+        rows[p] = Position(p, new[p], epoch, topic.cluster_id, topic.id, digests.get(p))
+        moves.append(
+            _move(p, new, (first[p], end[p]), known.get(p), diverged.get(p), ledger.get(p))
+        )
+    removed = sorted(set(ledger) - set(topic.partitions))
+    moves += [LedgerMove(p, ledger[p].next_offset, None, None) for p in removed]
+    kept_as = _kept_as(topic.name, ledger, new_topic) if new_topic or diverged else None
+    plan = RewindPlan(name, topic.name, str(place), new_topic, kept_as, moves, [])
+    described = msgspec.structs.replace(plan, words=list(_describe(plan, pipeline)))
+    return Prepared(described, ledger, rows)
 
 
 def execute(
-    name: str, pipeline: settings.Pipeline, prepared: Prepared, *, who: str, why: str | None
+    name: str, pipeline: settings.Pipeline, prepared: Prepared, *, actor: str, reason: str | None
 ) -> None:
-    """Carry the plan out in one transaction, or refuse it whole when the ledger has moved since."""
+    """Execute the plan in one transaction. Raise if the ledger has moved since it was made."""
     plan = prepared.plan
-    if plan.needs_why and not why:
+    if plan.needs_reason and not reason:
         raise errors.SettingsError(
-            "records would be passed over without being applied", "say why: --why TEXT"
+            "records would be skipped without being applied", "give the reason: --why TEXT"
         )
     with _opened(name, pipeline) as sink, sink.transaction():
         ledger = sink.ledger.positions(lock=True)
-        if _places(ledger) != _places(prepared.ledger):
+        if _offsets(ledger) != _offsets(prepared.ledger):
             raise errors.SettingsError(
-                f"the ledger of {name!r} has moved since the plan was made: the pipeline is at work; nothing was changed",
-                "do it again; stop the pipeline first if it never stands still",
+                f"the ledger of {name!r} has moved since the plan was made, because the pipeline is"
+                " running; nothing was changed",
+                "try again; if the ledger never rests, stop the pipeline first",
             )
-        sink.ledger.replace_applied_ranges(
-            {} if plan.new_topic else _applied(sink.ledger.applied_ranges(), plan.moves, ledger),
-        )
+        applied: AppliedRanges = {}
+        if not plan.new_topic:
+            applied = _applied(sink.ledger.applied_ranges(), plan.moves, ledger)
+        sink.ledger.replace_applied_ranges(applied)
         for move in plan.moves:
             if plan.kept_as and (plan.new_topic or move.diverged):
                 sink.journal.archive_positions(
                     plan.kept_as, move.partition, 0 if plan.new_topic else move.new or 0
                 )
             _write(sink, move, prepared.rows.get(move.partition), ledger)
-        sink.journal.add_decisions(
-            (_decision(move, who, why) for move in plan.moves if _matters(move)), datetime.now(UTC)
-        )
+        decisions = [_decision(move, actor, reason) for move in plan.moves if _moves(move)]
+        sink.journal.add_decisions(decisions, datetime.now(UTC))
 
 
 def _applied(
     before: AppliedRanges, moves: Collection[LedgerMove], ledger: Mapping[int, Position]
 ) -> AppliedRanges:
-    """The stretches that were applied once the ledger has moved: of a log that diverged, only what it still holds."""
+    """Return the ranges that were applied before the move.
+
+    If the log has diverged, only ranges below the new offset count: the rest was another log.
+    """
     after = {partition: list(ranges) for partition, ranges in before.items()}
-    for move in filter(_matters, moves):
+    for move in filter(_moves, moves):
         row = ledger.get(move.partition)
         ranges = after.setdefault(move.partition, [])
         if row is not None:
@@ -188,14 +186,14 @@ def _write(
 
 def _move(
     partition: int,
-    found: places.Resolved,
-    held: tuple[int, int],
+    resolved: places.Resolved,
+    bounds: tuple[int, int],
     known: Position | None,
     diverged: str | None,
     row: Position | None,
 ) -> LedgerMove:
-    new, (first, end) = found[partition], held
-    # a partition that the ledger does not know, or knows of another topic, would begin at its first record
+    new, (first, end) = resolved[partition], bounds
+    # Without a position in this topic, the partition would begin at its first record.
     due = known.next_offset if known else first
     return LedgerMove(
         partition,
@@ -203,32 +201,39 @@ def _move(
         new,
         new - known.next_offset if known else None,
         max(0, min(known.next_offset, end) - new) if known else 0,
-        found.clamped.get(partition),
+        resolved.clamped.get(partition),
         (due, new - 1) if new > due else None,
         first if new > due and first > due else None,
         diverged,
     )
 
 
-def _matters(move: LedgerMove) -> bool:
+def _moves(move: LedgerMove) -> bool:
     return move.delta != 0 or move.diverged is not None
 
 
-def _decision(move: LedgerMove, who: str, why: str | None) -> Decision:
-    """Its place is where the partition stood, if it is still the same log."""
-    outcome = f"from {'nowhere' if move.current is None else move.current} to {'nowhere' if move.new is None else move.new}"
+def _decision(move: LedgerMove, actor: str, reason: str | None) -> Decision:
+    """Return the decision. Its offset is the old one if that belongs to the same log."""
+    current = "nowhere" if move.current is None else move.current
+    new = "nowhere" if move.new is None else move.new
     same_log = move.delta is not None and not move.diverged
-    place = (move.current if same_log else move.new) or 0
-    return Decision(move.partition, place, Action.REWOUND.value, outcome, who, why)
+    offset = (move.current if same_log else move.new) or 0
+    outcome = f"from {current} to {new}"
+    return Decision(move.partition, offset, Action.REWOUND.value, outcome, actor, reason)
 
 
-def _kept_as(topic: str, ledger: Mapping[int, Position], other: bool) -> str:
-    """The name for what was known of records that are no longer at their places: the old topic's id, or the moment, tells it."""
-    mark = next(iter(ledger.values())).topic_id if other else f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
-    return f"{topic[: TOPIC_CHARACTERS_MAX - len(mark) - 1]}~{mark}"
+def _kept_as(topic: str, ledger: Mapping[int, Position], new_topic: bool) -> str:
+    """Return the topic name under which data of records that the log no longer holds is kept.
+
+    It ends in the id of the old topic, or in the current time if only the log has diverged.
+    """
+    suffix = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+    if new_topic:
+        suffix = next(iter(ledger.values())).topic_id
+    return f"{topic[: TOPIC_CHARACTERS_MAX - len(suffix) - 1]}~{suffix}"
 
 
-def _places(ledger: Mapping[int, Position]) -> dict[int, tuple[int, str]]:
+def _offsets(ledger: Mapping[int, Position]) -> dict[int, tuple[int, str]]:
     return {
         partition: (position.next_offset, position.topic_id)
         for partition, position in ledger.items()
@@ -244,55 +249,65 @@ def _opened(name: str, pipeline: settings.Pipeline) -> Iterator[Sink]:
         sink.close()
 
 
-# --- words ---------------------------------------------------------------------------------------------
+# --- the plan as text -----------------------------------------------------------------------------
 
 
-def _words(plan: RewindPlan, pipeline: settings.Pipeline) -> Iterator[str]:
-    """What the plan means for the table."""
+def _describe(plan: RewindPlan, pipeline: settings.Pipeline) -> Iterator[str]:
+    """Yield what the plan means for the table."""
     ordered = pipeline.event.order is not None
     if plan.new_topic:
-        yield "the topic is another one than the ledger knows: CURRENT are places in the old one"
-        yield f"what is known of the old topic's events stays, under the topic name {plan.kept_as}"
+        yield "the topic is not the one in the ledger: CURRENT shows offsets of the old topic"
+        yield (
+            "history, quarantine and decisions of the old topic are kept"
+            f" under the topic name {plan.kept_as}"
+        )
         if ordered:
             yield (
-                "the table keeps its order values: an event of the new topic whose order value is lower than the stored one"
-                " will be stale"
+                "the table keeps its order values: events of the new topic with a lower order value"
+                " than the stored one will be stale"
             )
     for move in plan.moves:
-        yield from _worded(plan, move)
+        yield from _describe_move(plan, move)
     again = sum(move.again for move in plan.moves)
     if again:
-        yield f"{_records(again)} will be applied again; the history keeps what it has of them"
-        yield (
-            "under the guard they change nothing that is newer"
-            if ordered
-            else "the pipeline has no order: documents will show older statuses until it has caught up"
-        )
-    if not any(map(_matters, plan.moves)):
-        yield "nothing moves: every partition stands there already"
+        yield f"{_records(again)} will be applied again; their history rows stay as they are"
+        if ordered:
+            yield "the guard keeps them from overwriting newer values"
+        else:
+            yield (
+                "the pipeline has no order: documents will show older statuses until it has caught"
+                " up"
+            )
+    if not any(map(_moves, plan.moves)):
+        yield "nothing moves: every partition is already there"
 
 
-def _worded(plan: RewindPlan, move: LedgerMove) -> Iterator[str]:
+def _describe_move(plan: RewindPlan, move: LedgerMove) -> Iterator[str]:
+    partition = f"partition {move.partition}"
     if move.new is None:
-        yield f"partition {move.partition}: the topic does not have it any more, so its row goes from the ledger"
+        yield f"{partition}: no longer in the topic; its row is removed from the ledger"
     if move.diverged:
-        yield f"{move.diverged}: what is known of records from {move.new} on stays, under the topic name {plan.kept_as}"
-        yield f"partition {move.partition}: choose a place before the loss: what the log has anew below {move.new} is not applied"
+        yield (
+            f"{move.diverged}: history, quarantine and decisions of records from {move.new} on are"
+            f" kept under the topic name {plan.kept_as}"
+        )
+        yield (
+            f"{partition}: choose a place before the loss: new records of the log below {move.new}"
+            " are not applied"
+        )
     if move.passed_over:
         start, last = move.passed_over
-        gone = (
-            f" ({start} to {min(last, move.gone_before - 1)} are gone from the log)"
-            if move.gone_before
-            else ""
+        gone = ""
+        if move.gone_before:
+            gone = f" ({start} to {min(last, move.gone_before - 1)} are no longer in the log)"
+        yield (
+            f"{partition}: {start} to {last} will be skipped{gone}: {_records(last - start + 1)}"
+            " missing from the table unless applied later (instep replay)"
         )
-        lost = (
-            f"{_records(last - start + 1)} lost to the table unless applied later (instep replay)"
-        )
-        yield f"partition {move.partition}: {start} to {last} will be passed over{gone}: {lost}"
 
 
 def _records(count: int) -> str:
-    """Offsets are not all records: transaction markers have some, and a compacted log lacks many."""
+    """Return an upper bound: transaction markers use offsets too, and a compacted log has gaps."""
     return f"up to {count:,} record{'s' if count > 1 else ''}"
 
 

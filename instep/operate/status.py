@@ -1,11 +1,11 @@
-"""`instep status`: where every pipeline stands, from the database and the log. Works whether the pipeline runs or not.
+"""`instep status`: the state of a pipeline, from the database and the log.
 
-It starts nothing, changes nothing, and needs only the right to read. Without a broker it shows what the database knows.
+It works whether the pipeline runs or not. It starts nothing, changes nothing, and needs only
+permission to read. Without a broker it shows what the database knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import msgspec
@@ -18,27 +18,27 @@ from instep.sinks import ledger_reader, runs, target
 from instep.sinks.ledger_reader import LedgerView
 from instep.sinks.target import Position
 
-NO_BROKER = "the local Kafka is not running, so the lag is not known\nstart it: instep up"
+NO_BROKER = "the local Kafka is not running, so the lag is unknown\nstart it: instep up"
 
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """The latest run of a pipeline, by its heartbeat. Times are the database's."""
+    """The latest run of a pipeline, by its heartbeat. Times are those of the database's clock."""
 
     state: str  # running, waiting, starting, stopped, dead or never
-    words: str  # the same for people
-    since: datetime | None = None  # when it came into that state; of a dead run: its last heartbeat
+    words: str  # the state as a sentence
+    since: datetime | None = None  # when the state began; the last heartbeat of a dead run
     started_at: datetime | None = None
     host: str | None = None
     pid: int | None = None
     epoch: int | None = None
     heartbeat_at: datetime | None = None
     heartbeat_age_s: float | None = None
-    code: str | None = None  # of the error that ended it
+    code: str | None = None  # the code of the error that ended it
     detail: str | None = None  # what it waits for, or why it ended
 
 
 class PartitionStatus(msgspec.Struct, frozen=True):
-    """One partition. What is not known is None, which is not 0."""
+    """One partition. None means unknown, not 0."""
 
     partition: int
     next_offset: int | None
@@ -47,11 +47,11 @@ class PartitionStatus(msgspec.Struct, frozen=True):
     lag_seconds: float | None
     committed_at: datetime | None
     epoch: int | None
-    held_back: int | None = None  # of the lag: behind an open transaction
+    held_back: int | None = None  # the part of the lag that is behind an open transaction
 
 
 class HolderStatus(msgspec.Struct, frozen=True):
-    """An open transaction that holds readers back. What the cluster does not say is None."""
+    """An open transaction that holds readers back. None means that the cluster does not say."""
 
     partition: int
     producer_id: int
@@ -61,7 +61,7 @@ class HolderStatus(msgspec.Struct, frozen=True):
 
 
 class PipelineStatus(msgspec.Struct, frozen=True):
-    """One pipeline, or why it could not be looked at."""
+    """The state of one pipeline, or the error that kept it from being read."""
 
     pipeline: str
     topic: str
@@ -81,21 +81,21 @@ class PipelineStatus(msgspec.Struct, frozen=True):
 
 
 def read(cluster: Cluster | None, name: str, pipeline: settings.Pipeline) -> PipelineStatus:
-    """The pipeline's status; an error of one pipeline must not hide the others, so it is part of the answer."""
+    """Return the pipeline's status. An error is part of it, so that it does not hide the others."""
     shown = target.shown(target.database_url(pipeline.target))
-    found = PipelineStatus(name, pipeline.topic, shown, pipeline.guarantee)
+    status = PipelineStatus(name, pipeline.topic, shown, pipeline.guarantee)
     try:
-        glanced = ledger_reader.read(name, pipeline)
-        found = _with_database(found, glanced)
+        view = ledger_reader.read(name, pipeline)
+        status = _with_database(status, view)
         if cluster is None:
-            return msgspec.structs.replace(found, error=NO_BROKER)
-        return _with_log(found, cluster, pipeline, glanced)
+            return msgspec.structs.replace(status, error=NO_BROKER)
+        return _with_log(status, cluster, pipeline, view)
     except errors.InstepError as error:
-        return msgspec.structs.replace(found, error=str(error))
+        return msgspec.structs.replace(status, error=str(error))
 
 
 def run_status(run: runs.Run | None, now: datetime) -> RunStatus:
-    """The latest run in words; `now` is the database's time."""
+    """Describe the latest run. `now` is the time of the database's clock."""
     if run is None:
         return RunStatus("never", "never run")
     where = f"on {run.host}, pid {run.pid}"
@@ -105,7 +105,9 @@ def run_status(run: runs.Run | None, now: datetime) -> RunStatus:
         state, since = "dead", run.heartbeat_at
         words = f"presumed dead: no heartbeat since {_clock(since)} ({where})"
     elif state == runs.STOPPED:
-        words = f"stopped at {_clock(since)}" + (f" with {run.code}: {detail}" if run.code else "")
+        words = f"stopped at {_clock(since)}"
+        if run.code:
+            words += f" with {run.code}: {detail}"
     elif state == "waiting":
         words = f"waiting since {_clock(since)} {where}: {detail}"
     else:
@@ -129,70 +131,68 @@ def _clock(at: datetime) -> str:
     return f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _with_database(found: PipelineStatus, glanced: LedgerView) -> PipelineStatus:
-    """What is known without the log."""
+def _with_database(status: PipelineStatus, view: LedgerView) -> PipelineStatus:
+    """Add what the database knows."""
+    commits = [row.committed_at for row in view.ledger.values() if row.committed_at]
     return msgspec.structs.replace(
-        found,
-        run=run_status(glanced.run, glanced.now),
-        dead_letters=glanced.dead_letters,
-        parked_documents=glanced.parked_documents,
-        committed_at=max(
-            (at.committed_at for at in glanced.ledger.values() if at.committed_at), default=None
-        ),
+        status,
+        run=run_status(view.run, view.now),
+        dead_letters=view.dead_letters,
+        parked_documents=view.parked_documents,
+        committed_at=max(commits, default=None),
         partitions=[
-            _partition(partition, at, None, None)
-            for partition, at in sorted(glanced.ledger.items())
+            _partition(partition, row, None, None) for partition, row in sorted(view.ledger.items())
         ],
     )
 
 
 def _with_log(
-    found: PipelineStatus, cluster: Cluster, pipeline: settings.Pipeline, glanced: LedgerView
+    status: PipelineStatus, cluster: Cluster, pipeline: settings.Pipeline, view: LedgerView
 ) -> PipelineStatus:
+    """Add what the log knows."""
     topic = topics.describe(cluster, pipeline.topic)
-    # a partition that the ledger lacks is asked for its end only
-    positions = {
-        p: glanced.ledger[p].next_offset if p in glanced.ledger else 0 for p in topic.partitions
-    }
-    ahead = backlog.read(cluster, topic.name, positions)
+    # Of a partition that the ledger lacks, only the end is used.
+    positions = {}
+    for partition in topic.partitions:
+        row = view.ledger.get(partition)
+        positions[partition] = row.next_offset if row else 0
+    waiting = backlog.read(cluster, topic.name, positions)
     now = datetime.now(UTC)
-    partitions = [_partition(p, glanced.ledger.get(p), ahead[p], now) for p in topic.partitions]
-    known = all(part.lag_records is not None for part in partitions)
-    timed = all(part.lag_seconds is not None for part in partitions)
-    held = _held(partitions)
-    holders = backlog.open_transactions(cluster, topic.name, held)
+    partitions = [_partition(p, view.ledger.get(p), waiting[p], now) for p in topic.partitions]
+    held_back = {part.partition: part.held_back for part in partitions if part.held_back}
+    transactions = backlog.open_transactions(cluster, topic.name, held_back)
+    records = [part.lag_records for part in partitions if part.lag_records is not None]
+    seconds = [part.lag_seconds for part in partitions if part.lag_seconds is not None]
     return msgspec.structs.replace(
-        found,
-        lag_records=sum(part.lag_records or 0 for part in partitions) if known else None,
-        lag_seconds=max((part.lag_seconds or 0.0 for part in partitions), default=0.0)
-        if timed
-        else None,
-        held_back=sum(held.values()),
+        status,
+        lag_records=sum(records) if len(records) == len(partitions) else None,
+        lag_seconds=max(seconds, default=0.0) if len(seconds) == len(partitions) else None,
+        held_back=sum(held_back.values()),
         open_transactions=[
             HolderStatus(
-                one.partition, one.producer, one.transactional_id, one.since, one.start_offset
+                transaction.partition,
+                transaction.producer,
+                transaction.transactional_id,
+                transaction.since,
+                transaction.start_offset,
             )
-            for one in holders
+            for transaction in transactions
         ],
         partitions=partitions,
-        notes=backlog.explained(held, holders),
+        notes=backlog.explained(held_back, transactions),
     )
 
 
-def _held(partitions: list[PartitionStatus]) -> Mapping[int, int]:
-    return {part.partition: part.held_back for part in partitions if part.held_back}
-
-
 def _partition(
-    partition: int, at: Position | None, ahead: PartitionBacklog | None, now: datetime | None
+    partition: int, row: Position | None, waiting: PartitionBacklog | None, now: datetime | None
 ) -> PartitionStatus:
     return PartitionStatus(
         partition=partition,
-        next_offset=at.next_offset if at else None,
-        end_offset=ahead.end if ahead else None,
-        lag_records=ahead.records if at and ahead else None,
-        lag_seconds=ahead.age_s(now) if at and ahead and now else None,
-        committed_at=at.committed_at if at else None,
-        epoch=at.epoch if at else None,
-        held_back=ahead.held_back if ahead else None,
+        next_offset=row.next_offset if row else None,
+        end_offset=waiting.end if waiting else None,
+        lag_records=waiting.records if row and waiting else None,
+        lag_seconds=waiting.age_s(now) if row and waiting and now else None,
+        committed_at=row.committed_at if row else None,
+        epoch=row.epoch if row else None,
+        held_back=waiting.held_back if waiting else None,
     )

@@ -1,11 +1,13 @@
-"""`instep show`: the life of one document, event by event, and its row as it stands.
+"""`instep show`: the events of one document, the decisions about it, and its row.
 
-From the history. Where none is kept the topic is read instead, and the verdicts are worked out from the log by the guard: what
-the table's own constraints or an earlier decision did to an event only shows where it was set aside.
+The events come from the history. If the pipeline has none, the topic is read instead, and the
+guard works out the verdicts again. The table's own constraints and earlier decisions are then
+visible only for events that are still in quarantine or were skipped or dropped.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, Literal
@@ -14,7 +16,7 @@ import msgspec
 
 from instep.document import guard, kinds
 from instep.document.decoding import Event, record_of
-from instep.document.guard import Document, Stored, Verdict
+from instep.document.guard import Document, Verdict
 from instep.document.reasons import Unfit
 from instep.kafka import offsets, reading, topics
 from instep.kafka.connection import Cluster
@@ -28,11 +30,11 @@ from instep.sinks.journal_entries import (
 )
 from instep.sinks.target import Position
 
-IN_THE_LOG = "not applied yet"
+NOT_APPLIED_YET = "not applied yet"
 
 
 class TimelineEntry(msgspec.Struct, frozen=True):
-    """One event of the document. Freshness is the time from its happening to its commit."""
+    """One event of the document."""
 
     place: RecordPosition
     status: str | None
@@ -45,13 +47,14 @@ class TimelineEntry(msgspec.Struct, frozen=True):
 
     @property
     def freshness_s(self) -> float | None:
+        """Return the time from the event's own time to its commit."""
         if self.event_time is None or self.committed_at is None:
             return None
         return (self.committed_at - self.event_time).total_seconds()
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """A document's events, what people decided about it, and its row."""
+    """The events of a document, the decisions about it, and its row."""
 
     pipeline: str
     document: str
@@ -66,60 +69,53 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 def read(session: MaintenanceSession, text: str, cluster: Callable[[], Cluster]) -> Timeline:
-    """The timeline of the document that `text` names."""
+    """Return the timeline of the document with the id `text`."""
     document = session.decoder.document(text)
     with session.read() as sink:
         waiting = sink.journal.waiting_events(str(document))
         letters = sink.journal.dead_letters(Selection(document=text))
-        decided = sink.journal.decisions(document=str(document))
+        decisions = sink.journal.decisions(document=str(document))
         row = sink.table.look_up([document]).get(document)
         if sink.target.history:
             events = _from_history(session, str(document), waiting)
         else:
+            waiting_at = {record.place: record for record in waiting}
             with cluster() as opened:
-                events = _from_topic(
-                    session,
-                    document,
-                    opened,
-                    sink.ledger.positions(),
-                    {one.place: one for one in waiting},
-                )
+                events = _from_topic(session, document, opened, sink.ledger.positions(), waiting_at)
     source: Literal["history", "topic"] = "history" if session.sink.target.history else "topic"
-    return Timeline(
-        session.name, text, source, [*events, *map(_dead, letters)], decided, row, len(waiting)
-    )
+    events += map(_dead, letters)
+    return Timeline(session.name, text, source, events, decisions, row, len(waiting))
 
 
 def _from_history(
     session: MaintenanceSession, document: str, waiting: list[QuarantinedRecord]
 ) -> list[TimelineEntry]:
-    reasons = {one.place: (one.reason, one.detail) for one in waiting}
+    reasons = {record.place: (record.reason, record.detail) for record in waiting}
     return [
         TimelineEntry(
-            one.place,
-            one.status,
-            one.order,
-            one.event_time,
-            one.committed_at,
-            one.verdict,
-            *reasons.get(one.place, ()),
+            event.place,
+            event.status,
+            event.order,
+            event.event_time,
+            event.committed_at,
+            event.verdict,
+            *reasons.get(event.place, ()),
         )
-        for one in session.sink.journal.history(document)
+        for event in session.sink.journal.history(document)
     ]
 
 
 def _dead(letter: QuarantinedRecord) -> TimelineEntry:
-    try:
-        happened = (
-            kinds.instant(letter.record.timestamp_ms) if letter.record.timestamp_ms >= 0 else None
-        )
-    except Unfit:  # beyond the year 9999: the letter may be one for just that
-        happened = None
+    event_time = None
+    if letter.record.timestamp_ms >= 0:
+        # A time after the year 9999 may be the very reason for the dead letter.
+        with contextlib.suppress(Unfit):
+            event_time = kinds.instant(letter.record.timestamp_ms)
     return TimelineEntry(
         letter.place,
         None,
         None,
-        happened,
+        event_time,
         letter.at,
         dead_letters.DEAD,
         letter.reason,
@@ -134,59 +130,54 @@ def _from_topic(
     ledger: dict[int, Position],
     waiting: dict[RecordPosition, QuarantinedRecord],
 ) -> list[TimelineEntry]:
-    """Every record of the document that the log holds, with the verdict that the guard gives them one after the other."""
+    """Return every event of the document that the log holds, with the verdict of the guard."""
     name, rules = session.sink.target.topic, session.sink.target.rules
-    over = {
-        one.place: one.action
-        for one in session.sink.journal.decisions()
-        if one.action in ("skipped", "dropped")
+    removed = {
+        decision.place: decision.action
+        for decision in session.sink.journal.decisions()
+        if decision.action in ("skipped", "dropped")
     }
-    known = Stored(False, None)
-    found: list[TimelineEntry] = []
+    order: int | None = None  # the order value that the events so far leave in the table
+    entries: list[TimelineEntry] = []
     for partition, event in _events_of(session, document, cluster):
         place = RecordPosition(name, partition, event.offset)
-        happened = kinds.from_micros(event.at_us) if event.at_us is not None else None
-        shown = TimelineEntry(place, event.status, event.order, happened, None, IN_THE_LOG)
         position = ledger.get(partition)
-        if position is None or event.offset >= position.next_offset:
-            found.append(shown)
-        elif place in waiting:
-            one = waiting[place]
-            found.append(
-                msgspec.structs.replace(
-                    shown, verdict=Verdict.PARKED.value, reason=one.reason, detail=one.detail
-                )
+        verdict, reason, detail = NOT_APPLIED_YET, None, None
+        if position is not None and event.offset < position.next_offset:
+            if place in waiting:
+                verdict = Verdict.PARKED.value
+                reason, detail = waiting[place].reason, waiting[place].detail
+            elif place in removed:
+                verdict = removed[place]
+            else:
+                judged = Verdict.APPLIED
+                if rules.ordered:
+                    judged = guard.judge(event.order, order, rules.order_is_time)
+                if judged is Verdict.APPLIED and event.order is not None:
+                    order = event.order
+                verdict = judged.value
+        event_time = kinds.from_micros(event.at_us) if event.at_us is not None else None
+        entries.append(
+            TimelineEntry(
+                place, event.status, event.order, event_time, None, verdict, reason, detail
             )
-        elif place in over:
-            found.append(msgspec.structs.replace(shown, verdict=over[place]))
-        else:
-            verdict = (
-                guard.judge(event.order, known.order, rules.order_is_time)
-                if rules.ordered
-                else Verdict.APPLIED
-            )
-            if verdict is Verdict.APPLIED:
-                known = Stored(
-                    event.values is not None, known.order if event.order is None else event.order
-                )
-            found.append(msgspec.structs.replace(shown, verdict=verdict.value))
-    return found
+        )
+    return entries
 
 
 def _events_of(
     session: MaintenanceSession, document: Document, cluster: Cluster
 ) -> Iterator[tuple[int, Event]]:
-    """The document's events, partition by partition, in log order."""
+    """Yield the document's events, partition by partition, in log order."""
     topic = topics.describe(cluster, session.sink.target.topic)
     first = offsets.earliest(cluster, topic.name, topic.partitions)
     end = offsets.latest(cluster, topic.name, topic.partitions)
-    by_key = session.sink.target.mapping.is_keyed
+    is_keyed = session.sink.target.mapping.is_keyed
     key = str(document).encode()
     for partition in topic.partitions:
-        for record in reading.read(
-            cluster, topic.name, {partition: (first[partition], end[partition])}
-        ):
-            if by_key and record.key != key:
+        bounds = {partition: (first[partition], end[partition])}
+        for record in reading.read(cluster, topic.name, bounds):
+            if is_keyed and record.key != key:
                 continue
             events, _ = session.decoder.decode_all([record_of(record)])
             if events and events[0].document == document:

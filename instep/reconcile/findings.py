@@ -1,24 +1,20 @@
-"""What a comparison found, on its way from Spark to people: counted, listed by document, written to a file."""
+"""The findings of a comparison, read from Spark: counted, and listed by document."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody uses
 
-from instep.document import folding
-from instep.document.comparison import DocumentState
 from instep.reconcile import spark_steps
+from instep.reconcile.spark_steps import Counts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-PIECE_ROWS = 10_000  # as many as are handed from Spark to Python at a time
+ROWS_PER_PARTITION = 10_000  # Spark hands one partition at a time to Python
 
 
 class RowDifference(msgspec.Struct, frozen=True):
@@ -38,25 +34,20 @@ class RowDifference(msgspec.Struct, frozen=True):
     found: bytes | None
 
 
-def counted(findings: DataFrame) -> dict[str, Any]:
-    """How many documents of each kind, and how often each column differs."""
-    totals: dict[str, Any] = {"documents": 0, "columns": {}}
+def counts(findings: DataFrame) -> Counts:
+    """Return the totals of all tasks."""
+    total = Counts()
     for row in findings.where(F.col("kind") == spark_steps.COUNTS).select("expected").collect():
-        for kind, count in msgspec.json.decode(bytes(row[0])).items():
-            if kind == "columns":
-                for name, many in count.items():
-                    totals["columns"][name] = totals["columns"].get(name, 0) + many
-            else:
-                totals[kind] = totals.get(kind, 0) + count
-    return totals
+        total.add(msgspec.json.decode(bytes(row[0]), type=Counts))
+    return total
 
 
 def listed(findings: DataFrame, count: int) -> Iterator[RowDifference]:
-    """The differences by document, a piece at a time."""
+    """Yield the differences, sorted by document, without holding all of them in memory."""
     if not count:
         return
     rows = findings.where(F.col("kind") != spark_steps.COUNTS)
-    pieces = count // PIECE_ROWS + 1
+    pieces = count // ROWS_PER_PARTITION + 1
     ranked = rows.repartition(1) if pieces == 1 else rows.repartitionByRange(pieces, "document")
     for row in ranked.sortWithinPartitions("document").toLocalIterator():
         yield RowDifference(
@@ -77,58 +68,3 @@ def listed(findings: DataFrame, count: int) -> Iterator[RowDifference]:
 
 def _bytes(value: bytearray | None) -> bytes | None:
     return None if value is None else bytes(value)
-
-
-def shown(
-    one: RowDifference, columns: list[str], *, mend: str | None, from_source: bool
-) -> Iterator[dict[str, Any]]:
-    """A difference as rows of the file: one a column where columns differ, else one."""
-    place = None
-    if one.offset is not None:
-        place = (
-            {"row": one.offset}
-            if from_source
-            else {"partition": one.partition, "offset": one.offset}
-        )
-    row: dict[str, Any] = {
-        "document": one.document,
-        "kind": one.kind,
-        "column": None,
-        "expected": None,
-        "found": None,
-    }
-    row["place"] = place
-    if one.kind != one.seems and one.seems:
-        row["seems"] = one.seems
-    if mend is not None:
-        row["mend"] = mend
-    if one.kind == spark_steps.UNREADABLE_KIND:
-        yield row | {"expected": (one.expected or b"").decode()}
-        return
-    expected, found = _by_name(columns, one.expected), _by_name(columns, one.found)
-    if one.seems != DocumentState.DIFFERENT:
-        yield row | {"expected": expected, "found": found}
-        return
-    for number in one.columns:
-        name = columns[number]
-        yield row | {
-            "column": name,
-            "expected": (expected or {}).get(name),
-            "found": (found or {}).get(name),
-        }
-
-
-def default_file(pipeline: str) -> Path:
-    """In the working directory, named after the pipeline and the moment."""
-    name = re.sub(r"[^\w.-]", "_", pipeline)
-    return Path(f"reconcile-{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl")
-
-
-def _by_name(columns: list[str], line: bytes | None) -> dict[str, Any] | None:
-    if line is None:
-        return None
-    return {
-        name: value
-        for name, value in zip(columns, folding.unpack(line), strict=True)
-        if value != folding.ABSENT
-    }

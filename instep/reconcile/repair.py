@@ -1,16 +1,18 @@
-"""`instep reconcile --fix`: the table brought back in step, through the same guard.
+"""`instep reconcile --fix`: repair the rows that differ, under the guard.
 
-A plan says for each real difference what would be done. Carried out, some documents at a time, in one transaction:
+The plan says for each real difference what would be done. With `--execute`, the documents are
+repaired in chunks. Each chunk is one transaction:
 
-1. lock every ledger row of the pipeline, so that no task writes meanwhile
-2. leave alone the documents that have had events since they were compared, that are parked now, whose row is no longer as
-   it was read, those whose stored order value is higher than the expected one, and rows to delete that nothing in instep's own
-   tables says the pipeline has written
-3. insert what is missing, write what differs, delete what the log says was deleted; a row that the table refuses is
-   found and left out alone
-4. keep a decision for each document that was mended
+1. Lock every ledger row of the pipeline, so that no task writes meanwhile.
+2. Leave a document alone if it has had events since the comparison, if it is parked now, if its
+   row has changed since it was read, or if a higher order value than the expected one is stored.
+   Do not delete a row unless instep's own tables say that the pipeline has written it.
+3. Insert what is missing, write what differs, delete what the log says was deleted. If the table
+   refuses a row, find that row and leave it alone.
+4. Record a decision for each repaired document.
 
-Values differ under one order value here, so a tie is written, where a pipeline would take it for a repetition.
+Here values can differ although the order values are equal, so a tie is written. A pipeline would
+treat the same tie as a repeated event.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -36,27 +39,29 @@ from instep.sinks.target import Decision
 DOCUMENTS_MAX = 1_000
 TRIES_MAX = 4
 SHOWN_MAX = 20
-NOWHERE = -1
+NO_PARTITION = -1
 INSERT, WRITE, DELETE, LEAVE = "insert", "write", "delete", "leave"
 OUTCOMES = {INSERT: "inserted", WRITE: "written", DELETE: "deleted"}
 
 Say = Callable[[str], None]
-Touched = Callable[[Mapping[int, int], Mapping[int, int], Sequence[str]], set[str]]
+# what was repaired, and the documents that were left alone with the reason
+Repaired = tuple[list[RowDifference], list[tuple[str, str]]]
+DocumentsWithEvents = Callable[[Mapping[int, int], Mapping[int, int], Sequence[str]], set[str]]
 
 
 class RepairRequest(msgspec.Struct, frozen=True):
-    """How to mend: plan only, or carry it out; and whether rows that the log does not know are deleted.
+    """The options of a repair: plan only or execute, and whether to delete rows not in the log.
 
     A row is deleted only if instep's own tables say that the pipeline has written it.
     """
 
     execute: bool = False
     delete_extra: bool = False
-    who: str = ""
+    actor: str = ""
 
 
 class RepairResult(msgspec.Struct, frozen=True):
-    """What was done, and the first of the documents that were left alone, with the reason."""
+    """The numbers of repaired documents, and the first that were left alone, with the reason."""
 
     inserted: int
     written: int
@@ -66,174 +71,160 @@ class RepairResult(msgspec.Struct, frozen=True):
 
     @property
     def done(self) -> int:
+        """Return the number of repaired documents."""
         return self.inserted + self.written + self.deleted
 
 
 class ComparedLedger(msgspec.Struct, frozen=True):
-    """The position that the comparison holds for, and a way to ask which documents had events after it."""
+    """The positions that the comparison is valid for.
+
+    `documents_with_events` returns which documents have events between two positions.
+    """
 
     applied: dict[int, int]
-    touched: Touched
+    documents_with_events: DocumentsWithEvents
 
 
 class Repairer:
-    """Mends one pipeline's table."""
+    """Repairs the table of one pipeline."""
 
     def __init__(
         self,
         sink: Sink,
         ledger: ComparedLedger,
-        asked: Question,
+        question: Question,
         fix: RepairRequest,
         *,
         from_source: bool,
     ) -> None:
-        self._sink, self._ledger, self._asked, self._fix, self._from_source = (
-            sink,
-            ledger,
-            asked,
-            fix,
-            from_source,
-        )
+        self._sink, self._ledger, self._question = sink, ledger, question
+        self._fix, self._from_source = fix, from_source
         mapping = sink.target.mapping
         self._id = Identity(mapping).of_kept
         self._restorers = [canonical.restorer(column.kind) for column in mapping.columns]
-        self._line = spark_steps.liner(mapping, sink.url.get_backend_name())
-        self._number = itertools.count()
+        self._pack_row = spark_steps.row_packer(mapping, sink.url.get_backend_name())
+        self._row_numbers = itertools.count()
 
-    def plan(self, one: RowDifference) -> tuple[str, str]:
-        """What would be done with a difference, and why nothing, where that is so."""
-        if one.split and not self._asked.rules.ordered:
+    def plan(self, difference: RowDifference) -> tuple[str, str]:
+        """Return what to do about a difference, and the reason if it is left alone."""
+        if difference.split and not self._question.rules.ordered:
             return (
                 LEAVE,
-                "its events lie in several partitions, and without an order nothing says which came last",
+                "its events lie in several partitions, and without an order instep cannot tell"
+                " which came last",
             )
-        stored = self._stored_order(one)
-        if one.kind == DocumentState.MISSING:
+        if difference.kind == DocumentState.MISSING:
             return INSERT, ""
-        if one.kind == DocumentState.EXTRA and not one.recorded:
-            return (
-                LEAVE,
-                "no record says that this pipeline wrote it: delete it by hand if it is wrong",
-            )
-        if one.kind == DocumentState.EXTRA and not one.known:
-            return (
-                (DELETE, "")
-                if self._fix.delete_extra
-                else (LEAVE, "nothing says that it was deleted: --delete-extra")
-            )
-        if stored is not None and one.order is not None and stored > one.order:
+        if difference.kind == DocumentState.EXTRA:
+            if not difference.recorded:
+                return (
+                    LEAVE,
+                    "nothing shows that this pipeline wrote it: delete it by hand if it is wrong",
+                )
+            if not difference.known:
+                if self._fix.delete_extra:
+                    return DELETE, ""
+                return LEAVE, "the log does not say that it was deleted: use --delete-extra"
+        stored = self._stored_order(difference)
+        if stored is not None and difference.order is not None and stored > difference.order:
             return LEAVE, f"the table holds the higher order value {stored}"
-        return (DELETE if one.kind == DocumentState.EXTRA else WRITE), ""
+        return (DELETE if difference.kind == DocumentState.EXTRA else WRITE), ""
 
-    def words(self, one: RowDifference) -> str:
-        """The plan for a difference in words."""
-        action, why = self.plan(one)
-        return f"{action}: {why}" if why else action
+    def planned(self, difference: RowDifference) -> str:
+        """Return the plan for a difference as text."""
+        action, reason = self.plan(difference)
+        return f"{action}: {reason}" if reason else action
 
-    def mend(
-        self, differences: Iterable[RowDifference], left_alone: Callable[[str, str], None], say: Say
+    def repair(
+        self,
+        differences: Iterable[RowDifference],
+        report_left_alone: Callable[[str, str], None],
+        say: Say,
     ) -> RepairResult:
-        """Carry the plan out; `left_alone` is told every document that was not mended, and why."""
+        """Execute the plan; report each document that was not repaired, with the reason."""
         counts = dict.fromkeys(OUTCOMES, 0)
-        left, first = 0, list[tuple[str, str]]()
-        for some in _chunks(differences):
-            done, alone = self._insistently(some)
-            for one in done:
-                counts[self.plan(one)[0]] += 1
-            for document, why in alone:
-                left += 1
-                left_alone(document, why)
+        left_alone, first = 0, list[tuple[str, str]]()
+        for chunk in _chunks(differences):
+            repaired, alone = self._repair_chunk(chunk)
+            for difference in repaired:
+                counts[self.plan(difference)[0]] += 1
+            for document, reason in alone:
+                left_alone += 1
+                report_left_alone(document, reason)
                 if len(first) < SHOWN_MAX:
-                    first.append((document, why))
-            say(f"{sum(counts.values()):,} documents mended, {left:,} left alone")
-        return RepairResult(counts[INSERT], counts[WRITE], counts[DELETE], left, first)
+                    first.append((document, reason))
+            say(f"{sum(counts.values()):,} documents repaired, {left_alone:,} left alone")
+        return RepairResult(counts[INSERT], counts[WRITE], counts[DELETE], left_alone, first)
 
-    def _insistently(
-        self, some: list[RowDifference]
-    ) -> tuple[list[RowDifference], list[tuple[str, str]]]:
-        for number in itertools.count(1):
+    def _repair_chunk(self, chunk: list[RowDifference]) -> Repaired:
+        """Repair a chunk; try again after a transient error."""
+        for attempt in itertools.count(1):
             try:
-                return self._transaction(some)
+                return self._transaction(chunk)
             except errors.Transient:
-                if number >= TRIES_MAX:
+                if attempt >= TRIES_MAX:
                     raise
         raise AssertionError
 
-    def _transaction(
-        self, some: list[RowDifference]
-    ) -> tuple[list[RowDifference], list[tuple[str, str]]]:
+    def _transaction(self, chunk: list[RowDifference]) -> Repaired:
         sink = self._sink
         with sink.table.unguarded(), sink.transaction():
-            touched = self._touched(some)  # 1
-            ready, alone = self._ready(some, touched)  # 2
-            done, refused = self._write(ready)  # 3
-            if done:
-                sink.journal.add_decisions(
-                    [self._decision(one) for one in done], datetime.now(UTC)
-                )  # 4
-            return done, [*alone, *refused]
+            changed = self._lock_ledger(chunk)  # 1
+            ready, alone = self._ready(chunk, changed)  # 2
+            repaired, refused = self._write(ready)  # 3
+            if repaired:
+                decisions = [self._decision(difference) for difference in repaired]
+                sink.journal.add_decisions(decisions, datetime.now(UTC))  # 4
+            return repaired, [*alone, *refused]
 
-    def _touched(self, some: list[RowDifference]) -> set[str]:
-        """Step 1: which of these documents have had events since they were compared."""
-        now = {
-            partition: row.next_offset
-            for partition, row in self._sink.ledger.positions(lock=True).items()
-        }
+    def _lock_ledger(self, chunk: list[RowDifference]) -> set[str]:
+        """Lock the ledger; return the documents with events since the comparison (step 1)."""
+        locked = self._sink.ledger.positions(lock=True)
+        now = {partition: row.next_offset for partition, row in locked.items()}
         before = self._ledger.applied
         if any(now.get(partition, 0) < at for partition, at in before.items() if at > 0):
             raise errors.LedgerMoved(
-                f"the ledger of pipeline {self._sink.target.pipeline!r} went back while it was reconciled",
+                f"the ledger of pipeline {self._sink.target.pipeline!r} went back during the"
+                " reconciliation",
                 "run it again",
             )
-        return self._ledger.touched(before, now, [one.document for one in some])
+        documents = [difference.document for difference in chunk]
+        return self._ledger.documents_with_events(before, now, documents)
 
-    def _ready(
-        self, some: list[RowDifference], touched: set[str]
-    ) -> tuple[list[RowDifference], list[tuple[str, str]]]:
-        """Step 2."""
-        documents = {one.document: self._id(one.document) for one in some}
+    def _ready(self, chunk: list[RowDifference], changed: set[str]) -> Repaired:
+        """Split a chunk into what can be repaired and what is left alone (step 2)."""
+        documents = {difference.document: self._id(difference.document) for difference in chunk}
         rows = self._sink.table.locked_rows(list(documents.values()))
         stored = self._sink.stored(documents.values())
         parked = self._sink.journal.parked_among(documents.values())
         ready, alone = [], []
-        for one in some:
-            name = one.document
-            row = rows.get(documents[name])
-            action, why = self.plan(one)
-            if name in touched:
-                why = "it has had events since it was compared: run again"
-            elif documents[name] in parked:
-                why = "it is parked now"
-            elif (None if row is None else self._line(row)) != one.found:
-                why = "its row has changed since it was compared: run again"
-            elif action != LEAVE and one.known and self._is_later(stored.get(documents[name]), one):
-                why = "a higher order value is stored"
-            if why:
-                alone.append((name, why))
+        for difference in chunk:
+            document = documents[difference.document]
+            row = rows.get(document)
+            line = None if row is None else self._pack_row(row)
+            action, reason = self.plan(difference)
+            if difference.document in changed:
+                reason = "it has had events since the comparison: run again"
+            elif document in parked:
+                reason = "it is parked now"
+            elif line != difference.found:
+                reason = "its row has changed since the comparison: run again"
+            elif action != LEAVE and _is_later(stored.get(document), difference):
+                reason = "a higher order value is stored"
+            if reason:
+                alone.append((difference.document, reason))
             else:
-                ready.append(one)
+                ready.append(difference)
         return ready, alone
 
-    def _stored_order(self, one: RowDifference) -> int | None:
-        return (
-            comparison.order_of(self._asked, folding.unpack(one.found))
-            if one.found is not None
-            else None
-        )
+    def _stored_order(self, difference: RowDifference) -> int | None:
+        """Return the order value in the row that the comparison found."""
+        if difference.found is None:
+            return None
+        return comparison.order_of(self._question, folding.unpack(difference.found))
 
-    def _is_later(self, stored: Stored | None, one: RowDifference) -> bool:
-        return (
-            stored is not None
-            and stored.order is not None
-            and one.order is not None
-            and stored.order > one.order
-        )
-
-    def _write(
-        self, ready: list[RowDifference]
-    ) -> tuple[list[RowDifference], list[tuple[str, str]]]:
-        """Step 3: all at once, or one by one when the table refuses one of them."""
+    def _write(self, ready: list[RowDifference]) -> Repaired:
+        """Write all rows at once, or one by one if the table refuses one of them (step 3)."""
         if not ready:
             return [], []
         try:
@@ -242,59 +233,77 @@ class Repairer:
             return ready, []
         except errors.RowRefused:
             pass
-        done, refused = [], []
-        for one in ready:
+        repaired, refused = [], []
+        for difference in ready:
             try:
                 with self._sink.savepoint():
-                    self._sink.write(self._changes([one]))
-                done.append(one)
+                    self._sink.write(self._changes([difference]))
+                repaired.append(difference)
             except errors.RowRefused as error:
-                refused.append((one.document, f"the table refuses it: {error.what}"))
-        return done, refused
+                refused.append((difference.document, f"the table refuses it: {error.what}"))
+        return repaired, refused
 
     def _changes(self, ready: list[RowDifference]) -> guard.Changes:
         changes = guard.Changes([], {}, {}, {}, [])
-        for one in ready:
-            document: Document = self._id(one.document)
-            match self.plan(one)[0]:
+        for difference in ready:
+            document: Document = self._id(difference.document)
+            match self.plan(difference)[0]:
                 case "insert":
-                    changes.inserts[document] = self._values(one)
+                    changes.inserts[document] = self._values(difference)
                 case "write":
-                    changes.updates[document] = self._values(one)
+                    changes.updates[document] = self._values(difference)
                 case _:
                     changes.deletes.append(document)
-                    highest = one.order if one.order is not None else self._stored_order(one)
-                    if one.known and highest is not None:
-                        changes.deleted_orders[document] = highest
+                    order = difference.order
+                    if order is None:
+                        order = self._stored_order(difference)
+                    if difference.known and order is not None:
+                        changes.deleted_orders[document] = order
         return changes
 
-    def _values(self, one: RowDifference) -> guard.Values:
-        assert one.expected is not None
-        texts = folding.unpack(one.expected)
-        return tuple(
-            UNSET if text == folding.ABSENT else None if text is None else restore(text)
-            for restore, text in zip(self._restorers, texts, strict=True)
-        )
+    def _values(self, difference: RowDifference) -> guard.Values:
+        """Return the expected values, UNSET where no event has set the column."""
+        assert difference.expected is not None
+        values: list[Any] = []
+        texts = folding.unpack(difference.expected)
+        for restore, text in zip(self._restorers, texts, strict=True):
+            if text == folding.ABSENT:
+                values.append(UNSET)
+            else:
+                values.append(None if text is None else restore(text))
+        return tuple(values)
 
-    def _decision(self, one: RowDifference) -> Decision:
+    def _decision(self, difference: RowDifference) -> Decision:
         names = [column.name for column in self._sink.target.mapping.columns]
-        differing = ", ".join(names[number] for number in one.columns)
-        why = f"reconcile: {one.kind}" + (f" in {differing}" if differing else "")
-        partition, offset = one.partition, one.offset
+        reason = f"reconcile: {difference.kind}"
+        if difference.columns:
+            reason += " in " + ", ".join(names[number] for number in difference.columns)
+        partition, offset = difference.partition, difference.offset
         if partition is None or offset is None or self._from_source:
-            partition, offset = NOWHERE, next(self._number)
+            partition, offset = NO_PARTITION, next(self._row_numbers)
         return Decision(
             partition,
             offset,
             Action.REPAIRED.value,
-            OUTCOMES[self.plan(one)[0]],
-            self._fix.who,
-            why,
-            one.document,
+            OUTCOMES[self.plan(difference)[0]],
+            self._fix.actor,
+            reason,
+            difference.document,
         )
+
+
+def _is_later(stored: Stored | None, difference: RowDifference) -> bool:
+    """Return whether a higher order value is stored than the log or the source says."""
+    return (
+        difference.known
+        and stored is not None
+        and stored.order is not None
+        and difference.order is not None
+        and stored.order > difference.order
+    )
 
 
 def _chunks(differences: Iterable[RowDifference]) -> Iterator[list[RowDifference]]:
     source = iter(differences)
-    while some := list(itertools.islice(source, DOCUMENTS_MAX)):
-        yield some
+    while chunk := list(itertools.islice(source, DOCUMENTS_MAX)):
+        yield chunk

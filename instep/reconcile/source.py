@@ -1,4 +1,7 @@
-"""Another source than the topic: a file, or a query of the source's own table. Each row is decoded like an event's value."""
+"""A source other than the topic: a file, or a query of the source's own table.
+
+Each row is decoded like an event's value.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from instep.document.mapping import Mapping
 from instep.sinks import source_query, target
 
 NO_TIMESTAMP = -1
-PARTITION = 0  # where the rows stand as if they came from a log
-USUAL_KEY = "doc_id"
+PARTITION = 0  # the rows look like records of this partition
+DEFAULT_KEY = "doc_id"
 
 Row = tuple[Any, ...]
 
@@ -27,23 +30,21 @@ class RowSource(msgspec.Struct, frozen=True):
     file: str | None = None
     url: str | None = None
     query: str | None = None
-    key: str | None = (
-        None  # the field that holds the document's id; of a composite key several, with commas between them
-    )
+    # The field that holds the document's id; the fields of a composite key, separated by commas.
+    key: str | None = None
 
     @property
     def named(self) -> str:
-        return (
-            f"file {self.file}"
-            if self.file
-            else f"a query of {target.shown(target.database_url(self.url or ''))}"
-        )
+        """Return the name for messages, without a password."""
+        if self.file:
+            return f"file {self.file}"
+        return f"a query of {target.shown(target.database_url(self.url or ''))}"
 
 
 def records(source: RowSource, mapping: Mapping) -> Iterator[Row]:
-    """The source's rows as records, numbered from 1."""
+    """Return the source's rows as records, numbered from 1."""
     named = (
-        (USUAL_KEY,) if mapping.is_keyed else tuple(".".join(path) for path in mapping.documents)
+        (DEFAULT_KEY,) if mapping.is_keyed else tuple(".".join(path) for path in mapping.documents)
     )
     fields = tuple(source.key.split(",")) if source.key else named
     columns = zip(fields, mapping.keys, strict=True) if len(fields) == len(mapping.keys) else ()
@@ -53,14 +54,12 @@ def records(source: RowSource, mapping: Mapping) -> Iterator[Row]:
         if isinstance(column.kind, kinds.Integer) and not mapping.is_keyed
     )
     key = lines.Key(fields, mapping.separator, integers)
-    return (
-        _of_file(source.file, key)
-        if source.file
-        else _of_query(source.url or "", source.query or "", key)
-    )
+    if source.file:
+        return _file_rows(source.file, key)
+    return _query_rows(source.url or "", source.query or "", key)
 
 
-def _of_file(file: str, key: lines.Key) -> Iterator[Row]:
+def _file_rows(file: str, key: lines.Key) -> Iterator[Row]:
     file_format = lines.format_of(file)
     try:
         with Path(file).open("rb") as stream:
@@ -78,14 +77,15 @@ def _of_file(file: str, key: lines.Key) -> Iterator[Row]:
         ) from error
 
 
-def _of_query(url: str, query: str, key: lines.Key) -> Iterator[Row]:
+def _query_rows(url: str, query: str, key: lines.Key) -> Iterator[Row]:
     with contextlib.closing(source_query.rows(url, query)) as rows:
         for number, row in enumerate(rows, start=1):
             for field in key.fields:
                 if field not in row:
                     raise errors.SettingsError(
-                        f"the query gives no column {field!r}{settings.nearest(field, row)}",
-                        "name the columns like the event's fields, with AS; --key names the one that holds the document's id",
+                        f"the query returns no column {field!r}{settings.nearest(field, row)}",
+                        "name the columns like the event's fields, with AS;"
+                        " --key names the one that holds the document's id",
                     )
             parts = [row[field] for field in key.fields]
             document = None if None in parts else key.separator.join(map(str, parts)).encode()

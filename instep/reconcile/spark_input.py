@@ -1,7 +1,7 @@
-"""What the driver hands to Spark: pages of rows as Parquet files in the run's folder, never all of them in memory.
+"""The rows that the driver hands to Spark: pages of rows as Parquet files in the run's folder.
 
-`take` reads the target in one snapshot, so that the table's rows and the ledger's position belong together, whatever the
-pipeline commits meanwhile.
+The driver never holds all rows in memory. `take` reads the target in one snapshot, so that the
+table's rows and the ledger's position belong together, whatever the pipeline commits meanwhile.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from instep.pipeline import arrow, arrow_records, query
 from instep.reconcile import spark_steps
 from instep.reconcile.coverage import Coverage
+from instep.reconcile.spark_steps import mark
 from instep.sinks import scan
 from instep.sinks.ledger import AppliedRanges
 from instep.sinks.scan import PAGE_ROWS
@@ -38,11 +39,11 @@ RECORD_SCHEMA = pa.schema(
 
 Say = Callable[[str], None]
 Row = tuple[Any, ...]
-Covered = Callable[[dict[int, Position], AppliedRanges], Coverage]
+CoverageOf = Callable[[dict[int, Position], AppliedRanges], Coverage]
 
 
 class Parts:
-    """Files of one schema in one folder."""
+    """Parquet files of one schema in one folder."""
 
     def __init__(self, folder: Path, schema: pa.Schema, spark_schema: str) -> None:
         folder.mkdir(parents=True)
@@ -51,19 +52,19 @@ class Parts:
         self.rows = 0
 
     def add(self, rows: list[Row]) -> None:
-        """One more file."""
+        """Write rows to a new file."""
         path = self._folder / f"{len(self._paths):06}.parquet"
         pq.write_table(pa.Table.from_batches([spark_steps.batch_of(self._schema, rows)]), path)
         self._paths.append(path)
         self.rows += len(rows)
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The rows, a task a file."""
+        """Return the rows as a data frame that reads each file in a task of its own."""
         count = len(self._paths)
         numbers = spark.range(0, count, 1, max(1, count))
-        names = _handed_out(spark, self._paths)
+        names = _names_for_tasks(spark, self._paths)
         return arrow.map_batches(
-            numbers, lambda batches: spark_steps.from_files(names, batches), self._spark_schema
+            numbers, lambda batches: spark_steps.rows_of_files(names, batches), self._spark_schema
         )
 
 
@@ -72,98 +73,88 @@ class TargetSnapshot(msgspec.Struct, frozen=True):
 
     ledger: dict[int, Position]
     parts: Parts
-    left_out: dict[int, Any]
+    excluded: dict[int, Any]  # by partition, the offsets that quarantine and decisions rule out
     documents: int  # rows of the table
     rewound_from: dict[int, int]
     followed_another: bool
     coverage: Coverage
-    replayed: dict[
-        int, tuple[int, int]
-    ]  # per partition the first and last offset that was passed over and replayed since
+    # By partition, the first and the last offset that was skipped and has been replayed since.
+    replayed: dict[int, tuple[int, int]]
 
 
-def take(sink: Sink, folder: Path, covered: Covered, say: Say) -> TargetSnapshot:
-    """The table, what is parked, deleted and recorded, the places that were left out, and the ledger, all of one moment.
+def take(sink: Sink, folder: Path, coverage_of: CoverageOf, say: Say) -> TargetSnapshot:
+    """Read table, quarantine, deleted and written documents, decisions and ledger in one snapshot.
 
-    `covered` tells from the ledger and the stretches before it which part of the log was applied.
+    `coverage_of` computes which part of the log was applied, from the ledger and the ranges that
+    were applied before a rewind.
     """
-    line = spark_steps.liner(sink.target.mapping, sink.url.get_backend_name())
+    pack_row = spark_steps.row_packer(sink.target.mapping, sink.url.get_backend_name())
     parts = Parts(folder, spark_steps.SCHEMA, spark_steps.SPARK_SCHEMA)
     with sink.snapshot():
         ledger = sink.ledger.positions()
-        left_out: dict[int, Any] = {}
+        excluded: dict[int, Any] = {}
         for partition, offset in sorted(sink.journal.excluded()):
-            left_out.setdefault(partition, array("q")).append(offset)
+            excluded.setdefault(partition, array("q")).append(offset)
         documents = 0
         for page in scan.rows(sink):
             parts.add(
-                [
-                    (str(row[0]), spark_steps.FOUND, 0, -1, None, None, None, line(row[1:]))
-                    for row in page
-                ]
+                [mark(spark_steps.FOUND, str(row[0]), line=pack_row(row[1:])) for row in page]
             )
             documents += len(page)
             if len(page) == PAGE_ROWS:
                 say(f"{documents:,} rows of the table read")
         for parked in scan.parked_documents(sink):
-            parts.add(
-                [
-                    (document, spark_steps.PARKED, 0, -1, None, None, None, None)
-                    for (document,) in parked
-                ]
-            )
+            parts.add([mark(spark_steps.PARKED, document) for (document,) in parked])
         for deleted in scan.deleted_documents(sink):
             parts.add(
-                [
-                    (document, spark_steps.FORGOTTEN, 0, -1, order, None, None, None)
-                    for document, order in deleted
-                ]
+                [mark(spark_steps.DELETED, document, order=order) for document, order in deleted]
             )
         for written in scan.written_documents(sink):
-            parts.add(
-                [
-                    (document, spark_steps.RECORDED, 0, -1, None, None, None, None)
-                    for (document,) in written
-                ]
-            )
+            parts.add([mark(spark_steps.RECORDED, document) for (document,) in written])
         before = sink.ledger.applied_ranges()
-        rewound = {partition: max(end for _, end in ranges) for partition, ranges in before.items()}
-        applied = covered(ledger, before)
-        replayed = _replayed(sink, ledger, applied, parts)
-        another = scan.followed_another_topic(sink)
-    return TargetSnapshot(ledger, parts, left_out, documents, rewound, another, applied, replayed)
+        rewound_from = {p: max(end for _, end in ranges) for p, ranges in before.items()}
+        coverage = coverage_of(ledger, before)
+        replayed = _add_replayed(sink, ledger, coverage, parts)
+        followed_another = scan.followed_another_topic(sink)
+    return TargetSnapshot(
+        ledger, parts, excluded, documents, rewound_from, followed_another, coverage, replayed
+    )
 
 
-def _replayed(
-    sink: Sink, ledger: dict[int, Position], applied: Coverage, parts: Parts
+def _add_replayed(
+    sink: Sink, ledger: dict[int, Position], coverage: Coverage, parts: Parts
 ) -> dict[int, tuple[int, int]]:
-    """Add a mark for each document with events that were passed over and replayed since; where those events lie.
+    """Add a mark for each document with events that were skipped and have been replayed since.
 
-    Without an order a replay goes up to the ledger, and its decision names the last event of the document.
+    Return by partition the first and the last offset of such events. Without an order, a replay
+    goes up to the ledger, and its decision names the last event of the document.
     """
-    found: dict[int, tuple[int, int]] = {}
-    for partition, ranges in applied.passed_over.items():
+    replayed: dict[int, tuple[int, int]] = {}
+    for partition, ranges in coverage.skipped.items():
         for start, end in ranges:
             until = end if sink.target.rules.ordered else ledger[partition].next_offset
             for page in scan.replayed_documents(sink, partition, start, until):
                 parts.add(
                     [
-                        (document, spark_steps.REPLAYED, at, -1, partition, None, None, None)
-                        for document, at in page
+                        mark(spark_steps.REPLAYED, document, offset=offset, order=partition)
+                        for document, offset in page
                     ]
                 )
-                first, last = found.get(partition, (start, -1))
-                found[partition] = (first, max(last, *(at for _, at in page)))
-    return found
+                first, last = replayed.get(partition, (start, -1))
+                replayed[partition] = (first, max(last, *(offset for _, offset in page)))
+    return replayed
 
 
-def keep_records(records: Iterable[Row], folder: Path, say: Say, *, headers: bool = False) -> Parts:
-    """Records that Spark does not read itself: partition, offset, timestamp, key, value and, if asked for, headers of each."""
-    schema = (
-        RECORD_SCHEMA.append(pa.field(arrow_records.HEADERS, arrow_records.HEADERS_TYPE))
-        if headers
-        else RECORD_SCHEMA
-    )
+def store_records(
+    records: Iterable[Row], folder: Path, say: Say, *, headers: bool = False
+) -> Parts:
+    """Store records that Spark does not read itself.
+
+    Each has partition, offset, timestamp, key, value and, with `headers`, its headers.
+    """
+    schema = RECORD_SCHEMA
+    if headers:
+        schema = schema.append(pa.field(arrow_records.HEADERS, arrow_records.HEADERS_TYPE))
     parts = Parts(folder, schema, query.record_schema(headers=headers))
     source = iter(records)
     while page := list(itertools.islice(source, PAGE_ROWS)):
@@ -173,14 +164,18 @@ def keep_records(records: Iterable[Row], folder: Path, say: Say, *, headers: boo
     return parts
 
 
-def _handed_out(spark: SparkSession, paths: list[Path]) -> list[str]:
-    """The files by the names that a task opens them by; executors on other machines are sent a copy."""
+def _names_for_tasks(spark: SparkSession, paths: list[Path]) -> list[str]:
+    """Return the names by which tasks open the files.
+
+    Executors on other machines get a copy of each file. Spark keeps all copies in one folder, so
+    their names must be unique in the session.
+    """
     if str(spark.sparkContext.master).startswith("local"):
         return [str(path) for path in paths]
-    named = []
+    names = []
     for path in paths:
-        sent = path.with_name(f"{path.parent.parent.name}-{path.parent.name}-{path.name}")
-        path.rename(sent)
-        spark.sparkContext.addFile(str(sent))
-        named.append(sent.name)
-    return named
+        unique = path.with_name(f"{path.parent.parent.name}-{path.parent.name}-{path.name}")
+        path.rename(unique)
+        spark.sparkContext.addFile(str(unique))
+        names.append(unique.name)
+    return names

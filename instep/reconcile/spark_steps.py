@@ -1,17 +1,19 @@
-"""What `instep reconcile` does inside Spark tasks: records and rows in, steps out; sorted steps in, findings out.
+"""What `instep reconcile` does inside Spark tasks.
 
-Rows of the table and events of the log go through one sort by document. Marks, as partitions below 0, come first: a
-document is recorded as written by the pipeline, was replayed, is parked, was deleted, stands in the table, has events that
-wait. Nothing here holds more than one stretch of records, or more than one document.
+Two kinds of tasks exist: one turns records and rows into steps, the other turns sorted steps into
+findings. Rows of the table and events of the log are sorted together by document. Marks use
+partition numbers below 0, so they come before the events of their document. They say that a
+document was written by the pipeline, was replayed, is parked, was deleted, is in the table, or has
+waiting events. A task never holds more than one chunk of records, or more than one document.
 """
 
 from __future__ import annotations
 
-import os
 from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,18 +28,17 @@ from instep.document.decoding import DeadLetter, Decoder, Event, Record
 from instep.document.folding import ABSENT, FoldedRun, FoldedState, FoldStep, Shape
 from instep.document.mapping import Mapping
 from instep.document.reasons import Refusal
-from instep.pipeline import arrow_records as arriving
+from instep.pipeline import arrow_records
 from instep.reconcile import coverage
 from instep.reconcile.coverage import Ranges
 
-STRETCH_RECORDS = 100_000
-STRETCH_BYTES = 32 * 1024 * 1024
+CHUNK_RECORDS_MAX = 100_000
+CHUNK_BYTES_MAX = 32 * 1024 * 1024
 BATCH_ROWS = 10_000
 
-RECORDED, REPLAYED, PARKED, FORGOTTEN, FOUND, WAITING = -6, -5, -4, -3, -2, -1
-NO_LOG = (
-    -1
-)  # the partition of a row that another source gave: it has no place in a log, and no headers
+# The kinds of marks, as numbers of partitions that no topic has. FOUND marks hold the table's row.
+RECORDED, REPLAYED, PARKED, DELETED, FOUND, WAITING = -6, -5, -4, -3, -2, -1
+NO_LOG = -1  # the partition of a row of another source, which has no offset and no headers
 UNREADABLE = 3  # the shape of a row of the source that cannot be decoded
 
 SCHEMA = pa.schema(
@@ -52,7 +53,10 @@ SCHEMA = pa.schema(
         ("line", pa.binary()),
     ]
 )
-SPARK_SCHEMA = "document string, partition int, offset long, timestamp_ms long, order_value long, floor long, shape byte, line binary"
+SPARK_SCHEMA = (
+    "document string, partition int, offset long, timestamp_ms long, order_value long, floor long,"
+    " shape byte, line binary"
+)
 FINDINGS = pa.schema(
     [
         ("kind", pa.string()),
@@ -70,8 +74,9 @@ FINDINGS = pa.schema(
     ]
 )
 FINDINGS_SPARK = (
-    "kind string, seems string, document string, partition int, offset long, order_value long, known boolean, split boolean,"
-    " recorded boolean, columns array<int>, expected binary, found binary"
+    "kind string, seems string, document string, partition int, offset long, order_value long,"
+    " known boolean, split boolean, recorded boolean, columns array<int>, expected binary,"
+    " found binary"
 )
 COUNTS, UNREADABLE_KIND = "counts", "unreadable"
 
@@ -80,60 +85,95 @@ Row = tuple[Any, ...]
 
 
 class ComparisonPlan(msgspec.Struct, frozen=True):
-    """Everything the tasks need besides their rows."""
+    """Everything that the tasks need besides their rows."""
 
     mapping: Mapping
     database: str
-    asked: Question
-    left_out: dict[int, Any]  # per partition a sorted array of offsets
+    question: Question
+    excluded: dict[int, Any]  # by partition, a sorted array of offsets
     from_source: bool = False
-    applied: dict[
-        int, Ranges
-    ] = {}  # per partition the offsets that the pipeline has applied; all, if it is not named
-    replayed: dict[
-        int, int
-    ] = {}  # per partition the last offset outside of those that `instep replay` has applied
+    # By partition, the offsets that the pipeline has applied; a missing partition means all.
+    applied: dict[int, Ranges] = {}
+    # By partition, the last offset outside these ranges that `instep replay` has applied.
+    replayed: dict[int, int] = {}
 
 
-def liner(mapping: Mapping, database: str) -> Callable[[Row], bytes]:
-    """The function from the mapped columns of a row, as a table gave them, to a packed line."""
+class Counts(msgspec.Struct):
+    """The numbers of compared documents, of documents by kind, and of differences by column."""
+
+    documents: int = 0
+    kinds: dict[str, int] = {}
+    columns: dict[str, int] = {}
+
+    def count(self, kind: str) -> None:
+        """Count one document of a kind."""
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+
+    def add(self, other: Counts) -> None:
+        """Add the counts of another task."""
+        self.documents += other.documents
+        for kind, count in other.kinds.items():
+            self.kinds[kind] = self.kinds.get(kind, 0) + count
+        for column, count in other.columns.items():
+            self.columns[column] = self.columns.get(column, 0) + count
+
+    def of(self, *kinds: str) -> int:
+        """Return the number of documents of these kinds."""
+        return sum(self.kinds.get(kind, 0) for kind in kinds)
+
+
+def row_packer(mapping: Mapping, database: str) -> Callable[[Row], bytes]:
+    """Return the function that packs the mapped columns of a table's row into one line."""
     forms = [canonical.former(column, database) for column in mapping.columns]
 
-    def line(row: Row) -> bytes:
+    def pack_row(row: Row) -> bytes:
         return folding.pack(
             [None if value is None else form(value) for form, value in zip(forms, row, strict=True)]
         )
 
-    return line
+    return pack_row
 
 
-def from_records(plan: ComparisonPlan, batches: Batches) -> Batches:
-    """Decode records and thin them, stretch by stretch."""
+def mark(
+    kind: int,
+    document: str | None,
+    *,
+    offset: int = 0,
+    order: int | None = None,
+    line: bytes | None = None,
+) -> Row:
+    """Return a mark as a row of `SCHEMA`."""
+    return (document, kind, offset, -1, order, None, None, line)
+
+
+def steps_of_records(plan: ComparisonPlan, batches: Batches) -> Batches:
+    """Decode records into steps, and drop the steps that cannot matter, chunk by chunk."""
     decoder = Decoder(plan.mapping)
     step_of = _stepper(plan)
-    for records in _stretches(batches, from_source=plan.from_source):
+    for chunk in _chunks(batches, from_source=plan.from_source):
         runs: dict[tuple[int, int, str], FoldedRun] = {}
         unreadable: list[Row] = []
-        for partition, some in records.items():
-            kept = _without(_within(some, plan, partition), plan.left_out.get(partition))
+        for partition, records in chunk.items():
+            kept = _without(_within(records, plan, partition), plan.excluded.get(partition))
             ranges = plan.applied.get(partition, [])
             events, dead = decoder.decode_all(kept)
             times = {record.offset: record.timestamp_ms for record in kept}
             for event in events:
                 name = str(event.document)
-                if event.refusal is not None:  # it parked its document, or was passed over since
+                if event.refusal is not None:  # it parks its document, or was skipped since
                     if plan.from_source:
                         unreadable.append(_unreadable(name, partition, event.offset, event.refusal))
                     continue
                 step = step_of(partition, event, times[event.offset])
                 if step is None:
                     continue
-                # events of different stretches are thinned apart, as not all of them may count
-                stretch = coverage.place(ranges, event.offset)
-                run = runs.get((partition, stretch, name))
+                # Events inside and outside the applied ranges must not thin each other out: of
+                # those outside, only the replayed ones count, which is known only after the sort.
+                segment = coverage.segment(ranges, event.offset)
+                run = runs.get((partition, segment, name))
                 if run is None:
-                    run = runs[partition, stretch, name] = FoldedRun()
-                run.add(step, plan.asked.rules)
+                    run = runs[partition, segment, name] = FoldedRun()
+                run.add(step, plan.question.rules)
             if plan.from_source:
                 for letter in dead:
                     name = (letter.record.key or b"").decode(errors="replace")
@@ -141,88 +181,87 @@ def from_records(plan: ComparisonPlan, batches: Batches) -> Batches:
         yield from _batches(SCHEMA, _step_rows(runs, unreadable))
 
 
-def waiting(plan: ComparisonPlan, batches: Batches) -> Batches:
-    """A mark for each document that records name, with how many; those that name none count under no document."""
+def waiting_marks(plan: ComparisonPlan, batches: Batches) -> Batches:
+    """Yield a mark for each document with events, its offset being the number of these events.
+
+    Dead letters are counted in a mark without a document.
+    """
     decoder = Decoder(plan.mapping)
-    for records in _stretches(batches):
+    for chunk in _chunks(batches):
         counts: Counter[str | None] = Counter()
-        for some in records.values():
-            events, dead = decoder.decode_all(some)
+        for records in chunk.values():
+            events, dead = decoder.decode_all(records)
             counts.update(str(event.document) for event in events)
             counts[None] += len(dead)
-        rows = (
-            (name, WAITING, count, -1, None, None, None, None)
-            for name, count in counts.items()
-            if count
-        )
+        rows = (mark(WAITING, name, offset=count) for name, count in counts.items() if count)
         yield from _batches(SCHEMA, rows)
 
 
-def from_files(paths: list[str], batches: Batches) -> Batches:
-    """The rows of files that the driver wrote; each task reads those whose numbers it is given."""
+def rows_of_files(names: list[str], batches: Batches) -> Batches:
+    """Yield the rows of files that the driver wrote. Each task gets the numbers of its files."""
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            path = paths[number] if os.path.isabs(paths[number]) else SparkFiles.get(paths[number])  # noqa: PTH117
+            path = Path(names[number])
+            if not path.is_absolute():
+                path = Path(SparkFiles.get(names[number]))
             yield from pq.ParquetFile(path).iter_batches(BATCH_ROWS)
 
 
-def judge(plan: ComparisonPlan, batches: Batches) -> Batches:
-    """Fold and compare, document by document; differences come out as they are found, counts at the end."""
-    judging = _Judging(plan)
+def compare_documents(plan: ComparisonPlan, batches: Batches) -> Batches:
+    """Fold and compare, document by document. Yield the differences, and the counts at the end."""
+    comparer = _DocumentComparer(plan)
     for batch in batches:
         findings = [
-            found
+            finding
             for row in zip(*(batch.column(name).to_pylist() for name in SCHEMA.names), strict=True)
-            if (found := judging.take(row)) is not None
+            if (finding := comparer.add(row)) is not None
         ]
         yield from _batches(FINDINGS, iter(findings))
-    last = judging.finish()
-    rows = [
-        *([last] if last else []),
-        (COUNTS, *[None] * 9, msgspec.json.encode(judging.counts), None),
-    ]
+    last = comparer.finish()
+    rows = [] if last is None else [last]
+    rows.append((COUNTS, *[None] * 9, msgspec.json.encode(comparer.counts), None))
     yield from _batches(FINDINGS, iter(rows))
 
 
-class _Judging:
-    """The one document that is being gathered, and the counts of those before it."""
+class _DocumentComparer:
+    """The document whose rows are being collected, and the counts of the documents before it."""
 
     def __init__(self, plan: ComparisonPlan) -> None:
-        self._asked, self._applied = plan.asked, plan.applied
+        self._question, self._applied = plan.question, plan.applied
         self._names = [column.name for column in plan.mapping.columns]
-        self.counts: dict[str, Any] = {"documents": 0, "columns": {}}
+        self.counts = Counts()
         self._document: str | None = None
         self._clear()
 
     def _clear(self) -> None:
         self._parked = self._waiting = self._recorded = False
         self._replayed: dict[int, int] = {}
-        self._forgotten: int | None = None
+        self._deleted_order: int | None = None
         self._found: bytes | None = None
-        self._why: bytes | None = None
+        self._unreadable: bytes | None = None
         self._states: list[FoldedState] = []
         self._partition = -1
 
-    def take(self, row: Row) -> Row | None:
-        """One more row; the finding on the document before it, when that ends here."""
+    def add(self, row: Row) -> Row | None:
+        """Add one row. If a new document begins, return the finding on the one before it."""
         document, partition, offset, timestamp_ms, order, floor, shape, line = row
-        done = None
+        finding = None
         if document != self._document:
-            done = self.finish()
+            finding = self.finish()
             self._document = document
         if partition >= 0:
             if shape == UNREADABLE:
-                self._why = line
-            elif self._counts(partition, offset):
+                self._unreadable = line
+            elif self._took_effect(partition, offset):
                 if partition != self._partition:
                     self._partition = partition
                     self._states.append(FoldedState())
                 step = FoldStep(partition, offset, timestamp_ms, order, SHAPES[shape], line, floor)
-                self._states[-1].apply(step, self._asked.rules)
+                self._states[-1].apply(step, self._question.rules)
         elif partition == FOUND:
             self._found = line
-        elif partition == FORGOTTEN:
-            self._forgotten, self._recorded = order, True
+        elif partition == DELETED:
+            self._deleted_order, self._recorded = order, True
         elif partition == PARKED:
             self._parked = True
         elif partition == RECORDED:
@@ -231,43 +270,48 @@ class _Judging:
             self._replayed[order] = max(offset, self._replayed.get(order, 0))
         else:
             self._waiting = True
-        return done
+        return finding
 
-    def _counts(self, partition: int, offset: int) -> bool:
-        """Whether an event took effect: it was applied in the flow, or lies before one of the document that was replayed."""
+    def _took_effect(self, partition: int, offset: int) -> bool:
+        """Return whether an event was applied by the pipeline or by a replay.
+
+        A replay applies a document's events up to the offset that its decision names.
+        """
         ranges = self._applied.get(partition)
         return (
             ranges is None
-            or coverage.holds(ranges, offset)
+            or coverage.contains(ranges, offset)
             or offset <= self._replayed.get(partition, -1)
         )
 
     def finish(self) -> Row | None:
-        """The finding on the document at hand, None when it is in step."""
+        """Return the finding on the current document, or None if it needs none."""
         if self._document is None:
             return None
-        if self._why is not None:
-            self._count(UNREADABLE_KIND)
-            done: Row | None = (
+        finding: Row | None
+        if self._unreadable is not None:
+            self.counts.count(UNREADABLE_KIND)
+            empty = [None] * 7
+            finding = (
                 UNREADABLE_KIND,
                 None,
                 self._document,
-                *[None] * 7,
-                self._why,
+                *empty,
+                self._unreadable,
                 self._found,
             )
         else:
-            done = self._judged(self._document)
+            finding = self._compare(self._document)
         self._clear()
-        return done
+        return finding
 
-    def _judged(self, document: str) -> Row | None:
-        state = folding.joined(self._states, self._asked.rules) if self._states else None
+    def _compare(self, document: str) -> Row | None:
+        state = folding.joined(self._states, self._question.rules) if self._states else None
         finding = comparison.compare(
-            self._asked,
+            self._question,
             state,
             self._found,
-            forgotten=self._forgotten,
+            forgotten=self._deleted_order,
             parked=self._parked,
             waiting=self._waiting,
             recorded=self._recorded,
@@ -275,19 +319,17 @@ class _Judging:
         if finding is None:
             return None
         if finding.kind is DocumentState.NOT_OURS:
-            self._count(finding.kind.value)
+            self.counts.count(finding.kind.value)
             return None
-        self.counts["documents"] += 1
-        self._count(finding.kind.value)
+        self.counts.documents += 1
+        self.counts.count(finding.kind.value)
         if finding.kind is DocumentState.DIFFERENT:
-            columns = self.counts["columns"]
+            columns = self.counts.columns
             for number in finding.columns:
                 columns[self._names[number]] = columns.get(self._names[number], 0) + 1
-        return (
-            None
-            if finding.kind in (DocumentState.IN_STEP, DocumentState.NOT_IN_LOG)
-            else self._row(document, finding, state)
-        )
+        if finding.kind in (DocumentState.IN_STEP, DocumentState.NOT_IN_LOG):
+            return None
+        return self._row(document, finding, state)
 
     def _row(self, document: str, finding: DocumentFinding, state: FoldedState | None) -> Row:
         last = state.last if state else None
@@ -306,76 +348,59 @@ class _Judging:
             self._found,
         )
 
-    def _count(self, kind: str) -> None:
-        self.counts[kind] = self.counts.get(kind, 0) + 1
-
 
 SHAPES = {shape.value: shape for shape in Shape}
 
 
 def _stepper(plan: ComparisonPlan) -> Callable[[int, Event, int], FoldStep | None]:
-    """The function from an event to its step; None for a delete that changes nothing."""
+    """Return the function that makes an event's step, or None for a delete that does nothing."""
     forms = [canonical.former(column, plan.database) for column in plan.mapping.columns]
-    rules = plan.asked.rules
+    rules = plan.question.rules
 
     def packed(values: guard.Values) -> bytes:
-        brought = zip(forms, values, strict=True)
-        return folding.pack(
-            [
-                ABSENT if value is UNSET else None if value is None else form(value)
-                for form, value in brought
-            ]
-        )
+        line: list[Any] = []
+        for form, value in zip(forms, values, strict=True):
+            if value is UNSET:
+                line.append(ABSENT)
+            else:
+                line.append(None if value is None else form(value))
+        return folding.pack(line)
 
     def step_of(partition: int, event: Event, timestamp_ms: int) -> FoldStep | None:
-        brought = event.values
-        if brought is not None:
-            shape = Shape.PARTIAL if UNSET in brought else Shape.FULL
-            return FoldStep(
-                partition, event.offset, timestamp_ms, event.order, shape, packed(brought)
-            )
-        if rules.deletes == "row":
-            return FoldStep(partition, event.offset, timestamp_ms, event.order, Shape.DELETE, None)
-        if rules.deletes == "clear":
-            return FoldStep(
-                partition,
-                event.offset,
-                timestamp_ms,
-                event.order,
-                Shape.CLEAR,
-                packed(rules.cleared),
-            )
-        return None
+        values = event.values
+        line: bytes | None
+        if values is not None:
+            shape = Shape.PARTIAL if UNSET in values else Shape.FULL
+            line = packed(values)
+        elif rules.deletes == "row":
+            shape, line = Shape.DELETE, None
+        elif rules.deletes == "clear":
+            shape, line = Shape.CLEAR, packed(rules.cleared)
+        else:
+            return None
+        return FoldStep(partition, event.offset, timestamp_ms, event.order, shape, line)
 
     return step_of
 
 
 def _unreadable(name: str, partition: int, offset: int, why: DeadLetter | Refusal) -> Row:
-    return (
-        name,
-        partition,
-        offset,
-        -1,
-        None,
-        None,
-        UNREADABLE,
-        f"{why.reason}: {why.detail}".encode(),
-    )
+    line = f"{why.reason}: {why.detail}".encode()
+    return (name, partition, offset, -1, None, None, UNREADABLE, line)
 
 
-def _stretches(batches: Batches, *, from_source: bool = False) -> Iterator[dict[int, list[Record]]]:
-    """Records by partition, in log order, in stretches that fit into memory."""
+def _chunks(batches: Batches, *, from_source: bool = False) -> Iterator[dict[int, list[Record]]]:
+    """Yield chunks of records that fit into memory, by partition and in log order."""
     records: dict[int, list[Record]] = {}
     count = size = 0
     for batch in batches:
-        for partition, offset, timestamp_ms, key, value, headers in arriving.rows(batch):
+        for partition, offset, timestamp_ms, key, value, headers in arrow_records.rows(batch):
             place = NO_LOG if from_source else partition
             records.setdefault(partition, []).append(
                 Record(offset, timestamp_ms, key, value, place, headers)
             )
             count += 1
             size += len(value) if value is not None else 0
-            if count >= STRETCH_RECORDS or size > STRETCH_BYTES:
+            if count >= CHUNK_RECORDS_MAX or size > CHUNK_BYTES_MAX:
                 yield records
                 records, count, size = {}, 0, 0
     if records:
@@ -383,7 +408,10 @@ def _stretches(batches: Batches, *, from_source: bool = False) -> Iterator[dict[
 
 
 def _within(records: list[Record], plan: ComparisonPlan, partition: int) -> list[Record]:
-    """The records that were applied, and those before one that was replayed: `_Judging` knows of which documents these count."""
+    """Return the records that were applied, and those before the last replayed one.
+
+    Which of the latter count is decided for each document in `_DocumentComparer`.
+    """
     ranges = plan.applied.get(partition)
     if ranges is None:
         return records
@@ -391,22 +419,22 @@ def _within(records: list[Record], plan: ComparisonPlan, partition: int) -> list
     return [
         record
         for record in records
-        if record.offset <= last or coverage.holds(ranges, record.offset)
+        if record.offset <= last or coverage.contains(ranges, record.offset)
     ]
 
 
-def _without(records: list[Record], left_out: array[int] | None) -> list[Record]:
-    if not left_out:
+def _without(records: list[Record], excluded: array[int] | None) -> list[Record]:
+    if not excluded:
         return records
-    return [record for record in records if not _holds(left_out, record.offset)]
+    return [record for record in records if not _contains(excluded, record.offset)]
 
 
-def _holds(ranked: array[int], offset: int) -> bool:
+def _contains(ranked: array[int], offset: int) -> bool:
     at = bisect_left(ranked, offset)
     return at < len(ranked) and ranked[at] == offset
 
 
-def _step_rows(runs: dict[tuple[int, int, str], FoldedRun], further: list[Row]) -> Iterator[Row]:
+def _step_rows(runs: dict[tuple[int, int, str], FoldedRun], unreadable: list[Row]) -> Iterator[Row]:
     for (partition, _, name), run in runs.items():
         for step in run.steps:
             yield (
@@ -419,22 +447,22 @@ def _step_rows(runs: dict[tuple[int, int, str], FoldedRun], further: list[Row]) 
                 int(step.shape),
                 step.values,
             )
-    yield from further
+    yield from unreadable
 
 
 def _batches(schema: pa.Schema, rows: Iterator[Row]) -> Batches:
-    some: list[Row] = []
+    batch: list[Row] = []
     for row in rows:
-        some.append(row)
-        if len(some) >= BATCH_ROWS:
-            yield batch_of(schema, some)
-            some = []
-    if some:
-        yield batch_of(schema, some)
+        batch.append(row)
+        if len(batch) >= BATCH_ROWS:
+            yield batch_of(schema, batch)
+            batch = []
+    if batch:
+        yield batch_of(schema, batch)
 
 
 def batch_of(schema: pa.Schema, rows: list[Row]) -> pa.RecordBatch:
-    """Rows as one Arrow batch."""
+    """Return rows as one Arrow batch."""
     columns = zip(*rows, strict=True)
     return pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)],

@@ -259,7 +259,7 @@ class Stage:
                 self.cluster, scenario.name, pipeline, place, partitions or []
             )
             try:
-                rewind.execute(scenario.name, pipeline, prepared, who="campaign", why="fault")
+                rewind.execute(scenario.name, pipeline, prepared, actor="campaign", reason="fault")
             except errors.SettingsError:
                 if attempt == REWIND_TRIES - 1:
                     raise

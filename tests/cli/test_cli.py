@@ -201,7 +201,7 @@ def test_status_starts_nothing(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert re.search(r"^contracts .* never run$", done.stdout, re.MULTILINE)
     assert (
-        "the local Kafka is not running, so the lag is not known\nstart it: instep up\n"
+        "the local Kafka is not running, so the lag is unknown\nstart it: instep up\n"
         in done.stderr
     )
     assert instep(tmp_path, "up", "status", **home).stderr == "no local server has been started\n"

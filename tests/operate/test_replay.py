@@ -86,7 +86,7 @@ def flow(cluster: Cluster, topic: str, sink: Sink) -> None:
 def mended(
     session: MaintenanceSession, cluster: Cluster, *, execute: bool = True, **which: Any
 ) -> list[Change]:
-    part = replay.stretch(session, cluster, **which)
+    part = replay.resolve_range(session, cluster, **which)
     return sorted(
         replay.replay(session, cluster, part, execute=execute), key=lambda line: line.document or ""
     )

@@ -54,8 +54,8 @@ def test_a_plan_and_its_execution(
     [move] = back.plan.moves
     assert (move.current, move.new, move.delta, move.again, move.passed_over) == (5, 2, -3, 3, None)
     assert any("up to 3 records will be applied again" in words for words in back.plan.words)
-    assert any("change nothing that is newer" in words for words in back.plan.words)
-    rewind.execute("contracts", pipeline, back, who="tester", why=None)
+    assert any("from overwriting newer values" in words for words in back.plan.words)
+    rewind.execute("contracts", pipeline, back, actor="tester", reason=None)
     stood = sink.ledger.positions()[0]
     found = offsets.first_records(cluster, topic, {0: 1})[0]
     assert found is not None
@@ -69,12 +69,12 @@ def test_a_plan_and_its_execution(
     assert (first.new, first.asked, first.passed_over) == (12, 99, (2, 11))
     assert (second.new, second.delta, third.current, third.new) == (0, 0, None, 0)
     assert any(
-        "partition 0: 2 to 11 will be passed over: up to 10 records lost" in words
+        "partition 0: 2 to 11 will be skipped: up to 10 records missing" in words
         for words in ahead.plan.words
     )
-    with pytest.raises(errors.SettingsError, match="passed over"):
-        rewind.execute("contracts", pipeline, ahead, who="tester", why=None)
-    rewind.execute("contracts", pipeline, ahead, who="tester", why="known to be void")
+    with pytest.raises(errors.SettingsError, match="skipped"):
+        rewind.execute("contracts", pipeline, ahead, actor="tester", reason=None)
+    rewind.execute("contracts", pipeline, ahead, actor="tester", reason="known to be void")
     assert {partition: row.next_offset for partition, row in sink.ledger.positions().items()} == {
         0: 12,
         1: 0,
@@ -104,10 +104,10 @@ def test_what_is_refused(
     with sink.transaction():
         sink.ledger.advance(before, msgspec.structs.replace(before, next_offset=6))
     with pytest.raises(errors.SettingsError, match="has moved since the plan"):
-        rewind.execute("contracts", pipeline, prepared, who="tester", why=None)
+        rewind.execute("contracts", pipeline, prepared, actor="tester", reason=None)
     assert sink.ledger.positions()[0].next_offset == 6
     stays = rewind.prepare(cluster, "contracts", pipeline, places.Offset(6), [0])
-    assert stays.plan.words == ["nothing moves: every partition stands there already"]
+    assert stays.plan.words == ["nothing moves: every partition is already there"]
     assert json.loads(msgspec.json.encode(stays.plan))["moves"][0]["delta"] == 0
 
 
@@ -186,7 +186,7 @@ def test_only_what_was_applied_counts_as_applied(
 
     def move(to: int) -> None:
         prepared = rewind.prepare(cluster, "contracts", pipeline, places.Offset(to), [0])
-        rewind.execute("contracts", pipeline, prepared, who="tester", why="by mistake")
+        rewind.execute("contracts", pipeline, prepared, actor="tester", reason="by mistake")
 
     def advance(to: int) -> None:
         before = sink.ledger.positions()[0]

@@ -18,7 +18,7 @@ from instep.pipeline import reporter, task
 from instep.pipeline.monitors import HELD_AFTER_S, HeldBack
 from instep.pipeline.progress import Batch, Progress
 from instep.pipeline.runner import RunnerState
-from instep.reconcile.comparison_job import ReconcileVerdict
+from instep.reconcile.report import ReconcileVerdict
 from instep.sinks import ledger_reader
 from instep.sinks.runs import Run
 from tests.support.databases import run_sql

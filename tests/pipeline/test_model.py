@@ -318,7 +318,11 @@ def test_the_whole_is_what_the_model_is(
     # whichever clock the runs had, nothing is amiss that a replay would have to write
     with MaintenanceSession("contracts", mended, "ann") as session:
         assert (
-            list(replay.replay(session, cluster, replay.stretch(session, cluster), execute=True))
+            list(
+                replay.replay(
+                    session, cluster, replay.resolve_range(session, cluster), execute=True
+                )
+            )
             == []
         )
     _compare(url, expected, road.composite)
@@ -340,7 +344,7 @@ def _rewind(
     partitions: Sequence[int] = (),
 ) -> None:
     prepared = rewind.prepare(cluster, "contracts", pipeline, place, partitions)
-    rewind.execute("contracts", pipeline, prepared, who="ann", why="by mistake")
+    rewind.execute("contracts", pipeline, prepared, actor="ann", reason="by mistake")
 
 
 def _decide(

@@ -14,7 +14,7 @@ def at(next_offset: int, since: int | None) -> dict[int, Position]:
 
 
 @pytest.mark.parametrize(
-    ("ledger", "before", "first", "applied", "passed_over"),
+    ("ledger", "before", "first", "applied", "skipped"),
     [
         (at(9, 0), [], 0, [(0, 9)], []),
         (at(9, 4), [], 0, [(4, 9)], [(0, 4)]),  # began later
@@ -26,20 +26,20 @@ def at(next_offset: int, since: int | None) -> dict[int, Position]:
     ],
 )
 def test_what_was_applied(
-    ledger: dict[int, Position], before: Ranges, first: int, applied: Ranges, passed_over: Ranges
+    ledger: dict[int, Position], before: Ranges, first: int, applied: Ranges, skipped: Ranges
 ) -> None:
     found = coverage.covered(ledger, {0: before}, {0: first}, {0: 2})
-    assert (found.applied, found.passed_over) == ({0: applied}, {0: passed_over})
-    assert found.offsets_passed_over == sum(end - start for start, end in passed_over)
-    held = {offset for offset in range(15) if coverage.holds(applied, offset)}
+    assert (found.applied, found.skipped) == ({0: applied}, {0: skipped})
+    assert found.offsets_skipped == sum(end - start for start, end in skipped)
+    held = {offset for offset in range(15) if coverage.contains(applied, offset)}
     assert held == {offset for start, end in applied for offset in range(start, end)}
 
 
 def test_offsets_of_one_stretch_share_a_number() -> None:
     ranges = [(2, 4), (6, 7)]
-    assert [coverage.place(ranges, offset) for offset in range(9)] == [0, 0, 1, 1, 2, 2, 3, 4, 4]
+    assert [coverage.segment(ranges, offset) for offset in range(9)] == [0, 0, 1, 1, 2, 2, 3, 4, 4]
 
 
 def test_a_place_that_was_named_overrules() -> None:
-    found = coverage.begun(at(9, 7), {0: 2})
-    assert (found.applied, found.passed_over) == ({0: [(2, 9)]}, {})
+    found = coverage.from_offsets(at(9, 7), {0: 2})
+    assert (found.applied, found.skipped) == ({0: [(2, 9)]}, {})

@@ -28,7 +28,7 @@ from instep.pipeline import session
 from instep.pipeline.apply import release
 from instep.pipeline.apply.maintenance import MaintenanceSession
 from instep.pipeline.runner import Runner
-from instep.reconcile import comparison_job, repair, spark_progress
+from instep.reconcile import job, repair, spark_progress
 from instep.sinks import preparation
 from instep.sinks.journal_entries import Selection
 from tests.support.databases import has_uuid_type, run_sql
@@ -42,7 +42,7 @@ from tests.support.waiting import wait_until
 
 Run = Callable[..., Runner]
 
-FIX = repair.RepairRequest(execute=True, who="tester")
+FIX = repair.RepairRequest(execute=True, actor="tester")
 
 
 # test_mending repairs tables of every database, and below every kind of column is compared on each
@@ -114,7 +114,7 @@ def test_damage_is_found_and_mended(
         "d04": "write",
         "d05": "write",
         "d19": "delete",
-        "unheard": "leave: nothing says that it was deleted: --delete-extra",
+        "unheard": "leave: the log does not say that it was deleted: use --delete-extra",
     }
 
     report, listed = prove(pipeline, fix=FIX)
@@ -751,7 +751,7 @@ def test_records_that_were_passed_over_are_not_expected(
         (b"kept", None),
     )
     prepared = rewind.prepare(cluster, "contracts", pipeline, places.FromEnd())
-    rewind.execute("contracts", pipeline, prepared, who="tester", why="known to be wrong")
+    rewind.execute("contracts", pipeline, prepared, actor="tester", reason="known to be wrong")
     send(cluster, topic, event("later", 3, "LATER"))
     drained(runner(pipeline, once=True))
     report, listed = prove(pipeline)
@@ -762,7 +762,7 @@ def test_records_that_were_passed_over_are_not_expected(
     report, listed = prove(pipeline)
     assert {row[:2] for row in found(listed)} == {("later", "different")}
     with MaintenanceSession("contracts", pipeline, "tester") as maintenance_session:
-        part = replay.stretch(maintenance_session, cluster, documents=["behind", "unheard"])
+        part = replay.resolve_range(maintenance_session, cluster, documents=["behind", "unheard"])
         assert {
             line.document
             for line in replay.replay(maintenance_session, cluster, part, execute=True)
@@ -798,7 +798,7 @@ def test_after_a_rewind_the_table_is_ahead(
     with MaintenanceSession("contracts", pipeline, "tester") as maintenance_session:
         dead_letters.drop(maintenance_session, Selection(reason="NOT_JSON"), "noise", execute=True)
     prepared = rewind.prepare(cluster, "contracts", pipeline, places.FromStart())
-    rewind.execute("contracts", pipeline, prepared, who="tester", why=None)
+    rewind.execute("contracts", pipeline, prepared, actor="tester", reason=None)
     report, listed = prove(pipeline)
     assert (report.in_step, counted(report), report.behind.documents) == (False, (0, 0, 0), 9)
     assert {row["kind"] for row in listed} == {"behind"}
@@ -821,7 +821,7 @@ def test_a_topic_that_was_made_again_is_proved_by_its_own_places(
     prepared = rewind.prepare(
         cluster, "contracts", pipeline, places.FromStart(), accept_new_topic=True
     )
-    rewind.execute("contracts", pipeline, prepared, who="tester", why=None)
+    rewind.execute("contracts", pipeline, prepared, actor="tester", reason=None)
     drained(runner(pipeline, once=True))
     report, listed = prove(pipeline)
     assert (report.in_step, listed, report.behind.documents) == (True, [], 0)
@@ -900,8 +900,8 @@ def test_a_pipeline_that_cannot_be_compared_does_not_hold_up_the_others(
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
     declared = settings.Settings(pipelines={"gone": gone, "good": good})
     said: list[str] = []
-    reports = comparison_job.run(
-        declared, ["gone", "good"], cluster, [], comparison_job.Request(wait_s=0), say=said.append
+    reports = job.run(
+        declared, ["gone", "good"], cluster, [], job.Request(wait_s=0), say=said.append
     )
     assert [(report.pipeline, report.in_step) for report in itertools.islice(reports, 1)] == [
         ("good", True)

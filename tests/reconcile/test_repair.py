@@ -22,7 +22,7 @@ from tests.support.runs import event, rows, send
 
 Run = Callable[..., Runner]
 
-FIX = repair.RepairRequest(execute=True, who="tester")
+FIX = repair.RepairRequest(execute=True, actor="tester")
 
 
 class Meddling(repair.Repairer):
@@ -30,9 +30,9 @@ class Meddling(repair.Repairer):
 
     action: Callable[[], Any]
 
-    def mend(self, *arguments: Any) -> repair.RepairResult:
+    def repair(self, *arguments: Any) -> repair.RepairResult:
         type(self).action()
-        return super().mend(*arguments)
+        return super().repair(*arguments)
 
 
 def test_what_changed_since_it_was_compared_is_left_alone(
@@ -69,16 +69,16 @@ def test_what_changed_since_it_was_compared_is_left_alone(
         with sink.transaction():
             sink.journal.add_parked(0, [(one, Record(0, 0, b"parked", b"{}"))], datetime.now(UTC))
 
-    monkeypatch.setattr(repair, "Fixer", Meddling)
+    monkeypatch.setattr(repair, "Repairer", Meddling)
     monkeypatch.setattr(Meddling, "action", staticmethod(meddle), raising=False)
     report, _ = prove(pipeline, fix=FIX)
     sink.close()
     assert report.repaired is not None
     left = dict(report.repaired.first_left_alone)
     assert {name: why.split(":")[0] for name, why in left.items()} == {
-        "by-event": "it has had events since it was compared",
-        "by-sql": "its row has changed since it was compared",
-        "gone": "it has had events since it was compared",
+        "by-event": "it has had events since the comparison",
+        "by-sql": "its row has changed since the comparison",
+        "gone": "it has had events since the comparison",
         "parked": "it is parked now",
     }
     assert rows(database_url) == [
@@ -128,7 +128,7 @@ def test_a_ledger_that_went_back_ends_the_mending(
     send(cluster, topic, event("a", 1))
     drained(runner(pipeline, once=True))
     run_sql(url, "DELETE FROM contract_document")
-    monkeypatch.setattr(repair, "Fixer", Meddling)
+    monkeypatch.setattr(repair, "Repairer", Meddling)
     back = staticmethod(lambda: run_sql(url, "UPDATE instep_ledger SET next_offset = 0"))
     monkeypatch.setattr(Meddling, "action", back, raising=False)
     with pytest.raises(errors.LedgerMoved, match="run it again"):

@@ -70,7 +70,7 @@ def test_a_file_of_the_source(
     assert "WRONG_TYPE: version" in listed[4]["expected"]
     assert listed[3]["place"] == {"row": 2}
     report, _ = prove(
-        pipeline, source=changed, fix=repair.RepairRequest(execute=True, who="tester")
+        pipeline, source=changed, fix=repair.RepairRequest(execute=True, actor="tester")
     )
     assert report.repaired is not None
     assert (report.repaired.deleted, report.repaired.left_alone) == (1, 1)
@@ -180,7 +180,7 @@ def test_a_composite_key_is_proved_and_repaired(
         "UPDATE contract_document SET print_status = 'LOST' WHERE no = 1",
         "DELETE FROM contract_document WHERE no = 2",
     )
-    report, listed = prove(pipeline, fix=repair.RepairRequest(execute=True, who="tester"))
+    report, listed = prove(pipeline, fix=repair.RepairRequest(execute=True, actor="tester"))
     assert found(listed) == [("t/1", "different", "print_status"), ("t/2", "missing", None)]
     assert report.repaired is not None
     assert report.repaired.left_alone == 0

@@ -16,8 +16,8 @@ from instep.kafka.connection import Cluster
 from instep.local import artifacts, broker
 from instep.pipeline import session
 from instep.pipeline.runner import Runner, RunnerState
-from instep.reconcile import comparison_job
-from instep.reconcile.comparison_job import ReconcileReport
+from instep.reconcile import job
+from instep.reconcile.report import ReconcileReport
 from instep.sinks import preparation
 from tests.support.databases import declare
 from tests.support.waiting import wait_until
@@ -82,10 +82,8 @@ def prove(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Prove:
     ) -> tuple[ReconcileReport, list[dict[str, Any]]]:
         folder = tmp_path / f"reconcile-{uuid.uuid4().hex[:8]}"
         out = folder.with_suffix(".jsonl")
-        request = comparison_job.Request(**{"wait_s": 0.0, "out": out, **asked})
-        report = comparison_job.reconcile(
-            spark, folder, cluster, name, pipeline, request, say=lambda _: None
-        )
+        request = job.Request(**{"wait_s": 0.0, "out": out, **asked})
+        report = job.reconcile(spark, folder, cluster, name, pipeline, request, say=lambda _: None)
         return report, [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
     return do

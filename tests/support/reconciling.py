@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from instep.reconcile.comparison_job import ReconcileReport
+from instep.reconcile.report import ReconcileReport
 
 
 def counted(report: ReconcileReport) -> tuple[int, int, int]:
