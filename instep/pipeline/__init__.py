@@ -1,1 +1,1 @@
-"""PROCESSED: the Spark jobs. The only place that knows pyspark."""
+"""Run pipelines: read the topic with Spark and write the target table exactly once."""

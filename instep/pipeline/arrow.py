@@ -1,7 +1,8 @@
 """`mapInArrow` without pandas.
 
-PySpark's own method asks for pandas, which it does not use, and which every Python worker would load: memory, start time
-and longer garbage collections. This is that method without the question; pyspark is pinned to the release it is taken for.
+PySpark's own method requires pandas without using it, and every Python worker would load it. That
+costs memory, start time and longer garbage collections. This is the same method without that
+requirement. It depends on PySpark's internals, so pyspark is pinned to one release.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Batches = Iterator[pa.RecordBatch]
 
 
 def map_batches(rows: DataFrame, function: Callable[[Batches], Batches], schema: str) -> DataFrame:
-    """Each partition's rows through a function from Arrow batches to Arrow batches."""
+    """Pass the rows of each partition through a function on Arrow batches."""
     mapped = UserDefinedFunction(
         function, schema, name="instep", evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF
     )

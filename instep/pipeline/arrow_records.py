@@ -1,4 +1,4 @@
-"""Records in Arrow batches, as Spark hands them to a task."""
+"""Records in Arrow batches, as Spark passes them to a task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from instep.document.plain import Headers
 
 COLUMNS = ("partition", "offset", "timestamp_ms", "key", "value")
-HEADERS = "headers"  # is there only where the mapping reads one
+HEADERS = "headers"  # present only if the mapping reads a header
 HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 HEADERS_SPARK = "array<struct<key string, value binary>>"
 
@@ -18,12 +18,12 @@ Row = tuple[int, int, int, bytes | None, bytes | None, Headers]
 
 
 def rows(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Partition, offset, timestamp, key, value and headers of each record."""
+    """Return partition, offset, timestamp, key, value and headers of each record."""
     columns: list[list[Any]] = [batch.column(name).to_pylist() for name in COLUMNS]
     headers: list[Headers] = [()] * batch.num_rows
     if HEADERS in batch.schema.names:
         headers = [
-            tuple((one["key"], one["value"]) for one in of_one or ())
-            for of_one in batch.column(HEADERS).to_pylist()
+            tuple((header["key"], header["value"]) for header in record_headers or ())
+            for record_headers in batch.column(HEADERS).to_pylist()
         ]
     return zip(*columns, headers, strict=True)

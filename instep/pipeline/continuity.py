@@ -1,7 +1,10 @@
-"""Whether the log is still the one that the ledger knows. What does not fit is a named stop, before anything more is applied.
+"""Check that the log is still the one in the ledger. If not, raise a named stop.
 
-Three things are compared: the ids of cluster and topic (a topic that was made again has another), the offsets (the log must
-hold what comes next), and the digest of the last applied record (a log that lost its newest records grows others).
+Three things are compared:
+
+- the ids of cluster and topic: a topic that was deleted and created again has another id;
+- the offsets: the log must hold what comes next;
+- the digest of the last applied record: a log that lost its newest records has others there.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from instep.pipeline.apply import transaction
 from instep.sinks.target import Position
 
 Ledger = Mapping[int, Position]
-SHOWN = "(shows what that means; --execute does it)"
+PLAN_FIRST = "(shows the plan; --execute applies it)"
 
 
 def describe(cluster: Cluster, pipeline: str, topic: str, ledger: Ledger) -> Topic:
-    """The topic; one that the ledger knows and the cluster does not is gone."""
+    """Return the topic. Raise TopicGone if the ledger knows it and the cluster does not."""
     try:
         return topics.describe(cluster, topic)
     except errors.TopicMissing as error:
@@ -32,24 +35,27 @@ def describe(cluster: Cluster, pipeline: str, topic: str, ledger: Ledger) -> Top
 
 
 def gone(pipeline: str, topic: str, partitions: Collection[int]) -> errors.TopicGone:
-    made = (
-        f"instep topics create {shlex.quote(topic)} --partitions {len(partitions) or 'N'} --execute"
-    )
+    """Return the error for a topic that was deleted."""
+    count = len(partitions) or "N"
+    create = f"instep topics create {shlex.quote(topic)} --partitions {count} --execute"
     return errors.TopicGone(
-        f"topic {topic!r} of pipeline {pipeline!r} is gone from the cluster, and the ledger knows it",
-        f"have it published again ({made}), then: {_accepting(pipeline)}",
+        f"topic {topic!r} of pipeline {pipeline!r} no longer exists in the cluster,"
+        " but the ledger has a position in it",
+        f"create it ({create}) and have the source publish to it, then: {_accept_new(pipeline)}",
     )
 
 
 def replaced(pipeline: str, topic: str) -> errors.TopicReplaced:
+    """Return the error for a topic with another id than the one in the ledger."""
     return errors.TopicReplaced(
-        f"topic {topic!r} of pipeline {pipeline!r} was deleted and made again, or this is another cluster",
-        f"check kafka.bootstrap; to follow the new topic: {_accepting(pipeline)}",
+        f"topic {topic!r} of pipeline {pipeline!r} was deleted and created again,"
+        " or this is another cluster",
+        f"check kafka.bootstrap; to follow the new topic: {_accept_new(pipeline)}",
     )
 
 
 def refuse_replaced(pipeline: str, topic: Topic, ledger: Ledger) -> None:
-    """The ledger's offsets mean nothing on another topic of the same name."""
+    """Raise if the topic is another one of the same name: the offsets mean nothing there."""
     if set(ledger) - set(topic.partitions) or any(
         is_other(topic, position) for position in ledger.values()
     ):
@@ -57,12 +63,12 @@ def refuse_replaced(pipeline: str, topic: Topic, ledger: Ledger) -> None:
 
 
 def is_other(topic: Topic, position: Position) -> bool:
-    """Whether a row of the ledger was written for another topic, or another cluster's."""
+    """Return whether a row of the ledger belongs to another topic or cluster."""
     return position.cluster_id != topic.cluster_id or position.topic_id != topic.id
 
 
 def refuse_expired(cluster: Cluster, pipeline: str, topic: Topic, ledger: Ledger) -> None:
-    """The log must still hold what comes next."""
+    """Raise if the log no longer holds what comes next."""
     first = offsets.earliest(cluster, topic.name, list(ledger))
     expired = {
         p: (ledger[p].next_offset, first[p] - 1)
@@ -74,58 +80,61 @@ def refuse_expired(cluster: Cluster, pipeline: str, topic: Topic, ledger: Ledger
             f"partition {partition}: {start} to {stop}"
             for partition, (start, stop) in expired.items()
         )
-        chosen = " ".join(f"--partition {partition}" for partition in expired)
+        options = " ".join(f"--partition {partition}" for partition in expired)
         raise errors.OffsetsExpired(
-            f"records of topic {topic.name!r} that pipeline {pipeline!r} has not applied are gone from the log ({ranges})",
-            f"to go on without them: instep rewind {shlex.quote(pipeline)} --to start {chosen} --why TEXT {SHOWN}",
+            f"records of topic {topic.name!r} that pipeline {pipeline!r} has not applied"
+            f" are no longer in the log ({ranges})",
+            "to continue without them:"
+            f" instep rewind {shlex.quote(pipeline)} --to start {options} --why TEXT {PLAN_FIRST}",
         )
 
 
 def refuse_diverged(cluster: Cluster, pipeline: str, topic: Topic, ledger: Ledger) -> None:
-    """The log must still be the one that was applied."""
-    found = diverged(cluster, topic, ledger)
-    if found:
+    """Raise if the log is not the one that was applied."""
+    partitions = diverged(cluster, topic, ledger)
+    if partitions:
         raise errors.LogDiverged(
-            f"topic {topic.name!r} no longer holds what pipeline {pipeline!r} has applied: {'; '.join(found.values())}",
-            "find out when the cluster lost records, then apply from before that:"
-            f" instep rewind {shlex.quote(pipeline)} --to @TIME (or --to start) {SHOWN}",
+            f"topic {topic.name!r} no longer holds what pipeline {pipeline!r} has applied:"
+            f" {'; '.join(partitions.values())}",
+            "find out when the cluster lost records, then apply again from before that time:"
+            f" instep rewind {shlex.quote(pipeline)} --to @TIME (or --to start) {PLAN_FIRST}",
         )
 
 
 def diverged(cluster: Cluster, topic: Topic, ledger: Ledger) -> dict[int, str]:
-    """The partitions whose log is not the one that was applied, and how that shows. A compacted-away record proves nothing."""
+    """Return the partitions whose log is not the one that was applied, with the evidence.
+
+    A record that compaction has removed proves nothing.
+    """
     first = offsets.earliest(cluster, topic.name, list(ledger))
     end = offsets.latest(cluster, topic.name, list(ledger), committed=False)
-    found = {
-        partition: f"partition {partition} ends at {end[partition]}, and {position.next_offset} is next"
-        for partition, position in ledger.items()
-        if position.next_offset > end[partition]
-    }
-    asked = {
-        p: row.next_offset - 1
-        for p, row in ledger.items()
-        if row.last_digest and first[p] < row.next_offset <= end[p]
-    }
-    for partition, record in digests(cluster, topic, asked).items():
-        if record is not None and record != ledger[partition].last_digest:
-            found[partition] = (
-                f"partition {partition} has another record at {asked[partition]} than the one applied last"
+    evidence: dict[int, str] = {}
+    last_applied: dict[int, int] = {}
+    for p, row in ledger.items():
+        if row.next_offset > end[p]:
+            evidence[p] = f"partition {p} ends at {end[p]}, but {row.next_offset} is next"
+        elif row.last_digest and first[p] < row.next_offset:
+            last_applied[p] = row.next_offset - 1
+    for p, digest in digests(cluster, topic, last_applied).items():
+        if digest is not None and digest != ledger[p].last_digest:
+            evidence[p] = (
+                f"partition {p} has another record at {last_applied[p]} than the one applied there"
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(evidence.items()))
 
 
 def digests(cluster: Cluster, topic: Topic, places: Mapping[int, int]) -> dict[int, str | None]:
-    """The digest of the record at exactly this offset of each partition, None where the log has none there."""
-    records = offsets.first_records(cluster, topic.name, places) if places else {}
-    return {
-        partition: transaction.digest(
-            Record(record.offset, record.timestamp_ms, record.key, record.value)
-        )
-        if record is not None and record.offset == places[partition]
-        else None
-        for partition, record in records.items()
-    }
+    """Return the digest of the record at exactly this offset of each partition, None if none is."""
+    if not places:
+        return {}
+    found: dict[int, str | None] = {}
+    for partition, record in offsets.first_records(cluster, topic.name, places).items():
+        found[partition] = None
+        if record is not None and record.offset == places[partition]:
+            at_place = Record(record.offset, record.timestamp_ms, record.key, record.value)
+            found[partition] = transaction.digest(at_place)
+    return found
 
 
-def _accepting(pipeline: str) -> str:
-    return f"instep rewind {shlex.quote(pipeline)} --to start --accept-new-topic {SHOWN}"
+def _accept_new(pipeline: str) -> str:
+    return f"instep rewind {shlex.quote(pipeline)} --to start --accept-new-topic {PLAN_FIRST}"

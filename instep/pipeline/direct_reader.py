@@ -1,7 +1,8 @@
-"""Records that Spark cannot read, applied without it.
+"""Apply records that Spark cannot read, without Spark.
 
-Spark counts a record's timestamp in microseconds, which end in the year 294,247; Kafka's milliseconds do not. One such record
-fails every batch that it is in. Its partition is therefore applied up to it here in the driver, by the same transaction.
+Spark stores a record's timestamp in microseconds, which end in the year 294,247. Kafka's
+milliseconds go further. One such record fails every batch that contains it. The driver therefore
+applies its partition up to this record itself, with the same transaction.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from instep.pipeline import task
 from instep.pipeline.apply.batch import BatchOutcome
 from instep.sinks.target import Position
 
-CALENDARS_MS = (
-    1_000 * 24 * 3600 * 1000
-)  # Spark shifts old times from one calendar to another, by less than this
-TIMESTAMP_MS_MAX = (2**63 - 1) // 1_000 - CALENDARS_MS
+# Spark converts old times between two calendars, which shifts them by less than this.
+CALENDAR_SHIFT_MS_MAX = 1_000 * 24 * 3600 * 1000
+TIMESTAMP_MS_MAX = (2**63 - 1) // 1_000 - CALENDAR_SHIFT_MS_MAX
 
 
 def apply(
     plan: task.TaskPlan, cluster: Cluster, ledger: Mapping[int, Position]
 ) -> Iterator[tuple[int, int, BatchOutcome]]:
-    """Apply each partition up to the last such record of its next batch: partition, next offset, outcome of each transaction."""
+    """Apply each partition up to the last unreadable record of its next batch.
+
+    Yield the partition, the next offset and the outcome of each transaction.
+    """
     for partition, position in ledger.items():
         end = _end(plan, cluster, position)
         records: list[Record] = []
@@ -38,11 +41,10 @@ def apply(
 
 
 def _end(plan: task.TaskPlan, cluster: Cluster, position: Position) -> int:
-    """The offset behind the last such record; the position itself where there is none."""
-    start, end = position.next_offset, position.next_offset
-    for record in _records(
-        plan, cluster, position.partition, start, start + plan.pipeline.batch_rows_max
-    ):
+    """Return the offset after the last unreadable record, or the position if there is none."""
+    start = end = position.next_offset
+    limit = start + plan.pipeline.batch_rows_max
+    for record in _records(plan, cluster, position.partition, start, limit):
         if abs(record.timestamp_ms) > TIMESTAMP_MS_MAX:
             end = record.offset + 1
     return end

@@ -1,7 +1,7 @@
-"""An error on its way from a task to the driver.
+"""Carry an error from a task to the driver.
 
-Between the two lies the JVM, which hands on text only. A task therefore raises its error as one line of our own making,
-and the driver makes the typed error from it again.
+Between the two is the JVM, which passes on text only. A task therefore raises its error as one line
+of JSON, from which the driver rebuilds the typed error.
 """
 
 from __future__ import annotations
@@ -16,22 +16,20 @@ _LINE = re.compile(re.escape(MARK) + r"(\{.*\})")
 
 
 class TaskFailed(Exception):
-    """What a task raises: one of our errors, written so that it survives the way through the JVM."""
+    """An error of instep, encoded so that it survives the way through the JVM."""
 
     def __init__(self, error: errors.InstepError) -> None:
-        super().__init__(
-            MARK
-            + json.dumps({"type": type(error).__name__, "what": error.what, "remedy": error.remedy})
-        )
+        facts = {"type": type(error).__name__, "what": error.what, "remedy": error.remedy}
+        super().__init__(MARK + json.dumps(facts))
 
 
 def read(text: str) -> errors.InstepError | None:
-    """The error that a task raised, found in what Spark says; None when there is none of ours in it."""
-    found = _LINE.search(text)
-    if found is None:
+    """Return the error that a task raised, from Spark's message; None if it contains none."""
+    line = _LINE.search(text)
+    if line is None:
         return None
     try:
-        facts = json.loads(found[1])
+        facts = json.loads(line[1])
     except json.JSONDecodeError:
         return None
     kind = getattr(errors, facts["type"], errors.InstepError)

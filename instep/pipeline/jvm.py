@@ -1,7 +1,7 @@
-"""Starting Spark's JVM with its settings in files that only this user can read.
+"""Start Spark's JVM with its settings in files that only this user can read.
 
-Every user of a machine sees the arguments of every process, for as long as it runs. PySpark would pass each setting as an
-argument, secrets among them.
+Every user of a machine can see the arguments of every process. PySpark would pass all settings,
+including secrets, as arguments.
 """
 
 from __future__ import annotations
@@ -20,25 +20,22 @@ ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 JVM_OPTIONS = ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions")
 OPTIONS_FILE = "java.options"
 FILES_WANTED = 4096
-FILES_LEAST = 512  # Spark's jars, the connections of a few pipelines, and the files of a batch
+FILES_MIN = 512  # Spark's jars, the connections of a few pipelines, and the files of a batch
 
 
 def launch(conf: Mapping[str, str], folder: Path) -> None:
-    """Start the JVM, unless this process has one; the settings do not stand in its arguments."""
+    """Start the JVM, unless this process has one. Its arguments do not contain the settings."""
     if SparkContext._gateway is not None:
         return
     raise_file_limit()
     file = folder / "spark.properties"
-    write_private(
-        file,
-        "".join(
-            f"{_escaped(name, is_name=True)}={_escaped(value)}\n" for name, value in conf.items()
-        ),
-    )
+    lines = [f"{_escaped(name, is_name=True)}={_escaped(value)}\n" for name, value in conf.items()]
+    write_private(file, "".join(lines))
     before = os.environ.get(ARGUMENTS)
-    # spark-defaults.conf holds as well, as it does without a file of one's own
+    # Without --load-spark-defaults, a properties file would disable spark-defaults.conf.
     os.environ[ARGUMENTS] = (
-        f"--load-spark-defaults --properties-file {shlex.quote(str(file))} {before or 'pyspark-shell'}"
+        f"--load-spark-defaults --properties-file {shlex.quote(str(file))}"
+        f" {before or 'pyspark-shell'}"
     )
     try:
         SparkContext._ensure_initialized()
@@ -52,7 +49,7 @@ def launch(conf: Mapping[str, str], folder: Path) -> None:
 
 
 def without_arguments(given: Mapping[str, str], folder: Path) -> tuple[dict[str, str], list[str]]:
-    """The settings that a user gave, without options for the JVM; and the option that lets the JVM read those from a file."""
+    """Return the settings without JVM options, and the option that reads these from a file."""
     options = [given[name] for name in JVM_OPTIONS if given.get(name)]
     rest = {name: value for name, value in given.items() if name not in JVM_OPTIONS}
     if not options:
@@ -63,39 +60,43 @@ def without_arguments(given: Mapping[str, str], folder: Path) -> tuple[dict[str,
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that nobody but its owner can read, at any time."""
+    """Write a file that only its owner can read, from the moment it exists."""
     file.unlink(missing_ok=True)
-    with os.fdopen(
-        os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-    ) as opened:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
         opened.write(text)
 
 
 def raise_file_limit() -> None:
-    """Let this process and the JVM open as many files as the machine allows them; refuse a limit that is too low."""
+    """Raise the limit of open files for this process and the JVM; refuse one that is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     wanted = FILES_WANTED if hard == unlimited else min(FILES_WANTED, hard)
     if soft != unlimited and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = wanted
-    if soft != unlimited and soft < FILES_LEAST:
+    if soft != unlimited and soft < FILES_MIN:
         raise errors.SettingsError(
-            f"this process may open only {soft} files (ulimit -n), and Spark needs {FILES_LEAST} at least",
-            f"raise the limit: ulimit -n {FILES_WANTED}; for a service of systemd: LimitNOFILE={FILES_WANTED}",
+            f"this process may open only {soft} files (ulimit -n);"
+            f" Spark needs at least {FILES_MIN}",
+            f"raise the limit: ulimit -n {FILES_WANTED};"
+            f" for a systemd service: LimitNOFILE={FILES_WANTED}",
         )
 
 
 def memory_limit() -> str | None:
-    """The remedy where a limit on the address space may keep a JVM from starting; None where there is no such limit."""
+    """Return the remedy if a limit on the address space may keep a JVM from starting, else None."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return None
-    return f"a JVM needs more than the {limit // 2**20} MB of address space that `ulimit -v` allows: ulimit -v unlimited"
+    return (
+        f"a JVM needs more than the {limit // 2**20} MB of address space that `ulimit -v` allows:"
+        " ulimit -v unlimited"
+    )
 
 
 def _escaped(text: str, *, is_name: bool = False) -> str:
-    """A name or a value as Java's properties files write it."""
+    """Escape a name or a value for a Java properties file."""
     escaped = (
         text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
     )

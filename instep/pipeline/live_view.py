@@ -1,6 +1,6 @@
 """The live view of `instep run`: one row per pipeline, redrawn in place.
 
-Rows are plain data and are rendered by pure functions. `View` is the only part that touches the terminal.
+Rows are plain data and are rendered by pure functions. Only `View` writes to the terminal.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-IN_STEP_RECORDS = (
-    1_000  # a lag of so few records, or of what is applied in two seconds, is no backlog
-)
+# A lag of so few records, or of what is applied in this time, is no backlog.
+IN_STEP_RECORDS = 1_000
 IN_STEP_S = 2.0
 BAR_MIN, BAR_MAX = 5, 30
 NAME_MIN, NAME_MAX = 8, 40
-BEHIND_BAR = len(" 42 % 1:23 left")  # kept free, so that the columns stay where they are
+BAR_TEXT_WIDTH = len(" 42 % 1:23 left")  # reserved, so that the columns do not move
 WIDE = 100
-LINES_BESIDE_ROWS = 4  # the head, the line below, and room for the lines above
+LINES_BESIDE_ROWS = 4  # the head, the last line, and some room for the lines above
 COLUMNS = ("PIPELINE", "STATE", "RATE/S", "LAG", "CAUGHT UP", "P50", "P99", "DEAD", "PARKED")
 NAME, BAR, P50 = (COLUMNS.index(head) for head in ("PIPELINE", "CAUGHT UP", "P50"))
 LEFT = frozenset({"PIPELINE", "STATE", "CAUGHT UP"})
 
 
 class ViewRow(msgspec.Struct, frozen=True):
-    """What one pipeline's row shows. `caught_up` is a share, and known only while a backlog is worked off."""
+    """The row of one pipeline. `caught_up` is a share, and None unless there is a backlog."""
 
     pipeline: str
     state: RunnerState
@@ -51,14 +50,14 @@ class ViewRow(msgspec.Struct, frozen=True):
 
 
 class CatchUp:
-    """Follows one pipeline's lag from its highest value back to nothing."""
+    """Follows the lag of one pipeline from its highest value back to none."""
 
     def __init__(self) -> None:
         self._peak = self._lag = 0
         self._eta = terminal.Eta()
 
     def add(self, now: float, lag: int | None, rate: float) -> None:
-        """Record the lag. A small one, as in a steady flow, ends the catch-up."""
+        """Record the lag. A small lag, as in a steady flow, ends the catch-up."""
         if lag is None:
             return
         self._lag = lag
@@ -70,27 +69,28 @@ class CatchUp:
             self._eta.add(now, lag)
 
     def share(self) -> float | None:
-        """Return how much of the backlog is applied; None when there is none."""
+        """Return which share of the backlog is applied; None if there is none."""
         return 1 - self._lag / self._peak if self._peak else None
 
     def eta_s(self, now: float) -> float | None:
+        """Return the remaining time; None if unknown or without a backlog."""
         return self._eta.seconds(now) if self._peak else None
 
 
 def row(runner: Runner, catch_up: CatchUp, now: float) -> ViewRow:
-    """Return what is known of a pipeline now."""
-    done = runner.progress
-    rate = done.rate()
-    catch_up.add(now, done.lag, rate)
+    """Return the current row of a pipeline."""
+    progress = runner.progress
+    rate = progress.rate()
+    catch_up.add(now, progress.lag, rate)
     return ViewRow(
         pipeline=runner.name,
         state=runner.state,
         rate=rate,
-        lag=done.lag,
-        fresh_p50_s=done.freshness_s(0.5),
-        fresh_p99_s=done.freshness_s(0.99),
-        dead=done.totals["dead"],
-        parked=done.totals["parked"],
+        lag=progress.lag,
+        fresh_p50_s=progress.freshness_s(0.5),
+        fresh_p99_s=progress.freshness_s(0.99),
+        dead=progress.totals["dead"],
+        parked=progress.totals["parked"],
         waiting_s=runner.waiting_s(),
         caught_up=catch_up.share(),
         eta_s=catch_up.eta_s(now),
@@ -98,7 +98,7 @@ def row(runner: Runner, catch_up: CatchUp, now: float) -> ViewRow:
 
 
 def render(rows: Sequence[ViewRow], width: int, height: int) -> RenderableType:
-    """Return the table. Where the terminal is too low, pipelines that need attention come first."""
+    """Return the table. If not all rows fit, pipelines that need attention come first."""
     from rich.console import Group
 
     room = max(1, height - LINES_BESIDE_ROWS)
@@ -108,21 +108,18 @@ def render(rows: Sequence[ViewRow], width: int, height: int) -> RenderableType:
 
 
 def _table(rows: Sequence[ViewRow], width: int) -> Table:
-    """Return the table in this width: the bar takes what the figures leave; a narrow terminal does without the P50."""
+    """Return the table. The bar takes the remaining width; a narrow table has no P50 column."""
     from rich.table import Table
 
-    cells = [_cells(one) for one in rows]
-    widths = [
-        max(len(head), *(len(line[number]) for line in cells))
-        for number, head in enumerate(COLUMNS)
-    ]
+    cells = [_cells(view_row) for view_row in rows]
+    widths = []
+    for number, head in enumerate(COLUMNS):
+        widths.append(max(len(head), *(len(line[number]) for line in cells)))
     widths[NAME] = min(widths[NAME], NAME_MAX)
-    widths[BAR] = max(BEHIND_BAR, *(len(line[BAR]) for line in cells))
+    widths[BAR] = max(BAR_TEXT_WIDTH, *(len(line[BAR]) for line in cells))
     wide = width >= WIDE
-    gap, columns = (
-        (2 if wide else 1),
-        [number for number in range(len(COLUMNS)) if wide or number != P50],
-    )
+    gap = 2 if wide else 1
+    columns = [number for number in range(len(COLUMNS)) if wide or number != P50]
     room = width - sum(widths[number] for number in columns) - gap * (len(columns) - 1)
     bar_width = min(BAR_MAX, max(BAR_MIN, room))
     widths[NAME] = max(NAME_MIN, widths[NAME] + min(0, room - bar_width))
@@ -135,57 +132,54 @@ def _table(rows: Sequence[ViewRow], width: int) -> Table:
             no_wrap=True,
             width=None if number == BAR else widths[number],
         )
-    for one, line in zip(rows, cells, strict=True):
-        line[BAR] = _bar(one, bar_width) + line[BAR]
+    for view_row, line in zip(rows, cells, strict=True):
+        line[BAR] = _bar(view_row, bar_width) + line[BAR]
         table.add_row(*(line[number] for number in columns))
     return table
 
 
-def _cells(one: ViewRow) -> list[Text]:
-    """Return the texts of a row; that of the bar's column is what stands behind the bar."""
+def _cells(view_row: ViewRow) -> list[Text]:
+    """Return the texts of a row; in the bar's column, the text after the bar."""
     return [
-        terminal.text(one.pipeline),
-        terminal.text(one.state.value, terminal.tone_of(one.state.value)),
-        terminal.text(f"{one.rate:,.0f}"),
+        terminal.text(view_row.pipeline),
+        terminal.text(view_row.state.value, terminal.tone_of(view_row.state.value)),
+        terminal.text(f"{view_row.rate:,.0f}"),
         terminal.text(
-            "?" if one.lag is None else f"{one.lag:,}",
-            Tone.WARNING if one.caught_up is not None else Tone.NONE,
+            "?" if view_row.lag is None else f"{view_row.lag:,}",
+            Tone.WARNING if view_row.caught_up is not None else Tone.NONE,
         ),
-        terminal.text(_behind_bar(one)),
-        terminal.text(seconds(one.fresh_p50_s)),
-        terminal.text(seconds(one.fresh_p99_s)),
-        terminal.text(f"{one.dead:,}", Tone.WARNING if one.dead else Tone.NONE),
-        terminal.text(f"{one.parked:,}", Tone.WARNING if one.parked else Tone.NONE),
+        terminal.text(_bar_text(view_row)),
+        terminal.text(seconds(view_row.fresh_p50_s)),
+        terminal.text(seconds(view_row.fresh_p99_s)),
+        terminal.text(f"{view_row.dead:,}", Tone.WARNING if view_row.dead else Tone.NONE),
+        terminal.text(f"{view_row.parked:,}", Tone.WARNING if view_row.parked else Tone.NONE),
     ]
 
 
-def _bar(one: ViewRow, width: int) -> Text:
-    if one.lag is None or one.state is RunnerState.WAITING:
+def _bar(view_row: ViewRow, width: int) -> Text:
+    if view_row.lag is None or view_row.state is RunnerState.WAITING:
         return terminal.text("")
-    caught_up = one.caught_up is None
-    return terminal.bar(
-        1.0 if one.caught_up is None else one.caught_up,
-        width,
-        Tone.GOOD if caught_up else Tone.WARNING,
-    )
+    if view_row.caught_up is None:
+        return terminal.bar(1.0, width, Tone.GOOD)
+    return terminal.bar(view_row.caught_up, width, Tone.WARNING)
 
 
-def _behind_bar(one: ViewRow) -> str:
-    """Return for how long the pipeline has been waiting, or how far a catch-up is and how long it still takes."""
-    if one.state is RunnerState.WAITING:
-        return f"for {terminal.duration(one.waiting_s)}"
-    if one.lag is None or one.caught_up is None:
+def _bar_text(view_row: ViewRow) -> str:
+    """Return how long the pipeline has been waiting, or the progress of a catch-up."""
+    if view_row.state is RunnerState.WAITING:
+        return f"for {terminal.duration(view_row.waiting_s)}"
+    if view_row.lag is None or view_row.caught_up is None:
         return ""
-    left = "" if one.eta_s is None else f" {terminal.duration(one.eta_s)} left"
-    return f" {min(99, int(one.caught_up * 100)):2} %{left}"  # 100 % is said only of what is done
+    left = "" if view_row.eta_s is None else f" {terminal.duration(view_row.eta_s)} left"
+    return f" {min(99, int(view_row.caught_up * 100)):2} %{left}"  # 100 % only when it is done
 
 
-def _urgency(one: ViewRow) -> tuple[bool, int]:
-    return one.state is RunnerState.RUNNING, -(one.lag or 0)
+def _urgency(view_row: ViewRow) -> tuple[bool, int]:
+    return view_row.state is RunnerState.RUNNING, -(view_row.lag or 0)
 
 
 def seconds(value: float | None) -> str:
-    """Return a bound of the freshness, as short as a column is."""
+    """Format a bound of the freshness, short enough for its column."""
     if value is None:
         return "-"
     if value == float("inf"):
@@ -194,17 +188,18 @@ def seconds(value: float | None) -> str:
 
 
 class View:
-    """The rows at the bottom of a terminal, with lines printed above them. Nothing is drawn before the first rows."""
+    """The rows at the bottom of a terminal, with lines printed above them."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = terminal.console(stream)
         self._live: Live | None = None
 
     def draw(self, rows: Sequence[ViewRow]) -> None:
+        """Draw the rows, or redraw them in place."""
         from rich.live import Live
 
         if self._live is None:
-            # drawn only when told to: no thread writes to the terminal behind the reporter's back
+            # No refresh thread: only the reporter's own thread may write to the terminal.
             self._live = Live(
                 console=self._console,
                 auto_refresh=False,

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the pipelines at work, served on this machine only."""
+"""Prometheus metrics of the running pipelines, served on this machine only."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ HOST = "127.0.0.1"
 
 
 class Pipelines(Collector):
-    """Reads the runners when asked; keeps nothing itself."""
+    """Collects the metrics from the runners; keeps nothing itself."""
 
     def __init__(self, runners: Sequence[Runner]) -> None:
         self._runners = runners
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
         label = ["pipeline"]
         yield self._counter(
             "instep_applied",
@@ -35,11 +36,11 @@ class Pipelines(Collector):
             lambda runner: runner.progress.totals["applied"],
         )
         events = CounterMetricFamily(
-            "instep_events", "Events by what became of them.", labels=["pipeline", "verdict"]
+            "instep_events", "Events by verdict.", labels=["pipeline", "verdict"]
         )
         freshness = HistogramMetricFamily(
             "instep_freshness_seconds",
-            "From an event happening to its commit in the target.",
+            "Time from an event's own time to its commit in the target.",
             labels=label,
         )
         lag = GaugeMetricFamily(
@@ -49,7 +50,7 @@ class Pipelines(Collector):
         )
         held = GaugeMetricFamily(
             "instep_held_back_records",
-            "Of the lag: offsets that wait behind an open Kafka transaction.",
+            "The part of the lag that waits behind an open Kafka transaction.",
             labels=label,
         )
         up = GaugeMetricFamily(
@@ -71,16 +72,16 @@ class Pipelines(Collector):
         yield from (events, freshness, lag, held, up)
         yield self._counter(
             "instep_records",
-            "Records taken from the log.",
+            "Records read from the log.",
             lambda runner: runner.progress.totals["records"],
         )
         yield self._counter(
             "instep_dead_letters",
-            "Records set aside as dead letters.",
+            "Records that became dead letters.",
             lambda runner: runner.progress.totals["dead"],
         )
         yield self._counter(
-            "instep_restarts", "Times the query was started again.", lambda runner: runner.restarts
+            "instep_restarts", "Restarts of the query.", lambda runner: runner.restarts
         )
 
     def _counter(self, name: str, text: str, value: Callable[[Runner], int]) -> CounterMetricFamily:
@@ -91,7 +92,7 @@ class Pipelines(Collector):
 
 
 class MetricsServer:
-    """The page that Prometheus asks for. Port 0 takes a free one."""
+    """The HTTP server that Prometheus scrapes. Port 0 takes a free one."""
 
     def __init__(self, port: int, runners: Sequence[Runner]) -> None:
         registry = CollectorRegistry()
@@ -108,6 +109,7 @@ class MetricsServer:
         self.address = f"http://{HOST}:{self._server.server_port}/metrics"
 
     def close(self) -> None:
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

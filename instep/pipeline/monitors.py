@@ -1,6 +1,7 @@
-"""Threads beside a runner: one measures the lag to the end of the log, one keeps the run's heartbeat in the target database.
+"""Threads beside a runner: one measures the lag, one writes the run's heartbeat.
 
-Neither touches the data or the query. What goes wrong here is tried again at the next interval, and ends nothing.
+Neither touches the data or the query. After an error they try again at the next interval; an error
+here never ends a pipeline.
 """
 
 from __future__ import annotations
@@ -18,27 +19,33 @@ from instep.pipeline.progress import Progress
 from instep.sinks import runs, target
 from instep.sinks.runs import Heartbeat, RunReport
 
-LOOK_INTERVAL_S = 1.0
-CHANGE_INTERVAL_S = 0.1
+MEASURE_INTERVAL_S = 1.0
+STATE_INTERVAL_S = 0.1
 HELD_AFTER_S = 3.0  # ordinary transactions are shorter
-NAME_INTERVAL_S = 30.0  # who holds the log back is asked with a client of its own
+NAME_INTERVAL_S = 30.0  # naming the transactions needs a client of its own
 END_PATIENCE_S = 5.0
 STARTING = "starting"
 
 
 class HeldBack:
-    """Tells a transaction that holds the log back from the many that are open for a moment. Pure: the caller has the clock."""
+    """Recognises transactions that hold the log back, as opposed to those open for a moment.
+
+    It is pure: the caller provides the time.
+    """
 
     def __init__(self) -> None:
-        self._stuck: dict[
-            int, tuple[int, float]
-        ] = {}  # committed end, and since when it stands there
+        # By partition, the committed end and since when it has not moved.
+        self._stuck: dict[int, tuple[int, float]] = {}
 
     def see(
-        self, spans: Mapping[int, Span], stands: Mapping[int, int], now: float
+        self, spans: Mapping[int, Span], positions: Mapping[int, int], now: float
     ) -> dict[int, int]:
-        """Partitions whose committed end has stood still below the end for a while, and the offsets that wait there."""
-        held = {}
+        """Return the partitions that are held back, with the number of offsets that wait.
+
+        A partition is held back if its committed end has not moved for a while and is below the
+        end of the log.
+        """
+        held_back = {}
         for partition, span in spans.items():
             if span.committed_end >= span.end:
                 self._stuck.pop(partition, None)
@@ -48,12 +55,13 @@ class HeldBack:
                 since = now
             self._stuck[partition] = (span.committed_end, since)
             if now - since >= HELD_AFTER_S:
-                held[partition] = span.end - max(span.committed_end, stands.get(partition, 0))
-        return held
+                reached = max(span.committed_end, positions.get(partition, 0))
+                held_back[partition] = span.end - reached
+        return held_back
 
 
 class LagWatch:
-    """Keeps `progress.lag` and what is held back up to date, also while the query has nothing to do."""
+    """Keeps lag and held-back offsets up to date, also while the query is idle."""
 
     def __init__(
         self,
@@ -61,51 +69,54 @@ class LagWatch:
         cluster: Cluster,
         topic: str,
         progress: Progress,
-        wanted: Callable[[], bool],
+        is_enabled: Callable[[], bool],
     ) -> None:
-        """`wanted` says whether the log is worth asking now: a broker that is being waited for is not."""
+        """Create the thread. It skips a measurement while `is_enabled` returns False."""
         self._thread = threading.Thread(target=self._run, name=f"{name} lag", daemon=True)
-        self._cluster, self._topic, self._progress, self._wanted = cluster, topic, progress, wanted
+        self._cluster, self._topic, self._progress = cluster, topic, progress
+        self._is_enabled = is_enabled
         self.partitions: tuple[int, ...] = ()  # set when the query starts
-        self._held = HeldBack()
+        self._held_back = HeldBack()
         self._named_at = -NAME_INTERVAL_S
-        self._over = threading.Event()
+        self._ended = threading.Event()
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._over.wait(LOOK_INTERVAL_S):
-            if self.partitions and self._wanted():
+        while not self._ended.wait(MEASURE_INTERVAL_S):
+            if self.partitions and self._is_enabled():
                 with contextlib.suppress(errors.InstepError):
-                    self._look()
+                    self._measure()
 
     def end(self) -> None:
-        self._over.set()
+        """End the thread after its current measurement."""
+        self._ended.set()
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         spots = [(self._topic, partition) for partition in self.partitions]
         spans = {spot[1]: span for spot, span in offsets.spans(self._cluster, spots).items()}
         if len(spans) < len(spots):
-            return  # a partition without a leader: its end is not known
+            return  # a partition without a leader: its end is unknown
         progress = self._progress
         progress.see_ends({partition: span.end for partition, span in spans.items()})
-        held = self._held.see(spans, progress.positions, time.monotonic())
-        if held:
-            self._name(held)
+        held_back = self._held_back.see(spans, progress.positions, time.monotonic())
+        if held_back:
+            self._name_transactions(held_back)
         else:
             progress.held_by, self._named_at = [], -NAME_INTERVAL_S
-        progress.held_back = sum(held.values())
+        progress.held_back = sum(held_back.values())
 
-    def _name(self, held: Mapping[int, int]) -> None:
+    def _name_transactions(self, held_back: Mapping[int, int]) -> None:
         if time.monotonic() - self._named_at >= NAME_INTERVAL_S:
-            found = backlog.open_transactions(self._cluster, self._topic, held)
+            transactions = backlog.open_transactions(self._cluster, self._topic, held_back)
             self._named_at = time.monotonic()
-            self._progress.held_by = backlog.explained(held, found)
+            self._progress.held_by = backlog.explained(held_back, transactions)
 
 
 class HeartbeatWatch:
-    """Reports the run's state to the target database: at every change, and every few seconds."""
+    """Writes the run's state to the target database, at every change and every few seconds."""
 
     def __init__(
         self,
@@ -113,45 +124,44 @@ class HeartbeatWatch:
         pipeline: settings.Pipeline,
         state: Callable[[], tuple[int, str, str | None, str | None]],
     ) -> None:
-        """`state` gives the epoch, the state, the code of an error and a detail."""
+        """Create the thread. `state` returns epoch, state, error code and detail."""
         self._thread = threading.Thread(target=self._run, name=f"{name} heartbeat", daemon=True)
         self._pipeline, self._target, self._state = name, pipeline.target, state
-        self._over = threading.Event()
+        self._ended = threading.Event()
         self._started = self._changed_at = time.monotonic()
         self._last: tuple[int, str, str | None, str | None] | None = None
         self._due = 0.0
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def _run(self) -> None:
         heartbeat = Heartbeat(self._pipeline, target.database_url(self._target))
-        over = False
-        while not over:
-            over = self._over.wait(CHANGE_INTERVAL_S)
-            self._look(heartbeat)
+        ended = False
+        while not ended:
+            ended = self._ended.wait(STATE_INTERVAL_S)
+            self._beat(heartbeat)
         heartbeat.close()
 
     def end(self) -> None:
-        """Write the last state; a database that does not answer is not waited for."""
-        self._over.set()
+        """Write the last state. Do not wait long for a database that does not answer."""
+        self._ended.set()
         self._thread.join(END_PATIENCE_S)
 
-    def _look(self, heartbeat: Heartbeat) -> None:
+    def _beat(self, heartbeat: Heartbeat) -> None:
         now, state = time.monotonic(), self._state()
         if state[1] == STARTING:
-            return  # it has not fenced anybody yet, and may be setting the database up
+            return  # it has no epoch yet, and may be creating instep's tables
         if state != self._last:
             if self._last is None or state[1] != self._last[1]:
                 self._changed_at = now
             self._last, self._due = state, now
         if now >= self._due:
             self._due = now + runs.INTERVAL_S
-            epoch, word, code, detail = state
+            epoch, name, code, detail = state
             report = RunReport(
-                epoch, word, now - self._started, now - self._changed_at, code, detail
+                epoch, name, now - self._started, now - self._changed_at, code, detail
             )
-            with contextlib.suppress(
-                Exception
-            ):  # a heartbeat is a courtesy: the ledger has the truth
+            with contextlib.suppress(Exception):  # a lost heartbeat does no harm
                 heartbeat.beat(report)

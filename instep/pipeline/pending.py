@@ -1,4 +1,4 @@
-"""What waits for a pipeline, from its ledger and the log alone: no Spark is needed to know it."""
+"""What waits for a pipeline, according to its ledger and the log. Spark is not needed."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from instep.sinks.target import Position
 def begins(
     cluster: Cluster, topic: Topic, pipeline: settings.Pipeline, known: Mapping[int, Position]
 ) -> dict[int, int]:
-    """Where partitions begin that the ledger lacks: a new pipeline's by `start`, a new partition at its first record."""
-    fresh = [partition for partition in topic.partitions if partition not in known]
-    if not fresh:
+    """Return where partitions begin that the ledger lacks.
+
+    A new pipeline begins at its `start`, a new partition of a known topic at its first record.
+    """
+    new = [partition for partition in topic.partitions if partition not in known]
+    if not new:
         return {}
-    moment = settings.start_time(pipeline.start)
+    start_time = settings.start_time(pipeline.start)
     if known or pipeline.start == "earliest":
-        return offsets.earliest(cluster, topic.name, fresh)
-    if moment is None:
-        return offsets.latest(cluster, topic.name, fresh)
-    return offsets.at_time(cluster, topic.name, fresh, moment)
+        return offsets.earliest(cluster, topic.name, new)
+    if start_time is None:
+        return offsets.latest(cluster, topic.name, new)
+    return offsets.at_time(cluster, topic.name, new, start_time)
 
 
 def ahead(cluster: Cluster, name: str, pipeline: settings.Pipeline) -> dict[int, PartitionBacklog]:
-    """What a run of this pipeline would find in each partition."""
+    """Return what a run of this pipeline would find in each partition."""
     topic = topics.describe(cluster, pipeline.topic)
-    known = {
-        partition: at
-        for partition, at in ledger_reader.ledger(name, pipeline).items()
-        if partition in topic.partitions
-    }
-    positions = {partition: at.next_offset for partition, at in known.items()}
+    ledger = ledger_reader.ledger(name, pipeline)
+    known = {p: position for p, position in ledger.items() if p in topic.partitions}
+    positions = {p: position.next_offset for p, position in known.items()}
     return backlog.read(cluster, topic.name, positions | begins(cluster, topic, pipeline, known))

@@ -1,4 +1,4 @@
-"""What a pipeline has done so far, from the counts that its query reports and the ledger sums up; and what still waits."""
+"""The progress of a pipeline: counts from the query's reports and the ledger, and the lag."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from instep.pipeline import query, task
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One micro-batch that was committed, in all partitions."""
+    """One committed micro-batch, over all partitions."""
 
     counts: dict[str, int]
     positions: dict[int, int]
-    ends: dict[int, int]  # of what is committed in the log, as far as the query knows
+    ends: dict[int, int]  # the committed ends of the log, as far as the query knows
 
 
 def read(text: str, topic: str) -> Batch:
-    """A batch from Spark's progress report."""
+    """Read a batch from Spark's progress report."""
     report: dict[str, Any] = json.loads(text)
     source = report["sources"][0]
     ends = _offsets(source["endOffset"], topic)
@@ -32,16 +32,15 @@ def read(text: str, topic: str) -> Batch:
     return Batch(counts, ends, latest)
 
 
-def _offsets(found: Any, topic: str) -> dict[int, int]:
-    if isinstance(found, str):
-        found = json.loads(found)
-    return {
-        int(partition): offset for partition, offset in ((found or {}).get(topic) or {}).items()
-    }
+def _offsets(reported: Any, topic: str) -> dict[int, int]:
+    if isinstance(reported, str):
+        reported = json.loads(reported)
+    by_partition = (reported or {}).get(topic) or {}
+    return {int(partition): offset for partition, offset in by_partition.items()}
 
 
 class Progress:
-    """Sums over a run, and a window of the last seconds for rates and freshness."""
+    """The totals of a run, and a window of the last seconds for rates and freshness."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, window_s: float = 10.0) -> None:
         self._now = now
@@ -50,39 +49,34 @@ class Progress:
         self._started = now()
         self.totals = dict.fromkeys(task.SCHEMA.names, 0)
         self.positions: dict[int, int] = {}
-        self.lag: int | None = None  # to the end of the log; None: not known yet
-        self.held_back = 0  # of the lag: offsets behind an open transaction
-        self.held_by: list[
-            str
-        ] = []  # a sentence for each partition that an open transaction holds back
-        self._begun: dict[
-            int, int
-        ] = {}  # where partitions stood before the first report of the query
+        self.lag: int | None = None  # to the end of the log; None: unknown
+        self.held_back = 0  # the part of the lag that is behind an open transaction
+        self.held_by: list[str] = []  # for each partition that is held back, a sentence
+        self._begun: dict[int, int] = {}  # the positions before the query's first report
         self._ends: dict[int, int] = {}
 
     def begin(self, positions: Mapping[int, int], ends: Mapping[int, int]) -> None:
-        """Take the positions of the ledger and the ends of the log, so that the lag is known before the query reports."""
+        """Take the ledger's positions and the log's ends, to know the lag from the start."""
         self._begun = dict(positions)
         self.see_ends(ends)
 
     def see_ends(self, ends: Mapping[int, int]) -> None:
-        """Take the ends of the log, open transactions included."""
+        """Take the ends of the log, including records behind open transactions."""
         self._ends = dict(ends)
         self._measure()
 
     def _measure(self) -> None:
-        stands = {**self._begun, **self.positions}
-        self.lag = sum(
-            max(0, end - stands.get(partition, 0)) for partition, end in self._ends.items()
-        )
+        positions = self._begun | self.positions
+        self.lag = sum(max(0, end - positions.get(p, 0)) for p, end in self._ends.items())
 
     def settle(self, totals: Mapping[str, int]) -> None:
-        """Take the sums that the ledger has: a query that failed does not report what its last tasks committed."""
+        """Take the ledger's totals: a query that failed does not report its last commits."""
         for name, count in totals.items():
             if name in self.totals:
                 self.totals[name] = max(self.totals[name], count)
 
     def add(self, batch: Batch) -> None:
+        """Add a batch that the query reported."""
         for name, count in batch.counts.items():
             self.totals[name] += count
         self._window.append((self._now(), batch.counts))
@@ -94,13 +88,13 @@ class Progress:
         self._measure()
 
     def rate(self) -> float:
-        """Events applied a second, over the window."""
+        """Return the events applied per second, over the window."""
         self._trim()
         seconds = min(self._window_s, max(self._now() - self._started, 1.0))
         return sum(counts["applied"] for _, counts in self._window) / seconds
 
     def freshness_s(self, share: float) -> float | None:
-        """The freshness that this share of the window's events kept to: an upper bound; None when there were none."""
+        """Return an upper bound of this quantile of the window's freshness; None without events."""
         self._trim()
         buckets = [sum(counts[name] for _, counts in self._window) for name in task.BUCKETS]
         return quantile(buckets, share)
@@ -111,7 +105,7 @@ class Progress:
 
 
 def quantile(buckets: list[int], share: float) -> float | None:
-    """The bound of the bucket in which this share of the values is reached; infinite in the last."""
+    """Return the upper bound of the bucket in which the quantile lies; infinite for the last."""
     wanted = sum(buckets) * share
     if not wanted:
         return None

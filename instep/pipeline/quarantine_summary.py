@@ -1,4 +1,4 @@
-"""What a run set aside: a warning at its end when that is most of what came."""
+"""The warning at the end of a run that put most of its events into quarantine."""
 
 from __future__ import annotations
 
@@ -9,38 +9,41 @@ from instep.document.showing import counted
 from instep.pipeline.runner import Runner
 from instep.sinks import ledger_reader
 
-MOST = 0.5
+WARNING_SHARE = 0.5
 
 
 def count(runner: Runner) -> int:
-    """Events of this run that became dead letters or were parked."""
+    """Return the number of events of this run that became dead letters or were parked."""
     totals = runner.progress.totals
     return totals["dead"] + totals["parked"]
 
 
 def warning(runner: Runner) -> str | None:
-    """A line for the end of a run that set most of its events aside: how many, why, and how to look at them."""
+    """Return the warning: how many, why, and the commands that list them; None if there are few."""
     totals = runner.progress.totals
-    aside = count(runner)
-    if not aside or aside <= totals["records"] * MOST:
+    quarantined = count(runner)
+    if not quarantined or quarantined <= totals["records"] * WARNING_SHARE:
         return None
     name = shlex.quote(runner.name)
-    looks = [f"instep dead list {name}"] * bool(totals["dead"]) + [
-        f"instep parked list {name}"
-    ] * bool(totals["parked"])
+    commands = []
+    if totals["dead"]:
+        commands.append(f"instep dead list {name}")
+    if totals["parked"]:
+        commands.append(f"instep parked list {name}")
     return (
-        f"WARNING: {runner.name}: {aside:,} of {counted(totals['records'], 'record')} were set aside"
-        f" ({counted(totals['dead'], 'dead letter')}, {totals['parked']:,} parked){_main_reason(runner)};"
-        f" look: {'; '.join(looks)}"
+        f"WARNING: {runner.name}: {quarantined:,} of {counted(totals['records'], 'record')} went to"
+        f" quarantine ({counted(totals['dead'], 'dead letter')}, {totals['parked']:,} parked)"
+        f"{_main_reason(runner)}; list them: {'; '.join(commands)}"
     )
 
 
 def _main_reason(runner: Runner) -> str:
     try:
-        found = ledger_reader.reasons(runner.name, runner.pipeline, runner.started_at)
-    except errors.InstepError:  # the warning itself is worth more than its reason
+        reasons = ledger_reader.reasons(runner.name, runner.pipeline, runner.started_at)
+    except errors.InstepError:  # warn without the reason
         return ""
-    if not found:
+    if not reasons:
         return ""
-    reason, many = next(iter(found.items()))
-    return f", {'all' if len(found) == 1 else f'{many:,} of them'} for {reason}"
+    reason, events = next(iter(reasons.items()))
+    share = "all" if len(reasons) == 1 else f"{events:,} of them"
+    return f", {share} for {reason}"

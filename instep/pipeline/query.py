@@ -1,4 +1,4 @@
-"""The Spark query of one pipeline: a topic in, a task per partition or per core, counts out."""
+"""The Spark query of one pipeline: read a topic, run a task per partition, return counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody uses
 from pyspark.sql.streaming.query import StreamingQuery
 
 from instep.pipeline import arrow, arrow_records, task
@@ -28,7 +28,10 @@ def start(
     checkpoint: Path,
     once: bool,
 ) -> StreamingQuery:
-    """Start the query at the ledger's offsets, with a fresh checkpoint: the ledger is the truth, the checkpoint a cache."""
+    """Start the query at the ledger's offsets, with a new checkpoint.
+
+    Only the ledger says what was applied. A checkpoint of an earlier query is never used.
+    """
     records = _records(
         spark,
         plan.target.topic,
@@ -38,11 +41,11 @@ def start(
         headers=plan.target.mapping.reads_headers,
     )
     if str(spark.sparkContext.master).startswith("local"):
-        # more tasks than cores would only wait for each other; each applies its partitions one after the other
+        # More tasks than cores would only wait. A task applies its partitions one after the other.
         records = records.coalesce(spark.sparkContext.defaultParallelism)
     counts = arrow.map_batches(records, functools.partial(task.run, plan), task.SPARK_SCHEMA)
     totals = [F.sum(name).alias(name) for name in task.SCHEMA.names]
-    # queries share the cores fairly, whatever the backlog of one of them
+    # Queries share the cores fairly, whatever the backlog of one of them.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.target.pipeline)
     writer = (
         counts.observe(OBSERVED, *totals)
@@ -51,11 +54,11 @@ def start(
     )
     if once:
         return writer.trigger(availableNow=True).start()
-    # losing Spark's own record of progress is safe, as the ledger has it
-    quick = writer.option("asyncProgressTrackingEnabled", "true").option(
+    # Spark's own record of progress may be lost without harm, so it is written asynchronously.
+    writer = writer.option("asyncProgressTrackingEnabled", "true").option(
         "asyncProgressTrackingCheckpointIntervalMs", "1000"
     )
-    return quick.trigger(processingTime=TRIGGER).start()
+    return writer.trigger(processingTime=TRIGGER).start()
 
 
 def _records(
@@ -72,16 +75,14 @@ def _records(
         reader = reader.option(f"kafka.{name}", value)
     return (
         reader.option("subscribe", topic)
-        .option(
-            "startingOffsets",
-            json.dumps({topic: {str(partition): offset for partition, offset in offsets.items()}}),
-        )
+        .option("startingOffsets", _offsets_json(topic, offsets))
         .option("failOnDataLoss", "true")
         .option("maxOffsetsPerTrigger", rows_max)
         .option("kafka.isolation.level", "read_committed")
-        # Spark polls only inside a task: a broker that waits for more data holds the whole batch up
+        # Spark polls only inside a task: a broker that waits for more data delays the whole batch.
         .option("kafka.fetch.max.wait.ms", "1")
-        # after each poll Spark asks for the log's ends and seeks, and what was fetched ahead is fetched again
+        # After each poll Spark requests the log's ends and seeks, and fetches again what was
+        # prefetched. A few large polls cost less.
         .option("kafka.max.poll.records", POLL_RECORDS)
         .option("includeHeaders", headers)
         .load()
@@ -98,24 +99,18 @@ def read(
     *,
     headers: bool = False,
 ) -> DataFrame:
-    """The committed records of a topic between offsets, as a batch; with their headers where they are needed."""
-    asked = sorted(partition for partition in end if start[partition] < end[partition])
-    if not asked:
+    """Return the committed records of a topic between two offsets of each partition."""
+    partitions = sorted(partition for partition in end if start[partition] < end[partition])
+    if not partitions:
         return spark.createDataFrame([], record_schema(headers=headers))
     reader = spark.read.format("kafka")
     for name, value in kafka.items():
         reader = reader.option(f"kafka.{name}", value)
     return (
-        # assigned, not subscribed: partitions with nothing to read, or that came to be just now, are not asked for
-        reader.option("assign", json.dumps({topic: asked}))
-        .option(
-            "startingOffsets",
-            json.dumps({topic: {str(partition): start[partition] for partition in asked}}),
-        )
-        .option(
-            "endingOffsets",
-            json.dumps({topic: {str(partition): end[partition] for partition in asked}}),
-        )
+        # Assign instead of subscribe, to leave out partitions that are empty or new.
+        reader.option("assign", json.dumps({topic: partitions}))
+        .option("startingOffsets", _offsets_json(topic, {p: start[p] for p in partitions}))
+        .option("endingOffsets", _offsets_json(topic, {p: end[p] for p in partitions}))
         .option("failOnDataLoss", "true")
         .option("minPartitions", spark.sparkContext.defaultParallelism)
         .option("kafka.isolation.level", "read_committed")
@@ -126,8 +121,12 @@ def read(
     )
 
 
+def _offsets_json(topic: str, offsets: Mapping[int, int]) -> str:
+    return json.dumps({topic: {str(partition): offset for partition, offset in offsets.items()}})
+
+
 def record_schema(*, headers: bool) -> str:
-    """The columns of records in Spark's words."""
+    """Return the columns of records as a Spark schema."""
     schema = "partition int, offset long, timestamp_ms long, key binary, value binary"
     return f"{schema}, {arrow_records.HEADERS} {arrow_records.HEADERS_SPARK}" if headers else schema
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live view on a terminal, a dated line an interval elsewhere, and every change of state."""
+"""The output of a run: a live view on a terminal, else a line at intervals; every state change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG_INTERVAL_S = 10.0
 
 
 class Reporter:
-    """Writes to stderr; data belongs to stdout. A terminal gets a live view, unless Spark's log is shown there."""
+    """Writes to stderr. A terminal gets a live view, unless Spark's log is shown there."""
 
     def __init__(
         self, runners: Sequence[Runner], stream: TextIO = sys.stderr, *, verbose: bool = False
@@ -30,22 +30,18 @@ class Reporter:
         self._catch_ups = {runner.name: live_view.CatchUp() for runner in runners}
         self._next = 0.0
         self._states: dict[str, tuple[RunnerState, str]] = {}
-        self._held: dict[str, list[str]] = {}
+        self._held_by: dict[str, list[str]] = {}
 
     def tick(self) -> None:
-        """Say what is due."""
+        """Print what is due."""
         self._say_changes()
         now = time.monotonic()
         if now < self._next:
             return
         if self._view:
             self._next = now + LIVE_INTERVAL_S
-            self._view.draw(
-                [
-                    live_view.row(runner, self._catch_ups[runner.name], now)
-                    for runner in self._runners
-                ]
-            )
+            rows = [live_view.row(one, self._catch_ups[one.name], now) for one in self._runners]
+            self._view.draw(rows)
         else:
             self._next = now + LOG_INTERVAL_S
             for runner in self._runners:
@@ -53,8 +49,8 @@ class Reporter:
                     self.say(line(runner))
 
     def say(self, text: str, tone: Tone = Tone.NONE) -> None:
-        """One dated line."""
-        # an error may quote a row
+        """Print a line with the time."""
+        # `plain`, because an error may quote a row.
         dated = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {plain(text)}"
         if self._view:
             self._view.print(terminal.text(dated, tone))
@@ -63,12 +59,15 @@ class Reporter:
             self._stream.flush()
 
     def stop(self) -> None:
-        """Remove the live view, before anything that could end the process: the cursor must be shown again."""
+        """Remove the live view and show the cursor again.
+
+        Call this before anything that could end the process.
+        """
         if self._view:
             self._view.close()
 
     def end(self) -> None:
-        """Print the sums."""
+        """Print the totals."""
         self.stop()
         self._say_changes()
         for runner in self._runners:
@@ -86,26 +85,25 @@ class Reporter:
             if self._states.get(runner.name) != state:
                 self._states[runner.name] = state
                 self.say(describe(runner), tone(runner))
-            if self._held.get(runner.name, []) != runner.progress.held_by:
-                self._held[runner.name] = list(runner.progress.held_by)
-                for text in runner.progress.held_by or [
-                    "nothing waits behind an open transaction any more"
-                ]:
+            if self._held_by.get(runner.name, []) != runner.progress.held_by:
+                self._held_by[runner.name] = list(runner.progress.held_by)
+                released = ["nothing waits behind an open transaction any more"]
+                for text in runner.progress.held_by or released:
                     self.say(f"{runner.name}: {text}")
 
 
 def tone(runner: Runner) -> Tone:
-    """Return the colour of a change of state. A run that ended as asked is nothing to worry about."""
+    """Return the tone of a state change."""
     if runner.state is RunnerState.ENDED:
         return Tone.BAD if runner.error else Tone.NONE
     return Tone.WARNING if runner.state is RunnerState.WAITING else Tone.NONE
 
 
 def describe(runner: Runner) -> str:
-    """A change of state in words."""
+    """Describe a state change."""
     match runner.state:
         case RunnerState.WAITING:
-            return f"{runner.name}: waiting, will go on by itself: {runner.waiting_for}"
+            return f"{runner.name}: waiting, will continue by itself: {runner.waiting_for}"
         case RunnerState.ENDED if runner.error:
             return f"{runner.name}: ended: {'; '.join(str(runner.error).splitlines())}"
         case _:
@@ -113,45 +111,44 @@ def describe(runner: Runner) -> str:
 
 
 def line(runner: Runner) -> str:
-    """Applied a second, lag and freshness."""
+    """Return rate, lag, freshness and totals as one line."""
     if runner.state is RunnerState.WAITING:
         return f"{runner.name}: waiting {runner.waiting_s():.0f} s"
     done = runner.progress
     if runner.state is RunnerState.STARTING:
         return f"{runner.name}: starting, lag {lag(done)}"
     middle, tail = done.freshness_s(0.5), done.freshness_s(0.99)
-    fresh = (
-        f"freshness p50 ≤ {_seconds(middle)}, p99 ≤ {_seconds(tail)}"
-        if middle is not None
-        else _idle(done)
+    freshness = _idle(done)
+    if middle is not None:
+        freshness = f"freshness p50 ≤ {_seconds(middle)}, p99 ≤ {_seconds(tail)}"
+    totals = done.totals
+    return (
+        f"{runner.name}: {done.rate():,.0f} applied/s, lag {lag(done)}, {freshness},"
+        f" {totals['applied']:,} applied, {totals['parked']:,} parked, {totals['dead']:,} dead"
     )
-    sums = f"{done.totals['applied']:,} applied, {done.totals['parked']:,} parked, {done.totals['dead']:,} dead"
-    return f"{runner.name}: {done.rate():,.0f} applied/s, lag {lag(done)}, {fresh}, {sums}"
 
 
 def lag(done: Progress) -> str:
-    """The lag, and how much of it waits behind an open transaction."""
+    """Return the lag, and how much of it waits behind an open transaction."""
     if done.lag is None:
         return "not known yet"
-    return (
-        f"{done.lag:,} ({done.held_back:,} behind an open transaction)"
-        if done.held_back
-        else f"{done.lag:,}"
-    )
+    if done.held_back:
+        return f"{done.lag:,} ({done.held_back:,} behind an open transaction)"
+    return f"{done.lag:,}"
 
 
 def _idle(done: Progress) -> str:
-    """Why there is no freshness to show."""
-    return "first events on their way" if (done.lag or 0) > done.held_back else "no events lately"
+    """Return why there is no freshness to show."""
+    return "no events applied yet" if (done.lag or 0) > done.held_back else "no recent events"
 
 
 def summary(runner: Runner) -> str:
-    """A run's sums."""
+    """Return the totals of a run."""
     totals = runner.progress.totals
     return (
         f"{totals['records']:,} records: {totals['applied']:,} applied, {totals['stale']:,} stale,"
-        f" {totals['repeated']:,} repeated, {totals['ignored']:,} ignored, {totals['parked']:,} parked,"
-        f" {totals['dead']:,} dead letters;"
+        f" {totals['repeated']:,} repeated, {totals['ignored']:,} ignored,"
+        f" {totals['parked']:,} parked, {totals['dead']:,} dead letters;"
         f" {runner.restarts} restarts"
     )
 

@@ -1,7 +1,8 @@
-"""One pipeline at work: started from the ledger, watched, waited for, started again, ended.
+"""The thread that keeps one pipeline running.
 
-States: starting → running ⇄ waiting → ended. A server that went away is waited for with back-off, and the query started
-again in the same Spark session; what cannot mend itself ends the pipeline with its error, and the others go on.
+States: starting → running ⇄ waiting → ended. If a server is unreachable, the runner waits with
+back-off and restarts the query in the same Spark session. An error that does not pass by itself
+ends this pipeline only; the others continue.
 """
 
 from __future__ import annotations
@@ -47,19 +48,22 @@ if TYPE_CHECKING:
 
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 15.0
-DOUBTFUL_TRIES_MAX = 6  # for what may pass, and may not: unknown errors, deadlocks, a server that says it does not know us
-FORGET_AFTER_S = 60.0  # with every look since then a good one, an error and the next have nothing to do with each other
+# For errors that may or may not pass: unknown ones, deadlocks, refused permissions.
+DOUBTFUL_TRIES_MAX = 6
+FORGET_AFTER_S = 60.0  # after this time without an error, failures are counted from 0 again
 CHECK_INTERVAL_S = 5.0
 TABLE_CHECK_INTERVAL_S = 30.0  # reads the database's catalogue, which costs more than the ledger
 DOUBT_S = 2.0
 MIRROR_INTERVAL_S = 1.0
 MIRROR_OWNER_INTERVAL_S = 10.0
-LOOK_INTERVAL_S = 0.1
+TICK_INTERVAL_S = 0.1
 
-Found = TypeVar("Found")
+Checked = TypeVar("Checked")
 
 
 class RunnerState(StrEnum):
+    """The state of a runner."""
+
     STARTING = "starting"
     RUNNING = "running"
     WAITING = "waiting"
@@ -67,7 +71,7 @@ class RunnerState(StrEnum):
 
 
 class Runner(threading.Thread):
-    """Runs one pipeline in a thread of its own, so that waiting for one pipeline's servers holds up no other."""
+    """Runs one pipeline in a thread of its own, so that it waits for its servers alone."""
 
     def __init__(
         self,
@@ -80,7 +84,11 @@ class Runner(threading.Thread):
         once: bool,
         is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_lost` says that the folder was removed: errors do not count as failures of the pipeline then."""
+        """Create the thread.
+
+        `is_lost` returns whether the run's folder was removed. Errors are then not failures of the
+        pipeline.
+        """
         super().__init__(name=name, daemon=True)
         self.pipeline, self.cluster, self.spark, self.once = pipeline, cluster, spark, once
         self.state = RunnerState.STARTING
@@ -92,26 +100,26 @@ class Runner(threading.Thread):
         self._folder = folder
         self._is_lost = is_lost
         self._suspended = threading.Event()
-        self._asked_to_stop = threading.Event()
+        self._stop_requested = threading.Event()
         self._query: StreamingQuery | None = None
         self._topic: Topic | None = None
         self._plan: task.TaskPlan | None = None
         self._target: Target | None = None
         self._sink: Sink | None = None
         self._epoch = 0
-        self._ledger: dict[int, Position] = {}  # as it stood at the last check
-        self._applied: dict[int, int] = {}  # how far this query has come
-        self._mirror_shows: dict[int, int] = {}
-        self._ask_owner_at = 0.0
-        self._report_seen = ""
+        self._ledger: dict[int, Position] = {}  # as of the last check
+        self._applied: dict[int, int] = {}  # the positions that this query has reported
+        self._mirrored_positions: dict[int, int] = {}
+        self._check_owner_at = 0.0
+        self._last_report = ""
         self._failures = 0
-        self._hopeless = 0
+        self._doubtful_failures = 0
         self._failed_at = 0.0
-        self._try_at = 0.0
+        self._retry_at = 0.0
         self._waiting_since = 0.0
-        self._checked = self._table_checked = self._mirrored = time.monotonic()
-        self._ending = threading.Lock()  # held while the query is stopped
-        self._counted: dict[str, int] | None = None  # what the ledger had summed up before this run
+        self._checked_at = self._table_checked_at = self._mirrored_at = time.monotonic()
+        self._stopping = threading.Lock()  # held while the query is stopped
+        self._totals_before: dict[str, int] | None = None  # the ledger's totals before this run
         self._lag = monitors.LagWatch(
             name,
             cluster,
@@ -119,36 +127,38 @@ class Runner(threading.Thread):
             self.progress,
             lambda: self.state is not RunnerState.WAITING,
         )
-        self._heartbeat = monitors.HeartbeatWatch(name, pipeline, self._reported)
+        self._heartbeat = monitors.HeartbeatWatch(name, pipeline, self._report)
         self._retries = retries.Retries(
             name, pipeline, lambda: self._epoch if self.state is not RunnerState.STARTING else 0
         )
 
     def run(self) -> None:
-        """Look after the pipeline until it has ended or is asked to."""
+        """Keep the pipeline running until it ends or `stop` is called."""
         self._lag.start()
         self._heartbeat.start()
         self._retries.start()
-        while self.state is not RunnerState.ENDED and not self._asked_to_stop.wait(LOOK_INTERVAL_S):
-            self._guarded(self._look)
+        while self.state is not RunnerState.ENDED and not self._stop_requested.wait(
+            TICK_INTERVAL_S
+        ):
+            self._guarded(self._tick)
         self._lag.end()
         self._stop_query()
         self._retries.end(
             once_more=self.once and self.state is RunnerState.ENDED and self.error is None
         )
-        self._settle_at_end()
+        self._adopt_final_totals()
         self._heartbeat.end()
         self._mirror()
-        self._let_go()
+        self._close_sink()
 
     def stop(self, patience_s: float) -> None:
-        """End the query; a transaction in the middle is rolled back by its database."""
-        self._asked_to_stop.set()
+        """Stop the query. The database rolls back an open transaction."""
+        self._stop_requested.set()
         self._stop_query()
         self.join(patience_s)
 
     def suspend(self) -> None:
-        """End the query, and start none until `resume` gives the pipeline another Spark session."""
+        """Stop the query, and start none until `resume` provides another Spark session."""
         self._suspended.set()
         self._stop_query()
         if self.state is not RunnerState.ENDED:
@@ -160,63 +170,69 @@ class Runner(threading.Thread):
         self._suspended.clear()
 
     def waiting_s(self) -> float:
-        """For how long the pipeline has been waiting."""
+        """Return for how long the pipeline has been waiting."""
         return time.monotonic() - self._waiting_since if self.state is RunnerState.WAITING else 0.0
 
     def _has_no_session(self) -> bool:
         return self._suspended.is_set() or self._is_lost()
 
-    def _look(self) -> None:
+    def _tick(self) -> None:
         if self._has_no_session():
             return
         now, running = time.monotonic(), self._query
         if running is None:
-            if now >= self._try_at:
+            if now >= self._retry_at:
                 self._start()
             return
-        self._absorb(running)
+        self._read_progress(running)
         if not running.isActive:
-            self._over(running)
-        elif now - self._checked >= CHECK_INTERVAL_S:
-            self._checked = now
+            self._query_ended(running)
+        elif now - self._checked_at >= CHECK_INTERVAL_S:
+            self._checked_at = now
             self._check_log(self._check_ledger())
-            if now - self._table_checked >= TABLE_CHECK_INTERVAL_S:
-                self._table_checked = now
+            if now - self._table_checked_at >= TABLE_CHECK_INTERVAL_S:
+                self._table_checked_at = now
                 self._check_table()
-        if now - self._mirrored >= MIRROR_INTERVAL_S:
-            self._mirrored = now
+        if now - self._mirrored_at >= MIRROR_INTERVAL_S:
+            self._mirrored_at = now
             self._mirror()
 
-    # --- starting --------------------------------------------------------------------------------------
+    # --- starting ---------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """From the ledger: check the log, take an epoch, then read the ledger, then start the query where it says."""
+        """Start the query at the ledger's position.
+
+        1. Check that the topic is the one in the ledger.
+        2. Take a new epoch, which fences older runs, and read the ledger in the same transaction.
+        3. Check that the log still holds what was applied and what comes next.
+        4. Start the query at the ledger's offsets.
+        """
         if self._target is None:
             target = inspection.inspect(self.name, self.pipeline)
         else:
             target = inspection.refuse_changed(self._target, self.pipeline)
-        self._let_go()  # what was open may be a server or a file that is no longer the one there
-        sink = self._look_at(target)
+        self._close_sink()  # the server or the file behind it may have been replaced
+        sink = self._open_sink(target)
         with sink.translated():
             known = sink.ledger.positions()
-        topic = self._believed(
+        topic = self._confirmed(
             lambda: continuity.describe(self.cluster, self.name, self.pipeline.topic, known)
         )
-        continuity.refuse_replaced(self.name, topic, known)
+        continuity.refuse_replaced(self.name, topic, known)  # 1
         begins = pending.begins(self.cluster, topic, self.pipeline, known)
         epoch, ledger = sink.ledger.take_epoch(
             Position(p, at, 0, topic.cluster_id, topic.id) for p, at in begins.items()
-        )
-        continuity.refuse_expired(self.cluster, self.name, topic, ledger)
-        self._believed(lambda: continuity.refuse_diverged(self.cluster, self.name, topic, ledger))
+        )  # 2
+        continuity.refuse_expired(self.cluster, self.name, topic, ledger)  # 3
+        self._confirmed(lambda: continuity.refuse_diverged(self.cluster, self.name, topic, ledger))
         with sink.translated():
             applied = sink.ledger.applied_ranges()
         writer = batch.Writer(epoch, topic.cluster_id, topic.id, applied)
-        self._settle(ledger)
+        self._adopt_totals(ledger)
         self._topic, self._target, self._epoch, self._ledger = topic, target, epoch, ledger
         self._lag.partitions = tuple(topic.partitions)
-        self._checked = self._table_checked = time.monotonic()
-        self._report_seen, self._applied = "", {}
+        self._checked_at = self._table_checked_at = time.monotonic()
+        self._last_report, self._applied = "", {}
         self._plan = task.TaskPlan(
             target, self.pipeline, writer, self.cluster.kafka, self.cluster.bootstrap
         )
@@ -228,170 +244,186 @@ class Runner(threading.Thread):
             rows_max=self.pipeline.batch_rows_max,
             checkpoint=self._folder / f"checkpoint-{epoch}",
             once=self.once,
-        )
-        if self._suspended.is_set():  # while the query started: `suspend` did not see it
+        )  # 4
+        if self._suspended.is_set():  # `suspend` was called before the query could be seen
             self._stop_query()
             return
         self.state = RunnerState.RUNNING
 
-    def _believed(self, check: Callable[[], Found]) -> Found:
-        """A broker that has just started may not know its topics or their ends yet: believe it only when it says so again."""
+    def _confirmed(self, check: Callable[[], Checked]) -> Checked:
+        """Run a check; if it finds the topic gone or diverged, run it again after a pause.
+
+        A broker that has just started may not know its topics or their ends yet.
+        """
         try:
             return check()
         except (errors.TopicGone, errors.LogDiverged):
-            self._asked_to_stop.wait(DOUBT_S)
+            self._stop_requested.wait(DOUBT_S)
             return check()
 
-    def _settle(self, ledger: Mapping[int, Position]) -> None:
-        """Take the ledger's sums: what tasks of a failed query committed, it never reported."""
-        now = {name: sum(at.totals.get(name, 0) for at in ledger.values()) for name in batch.TOTALS}
-        if self._counted is None:
-            self._counted = now
-        self.progress.settle({name: now[name] - before for name, before in self._counted.items()})
+    def _adopt_totals(self, ledger: Mapping[int, Position]) -> None:
+        """Take over the ledger's totals: a failed query does not report its last commits."""
+        now = dict.fromkeys(batch.TOTALS, 0)
+        for position in ledger.values():
+            for name in now:
+                now[name] += position.totals.get(name, 0)
+        if self._totals_before is None:
+            self._totals_before = now
+        self.progress.settle(
+            {name: now[name] - before for name, before in self._totals_before.items()}
+        )
 
-    def _settle_at_end(self) -> None:
-        """The same once more when the query is over, unless another run counts on in the same ledger by now."""
+    def _adopt_final_totals(self) -> None:
+        """Take over the ledger's totals at the end, unless a newer run has added to them."""
         waits_for_server = self.state is RunnerState.WAITING and not self._suspended.is_set()
-        if self._counted is None or self._target is None or waits_for_server:
+        if self._totals_before is None or self._target is None or waits_for_server:
             return
         with contextlib.suppress(errors.InstepError):
-            sink = self._look_at(self._target)
+            sink = self._open_sink(self._target)
             with sink.translated():
                 ledger = sink.ledger.positions()
             if all(position.epoch <= self._epoch for position in ledger.values()):
-                self._settle(ledger)
+                self._adopt_totals(ledger)
 
-    def _reported(self) -> tuple[int, str, str | None, str | None]:
-        """Epoch, state, code of the error and detail, for the heartbeat."""
+    def _report(self) -> tuple[int, str, str | None, str | None]:
+        """Return epoch, state, error code and detail for the heartbeat."""
         state, error = self.state, self.error
-        if state is not RunnerState.ENDED and not self._asked_to_stop.is_set():
-            return (
-                self._epoch,
-                state.value,
-                None,
-                self.waiting_for if state is RunnerState.WAITING else None,
-            )
+        if state is not RunnerState.ENDED and not self._stop_requested.is_set():
+            detail = self.waiting_for if state is RunnerState.WAITING else None
+            return self._epoch, state.value, None, detail
         if error is None:
             return self._epoch, runs.STOPPED, None, None
         return self._epoch, runs.STOPPED, errors.code_of(error), error.what
 
-    # --- watching --------------------------------------------------------------------------------------
+    # --- watching ---------------------------------------------------------------------------------
 
-    def _absorb(self, running: StreamingQuery) -> None:
-        """Add what the query has reported since the last look."""
-        reports = (
-            running._jsq.recentProgress()
-        )  # one call a report; the public property makes dozens
-        fresh = []
+    def _read_progress(self, running: StreamingQuery) -> None:
+        """Add the progress reports that are new since the last call."""
+        # The public property costs dozens of calls to the JVM for each report; this one costs one.
+        reports = running._jsq.recentProgress()
+        new_reports = []
         for index in range(len(reports) - 1, -1, -1):
-            # by time, not by batch: an idle query reports under the number of the batch that is still to come
-            if reports[index].timestamp() <= self._report_seen:
+            # By time, not by batch number: an idle query reports the number of its next batch.
+            if reports[index].timestamp() <= self._last_report:
                 break
-            fresh.append(reports[index])
-        for report in reversed(fresh):
-            self._report_seen = report.timestamp()
-            batch = progress.read(report.json(), self.pipeline.topic)
-            self.progress.add(batch)
-            self._applied |= batch.positions
-            if batch.counts["records"]:
-                self._failures = self._hopeless = 0
+            new_reports.append(reports[index])
+        for report in reversed(new_reports):
+            self._last_report = report.timestamp()
+            reported = progress.read(report.json(), self.pipeline.topic)
+            self.progress.add(reported)
+            self._applied |= reported.positions
+            if reported.counts["records"]:
+                self._failures = self._doubtful_failures = 0
 
-    def _over(self, ended: StreamingQuery) -> None:
-        """The query is no longer active: done, or failed."""
+    def _query_ended(self, ended: StreamingQuery) -> None:
+        """Handle a query that is no longer active: it is done or has failed."""
         failure = ended.exception()
-        self._absorb(ended)
+        self._read_progress(ended)
         self._query = None
-        if failure is None or self._asked_to_stop.is_set():
+        if failure is None or self._stop_requested.is_set():
             self.state = RunnerState.ENDED
         else:
-            ours = failures.read(str(failure))
-            if ours is not None or not self._apply_unreadable():
-                self._failed(ours or unexplained(failure))
+            task_error = failures.read(str(failure))
+            if task_error is not None or not self._apply_unreadable():
+                self._failed(task_error or unexplained(failure))
 
     def _apply_unreadable(self) -> bool:
-        """Whether there was what Spark cannot read: it is applied now, and the query starts again behind it."""
+        """Apply records that Spark cannot read; return whether there were any.
+
+        The query then starts again after them.
+        """
         assert self._plan is not None
-        sink = self._look_at(self._plan.target)
+        sink = self._open_sink(self._plan.target)
         with sink.translated():
             ledger = sink.ledger.positions()
-        found = False
+        any_applied = False
         for partition, end, outcome in direct_reader.apply(self._plan, self.cluster, ledger):
-            found = True
+            any_applied = True
             self.progress.add(
                 progress.Batch(task.counts(outcome), {partition: end}, {partition: end})
             )
-        self.restarts += found
-        return found
+        self.restarts += any_applied
+        return any_applied
 
-    def _look_at(self, target: Target) -> Sink:
-        """The runner's own connection to the target; the tasks have theirs."""
+    def _open_sink(self, target: Target) -> Sink:
+        """Return the runner's own connection to the target; tasks have theirs."""
         if self._sink is None:
             self._sink = sinks.open_sink(target)
         return self._sink
 
-    def _let_go(self) -> None:
+    def _close_sink(self) -> None:
         sink, self._sink = self._sink, None
         if sink is not None:
             sink.close()
 
     def _check_ledger(self) -> dict[int, Position]:
-        """A newer run, a rewind or an older backup is noticed also while there is nothing to apply; and a lost database."""
+        """Read the ledger; raise if a newer run, a rewind or a restored backup has changed it.
+
+        Tasks check this too, but only when there is something to apply.
+        """
         assert self._target is not None
-        sink = self._look_at(self._target)
+        sink = self._open_sink(self._target)
         with sink.translated():
             ledger = sink.ledger.positions()
         newest = max((position.epoch for position in ledger.values()), default=0)
         if newest > self._epoch:
             raise transaction.fenced(self.name, newest, self._epoch)
-        passed_over = self._passed_over(ledger)
+        moved_back = self._moved_back(ledger)
         for partition in self._ledger:
             now = ledger.get(partition)
-            if now is None or now.epoch < self._epoch or partition in passed_over:
-                where = "is gone" if now is None else f"was moved to {now.next_offset}"
+            if now is None or now.epoch < self._epoch or partition in moved_back:
+                where = "was removed" if now is None else f"was moved to {now.next_offset}"
                 raise errors.LedgerMoved(
                     f"the ledger of {self.name!r}, partition {partition}, {where}"
                 )
         return ledger
 
-    def _passed_over(self, ledger: dict[int, Position]) -> list[int]:
-        """Partitions with records that the ledger has not, and that the query has behind it; transaction markers are none."""
-        doubtful = {
+    def _moved_back(self, ledger: dict[int, Position]) -> list[int]:
+        """Return the partitions whose ledger is behind what this query has applied.
+
+        The query's position may also be past transaction markers, which the ledger ignores, so
+        only a record in between counts.
+        """
+        behind = {
             p: ledger[p].next_offset
             for p, end in self._applied.items()
             if p in ledger and ledger[p].next_offset < end
         }
-        found = (
-            offsets.first_records(self.cluster, self.pipeline.topic, doubtful) if doubtful else {}
-        )
+        if not behind:
+            return []
+        records = offsets.first_records(self.cluster, self.pipeline.topic, behind)
         return [
             partition
-            for partition, record in found.items()
+            for partition, record in records.items()
             if record and record.offset < self._applied[partition]
         ]
 
     def _check_table(self) -> None:
-        """A unique key or a collation that was changed decides how rows have to be written, and refuses none by itself."""
+        """Raise if the table was altered.
+
+        A changed unique key or collation decides how rows must be written, but refuses none.
+        """
         assert self._target is not None
         inspection.refuse_restrained(self._target, self.pipeline)
 
     def _check_log(self, ledger: dict[int, Position]) -> None:
-        """The log may change under a query that reads on as if nothing had happened."""
+        """Raise if the topic was replaced or its log has diverged: Spark would not notice."""
         assert self._topic is not None
-        topic = self._believed(
+        topic = self._confirmed(
             lambda: continuity.describe(self.cluster, self.name, self.pipeline.topic, ledger)
         )
         if topic.id != self._topic.id:
             raise continuity.replaced(self.name, topic.name)
-        # what was applied by the last check as well: since then a log that lost its end may have grown past it
+        # Check the previous ledger too: a log that lost its end may have grown past it since.
         for known in (self._ledger, ledger) if ledger != self._ledger else (ledger,):
-            self._believed(
+            self._confirmed(
                 functools.partial(continuity.refuse_diverged, self.cluster, self.name, topic, known)
             )
         self._ledger = ledger
         if self.state is RunnerState.WAITING:
             self.state = RunnerState.RUNNING
         if time.monotonic() - self._failed_at > FORGET_AFTER_S:
-            self._failures = self._hopeless = 0
+            self._failures = self._doubtful_failures = 0
 
     def _guarded(self, step: Callable[[], None]) -> None:
         spark = self.spark
@@ -399,48 +431,42 @@ class Runner(threading.Thread):
             step()
         except errors.InstepError as error:
             failure = error
-        except Exception as error:  # noqa: BLE001 - a thread that died unseen would leave a pipeline that only seems to run
+        except Exception as error:  # noqa: BLE001 - the thread must not die unnoticed
             failure = failures.read(str(error)) or unexplained(error)
         else:
             return
-        if (
-            self.spark is spark
-        ):  # else the session was replaced meanwhile, and the error is the old one's
+        # Otherwise the session was replaced meanwhile, and the error belongs to the old one.
+        if self.spark is spark:
             self._failed(failure)
 
     def _failed(self, error: errors.InstepError) -> None:
-        """Wait and try again, for ever or a few times, or end: by the error's type."""
-        if self._asked_to_stop.is_set() or self._has_no_session():
+        """Handle an error by its type: retry for ever, retry a few times, or end."""
+        if self._stop_requested.is_set() or self._has_no_session():
             return
         first_start = self.state is RunnerState.STARTING
         if isinstance(error, errors.DatabaseUnreachable):
-            self._let_go()
+            self._close_sink()
         if isinstance(error, errors.Unreachable) and self._query is not None:
-            self._wait_for(
-                error.what
-            )  # the query itself waits a while, and need not be started again if that is enough
+            # The query itself waits for a while, and need not be restarted if that is enough.
+            self._wait_for(error.what)
             return
         self._stop_query()
         waits = isinstance(error, (errors.Unreachable, errors.StartAgain))
-        # a topic that went in the middle of a look is looked for again by the start, which tells a stop from a doubt
-        passing = (errors.Transient, errors.NotAuthorised, errors.TopicMissing)
-        doubtful = type(error) is errors.InstepError or isinstance(error, passing)
-        self._hopeless += doubtful
+        # TopicMissing: the next start checks again and raises a named stop if the topic is gone.
+        may_pass = (errors.Transient, errors.NotAuthorised, errors.TopicMissing)
+        doubtful = type(error) is errors.InstepError or isinstance(error, may_pass)
+        self._doubtful_failures += doubtful
         self._failed_at = time.monotonic()
-        if first_start or not (waits or doubtful) or self._hopeless >= DOUBTFUL_TRIES_MAX:
-            lost = isinstance(error, errors.NotAuthorised) and not first_start
-            self.error = (
-                errors.AccessLost(error.what, f"{error.remedy}; then: instep run")
-                if lost
-                else error
-            )
+        if first_start or not (waits or doubtful) or self._doubtful_failures >= DOUBTFUL_TRIES_MAX:
+            if isinstance(error, errors.NotAuthorised) and not first_start:
+                error = errors.AccessLost(error.what, f"{error.remedy}; then: instep run")
+            self.error = error
             self.state = RunnerState.ENDED
             return
         self._failures += 1
         self.restarts += 1
-        self._try_at = time.monotonic() + min(
-            BACKOFF_FIRST_S * 2 ** (self._failures - 1), BACKOFF_MAX_S
-        )
+        backoff_s = min(BACKOFF_FIRST_S * 2 ** (self._failures - 1), BACKOFF_MAX_S)
+        self._retry_at = time.monotonic() + backoff_s
         self._wait_for(error.what)
 
     def _wait_for(self, what: str) -> None:
@@ -450,43 +476,41 @@ class Runner(threading.Thread):
         self.waiting_for = what
 
     def _stop_query(self) -> None:
-        """Stop the query; when another thread is stopping it, wait for that."""
-        with self._ending:
+        """Stop the query; if another thread is already stopping it, wait for that thread."""
+        with self._stopping:
             running, self._query = self._query, None
             if running is not None:
-                # it would not end in time, and the epoch keeps it harmless; or Spark is gone
+                # If it does not end in time, the epoch keeps it harmless. Or Spark has ended.
                 with contextlib.suppress(PySparkException, Py4JError, OSError):
                     running.stop()
 
     def _mirror(self) -> None:
-        """Write the position to the pipeline's own consumer group, for the tools people have; never to another program's."""
+        """Commit the position to the pipeline's own consumer group, so that other tools see it.
+
+        A group that another program uses is left alone.
+        """
         positions, group = dict(self.progress.positions), groups.mirror_name(self.name)
-        if positions != self._mirror_shows and self.state is not RunnerState.WAITING:
-            with contextlib.suppress(
-                errors.InstepError
-            ):  # a mirror is a courtesy: the ledger has the truth
-                if time.monotonic() >= self._ask_owner_at:
+        if positions != self._mirrored_positions and self.state is not RunnerState.WAITING:
+            # Errors do not matter: only the ledger counts.
+            with contextlib.suppress(errors.InstepError):
+                if time.monotonic() >= self._check_owner_at:
                     groups.refuse_foreign(self.cluster, group, self.pipeline.topic, positions)
-                    self._ask_owner_at = time.monotonic() + MIRROR_OWNER_INTERVAL_S
+                    self._check_owner_at = time.monotonic() + MIRROR_OWNER_INTERVAL_S
                 groups.mirror(self.cluster, group, self.pipeline.topic, positions)
-                self._mirror_shows = positions
+                self._mirrored_positions = positions
 
 
 def unexplained(failure: BaseException) -> errors.InstepError:
-    """An error that is none of ours: Spark's own words, cut to what a person reads."""
-    said = str(failure)
-    if "No space left on device" in said:
+    """Return an error for a failure of Spark, with the readable part of its message."""
+    message = str(failure)
+    if "No space left on device" in message:
         return errors.InstepError(
             f"no space left for Spark's temporary files below {tempfile.gettempdir()}",
             "free some space there, or set TMPDIR to a folder on another disk",
         )
-    # what follows is the query's plan, or the JVM's stack
-    lines = [
-        line.strip()
-        for line in re.split(r"=== Streaming Query ===|\n\s*at \S+\(", said)[0].splitlines()
-    ]
-    words = " ".join(filter(None, lines))[:400]
+    # The query's plan or the JVM's stack follows.
+    readable = re.split(r"=== Streaming Query ===|\n\s*at \S+\(", message)[0]
     return errors.InstepError(
-        f"the query failed: {type(failure).__name__}: {words}",
+        f"the query failed: {type(failure).__name__}: {' '.join(readable.split())[:400]}",
         "run with --debug to see Spark's log",
     )

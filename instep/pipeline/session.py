@@ -31,25 +31,28 @@ from instep.pipeline import jvm
 STOP_TIMEOUT_MS = 2_500
 JVM_END_TIMEOUT_S = 5.0
 TASK_TRIES_MAX = 4
-# ten times the defaults: what runs for every record is compiled to the utmost all the same, the rest costs more than it gives
+# Ten times the defaults. Code that runs for every record is still fully optimised; compiling the
+# rest costs more than it saves.
 COMPILER = (
     "-XX:Tier4InvocationThreshold=50000",
     "-XX:Tier4MinInvocationThreshold=6000",
     "-XX:Tier4CompileThreshold=150000",
     "-XX:Tier4BackEdgeThreshold=400000",
 )
+# Settings whose values are lists, with their separators.
 LISTS = {"spark.driver.extraClassPath": os.pathsep}
 LOCK = "lock"
-SOCKET_PATH_BYTES_MAX = 104  # of macOS; Linux takes 108
+SOCKET_PATH_BYTES_MAX = 104  # on macOS; Linux allows 108
 SOCKET_NAME_BYTES = len("/.01234567-0123-0123-0123-0123456789ab.sock")
 LOCKLESS_S_MAX = 24 * 3600
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
 class RunFolder:
-    """A run's temporary folder: checkpoints, Spark's scratch files and its log. A checkpoint is a cache, so none is kept.
+    """The temporary folder of a run: checkpoints, Spark's scratch files and its log.
 
-    A lock on a file in it says that the run lives. A process id would not: in another container it is another process.
+    It is removed at the end, since checkpoints are only a cache. A lock on a file in it shows that
+    the run is alive. A process id would not: in another container it is another process.
     """
 
     def __init__(self) -> None:
@@ -60,23 +63,25 @@ class RunFolder:
             self._folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise errors.InstepError(
-                f"no folder can be made below {tempfile.gettempdir()} for Spark's temporary files: {error.strerror}",
-                "make that folder writable, or set TMPDIR to one that is; then run the command again",
+                "cannot create a folder for Spark's temporary files below"
+                f" {tempfile.gettempdir()}: {error.strerror}",
+                "make that folder writable, or set TMPDIR to one that is; then run the command"
+                " again",
             ) from error
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        fcntl.flock(
-            self._folder, fcntl.LOCK_EX
-        )  # systemd-tmpfiles leaves a locked folder alone, however old its files are
+        # systemd-tmpfiles leaves a locked folder alone, however old its files are.
+        fcntl.flock(self._folder, fcntl.LOCK_EX)
         self.log = self.path / "spark.log"
 
     def is_lost(self) -> bool:
-        """Return whether the folder or its lock file was removed, for example by a cleaner of temporary files."""
+        """Return whether the folder or its lock file was removed, for example by a cleanup job."""
         try:
             return not os.path.samestat((self.path / LOCK).stat(), os.fstat(self._lock.fileno()))
         except (FileNotFoundError, NotADirectoryError):
             return True
 
     def remove(self) -> None:
+        """Remove the folder and release its locks."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
         if self._folder >= 0:
@@ -87,11 +92,11 @@ class RunFolder:
 def open_session(
     spark: settings.Spark, jars: Sequence[Path], place: RunFolder, *, verbose: bool = False
 ) -> SparkSession:
-    """Start Spark, or raise what keeps it from starting."""
+    """Start Spark, or raise an error that says why it does not start."""
     spark_options.check(spark.master, spark.memory)
     spark_options.refuse_silent(spark.master)
     if not verbose:
-        logging.getLogger().addFilter(_is_news)
+        logging.getLogger().addFilter(_is_not_py4j)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     given, options = jvm.without_arguments(spark.conf, place.path)
     conf = joined(_conf(spark, jars, place, verbose, options), given)
@@ -115,7 +120,7 @@ def open_session(
 
 
 class Session:
-    """A Spark session and the temporary folder that it needs. Both are replaced together when the folder is lost."""
+    """A Spark session and its temporary folder. Both are replaced if the folder is lost."""
 
     def __init__(
         self, spark: settings.Spark, jars: Sequence[Path], *, verbose: bool = False
@@ -126,6 +131,7 @@ class Session:
 
     @property
     def spark(self) -> SparkSession:
+        """Return the session; start it if necessary."""
         if self._spark is None:
             self._spark = open_session(
                 self._settings, self._jars, self.place, verbose=self._verbose
@@ -133,16 +139,18 @@ class Session:
         return self._spark
 
     def is_lost(self) -> bool:
+        """Return whether the folder was removed."""
         return self.place.is_lost()
 
     def renew(self) -> None:
-        """Replace the folder and Spark. The JVM is replaced too: it was started with the path of the old folder."""
+        """Replace the folder, the session and the JVM, which knows the path of the old folder."""
         self.stop()
         _end_jvm()
         self.place.remove()
         self.place = RunFolder()
 
     def stop(self) -> None:
+        """Stop the session, if there is one."""
         spark, self._spark = self._spark, None
         if spark is not None:
             with suppress(Py4JError, OSError):
@@ -150,7 +158,7 @@ class Session:
 
 
 def _end_jvm() -> None:
-    """End this process's JVM, so that the next session starts another."""
+    """End the JVM of this process, so that the next session starts another."""
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
     if gateway is None:
         return
@@ -164,7 +172,10 @@ def _end_jvm() -> None:
 
 
 def silence_lost_connections(server: socketserver.BaseServer) -> None:
-    """Make PySpark's server for task counters print no traceback when the JVM dies: `refuse_dead` reports that."""
+    """Keep PySpark's accumulator server from printing a traceback when the JVM dies.
+
+    `refuse_dead` reports that.
+    """
     report = server.handle_error
 
     def handle_error(request: Any, client_address: Any) -> None:
@@ -174,20 +185,20 @@ def silence_lost_connections(server: socketserver.BaseServer) -> None:
     server.handle_error = handle_error  # type: ignore[method-assign]
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """py4j logs, to the root logger, tracebacks of errors that reach us as exceptions anyway."""
+def _is_not_py4j(record: logging.LogRecord) -> bool:
+    """Filter out what py4j logs to the root logger: errors that are raised as exceptions anyway."""
     return "py4j" not in record.pathname
 
 
 def refuse_dead(session: SparkSession) -> None:
-    """Raise when Spark's JVM is gone: every thread would wait for answers that nobody gives."""
+    """Raise if Spark's JVM has ended: every thread would wait for its answers for ever."""
     gateway = session.sparkContext._gateway
     if gateway is not None and gateway.proc.poll() is not None:
-        raise errors.SparkGone("Spark's JVM is gone: killed, or out of memory")
+        raise errors.SparkGone("Spark's JVM is gone: it was killed, or out of memory")
 
 
 def _not_started(log: Path, error: Exception) -> errors.InstepError:
-    """Why Spark did not start: what the JVM gave as its reason, else that it was killed, else what PySpark says."""
+    """Return why Spark did not start: the JVM's error, that it was killed, or PySpark's error."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     causes = [
         line.strip()
@@ -197,12 +208,11 @@ def _not_started(log: Path, error: Exception) -> errors.InstepError:
     gateway = SparkContext._gateway
     if not causes and (gateway is None or gateway.proc.poll() is not None):
         return errors.SparkGone(
-            "Spark's JVM ended while it was starting: killed, or out of memory",
+            "Spark's JVM ended while it was starting: it was killed, or out of memory",
             jvm.memory_limit() or "",
         )
     remedy = (
-        jvm.memory_limit()
-        or "correct [spark] in the settings; with --debug Spark's whole log is shown"
+        jvm.memory_limit() or "correct [spark] in the settings; --debug shows Spark's complete log"
     )
     return errors.SettingsError(
         f"Spark could not start: {(causes or str(error).splitlines())[0][:300]}", remedy
@@ -211,7 +221,7 @@ def _not_started(log: Path, error: Exception) -> errors.InstepError:
 
 @contextmanager
 def _stderr_to(file: Path) -> Iterator[None]:
-    """Let what is started now, the JVM and its workers, write to the log what it would write to the terminal."""
+    """Redirect stderr to a file, for the JVM and the workers that are started meanwhile."""
     sys.stderr.flush()
     kept = os.dup(2)
     with file.open("ab") as log:
@@ -224,28 +234,29 @@ def _stderr_to(file: Path) -> Iterator[None]:
 
 
 def _has_room_for_sockets(place: RunFolder) -> bool:
-    """Whether the path of a socket in a temporary folder is short enough for the system. Otherwise Spark uses ports."""
+    """Return whether paths of sockets in the temporary folders are short enough.
+
+    Otherwise Spark has to use ports.
+    """
     folders = (place.path, Path(tempfile.gettempdir()))
-    return (
-        max(len(os.fsencode(folder)) for folder in folders) + SOCKET_NAME_BYTES
-        < SOCKET_PATH_BYTES_MAX
-    )
+    longest = max(len(os.fsencode(folder)) for folder in folders)
+    return longest + SOCKET_NAME_BYTES < SOCKET_PATH_BYTES_MAX
 
 
 def retrying(master: str) -> str:
-    """A local master tries a failed task again, as every other master does."""
+    """Make a local master retry failed tasks, as every other master does."""
     local = re.fullmatch(r"local(?:\[([0-9*]+)\])?", master)
     return f"local[{local[1] or '1'},{TASK_TRIES_MAX}]" if local else master
 
 
 def joined(ours: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """What the settings say goes before what we say, and with it where a value is a list."""
-    both = {
-        name: between.join((ours[name], given[name]))
-        for name, between in LISTS.items()
+    """Join two configurations: given values win, except that lists are appended."""
+    lists = {
+        name: separator.join((ours[name], given[name]))
+        for name, separator in LISTS.items()
         if name in ours and name in given
     }
-    return {**ours, **given, **both}
+    return {**ours, **given, **lists}
 
 
 def _conf(
@@ -280,55 +291,57 @@ def _conf(
         "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
         "spark.sql.streaming.stopTimeout": str(STOP_TIMEOUT_MS),
         "spark.sql.streaming.numRecentProgressUpdates": "1000",
-        # the three that shorten a micro-batch most
-        "spark.python.unix.domain.socket.enabled": "true"
-        if _has_room_for_sockets(place)
-        else "false",
+        # These three shorten a micro-batch most.
+        "spark.python.unix.domain.socket.enabled": str(_has_room_for_sockets(place)).lower(),
         "spark.sql.streaming.checkpointFileManagerClass": (
-            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+            "org.apache.spark.sql.execution.streaming.checkpointing"
+            ".FileSystemBasedCheckpointFileManager"
         ),
         "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     }
     if spark.master.startswith("local"):
-        # on the class path from the start, where the archive of classes has them too
+        # On the class path from the start, as in the class archive.
         conf |= {"spark.driver.extraClassPath": os.pathsep.join(map(str, jars))}
         conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        # its ports take nobody else on this machine
+        # Other users of this machine must not connect to Spark's ports.
         conf |= {"spark.authenticate": "true", "spark.authenticate.secret": secrets.token_hex(32)}
-        conf |= {
-            "spark.python.daemon.module": "instep.pipeline.daemon"
-        }  # executors elsewhere may be sent instep only later
+        # Only here: executors on other machines may get instep only after their daemon starts.
+        conf |= {"spark.python.daemon.module": "instep.pipeline.daemon"}
     else:
         conf |= {"spark.jars": ",".join(map(str, jars))}
     return conf
 
 
 def _archived(jars: Sequence[Path]) -> list[str]:
-    """The archive of this Spark's classes that may lie beside the jars; one that does not fit is passed over by the JVM."""
+    """Return the JVM options for the class archive beside the jars, if there is one.
+
+    The JVM ignores an archive that does not fit.
+    """
+    options = ["-Xlog:cds=off", "-Xlog:class+path=off"]
     home = hashlib.sha256(str(Path(pyspark.__file__).parent).encode()).hexdigest()[:12]
-    found = [
-        archive for jar in jars[:1] if (archive := jar.with_name(f"classes-{home}.jsa")).exists()
-    ]
-    return [f"-XX:SharedArchiveFile={archive}" for archive in found] + [
-        "-Xlog:cds=off",
-        "-Xlog:class+path=off",
-    ]
+    archive = jars[0].with_name(f"classes-{home}.jsa") if jars else None
+    if archive is not None and archive.exists():
+        options.insert(0, f"-XX:SharedArchiveFile={archive}")
+    return options
 
 
 def _sweep() -> None:
     """Remove the folders of runs that were killed."""
     for folder in Path(tempfile.gettempdir()).glob("instep-run-*"):
-        if _is_left_behind(folder):
+        if _is_abandoned(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_left_behind(folder: Path) -> bool:
-    """Whether nobody holds the folder's lock. One without a lock was made just now, or long ago by an earlier release."""
+def _is_abandoned(folder: Path) -> bool:
+    """Return whether nobody holds the folder's lock.
+
+    A folder without a lock file is new, or was left long ago by an earlier release.
+    """
     try:
         with (folder / LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
     except FileNotFoundError:
         return folder.is_dir() and time.time() - folder.stat().st_mtime > LOCKLESS_S_MAX
-    except OSError:  # held by a run, or another user's
+    except OSError:  # locked by a run, or owned by another user
         return False

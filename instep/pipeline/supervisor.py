@@ -1,4 +1,4 @@
-"""`instep run`: every pipeline in one Spark session, until stopped or, with `once`, until the end of the log."""
+"""`instep run`: run pipelines in one Spark session, until stopped or to the end of the log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from instep.terminal import Tone
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOOK_INTERVAL_S = 0.1
+TICK_INTERVAL_S = 0.1
 KEEP_WARM_INTERVAL_S = 30.0
 END_WITHIN_S = 4.0
 MIRROR_PATIENCE_S = 1.0
@@ -77,11 +77,10 @@ def run(
                     for number, (name, pipeline) in enumerate(chosen.items())
                 ]
                 for runner in runners:
-                    if ahead := backlogs.get(runner.name):
-                        ends = {partition: one.end for partition, one in ahead.items()}
-                        runner.progress.begin(
-                            {p: end - ahead[p].records for p, end in ends.items()}, ends
-                        )
+                    if partitions := backlogs.get(runner.name):
+                        ends = {p: partition.end for p, partition in partitions.items()}
+                        positions = {p: end - partitions[p].records for p, end in ends.items()}
+                        runner.progress.begin(positions, ends)
                 _work(opened, runners, stopped, server, observe(runners))
             finally:
                 with _deadline(stopped, END_WITHIN_S):
@@ -99,36 +98,35 @@ def run(
 def _measure(
     chosen: dict[str, settings.Pipeline], cluster: Cluster, say: Callable[[str], None]
 ) -> dict[str, dict[int, PartitionBacklog]]:
-    """Say what waits for each pipeline: it is known at once, and Spark takes seconds to start."""
-    found = dict[str, dict[int, PartitionBacklog]]()
+    """Print what waits for each pipeline, before Spark starts, which takes seconds."""
+    backlogs: dict[str, dict[int, PartitionBacklog]] = {}
     for name, pipeline in chosen.items():
         try:
-            ahead = found[name] = pending.ahead(cluster, name, pipeline)
-        except errors.InstepError:  # the runner meets the same, and knows whether to wait or to end
+            partitions = pending.ahead(cluster, name, pipeline)
+        except errors.InstepError:  # the runner gets the same error, and waits or ends
             continue
-        held = {partition: one.held_back for partition, one in ahead.items() if one.held_back}
-        say(
-            f"{name}: {counted(sum(one.records for one in ahead.values()), 'record')} waiting; starting Spark"
-        )
-        for text in backlog.explained(
-            held, backlog.open_transactions(cluster, pipeline.topic, held)
-        ):
+        backlogs[name] = partitions
+        records = sum(partition.records for partition in partitions.values())
+        say(f"{name}: {counted(records, 'record')} waiting; starting Spark")
+        held_back = {p: one.held_back for p, one in partitions.items() if one.held_back}
+        transactions = backlog.open_transactions(cluster, pipeline.topic, held_back)
+        for text in backlog.explained(held_back, transactions):
             say(f"{name}: {text}")
-    return found
+    return backlogs
 
 
 def _check(chosen: dict[str, settings.Pipeline], cluster: Cluster) -> None:
-    """Before Spark starts: wrong settings end it at once. A server that does not answer ends it if no pipeline could run."""
+    """Raise before Spark starts if settings are wrong or no pipeline can reach its servers."""
     java_config(cluster.kafka, cluster.bootstrap)
-    away: list[errors.Unreachable] = []
+    unreachable: list[errors.Unreachable] = []
     for name, pipeline in chosen.items():
         try:
             inspection.inspect(name, pipeline)
             topics.describe(cluster, pipeline.topic)
         except errors.Unreachable as error:
-            away.append(error)
-    if len(away) == len(chosen):
-        raise away[0]
+            unreachable.append(error)
+    if len(unreachable) == len(chosen):
+        raise unreachable[0]
 
 
 class Observer(Protocol):
@@ -164,7 +162,7 @@ class Stop:
         self._asked.set()
 
     def listen(self) -> None:
-        """Take the signals over; Spark sets a handler of its own when it starts."""
+        """Handle signals. Call this after Spark has started, as Spark installs its own handler."""
         if not self._by_signal:
             return
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -207,12 +205,13 @@ def _work(
     for runner in runners:
         runner.start()
     try:
-        while not stop.wait(LOOK_INTERVAL_S) and any(
+        while not stop.wait(TICK_INTERVAL_S) and any(
             runner.state is not RunnerState.ENDED for runner in runners
         ):
             if opened.is_lost():
                 reporter.say(
-                    f"the temporary folder {opened.place.path} was removed; starting a new Spark session",
+                    f"the temporary folder {opened.place.path} was removed;"
+                    " starting a new Spark session",
                     Tone.WARNING,
                 )
                 _renew(opened, runners)
@@ -229,19 +228,19 @@ def _work(
 
 
 def _renew(opened: session.Session, runners: Sequence[Runner]) -> None:
-    """Move every pipeline to a new Spark session with a new folder; each continues at its ledger."""
-    _at_once([runner.suspend for runner in runners])
+    """Move every pipeline to a new Spark session and folder; each continues at its ledger."""
+    _in_parallel([runner.suspend for runner in runners])
     opened.renew()
     for number, runner in enumerate(runners):
         runner.resume(opened.spark, opened.place.path / str(number))
 
 
 def _stop_all(runners: Sequence[Runner]) -> None:
-    _at_once([functools.partial(runner.stop, MIRROR_PATIENCE_S) for runner in runners])
+    _in_parallel([functools.partial(runner.stop, MIRROR_PATIENCE_S) for runner in runners])
 
 
-def _at_once(calls: Sequence[Callable[[], None]]) -> None:
-    """A query may take seconds to end, and nobody waits for the sum of them."""
+def _in_parallel(calls: Sequence[Callable[[], None]]) -> None:
+    """Run the calls in parallel, because stopping a query may take seconds."""
     threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:
         thread.start()
@@ -250,7 +249,10 @@ def _at_once(calls: Sequence[Callable[[], None]]) -> None:
 
 
 class _KeepWarm:
-    """A tiny job at once and now and then: workers start while the pipelines do, and Spark ends those idle for a minute."""
+    """Runs a tiny job at the start and from time to time, so that Python workers exist.
+
+    Workers start while the pipelines do, and Spark ends those that are idle for a minute.
+    """
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -259,23 +261,21 @@ class _KeepWarm:
         self._thread: threading.Thread | None = None
 
     def tick(self) -> None:
+        """Run the job if it is due."""
         if time.monotonic() >= self._due and not (self._thread and self._thread.is_alive()):
             self._due = time.monotonic() + KEEP_WARM_INTERVAL_S
             self._thread = threading.Thread(target=self._ping, daemon=True)
             self._thread.start()
 
     def _ping(self) -> None:
-        with contextlib.suppress(
-            Exception
-        ):  # the session ended meanwhile; warmth is all that is lost
-            arrow.map_batches(
-                self._spark.range(0, self._cores, 1, self._cores), task.ping, "id long"
-            ).collect()
+        with contextlib.suppress(Exception):  # the session may have ended; only speed is lost
+            numbers = self._spark.range(0, self._cores, 1, self._cores)
+            arrow.map_batches(numbers, task.ping, "id long").collect()
 
 
 @contextlib.contextmanager
 def _deadline(stop: Stop, seconds: float) -> Iterator[None]:
-    """End the process if ending Spark takes longer than people wait: open transactions are rolled back by their database."""
+    """End the process if Spark does not end in time. The database rolls back open transactions."""
     if not stop.exits or not stop.is_asked():
         yield
         return

@@ -1,7 +1,8 @@
-"""What runs inside a Spark task: records in, transactions done, one row of counts out.
+"""What runs inside a Spark task: read records, commit transactions, return one row of counts.
 
-A worker process is used by many tasks; the connection to the target is kept between them, here, in an importable
-module (a function shipped from the driver's `__main__` would be made anew for every task).
+Spark uses a worker process for many tasks. The connection to the target is kept between them as a
+global of this module: Spark imports a module once per worker, while it would rebuild a function
+from the driver's `__main__` for every task.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sized
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -24,8 +24,7 @@ from instep.document.decoding import Decoder, Record
 from instep.document.guard import Verdict
 from instep.kafka import offsets, topics
 from instep.kafka.connection import Cluster
-from instep.pipeline import arrow_records as arriving
-from instep.pipeline import continuity, failures
+from instep.pipeline import arrow_records, continuity, failures
 from instep.pipeline.apply import transaction
 from instep.pipeline.apply.batch import BatchOutcome, Probe, ProbeEvent, Writer, no_probe
 from instep.sinks import inspection
@@ -36,7 +35,7 @@ RUN_BYTES_MAX = 32 * 1024 * 1024
 RUN_RECORDS_MAX = 100_000
 TRANSIENT_TRIES_MAX = 8
 RECONNECT_PATIENCE_S = 2.0
-BROKER_PATIENCE_S = 5.0  # a transaction is open meanwhile
+BROKER_PATIENCE_S = 5.0  # short, because a transaction is open meanwhile
 TOPIC_DOUBT_S = 2.0  # a broker that has just started may not know its topics yet
 FRESHNESS_BOUNDS_S = (
     0.025,
@@ -65,7 +64,7 @@ SPARK_SCHEMA = ", ".join(f"{name} long" for name in SCHEMA.names)
 
 
 class TaskPlan(msgspec.Struct, frozen=True):
-    """Everything a task needs besides its records."""
+    """Everything that a task needs besides its records."""
 
     target: Target
     pipeline: settings.Pipeline
@@ -80,21 +79,20 @@ _clusters: dict[str, Cluster] = {}
 
 
 def run(plan: TaskPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Apply every run of records of one partition, and give back what was done."""
+    """Apply every run of records of one partition; yield the counts of each."""
     _calm_collector()
     probe = _probe()
     probe(ProbeEvent(plan.target.pipeline, 0))
     try:
         for partition, records in _runs(batches):
-            yield _counted(_apply(plan, partition, records, probe))
+            yield _count_row(_apply(plan, partition, records, probe))
     except errors.InstepError as error:
-        raise failures.TaskFailed(
-            error
-        ) from None  # the cause may quote a record, which must not be read as an error
+        # Without its cause, which may quote a record that looks like an error of ours.
+        raise failures.TaskFailed(error) from None
 
 
 def apply_here(plan: TaskPlan, partition: int, records: list[Record]) -> BatchOutcome:
-    """The same without Spark, in the driver."""
+    """Apply records without Spark, in the driver."""
     try:
         return _apply(plan, partition, records, _probe())
     finally:
@@ -102,14 +100,14 @@ def apply_here(plan: TaskPlan, partition: int, records: list[Record]) -> BatchOu
 
 
 def ping(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Keeps idle workers, and with them their connections, alive: Spark ends those that did nothing for a minute."""
+    """Keep workers and their connections alive: Spark ends those that are idle for a minute."""
     for batch in batches:
-        time.sleep(0.05)  # long enough for every worker to get one of these
+        time.sleep(0.05)  # long enough that every worker gets one of these tasks
         yield batch
 
 
 def _apply(plan: TaskPlan, partition: int, records: list[Record], probe: Probe) -> BatchOutcome:
-    """The transaction, tried again by the type of what went wrong."""
+    """Run the transaction; retry it if the type of the error allows that."""
     work = transaction.BatchTransaction(
         plan.writer,
         partition,
@@ -139,36 +137,39 @@ def _apply(plan: TaskPlan, partition: int, records: list[Record], probe: Probe) 
 
 
 class SameTopic:
-    """Makes sure that records which are in memory came from the topic that the ledger knows.
+    """Checks that the records in memory came from the topic that the ledger knows.
 
-    The topic is asked for its id after they were read, and a deleted topic's id never returns: so the answer is about them, and
-    one is enough for all tries. The question is put at once and the answer awaited when called, behind the database's work.
+    The topic's id is requested after the records were read, and the id of a deleted topic never
+    comes back. So an equal id proves that they came from this topic, and one answer serves all
+    retries. The request is sent at once, and its answer awaited only when the check is called, so
+    that the broker's answer and the database's work overlap.
     """
 
     def __init__(self, plan: TaskPlan) -> None:
         self._plan = plan
-        self._sure = False
-        self._answer: Callable[[], str] | None = self._ask()
+        self._confirmed = False
+        self._answer: Callable[[], str] | None = self._request_id()
 
     def __call__(self) -> None:
-        if self._sure:
+        """Raise if the topic was replaced or deleted."""
+        if self._confirmed:
             return
-        answer, self._answer = self._answer or self._ask(), None
+        answer, self._answer = self._answer or self._request_id(), None
         try:
-            found = answer()
+            topic_id = answer()
         except errors.TopicMissing:
             time.sleep(TOPIC_DOUBT_S)
-            found = self._ask_again()
-        if found != self._plan.writer.topic_id:
+            topic_id = self._request_again()
+        if topic_id != self._plan.writer.topic_id:
             raise continuity.replaced(self._plan.target.pipeline, self._plan.target.topic)
-        self._sure = True
+        self._confirmed = True
 
-    def _ask(self) -> Callable[[], str]:
+    def _request_id(self) -> Callable[[], str]:
         return topics.ask_id(_cluster(self._plan), self._plan.target.topic)
 
-    def _ask_again(self) -> str:
+    def _request_again(self) -> str:
         try:
-            return self._ask()()
+            return self._request_id()()
         except errors.TopicMissing as error:
             raise continuity.gone(
                 self._plan.target.pipeline, self._plan.target.topic, ()
@@ -176,19 +177,19 @@ class SameTopic:
 
 
 def _log_holds(plan: TaskPlan, partition: int, start: int, end: int) -> bool:
-    """Whether the log has a committed record of the partition between two offsets, or may have lost one there.
+    """Return whether the log holds, or may have lost, a committed record between two offsets.
 
-    Asked only where offsets are missing.
+    This is called only if offsets are missing between two records.
     """
     cluster, topic = _cluster(plan), plan.target.topic
     if offsets.earliest(cluster, topic, [partition])[partition] > start:
         return True
-    found = offsets.first_records(cluster, topic, {partition: start})[partition]
-    return found is not None and found.offset < end
+    record = offsets.first_records(cluster, topic, {partition: start})[partition]
+    return record is not None and record.offset < end
 
 
 def _refuse_changed(plan: TaskPlan) -> None:
-    """A table that was altered refuses every row: that is a stop, and no reason to set documents aside."""
+    """Raise a named stop if the table was altered: its refusals must not park documents."""
     inspection.refuse_restrained(plan.target, plan.pipeline)
 
 
@@ -212,11 +213,11 @@ def _forget(target: Target) -> None:
 
 
 def _runs(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[Record]]]:
-    """Consecutive records of one partition; a run is cut when it grows large, as memory must stay bounded."""
+    """Yield runs of consecutive records of one partition, each small enough for memory."""
     current, size = -1, 0
     records: list[Record] = []
     for batch in batches:
-        for partition, offset, timestamp_ms, key, value, headers in arriving.rows(batch):
+        for partition, offset, timestamp_ms, key, value, headers in arrow_records.rows(batch):
             if records and (partition != current or is_full(records, size)):
                 yield current, records
                 records, size = [], 0
@@ -228,18 +229,18 @@ def _runs(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[Record]
 
 
 def is_full(records: Sized, size: int) -> bool:
-    """Whether these records, with so many bytes, are to be applied before more of them are taken."""
+    """Return whether these records, of `size` bytes, must be applied before more are read."""
     return size > RUN_BYTES_MAX or len(records) >= RUN_RECORDS_MAX
 
 
-def _counted(outcome: BatchOutcome) -> pa.RecordBatch:
+def _count_row(outcome: BatchOutcome) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [pa.array([count], pa.int64()) for count in counts(outcome).values()], schema=SCHEMA
     )
 
 
 def counts(outcome: BatchOutcome) -> dict[str, int]:
-    """What a transaction did, in numbers, by the names of SCHEMA."""
+    """Return the counts of a transaction by the names of SCHEMA."""
     ranked = sorted(outcome.freshness_us)
     ends = [
         0,
@@ -247,17 +248,20 @@ def counts(outcome: BatchOutcome) -> dict[str, int]:
         len(ranked),
     ]
     buckets = [end - start for start, end in itertools.pairwise(ends)]
-    done = [
+    totals = [
         outcome.records,
         *(outcome.verdicts[verdict] for verdict in Verdict),
         outcome.dead,
         sum(outcome.freshness_us),
     ]
-    return dict(zip(SCHEMA.names, (*done, *buckets), strict=True))
+    return dict(zip(SCHEMA.names, (*totals, *buckets), strict=True))
 
 
 def _calm_collector() -> None:
-    """PySpark collects all garbage after every task. What is loaded by the second task stays, so take it out of the count."""
+    """Exclude what is loaded by the second task from garbage collection.
+
+    PySpark collects garbage after every task, and would scan the loaded modules each time.
+    """
     global _tasks_done
     _tasks_done += 1
     if _tasks_done == 2:
@@ -266,11 +270,13 @@ def _calm_collector() -> None:
 
 
 def _probe() -> Probe:
-    """Trials watch the steps of the transaction: INSTEP_PROBE names their function, as module:function."""
-    named = os.environ.get("INSTEP_PROBE")
-    if not named:
+    """Return the function, named by INSTEP_PROBE as module:function, that observes transactions.
+
+    Tests and experiments use it to act between two steps.
+    """
+    name = os.environ.get("INSTEP_PROBE")
+    if not name:
         return no_probe
-    module, _, function = named.partition(":")
-    probe: Any = getattr(importlib.import_module(module), function)
-    watch: Probe = probe
-    return watch
+    module, _, function = name.partition(":")
+    probe: Probe = getattr(importlib.import_module(module), function)
+    return probe

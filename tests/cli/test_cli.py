@@ -186,8 +186,8 @@ def test_a_run_that_set_most_aside_says_so_and_counts_across_restarts(place: Pat
     assert "contracts: 50 records: 20 applied" in done.stderr
     assert re.search("30 dead letters; [1-9] restarts", done.stderr), done.stderr
     assert (
-        "WARNING: contracts: 30 of 50 records were set aside (30 dead letters, 0 parked), all for WRONG_TYPE;"
-        " look: instep dead list contracts\n" in done.stderr
+        "WARNING: contracts: 30 of 50 records went to quarantine (30 dead letters, 0 parked),"
+        " all for WRONG_TYPE; list them: instep dead list contracts\n" in done.stderr
     )
 
 

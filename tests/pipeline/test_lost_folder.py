@@ -93,7 +93,7 @@ def test_a_run_continues_in_a_new_session_when_its_folder_is_removed(
     assert f"the temporary folder {removed} was removed; starting a new Spark session" in said
     assert f"contracts: {len(sent):,} records: {len(sent):,} applied, 0 stale, 0 repeated" in said
     assert "; 0 restarts" in said
-    assert f"no folder can be made below {temporary}" in said
+    assert f"cannot create a folder for Spark's temporary files below {temporary}" in said
     assert "set TMPDIR" in said
     assert "Traceback" not in said
     newest = {f"d{document}": version for document, version in sent}

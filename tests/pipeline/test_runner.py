@@ -209,7 +209,7 @@ def test_counts_are_kept_through_idle_times(
     """An idle query reports too, and must not make the next batch look known."""
     url = new_database("sqlite")
     run = runner(following(url, topic))
-    wait_until(lambda: run._report_seen != "", "the report of an idle query")
+    wait_until(lambda: run._last_report != "", "the report of an idle query")
     for number in range(3):
         send(cluster, topic, event(f"d{number}", 1))
         wait_until(lambda number=number: len(rows(url)) == number + 1, "the row")  # type: ignore[misc]
