@@ -103,7 +103,7 @@ def test_the_folder_of_a_run_that_lives_elsewhere_stays(
         [
             sys.executable,
             "-c",
-            "from instep.pipeline.session import Workplace as W; w = W(); print(w.path, flush=True); input()",
+            "from instep.pipeline.session import RunFolder as W; w = W(); print(w.path, flush=True); input()",
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -474,7 +474,7 @@ def test_retention_that_passed_the_ledger(frail_road: Road) -> None:
         sum(last - start + 1 for start, last in (move["passed_over"] for move in plan["moves"]))
         == 9
     )
-    assert run_sql(way.owner, "SELECT DISTINCT why FROM instep_decisions") == [("expired",)]
+    assert run_sql(way.owner, "SELECT DISTINCT reason FROM instep_decisions") == [("expired",)]
     way.events = way.events[:9]
     way.drain()
     way.assert_in_step()
