@@ -1,19 +1,20 @@
-"""The keeper: a small process that starts one server and outlives whoever asked for it.
+"""The keeper: a small process that starts one server and outlives the process that asked for it.
 
-It reads commands, one JSON object per line, from a pipe whose other end only its owner has. When the owner
-is gone, by whatever death, the pipe ends; the keeper then ends the server, removes its temporary data and
-exits. When the keeper itself is killed, the kernel kills the server (Linux). Both run in sessions of their own,
-so Ctrl-C in the owner's terminal does not reach them.
+It reads commands, one JSON object per line, from a pipe whose other end only its owner has. When
+the owner ends, however that happens, the pipe closes. The keeper then ends the server, removes its
+temporary data and exits. If the keeper itself is killed, the kernel kills the server (Linux). Both
+run in sessions of their own, so Ctrl-C in the owner's terminal does not reach them.
 
-    launch  start the process; its output is added to a log
-    poll    its exit status, or null while it runs
+    launch  start the process; its output is appended to a log
+    poll    return its exit status, or null while it runs
     signal  send it a signal
-    freeze  stop it and all below it, as SIGSTOP does; says whether all have stopped
-    thaw    let them go on
-    kill    SIGKILL it and all below it, and wait until they are gone
-    leave   exit and let it run on
+    freeze  stop it and all below it with SIGSTOP; return whether all have stopped
+    thaw    continue them
+    kill    kill it and all below it with SIGKILL, and wait until they have ended
+    leave   exit and let the process run on
 
-Standard library only: it must be there in a few hundredths of a second.
+This module uses the standard library only, because the keeper must start within a few hundredths of
+a second. It therefore reads the process table itself, where `processes.py` uses psutil.
 """
 
 from __future__ import annotations
@@ -27,19 +28,22 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from instep.local import processes
+from instep.waiting import wait_until
 
+PROC = Path("/proc")
+KILL_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 10.0
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Keeper:
-    """One kept process, its end, and the folder that goes with it."""
+    """One kept process, the signal that ends it, and the temporary folder to remove then."""
 
     def __init__(self, end_signal: int, end_timeout_s: float, temporary: Path | None) -> None:
         self.end_signal = end_signal
@@ -48,7 +52,7 @@ class Keeper:
         self.child: subprocess.Popen[bytes] | None = None
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Do one command."""
+        """Execute one command and return its answer."""
         match command["do"]:
             case "launch":
                 return self.launch(command)
@@ -58,18 +62,20 @@ class Keeper:
                 if self.child:
                     self.child.send_signal(command["signal"])
             case "freeze":
-                return {"stopped": processes.freeze(self.tree)}
+                return {"stopped": self.freeze()}
             case "thaw":
                 for pid in reversed(self.tree()):
-                    processes.send(pid, signal.SIGCONT)
+                    _send(pid, signal.SIGCONT)
             case "kill":
                 self.kill()
         return {}
 
     def launch(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Start the process; return its pid, or the error."""
         keeper_pid = os.getpid()
 
         def tie() -> None:
+            """Have the kernel kill the process when the keeper dies."""
             if LIBC:
                 LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                 if os.getppid() != keeper_pid:
@@ -95,41 +101,58 @@ class Keeper:
         return {"pid": self.child.pid}
 
     def tree(self) -> list[int]:
-        """The server's processes, its first one in front. As subreaper the keeper also finds orphans below itself."""
-        below = processes.descendants(
-            os.getpid() if LIBC else self.child.pid if self.child else os.getpid()
-        )
+        """Return the server's processes, its first one in front.
+
+        As a subreaper (Linux) the keeper is the new parent of orphans, so it finds them too.
+        """
+        root = self.child.pid if self.child and not LIBC else os.getpid()
         first = [self.child.pid] if self.child and self.child.poll() is None else []
-        return first + [pid for pid in below if pid not in first]
+        return first + [pid for pid in _descendants(root) if pid not in first]
+
+    def freeze(self) -> bool:
+        """Stop all processes with SIGSTOP; return False if one has not stopped in time."""
+        frozen: list[int] = []
+        while new := [pid for pid in self.tree() if pid not in frozen]:
+            for pid in new:
+                _send(pid, signal.SIGSTOP)
+            frozen += new
+        return wait_until(
+            lambda: all(_has_stopped(pid) for pid in frozen), STOP_TIMEOUT_S, interval_s=0.005
+        )
 
     def kill(self) -> None:
-        deadline = time.monotonic() + 10
-        while (tree := self.tree()) and time.monotonic() < deadline:
+        """Kill all processes with SIGKILL, and wait until they have ended."""
+
+        def all_killed() -> bool:
+            tree = self.tree()
             for pid in tree:
-                processes.send(pid, signal.SIGKILL)
+                _send(pid, signal.SIGKILL)
             self.reap()
-            time.sleep(0.005)
+            return not tree
+
+        wait_until(all_killed, KILL_TIMEOUT_S, interval_s=0.005)
 
     def reap(self) -> None:
-        """Take in the dead: the server by its own wait, so that its exit status stays known, and orphans by theirs."""
+        """Reap processes that have ended.
+
+        The server is reaped by its own `poll`, so that its exit status stays known.
+        """
         if self.child:
             self.child.poll()
         if not LIBC:
             return
         with contextlib.suppress(ChildProcessError):
-            while (
-                found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            ) is not None:
-                if self.child and found.si_pid == self.child.pid:
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if self.child and ended.si_pid == self.child.pid:
                     self.child.poll()
                 else:
-                    os.waitpid(found.si_pid, os.WNOHANG)
+                    os.waitpid(ended.si_pid, os.WNOHANG)
 
     def end(self) -> None:
-        """The owner is gone, or has finished: end the server, first as it likes to be ended, and clean up."""
+        """End the server, first with its own signal, and clean up."""
         if self.child and self.end_signal != signal.SIGKILL and self.child.poll() is None:
             for pid in self.tree():
-                processes.send(pid, signal.SIGCONT)
+                _send(pid, signal.SIGCONT)
             self.child.send_signal(self.end_signal)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.child.wait(self.end_timeout_s)
@@ -139,7 +162,7 @@ class Keeper:
 
 
 def serve(keeper: Keeper, commands: int, answers: int) -> None:
-    """Answer commands until the pipe ends, SIGTERM comes or the keeper is told to leave."""
+    """Answer commands until the pipe closes, SIGTERM arrives or the command is `leave`."""
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
@@ -171,10 +194,63 @@ def serve(keeper: Keeper, commands: int, answers: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: the signal that ends the server, the seconds it has for it, and the temporary folder or ''."""
+    """Run the keeper.
+
+    Arguments: the signal that ends the server, how many seconds it has for that, and the temporary
+    folder or an empty string.
+    """
     if LIBC:
         LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     end_signal, end_timeout_s, temporary = arguments
-    serve(
-        Keeper(int(end_signal), float(end_timeout_s), Path(temporary) if temporary else None), 0, 1
-    )
+    folder = Path(temporary) if temporary else None
+    serve(Keeper(int(end_signal), float(end_timeout_s), folder), 0, 1)
+
+
+# --- the process table ----------------------------------------------------------------------------
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the living processes below a pid, nearest first."""
+    children: dict[int, list[int]] = {}
+    for child, parent, state in _processes():
+        if state not in "ZX":
+            children.setdefault(parent, []).append(child)
+    found: list[int] = []
+    level = children.get(pid, [])
+    while level:
+        found += level
+        level = [below for child in level for below in children.get(child, [])]
+    return found
+
+
+def _has_stopped(pid: int) -> bool:
+    """Return whether a process is stopped or has ended."""
+    states = [state for found, _, state in _processes() if found == pid]
+    return not states or states[0] in "TtZX"
+
+
+def _processes() -> Iterator[tuple[int, int, str]]:
+    """Yield pid, parent's pid and state of every process."""
+    if not PROC.joinpath("self/stat").exists():  # macOS
+        command = ["/bin/ps", "-A", "-o", "pid=,ppid=,state="]
+        listed = subprocess.run(command, capture_output=True, text=True, check=False)
+        for line in listed.stdout.splitlines():
+            pid, parent, state = line.split()
+            yield int(pid), int(parent), state[0]
+        return
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            # The command, in brackets, may itself contain blanks and brackets.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+                fields = text.rpartition(") ")[2].split()
+                state = fields[0]
+                # A zombie has ended when its last thread has: until then it holds its ports.
+                if state == "Z" and int(fields[17]) > 1:
+                    state = "R"
+                yield int(entry.name), int(fields[1]), state

@@ -1,62 +1,65 @@
-"""Processes told apart for certain: a pid together with its start time, and the tree below a pid.
+"""Identify, list, freeze and end processes.
 
-A pid alone may belong to a stranger by the time it is used. Standard library only, and quick to import:
-the keeper uses it too.
+A pid alone may belong to another process by the time it is used. A start mark, which no later
+process with the same pid has, makes sure that it is the same one.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-PROC = Path("/proc")
+import psutil
+
+from instep.waiting import wait_until
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 STOP_TIMEOUT_S = 10.0
 
 
 def start_mark(pid: int) -> str | None:
-    """What no later process with the same pid has: boot and start time; None when no such process lives."""
-    if not PROC.joinpath("self/stat").exists():
-        return _ps_start(pid)
-    stat = _stat(pid)
-    if stat is None or _is_over(stat):
+    """Return boot and start time of a process, or None if no such process is alive."""
+    process = _living(pid)
+    if process is None:
         return None
-    boot = PROC.joinpath("sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot} {stat[19]}"
+    try:
+        # Counted from the boot: a change of the machine's clock would move the absolute time.
+        boot_time = psutil.boot_time()
+        since_boot_s = process.create_time() - boot_time
+    except psutil.NoSuchProcess:
+        return None
+    boot = BOOT_ID.read_text(encoding="ascii").strip() if BOOT_ID.exists() else f"{boot_time:.0f}"
+    return f"{boot} {round(since_boot_s * os.sysconf('SC_CLK_TCK'))}"
 
 
 def alive(pid: int, mark: str | None = None) -> bool:
-    """Whether the process lives (a zombie does not), and is the one that carried the mark when one is given."""
-    found = start_mark(pid)
-    return found is not None and (mark is None or found == mark)
+    """Return whether a process is alive (a zombie is not) and, with a mark, the same one."""
+    if mark is None:
+        return _living(pid) is not None
+    return start_mark(pid) == mark
 
 
 def paused(pid: int) -> bool:
-    """Whether the process is stopped, as by SIGSTOP."""
-    if not PROC.joinpath("self/stat").exists():
-        return any(line.startswith("T") for line in _ps("-p", str(pid), "-o", "state="))
-    stat = _stat(pid)
-    return stat is not None and stat[0] in "Tt"
+    """Return whether the process is stopped, as by SIGSTOP."""
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return False
+    return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def descendants(pid: int) -> list[int]:
-    """The living processes below a pid, nearest first."""
-    children: dict[int, list[int]] = {}
-    for child, parent in _parents():
-        children.setdefault(parent, []).append(child)
-    found: list[int] = []
-    level = children.get(pid, [])
-    while level:
-        found += level
-        level = [below for child in level for below in children.get(child, [])]
-    return found
+    """Return the living processes below a pid, parents before their children."""
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [child.pid for child in children if not _is_over(child)]
 
 
 def send(pid: int, number: int) -> bool:
-    """Signal one process; False when it is gone."""
+    """Send a signal to one process; return False if it no longer exists."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -65,96 +68,65 @@ def send(pid: int, number: int) -> bool:
 
 
 def freeze_tree(pid: int) -> bool:
-    """SIGSTOP a process and all below it; False when one of them still runs after STOP_TIMEOUT_S."""
-    return freeze(lambda: [pid, *descendants(pid)])
+    """Stop a process and all below it with SIGSTOP; return False if one has not stopped in time.
 
-
-def freeze(tree: Callable[[], list[int]]) -> bool:
-    """SIGSTOP the processes that `tree` lists, until it lists no new one, and wait until they have stopped.
-
-    The signal is only noted at first: a process stops when it next runs, or returns from the kernel.
+    A signal only requests the stop: a process stops when it next runs, or returns from the kernel.
     """
     frozen: list[int] = []
-    while fresh := [one for one in tree() if one not in frozen]:
-        for one in fresh:
-            send(one, signal.SIGSTOP)
-        frozen += fresh
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while any(alive(one) and not paused(one) for one in frozen):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
+    while new := [found for found in (pid, *descendants(pid)) if found not in frozen]:
+        for found in new:
+            send(found, signal.SIGSTOP)
+        frozen += new
+    return wait_until(
+        lambda: all(paused(found) or not alive(found) for found in frozen),
+        STOP_TIMEOUT_S,
+        interval_s=0.005,
+    )
 
 
 def thaw_tree(pid: int) -> None:
-    """SIGCONT a process and all below it; the first one last, so that it finds its children at work."""
-    for one in (*reversed(descendants(pid)), pid):
-        send(one, signal.SIGCONT)
+    """Continue a process and all below it with SIGCONT, children before their parents."""
+    for found in (*reversed(descendants(pid)), pid):
+        send(found, signal.SIGCONT)
 
 
 def kill_tree(pid: int, timeout_s: float = 10.0) -> None:
-    """SIGKILL a process and all below it, and wait until none of them lives."""
-    deadline = time.monotonic() + timeout_s
-    # PostgreSQL's children lead process groups of their own, so a group's id does not reach them. The root is
-    # stopped first: it then starts no further child between the look and the blow.
+    """Kill a process and all below it with SIGKILL, and wait until none of them is alive."""
+    # PostgreSQL's children lead process groups of their own, so the group's id does not reach
+    # them. Stop the root first, so that it starts no further child meanwhile.
     send(pid, signal.SIGSTOP)
-    doomed = [pid, *descendants(pid)]
-    while living := [one for one in doomed if alive(one)]:
-        for one in living:
-            send(one, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            return
-        time.sleep(0.01)
+    tree = [pid, *descendants(pid)]
+
+    def all_killed() -> bool:
+        living = [found for found in tree if alive(found)]
+        for found in living:
+            send(found, signal.SIGKILL)
+        return not living
+
+    wait_until(all_killed, timeout_s, interval_s=0.01)
 
 
 def wait_gone(pid: int, mark: str | None, timeout_s: float) -> bool:
-    """Wait until the process is gone; False when it still lives after the time."""
-    deadline = time.monotonic() + timeout_s
-    while alive(pid, mark):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+    """Wait until the process has ended; return False if it is still alive after the time."""
+    return wait_until(lambda: not alive(pid, mark), timeout_s)
 
 
-def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on; the command before it may hold blanks and brackets."""
+def _living(pid: int) -> psutil.Process | None:
     try:
-        return (
-            PROC.joinpath(str(pid), "stat")
-            .read_text(encoding="utf-8", errors="replace")
-            .rpartition(") ")[2]
-            .split()
-        )
-    except (FileNotFoundError, ProcessLookupError):
+        process = psutil.Process(pid)
+    except psutil.NoSuchProcess:
         return None
+    return None if _is_over(process) else process
 
 
-def _is_over(stat: list[str]) -> bool:
-    """A zombie is over when its last thread is: until then it holds its ports and files."""
-    return stat[0] in "ZX" and int(stat[17]) <= 1
+def _is_over(process: psutil.Process) -> bool:
+    """Return whether a process has ended.
 
-
-def _parents() -> list[tuple[int, int]]:
-    """(pid, parent's pid) of every living process."""
-    if PROC.joinpath("self/stat").exists():
-        pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
-        stats = [(pid, _stat(pid)) for pid in pids]
-        return [
-            (pid, int(stat[1])) for pid, stat in stats if stat is not None and not _is_over(stat)
-        ]
-    rows = [line.split() for line in _ps("-A", "-o", "pid=,ppid=,state=")]
-    return [(int(row[0]), int(row[1])) for row in rows if not row[2].startswith("Z")]
-
-
-def _ps_start(pid: int) -> str | None:
-    rows = _ps("-p", str(pid), "-o", "state=,lstart=")
-    return None if not rows or rows[0].startswith("Z") else rows[0].split(maxsplit=1)[1]
-
-
-def _ps(*arguments: str) -> list[str]:
-    run = subprocess.run(
-        ["/bin/ps", *arguments], capture_output=True, text=True, check=False, env={"LC_ALL": "C"}
-    )
-    return [line.strip() for line in run.stdout.splitlines() if line.strip()]
+    A zombie has ended when its last thread has: until then it holds its ports and files.
+    """
+    try:
+        if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return False
+        return process.num_threads() <= 1
+    except psutil.NoSuchProcess:
+        return True
