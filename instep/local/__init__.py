@@ -1,1 +1,1 @@
-"""LENT: real servers on this machine: Kafka, PostgreSQL, MariaDB, other queues: fetched, started, stopped, killed."""
+"""Local servers: Kafka, PostgreSQL, MariaDB and others, fetched and run on this machine."""

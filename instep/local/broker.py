@@ -1,4 +1,4 @@
-"""A local Kafka: one broker, or several that form a cluster; each node is KRaft controller and broker at once."""
+"""A local Kafka: one node, or three that form a cluster. Each is KRaft controller and broker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import base64
 import io
 import socket
 import struct
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent import futures
@@ -17,6 +16,7 @@ from typing import BinaryIO, Self
 
 from instep import errors
 from instep.local import artifacts, class_archives, java, ports, server
+from instep.waiting import wait_until
 
 JVM_FLAGS = (
     "-Xms256m",
@@ -38,7 +38,7 @@ rootLogger.appenderRef.out.ref = out
 
 @dataclass(frozen=True)
 class Peer:
-    """A node of the cluster, as the others find its controller."""
+    """A node of the cluster, and the port of its controller."""
 
     node: int
     controller_port: int
@@ -46,14 +46,14 @@ class Peer:
 
 @dataclass(frozen=True)
 class ProxiedListener:
-    """A second listener for clients, on a port of its own, that tells them another port: that of a proxy in front of it."""
+    """A second listener that advertises the port of a proxy in front of it."""
 
     port: int
     told_port: int
 
 
 class Broker(server.Server):
-    """One node. Alone it is a whole cluster; with peers it needs them to answer."""
+    """One node. Alone it is a complete cluster; with peers it needs a quorum to be ready."""
 
     name = "kafka"
 
@@ -87,15 +87,16 @@ class Broker(server.Server):
 
     @property
     def bootstrap(self) -> str:
-        """What a Kafka client takes as bootstrap servers."""
+        """Return the bootstrap servers for a Kafka client."""
         return self.address
 
     @property
     def controller_port(self) -> int:
+        """Return the port of this node's controller."""
         return next(peer.controller_port for peer in self.peers if peer.node == self.node)
 
     def join(self, port: int, peers: tuple[Peer, ...], cluster_id: str) -> None:
-        """Be a node of a cluster, which chooses the ports."""
+        """Make this a node of a cluster, which chooses the ports."""
         self._port, self.peers, self.cluster_id = port, peers, cluster_id
 
     def choose_ports(self) -> None:
@@ -105,7 +106,7 @@ class Broker(server.Server):
             self.peers = (Peer(self.node, controller_port),)
 
     def prepare(self) -> None:
-        """Write the node's properties, and format its log folder at the first start."""
+        """Write the node's properties; format its log folder at the first start."""
         text = "".join(f"{key}={value}\n" for key, value in self.all_properties().items())
         (self.root / "server.properties").write_text(text, encoding="latin-1")
         (self.root / "log4j2.properties").write_text(LOG4J, encoding="latin-1")
@@ -121,20 +122,27 @@ class Broker(server.Server):
             self.run_step([*_jvm("-XX:TieredStopAtLevel=1"), "kafka.tools.StorageTool", *arguments])
 
     def all_properties(self) -> dict[str, str]:
-        """The node's properties. Paths are relative to its folder: log.dirs would split one at a comma."""
+        """Return the node's properties.
+
+        Paths are relative to its folder, because log.dirs would split a path at a comma.
+        """
         copies, in_sync = (3, 2) if len(self.peers) >= 3 else (1, 1)
-        door = self.side_door
-        listens = f",SIDE://{ports.HOST}:{door.port}" if door else ""
-        tells = f",SIDE://{ports.HOST}:{door.told_port}" if door else ""
+        client = f"CLIENT://{ports.HOST}:{self.port}"
+        controller = f"CONTROLLER://{ports.HOST}:{self.controller_port}"
+        side, advertised_side = "", ""
+        if self.side_door:
+            side = f",SIDE://{ports.HOST}:{self.side_door.port}"
+            advertised_side = f",SIDE://{ports.HOST}:{self.side_door.told_port}"
+        voters = [f"{peer.node}@{ports.HOST}:{peer.controller_port}" for peer in self.peers]
         return {
             "process.roles": "broker,controller",
             "node.id": str(self.node),
-            "controller.quorum.voters": ",".join(
-                f"{peer.node}@{ports.HOST}:{peer.controller_port}" for peer in self.peers
+            "controller.quorum.voters": ",".join(voters),
+            "listeners": f"{client},{controller}{side}",
+            "advertised.listeners": f"{client}{advertised_side}",
+            "listener.security.protocol.map": (
+                "CLIENT:PLAINTEXT,SIDE:PLAINTEXT,CONTROLLER:PLAINTEXT"
             ),
-            "listeners": f"CLIENT://{ports.HOST}:{self.port},CONTROLLER://{ports.HOST}:{self.controller_port}{listens}",
-            "advertised.listeners": f"CLIENT://{ports.HOST}:{self.port}{tells}",
-            "listener.security.protocol.map": "CLIENT:PLAINTEXT,SIDE:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "inter.broker.listener.name": "CLIENT",
             "controller.listener.names": "CONTROLLER",
             "log.dirs": "data",
@@ -145,7 +153,7 @@ class Broker(server.Server):
             "broker.session.timeout.ms": "3000",
             "default.replication.factor": str(copies),
             "min.insync.replicas": str(in_sync),
-            # The internal topics' usual 50 partitions each cost seconds on a small machine, and serve nobody here.
+            # The default of 50 partitions for internal topics costs seconds on a small machine.
             "offsets.topic.num.partitions": "4",
             "offsets.topic.replication.factor": str(copies),
             "transaction.state.log.num.partitions": "4",
@@ -165,22 +173,21 @@ class Broker(server.Server):
         ]
 
     def answers(self) -> bool:
-        """Whether this very node is up in its cluster; a stranger on the port belongs to another."""
-        said = ask_membership(self.port)
-        return said.cluster_id == self._formatted_for() and self.node in said.nodes
+        """Return whether this node is up. Another broker on the port belongs to another cluster."""
+        membership = ask_membership(self.port)
+        return membership.cluster_id == self._formatted_for() and self.node in membership.nodes
 
     def _formatted_for(self) -> str | None:
-        """The id of the cluster that the data belongs to."""
-        for line in (
-            (self.root / "data" / "meta.properties").read_text(encoding="latin-1").splitlines()
-        ):
+        """Return the id of the cluster that the data belongs to."""
+        properties = (self.root / "data" / "meta.properties").read_text(encoding="latin-1")
+        for line in properties.splitlines():
             if line.startswith("cluster.id="):
                 return line.removeprefix("cluster.id=").replace("\\", "")
         return None
 
 
 class LocalCluster:
-    """One broker or three, and what one asks of all of them; a single node is asked by `nodes[i]`."""
+    """One broker or three, operated together; `nodes` gives access to a single one."""
 
     def __init__(
         self,
@@ -195,7 +202,7 @@ class LocalCluster:
     ) -> None:
         if brokers not in (1, 3):
             raise errors.SettingsError(
-                f"a local Kafka of {brokers} brokers is not to be had", "ask for 1 or 3"
+                f"a local Kafka cannot have {brokers} brokers", "choose 1 or 3"
             )
         if given_ports is not None and len(given_ports) != brokers:
             raise errors.SettingsError(
@@ -220,20 +227,19 @@ class LocalCluster:
 
     @property
     def bootstrap(self) -> str:
-        """What a Kafka client takes as bootstrap servers."""
+        """Return the bootstrap servers for a Kafka client."""
         return ",".join(node.address for node in self.nodes)
 
     @property
     def alive(self) -> bool:
-        """Whether every node runs."""
+        """Return whether every node runs."""
         return all(node.alive for node in self.nodes)
 
     def start(self) -> None:
-        """Start every node that does not run, on its old port and data, and return when all know each other."""
+        """Start every dead node on its old port and data; wait until all know each other."""
         java.find()
-        artifacts.jars(
-            "kafka"
-        )  # here, where Ctrl-C is heard at once: a thread of the pool would be waited for
+        # Fetch here, where Ctrl-C interrupts at once; it would wait for a thread of the pool.
+        artifacts.jars("kafka")
         for _ in range(server.ATTEMPTS_ON_FREE_PORTS):
             if not self._has_answered:
                 self._choose_ports()
@@ -254,24 +260,27 @@ class LocalCluster:
         )
 
     def stop(self) -> None:
-        """Stop every node at once: the last ones could not find a quorum to sign off from."""
+        """Stop all nodes at the same time: the last one would find no quorum to sign off from."""
         with futures.ThreadPoolExecutor(len(self.nodes)) as pool:
             list(pool.map(Broker.stop, self.nodes))
 
     def kill(self) -> None:
+        """Kill every node."""
         for node in self.nodes:
             node.kill()
 
     def pause(self) -> None:
+        """Freeze every node."""
         for node in self.nodes:
             node.pause()
 
     def resume(self) -> None:
+        """Continue every node."""
         for node in self.nodes:
             node.resume()
 
     def close(self) -> None:
-        """End every node for good; temporary data goes with them."""
+        """End every node for good and remove temporary data."""
         with futures.ThreadPoolExecutor(len(self.nodes)) as pool:
             list(pool.map(Broker.close, self.nodes))
 
@@ -298,13 +307,10 @@ class LocalCluster:
             node.join(node.port if self._ports_were_given else chosen.pop(), peers, self.cluster_id)
 
     def _wait_for_each_other(self) -> None:
-        deadline = time.monotonic() + self.nodes[0].start_timeout_s
-        while not self._know_each_other():
-            if time.monotonic() > deadline:
-                raise errors.InstepError(
-                    "the local brokers do not find each other", f"see {self.nodes[0].log}"
-                )
-            time.sleep(0.05)
+        if not wait_until(self._know_each_other, self.nodes[0].start_timeout_s, interval_s=0.05):
+            raise errors.InstepError(
+                "the local brokers do not find each other", f"see {self.nodes[0].log}"
+            )
 
     def _know_each_other(self) -> bool:
         expected = {node.node for node in self.nodes}
@@ -315,23 +321,26 @@ class LocalCluster:
 
 
 def new_cluster_id() -> str:
-    """A Kafka id: 16 random bytes in URL-safe base64, not starting with a dash that would read as an option."""
+    """Return a Kafka id: 16 random bytes in URL-safe base64.
+
+    It does not start with a dash, which would look like an option.
+    """
     while True:
-        made = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        if not made.startswith("-"):
-            return made
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not cluster_id.startswith("-"):
+            return cluster_id
 
 
 @dataclass(frozen=True)
 class Membership:
-    """What a broker says of its cluster: the cluster's id, and the ids of the brokers that live."""
+    """The cluster as a broker sees it: its id, and the ids of the live brokers."""
 
     cluster_id: str | None
     nodes: frozenset[int]
 
 
 def ask_membership(port: int, timeout_s: float = 1.0) -> Membership:
-    """Ask the broker on this port, by a Metadata request (version 2, no topics)."""
+    """Ask the broker on this port with a Metadata request (version 2, no topics)."""
     body = struct.pack(">hhih6si", 3, 2, 1, 6, b"instep", 0)
     with (
         socket.create_connection((ports.HOST, port), timeout=timeout_s) as connection,
@@ -358,7 +367,7 @@ def _read_string(stream: BinaryIO) -> str | None:
 def _exactly(stream: BinaryIO, size: int) -> bytes:
     read = stream.read(size)
     if len(read) != size:
-        raise ConnectionError("the broker's answer broke off")
+        raise ConnectionError("the broker's answer is incomplete")
     return read
 
 

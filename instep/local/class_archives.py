@@ -1,10 +1,11 @@
-"""Class-data archives: a JVM maps one into memory instead of reading and verifying thousands of classes.
+"""Class-data archives: a JVM maps one into memory instead of loading thousands of classes.
 
-There is one archive for Spark and one for Kafka's brokers. It lies beside the jars that it belongs to, with a note of what it
-was made for, and is made again when Java or those jars change. `*-classes.xz` list the classes to archive; they are
-recorded by running the program with JDK_JAVA_OPTIONS=-XX:DumpLoadedClassList=FILE. A JVM ignores an archive that does not fit.
+There is one archive for Spark and one for Kafka's brokers. It lies beside its jars, with a note of
+the Java and the jars that it was created for, and is created again when these change. The files
+`*-classes.xz` list the classes to archive. They are recorded by running the program with
+JDK_JAVA_OPTIONS=-XX:DumpLoadedClassList=FILE. A JVM ignores an archive that does not fit.
 
-    python -m instep.local.class_archives     make the archives now
+    python -m instep.local.class_archives     create the archives now
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import lzma
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from pathlib import Path
 import instep
 from instep import errors
 from instep.local import artifacts, ivy, java, keeper_client, paths
+from instep.waiting import wait_until
 
 TIMEOUT_S = 300.0
 
@@ -39,27 +40,25 @@ class JavaProgram:
     class_path: Callable[[list[Path]], str]
 
     def archive(self, jars: list[Path]) -> Path:
-        """Return the place of the archive; there is one for each installation of the program."""
-        return jars[0].with_name(
-            f"classes-{hashlib.sha256(str(self.home()).encode()).hexdigest()[:12]}.jsa"
-        )
+        """Return the path of the archive; each installation of the program has its own."""
+        home = hashlib.sha256(str(self.home()).encode()).hexdigest()[:12]
+        return jars[0].with_name(f"classes-{home}.jsa")
 
     def jvm_flags(self, jars: list[Path]) -> list[str]:
-        """Return the flags that let a JVM use the archive, and keep it silent about one that does not fit."""
+        """Return the JVM flags that use the archive, if it exists, without any warnings."""
         archive = self.archive(jars)
-        return (
-            [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:class+path=off"]
-            if archive.exists()
-            else []
-        )
+        if not archive.exists():
+            return []
+        return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:class+path=off"]
 
 
 def spark_home() -> Path:
+    """Return the folder of the installed Spark."""
     return ivy.find().parent.parent
 
 
 def spark_class_path(jars: list[Path]) -> str:
-    """Return the class path as Spark's own scripts build it, with our jars in front."""
+    """Return the class path as Spark's own scripts build it, with these jars in front."""
     home = spark_home()
     configuration = os.environ.get("SPARK_CONF_DIR") or str(home / "conf")
     first = [str(jar) for jar in sorted((home / "jars").glob("slf4j-api-*.jar"))]
@@ -67,11 +66,15 @@ def spark_class_path(jars: list[Path]) -> str:
 
 
 def kafka_home() -> Path:
+    """Return the folder of Kafka's jars."""
     return artifacts.jars("kafka")[0].parent
 
 
 def kafka_class_path(jars: list[Path]) -> str:
-    """Return the class path of a broker: each jar by name, since an archive fits only the same jars in the same order."""
+    """Return the class path of a broker.
+
+    It names each jar, because an archive fits only the same jars in the same order.
+    """
     return os.pathsep.join(map(str, jars))
 
 
@@ -91,13 +94,14 @@ PROGRAMS = (SPARK, KAFKA)
 def prepare_in_background(
     program: JavaProgram, say: Callable[[str], None]
 ) -> subprocess.Popen[bytes] | None:
-    """Start a process that makes the missing archive and outlives this one. Nobody waits for it."""
+    """Start a process that creates a missing archive and outlives this one."""
     if artifacts.is_kept(program.bundle):
         jars = artifacts.jars(program.bundle)
-        if _is_current(program.archive(jars), _made_for(program, jars)):
+        if _is_current(program.archive(jars), _current_note(program, jars)):
             return None
     say(
-        f"preparing {program.title}'s classes in the background for faster starts: once for this Java and this {program.title}"
+        f"preparing {program.title}'s classes in the background for faster starts:"
+        f" once for this Java and this {program.title}"
     )
     log = paths.cache() / f"{program.title.lower()}-classes.log"
     package_root = str(Path(instep.__file__).parent.parent)
@@ -118,26 +122,31 @@ def prepare_in_background(
 
 
 def prepare(program: JavaProgram, say: Callable[[str], None]) -> bool:
-    """Make the archive unless it is there, and return whether it is. A failure is only reported: nothing depends on it."""
+    """Create the archive if necessary; return whether it exists.
+
+    A failure is only reported, because everything works without the archive.
+    """
     jars = artifacts.jars(program.bundle)
     folder = jars[0].parent
-    archive, wanted = program.archive(jars), _made_for(program, jars)
+    archive, wanted = program.archive(jars), _current_note(program, jars)
     if _is_current(archive, wanted):
         return True
     with (folder / "classes.lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return False  # another process makes it
+            return False  # another process is creating it
         say(
-            f"archiving {program.title}'s classes for faster starts: once for this Java and this {program.title}, about 20 s"
+            f"archiving {program.title}'s classes for faster starts:"
+            f" once for this Java and this {program.title}, about 20 s"
         )
         try:
             _sweep(folder)
             _make(program, archive, jars, wanted)
         except (errors.InstepError, OSError) as error:
             say(
-                f"{program.title}'s classes could not be archived, so each start takes some seconds longer: {error}"
+                f"{program.title}'s classes could not be archived,"
+                f" so each start takes some seconds longer: {error}"
             )
             return False
     return True
@@ -148,7 +157,7 @@ def _is_current(archive: Path, wanted: dict[str, str]) -> bool:
 
 
 def _note(archive: Path) -> dict[str, str]:
-    """Return what an archive was made for."""
+    """Return the note of what an archive was created for."""
     try:
         noted: dict[str, str] = json.loads(archive.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -164,7 +173,7 @@ def _sweep(folder: Path) -> None:
             archive.with_suffix(".json").unlink(missing_ok=True)
 
 
-def _made_for(program: JavaProgram, jars: list[Path]) -> dict[str, str]:
+def _current_note(program: JavaProgram, jars: list[Path]) -> dict[str, str]:
     java_program = java.find().resolve()
     release = java_program.parent.parent / "release"
     home = program.home()
@@ -175,22 +184,22 @@ def _made_for(program: JavaProgram, jars: list[Path]) -> dict[str, str]:
         else str(java_program.stat().st_mtime_ns),
         "program": str(java_program),
         "home": str(home),
-        # with their times: the JVM ignores an archive of jars that were installed again
+        # With their times, because the JVM ignores an archive if its jars were installed again.
         "jars": " ".join(f"{name}:{of.st_size}:{of.st_mtime_ns}" for name, of in facts),
         "classes": artifacts.sha256(program.classes),
     }
 
 
 def _make(program: JavaProgram, archive: Path, jars: list[Path], wanted: dict[str, str]) -> None:
-    """Make the archive in a temporary folder and move it into place when it is complete."""
+    """Create the archive in a temporary folder, and move it into place when it is complete."""
     with artifacts.workshop(archive.parent.parent, f"{program.bundle}-classes") as (keeper, work):
-        names, made, note = work / "classes.list", work / "made.jsa", work / "made.json"
+        names, new, note = work / "classes.list", work / "new.jsa", work / "new.json"
         names.write_bytes(lzma.decompress(program.classes.read_bytes()))
-        options = [f"-XX:SharedClassListFile={names}", f"-XX:SharedArchiveFile={made}"]
+        options = [f"-XX:SharedClassListFile={names}", f"-XX:SharedArchiveFile={new}"]
         _dump(keeper, options, program.class_path(jars), work / "java.log")
-        if not made.is_file():
+        if not new.is_file():
             raise errors.InstepError("the JVM wrote no archive")
-        made.replace(archive)
+        new.replace(archive)
         note.write_text(json.dumps(wanted), encoding="utf-8")
         note.replace(archive.with_suffix(".json"))
 
@@ -208,16 +217,13 @@ def _dump(
         class_path,
     ]
     keeper.launch(arguments, log=log)
-    deadline = time.monotonic() + TIMEOUT_S
-    while (status := keeper.poll()) is None:
-        if time.monotonic() > deadline:
-            raise errors.InstepError(f"the JVM did not write its archive within {TIMEOUT_S:.0f} s")
-        time.sleep(0.1)
+    if not wait_until(lambda: keeper.poll() is not None, TIMEOUT_S, interval_s=0.1):
+        raise errors.InstepError(f"the JVM did not write its archive within {TIMEOUT_S:.0f} s")
+    status = keeper.poll()
     if status != 0:
-        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise errors.InstepError(
-            f"the JVM could not write its archive: {said[-1] if said else f'exit status {status}'}"
-        )
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"exit status {status}"
+        raise errors.InstepError(f"the JVM could not write its archive: {reason}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ivy, which every pip-installed pyspark carries: resolves modules from Maven Central and brings their jars."""
+"""Resolve modules with Ivy, which is part of pyspark, and fetch their jars from Maven Central."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def retrieve(
     *,
     transitive: bool = False,
 ) -> list[Path]:
-    """Bring the modules' jars (ORG:NAME:REVISION), with those they depend on if so wished, to work/ORG/NAME/REVISION/."""
+    """Fetch the jars of modules (ORG:NAME:REVISION) to work/jars/ORG/NAME/REVISION/.
+
+    With `transitive`, fetch their dependencies too.
+    """
     description, log, jars = work / "ivy.xml", work / "ivy.log", work / "jars"
     description.write_text(describe(name, modules, transitive=transitive), encoding="utf-8")
     arguments = [
@@ -63,20 +66,23 @@ def retrieve(
 
 
 def find() -> Path:
-    """Ivy's jar, found without importing pyspark."""
+    """Return Ivy's jar, without importing pyspark."""
     spec = importlib.util.find_spec("pyspark")
     places = spec.submodule_search_locations if spec else None
     found = sorted(jar for place in places or () for jar in Path(place, "jars").glob("ivy-*.jar"))
     if not found:
         raise errors.MissingPart(
-            "pyspark is missing, whose Ivy resolves the jars of the local servers",
+            "pyspark, whose Ivy resolves the jars of the local servers, is missing",
             extras.command("spark"),
         )
     return found[-1]
 
 
 def describe(name: str, modules: Sequence[str], *, transitive: bool) -> str:
-    """The description file that Ivy resolves. The master configuration is a module's own jar and nothing else."""
+    """Return the description file for Ivy.
+
+    The `master` configuration is a module's own jar without its dependencies.
+    """
     conf = "default->default" if transitive else "default->master"
     lines = []
     for module in modules:
@@ -91,26 +97,27 @@ def describe(name: str, modules: Sequence[str], *, transitive: bool) -> str:
 
 
 def refusal(name: str, log: str, work: Path) -> errors.InstepError:
-    """What to tell when Ivy gave up. It reports its reasons as text alone."""
+    """Return the error for a failed fetch, with the reason from Ivy's log."""
     if paths.tells_full_disk(log):
         return errors.InstepError(
             f"no space left below {work.parent} to fetch {name}",
             "free some space, or set INSTEP_HOME",
         )
-    told = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith("..")]
-    refused, missing = (
-        [line for line in told if words in line] for words in ("access error", "not found")
-    )
-    reasons = refused or missing or told
+    lines = [
+        line.strip() for line in log.splitlines() if line.strip() and not line.startswith("..")
+    ]
+    refused = [line for line in lines if "access error" in line]
+    missing = [line for line in lines if "not found" in line]
+    reason = next(iter(refused or missing or lines), "Ivy gave no reason")
     return errors.MissingPart(
-        f"{name} could not be fetched from Maven Central: {next(iter(reasons), 'Ivy gave no reason')}",
-        "see that the network is there (behind a proxy: "
+        f"{name} could not be fetched from Maven Central: {reason}",
+        "check the network (behind a proxy: "
         "export JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=HOST -Dhttps.proxyPort=PORT'), then try again",
     )
 
 
 class IvyProgress:
-    """Megabytes fetched so far: a live line on a terminal, elsewhere a line at the start; and one at the end."""
+    """Shows the fetched megabytes: a live line on a terminal, elsewhere a line at the start."""
 
     def __init__(self, what: str, folder: Path) -> None:
         self._what = what
@@ -127,9 +134,11 @@ class IvyProgress:
         self._line.clear()
 
     def show(self) -> None:
+        """Update the live line."""
         self._line.update(self._what, self._fetched_mb(), None, "MB")
 
     def done(self) -> None:
+        """Print the summary."""
         self._line.clear()
         self._say(
             f"{self._what}: {self._fetched_mb():.0f} MB in {time.monotonic() - self._started:.0f} s"

@@ -1,4 +1,4 @@
-"""The Java that brokers and Spark run on: found in JAVA_HOME or on the PATH, and new enough."""
+"""Find the Java for brokers and Spark, in JAVA_HOME or on the PATH, and check its version."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pathlib import Path
 
 from instep import errors
 
-OLDEST_VERSION = 17
+VERSION_MIN = 17
 REMEDY = (
-    "install Java 17 or newer: Debian and Ubuntu `apt install openjdk-17-jre-headless`, macOS `brew install openjdk@17`; "
-    "or set JAVA_HOME to one that is there"
+    "install Java 17 or newer: Debian and Ubuntu `apt install openjdk-17-jre-headless`, macOS"
+    " `brew install openjdk@17`; or set JAVA_HOME to an installed one"
 )
 
 
 def find() -> Path:
-    """The java program, checked once per process and place to look in."""
+    """Return the java program. It is checked once per process."""
     return find_version()[0]
 
 
 def find_version() -> tuple[Path, int]:
-    """The java program and its feature version."""
+    """Return the java program and its feature version."""
     return _find(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
 
 
 def parse_version(text: str) -> int | None:
-    """The feature version in what `java -version` prints: 17 of "17.0.15", 8 of "1.8.0_442"."""
+    """Return the feature version from `java -version`: 17 of "17.0.15", 8 of "1.8.0_442"."""
     match = re.search(r'version "(?:1\.)?(\d+)', text) or re.search(
         r"^(?:openjdk|java) (?:1\.)?(\d+)", text, re.MULTILINE
     )
@@ -42,7 +42,7 @@ def _find(java_home: str, path: str) -> tuple[Path, int]:
     program = Path(java_home, "bin", "java") if java_home else None
     if program and not os.access(program, os.X_OK):
         raise errors.MissingPart(
-            f"Java is missing: JAVA_HOME is {java_home}, and there is no bin/java in it", REMEDY
+            f"Java is missing: JAVA_HOME is {java_home}, which has no bin/java", REMEDY
         )
     if program is None:
         found = shutil.which("java", path=path)
@@ -62,16 +62,19 @@ def _find(java_home: str, path: str) -> tuple[Path, int]:
     shown = run.stderr + run.stdout
     version = parse_version(shown)
     if run.returncode != 0 or version is None:
-        said = " ".join(shown.split())[:200] or f"nothing, and exit status {run.returncode}"
+        output = " ".join(shown.split())[:200] or f"nothing, exit status {run.returncode}"
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
             raise errors.MissingPart(
-                f"Java cannot start within {limit // 2**20} MB of address space (ulimit -v): {program} said {said!r}",
+                f"Java cannot start within {limit // 2**20} MB of address space (ulimit -v):"
+                f" {program} printed {output!r}",
                 "raise the limit: ulimit -v unlimited",
             )
-        raise errors.MissingPart(f"Java does not work: {program} -version said {said!r}", REMEDY)
-    if version < OLDEST_VERSION:
         raise errors.MissingPart(
-            f"Java {OLDEST_VERSION} or newer is needed; {program} is Java {version}", REMEDY
+            f"Java does not work: {program} -version printed {output!r}", REMEDY
+        )
+    if version < VERSION_MIN:
+        raise errors.MissingPart(
+            f"Java {VERSION_MIN} or newer is needed; {program} is Java {version}", REMEDY
         )
     return program, version

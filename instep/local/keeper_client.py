@@ -1,4 +1,4 @@
-"""The owner's end of a keeper: starts it, tells it what to launch, and lets go of it."""
+"""The owner's side of a keeper: start it, send commands to it, close it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OWNED: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class User:
-    """Whom a server runs as, where it must not be root."""
+    """The user that a server runs as, if it must not run as root."""
 
     name: str
     uid: int
@@ -30,7 +30,7 @@ class User:
 
 
 class KeeperClient:
-    """One keeper process. It ends its server when this object is closed or this process is gone."""
+    """One keeper process. It ends its server when this object is closed or this process ends."""
 
     def __init__(
         self,
@@ -41,20 +41,15 @@ class KeeperClient:
         tied: bool = True,
     ) -> None:
         self._tied = tied
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()  # one command and its answer at a time
         package_root = str(Path(instep.__file__).parent.parent)
-        code = f"import sys; sys.path.insert(0, {package_root!r}); from instep.local import keeper; keeper.main(sys.argv[1:])"
+        code = (
+            f"import sys; sys.path.insert(0, {package_root!r});"
+            " from instep.local import keeper; keeper.main(sys.argv[1:])"
+        )
+        arguments = [str(int(end_signal)), str(end_timeout_s), str(temporary or "")]
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                "-c",
-                code,
-                str(int(end_signal)),
-                str(end_timeout_s),
-                str(temporary or ""),
-            ],
+            [sys.executable, "-I", "-S", "-c", code, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -62,14 +57,16 @@ class KeeperClient:
             start_new_session=True,
         )
         _OWNED.add(self._process)
-        self._finalizer = weakref.finalize(self, _let_go, self._process)
+        self._finalizer = weakref.finalize(self, _close, self._process)
 
     @property
     def pid(self) -> int:
+        """Return the process id of the keeper."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
+        """Return whether the keeper runs."""
         return self._process.poll() is None
 
     def launch(
@@ -82,7 +79,7 @@ class KeeperClient:
         user: User | None = None,
         given: Path = Path(os.devnull),
     ) -> int:
-        """Start the process, its input from a file and its output added to the log, and return its pid."""
+        """Start a process that reads a file and appends to the log; return its pid."""
         answer = self._ask(
             do="launch",
             argv=list(argv),
@@ -99,21 +96,24 @@ class KeeperClient:
         return int(answer["pid"])
 
     def poll(self) -> int | None:
-        """The exit status of the process, negative for a signal; None while it runs."""
+        """Return the exit status of the process, negative for a signal; None while it runs."""
         returncode = self._ask(do="poll")["returncode"]
         return None if returncode is None else int(returncode)
 
     def signal(self, number: int) -> None:
+        """Send a signal to the process."""
         self._ask(do="signal", signal=int(number))
 
     def freeze(self) -> bool:
-        """Stop the process and all below it; False when one of them still runs after a while."""
+        """Stop the process and all below it; return False if one has not stopped in time."""
         return bool(self._ask(do="freeze")["stopped"])
 
     def thaw(self) -> None:
+        """Continue the process and all below it."""
         self._ask(do="thaw")
 
     def kill(self) -> None:
+        """Kill the process and all below it, and wait until they have ended."""
         self._ask(do="kill")
 
     def leave(self) -> None:
@@ -122,15 +122,15 @@ class KeeperClient:
         self.close()
 
     def close(self) -> None:
-        """End the process, remove the temporary folder, and wait until both are gone."""
+        """End the process, remove the temporary folder, and wait until that is done."""
         self._finalizer()
 
     def _ask(self, **command: object) -> dict[str, Any]:
-        with self._turn:
+        with self._lock:
             process = self._process
             if process.stdin is None or process.stdout is None or process.stdin.closed:
                 raise errors.InstepError(
-                    "a local server's keeper was closed already", "start the server again"
+                    "the keeper of a local server is already closed", "start the server again"
                 )
             message = json.dumps(command).encode() + b"\n"
             try:
@@ -141,14 +141,14 @@ class KeeperClient:
                 line = b""
         if not line:
             raise errors.InstepError(
-                f"the keeper of a local server (pid {process.pid}) is gone",
+                f"the keeper of a local server (pid {process.pid}) has ended",
                 "start the server again",
             )
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
-def _let_go(process: subprocess.Popen[bytes]) -> None:
+def _close(process: subprocess.Popen[bytes]) -> None:
     _close_pipes(process)
     process.wait()
 
@@ -160,7 +160,7 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
 
 
 def _disown_in_fork() -> None:
-    """A fork without exec has the pipes too: as long as it lived, the keepers would not see their owner die."""
+    """Close the pipes in a forked process: otherwise keepers would not see their owner end."""
     for process in list(_OWNED):
         _close_pipes(process)
         process.returncode = 0

@@ -1,4 +1,4 @@
-"""Shared libraries that a fetched program needs of this machine."""
+"""Check that this machine has the shared libraries of a fetched program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEBIAN_PACKAGES = {
 
 
 def check(program: Path) -> None:
-    """See that the program finds every library it needs."""
+    """Raise if the program lacks a library."""
     ldd = shutil.which("ldd")
     if ldd is None:
         return
@@ -40,7 +40,7 @@ def check(program: Path) -> None:
     missing = parse_missing(run.stdout)
     if missing:
         packages = [
-            DEBIAN_PACKAGES.get(library, f"the package that holds {library}") for library in missing
+            DEBIAN_PACKAGES.get(library, f"the package of {library}") for library in missing
         ]
         raise errors.MissingPart(
             f"{program.name} cannot run here: {', '.join(missing)} missing",
@@ -49,5 +49,5 @@ def check(program: Path) -> None:
 
 
 def parse_missing(ldd_output: str) -> list[str]:
-    """The libraries that ldd did not find."""
+    """Return the libraries that ldd did not find."""
     return re.findall(r"^\s*(\S+) => not found", ldd_output, re.MULTILINE)

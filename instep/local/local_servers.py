@@ -1,9 +1,11 @@
-"""Servers lent until they are given back: `instep up` starts them, `instep down` stops them.
+"""Local servers: `instep up` starts them, `instep down` stops them.
 
-They live on without the process that started them, and keep their data between down and up. One up or down works at a time.
+They run on without the process that started them, and keep their data between down and up. Only one
+`up` or `down` runs at a time.
 
-For experiments a single server can be killed, started, paused and resumed. What was killed on purpose stays so
-until it is started or `up` is asked for: commands that need a broker do not start it again.
+For experiments, a single server can be killed, started, paused and resumed. A server that was
+killed on purpose stays down until it is started, or until `instep up`: commands that need a broker
+do not start it.
 """
 
 from __future__ import annotations
@@ -34,10 +36,11 @@ def up(
     given_ports: Mapping[str, int] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[LocalServer]:
-    """Start what is not running yet, and return all that runs then.
+    """Start what is not running yet, and return all running servers.
 
-    Without a number of brokers it is that of the data kept, else one. A port that was given must be free;
-    without one the usual port is taken if it is free, else any. Three brokers take three ports in a row from the given one.
+    The default number of brokers is that of the kept data, else one. A given port must be free.
+    Without one, a server takes its default port if that is free, else any free port. Three brokers
+    take three consecutive ports, beginning with the given one.
     """
     given_ports = given_ports or {}
     _check_names("database", databases, DATABASES)
@@ -47,16 +50,16 @@ def up(
         _check_ports(given_ports)
         if len(_nodes()) < count:
             say(f"starting kafka with {_brokers(count)}")
-            _lend_brokers(count, given_ports.get("kafka"))
+            _start_brokers(count, given_ports.get("kafka"))
         for name in databases:
             if name not in {one.name for one in registry.running()}:
                 say(f"starting {name}")
-                _lend_database(name, given_ports.get(name))
+                _start_database(name, given_ports.get(name))
         return registry.running()
 
 
 def down(*, purge: bool = False) -> list[LocalServer]:
-    """Stop what runs and return it; with purge also remove the data."""
+    """Stop the running servers and return them; with `purge`, also remove their data."""
     with paths.locked(paths.state() / "up.lock"):
         stopped = registry.running()
         if stopped:
@@ -76,18 +79,18 @@ def data_folders() -> list[Path]:
 
 
 def broker_on_demand(say: Callable[[str], None]) -> str:
-    """The bootstrap of the local Kafka, started as up would when none of it runs; nodes that were killed are left alone."""
+    """Return the bootstrap servers of the local Kafka; start it unless it runs or was killed."""
     return registry.bootstrap() or ",".join(one.address for one in up(say=say) if one.node)
 
 
-# --- experiments --------------------------------------------------------------------------------------
+# --- experiments ----------------------------------------------------------------------------------
 
 
 def kill(name: str) -> LocalServer:
-    """SIGKILL one server with all its processes; its data stays."""
+    """Kill one server and all its processes with SIGKILL; its data stays."""
     with paths.locked(paths.state() / "up.lock"):
         one = _named(name)
-        _expect(one, ("running", "paused"), "is dead already")
+        _expect(one, ("running", "paused"), "is already dead")
         processes.kill_tree(one.pid)
         return _note(replace(one, killed=True))
 
@@ -98,14 +101,14 @@ def start(name: str) -> LocalServer:
         one = _named(name)
         _expect(one, ("dead",), f"is {one.state}")
         if one.node:
-            _lend_missing_brokers(only=one.node)
+            _start_missing_brokers(only=one.node)
         else:
-            _lend_database(one.name, one.port)
+            _start_database(one.name, one.port)
         return _named(name)
 
 
 def pause(name: str) -> LocalServer:
-    """Freeze one server, and return when it has stopped: its connections stay open and nothing answers."""
+    """Freeze one server, and wait until it has stopped: nothing answers any more."""
     with paths.locked(paths.state() / "up.lock"):
         one = _named(name)
         _expect(one, ("running",), f"is {one.state}")
@@ -116,7 +119,7 @@ def pause(name: str) -> LocalServer:
 
 
 def resume(name: str) -> LocalServer:
-    """Let a paused server go on."""
+    """Continue a paused server."""
     with paths.locked(paths.state() / "up.lock"):
         one = _named(name)
         _expect(one, ("paused",), f"is {one.state}, not paused")
@@ -125,7 +128,7 @@ def resume(name: str) -> LocalServer:
 
 
 def _named(name: str) -> LocalServer:
-    """The server of this name; a broker also by the number of its node."""
+    """Return the server with this name. A broker may also be named by its node number."""
     found = [one for one in registry.known() if name in (one.name, str(one.node or one.name))]
     if found:
         return found[0]
@@ -151,7 +154,7 @@ def _note(changed: LocalServer) -> LocalServer:
     return changed
 
 
-# --- starting -----------------------------------------------------------------------------------------
+# --- starting -------------------------------------------------------------------------------------
 
 
 def _check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
@@ -167,24 +170,30 @@ def _check_ports(given_ports: Mapping[str, int]) -> None:
         for one in registry.running():
             if one.name in (name, f"{name}-1") and one.port != port:
                 raise errors.SettingsError(
-                    f"{one.name} is up on port {one.port}, and port {port} was asked for",
-                    "first `instep down`, or leave the port out",
+                    f"{one.name} is running on port {one.port}, not on the requested port {port}",
+                    "run `instep down` first, or leave out the port",
                 )
 
 
 def _broker_count(wanted: int | None) -> int:
     kept = [int(folder.name.rpartition("-")[2]) for folder in _kept_clusters()]
-    count = wanted if wanted is not None else kept[0] if kept else 1
+    count = wanted
+    if count is None:
+        count = kept[0] if kept else 1
     if count in kept or not kept:
         return count
     if _nodes():
         raise errors.SettingsError(
-            f"the local Kafka is up with {_brokers(kept[0])}, and {_brokers(count)} were asked for",
-            "leave --brokers out; or first `instep down --purge --execute`, which also removes its topics",
+            f"the local Kafka is running with {_brokers(kept[0])},"
+            f" but {_brokers(count)} were requested",
+            "leave out --brokers; or run `instep down --purge --execute` first,"
+            " which removes its topics",
         )
     raise errors.SettingsError(
-        f"the local Kafka's kept data is that of {_brokers(kept[0])}, and {_brokers(count)} were asked for",
-        f"use --brokers {kept[0]}; or first `instep down --purge --execute`, which removes its topics",
+        f"the data of the local Kafka is that of {_brokers(kept[0])},"
+        f" but {_brokers(count)} were requested",
+        f"use --brokers {kept[0]}; or run `instep down --purge --execute` first,"
+        " which removes its topics",
     )
 
 
@@ -192,24 +201,24 @@ def _brokers(count: int) -> str:
     return "1 broker" if count == 1 else f"{count} brokers"
 
 
-def _lend_brokers(count: int, given_port: int | None) -> None:
+def _start_brokers(count: int, given_port: int | None) -> None:
     if _nodes():
-        _lend_missing_brokers()
+        _start_missing_brokers()
         return
     root = paths.state() / f"kafka-of-{count}"
     wanted = [(given_port or DEFAULT_PORTS["kafka"]) + index for index in range(count)]
-    usual_are_free = not any(ports.taken(port) for port in wanted)
+    use_wanted = given_port is not None or not any(ports.taken(port) for port in wanted)
     cluster = broker.LocalCluster(
-        count, given_ports=wanted if given_port or usual_are_free else None, root=root, tied=False
+        count, given_ports=wanted if use_wanted else None, root=root, tied=False
     )
     with cluster:
         _hand_over(cluster.nodes)
 
 
-def _lend_missing_brokers(only: int | None = None) -> None:
-    """Start the nodes that died, or one of them, on the ports by which the others know them.
+def _start_missing_brokers(only: int | None = None) -> None:
+    """Start the dead nodes, or one of them, on the ports by which the others know them.
 
-    Too few of them for a quorum cannot answer yet, and are not waited for.
+    Without a quorum they cannot become ready, so they are not waited for.
     """
     nodes = [one for one in registry.known() if one.node]
     root = paths.state() / f"kafka-of-{len(nodes)}"
@@ -225,25 +234,26 @@ def _lend_missing_brokers(only: int | None = None) -> None:
                 started.callback(node.close)
                 node.launch()
                 missing.append(node)
-        at_work = sum(one.state == "running" for one in nodes) + len(missing)
-        for node in missing if at_work > len(nodes) // 2 else ():
-            node.wait_ready()
+        running = sum(one.state == "running" for one in nodes) + len(missing)
+        if running > len(nodes) // 2:
+            for node in missing:
+                node.wait_ready()
         _hand_over(missing)
 
 
-def _lend_database(name: str, given_port: int | None) -> None:
-    usual = DEFAULT_PORTS[name]
-    port = given_port or (None if ports.taken(usual) else usual)
+def _start_database(name: str, given_port: int | None) -> None:
+    default = DEFAULT_PORTS[name]
+    port = given_port or (None if ports.taken(default) else default)
     with DATABASES[name](port=port, root=paths.open_state() / name, tied=False) as database:
         _hand_over([database])
 
 
 def _hand_over(servers: Sequence[server.Server]) -> None:
-    """Write the servers down, then let them run on: killed in between, they end with this process."""
+    """Register the servers, then release them. If this process dies in between, they end."""
     recorded = {one.name: one for one in registry.known()}
     for one in servers:
-        lent = _describe(one)
-        recorded[lent.name] = lent
+        described = _describe(one)
+        recorded[described.name] = described
     registry.write(list(recorded.values()))
     for one in servers:
         one.release()
@@ -270,7 +280,7 @@ def _describe(one: server.Server) -> LocalServer:
     )
 
 
-# --- what is known ------------------------------------------------------------------------------------
+# --- state ----------------------------------------------------------------------------------------
 
 
 def _nodes() -> list[LocalServer]:

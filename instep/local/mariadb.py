@@ -1,4 +1,4 @@
-"""A local MariaDB: user root without password and database `instep`, reached from this machine only."""
+"""A local MariaDB: user root without password, database `instep`, loopback only."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ UTF8MB4 = 45
 
 
 class MariaDB(database.Database):
+    """A MariaDB server."""
+
     name = "mariadb"
-    usual_version = "11.4"
+    default_version = "11.4"
     version_variable = "INSTEP_MARIADB_VERSION"
 
     @property
@@ -37,17 +39,18 @@ class MariaDB(database.Database):
         }
 
     def prepare(self) -> None:
-        """At the first start make the data folder; aside, so that a half-made one is never used."""
+        """Create the data at the first start, under another name until it is complete."""
         if self.data.exists():
             return
         home = self.home
         libraries.check(home / "bin" / "mariadbd")
-        made = self.root / "data.new"
-        shutil.rmtree(made, ignore_errors=True)
+        new = self.root / "data.new"
+        shutil.rmtree(new, ignore_errors=True)
         first = self.root / "first.sql"
         first.write_text("CREATE DATABASE IF NOT EXISTS instep;\n", encoding="utf-8")
         first.chmod(0o644)
-        # mariadbd may read and write files for its clients, every user of this machine, in this one folder alone.
+        # The only folder in which mariadbd reads and writes files for its clients, who may be any
+        # user of this machine.
         files = self.root / "files"
         files.mkdir(exist_ok=True)
         if self.user:
@@ -55,18 +58,12 @@ class MariaDB(database.Database):
         arguments = [
             "--no-defaults",
             f"--basedir={home}",
-            f"--datadir={made}",
+            f"--datadir={new}",
             "--auth-root-authentication-method=normal",
         ]
-        self.run_step(
-            [
-                f"{home}/scripts/mariadb-install-db",
-                *arguments,
-                "--skip-test-db",
-                "--skip-name-resolve",
-            ]
-        )
-        made.rename(self.data)
+        arguments += ["--skip-test-db", "--skip-name-resolve"]
+        self.run_step([f"{home}/scripts/mariadb-install-db", *arguments])
+        new.rename(self.data)
 
     def command(self) -> list[str]:
         home = self.home
@@ -77,7 +74,7 @@ class MariaDB(database.Database):
             f"--datadir={self.data}",
             f"--bind-address={ports.HOST}",
             f"--port={self.port}",
-            # Relative to the data folder: the whole path may be longer than a socket's may be.
+            # Relative to the data folder: an absolute path may be too long for a socket.
             "--socket=mariadb.sock",
             "--pid-file=mariadb.pid",
             f"--init-file={self.root}/first.sql",
@@ -87,12 +84,12 @@ class MariaDB(database.Database):
             "--default-time-zone=+00:00",
             "--local-infile=ON",
             "--skip-name-resolve",
-            # It would make itself a certificate at every start, which takes up to ten seconds.
+            # It would create a certificate at every start, which takes up to ten seconds.
             "--skip-ssl",
         ]
 
     def answers(self) -> bool:
-        """Log in to the database. Its own pid file comes first: on a lost port another server would answer."""
+        """Log in to the database. Check the pid file first: another server may have the port."""
         if (self.data / "mariadb.pid").read_text(encoding="utf-8").strip() != str(self.pid):
             return False
         with (
@@ -102,26 +99,26 @@ class MariaDB(database.Database):
             greeting = _read_packet(stream)
             if greeting[:1] != b"\x0a":
                 return False
-            abilities = (
+            capabilities = (
                 CLIENT_CONNECT_WITH_DB
                 | CLIENT_PROTOCOL_41
                 | CLIENT_SECURE_CONNECTION
                 | CLIENT_PLUGIN_AUTH
             )
             login = (
-                struct.pack("<IIB23x", abilities, 1 << 24, UTF8MB4)
+                struct.pack("<IIB23x", capabilities, 1 << 24, UTF8MB4)
                 + b"root\0"
                 + b"\0"
                 + b"instep\0mysql_native_password\0"
             )
             connection.sendall(struct.pack("<I", len(login) | 1 << 24) + login)
-            said = _read_packet(stream)
+            answer = _read_packet(stream)
             connection.sendall(struct.pack("<I", 1) + b"\x01")
-        return said[:1] == b"\x00"
+        return answer[:1] == b"\x00"
 
 
 def _read_packet(stream: BinaryIO) -> bytes:
     header = stream.read(4)
     if len(header) < 4:
-        raise ConnectionError("the server's answer broke off")
+        raise ConnectionError("the server's answer is incomplete")
     return stream.read(struct.unpack("<I", header)[0] & 0xFFFFFF)

@@ -1,6 +1,7 @@
-"""Jars from Maven Central, by HTTPS: the lock names each module, so nothing has to be resolved and no JVM is needed.
+"""Fetch jars from Maven Central over HTTPS.
 
-A process of its own fetches, under a keeper: whoever waits for it can be interrupted, or killed, at any moment.
+The lock names each module, so nothing has to be resolved and no JVM is needed. A separate process
+fetches, under a keeper, so that the waiting process can be interrupted or killed at any time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ import instep
 from instep import errors
 from instep.local import keeper_client, paths
 
-REPOSITORY = "INSTEP_MAVEN_REPOSITORY"  # the environment variable that names another repository than Maven Central
+# The environment variable that names a repository other than Maven Central.
+REPOSITORY = "INSTEP_MAVEN_REPOSITORY"
 ROOT = re.compile(rb"https://[\x21-\x7e]+/maven2(?=/)")
 THREADS = 4
 TIMEOUT_S = 30.0
@@ -32,13 +34,16 @@ TRIES = 3
 CHUNK_BYTES = 1 << 18
 TICK_S = 0.1
 FULL_DISK_BYTES = 1 << 20
-PROGRAM = "import sys; sys.path.insert(0, {root!r}); from instep.local import maven; maven.main(sys.argv[1:])"
+PROGRAM = (
+    "import sys; sys.path.insert(0, {root!r});"
+    " from instep.local import maven; maven.main(sys.argv[1:])"
+)
 
 
 def retrieve(
     keeper: keeper_client.KeeperClient, work: Path, name: str, modules: Sequence[str]
 ) -> list[Path]:
-    """Bring the jars of these modules (ORG:NAME:REVISION) to work/jars."""
+    """Fetch the jars of these modules (ORG:NAME:REVISION) to work/jars."""
     folder, log = work / "jars", work / "fetch.log"
     folder.mkdir()
     program = PROGRAM.format(root=str(Path(instep.__file__).parent.parent))
@@ -59,36 +64,39 @@ def retrieve(
 
 
 def repository() -> str:
-    """The address of the repository: what the environment names, else what the Ivy inside pyspark takes for Maven Central."""
+    """Return the address of the repository.
+
+    The environment may name it; otherwise it is Maven Central's, as in the Ivy inside pyspark.
+    """
     if named := os.environ.get(REPOSITORY):
         return named.rstrip("/")
     spark = importlib.util.find_spec("pyspark")
     for folder in (spark.submodule_search_locations or []) if spark else []:
         for jar in Path(folder).glob("jars/ivy-*.jar"):
             with zipfile.ZipFile(jar) as opened:
-                found = ROOT.search(
-                    opened.read("org/apache/ivy/plugins/resolver/IBiblioResolver.class")
-                )
-            if found:
-                return found[0].decode()
+                code = opened.read("org/apache/ivy/plugins/resolver/IBiblioResolver.class")
+            if address := ROOT.search(code):
+                return address[0].decode()
     raise errors.MissingPart(
-        "nothing here says where Maven Central is: pyspark, which knows it, is not installed",
+        "the address of Maven Central is unknown, because pyspark, which contains it, is missing",
         f"install pyspark, or name a Maven repository: export {REPOSITORY}=https://HOST/PATH",
     )
 
 
 def refusal(name: str, log: str, work: Path) -> errors.InstepError:
-    """The error for a fetch that failed; the last line of its log says why."""
-    # on a full disk the log may have had no room for saying so
+    """Return the error for a failed fetch; the last line of its log says why."""
+    # On a full disk, even the log may not say so.
     if paths.tells_full_disk(log) or shutil.disk_usage(work).free < FULL_DISK_BYTES:
         return errors.InstepError(
             f"no space left below {work.parent} to fetch {name}",
             "free some space, or set INSTEP_HOME",
         )
-    said = [line.strip() for line in log.splitlines() if line.strip()]
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    reason = lines[-1] if lines else "no reason was given"
     return errors.MissingPart(
-        f"{name} could not be fetched from Maven Central: {said[-1] if said else 'no reason was given'}",
-        "check the network (behind a proxy: export https_proxy=http://HOST:PORT), then run the command again",
+        f"{name} could not be fetched from Maven Central: {reason}",
+        "check the network (behind a proxy: export https_proxy=http://HOST:PORT),"
+        " then run the command again",
     )
 
 
@@ -104,7 +112,7 @@ def _fetched(folder: Path) -> int:
 
 
 def _total(folder: Path) -> int | None:
-    """The bytes of all jars together, once they are known."""
+    """Return the total size of all jars, once it is known."""
     try:
         return int(json.loads((folder / "total.json").read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -112,7 +120,7 @@ def _total(folder: Path) -> int | None:
 
 
 class DownloadProgress:
-    """Megabytes fetched, of how many, and the time left: a live line on a terminal, elsewhere one at the start and the end."""
+    """Shows a live line on a terminal; elsewhere a line at the start and one at the end."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -121,19 +129,19 @@ class DownloadProgress:
         self._write(f"{what} …")
 
     def show(self, fetched: int, total: int | None) -> None:
+        """Update the live line."""
         if self._live:
-            self._write(
-                f"{self._what} … {described(fetched, total, time.monotonic() - self._started)}"
-            )
+            elapsed_s = time.monotonic() - self._started
+            self._write(f"{self._what} … {described(fetched, total, elapsed_s)}")
 
     def done(self, fetched: int) -> None:
-        sys.stderr.write(
-            f"{self._what}: {fetched / 1e6:.0f} MB in {time.monotonic() - self._started:.0f} s\n"
-        )
+        """Print the summary."""
+        elapsed_s = time.monotonic() - self._started
+        sys.stderr.write(f"{self._what}: {fetched / 1e6:.0f} MB in {elapsed_s:.0f} s\n")
         sys.stderr.flush()
 
     def end(self) -> None:
-        """Leave the live line: what is written next begins at its start."""
+        """Clear the live line."""
         if self._live:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
@@ -144,24 +152,24 @@ class DownloadProgress:
 
 
 def described(fetched: int, total: int | None, elapsed_s: float) -> str:
-    """How far a fetch is, for people."""
+    """Describe the progress of a fetch."""
     if not total:
         return f"{fetched / 1e6:.1f} MB"
     left = f", {(total - fetched) * elapsed_s / fetched:.0f} s left" if fetched else ""
     return f"{fetched / 1e6:.1f} of {total / 1e6:.1f} MB{left}"
 
 
-# --- the process that fetches -------------------------------------------------------------------------
+# --- the process that fetches ---------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Fetch the modules into a folder; what goes wrong is the last line of stderr, and exit status 1."""
+    """Fetch modules into a folder. An error is the last line of stderr, with exit status 1."""
     root, folder, modules = arguments[0], Path(arguments[1]), arguments[2:]
     addresses = [_address(root, module) for module in modules]
     try:
         with ThreadPoolExecutor(THREADS) as pool:
             sizes = pool.map(_size, addresses)
-            jars = [pool.submit(_insist, address, folder) for address in addresses]
+            jars = [pool.submit(_fetch_with_retries, address, folder) for address in addresses]
             (folder / "total.json").write_text(json.dumps(sum(sizes)), encoding="utf-8")
             for jar in jars:
                 jar.result()
@@ -181,12 +189,12 @@ def _size(address: str) -> int:
         return int(answer.headers.get("Content-Length") or 0)
 
 
-def _insist(address: str, folder: Path) -> None:
+def _fetch_with_retries(address: str, folder: Path) -> None:
     for tries_left in reversed(range(TRIES)):
         try:
             _fetch(address, folder)
         except (OSError, HTTPException) as failure:
-            # a disk that is full, and a file that is not there, stay so
+            # Another try helps neither a full disk nor a missing file.
             absent = isinstance(failure, HTTPError) and failure.code < 500
             if not tries_left or absent or paths.is_full(failure):
                 raise
@@ -203,5 +211,5 @@ def _fetch(address: str, folder: Path) -> None:
         while chunk := answer.read(CHUNK_BYTES):
             opened.write(chunk)
     if size and part.stat().st_size != size:
-        raise ConnectionError(f"the connection broke off within {file.name}")
+        raise ConnectionError(f"the connection ended within {file.name}")
     part.rename(file)

@@ -1,10 +1,11 @@
-"""Where things are kept: fetched files in the cache, the data and logs of lent servers in the state.
+"""Folders: the cache for fetched files, the state folder for data and logs of local servers.
 
     cache   $INSTEP_HOME/cache, else $XDG_CACHE_HOME/instep, else ~/.cache/instep
     state   $INSTEP_HOME/state, else $XDG_STATE_HOME/instep, else ~/.local/state/instep
 
-The databases refuse to run as root, so root lends them as `nobody`, who can enter neither root's home nor any
-other closed folder. What they must read or own then lies under /var/cache/instep and /var/lib/instep.
+The databases refuse to run as root, so root runs them as `nobody`, who cannot enter root's home or
+any other closed folder. What they must read or own is then below /var/cache/instep and
+/var/lib/instep.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ FULL_DISK_WORDS = ("No space left on device", "Disk quota exceeded", "out of dis
 
 
 def cache() -> Path:
-    """The folder of fetched files, made when it is not there."""
+    """Return the folder of fetched files; create it if necessary."""
     return _make(_home("cache", "XDG_CACHE_HOME", ".cache"))
 
 
 def state() -> Path:
-    """The folder of what lent servers keep, made when it is not there."""
+    """Return the folder of the local servers; create it if necessary."""
     return _make(_home("state", "XDG_STATE_HOME", ".local/state"))
 
 
 def database_user() -> keeper_client.User | None:
-    """Whom a database runs as: `nobody` for root, otherwise the user who asks."""
+    """Return the user for databases: `nobody` for root, otherwise None, the current user."""
     if os.geteuid() != 0:
         return None
     entry = pwd.getpwnam("nobody")
@@ -44,31 +45,31 @@ def database_user() -> keeper_client.User | None:
 
 
 def open_cache() -> Path:
-    """A cache that the databases' user can read."""
+    """Return a cache that the user of the databases can read."""
     return _open(cache(), Path("/var/cache/instep"))
 
 
 def open_state() -> Path:
-    """A state folder that the databases' user can enter."""
-    closed = state()
-    marked = hashlib.sha256(str(closed).encode()).hexdigest()[:12]
-    return _open(closed, Path("/var/lib/instep") / marked)
+    """Return a state folder that the user of the databases can enter."""
+    own = state()
+    name = hashlib.sha256(str(own).encode()).hexdigest()[:12]
+    return _open(own, Path("/var/lib/instep") / name)
 
 
 def open_temporary(folder: Path) -> Path:
-    """A folder for temporary data that the databases' user can enter."""
-    return _open(folder, Path("/var/tmp"))  # noqa: S108 - only folders of unguessable names are made in it
+    """Return a folder for temporary data that the user of the databases can enter."""
+    return _open(folder, Path("/var/tmp"))  # noqa: S108 - for folders with random names only
 
 
 def lets_through(folder: Path) -> bool:
-    """Whether every user can enter the folder."""
+    """Return whether every user can enter the folder."""
     real = folder.resolve()
     return all(place.stat().st_mode & stat.S_IXOTH for place in (real, *real.parents))
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the file's lock: one process (and one thread) at a time is inside."""
+    """Hold the lock of a file: only one process, and one thread, is inside at a time."""
     with explained(path.parent):
         file = path.open("a")
     with file:
@@ -78,7 +79,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Turn a full disk or a folder that cannot be written into an error that says what to do."""
+    """Raise a full disk or an unwritable folder as an error with a remedy."""
     try:
         yield
     except OSError as error:
@@ -86,7 +87,7 @@ def explained(folder: Path) -> Iterator[None]:
 
 
 def explain(error: OSError, folder: Path) -> errors.InstepError:
-    """What to tell about an error in writing below a folder."""
+    """Return the error, with a remedy, for a failure to write below a folder."""
     elsewhere = "or set INSTEP_HOME to a folder elsewhere"
     if is_full(error):
         return errors.InstepError(
@@ -95,18 +96,18 @@ def explain(error: OSError, folder: Path) -> errors.InstepError:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return errors.InstepError(
             f"{folder} cannot be written: {error}",
-            f"give this user the right to write there, {elsewhere}",
+            f"give this user permission to write there, {elsewhere}",
         )
-    return errors.InstepError(f"{folder} cannot be used: {error}", f"mend it, {elsewhere}")
+    return errors.InstepError(f"{folder} cannot be used: {error}", f"repair it, {elsewhere}")
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that a disk or a quota is full."""
+    """Return whether an error means that a disk or a quota is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def tells_full_disk(log: str) -> bool:
-    """Whether a program's output says that the disk is full. Programs tell so in words alone."""
+    """Return whether a program's output says that the disk is full."""
     return any(words in log for words in FULL_DISK_WORDS)
 
 

@@ -1,4 +1,4 @@
-"""Ports of this machine's loopback: free ones, and whether a given one is taken."""
+"""Ports of this machine's loopback: find free ones, check whether one is taken."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOST = "127.0.0.1"
 
 
 def free(count: int = 1) -> list[int]:
-    """Ports that nobody listens on, all different. Another process may still be quicker: be ready to ask again."""
+    """Return distinct ports that are free now. Another process may still take one first."""
     candidates = _quiet_range()
     chosen: list[int] = []
     while len(chosen) < count:
@@ -24,15 +24,15 @@ def free(count: int = 1) -> list[int]:
 
 
 def taken(port: int) -> bool:
-    """Whether someone listens on the port already."""
-    with socket.socket() as one:
-        # As the servers do it themselves: connections that are only fading out do not count.
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """Return whether a program listens on the port."""
+    with socket.socket() as probe:
+        # As the servers do: connections in TIME_WAIT do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            one.bind((HOST, port))
+            probe.bind((HOST, port))
         except PermissionError as error:
             raise errors.SettingsError(
-                f"port {port} may not be used by this user", "choose one above 1023"
+                f"this user may not use port {port}", "choose one above 1023"
             ) from error
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -42,14 +42,18 @@ def taken(port: int) -> bool:
 
 
 def refusal(port: int, server: str) -> errors.SettingsError:
+    """Return the error for a port that is taken."""
     return errors.SettingsError(
-        f"port {port}, wanted for {server}, is taken by another program",
-        "stop that program, or choose another port (leave the port out for a free one)",
+        f"port {port}, requested for {server}, is taken by another program",
+        "stop that program, or choose another port (leave out the port to take a free one)",
     )
 
 
 def _quiet_range() -> range:
-    """Ports that the kernel gives to no outgoing connection: such a one could take a server's port while it is down."""
+    """Return ports outside the range of outgoing connections.
+
+    Such a connection could take a server's port while the server is down.
+    """
     try:
         first_outgoing = int(
             Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0]

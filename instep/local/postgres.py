@@ -1,7 +1,7 @@
-"""A local PostgreSQL: user and database `instep`, no password, reached from this machine only.
+"""A local PostgreSQL: user and database `instep`, no password, loopback only.
 
-The user `instep` owns its database and may make roles and databases, but is no superuser: every user of this
-machine can connect, and a superuser could run programs as whoever started the server.
+The user `instep` owns its database and may create roles and databases, but is no superuser: every
+user of this machine can connect, and a superuser could run programs as the server's user.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from instep.local import database, libraries, ports, processes
 
 SETTINGS = {
@@ -25,7 +27,7 @@ SETTINGS = {
     "log_timezone": "UTC",
 }
 ACCESS = f"""\
-# The superuser does not come in over the network.
+# The superuser cannot connect over the network.
 host  all  superuser  {ports.HOST}/32  reject
 host  all  all        {ports.HOST}/32  trust
 """
@@ -37,13 +39,13 @@ CREATE DATABASE instep OWNER instep;
 
 
 class Postgres(database.Database):
+    """A PostgreSQL server."""
+
     name = "postgres"
-    usual_version = "17"
+    default_version = "17"
     version_variable = "INSTEP_POSTGRES_VERSION"
-    stop_signal = signal.SIGINT  # the fast shutdown: open transactions are rolled back
-    end_signal = (
-        signal.SIGQUIT
-    )  # the immediate one: leaves no shared memory behind, as SIGKILL would
+    stop_signal = signal.SIGINT  # fast shutdown: rolls back open transactions
+    end_signal = signal.SIGQUIT  # immediate shutdown; SIGKILL would leave shared memory behind
 
     @property
     def url(self) -> str:
@@ -54,14 +56,14 @@ class Postgres(database.Database):
         return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
 
     def prepare(self) -> None:
-        """At the first start make the data folder, role and database; aside, so that a half-made one is never used."""
+        """Create data, role and database at the first start, under another name until complete."""
         if self.data.exists():
-            self._drop_strange_lock()
+            self._remove_foreign_lock()
             return
         programs, release = self.home / "bin", int(self.version)
         libraries.check(programs / "postgres")
-        made = self.root / "data.new"
-        shutil.rmtree(made, ignore_errors=True)
+        new = self.root / "data.new"
+        shutil.rmtree(new, ignore_errors=True)
         roles = "pg_monitor, pg_signal_backend" + (", pg_checkpoint" if release >= 15 else "")
         for name, text in (
             ("access.conf", ACCESS),
@@ -73,22 +75,26 @@ class Postgres(database.Database):
         if release >= 17:
             locale += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         self.run_step(
-            [f"{programs}/initdb", "-D", str(made), "-U", "superuser", "--auth=trust", *locale]
+            [f"{programs}/initdb", "-D", str(new), "-U", "superuser", "--auth=trust", *locale]
         )
-        alone = ["--single", "-D", str(made), "-c", "exit_on_error=on", "postgres"]
-        self.run_step([f"{programs}/postgres", *alone], given=self.root / "first.sql")
-        made.rename(self.data)
+        single_user = ["--single", "-D", str(new), "-c", "exit_on_error=on", "postgres"]
+        self.run_step([f"{programs}/postgres", *single_user], given=self.root / "first.sql")
+        new.rename(self.data)
 
-    def _drop_strange_lock(self) -> None:
-        """Remove the lock file of a server that is gone and whose pid a stranger or a zombie has: PostgreSQL would not start."""
+    def _remove_foreign_lock(self) -> None:
+        """Remove the lock file of a dead server whose pid now belongs to another process.
+
+        PostgreSQL would refuse to start.
+        """
         data = self.data.resolve()
+        lock = data / "postmaster.pid"
         try:
-            pid = (data / "postmaster.pid").read_text(encoding="utf-8").split()[0]
-            strange = not processes.alive(int(pid)) or Path("/proc", pid, "cwd").readlink() != data
-        except (OSError, IndexError, ValueError):
+            pid = int(lock.read_text(encoding="utf-8").split()[0])
+            if processes.alive(pid) and Path(psutil.Process(pid).cwd()) == data:
+                return
+        except (OSError, IndexError, ValueError, psutil.Error):
             return
-        if strange:
-            (data / "postmaster.pid").unlink()
+        lock.unlink()
 
     def command(self) -> list[str]:
         settings = {**SETTINGS, "port": str(self.port), "hba_file": str(self.root / "access.conf")}
@@ -96,9 +102,9 @@ class Postgres(database.Database):
         return [str(self.home / "bin" / "postgres"), "-D", str(self.data), *arguments]
 
     def answers(self) -> bool:
-        """Log in and wait for ReadyForQuery; while it starts or recovers, the server answers with an error instead.
+        """Log in and wait for ReadyForQuery; a server that starts or recovers sends an error.
 
-        Its own lock file says so first: on a lost port another server would answer.
+        Check the lock file first: another server may have the port.
         """
         lock = (self.data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
         if len(lock) < 8 or lock[0] != str(self.pid) or lock[7].strip() != "ready":

@@ -1,8 +1,8 @@
-"""A small TCP proxy that misbehaves on purpose: between a client of this machine and a server, it delays, swallows, garbles and
-cuts.
+"""A TCP proxy that injects network faults between clients on this machine and a server.
 
-A delay is a distance: each direction takes so much longer, and what is sent meanwhile is on its way too, as on a long line.
-What it did is counted, so that a trial can prove that its fault was there: one that touched nothing proves nothing.
+It can delay, swallow, garble and cut traffic. A delay acts like distance: each direction takes
+longer, and data that is sent meanwhile travels too. The proxy counts what it did, so that an
+experiment can prove that its fault took effect.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ from instep.local import ports
 CHUNK_BYTES = 64 * 1024
 LARGE_BYTES = 200
 GARBLED_BEFORE_END = 30
-HELD_CHUNKS_MAX = 1024  # on their way at once, in one direction of a connection
+DELAYED_CHUNKS_MAX = 1024  # at the same time, in one direction of a connection
 
-Held: TypeAlias = "asyncio.Queue[tuple[float, bytes]]"
+Delayed: TypeAlias = "asyncio.Queue[tuple[float, bytes]]"
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkFault:
-    """What the proxy does to what passes. Swallowed is what the server sends: it has done the work, and nobody hears of it.
-    Garbled is what a client sends: a bit near the end of every so many-th large chunk, where a record's value is."""
+    """What the proxy does to the traffic.
+
+    It swallows what the server sends: the server has done the work, and the client never learns of
+    it. It garbles what the client sends: one bit near the end of every n-th large chunk, where the
+    value of a record is.
+    """
 
     delay_s: float = 0.0
     swallows_answers: bool = False
@@ -40,7 +44,7 @@ class NetworkFault:
 
 @dataclass(slots=True)
 class Counts:
-    """What it did so far."""
+    """What the proxy has done so far."""
 
     connections: int = 0
     passed_bytes: int = 0
@@ -53,7 +57,7 @@ class Counts:
 
 
 class Proxy:
-    """Listens on a free port of the loopback and passes everything on to the server's port, in a thread of its own."""
+    """Listens on a port of the loopback and forwards to the server, in a thread of its own."""
 
     def __init__(
         self, server_port: int, port: int | None = None, *, server_host: str = ports.HOST
@@ -71,6 +75,7 @@ class Proxy:
         self._server: asyncio.Server | None = None
 
     def start(self) -> None:
+        """Start listening."""
         self._thread.start()
         self._server = self._run(asyncio.start_server(self._serve, ports.HOST, self.port))
 
@@ -83,10 +88,11 @@ class Proxy:
         self._fault = NetworkFault()
 
     def cut(self) -> int:
-        """End every connection at once, in both directions; how many there were."""
+        """End every connection in both directions; return how many there were."""
         return self._run(self._cut())
 
     def close(self) -> None:
+        """End every connection and stop listening."""
         if self._server is not None:
             self._run(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -108,7 +114,7 @@ class Proxy:
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
 
-    # --- on the proxy's own thread ------------------------------------------------------------------------
+    # --- on the proxy's own thread ----------------------------------------------------------------
 
     async def _serve(
         self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter
@@ -126,22 +132,24 @@ class Proxy:
             return
         self.counts.connections += 1
         self._open |= {client_out, server_out}
-        asked: Held = asyncio.Queue(HELD_CHUNKS_MAX)
-        answered: Held = asyncio.Queue(HELD_CHUNKS_MAX)
-        # a task that ends cancelled is reported as an error by the server, though the end was asked for
+        requests: Delayed = asyncio.Queue(DELAYED_CHUNKS_MAX)
+        responses: Delayed = asyncio.Queue(DELAYED_CHUNKS_MAX)
+        # asyncio's server would report a cancelled task as an error, although `close` cancels it.
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(
-                self._take(client_in, asked, answers=False),
-                self._give(asked, server_out),
-                self._take(server_in, answered, answers=True),
-                self._give(answered, client_out),
+                self._receive(client_in, requests, answers=False),
+                self._forward(requests, server_out),
+                self._receive(server_in, responses, answers=True),
+                self._forward(responses, client_out),
             )
         for end in (client_out, server_out):
             self._open.discard(end)
             end.transport.abort()
 
-    async def _take(self, source: asyncio.StreamReader, held: Held, *, answers: bool) -> None:
-        """Read on, whatever is still on its way; an empty chunk is the end."""
+    async def _receive(
+        self, source: asyncio.StreamReader, delayed: Delayed, *, answers: bool
+    ) -> None:
+        """Queue chunks with the time at which to forward them; an empty chunk is the end."""
         with contextlib.suppress(OSError):
             while chunk := await source.read(CHUNK_BYTES):
                 fault = self._fault
@@ -152,26 +160,26 @@ class Proxy:
                     continue
                 if fault.garbles_every and not answers and len(chunk) > LARGE_BYTES:
                     chunk = self._garbled(chunk, fault.garbles_every)
-                await held.put((self._loop.time() + fault.delay_s, chunk))
-                self.counts.held_most = max(self.counts.held_most, held.qsize())
-        await held.put((self._loop.time() + self._fault.delay_s, b""))
+                await delayed.put((self._loop.time() + fault.delay_s, chunk))
+                self.counts.held_most = max(self.counts.held_most, delayed.qsize())
+        await delayed.put((self._loop.time() + self._fault.delay_s, b""))
 
-    async def _give(self, held: Held, to: asyncio.StreamWriter) -> None:
-        """Pass on each chunk when it has come all the way; what nobody takes any more is dropped."""
-        taken = True
+    async def _forward(self, delayed: Delayed, to: asyncio.StreamWriter) -> None:
+        """Forward each chunk when it is due; drop it if the receiver is closed."""
+        is_open = True
         while True:
-            due, chunk = await held.get()
+            due, chunk = await delayed.get()
             if (left_s := due - self._loop.time()) > 0:
                 await asyncio.sleep(left_s)
             if not chunk:
                 break
-            if taken:
+            if is_open:
                 try:
                     to.write(chunk)
                     await to.drain()
                     self.counts.passed_bytes += len(chunk)
                 except OSError:
-                    taken = False
+                    is_open = False
         with contextlib.suppress(OSError):
             if to.can_write_eof():
                 to.write_eof()
@@ -195,9 +203,8 @@ class Proxy:
         assert self._server is not None
         self._server.close()
         await self._cut()
-        await asyncio.sleep(
-            0
-        )  # one that is cancelled before its first step is reported as an error
+        # A task that is cancelled before its first step would be reported as an error.
+        await asyncio.sleep(0)
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
             task.cancel()

@@ -1,7 +1,7 @@
-"""A local RabbitMQ, reached from this machine only, as user `guest`: a node of its own beside any that the machine runs.
+"""A local RabbitMQ on the loopback, for user `guest`, separate from any node that the machine runs.
 
-Its programs come with the machine's package. Everything that a node shares with others by default is its own: data, settings,
-cookie, ports and epmd, the daemon by which Erlang nodes find each other, which dies with the node.
+Its programs come from the machine's package. What nodes share by default, it has of its own: data,
+settings, cookie, ports, and epmd, the daemon by which Erlang nodes find each other.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from instep.local import keeper_client, paths, ports, server
 # Debian's program on the PATH is a wrapper for its own node, which changes the user and the folder.
 DEBIAN_PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 UP = "Server startup complete"
-# epmd has no other way to end with the node; `exec` makes the node the process that the keeper started.
+# setpriv ends epmd together with the node. `exec` makes the node the keeper's own child.
 START = (
     'setpriv --pdeathsig KILL epmd -port "$ERL_EPMD_PORT" -address "$ERL_EPMD_ADDRESS" & exec "$0"'
 )
 
 
 class RabbitMQ(server.Server):
+    """A RabbitMQ node."""
+
     name = "rabbitmq"
 
     def __init__(self, *, port: int | None = None, root: Path | None = None) -> None:
@@ -45,7 +47,7 @@ class RabbitMQ(server.Server):
             "PATH": os.environ.get("PATH", os.defpath),
             "LC_ALL": "C.UTF-8",
             "HOME": str(self.root),
-            "detached": "1",  # what its script asks before it replaces itself by the node
+            "detached": "1",  # makes its script replace itself by the node
             "ERL_EPMD_ADDRESS": ports.HOST,
             "ERL_EPMD_PORT": str(self._epmd_port),
             "RABBITMQ_NODENAME": "instep@localhost",
@@ -56,7 +58,9 @@ class RabbitMQ(server.Server):
             "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.root / "advanced.config"),
             "RABBITMQ_CONF_ENV_FILE": str(self.root / "rabbitmq-env.conf"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.root / "enabled_plugins"),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-kernel inet_dist_use_interface {{{ports.HOST.replace('.', ',')}}}",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+                f"-kernel inet_dist_use_interface {{{ports.HOST.replace('.', ',')}}}"
+            ),
         }
 
     def choose_ports(self) -> None:
@@ -66,7 +70,10 @@ class RabbitMQ(server.Server):
     def prepare(self) -> None:
         find()
         files = {
-            "rabbitmq.conf": f"listeners.tcp.1 = {ports.HOST}:{self.port}\nlog.console = true\nlog.file = false\n",
+            "rabbitmq.conf": (
+                f"listeners.tcp.1 = {ports.HOST}:{self.port}\n"
+                "log.console = true\nlog.file = false\n"
+            ),
             "rabbitmq-env.conf": "",
             "enabled_plugins": "[].\n",
         }
@@ -83,7 +90,7 @@ class RabbitMQ(server.Server):
 
 
 def find() -> Path:
-    """The program that starts a node."""
+    """Return the program that starts a node."""
     found = shutil.which("rabbitmq-server", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
     if found is None or shutil.which("epmd") is None:
         raise errors.MissingPart(

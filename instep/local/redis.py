@@ -1,6 +1,7 @@
-"""A local Redis, reached from this machine only: the one on the PATH, else one that is fetched.
+"""A local Redis on the loopback: the program on the PATH, else one that is fetched.
 
-Durable, it answers when a change is on disk (appendonly, fsync always); otherwise it keeps nothing beyond its memory.
+A durable one answers when a change is on disk (appendonly, fsync always); the other keeps data in
+memory only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ IN_MEMORY = ("--appendonly", "no")
 
 
 class Redis(server.Server):
+    """A Redis server."""
+
     name = "redis"
 
     def __init__(
@@ -32,7 +35,7 @@ class Redis(server.Server):
 
     @property
     def user(self) -> keeper_client.User | None:
-        # Every user of this machine can connect, and could have it write files as whoever started it.
+        # Every user of this machine can connect, and could make it write files as its user.
         return paths.database_user()
 
     def prepare(self) -> None:
@@ -43,12 +46,12 @@ class Redis(server.Server):
         return [str(_program()), *where, "--save", "", *(DURABLE if self.durable else IN_MEMORY)]
 
     def answers(self) -> bool:
-        """Whether this very process is up with its data loaded; a stranger on the port has another pid."""
+        """Return whether this process has loaded its data. Another server has another pid."""
         with socket.create_connection((ports.HOST, self.port), timeout=1) as connection:
             connection.sendall(b"INFO\r\n")
-            told = connection.recv(65536).decode(errors="replace")
-        found = dict(re.findall(r"^(process_id|loading):(\d+)", told, re.MULTILINE))
-        return found.get("process_id") == str(self.pid) and found.get("loading") == "0"
+            answer = connection.recv(65536).decode(errors="replace")
+        info = dict(re.findall(r"^(process_id|loading):(\d+)", answer, re.MULTILINE))
+        return info.get("process_id") == str(self.pid) and info.get("loading") == "0"
 
 
 def _program() -> Path:

@@ -1,7 +1,8 @@
-"""Which local servers run: written in the state folder, each with its process's start mark.
+"""The registry of local servers: a file in the state folder.
 
-So a stranger who got the pid of a server that is gone (the machine was started anew, say) is never taken for it. Light to
-import, as every command that needs the local broker looks here first.
+It holds the start mark of each server's process, so that another process with the same pid, for
+example after a reboot, is never mistaken for the server. Every command that needs the local broker
+reads it, so the module is quick to import.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ State = Literal["running", "paused", "dead"]
 
 @dataclass(frozen=True)
 class LocalServer:
-    """A server that was started by up: where it answers, and which process it is."""
+    """A server that `instep up` has started: its address and its process."""
 
     name: str
     address: str
@@ -30,53 +31,52 @@ class LocalServer:
     stop_signal: int
     node: int = 0
     controller_port: int = 0
-    killed: bool = False  # on purpose
+    killed: bool = False  # by `instep up kill`
 
     @property
     def alive(self) -> bool:
+        """Return whether its process is alive."""
         return processes.alive(self.pid, self.mark)
 
     @property
     def state(self) -> State:
+        """Return whether it is running, paused or dead."""
         if not self.alive:
             return "dead"
         return "paused" if processes.paused(self.pid) else "running"
 
 
 def known() -> list[LocalServer]:
-    """What up has started and down has not stopped, also when it is dead."""
+    """Return the servers that were started and not stopped, including dead ones."""
+    file = paths.state() / "up.json"
     try:
-        return [
-            LocalServer(**fields)
-            for fields in json.loads((paths.state() / "up.json").read_text(encoding="utf-8"))
-        ]
+        return [LocalServer(**fields) for fields in json.loads(file.read_text(encoding="utf-8"))]
     except FileNotFoundError:
         return []
     except (ValueError, TypeError) as error:
         raise errors.InstepError(
-            f"{paths.state() / 'up.json'}, which lists the local servers, cannot be understood: {error}",
+            f"{file}, which lists the local servers, is damaged: {error}",
             "end the local servers yourself if any run (`ps`), and remove the file",
         ) from error
 
 
 def running() -> list[LocalServer]:
-    """What up has started and still runs."""
-    return [one for one in known() if one.alive]
+    """Return the servers whose processes are alive."""
+    return [server for server in known() if server.alive]
 
 
 def bootstrap() -> str | None:
-    """The addresses of the local Kafka, when any of it runs or was killed on purpose."""
-    nodes = [one for one in known() if one.node]
-    return (
-        ",".join(one.address for one in nodes)
-        if any(one.alive or one.killed for one in nodes)
-        else None
-    )
+    """Return the addresses of the local Kafka, if a node runs or was killed on purpose."""
+    nodes = [server for server in known() if server.node]
+    if not any(node.alive or node.killed for node in nodes):
+        return None
+    return ",".join(node.address for node in nodes)
 
 
-def write(lent: Sequence[LocalServer]) -> None:
+def write(servers: Sequence[LocalServer]) -> None:
+    """Write the registry, replacing the file at once."""
     file = paths.state() / "up.json"
     with paths.explained(file.parent):
-        aside = file.with_suffix(".new")
-        aside.write_text(json.dumps([asdict(one) for one in lent], indent=1), encoding="utf-8")
-        aside.replace(file)
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps([asdict(one) for one in servers], indent=1), encoding="utf-8")
+        new.replace(file)

@@ -1,7 +1,7 @@
-"""A real server on this machine's loopback: started, stopped, killed, paused, and started again on its data.
+"""A server on this machine's loopback: start, stop, kill, pause, and restart on the same data.
 
-A server lives as long as the process that started it: a keeper ends it, and removes its data when that was
-temporary, however that process dies. A released server lives on without either.
+A server lives as long as the process that started it: a keeper ends it, and removes temporary
+data, however that process ends. A released server runs on without either.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import ClassVar, Self
 
 from instep import errors
 from instep.local import keeper_client, paths, ports, processes
+from instep.waiting import wait_until
 
 ATTEMPTS_ON_FREE_PORTS = 5
 LOG_TAIL_LINES = 15
@@ -26,11 +27,11 @@ FULL_DISK_BYTES = 1 << 20
 
 
 class PortLost(errors.SettingsError):
-    """Between being found free and being bound, the port went to another program."""
+    """Another program took the port between the check and the start."""
 
 
 class Server(abc.ABC):
-    """One server process (with what it starts) on one port, its data and its log below one folder."""
+    """One server on one port, with its data and its log below one folder."""
 
     name: ClassVar[str]
     stop_signal: ClassVar[int] = signal.SIGTERM
@@ -45,7 +46,11 @@ class Server(abc.ABC):
         stop_timeout_s: float = 30.0,
         tied: bool = True,
     ) -> None:
-        """Without a port a free one is taken, and kept at later starts; without a root the data is temporary."""
+        """Describe the server.
+
+        Without a port it takes a free one, and keeps it at later starts. Without a root its data is
+        temporary. With `tied`, the kernel kills it when its keeper dies.
+        """
         self.start_timeout_s = start_timeout_s
         self.stop_timeout_s = stop_timeout_s
         self._port = port
@@ -58,67 +63,71 @@ class Server(abc.ABC):
         self._pid: int | None = None
         self._log_from = 0
 
-    # --- what a kind of server says of itself ---------------------------------------------------------
+    # --- what each kind of server implements ------------------------------------------------------
 
     @abc.abstractmethod
     def prepare(self) -> None:
-        """Make the data on which the server can start, unless it is there already."""
+        """Create the data that the server starts on, unless it exists."""
 
     @abc.abstractmethod
     def command(self) -> list[str]:
-        """The program and its arguments."""
+        """Return the program and its arguments."""
 
     @abc.abstractmethod
     def answers(self) -> bool:
-        """Whether the server does its work now; False or an OSError while it does not."""
+        """Return whether the server is ready. It may also raise an OSError while it is not."""
 
     @property
     @abc.abstractmethod
     def address(self) -> str:
-        """What a client needs to find it."""
+        """Return the address for clients."""
 
     @property
     def user(self) -> keeper_client.User | None:
-        """Whom it runs as, when not as the one who starts it."""
+        """Return the user that it runs as, if not the current one."""
         return None
 
     @property
     def environment(self) -> Mapping[str, str]:
+        """Return the environment of the process."""
         return os.environ
 
     def choose_ports(self) -> None:
-        """Take a free port, unless one was given or clients know the server by the one it has."""
+        """Choose a free port, unless one was given or clients already know the current one."""
         if not self._port_is_fixed:
             self._port = ports.free()[0]
 
-    # --- what one may ask of it -----------------------------------------------------------------------
+    # --- for users of a server --------------------------------------------------------------------
 
     @property
     def port(self) -> int:
+        """Return the port."""
         if self._port is None:
             raise errors.InstepError(f"{self.name} has no port yet", "start it first")
         return self._port
 
     @property
     def root(self) -> Path:
-        """The folder that holds data and log."""
+        """Return the folder of data and log."""
         if self._root is None:
             raise errors.InstepError(f"{self.name} has no data yet", "start it first")
         return self._root
 
     @property
     def log(self) -> Path:
+        """Return the log file."""
         return self.root / f"{self.name}.log"
 
     @property
     def pid(self) -> int:
-        """The process id of the server, or of the last one that ran."""
+        """Return the process id of the server, or of the last one that ran."""
         if self._pid is None:
             raise errors.InstepError(f"{self.name} is not running", "start it first")
         return self._pid
 
     @property
     def alive(self) -> bool:
+        """Return whether the server's process runs."""
         return (
             self._keeper is not None
             and self._keeper.alive
@@ -127,7 +136,7 @@ class Server(abc.ABC):
         )
 
     def start(self) -> None:
-        """Start on the same port and data as before, if there was a before, and return when the server answers."""
+        """Start, on the former port and data if it ran before, and wait until it is ready."""
         if self.alive:
             return
         for _ in range(ATTEMPTS_ON_FREE_PORTS):
@@ -142,9 +151,9 @@ class Server(abc.ABC):
         raise ports.refusal(self.port, self.name)
 
     def launch(self) -> None:
-        """Start the process without waiting for answers."""
+        """Start the process without waiting until it is ready."""
         with paths.explained(self._root or Path(tempfile.gettempdir())):
-            self._settle()
+            self._prepare_keeper()
         self.choose_ports()
         if self._port_is_fixed and ports.taken(self.port):
             raise ports.refusal(self.port, self.name)
@@ -153,51 +162,52 @@ class Server(abc.ABC):
             self._run()
 
     def wait_ready(self) -> None:
-        """Return when the launched server answers; PortLost when another program was quicker."""
-        deadline = time.monotonic() + self.start_timeout_s
-        while time.monotonic() < deadline:
+        """Wait until the launched server is ready. Raise PortLost if its port was taken."""
+
+        def is_ready() -> bool:
             if not self.alive:
-                raise self._death()
+                raise self._start_failure()
             try:
-                if self.answers():
-                    self._has_answered = True
-                    return
+                return self.answers()
             except OSError:
-                pass
-            time.sleep(0.03)
+                return False
+
+        if wait_until(is_ready, self.start_timeout_s, interval_s=0.03):
+            self._has_answered = True
+            return
         self.kill()
         raise self._failure(
-            f"{self.name} gave no answer within {self.start_timeout_s:.0f} s of its start and was ended"
+            f"{self.name} was not ready within {self.start_timeout_s:.0f} s and was ended"
         )
 
     def stop(self) -> None:
-        """End it as it likes to be ended; the data stays for the next start."""
-        if self._keeper is None or not self.alive:
+        """Stop it with its own signal; the data stays for the next start."""
+        keeper = self._keeper
+        if keeper is None or not self.alive:
             return
-        self._keeper.thaw()
-        self._keeper.signal(self.stop_signal)
-        deadline = time.monotonic() + self.stop_timeout_s
-        while self._keeper.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        self._keeper.kill()
+        keeper.thaw()
+        keeper.signal(self.stop_signal)
+        wait_until(lambda: keeper.poll() is not None, self.stop_timeout_s)
+        keeper.kill()
 
     def kill(self) -> None:
-        """SIGKILL it with all its processes, and return when they are gone."""
+        """Kill it and all its processes with SIGKILL, and wait until they have ended."""
         if self._keeper and self._keeper.alive:
             self._keeper.kill()
 
     def pause(self) -> None:
-        """Freeze it, and return when it has stopped: connections stay open and nothing answers."""
+        """Freeze it, and wait until it has stopped: connections stay open, and nothing answers."""
         if self._keeper and self._keeper.alive and not self._keeper.freeze():
             self._keeper.thaw()
             raise not_paused(self.name)
 
     def resume(self) -> None:
+        """Continue a paused server."""
         if self._keeper and self._keeper.alive:
             self._keeper.thaw()
 
     def close(self) -> None:
-        """End it for good; temporary data goes with it."""
+        """End it for good and remove temporary data."""
         if self._keeper:
             if not self._temporary and self._keeper.alive:
                 self.stop()
@@ -207,7 +217,7 @@ class Server(abc.ABC):
                 self._root = None
 
     def release(self) -> int:
-        """Let it run on without this process, and return its pid."""
+        """Let it run on without this process; return its pid."""
         if self._keeper:
             self._keeper.leave()
             self._keeper = None
@@ -229,13 +239,13 @@ class Server(abc.ABC):
     ) -> None:
         self.close()
 
-    # --- how ------------------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------
 
     def run_step(self, argv: Sequence[str], *, given: Path = Path(os.devnull)) -> None:
-        """Run a program to its end, such as the one that makes an empty data folder; its output is in the log."""
+        """Run a program to its end, such as one that creates the data; it writes to the log."""
         if self._keeper is None:
             raise errors.InstepError(
-                f"{self.name} cannot be prepared before it is started", "start it"
+                f"{self.name} cannot be prepared before it is started", "start it first"
             )
         self._mark_log()
         self._keeper.launch(
@@ -247,7 +257,7 @@ class Server(abc.ABC):
             raise self._failure(f"{Path(argv[0]).name} for {self.name} ended with status {status}")
 
     def read_log(self) -> str:
-        """What was logged since the last launch."""
+        """Return what was logged since the last launch."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as file:
@@ -258,8 +268,8 @@ class Server(abc.ABC):
     def _port_is_fixed(self) -> bool:
         return self._port_was_given or self._has_answered
 
-    def _settle(self) -> None:
-        """A keeper and a folder to live in."""
+    def _prepare_keeper(self) -> None:
+        """Create the folder and the keeper."""
         if self._root is None:
             base = Path(tempfile.gettempdir())
             base = paths.open_temporary(base) if self.user else base
@@ -268,8 +278,10 @@ class Server(abc.ABC):
         if self.user:
             if not paths.lets_through(self._root.parent):
                 raise errors.SettingsError(
-                    f"root starts {self.name} as {self.user.name}, who cannot enter {self._root.parent}",
-                    "choose a folder that every user can enter, or start it as another user than root",
+                    f"root starts {self.name} as {self.user.name}, who cannot enter"
+                    f" {self._root.parent}",
+                    "choose a folder that every user can enter, or start it as a user other than"
+                    " root",
                 )
             os.chown(self._root, self.user.uid, self.user.gid)
         if self._keeper is None or not self._keeper.alive:
@@ -289,19 +301,18 @@ class Server(abc.ABC):
             self.command(), log=self.log, env=self.environment, cwd=self.root, user=self.user
         )
 
-    def _death(self) -> Exception:
-        """Why it ended while starting. Servers tell so in their logs alone."""
+    def _start_failure(self) -> Exception:
+        """Return why it ended while starting. Only its log says so."""
         if "Address already in use" in self.read_log():
             return PortLost(
                 f"a port of {self.name} was taken by another program while it started",
                 "try again, or choose another port",
             )
-        return self._failure(
-            f"{self.name} ended while starting (status {self._keeper.poll() if self._keeper else None})"
-        )
+        status = self._keeper.poll() if self._keeper else None
+        return self._failure(f"{self.name} ended while starting (status {status})")
 
     def _failure(self, what: str) -> errors.InstepError:
-        # On a full disk the log may have had no room for saying so.
+        # On a full disk, even the log may not say so.
         if (
             paths.tells_full_disk(self.read_log())
             or shutil.disk_usage(self.root).free < FULL_DISK_BYTES
@@ -311,25 +322,24 @@ class Server(abc.ABC):
                 "free some space there, and start again",
             )
         lines = [line for line in self.read_log().splitlines() if line.strip()][-LOG_TAIL_LINES:]
-        where = "" if self._temporary else f"the whole log: {self.log}"
-        return errors.InstepError(
-            "\n".join([f"{what}; its log's last lines:", *(f"  {line}" for line in lines)]), where
-        )
+        where = "" if self._temporary else f"the complete log: {self.log}"
+        shown = [f"{what}; the last lines of its log:", *(f"  {line}" for line in lines)]
+        return errors.InstepError("\n".join(shown), where)
 
     def _mark_log(self) -> None:
         self._log_from = self.log.stat().st_size if self.log.exists() else 0
 
 
 def not_paused(name: str) -> errors.InstepError:
-    """What is raised when a server did not stop on SIGSTOP in time; it is left running."""
+    """Return the error for a server that did not stop in time and was continued."""
     return errors.InstepError(
-        f"{name} did not stop within {processes.STOP_TIMEOUT_S:.0f} s of SIGSTOP and was let go on",
+        f"{name} did not stop within {processes.STOP_TIMEOUT_S:.0f} s of SIGSTOP and was continued",
         f"it may be waiting for the disk: pause it again, or kill it: instep up kill {name}",
     )
 
 
 def end(pid: int, mark: str, number: int, timeout_s: float) -> None:
-    """End a released server: by its signal, and by SIGKILL when it does not go in time."""
+    """End a released server with its own signal, or with SIGKILL if that takes too long."""
     if not processes.alive(pid, mark):
         return
     processes.thaw_tree(pid)

@@ -1,4 +1,4 @@
-"""A real Spark cluster on this machine, from the pip-installed Spark: a master, and workers of one core each."""
+"""A Spark cluster on this machine, from the installed pyspark: a master and one-core workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,10 +15,11 @@ from typing import Self
 import instep
 from instep import errors, extras
 from instep.local import keeper_client, ports, processes
+from instep.waiting import wait_until
 
 START_TIMEOUT_S = 90.0
 WORKER_MEMORY = "1g"
-# what a job needs to run there: this machine's loopback, and executors that fit into the workers
+# What a job needs there: this machine's loopback, and executors that fit into the workers.
 CONF = {
     "spark.driver.host": ports.HOST,
     "spark.driver.bindAddress": ports.HOST,
@@ -28,7 +28,7 @@ CONF = {
 
 
 class SparkCluster:
-    """Master and workers, all under keepers: they are gone with the block, and with this process."""
+    """A master and workers under keepers: they end with the block, and with this process."""
 
     def __init__(self, folder: Path, workers: int = 2) -> None:
         self._folder, self._count = folder, workers
@@ -37,22 +37,17 @@ class SparkCluster:
         self.url = ""
 
     def start(self) -> None:
+        """Start master and workers, and wait until the workers are registered."""
         port, *pages = ports.free(2 + self._count)
         self.url = f"spark://{ports.HOST}:{port}"
         master = ["--port", str(port), "--webui-port", str(pages.pop())]
         self._launch("master", "org.apache.spark.deploy.master.Master", *master)
         self._wait(lambda: _listens(port), "master")
         for number in range(1, self._count + 1):
-            work = [
-                "-c",
-                "1",
-                "-m",
-                WORKER_MEMORY,
-                "--work-dir",
-                str(self._folder / f"work-{number}"),
-            ]
-            told = [*work, "--webui-port", str(pages.pop()), self.url]
-            self._launch(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *told)
+            folder = str(self._folder / f"work-{number}")
+            arguments = ["-c", "1", "-m", WORKER_MEMORY, "--work-dir", folder]
+            arguments += ["--webui-port", str(pages.pop()), self.url]
+            self._launch(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *arguments)
         for number in range(1, self._count + 1):
             self._wait_for_worker(f"worker-{number}")
 
@@ -60,14 +55,18 @@ class SparkCluster:
         self._wait(lambda: "Successfully registered" in self.log(name), name)
 
     def log(self, name: str) -> str:
-        """What the master or a worker has said."""
+        """Return the log of the master or of a worker."""
         return (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
     def pids(self) -> Iterable[int]:
-        """Master, workers, and what they have started."""
-        return [one for pid in self._pids for one in (pid, *processes.descendants(pid))]
+        """Return the processes of master and workers, and what they have started."""
+        found: list[int] = []
+        for pid in self._pids:
+            found += [pid, *processes.descendants(pid)]
+        return found
 
     def close(self) -> None:
+        """End all processes."""
         self._stack.close()
 
     def __enter__(self) -> Self:
@@ -107,14 +106,12 @@ class SparkCluster:
         self._pids.append(keeper.launch(argv, log=self._folder / f"{name}.log", env=environment))
 
     def _wait(self, reached: Callable[[], bool], name: str) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not reached():
-            if time.monotonic() > deadline:
-                tail = "\n".join(self.log(name).splitlines()[-10:])
-                raise errors.InstepError(
-                    f"Spark's {name} did not start within {START_TIMEOUT_S:.0f} s; the end of its log:\n{tail}"
-                )
-            time.sleep(0.05)
+        if not wait_until(reached, START_TIMEOUT_S, interval_s=0.05):
+            tail = "\n".join(self.log(name).splitlines()[-10:])
+            raise errors.InstepError(
+                f"Spark's {name} did not start within {START_TIMEOUT_S:.0f} s;"
+                f" the end of its log:\n{tail}"
+            )
 
 
 def _listens(port: int) -> bool:

@@ -92,7 +92,7 @@ def test_a_tampered_copy_of_a_real_jar_is_found_out(tmp_path: Path) -> None:
     with copies[0].open("r+b") as file:
         file.seek(1000)
         file.write(b"x")
-    with pytest.raises(errors.MissingPart, match=f"{copies[0].name} has the wrong sum"):
+    with pytest.raises(errors.MissingPart, match=f"{copies[0].name} has the wrong checksum"):
         artifacts.verify(copies, locked)
 
 

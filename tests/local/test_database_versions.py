@@ -21,13 +21,13 @@ def test_a_version_that_cannot_be_fetched_is_refused(
     monkeypatch.setenv(kind.version_variable, "9")
     with pytest.raises(errors.SettingsError, match=f"{kind.version_variable}=9") as caught:
         kind().start()
-    assert kind.usual_version in caught.value.remedy
+    assert kind.default_version in caught.value.remedy
 
 
 @pytest.mark.parametrize("kind", [Postgres, MariaDB])
-def test_the_usual_version_is_the_one_that_is_fetched(kind: type[Database]) -> None:
+def test_the_default_version_is_the_one_that_is_fetched(kind: type[Database]) -> None:
     [module] = artifacts.BUNDLES[kind.name].modules
-    assert module.rpartition(":")[2].startswith(f"{kind.usual_version}.")
+    assert module.rpartition(":")[2].startswith(f"{kind.default_version}.")
 
 
 def test_the_oldest_postgres(monkeypatch: pytest.MonkeyPatch) -> None:

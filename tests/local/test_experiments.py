@@ -78,7 +78,7 @@ def _kill_and_start(cli: Cli, cluster: connection.Cluster, leader: int) -> None:
     listed = {one["name"]: one["state"] for one in json.loads(cli("up", "status", "--json"))}
     assert listed[f"kafka-{leader}"] == "dead"
     assert list(listed.values()).count("running") == 3
-    assert f"kafka-{leader} is dead already" in refused(local_servers.kill, str(leader))
+    assert f"kafka-{leader} is already dead" in refused(local_servers.kill, str(leader))
     assert f"kafka-{leader} is dead" in refused(local_servers.pause, str(leader))
     before = next(one for one in registry.known() if one.node == leader)
     assert f"kafka-{leader} is running" in cli("up", "start", str(leader))

@@ -78,5 +78,5 @@ def test_an_old_java_is_told_with_its_version(
 def test_a_java_that_fails_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_java(tmp_path, "echo 'Unable to locate a Java Runtime.' >&2; exit 1")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(errors.MissingPart, match=r"said 'Unable to locate a Java Runtime.'"):
+    with pytest.raises(errors.MissingPart, match=r"printed 'Unable to locate a Java Runtime.'"):
         java.find()

@@ -44,11 +44,12 @@ def test_up_and_down_and_up_again(state: Path) -> None:
     assert local_servers.up(databases=("postgres",)) == first
     assert local_servers.broker_on_demand(said.append) == first[0].address
     with pytest.raises(
-        errors.SettingsError, match="is up with 1 broker, and 3 brokers were asked for"
+        errors.SettingsError, match="is running with 1 broker, but 3 brokers were requested"
     ):
         local_servers.up(brokers=3)
     with pytest.raises(
-        errors.SettingsError, match=f"kafka is up on port {first[0].port}, and port 1 was asked for"
+        errors.SettingsError,
+        match=f"kafka is running on port {first[0].port}, not on the requested port 1",
     ):
         local_servers.up(given_ports={"kafka": 1})
     more = local_servers.up(databases=("mariadb",))
@@ -70,7 +71,7 @@ def test_up_and_down_and_up_again(state: Path) -> None:
     try:
         wait_until(lambda: ports.taken(first[0].port))
         with pytest.raises(
-            errors.SettingsError, match=f"port {first[0].port}, wanted for kafka, is taken"
+            errors.SettingsError, match=f"port {first[0].port}, requested for kafka, is taken"
         ):
             local_servers.up(given_ports={"kafka": first[0].port})
         assert local_servers.broker_on_demand(said.append) != first[0].address
@@ -108,7 +109,7 @@ def test_a_strangers_pid_is_never_killed(state: Path) -> None:
 def test_a_state_that_cannot_be_read_is_told(state: Path) -> None:
     (state / "up.json").write_text("{")
     with pytest.raises(
-        errors.InstepError, match=r"up.json, which lists the local servers, cannot be understood"
+        errors.InstepError, match=r"up.json, which lists the local servers, is damaged"
     ):
         registry.running()
     (state / "up.json").unlink()
@@ -121,7 +122,7 @@ def test_unknown_names_are_refused(state: Path) -> None:
         local_servers.up(databases=("oracle",))
     with pytest.raises(errors.SettingsError, match="no local server 'x'"):
         local_servers.up(given_ports={"x": 1})
-    with pytest.raises(errors.SettingsError, match="ask for 1 or 3"):
+    with pytest.raises(errors.SettingsError, match="choose 1 or 3"):
         local_servers.up(brokers=2)
 
 

@@ -108,7 +108,7 @@ def test_without_redis_on_the_path_one_is_fetched(monkeypatch: pytest.MonkeyPatc
 def test_a_port_that_another_program_holds_is_named() -> None:
     with redis.Redis() as holder:
         refused = pytest.raises(
-            errors.SettingsError, match=f"port {holder.port}, wanted for activemq, is taken"
+            errors.SettingsError, match=f"port {holder.port}, requested for activemq, is taken"
         )
         with refused, activemq.ActiveMQ(port=holder.port):
             pass

@@ -170,7 +170,7 @@ def test_a_taken_port_is_named(kind: type[server.Server]) -> None:
         one = kind(port=port)
         with (
             pytest.raises(
-                errors.SettingsError, match=f"port {port}, wanted for {kind.name}, is taken"
+                errors.SettingsError, match=f"port {port}, requested for {kind.name}, is taken"
             ),
             one,
         ):
@@ -209,7 +209,7 @@ def test_a_server_that_dies_at_its_start_shows_its_log(tmp_path: Path) -> None:
     with (
         pytest.raises(
             errors.InstepError,
-            match=r"log's last lines:\n(?s:.)*Invalid value never (?s:.)*the whole log: .*kafka.log",
+            match=r"the last lines of its log:\n(?s:.)*Invalid value never (?s:.)*the complete log: .*kafka.log",
         ),
         one,
     ):
@@ -294,7 +294,7 @@ def test_three_brokers_form_a_cluster_and_one_may_die() -> None:
 
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_other_numbers_of_brokers_are_not_to_be_had(count: int) -> None:
-    with pytest.raises(errors.SettingsError, match="ask for 1 or 3"):
+    with pytest.raises(errors.SettingsError, match="choose 1 or 3"):
         broker.LocalCluster(count)
 
 
