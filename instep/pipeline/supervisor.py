@@ -130,7 +130,7 @@ def _check(chosen: dict[str, settings.Pipeline], cluster: Cluster) -> None:
 
 
 class Observer(Protocol):
-    """What is told of a run: every change of state, a tick ten times a second, and the end."""
+    """Receives the course of a run: state changes, a tick ten times a second, and the end."""
 
     def say(self, text: str, tone: Tone = Tone.NONE, /) -> None: ...
 
@@ -150,16 +150,16 @@ class Stop:
     With `exits`, the process ends if Spark does not end in time.
     """
 
-    def __init__(self, asked: threading.Event | None = None, *, exits: bool = False) -> None:
-        self._asked = asked or threading.Event()
-        self._by_signal = asked is None
+    def __init__(self, event: threading.Event | None = None, *, exits: bool = False) -> None:
+        self._event = event or threading.Event()
+        self._by_signal = event is None
         self.exits = exits
-        self.asked_at = 0.0
+        self.requested_at = 0.0
 
     def __call__(self, _signal: int, _frame: FrameType | None) -> None:
-        if not self._asked.is_set():
-            self.asked_at = time.monotonic()
-        self._asked.set()
+        if not self._event.is_set():
+            self.requested_at = time.monotonic()
+        self._event.set()
 
     def listen(self) -> None:
         """Handle signals. Call this after Spark has started, as Spark installs its own handler."""
@@ -168,11 +168,11 @@ class Stop:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self)
 
-    def is_asked(self) -> bool:
-        return self._asked.is_set()
+    def is_requested(self) -> bool:
+        return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
-        return self._asked.wait(seconds)
+        return self._event.wait(seconds)
 
 
 @contextlib.contextmanager
@@ -276,10 +276,10 @@ class _KeepWarm:
 @contextlib.contextmanager
 def _deadline(stop: Stop, seconds: float) -> Iterator[None]:
     """End the process if Spark does not end in time. The database rolls back open transactions."""
-    if not stop.exits or not stop.is_asked():
+    if not stop.exits or not stop.is_requested():
         yield
         return
-    left_s = max(0.5, stop.asked_at + seconds - time.monotonic())
+    left_s = max(0.5, stop.requested_at + seconds - time.monotonic())
     timer = threading.Timer(left_s, os._exit, args=(0,))
     timer.daemon = True
     timer.start()
