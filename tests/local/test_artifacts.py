@@ -101,11 +101,11 @@ def test_a_jar_that_is_not_locked_is_refused(
 ) -> None:
     bring(monkeypatch, b"good", name="other-1.0.jar")
     with pytest.raises(
-        errors.MissingPart, match=r"thing-1.0.jar is in artifacts.lock and was not fetched"
+        errors.MissingPart, match=r"thing-1.0.jar is in artifacts.lock but was not fetched"
     ):
         artifacts.jars("spark-kafka")
     with pytest.raises(
-        errors.MissingPart, match=r"other-1.0.jar was fetched and is not in artifacts.lock"
+        errors.MissingPart, match=r"other-1.0.jar was fetched but is not in artifacts.lock"
     ):
         artifacts.verify([Path("other-1.0.jar")], {})
 
@@ -244,7 +244,7 @@ def test_pyspark_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_databases_are_not_to_be_had_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(
-        errors.MissingPart, match="Linux on x86-64 with glibc only; this is Linux aarch64"
+        errors.MissingPart, match="only for Linux on x86-64 with glibc; this is Linux aarch64"
     ):
         artifacts.unpacked("postgres")
 
@@ -256,6 +256,6 @@ def test_where_jars_are_fetched_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert maven.repository() == "https://jars.example/central"
     monkeypatch.delenv(maven.REPOSITORY)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(errors.MissingPart, match="where Maven Central is") as caught:
+    with pytest.raises(errors.MissingPart, match="address of Maven Central is unknown") as caught:
         maven.repository()
     assert maven.REPOSITORY in caught.value.remedy

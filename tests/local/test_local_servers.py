@@ -59,7 +59,7 @@ def test_up_and_down_and_up_again(state: Path) -> None:
     assert local_servers.down() == more
     assert registry.running() == []
     assert not any(processes.alive(one.pid) for one in more)
-    with pytest.raises(errors.SettingsError, match="kept data is that of 1 broker"):
+    with pytest.raises(errors.SettingsError, match="data of the local Kafka is that of 1 broker"):
         local_servers.up(brokers=3)
 
     # The data is kept, and a usual port that is taken now gives way to a free one.
@@ -127,7 +127,7 @@ def test_unknown_names_are_refused(state: Path) -> None:
 
 
 def test_two_ups_at_once_start_one_broker(state: Path) -> None:
-    code = "from instep.local import lent; print(lent.broker_on_demand(print))"
+    code = "from instep.local import local_servers; print(local_servers.broker_on_demand(print))"
     both = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         for _ in "ab"
@@ -139,7 +139,7 @@ def test_two_ups_at_once_start_one_broker(state: Path) -> None:
 
 
 def test_an_up_killed_half_way_leaves_no_server(state: Path) -> None:
-    code = "from instep.local import lent; lent.up(say=print)"
+    code = "from instep.local import local_servers; local_servers.up(say=print)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) as killed:
         wait_until(lambda: bool(java_below(killed.pid)))
         below = java_below(killed.pid)
