@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import os
-import shutil
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -18,12 +17,14 @@ from instep.document.showing import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, TaskID
     from rich.text import Text
 
 ETA_WINDOW_S = 20.0
 BAR_DONE, BAR_LEFT = "━", "─"
 BAR_WIDTH = 24
-REDRAW_S = 0.1
+PROGRESS_AFTER_S = 0.5
+UPDATE_S = 0.1
 
 
 class Tone(enum.StrEnum):
@@ -167,15 +168,19 @@ class Eta:
 
 
 class ProgressLine:
-    """One line that a terminal redraws: a bar, the amount done, and the time left."""
+    """A progress bar on one line of a terminal: what is done, how much of how much, the time left.
 
-    def __init__(self, stream: TextIO) -> None:
+    Streams that are no terminal get nothing. The bar appears only if the work takes a moment.
+    """
+
+    def __init__(self, stream: TextIO, after_s: float = PROGRESS_AFTER_S) -> None:
         self._stream = stream
         self._is_live = is_live(stream)
-        self._what = ""
-        self._eta = Eta()
-        self._drawn_at = 0.0
-        self._is_drawn = False
+        self._shown_from = time.monotonic() + after_s
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._description = ""
+        self._updated_at = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -188,44 +193,56 @@ class ProgressLine:
     ) -> None:
         self.clear()
 
-    def update(
-        self, what: str, done: float, total: float | None, unit: str = "", now: float | None = None
-    ) -> None:
-        """Redraw the line, at most ten times a second. The bar and the time left need a total."""
-        now = time.monotonic() if now is None else now
-        if what != self._what:
-            self._what = what
-            self._eta.clear()
-        if total is not None:
-            self._eta.add(now, total - done)
-        if self._is_live and now - self._drawn_at >= REDRAW_S:
-            self._drawn_at, self._is_drawn = now, True
-            columns = shutil.get_terminal_size().columns
-            self._stream.write("\r\x1b[K" + self._line(done, total, unit, now, columns))
-            self._stream.flush()
+    def update(self, what: str, done: float, total: float | None, unit: str = "") -> None:
+        """Show how much is done. Without a total there is no time left."""
+        now = time.monotonic()
+        if not self._is_live or now < self._shown_from:
+            return
+        description = plain(what)
+        if description == self._description and now - self._updated_at < UPDATE_S:
+            return
+        self._updated_at = now
+        if self._progress is None:
+            self._progress = _progress(self._stream)
+            self._progress.start()
+        figures = f"{amount(done)} of {amount(total, unit)}" if total else amount(done, unit)
+        if self._task is not None and description != self._description:
+            self._progress.remove_task(self._task)
+            self._task = None
+        self._description = description
+        if self._task is None:
+            self._task = self._progress.add_task(description, figures=figures)
+        self._progress.update(self._task, completed=done, total=total, figures=figures)
 
     def clear(self) -> None:
-        """Remove the line: the next output starts in its place."""
-        if self._is_drawn:
-            self._is_drawn, self._drawn_at = False, 0.0
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+        """Remove the bar. It appears again with the next update."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = self._task = None
+            self._description = ""
 
-    def _line(self, done: float, total: float | None, unit: str, now: float, columns: int) -> str:
-        what = plain(self._what)
-        if not total:
-            return f"{what}: {amount(done, unit)}"[: columns - 1]
-        left_s = self._eta.seconds(now)
-        figures = f" {amount(done)} of {amount(total, unit)}"
-        if left_s is not None:
-            figures += f", {duration(left_s)} left"
-        width = min(BAR_WIDTH, columns - 1 - len(what) - len(figures) - 2)
-        if width < 1:
-            return f"{what}:{figures}"[: columns - 1]
-        filled, empty = bar_parts(done / total, width)
-        filled = paint(filled, Tone.GOOD, self._stream)
-        empty = paint(empty, Tone.FAINT, self._stream)
-        return f"{what}: {filled}{empty}{figures}"
+
+def _progress(stream: TextIO) -> Progress:
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(BAR_WIDTH),
+        TextColumn("{task.fields[figures]}", markup=False),
+        TimeElapsedColumn(),
+        TextColumn("left:", style=Tone.FAINT.value),
+        TimeRemainingColumn(),
+        console=console(stream),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
 
 
 def amount(value: float, unit: str = "") -> str:

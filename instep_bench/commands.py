@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from instep import errors
+from instep import errors, terminal
 from instep.cli import completion, output, pages, resources
 from instep.cli import help as help_pages
 from instep.cli.options import AsJson, Debug
@@ -432,7 +433,16 @@ def _measure(
     if html:
         pages.refuse_file(page.KIND, html, force=False, option="--html")
     into = store.folder()
-    file = store.keep(run(options, output.say, _command(context)), into)
+    steps = 0
+    with terminal.ProgressLine(sys.stderr) as line:
+
+        def say(text: str) -> None:
+            nonlocal steps
+            line.clear()
+            output.say(text)
+            line.update("measuring", steps := steps + 1, None, "steps")
+
+        file = store.keep(run(options, say, _command(context)), into)
     output.say(f"kept as {file.stem}: {file}")
     result = store.read(file)
     if as_json:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from instep import errors, settings
+from instep import errors, settings, terminal
 from instep.cli import completion, output, pages
 from instep.cli import help as help_pages
 from instep.cli.options import GLOBAL, AsJson, Config, Debug
@@ -154,7 +155,16 @@ def run_claims(
                 " (omit --bootstrap to test them)"
             )
     try:
-        results = lab.Lab(folder, claims.ALL, given=given, say=output.say).run()
+        with terminal.ProgressLine(sys.stderr) as line:
+
+            def say(text: str) -> None:
+                line.clear()
+                output.say(text)
+
+            def advance(claim: str, done: int, total: int) -> None:
+                line.update(f"testing {claim}", done, total, "claims")
+
+            results = lab.Lab(folder, claims.ALL, given=given, say=say, advance=advance).run()
     except SystemExit:
         run_name = folder if into else folder.name
         output.say(f"interrupted; continue with: instep lab run --resume --run {run_name}")

@@ -32,6 +32,11 @@ DISK_BYTES = {Tier.QUICK: 2 * GIB, Tier.FULL: 8 * GIB}
 BROKER_BYTES = GIB  # heap, other memory of the JVM, and the clients
 
 Progress = Callable[[str], None]
+Advance = Callable[[str, int, int], None]  # the claim that runs, how many are done, of how many
+
+
+def _no_advance(_claim: str, _done: int, _total: int) -> None:
+    """Show no progress."""
 
 
 class Lab:
@@ -44,8 +49,10 @@ class Lab:
         *,
         given: tuple[settings.Kafka, str] | None = None,
         say: Progress,
+        advance: Advance = _no_advance,
     ) -> None:
         self._run, self._known, self._given, self._say = run, known, given, say
+        self._advance = advance
         self._request = store.read_run(run)
 
     def run(self) -> dict[str, ClaimResult]:
@@ -66,6 +73,7 @@ class Lab:
         waiting = sorted(self._remaining(), key=lambda claim: claim.brokers)
         for number, claim in enumerate(waiting, start=1):
             self._say(f"[{number}/{len(waiting)}] {claim.id}: {claim.statement}")
+            self._advance(claim.id, number - 1, len(waiting))
             result = self._run_claim(claim, pool)
             self._say(f"    {result.verdict} ({result.seconds:.1f} s): {result.judgement.because}")
         return store.read_results(self._run)

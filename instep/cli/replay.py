@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,9 +76,12 @@ def replay(
             f"reading {selected.records:,} offsets of topic {session.sink.target.topic}"
             f" in {len(selected.ranges)} partitions"
         )
-        for change in replaying.replay(session, cluster, selected, execute=execute):
-            changes.append(change)
-            line.update("replaying", len(changes), None, "rows")
+        records = itertools.count(1)
+
+        def progress() -> None:
+            line.update("replaying", next(records), selected.records, "records")
+
+        changes += replaying.replay(session, cluster, selected, execute=execute, progress=progress)
     output.print_changes(changes, execute, as_json, nothing="no row changes")
     if any(change.verdict == replaying.REFUSED for change in changes):
         raise typer.Exit(1)

@@ -120,43 +120,34 @@ def _total(folder: Path) -> int | None:
 
 
 class DownloadProgress:
-    """Shows a live line on a terminal; elsewhere a line at the start and one at the end."""
+    """Megabytes fetched: a progress bar on a terminal, elsewhere a line at the start and the end."""
 
     def __init__(self, what: str) -> None:
+        # the process that fetches imports this module without site-packages
+        from instep import terminal
+
         self._what = what
-        self._live = sys.stderr.isatty()
+        self._line = terminal.ProgressLine(sys.stderr)
         self._started = time.monotonic()
-        self._write(f"{what} …")
+        if not terminal.is_live(sys.stderr):
+            self._write(f"{what} …")
 
     def show(self, fetched: int, total: int | None) -> None:
-        """Update the live line."""
-        if self._live:
-            elapsed_s = time.monotonic() - self._started
-            self._write(f"{self._what} … {described(fetched, total, elapsed_s)}")
+        """Show how much has been fetched."""
+        self._line.update(self._what, fetched / 1e6, total / 1e6 if total else None, "MB")
 
     def done(self, fetched: int) -> None:
-        """Print the summary."""
-        elapsed_s = time.monotonic() - self._started
-        sys.stderr.write(f"{self._what}: {fetched / 1e6:.0f} MB in {elapsed_s:.0f} s\n")
-        sys.stderr.flush()
+        """Print how much was fetched and how long it took."""
+        seconds = time.monotonic() - self._started
+        self._write(f"{self._what}: {fetched / 1e6:.0f} MB in {seconds:.0f} s")
 
     def end(self) -> None:
-        """Clear the live line."""
-        if self._live:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        """Remove the progress bar."""
+        self._line.clear()
 
     def _write(self, line: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{line}" if self._live else f"{line}\n")
+        sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
-
-
-def described(fetched: int, total: int | None, elapsed_s: float) -> str:
-    """Describe the progress of a fetch."""
-    if not total:
-        return f"{fetched / 1e6:.1f} MB"
-    left = f", {(total - fetched) * elapsed_s / fetched:.0f} s left" if fetched else ""
-    return f"{fetched / 1e6:.1f} of {total / 1e6:.1f} MB{left}"
 
 
 # --- the process that fetches ---------------------------------------------------------------------

@@ -103,17 +103,26 @@ def resolve_range(
     )
 
 
+def _no_progress() -> None:
+    """Show no progress."""
+
+
 def replay(
-    session: MaintenanceSession, cluster: Cluster, part: ReplayRange, *, execute: bool
+    session: MaintenanceSession,
+    cluster: Cluster,
+    part: ReplayRange,
+    *,
+    execute: bool,
+    progress: Callable[[], None] = _no_progress,
 ) -> Iterator[Change]:
     """Replay a range; yield the documents whose rows change, or would, or are refused."""
     excluded = _excluded(session)
     if not session.sink.target.rules.ordered:
-        yield from _replay_unordered(session, cluster, part, excluded, execute)
+        yield from _replay_unordered(session, cluster, part, excluded, execute, progress)
         return
     highest_orders: dict[Document, int] = {}  # by document, of the events read so far
     for partition, bounds in part.ranges.items():
-        events = _events(session, cluster, {partition: bounds}, part.documents, excluded)
+        events = _events(session, cluster, {partition: bounds}, part.documents, excluded, progress)
         while chunk := list(itertools.islice(events, CHUNK_EVENTS)):
             yield from session.retry(
                 functools.partial(
@@ -159,6 +168,7 @@ def _events(
     ranges: Mapping[int, tuple[int, int]],
     documents: frozenset[Document],
     excluded: set[RecordPosition],
+    progress: Callable[[], None] = _no_progress,
 ) -> Iterator[Event]:
     """Yield the events that the pipeline applied, or would have applied, in log order by partition.
 
@@ -169,6 +179,7 @@ def _events(
     if session.sink.target.mapping.is_keyed:
         keys = {str(document).encode() for document in documents}
     for record in reading.read(cluster, topic, ranges):
+        progress()
         if keys and record.key not in keys:
             continue
         if RecordPosition(topic, record.partition, record.offset) in excluded:
@@ -294,6 +305,7 @@ def _replay_unordered(
     part: ReplayRange,
     excluded: set[RecordPosition],
     execute: bool,
+    progress: Callable[[], None],
 ) -> Iterator[Change]:
     folds: dict[Document, _Fold] = {}
     read_to = {partition: start for partition, (start, _) in part.ranges.items()}
@@ -304,7 +316,7 @@ def _replay_unordered(
             if partition not in read_to or end <= read_to[partition]:
                 continue
             unread = {partition: (read_to[partition], end)}
-            for event in _events(session, cluster, unread, part.documents, excluded):
+            for event in _events(session, cluster, unread, part.documents, excluded, progress):
                 folds.setdefault(event.document, _Fold()).add(partition, event, rules)
             read_to[partition] = end
 

@@ -257,7 +257,7 @@ def _happenings(one: _Judged, wrong: list[Finding], doubtful: list[Finding]) -> 
     if unknown:
         yield f"whether anything is {' or '.join(unknown)} could not be judged in full"
     if not one.case.publishers:
-        yield "what publishers lose, repeat or reorder before the broker is not known (PUBLISHER_UNDECLARED)"
+        yield "what publishers lose, repeat or reorder before the broker is not known (PUBLISHER_NOT_DECLARED)"
 
 
 def _risks(doubtful: list[Finding]) -> Iterator[str]:

@@ -559,7 +559,7 @@ def _at_every_point(trial: Trial, keep: Keep, commit: CommitMode) -> dict[str, A
         "Store the offset together with the result, in one transaction: this is what instep's "
         "ledger does."
     ),
-    rules=("DATABASE_NO_TRANSACTIONS", "DATABASE_COMMITS_LATER"),
+    rules=("DATABASE_NO_TRANSACTIONS", "DATABASE_COMMITS_ASYNCHRONOUSLY"),
 )
 def offset_in_result_transaction(trial: Trial) -> None:
     together = _at_every_point(trial, Keep.WITH_OFFSET, CommitMode.NEVER)

@@ -311,9 +311,9 @@ WITHOUT = {
     ),
     rules=(
         "PUBLISHER_NOT_IDEMPOTENT",
-        "PUBLISHER_ACKS",
+        "PUBLISHER_ACKS_NOT_ALL",
         "TOPIC_SINGLE_REPLICA",
-        "TOPIC_MIN_IN_SYNC_ONE",
+        "TOPIC_MIN_INSYNC_REPLICAS_ONE",
     ),
     brokers=3,
     harmless=False,

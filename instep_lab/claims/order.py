@@ -155,7 +155,7 @@ def topic_order_with_one_partition(trial: Trial) -> None:
         "show inversions."
     ),
     advice="Use the document's id as the key: all records of one document then stay in order.",
-    rules=("RECORDS_WITHOUT_KEY", "PUBLISHER_PARTITIONER"),
+    rules=("RECORDS_WITHOUT_KEY", "PUBLISHER_PARTITIONER_NOT_MURMUR2"),
 )
 def key_order_across_partitions(trial: Trial) -> None:
     count = trial.scaled(3_000, 30_000)
@@ -268,7 +268,7 @@ SENDERS: Mapping[str, Mapping[str, Any]] = {
         "Enable idempotence: it costs nothing. With librdkafka, limiting requests in flight to "
         "one does not replace it."
     ),
-    rules=("PUBLISHER_OVERTAKES", "PUBLISHER_NOT_IDEMPOTENT"),
+    rules=("PUBLISHER_REORDERS_ON_RETRY", "PUBLISHER_NOT_IDEMPOTENT"),
     harmless=False,
 )
 def order_under_retries(trial: Trial) -> None:

@@ -47,7 +47,7 @@ def _unread(operations: Sequence[ClientOperation], group: str = "reader") -> Ano
         "Use acks=all for everything that must arrive. acks=1 loses what the dead leader had not "
         "replicated."
     ),
-    rules=("PUBLISHER_ACKS", "TOPIC_MIN_IN_SYNC_ONE"),
+    rules=("PUBLISHER_ACKS_NOT_ALL", "TOPIC_MIN_INSYNC_REPLICAS_ONE"),
     brokers=3,
     harmless=False,
 )
@@ -197,7 +197,7 @@ def acks_all_with_one_replica(trial: Trial) -> None:
         "min.insync.replicas=2 requires acks=all on every producer: the others bypass it and "
         "write to a single replica."
     ),
-    rules=("PUBLISHER_ACKS", "TOPIC_MIN_IN_SYNC_ONE"),
+    rules=("PUBLISHER_ACKS_NOT_ALL", "TOPIC_MIN_INSYNC_REPLICAS_ONE"),
     brokers=3,
     harmless=False,
 )
@@ -314,7 +314,7 @@ ALL = ("all", "-1")
         "Set acks=all explicitly: the default depends on the client and its release, and old "
         "ones are still in use."
     ),
-    rules=("PUBLISHER_ACKS", "PUBLISHER_NOT_IDEMPOTENT"),
+    rules=("PUBLISHER_ACKS_NOT_ALL", "PUBLISHER_NOT_IDEMPOTENT"),
     brokers=0,
     until="Kafka 3.0 (September 2021)",
 )
@@ -364,7 +364,7 @@ def default_acks(trial: Trial) -> None:
         "Send with a callback, check its error, and flush before you rely on it: as fast as "
         "fire-and-forget, and no error is missed."
     ),
-    rules=("PUBLISHER_ACKS", "PUBLISHER_RECORDS_TOO_LARGE"),
+    rules=("PUBLISHER_ACKS_NOT_ALL", "PUBLISHER_RECORD_LIMIT_ABOVE_TOPIC"),
 )
 def delivery_modes(trial: Trial) -> None:
     counts = {
@@ -471,7 +471,7 @@ def delivery_modes(trial: Trial) -> None:
         "Flush (in Java: close) before the process exits, and check how many records flush "
         "reports as undelivered."
     ),
-    rules=("PUBLISHER_ACKS",),
+    rules=("PUBLISHER_ACKS_NOT_ALL",),
 )
 def exit_without_flush(trial: Trial) -> None:
     count = trial.scaled(2_000, 20_000)
@@ -537,7 +537,7 @@ Cell = tuple[int, int]
         "Keep linger.ms at 5 to 10 and batch.size at 16 KB or more. Beyond that, latency grows "
         "but throughput hardly does."
     ),
-    rules=("PUBLISHER_LINGERS",),
+    rules=("PUBLISHER_LINGER_LONG",),
 )
 def batching(trial: Trial) -> None:
     topic = trial.topic(1)
@@ -642,7 +642,11 @@ def _clearly_more(these: Sequence[float], those: Sequence[float]) -> bool | None
         "Let every producer use the same hash (murmur2, as Java does). Compute partitions "
         "yourself only if every producer does."
     ),
-    rules=("PUBLISHER_PARTITIONER", "PUBLISHER_HASHES_DIFFER", "RECORDS_IN_WRONG_PARTITION"),
+    rules=(
+        "PUBLISHER_PARTITIONER_NOT_MURMUR2",
+        "PUBLISHER_PARTITIONERS_DIFFER",
+        "RECORDS_IN_WRONG_PARTITION",
+    ),
 )
 def partition_of_numeric_key(trial: Trial) -> None:
     keys, partitions, count = 4, 4, 20

@@ -158,7 +158,7 @@ def _new_group(
         "Use latest only where the past does not matter. Records that arrive before the first "
         "commit of the group may be skipped too."
     ),
-    rules=("PIPELINE_STARTS_LATE",),
+    rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),
 )
 def new_group_with_latest(trial: Trial) -> None:
     count, new = trial.scaled(1_000, 20_000), trial.scaled(300, 3_000)
@@ -262,7 +262,7 @@ def _with(plan: Consuming, **changed: Any) -> Consuming:
         "Use earliest for any reader that must not miss a record, and retain records for longer "
         "than it may take until a reader starts."
     ),
-    rules=("PIPELINE_STARTS_LATE", "TOPIC_RETENTION_SHORT"),
+    rules=("PIPELINE_SKIPS_EXISTING_RECORDS", "TOPIC_RETENTION_SHORT"),
 )
 def new_group_with_earliest(trial: Trial) -> None:
     count, new = trial.scaled(1_000, 20_000), trial.scaled(300, 3_000)
@@ -305,7 +305,7 @@ def new_group_with_earliest(trial: Trial) -> None:
         "To move a group, reset its offsets (instep groups reset). The setting only applies "
         "where there is no valid commit."
     ),
-    rules=("PIPELINE_STARTS_LATE",),
+    rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),
 )
 def reset_policy_of_committed_group(trial: Trial) -> None:
     count = trial.scaled(300, 3_000)
@@ -378,7 +378,7 @@ def _show(places: Mapping[int, int]) -> str:
         "where each begins."
     ),
     advice="Set auto.offset.reset explicitly: latest is only the default of the clients.",
-    rules=("PIPELINE_STARTS_LATE",),
+    rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),
 )
 def default_start_of_new_group(trial: Trial) -> None:
     count = trial.scaled(500, 20_000)
@@ -436,7 +436,7 @@ def _of_client(trial: Trial, topic: str, client: str, reset: str | None, name: s
         "Choose none (error in librdkafka) where skipping records and reading them again would "
         "both do harm, and stop on the error: librdkafka continues to read the other partitions."
     ),
-    rules=("PIPELINE_STARTS_LATE",),
+    rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),
 )
 def missing_offset_with_none(trial: Trial) -> None:
     count = trial.scaled(300, 3_000)
@@ -481,7 +481,7 @@ def missing_offset_with_none(trial: Trial) -> None:
         "With the same group id both continue from its commits. assign without a group stores no "
         "offsets: keep them yourself."
     ),
-    rules=("PIPELINE_STARTS_LATE",),
+    rules=("PIPELINE_SKIPS_EXISTING_RECORDS",),
 )
 def subscribe_and_assign(trial: Trial) -> None:
     count = trial.scaled(300, 3_000)
@@ -556,7 +556,7 @@ def subscribe_and_assign(trial: Trial) -> None:
         "learn about the loss: earliest skips what is gone, latest also skips everything that is "
         "left, and neither reports it."
     ),
-    rules=("TOPIC_RETENTION_SHORT", "PIPELINE_NEAR_EXPIRY", "PIPELINE_RECORDS_EXPIRED"),
+    rules=("TOPIC_RETENTION_SHORT", "PIPELINE_RECORDS_EXPIRE_SOON", "PIPELINE_RECORDS_EXPIRED"),
 )
 def offset_removed_by_retention(trial: Trial) -> None:
     scenario = trial.scenario("retention")

@@ -193,7 +193,7 @@ def _segments(trial: Trial, topic: str) -> list[Path]:
         "Retention is a lower bound: records live until their whole segment is old. Plan for the "
         "longest outage."
     ),
-    rules=("TOPIC_RETENTION_SHORT", "TOPIC_RETENTION_BY_SIZE", "RECORDS_FROM_LONG_AGO"),
+    rules=("TOPIC_RETENTION_SHORT", "TOPIC_RETENTION_BY_SIZE", "RECORDS_TIMESTAMPS_TOO_OLD"),
     harmless=False,
 )
 def retention_by_segment(trial: Trial) -> None:
@@ -307,7 +307,7 @@ def seek_time_by_log_length(trial: Trial) -> None:
         "Everything that a reader has seen is on all in-sync replicas: it does not disappear "
         "when the leader dies."
     ),
-    rules=("TOPIC_MIN_IN_SYNC_ONE",),
+    rules=("TOPIC_MIN_INSYNC_REPLICAS_ONE",),
     brokers=3,
     harmless=False,
 )
@@ -415,10 +415,10 @@ def segment_file_names(trial: Trial) -> None:
         "session timeout of the brokers."
     ),
     rules=(
-        "TOPIC_MIN_IN_SYNC_ONE",
+        "TOPIC_MIN_INSYNC_REPLICAS_ONE",
         "TOPIC_SINGLE_REPLICA",
-        "TOPIC_UNCLEAN_ELECTION",
-        "PUBLISHER_ACKS",
+        "TOPIC_UNCLEAN_ELECTION_ALLOWED",
+        "PUBLISHER_ACKS_NOT_ALL",
     ),
     brokers=3,
     harmless=False,

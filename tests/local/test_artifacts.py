@@ -162,21 +162,6 @@ def test_a_fetch_is_interrupted_at_once_and_leaves_nothing(bare_home: Path) -> N
     assert [path.name for path in (bare_home / "cache").iterdir()] == ["kafka.lock"]
 
 
-@pytest.mark.parametrize(
-    ("fetched", "total", "elapsed_s", "shown"),
-    [
-        (0, None, 0.0, "0.0 MB"),
-        (1_500_000, None, 1.0, "1.5 MB"),
-        (0, 4_000_000, 1.0, "0.0 of 4.0 MB"),
-        (1_000_000, 4_000_000, 2.0, "1.0 of 4.0 MB, 6 s left"),
-    ],
-)
-def test_a_fetch_shows_its_total_and_the_time_left(
-    fetched: int, total: int | None, elapsed_s: float, shown: str
-) -> None:
-    assert maven.described(fetched, total, elapsed_s) == shown
-
-
 def test_no_network_is_told(bare_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = ports.free()[0]
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{closed}")

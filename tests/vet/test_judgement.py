@@ -38,14 +38,14 @@ def test_the_sentence_names_what_is_lost_repeated_and_reordered() -> None:
     base = with_publisher(base, "librdkafka", partitioner="murmur2")
     said = sentence(base)
     assert (
-        "can be lost when the leader of a partition dies after the others fell behind (TOPIC_MIN_IN_SYNC_ONE)"
+        "can be lost when the leader of a partition dies after the other replicas fell behind (TOPIC_MIN_INSYNC_REPLICAS_ONE)"
         in said
     )
     assert (
-        "may be repeated when the publisher's request is answered late and sent again (PUBLISHER_NOT_IDEMPOTENT)"
+        "may be repeated when the answer to a publisher's request is late and the request is sent again (PUBLISHER_NOT_IDEMPOTENT)"
         in said
     )
-    assert "may be reordered when one of the publisher's requests fails" in said
+    assert "may be reordered when a request fails" in said
     assert (
         "publishing goes on with 2 brokers down, and what was acknowledged may be on one disk only"
         in said
@@ -108,9 +108,11 @@ def test_unknown_is_never_taken_for_good() -> None:
     verdict = judgement.judge(base)
     (unjudged,) = verdict.unjudged
     assert unjudged.why == "settings of topic print-status: user 'bob' lacks DESCRIBE_CONFIGS"
-    assert {"TOPIC_MIN_IN_SYNC_ONE", "TOPIC_UNCLEAN_ELECTION", "TOPIC_RETENTION_SHORT"} <= set(
-        unjudged.rules
-    )
+    assert {
+        "TOPIC_MIN_INSYNC_REPLICAS_ONE",
+        "TOPIC_UNCLEAN_ELECTION_ALLOWED",
+        "TOPIC_RETENTION_SHORT",
+    } <= set(unjudged.rules)
     assert verdict.outcomes[0].kept is None
     assert (
         "whether anything is lost or reordered could not be judged in full"
@@ -203,9 +205,9 @@ def test_the_most_urgent_comes_first() -> None:
     )
     verdict = judgement.judge(base)
     assert [one.rule for one in verdict.findings[:3]] == [
-        "TOPIC_UNDER_MIN_IN_SYNC",
+        "TOPIC_UNDER_MIN_INSYNC_REPLICAS",
         "TOPIC_WITHOUT_LEADER",
-        "TOPIC_MIN_IN_SYNC_ONE",
+        "TOPIC_MIN_INSYNC_REPLICAS_ONE",
     ]
     counted = [
         sum(one.severity == word for one in verdict.findings)
@@ -221,7 +223,7 @@ def test_rules_about_replicas_ask_for_one_and_the_same_change(
     nodes: tuple[int, ...], in_sync: str
 ) -> None:
     base = with_settings(with_replicas(sound.snapshot(), *nodes), min_insync_replicas=in_sync)
-    names = ("TOPIC_SINGLE_REPLICA", "TOPIC_TWO_REPLICAS", "TOPIC_MIN_IN_SYNC")
+    names = ("TOPIC_SINGLE_REPLICA", "TOPIC_TWO_REPLICAS", "TOPIC_MIN_INSYNC_REPLICAS")
     fixes = {one.fix for one in judgement.judge(base).findings if one.rule.startswith(names)}
     steps = ["instep topics replicate print-status -r 3 --execute"] if len(nodes) < 3 else []
     steps += (

@@ -33,11 +33,11 @@ def test_the_summary_has_five_lines_at_most_and_stands_first() -> None:
     assert said[0].startswith("3 errors, ")
     assert said[1] == "contracts falls short of exactly-once"
     assert said[2].startswith(
-        "1. error PUBLISHER_ACKS, publisher print-system: The publisher does not wait"
+        "1. error PUBLISHER_ACKS_NOT_ALL, publisher print-system: The publisher does not wait"
     )
     assert [line[:3] for line in said[2:5]] == ["1. ", "2. ", "3. "]
     assert said[5] == ""
-    assert said[6] == "ERROR     PUBLISHER_ACKS  publisher print-system"
+    assert said[6] == "ERROR     PUBLISHER_ACKS_NOT_ALL  publisher print-system"
 
 
 def test_nothing_found_is_three_lines() -> None:
@@ -57,12 +57,12 @@ def test_findings_of_one_rule_are_one_block_with_its_places() -> None:
         for name in ("a", "b", "c")
     }
     said = lines(changed(sound.snapshot(), publishers=publishers))
-    at = said.index("ERROR     PUBLISHER_ACKS  3 places")
+    at = said.index("ERROR     PUBLISHER_ACKS_NOT_ALL  3 places")
     block = said[at : said.index("", at)]
     assert sum(line.lstrip().startswith("found:") for line in block) == 3
     assert sum(line.lstrip().startswith("fix:") for line in block) == 3
     assert block[2] == "          found:   publisher a: acks=1 (set)"
-    assert said[2].startswith("1. error PUBLISHER_ACKS, publisher a and 2 more: ")
+    assert said[2].startswith("1. error PUBLISHER_ACKS_NOT_ALL, publisher a and 2 more: ")
 
 
 def test_a_fix_that_is_the_same_everywhere_is_said_once() -> None:
@@ -70,7 +70,7 @@ def test_a_fix_that_is_the_same_everywhere_is_said_once() -> None:
         sound.broker(n, settings={**(sound.broker(n).settings or {}), **LAGGING}) for n in (1, 2, 3)
     ]
     said = lines(with_cluster(sound.snapshot(), brokers=brokers))
-    at = said.index("WARNING   CLUSTER_SLOW_TO_DROP_REPLICAS  3 places")
+    at = said.index("WARNING   CLUSTER_REPLICA_LAG_TIMEOUT_LONG  3 places")
     block = said[at : said.index("", at)]
     assert [line for line in block if "fix:" in line] == [
         "          fix:     replica.lag.time.max.ms=30000 in server.properties"

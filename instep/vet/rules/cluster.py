@@ -37,9 +37,10 @@ ALIKE = (
     Risk.STANDSTILL,
     when="the only broker stops",
     what="The cluster has one broker.",
-    consequence="While it is down nothing can be published or applied, and its disk is the only copy of every record.",
-    remedy="Run at least three brokers, and give topics three replicas.",
-    acceptable_when="On a laptop, in tests, and wherever the source can publish everything again.",
+    consequence="While it is down, nothing can be published or applied. Its disk has the only copy "
+    "of every record.",
+    remedy="Run at least three brokers and give topics three replicas.",
+    acceptable_when="On a laptop, in tests, and if the source can publish everything again.",
 )
 def single_broker(case: RuleContext) -> Iterator[Violation]:
     if len(case.cluster.brokers) == 1:
@@ -52,15 +53,16 @@ def single_broker(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "CLUSTER_BROKER_MISSING",
+    "CLUSTER_BROKER_DOWN",
     Risk.STANDSTILL,
     when="one more broker stops",
-    what="A broker that holds replicas of the topic does not live.",
-    consequence="What it holds is a copy less: the next death may stop publishing, or lose records where one copy is enough.",
-    remedy="Start the broker, or move its replicas to others.",
-    acceptable_when="During a rolling restart, for minutes.",
+    what="A broker that holds replicas of the topic is down.",
+    consequence="Its partitions have one copy less. The next failure may stop publishing, or lose "
+    "records if one copy is enough to acknowledge them.",
+    remedy="Start the broker, or move its replicas to other brokers.",
+    acceptable_when="For minutes, during a rolling restart.",
 )
-def broker_missing(case: RuleContext) -> Iterator[Violation]:
+def broker_down(case: RuleContext) -> Iterator[Violation]:
     living = {broker.node for broker in case.cluster.brokers}
     holders = {node for part in case.topic.partitions for node in part.replicas}
     gone = sorted(holders - living)
@@ -81,10 +83,11 @@ def broker_missing(case: RuleContext) -> Iterator[Violation]:
     "CLUSTER_AUTO_CREATES_TOPICS",
     Risk.LOSS,
     when="a publisher misspells the topic or the topic is deleted",
-    what="The brokers make a topic for whoever names one that does not exist.",
-    consequence="A misspelt name becomes a topic that nobody follows, with one replica by default, and the publisher sees no error. "
-    "A deleted topic comes back empty under the same name.",
-    remedy="Set auto.create.topics.enable=false on every broker, and make topics on purpose.",
+    what="Brokers create a topic when a client names one that does not exist.",
+    consequence="A misspelt name becomes a topic that no pipeline reads, by default with one "
+    "replica, and the publisher sees no error. A deleted topic comes back empty under the same "
+    "name.",
+    remedy="Set auto.create.topics.enable=false on every broker and create topics explicitly.",
     acceptable_when="In development.",
 )
 def auto_creates_topics(case: RuleContext) -> Iterator[Violation]:
@@ -103,15 +106,16 @@ def auto_creates_topics(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "CLUSTER_BROKERS_DISAGREE",
+    "CLUSTER_BROKER_SETTINGS_DIFFER",
     Risk.LOSS,
-    when="the leader of a partition moves to a broker with other settings",
-    what="Brokers have different values of a setting that topics inherit.",
-    consequence="Which value counts then depends on which broker leads a partition, and changes when the leader moves.",
-    remedy="Set the same value on all brokers, best as the cluster's default.",
+    when="the leader of a partition moves to a broker with different settings",
+    what="Brokers have different values for a setting that topics inherit.",
+    consequence="The effective value depends on which broker leads a partition, and changes when "
+    "the leader moves.",
+    remedy="Set the same value on all brokers, preferably as a cluster-wide default.",
     acceptable_when="While a change is being rolled out.",
 )
-def brokers_disagree(case: RuleContext) -> Iterator[Violation]:
+def broker_settings_differ(case: RuleContext) -> Iterator[Violation]:
     for name in ALIKE:
         values: dict[str | None, list[int]] = {}
         for broker in case.cluster.brokers:
@@ -131,16 +135,16 @@ def brokers_disagree(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "CLUSTER_FEW_CONTROLLERS",
+    "CLUSTER_TOO_FEW_CONTROLLERS",
     Risk.STANDSTILL,
     when="one controller stops",
-    what="Fewer than three controllers vote, or an even number of them.",
-    consequence="Without a majority of controllers no leader can be chosen: a broker's death then stops its partitions. An even "
-    "number survives no more deaths than the odd number below it.",
+    what="The controller quorum has fewer than three voters, or an even number of them.",
+    consequence="Without a majority of controllers no leader can be elected, so a broker failure "
+    "stops its partitions. An even number tolerates no more failures than the odd number below it.",
     remedy="Run three or five controllers.",
     acceptable_when="On a laptop and in tests.",
 )
-def few_controllers(case: RuleContext) -> Iterator[Violation]:
+def too_few_controllers(case: RuleContext) -> Iterator[Violation]:
     voters = case.known(case.cluster.voters, "the controllers")
     if len(voters) < QUORUM_MIN or len(voters) % 2 == 0:
         word = "controller votes" if len(voters) == 1 else "controllers vote"
@@ -155,11 +159,12 @@ def few_controllers(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "CLUSTER_DISK_NEARLY_FULL",
     Risk.STANDSTILL,
-    when="a broker's disk is full",
-    what="A folder in which a broker keeps its logs has little room left.",
-    consequence="A broker whose log folder is full shuts down, and with it the partitions it leads.",
+    when="a broker's disk becomes full",
+    what="A log directory of a broker has little free space.",
+    consequence="A broker whose log directory is full shuts down, and the partitions that it leads "
+    "become unavailable.",
     remedy="Add disk space, or shorten retention where it is longer than needed.",
-    acceptable_when="When the logs have stopped growing, because retention by size bounds them.",
+    acceptable_when="If the logs have stopped growing because retention by size limits them.",
 )
 def disk_nearly_full(case: RuleContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
@@ -184,10 +189,11 @@ def disk_nearly_full(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "CLUSTER_LOGS_IN_TMP",
     Risk.LOSS,
-    when="the machine is started anew or old temporary files are removed",
-    what="A broker keeps its logs below a folder for temporary files.",
-    consequence="Kafka's sample settings do so. Systems empty /tmp at a restart or remove what is old: segments vanish under the broker.",
-    remedy="Set log.dirs to a folder of its own.",
+    when="the machine restarts or old temporary files are removed",
+    what="A broker stores its logs in a directory for temporary files.",
+    consequence="Kafka's sample settings do this. Systems empty /tmp at a restart or remove old "
+    "files from it, and the broker's segments are deleted.",
+    remedy="Set log.dirs to a dedicated directory.",
     acceptable_when="On a laptop and in tests.",
 )
 def logs_in_tmp(case: RuleContext) -> Iterator[Violation]:
@@ -206,9 +212,10 @@ def logs_in_tmp(case: RuleContext) -> Iterator[Violation]:
     "CLUSTER_DISK_OFFLINE",
     Risk.LOSS,
     when="another copy is lost before the disk is back",
-    what="A broker has given up a folder in which it keeps its logs.",
-    consequence="The replicas in it are not kept any more: each of their partitions has a copy less.",
-    remedy="Repair or replace the disk, and restart the broker.",
+    what="A broker has taken one of its log directories offline.",
+    consequence="The replicas in it are no longer written: each of their partitions has one copy "
+    "less.",
+    remedy="Repair or replace the disk and restart the broker.",
     acceptable_when="Never for long.",
 )
 def disk_offline(case: RuleContext) -> Iterator[Violation]:
@@ -224,30 +231,32 @@ def disk_offline(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "CLUSTER_OFFSETS_TOPIC_FRAGILE",
+    "CLUSTER_OFFSETS_TOPIC_UNDER_REPLICATED",
     Risk.STANDSTILL,
     when="a broker stops",
-    what="The topic of the groups' offsets has fewer replicas than the cluster could give it.",
-    consequence="Groups whose coordinator is gone can neither commit nor be looked at. A pipeline goes on, as the ledger is the truth; "
-    "its mirror group stands still, and other consumers with it.",
+    what="The topic of the groups' offsets has fewer replicas than the cluster allows.",
+    consequence="Groups whose coordinator is down can neither commit nor be described. A pipeline "
+    "continues, because its position is in the ledger, but its mirror group stops, and so do other "
+    "consumers.",
     remedy="Raise the replicas of __consumer_offsets to three.",
-    acceptable_when="When only instep reads from this cluster.",
+    acceptable_when="If only instep reads from this cluster.",
 )
-def offsets_topic_fragile(case: RuleContext) -> Iterator[Violation]:
+def offsets_topic_under_replicated(case: RuleContext) -> Iterator[Violation]:
     yield from _fragile(case, "__consumer_offsets", Severity.NOTE)
 
 
 @rule(
-    "CLUSTER_TRANSACTION_LOG_FRAGILE",
+    "CLUSTER_TRANSACTION_LOG_UNDER_REPLICATED",
     Risk.LOSS,
     when="a broker stops while transactions are being committed",
-    what="A publisher uses transactions, and their log has too few replicas, or one in-sync replica is enough for it.",
-    consequence="The outcome of a transaction can be forgotten with one disk: records that were committed may be aborted, or the "
-    "publisher stands still.",
+    what="A publisher uses transactions, but the transaction log has too few replicas or "
+    "min.insync.replicas=1.",
+    consequence="The outcome of a transaction can be lost with one disk: committed records may be "
+    "aborted, or the publisher may stop.",
     remedy="Give __transaction_state three replicas and min.insync.replicas=2.",
-    acceptable_when="When no publisher uses transactions.",
+    acceptable_when="If no publisher uses transactions.",
 )
-def transaction_log_fragile(case: RuleContext) -> Iterator[Violation]:
+def transaction_log_under_replicated(case: RuleContext) -> Iterator[Violation]:
     if any(one.transactional for one in case.publishers.values()):
         yield from _fragile(
             case,
@@ -296,15 +305,16 @@ def _fragile(
 
 
 @rule(
-    "CLUSTER_ONE_ADDRESS",
+    "CLUSTER_SINGLE_BOOTSTRAP_ADDRESS",
     Risk.STANDSTILL,
-    when="that broker is down while a pipeline starts",
-    what="The settings name one broker of several.",
-    consequence="A client learns the others from the first that answers. When that one is down, nothing can start.",
+    when="that broker is down when a pipeline starts",
+    what="The settings name only one of several brokers.",
+    consequence="A client learns the other brokers from the first one that answers. If that one is "
+    "down, nothing can start.",
     remedy="Name two or three brokers in kafka.bootstrap.",
-    acceptable_when="When the address is a load balancer or a name that leads to several brokers.",
+    acceptable_when="If the address is a load balancer or a name that resolves to several brokers.",
 )
-def one_address(case: RuleContext) -> Iterator[Violation]:
+def single_bootstrap_address(case: RuleContext) -> Iterator[Violation]:
     if len(case.cluster.bootstrap) == 1 and len(case.cluster.brokers) > 1:
         all_of_them = ",".join(f"{broker.host}:{broker.port}" for broker in case.cluster.brokers)
         yield Violation(
@@ -319,15 +329,16 @@ def one_address(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "CLUSTER_IN_CLEAR",
+    "CLUSTER_NOT_ENCRYPTED",
     Risk.EXPOSURE,
-    when="somebody listens on the network",
-    what="Brokers on other machines are spoken to without encryption.",
-    consequence="Records, and with SASL_PLAINTEXT and the mechanism PLAIN also the password, can be read and changed on the way.",
+    when="someone listens on the network",
+    what="Connections to brokers on other machines are not encrypted.",
+    consequence="Records can be read and changed in transit, and with SASL_PLAINTEXT and the "
+    "mechanism PLAIN the password as well.",
     remedy="Use SSL or SASL_SSL.",
-    acceptable_when="Within a network that is encrypted itself, such as a service mesh.",
+    acceptable_when="On a network that is itself encrypted, such as a service mesh.",
 )
-def in_clear(case: RuleContext) -> Iterator[Violation]:
+def not_encrypted(case: RuleContext) -> Iterator[Violation]:
     far = [
         f"{broker.host}:{broker.port}"
         for broker in case.cluster.brokers
@@ -345,11 +356,12 @@ def in_clear(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "CLUSTER_NO_AUTHORIZER",
     Risk.LOSS,
-    when="anybody deletes the topic or publishes to it by mistake",
-    what="The cluster asks nobody for rights.",
-    consequence="Whoever reaches a broker can delete the topic, change its settings, or publish to it.",
-    remedy="Set authorizer.class.name, and grant each user what it needs.",
-    acceptable_when="Where only trusted programs reach the brokers.",
+    when="someone deletes the topic or publishes to it by mistake",
+    what="The cluster has no authorizer, so it checks no permissions.",
+    consequence="Anyone who can reach a broker can delete the topic, change its settings, or "
+    "publish to it.",
+    remedy="Set authorizer.class.name and grant each user what it needs.",
+    acceptable_when="If only trusted programs can reach the brokers.",
 )
 def no_authorizer(case: RuleContext) -> Iterator[Violation]:
     open_to_all = [
@@ -367,15 +379,16 @@ def no_authorizer(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "CLUSTER_SLOW_TO_DROP_REPLICAS",
+    "CLUSTER_REPLICA_LAG_TIMEOUT_LONG",
     Risk.STANDSTILL,
     when="a broker hangs without dying",
-    what="A replica that lags counts as in sync for long.",
-    consequence="A record is acknowledged when every in-sync replica has it: one that hangs holds all publishers up for that time.",
-    remedy="Leave replica.lag.time.max.ms at its default, 30 s.",
-    acceptable_when="Across slow links between brokers.",
+    what="A replica that lags counts as in sync for a long time.",
+    consequence="A record is acknowledged when every in-sync replica has it. A replica that hangs "
+    "delays all publishers for that time.",
+    remedy="Leave replica.lag.time.max.ms at its default of 30 s.",
+    acceptable_when="If links between brokers are slow.",
 )
-def slow_to_drop_replicas(case: RuleContext) -> Iterator[Violation]:
+def replica_lag_timeout_long(case: RuleContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
         lag = case.broker_value(broker, "replica.lag.time.max.ms")
         if len(case.cluster.brokers) > 1 and int(lag.value or 0) > REPLICA_LAG_MS_MAX:
@@ -388,15 +401,16 @@ def slow_to_drop_replicas(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "CLUSTER_GROUPS_FORGOTTEN",
+    "CLUSTER_OFFSETS_RETENTION_SHORT",
     Risk.REPETITION,
     when="a group has no members for that long",
-    what="Offsets of idle groups are forgotten before the longest planned outage is over.",
-    consequence="Consumers start over or skip. Pipelines do not mind, as the ledger is the truth; their mirror groups vanish.",
-    remedy="Leave offsets.retention.minutes at its default, 7 days.",
-    acceptable_when="When only instep reads from this cluster.",
+    what="Offsets of idle groups are deleted before the longest planned outage is over.",
+    consequence="Consumers start again from the beginning or skip records. Pipelines are not "
+    "affected, because their position is in the ledger, but their mirror groups disappear.",
+    remedy="Leave offsets.retention.minutes at its default of 7 days.",
+    acceptable_when="If only instep reads from this cluster.",
 )
-def groups_forgotten(case: RuleContext) -> Iterator[Violation]:
+def offsets_retention_short(case: RuleContext) -> Iterator[Violation]:
     for broker in case.cluster.brokers:
         kept = case.broker_value(broker, "offsets.retention.minutes")
         if int(kept.value or 0) * 60_000 < case.outage_ms:
@@ -409,16 +423,18 @@ def groups_forgotten(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "CLUSTER_TRANSACTIONS_OLD",
+    "CLUSTER_TRANSACTION_PROTOCOL_OLD",
     Risk.STANDSTILL,
-    when="a record of an ended transaction arrives late and leaves it open for ever",
-    what="A publisher uses transactions, and the cluster has not switched the newer protocol for them on.",
-    consequence="With the older one a record that was delayed on the way can join a transaction that has ended. It hangs: pipelines read "
-    "what is committed, and wait at that place.",
+    when="a record of an ended transaction arrives late and leaves a transaction open forever",
+    what="A publisher uses transactions, but the cluster has not enabled the newer transaction "
+    "protocol.",
+    consequence="With the older protocol, a delayed record can join a transaction that has already "
+    "ended. That transaction stays open: pipelines read only committed records and wait at that "
+    "place.",
     remedy="Upgrade the feature transaction.version to 2 (Kafka 4.0 and newer).",
     acceptable_when="While brokers older than Kafka 4.0 are still in use.",
 )
-def transactions_old(case: RuleContext) -> Iterator[Violation]:
+def transaction_protocol_old(case: RuleContext) -> Iterator[Violation]:
     if any(one.transactional for one in case.publishers.values()):
         level = case.known(case.cluster.features, "the cluster's features").get(
             "transaction.version", 0
@@ -433,16 +449,17 @@ def transactions_old(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "CLUSTER_LAST_REPLICA_TRUSTED",
+    "CLUSTER_ELIGIBLE_LEADER_REPLICAS_OFF",
     Risk.LOSS,
-    when="the replicas of a partition die one after the other, and the last one to stay loses its disk's cache",
-    what="The cluster does not remember which replicas have everything once they are out of sync.",
-    consequence="Only the last in-sync replica may lead again. If it comes back without its newest records, acknowledged ones are gone, "
-    "though another replica still has them.",
+    when="the replicas of a partition fail one after the other and the last one loses the cache of "
+    "its disk",
+    what="The cluster does not remember which replicas are complete once they are out of sync.",
+    consequence="Only the last in-sync replica may become leader again. If it comes back without "
+    "its newest records, acknowledged records are lost, even if another replica still has them.",
     remedy="Upgrade the feature eligible.leader.replicas.version to 1 (Kafka 4.0 and newer).",
-    acceptable_when="When brokers do not lose power together.",
+    acceptable_when="If brokers never lose power at the same time.",
 )
-def last_replica_trusted(case: RuleContext) -> Iterator[Violation]:
+def eligible_leader_replicas_off(case: RuleContext) -> Iterator[Violation]:
     level = case.known(case.cluster.features, "the cluster's features").get(
         "eligible.leader.replicas.version", 0
     )
@@ -458,11 +475,12 @@ def last_replica_trusted(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "CLUSTER_CLOCK_DIFFERS",
     Risk.LOSS,
-    when="a time decides: a start, a place in the log, retention",
-    what="The cluster's clock and ours do not agree.",
-    consequence="Freshness and lag in seconds are wrong by as much, `start` and places such as @-1h name other records than meant, and "
-    "records are deleted earlier or later than planned.",
-    remedy="Keep all clocks in step by NTP.",
+    when="a time matters: a start time, a place in the log, retention",
+    what="The clock of the cluster differs from the clock of this machine.",
+    consequence="Freshness and lag in seconds are wrong by the difference, `start` and places such "
+    "as @-1h select other records than intended, and records are deleted earlier or later than "
+    "planned.",
+    remedy="Synchronize all clocks with NTP.",
     acceptable_when="Never for long.",
 )
 def clock_differs(case: RuleContext) -> Iterator[Violation]:
@@ -478,15 +496,16 @@ def clock_differs(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "CLUSTER_OPEN_TO_EVERYONE",
+    "CLUSTER_ALLOWS_EVERYONE_WITHOUT_ACL",
     Risk.LOSS,
-    when="anybody deletes the topic or publishes to it by mistake",
-    what="The cluster lets everybody use a topic that no rule is about.",
-    consequence="With allow.everyone.if.no.acl.found=true a topic without a rule of its own is open to whoever reaches a broker.",
-    remedy="Set allow.everyone.if.no.acl.found=false, and grant each user what it needs.",
-    acceptable_when="While rules are being introduced.",
+    when="someone deletes the topic or publishes to it by mistake",
+    what="The cluster lets everyone use a topic for which there is no ACL.",
+    consequence="With allow.everyone.if.no.acl.found=true, a topic without an ACL is open to "
+    "anyone who can reach a broker.",
+    remedy="Set allow.everyone.if.no.acl.found=false and grant each user what it needs.",
+    acceptable_when="While ACLs are being introduced.",
 )
-def open_to_everyone(case: RuleContext) -> Iterator[Violation]:
+def allows_everyone_without_acl(case: RuleContext) -> Iterator[Violation]:
     guilty = _with_setting(case, "allow.everyone.if.no.acl.found", "true")
     if guilty:
         yield Violation(
@@ -498,15 +517,16 @@ def open_to_everyone(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "CLUSTER_STOPS_ABRUPTLY",
+    "CLUSTER_CONTROLLED_SHUTDOWN_OFF",
     Risk.STANDSTILL,
     when="a broker is restarted",
-    what="A broker that is stopped does not hand its partitions over first.",
-    consequence="Its partitions have no leader until the cluster notices, as after a crash; publishers and pipelines wait.",
+    what="A broker that is stopped does not hand over its partitions first.",
+    consequence="Its partitions have no leader until the cluster notices, as after a crash. "
+    "Publishers and pipelines wait.",
     remedy="Leave controlled.shutdown.enable at its default, true.",
     acceptable_when="Never.",
 )
-def stops_abruptly(case: RuleContext) -> Iterator[Violation]:
+def controlled_shutdown_off(case: RuleContext) -> Iterator[Violation]:
     guilty = _with_setting(case, "controlled.shutdown.enable", "false")
     if guilty:
         yield Violation(
@@ -518,15 +538,17 @@ def stops_abruptly(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "CLUSTER_TRANSACTIONS_UNVERIFIED",
+    "CLUSTER_TRANSACTION_VERIFICATION_OFF",
     Risk.STANDSTILL,
     when="a record of an ended transaction arrives late",
-    what="A publisher uses transactions, and the brokers do not check that a record's transaction is open.",
-    consequence="Such a record opens a transaction that nobody ends. Pipelines wait behind it for ever.",
+    what="A publisher uses transactions, but the brokers do not check that the transaction of a "
+    "record is open.",
+    consequence="Such a record opens a transaction that no one ends. Pipelines wait behind it "
+    "forever.",
     remedy="Leave transaction.partition.verification.enable at its default, true.",
     acceptable_when="Never with transactions.",
 )
-def transactions_unverified(case: RuleContext) -> Iterator[Violation]:
+def transaction_verification_off(case: RuleContext) -> Iterator[Violation]:
     guilty = _with_setting(case, "transaction.partition.verification.enable", "false")
     if guilty and any(one.transactional for one in case.publishers.values()):
         yield Violation(

@@ -46,10 +46,11 @@ def _subject(case: RuleContext) -> str:
     "DATABASE_UNREACHABLE",
     Risk.STANDSTILL,
     when="now",
-    what="The target database does not answer, or does not let us in.",
-    consequence="Nothing can be applied until it does. A running pipeline waits, and the log keeps what comes meanwhile.",
+    what="The target database does not answer or refuses the login.",
+    consequence="Nothing can be applied until it answers. A running pipeline waits, and the log "
+    "keeps new records in the meantime.",
     remedy="Start it, or correct target in the settings.",
-    acceptable_when="When it is down on purpose, for less than the log's retention.",
+    acceptable_when="If it is down on purpose, for less than the log's retention.",
 )
 def unreachable(case: RuleContext) -> Iterator[Violation]:
     found = case.known(case.snapshot.databases.get(case.name), f"database of {case.name}")
@@ -64,15 +65,15 @@ def unreachable(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_TABLE_UNFIT",
+    "DATABASE_TABLE_DOES_NOT_MATCH",
     Risk.STANDSTILL,
     when="the pipeline is started",
-    what="The target table cannot hold what the mapping says, or instep's own tables are not there.",
+    what="The target table does not match the mapping, or instep's own tables do not exist.",
     consequence="The pipeline refuses to start, before anything wrong is written.",
-    remedy="Run the statement that is named, or instep init.",
-    acceptable_when="Before instep init was run.",
+    remedy="Run the statement that the finding names, or instep init.",
+    acceptable_when="Before instep init has been run.",
 )
-def table_unfit(case: RuleContext) -> Iterator[Violation]:
+def table_does_not_match(case: RuleContext) -> Iterator[Violation]:
     if case.database.unfit:
         what, remedy = case.database.unfit
         yield Violation(
@@ -87,10 +88,10 @@ def table_unfit(case: RuleContext) -> Iterator[Violation]:
     "DATABASE_READ_ONLY",
     Risk.STANDSTILL,
     when="the pipeline is started",
-    what="The database takes no writes: a standby, or a server set to read only.",
+    what="The database accepts no writes: it is a standby or set to read-only.",
     consequence="The pipeline stops with TARGET_READ_ONLY.",
-    remedy="Point target to the server that takes writes.",
-    acceptable_when="During a planned switch-over.",
+    remedy="Point target to the server that accepts writes.",
+    acceptable_when="During a planned switchover.",
 )
 def read_only(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
@@ -109,15 +110,16 @@ def read_only(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_MAY_CORRUPT",
+    "DATABASE_CRASH_SAFETY_OFF",
     Risk.LOSS,
-    when="the database's machine loses power",
-    what="The database does not make sure that pages reach the disk whole and in order.",
-    consequence="After a power failure its files may be damaged in any way: rows and ledger may disagree, and no guarantee holds.",
-    remedy="Switch the setting on again.",
-    acceptable_when="In tests, and on databases that are thrown away.",
+    when="the database server loses power",
+    what="The database does not ensure that pages reach the disk complete and in order.",
+    consequence="After a power failure its files may be damaged in any way: rows and ledger may "
+    "disagree, and no guarantee holds.",
+    remedy="Turn the setting on again.",
+    acceptable_when="In tests, and for databases that can be thrown away.",
 )
-def may_corrupt(case: RuleContext) -> Iterator[Violation]:
+def crash_safety_off(case: RuleContext) -> Iterator[Violation]:
     wanted = {"postgresql": ("fsync", "full_page_writes")}.get(
         case.database.kind, ("innodb_doublewrite",)
     )
@@ -139,16 +141,17 @@ def may_corrupt(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_COMMITS_LATER",
+    "DATABASE_COMMITS_ASYNCHRONOUSLY",
     Risk.REPETITION,
     when="the database crashes",
-    what="A commit is answered before it is on the disk.",
-    consequence="After a crash the last transactions are missing. Nothing is lost: the ledger is in the same database and goes back with "
-    "the rows, or further, and the pipeline applies those records again.",
-    remedy="Switch the setting on again.",
+    what="The database confirms a commit before it is on disk.",
+    consequence="After a crash the last transactions are missing. Nothing is lost: the ledger is "
+    "in the same database and goes back with the rows, or further, and the pipeline applies those "
+    "records again.",
+    remedy="Turn the setting on again.",
     acceptable_when="For speed, as long as the log still has the records.",
 )
-def commits_later(case: RuleContext) -> Iterator[Violation]:
+def commits_asynchronously(case: RuleContext) -> Iterator[Violation]:
     lazy = {"postgresql": ("synchronous_commit", ("off",), "on")}
     name, weak, strong = lazy.get(
         case.database.kind, ("innodb_flush_log_at_trx_commit", ("0", "2"), "1")
@@ -166,8 +169,9 @@ def commits_later(case: RuleContext) -> Iterator[Violation]:
     "DATABASE_NO_TRANSACTIONS",
     Risk.LOSS,
     when="the pipeline dies between two statements",
-    what="A table is kept by an engine without transactions.",
-    consequence="Rows and ledger cannot be written together: after a death in between, records are lost or repeated.",
+    what="A table uses a storage engine without transactions.",
+    consequence="Rows and ledger cannot be written atomically: if the pipeline dies in between, "
+    "records are lost or repeated.",
     remedy="ALTER TABLE … ENGINE = InnoDB.",
     acceptable_when="Never.",
 )
@@ -189,8 +193,8 @@ def no_transactions(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the database crashes",
     what="A table is unlogged: PostgreSQL empties it after a crash.",
-    consequence="If the target's table is emptied and the ledger is not, nothing brings the rows back. If the ledger is emptied, the "
-    "pipeline begins again at its start.",
+    consequence="If the target table is emptied and the ledger is not, nothing restores the rows. "
+    "If the ledger is emptied, the pipeline starts again from its `start`.",
     remedy="ALTER TABLE … SET LOGGED.",
     acceptable_when="In tests.",
 )
@@ -208,11 +212,13 @@ def table_unlogged(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "DATABASE_SECOND_UNIQUE_KEY",
     Risk.STANDSTILL,
-    when="two documents bring the same value for it",
-    what="The table has a unique key beside that of the document's id.",
-    consequence="A row that breaks the other key is refused, and its document is parked until somebody releases it.",
-    remedy="Make sure that the source never gives one value to two documents, or drop the unique key.",
-    acceptable_when="When its columns are not among those that the pipeline writes.",
+    when="two documents have the same value for it",
+    what="The table has a unique key in addition to the document's id.",
+    consequence="A row that violates it is refused, and its document is parked until someone "
+    "releases it.",
+    remedy="Make sure that the source never gives the same value to two documents, or drop the "
+    "unique key.",
+    acceptable_when="If the pipeline does not write its columns.",
 )
 def second_unique_key(case: RuleContext) -> Iterator[Violation]:
     others = [key for key in case.database.unique_keys if key != case.database.key]
@@ -227,16 +233,17 @@ def second_unique_key(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_TRIGGERS",
+    "DATABASE_TABLE_HAS_TRIGGERS",
     Risk.STANDSTILL,
     when="a trigger refuses a row or is slow",
     what="The target table has triggers.",
-    consequence="They run with every row that is written, in the pipeline's transaction. What they refuse parks its document, and "
-    "batches are written in rounds, so that a trigger sees every event.",
-    remedy="Nothing, if they are meant.",
-    acceptable_when="When they are quick and refuse nothing without a reason.",
+    consequence="They run for every row that is written, in the pipeline's transaction. If a "
+    "trigger refuses a row, the document is parked. Batches are written in rounds, so that a "
+    "trigger sees every event.",
+    remedy="Nothing, if they are intended.",
+    acceptable_when="If they are fast and refuse nothing without a reason.",
 )
-def triggers(case: RuleContext) -> Iterator[Violation]:
+def table_has_triggers(case: RuleContext) -> Iterator[Violation]:
     if case.database.triggers:
         yield Violation(
             Severity.NOTE,
@@ -263,12 +270,13 @@ TIMEOUTS = {
 @rule(
     "DATABASE_TIMEOUT_SHORT",
     Risk.STANDSTILL,
-    when="a batch takes longer than the database allows, or no event comes for a while",
-    what="The database ends statements, transactions or idle connections after a short time.",
-    consequence="A full batch in catch-up takes seconds. One that is cut off is rolled back and tried again, and again. An idle "
-    "connection that is closed has to be opened again for the next event.",
-    remedy="Raise the time-out for the pipeline's user.",
-    acceptable_when="When batches are small: lower batch_rows_max.",
+    when="a batch takes longer than the database allows, or no event arrives for a while",
+    what="The database cancels statements, transactions or idle connections after a short time.",
+    consequence="A full batch takes seconds while a pipeline catches up. A cancelled batch is "
+    "rolled back and retried, again and again. An idle connection that is closed must be opened "
+    "again for the next event.",
+    remedy="Raise the timeout for the pipeline's user.",
+    acceptable_when="If batches are small: lower batch_rows_max.",
 )
 def timeout_short(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
@@ -290,15 +298,17 @@ def _source(case: RuleContext, name: str) -> str:
 
 
 @rule(
-    "DATABASE_FEW_CONNECTIONS",
+    "DATABASE_CONNECTION_LIMIT_LOW",
     Risk.STANDSTILL,
-    when="other programs take the connections",
-    what="The server, the database or the pipeline's user is allowed hardly more connections than the pipeline's tasks need.",
-    consequence="Each task that runs at a time holds one, and so do instep's own commands.",
-    remedy="Raise the limit that is named: max_connections, or the role's, the account's or the database's own.",
-    acceptable_when="When nothing else uses the server.",
+    when="other programs use up the connections",
+    what="The connection limit of the server, the database or the user is hardly higher than the "
+    "pipeline needs.",
+    consequence="Every running task uses one connection, and so do instep's own commands.",
+    remedy="Raise the limit that the finding names: max_connections, or the limit of the role, the "
+    "account or the database.",
+    acceptable_when="If nothing else uses the server.",
 )
-def few_connections(case: RuleContext) -> Iterator[Violation]:
+def connection_limit_low(case: RuleContext) -> Iterator[Violation]:
     if case.database.kind == "sqlite":
         return
     values = case.database.settings or {}
@@ -344,15 +354,16 @@ def _tasks(case: RuleContext) -> int:
 
 
 @rule(
-    "DATABASE_ACCOUNT_LIMITED",
+    "DATABASE_HOURLY_LIMITS",
     Risk.STANDSTILL,
-    when="the account has used up its statements or connections of the hour",
-    what="The database limits how many statements, changes or connections per hour the pipeline's account may use.",
-    consequence="MariaDB and MySQL refuse everything beyond that, and the pipeline waits until the hour is over.",
-    remedy="Set the account's limits to 0, which means none.",
+    when="the account has used up its statements or connections for the hour",
+    what="The pipeline's account has a limit of statements, changes or connections per hour.",
+    consequence="MariaDB and MySQL refuse everything beyond the limit, and the pipeline waits "
+    "until the hour is over.",
+    remedy="Set the limits of the account to 0, which means unlimited.",
     acceptable_when="Never for a pipeline.",
 )
-def account_limited(case: RuleContext) -> Iterator[Violation]:
+def hourly_limits(case: RuleContext) -> Iterator[Violation]:
     hourly = {
         name: limit for name, limit in case.database.limits.items() if name.endswith("_PER_HOUR")
     }
@@ -370,9 +381,10 @@ def account_limited(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="the password expires and the pipeline connects again",
     what="The password of the pipeline's role expires soon.",
-    consequence="Connections that are open stay so. The next one is refused, and nothing is applied until the password is changed.",
+    consequence="Open connections stay open. The next one is refused, and nothing is applied until "
+    "the password is changed.",
     remedy="Set a new password with a later VALID UNTIL.",
-    acceptable_when="When somebody changes the password before.",
+    acceptable_when="If someone changes the password in time.",
 )
 def password_expires(case: RuleContext) -> Iterator[Violation]:
     left_s = case.database.password_valid_s
@@ -389,16 +401,17 @@ def password_expires(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_DELETES_REFERENCED",
+    "DATABASE_DELETE_AFFECTS_OTHER_TABLES",
     Risk.STANDSTILL,
-    when="the source deletes a document that rows of another table point to",
-    what="Foreign keys of other tables point to the target's table, and the source may delete documents.",
-    consequence="Without a rule for deletes, or with RESTRICT, the database refuses to delete the row, and the document is parked. With "
-    "CASCADE the rows of the other table are deleted with it; with SET NULL they lose their document.",
+    when="the source deletes a document that rows of another table reference",
+    what="Other tables have foreign keys to the target table, and the source may delete documents.",
+    consequence="With NO ACTION or RESTRICT, the database refuses to delete the row, and the "
+    "document is parked. With CASCADE, the rows of the other table are deleted too; with SET NULL, "
+    "they lose their document.",
     remedy="Decide what a delete means: keep the rows, or let the foreign key cascade.",
-    acceptable_when="When the source never deletes documents, or the foreign key's rule is what you want.",
+    acceptable_when="If the source never deletes documents, or the foreign key does what you want.",
 )
-def deletes_referenced(case: RuleContext) -> Iterator[Violation]:
+def delete_affects_other_tables(case: RuleContext) -> Iterator[Violation]:
     if not case.deletes_rows:
         return
     for one in case.database.referenced_by:
@@ -417,15 +430,16 @@ def deletes_referenced(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_PARENT_MAY_BE_MISSING",
+    "DATABASE_PARENT_ROW_MAY_BE_MISSING",
     Risk.STANDSTILL,
-    when="an event arrives before the row that it points to",
+    when="an event arrives before the row that it references",
     what="A column that the pipeline writes has a foreign key to another table.",
-    consequence="The database refuses a row whose parent is not there, and its document is parked until the parent appears.",
-    remedy="Fill the parent's table first, or drop the foreign key.",
-    acceptable_when="When parents are always there before their documents.",
+    consequence="The database refuses a row whose parent does not exist, and the document is "
+    "parked until the parent exists.",
+    remedy="Fill the parent table first, or drop the foreign key.",
+    acceptable_when="If parents always exist before their documents.",
 )
-def parent_may_be_missing(case: RuleContext) -> Iterator[Violation]:
+def parent_row_may_be_missing(case: RuleContext) -> Iterator[Violation]:
     for one in case.database.references:
         yield Violation(
             Severity.NOTE,
@@ -436,15 +450,17 @@ def parent_may_be_missing(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_CHECKS_OFF",
+    "DATABASE_CONSTRAINT_CHECKS_OFF",
     Risk.DISORDER,
-    when="an event brings a value that the table would refuse",
-    what="The pipeline's sessions do not check foreign keys or unique keys, or run no triggers.",
-    consequence="Rows that break the table's own rules are written without a word, and triggers that other programs rely on stay silent.",
-    remedy="Switch the checks on for the pipeline's user.",
-    acceptable_when="While a copy of the database is being filled.",
+    when="an event has a value that the table would refuse",
+    what="The pipeline's sessions do not check foreign keys or unique keys, or do not run "
+    "triggers.",
+    consequence="Rows that violate the table's constraints are written silently, and triggers that "
+    "other programs rely on do not run.",
+    remedy="Turn the checks on for the pipeline's user.",
+    acceptable_when="While a copy of the database is being loaded.",
 )
-def checks_off(case: RuleContext) -> Iterator[Violation]:
+def constraint_checks_off(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
     if values.get("session_replication_role", "origin") == "replica":
         fix = remedies.setting(case.database, "session_replication_role", "origin", case.name)
@@ -462,16 +478,17 @@ def checks_off(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_ISOLATION_STRICT",
+    "DATABASE_ISOLATION_TOO_STRICT",
     Risk.STANDSTILL,
     when="another program changes the same rows at the same time",
     what="Transactions of the pipeline's user are REPEATABLE READ or SERIALIZABLE by default.",
-    consequence="PostgreSQL then refuses a transaction that meets another one's change, and the whole batch is written again. The "
-    "pipeline locks what it needs and is right at READ COMMITTED.",
+    consequence="PostgreSQL then refuses a transaction that conflicts with the change of another "
+    "one, and the whole batch is written again. The pipeline locks what it needs and is correct at "
+    "READ COMMITTED.",
     remedy="Set default_transaction_isolation to read committed for the pipeline's user.",
-    acceptable_when="When no other program writes to the table.",
+    acceptable_when="If no other program writes to the table.",
 )
-def isolation_strict(case: RuleContext) -> Iterator[Violation]:
+def isolation_too_strict(case: RuleContext) -> Iterator[Violation]:
     name = "default_transaction_isolation"
     value = (case.database.settings or {}).get(name, "read committed")
     if value in ("repeatable read", "serializable"):
@@ -484,15 +501,16 @@ def isolation_strict(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_WAITS_FOR_STANDBY",
+    "DATABASE_SYNCHRONOUS_STANDBY",
     Risk.STANDSTILL,
     when="the standby that must confirm every commit is down",
     what="Every commit waits for a standby server.",
-    consequence="When too few of the named standbys are connected, a commit waits for ever, and the pipeline with it.",
-    remedy="Keep one standby more than synchronous_standby_names needs.",
-    acceptable_when="When no loss with the primary's disk is acceptable, and a standstill is.",
+    consequence="If too few of the named standbys are connected, a commit waits forever, and so "
+    "does the pipeline.",
+    remedy="Run one standby more than synchronous_standby_names requires.",
+    acceptable_when="If losing rows with the primary's disk is not acceptable and a standstill is.",
 )
-def waits_for_standby(case: RuleContext) -> Iterator[Violation]:
+def synchronous_standby(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
     names = values.get("synchronous_standby_names", "")
     if names and values.get("synchronous_commit") not in ("off", "local"):
@@ -507,11 +525,12 @@ def waits_for_standby(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "DATABASE_LOGS_STATEMENTS",
     Risk.EXPOSURE,
-    when="somebody reads the server's log",
+    when="someone reads the server's log",
     what="The server writes every statement to its log.",
-    consequence="The log then holds documents' values, takes disk space as fast as the pipeline writes, and slows it.",
-    remedy="Switch the log of statements off.",
-    acceptable_when="For a while, to find a fault.",
+    consequence="The log then contains the values of documents, uses disk space as fast as the "
+    "pipeline writes, and slows it down.",
+    remedy="Turn statement logging off.",
+    acceptable_when="For a while, to find a problem.",
 )
 def logs_statements(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
@@ -528,12 +547,12 @@ def logs_statements(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "DATABASE_BINLOG_NOT_SYNCED",
     Risk.LOSS,
-    when="the database's machine loses power and a replica takes over",
-    what="The server does not write its binary log to the disk at each commit.",
-    consequence="After a power failure the binary log may lack committed transactions, or have ones that were rolled back: replicas and "
-    "the primary no longer hold the same rows.",
+    when="the database server loses power and a replica takes over",
+    what="The server does not sync its binary log to disk at each commit.",
+    consequence="After a power failure the binary log may lack committed transactions or contain "
+    "rolled back ones: replicas and the primary no longer have the same rows.",
     remedy="Set sync_binlog to 1.",
-    acceptable_when="When no replica is fed by this server.",
+    acceptable_when="If the server has no replicas.",
 )
 def binlog_not_synced(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
@@ -550,16 +569,18 @@ def binlog_not_synced(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_TIMES_WITHOUT_ZONE",
+    "DATABASE_TIMESTAMPS_WITHOUT_TIME_ZONE",
     Risk.DISORDER,
-    when="another program reads or writes the same column in the server's own time zone",
-    what="A column that the pipeline writes keeps times without a zone, and the server's time zone is not UTC.",
-    consequence="The pipeline writes UTC. A program that takes the column for local time is wrong by the difference, and its own writes "
-    "look earlier or later to the guard.",
-    remedy="Keep times with a zone (timestamptz), or let every program read and write that column as UTC.",
-    acceptable_when="When all programs take the column for UTC.",
+    when="another program reads or writes the same column in the server's time zone",
+    what="The pipeline writes a column of times without a time zone, and the server's time zone is "
+    "not UTC.",
+    consequence="The pipeline writes UTC. A program that interprets the column as local time is "
+    "wrong by the difference, and its own writes look earlier or later to the guard.",
+    remedy="Use a type with a time zone (timestamptz), or let every program read and write that "
+    "column as UTC.",
+    acceptable_when="If all programs interpret the column as UTC.",
 )
-def times_without_zone(case: RuleContext) -> Iterator[Violation]:
+def timestamps_without_time_zone(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
     zone = values.get("TimeZone") or values.get("time_zone") or "UTC"
     zone = values.get("system_time_zone", "UTC") if zone.upper() == "SYSTEM" else zone
@@ -591,15 +612,16 @@ def times_without_zone(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_PACKET_SMALL",
+    "DATABASE_MAX_PACKET_SMALL",
     Risk.LOSS,
-    when="a record is larger than the database can keep",
-    what="The topic takes larger records than a statement to the database may be.",
-    consequence="A record too large to be set aside whole cannot be kept; it becomes a dead letter with its beginning only.",
+    when="a record is larger than the database can store",
+    what="The topic accepts larger records than a statement to the database can hold.",
+    consequence="A record that is too large for the quarantine cannot be kept in full: it becomes "
+    "a dead letter with only its beginning.",
     remedy="Raise max_allowed_packet.",
-    acceptable_when="When records are known to be small.",
+    acceptable_when="If records are known to be small.",
 )
-def packet_small(case: RuleContext) -> Iterator[Violation]:
+def max_packet_small(case: RuleContext) -> Iterator[Violation]:
     if _is_mysql(case):
         packet, record = (
             int(case.database_setting("max_allowed_packet")),
@@ -622,15 +644,16 @@ def _packet(wanted: int) -> int:
 
 
 @rule(
-    "DATABASE_BINLOG_BY_STATEMENT",
+    "DATABASE_BINLOG_FORMAT_STATEMENT",
     Risk.STANDSTILL,
     when="the pipeline writes",
-    what="The server logs statements, not rows, for its replicas.",
-    consequence="InnoDB refuses writes at the pipeline's isolation level, READ COMMITTED, when they are logged as statements.",
+    what="The server's binary log contains statements, not rows.",
+    consequence="InnoDB refuses writes at READ COMMITTED, the pipeline's isolation level, if they "
+    "are logged as statements.",
     remedy="Set binlog_format to ROW or MIXED.",
     acceptable_when="Never.",
 )
-def binlog_by_statement(case: RuleContext) -> Iterator[Violation]:
+def binlog_format_statement(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
     if (
         values.get("log_bin", "OFF").upper() in ("ON", "1")
@@ -648,11 +671,11 @@ def binlog_by_statement(case: RuleContext) -> Iterator[Violation]:
     "DATABASE_RIGHTS_MISSING",
     Risk.STANDSTILL,
     when="the pipeline writes",
-    what="The pipeline's user lacks a right on a table it needs.",
+    what="The pipeline's user lacks a right on a table that it needs.",
     consequence="The pipeline stops with PERMISSION_LOST.",
-    remedy="Grant SELECT, INSERT, UPDATE and DELETE on the target's table and on instep's own, and the right to make temporary "
-    "tables.",
-    acceptable_when="DELETE on the target's table, when the source never deletes documents.",
+    remedy="Grant SELECT, INSERT, UPDATE and DELETE on the target table and on instep's own "
+    "tables, and the right to create temporary tables.",
+    acceptable_when="For DELETE on the target table, if the source never deletes documents.",
 )
 def rights_missing(case: RuleContext) -> Iterator[Violation]:
     lacking = case.database.lacking_rights or []
@@ -667,15 +690,16 @@ def rights_missing(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_ROWS_HIDDEN",
+    "DATABASE_ROW_SECURITY_HIDES_ROWS",
     Risk.STANDSTILL,
     when="a document's row is hidden from the pipeline's user",
     what="Row security hides rows of a table from the pipeline's user.",
-    consequence="A row that is there and not seen looks like a missing document: its insert is refused, and the document parked.",
+    consequence="A row that exists but is hidden looks like a missing document: its insert is "
+    "refused, and the document is parked.",
     remedy="Give the user BYPASSRLS, or a policy that shows every row.",
-    acceptable_when="When the policy shows all rows to this user.",
+    acceptable_when="If the policy shows all rows to this user.",
 )
-def rows_hidden(case: RuleContext) -> Iterator[Violation]:
+def row_security_hides_rows(case: RuleContext) -> Iterator[Violation]:
     if case.database.row_security:
         yield Violation(
             Severity.WARNING,
@@ -686,16 +710,16 @@ def rows_hidden(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_SUPERUSER",
+    "DATABASE_USER_IS_SUPERUSER",
     Risk.EXPOSURE,
-    when="the settings or the pipeline's machine fall into wrong hands",
-    what="The pipeline works as a superuser or an administrator: root, or an account with all rights.",
-    consequence="It needs four rights on a few tables, and has all of them on everything. Limits, row security and time-outs that guard "
-    "other users may not hold for it.",
-    remedy="Make a user of its own for the pipeline.",
+    when="the settings or the pipeline's machine are compromised",
+    what="The pipeline runs as a superuser or administrator: root, or an account with all rights.",
+    consequence="It needs four rights on a few tables, but has every right on everything. Limits, "
+    "row security and timeouts that protect other users may not apply to it.",
+    remedy="Create a separate user for the pipeline.",
     acceptable_when="On a laptop and in tests.",
 )
-def superuser(case: RuleContext) -> Iterator[Violation]:
+def user_is_superuser(case: RuleContext) -> Iterator[Violation]:
     if case.database.superuser:
         yield Violation(
             Severity.NOTE if is_loopback(case.database.host) else Severity.WARNING,
@@ -706,15 +730,15 @@ def superuser(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_IN_CLEAR",
+    "DATABASE_NOT_ENCRYPTED",
     Risk.EXPOSURE,
-    when="somebody listens on the network",
-    what="A database on another machine is spoken to without encryption.",
-    consequence="Rows can be read and changed on the way, and the login may be.",
+    when="someone listens on the network",
+    what="The connection to a database on another machine is not encrypted.",
+    consequence="Rows can be read and changed in transit, and possibly the login.",
     remedy="Add sslmode=verify-full and sslrootcert to the target's URL.",
-    acceptable_when="Within a network that is encrypted itself.",
+    acceptable_when="On a network that is itself encrypted.",
 )
-def in_clear(case: RuleContext) -> Iterator[Violation]:
+def not_encrypted(case: RuleContext) -> Iterator[Violation]:
     if case.database.encrypted is False and not is_loopback(case.database.host):
         yield Violation(
             Severity.WARNING,
@@ -725,16 +749,17 @@ def in_clear(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_NOT_VERIFIED",
+    "DATABASE_CERTIFICATE_NOT_VERIFIED",
     Risk.EXPOSURE,
-    when="somebody on the way answers in the server's place",
-    what="The connection to a database on another machine is encrypted, and nobody checks who answers.",
-    consequence="Without sslmode=verify-full the server's certificate, or its name, is not checked: whoever is on the way can read "
-    "everything, the password included.",
-    remedy="Use sslmode=verify-full with the authority's certificate in sslrootcert.",
-    acceptable_when="Within a network where nobody can step in between.",
+    when="someone on the network impersonates the server",
+    what="The connection to a database on another machine is encrypted, but the server is not "
+    "verified.",
+    consequence="Without sslmode=verify-full, the server's certificate or its host name is not "
+    "checked: anyone in between can read everything, including the password.",
+    remedy="Use sslmode=verify-full with the CA certificate in sslrootcert.",
+    acceptable_when="On a network where no one can intercept connections.",
 )
-def not_verified(case: RuleContext) -> Iterator[Violation]:
+def certificate_not_verified(case: RuleContext) -> Iterator[Violation]:
     facts = case.database
     if facts.encrypted and not is_loopback(facts.host) and facts.sslmode != "verify-full":
         yield Violation(
@@ -746,15 +771,15 @@ def not_verified(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_OLD",
+    "DATABASE_VERSION_OLD",
     Risk.STANDSTILL,
-    when="a statement that it does not know is needed",
-    what="The database is older than the versions instep is made for.",
-    consequence="It may lack statements that instep uses, and gets no more repairs from its makers.",
+    when="instep needs a statement that this version does not have",
+    what="The database is older than the versions that instep supports.",
+    consequence="It may lack statements that instep uses, and its vendor no longer fixes it.",
     remedy="Upgrade the server.",
-    acceptable_when="When the pipeline was tried on it.",
+    acceptable_when="If the pipeline has been tested on it.",
 )
-def old(case: RuleContext) -> Iterator[Violation]:
+def version_old(case: RuleContext) -> Iterator[Violation]:
     version, least = (
         case.known(case.database.version, f"version of the database of {case.name}"),
         VERSIONS_MIN,
@@ -770,16 +795,16 @@ def old(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "DATABASE_ON_NETWORK_DISK",
+    "DATABASE_SQLITE_ON_NETWORK_DISK",
     Risk.LOSS,
     when="two machines or a lost connection break the file's locks",
-    what="The SQLite file lies on a network file system.",
-    consequence="SQLite's write-ahead log needs memory that is shared by all who open the file, and locks that hold. Network file "
-    "systems have neither: the file may be damaged.",
-    remedy="Put the file on a local disk, or use a database server.",
+    what="The SQLite file is on a network file system.",
+    consequence="SQLite's write-ahead log needs memory that all processes share, and reliable "
+    "locks. Network file systems have neither: the file may be damaged.",
+    remedy="Move the file to a local disk, or use a database server.",
     acceptable_when="Never.",
 )
-def on_network_disk(case: RuleContext) -> Iterator[Violation]:
+def sqlite_on_network_disk(case: RuleContext) -> Iterator[Violation]:
     if case.database.filesystem in NETWORK_FILESYSTEMS:
         yield Violation(
             Severity.ERROR,
@@ -792,10 +817,11 @@ def on_network_disk(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "DATABASE_CLOCK_DIFFERS",
     Risk.DISORDER,
-    when="times from the database and from here are compared",
-    what="The database's clock and ours do not agree.",
-    consequence="What triggers, defaults and other programs stamp with the database's clock does not fit the pipeline's own times.",
-    remedy="Keep all clocks in step by NTP.",
+    when="times of the database and of this machine are compared",
+    what="The clock of the database differs from the clock of this machine.",
+    consequence="Times that triggers, defaults and other programs take from the database do not "
+    "match the pipeline's own times.",
+    remedy="Synchronize all clocks with NTP.",
     acceptable_when="Never for long.",
 )
 def clock_differs(case: RuleContext) -> Iterator[Violation]:
@@ -811,11 +837,11 @@ def clock_differs(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "DATABASE_CHECK_CONSTRAINTS",
     Risk.STANDSTILL,
-    when="an event brings a value that the constraint refuses",
+    when="an event has a value that the constraint refuses",
     what="The table has a CHECK constraint on a column that the pipeline writes.",
     consequence="A row that it refuses parks its document, with all later events of that document.",
     remedy="Let the constraint allow every status that the source sends.",
-    acceptable_when="When the constraint allows all that is ever sent.",
+    acceptable_when="If the constraint allows everything that is ever sent.",
 )
 def check_constraints(case: RuleContext) -> Iterator[Violation]:
     sample = case.topic.sample if case.is_there else None
@@ -845,11 +871,12 @@ def check_constraints(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "DATABASE_ORDER_COLUMN_SMALL",
     Risk.STANDSTILL,
-    when="the version outgrows the column",
-    what="The column that keeps the order holds small integers only.",
-    consequence="A version beyond it is refused, and its document parked, from then on for every event.",
-    remedy="Make the column a BIGINT.",
-    acceptable_when="When versions never get that high.",
+    when="the version exceeds the column's range",
+    what="The column of the order value holds only small integers.",
+    consequence="A higher version is refused and its document is parked, from then on for every "
+    "event.",
+    remedy="Change the column's type to BIGINT.",
+    acceptable_when="If versions never get that high.",
 )
 def order_column_small(case: RuleContext) -> Iterator[Violation]:
     if case.database.order_column is not None:

@@ -21,12 +21,13 @@ BATCH_ROWS_FEW, BATCH_ROWS_MANY = 1_000, 2_000_000
 @rule(
     "PIPELINE_WITHOUT_GUARD",
     Risk.DISORDER,
-    when="a publisher repeats or overtakes, or the topic gets more partitions",
-    what="No order is declared, so the place in the log decides which event is newer.",
-    consequence="Whatever disturbs the log's order disturbs the table: a repetition that arrives late, a second publisher, more "
-    "partitions, a replay by the source.",
-    remedy="Name a version or time of the event as event.order, and a column that keeps it.",
-    acceptable_when="When each document has one idempotent publisher and the number of partitions never changes.",
+    when="a publisher repeats or reorders events, or the topic gets more partitions",
+    what="No order value is declared, so the position in the log decides which event is newer.",
+    consequence="Anything that disturbs the order of the log disturbs the table: a late "
+    "repetition, a second publisher, more partitions, a replay by the source.",
+    remedy="Declare a version or time of the event as event.order, and a column that stores it.",
+    acceptable_when="If each document has one idempotent publisher and the number of partitions "
+    "never changes.",
 )
 def without_guard(case: RuleContext) -> Iterator[Violation]:
     if not case.guarded:
@@ -39,15 +40,16 @@ def without_guard(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PIPELINE_ORDERED_BY_CLOCKS",
+    "PIPELINE_ORDERED_BY_SEVERAL_CLOCKS",
     Risk.DISORDER,
     when="the clocks of two publishers differ, or two events have the same time",
-    what="The guard compares times that several publishers take from their own clocks.",
-    consequence="An event from the clock that is behind looks old and is skipped.",
-    remedy="Order by a version that the source counts.",
-    acceptable_when="When each document is published by one machine, or the time comes from the source's database.",
+    what="The guard compares times from the clocks of several publishers.",
+    consequence="An event from a clock that is behind looks old and is skipped.",
+    remedy="Order by a version that the source increments.",
+    acceptable_when="If each document is published by one machine, or the time comes from the "
+    "source's database.",
 )
-def ordered_by_clocks(case: RuleContext) -> Iterator[Violation]:
+def ordered_by_several_clocks(case: RuleContext) -> Iterator[Violation]:
     if case.guarded and case.pipeline.order_is_time and len(case.publishers) > 1:
         yield Violation(
             Severity.WARNING,
@@ -61,15 +63,16 @@ def ordered_by_clocks(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PIPELINE_STARTS_LATE",
+    "PIPELINE_SKIPS_EXISTING_RECORDS",
     Risk.LOSS,
     when="the pipeline is started for the first time",
-    what="The pipeline has no ledger yet, and will not begin at the log's start.",
-    consequence="What was published before is not applied; those documents stay as they are until their next event.",
+    what="The pipeline has no ledger yet and will not start at the beginning of the log.",
+    consequence="Records published before that are not applied. Those documents stay as they are "
+    "until their next event.",
     remedy='Set start = "earliest".',
-    acceptable_when="When the table was filled from the source up to that moment.",
+    acceptable_when="If the table was loaded from the source up to that moment.",
 )
-def starts_late(case: RuleContext) -> Iterator[Violation]:
+def skips_existing_records(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.start != "earliest" and not case.ledger:
         yield Violation(
             Severity.WARNING if case.must_not_lose else Severity.NOTE,
@@ -82,11 +85,11 @@ def starts_late(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "PIPELINE_SHARES_COLUMNS",
     Risk.DISORDER,
-    when="both pipelines follow the same document",
+    when="both pipelines process the same document",
     what="Two pipelines write the same column of the same table.",
-    consequence="Each has its own ledger and its own order: they overwrite each other.",
-    remedy="Give each pipeline columns of its own, or one pipeline the whole road.",
-    acceptable_when="When their documents are never the same.",
+    consequence="Each pipeline has its own ledger and order: they overwrite each other.",
+    remedy="Give each pipeline its own columns, or use one pipeline for all of them.",
+    acceptable_when="If they never have documents in common.",
 )
 def shares_columns(case: RuleContext) -> Iterator[Violation]:
     mine = case.pipeline
@@ -121,8 +124,8 @@ def _place(target: str, table: str) -> tuple[str, str, int | None, str, str]:
     Risk.STANDSTILL,
     when="the pipeline is started",
     what="The ledger belongs to another topic of the same name, or to another cluster.",
-    consequence="Its offsets mean nothing there: the pipeline stops with TOPIC_REPLACED.",
-    remedy="Decide where to go on: instep rewind --accept-new-topic.",
+    consequence="Its offsets are meaningless there: the pipeline stops with TOPIC_REPLACED.",
+    remedy="Decide where to continue: instep rewind --accept-new-topic.",
     acceptable_when="Never.",
 )
 def topic_replaced(case: RuleContext) -> Iterator[Violation]:
@@ -157,9 +160,9 @@ def _met(case: RuleContext) -> list[tuple[PartitionProgress, PartitionFacts]]:
     "PIPELINE_RECORDS_EXPIRED",
     Risk.LOSS,
     when="now: they are gone",
-    what="Records that were not applied yet are no longer in the log.",
-    consequence="The pipeline stops with OFFSETS_EXPIRED, as going on would hide the loss.",
-    remedy="Publish the lost events again or mend the table from the source, then rewind.",
+    what="Records that have not been applied are no longer in the log.",
+    consequence="The pipeline stops with OFFSETS_EXPIRED, because continuing would hide the loss.",
+    remedy="Publish the lost events again or repair the table from the source, then rewind.",
     acceptable_when="Never.",
 )
 def records_expired(case: RuleContext) -> Iterator[Violation]:
@@ -183,11 +186,12 @@ def records_expired(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "PIPELINE_AHEAD_OF_LOG",
     Risk.LOSS,
-    when="now: the log lost its end",
+    when="now: the log has lost its end",
     what="The ledger is beyond the end of the log.",
-    consequence="Applied records are no longer in the log: it was cut, as by an unclean election or a restored disk. New records at "
-    "those offsets would be taken for applied; the pipeline stops with LOG_DIVERGED.",
-    remedy="Find out what was lost, and rewind.",
+    consequence="Applied records are no longer in the log: it was truncated, for example by an "
+    "unclean election or a restored disk. New records at those offsets would look as if they had "
+    "been applied, so the pipeline stops with LOG_DIVERGED.",
+    remedy="Find out what was lost, then rewind.",
     acceptable_when="Never.",
 )
 def ahead_of_log(case: RuleContext) -> Iterator[Violation]:
@@ -209,15 +213,15 @@ def ahead_of_log(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PIPELINE_NEAR_EXPIRY",
+    "PIPELINE_RECORDS_EXPIRE_SOON",
     Risk.LOSS,
     when="the pipeline does not catch up in time",
-    what="The oldest record that was not applied yet is about to be deleted.",
+    what="The oldest record that has not been applied will be deleted soon.",
     consequence="Retention does not wait for readers.",
     remedy="Start the pipeline, or raise the topic's retention now.",
-    acceptable_when="While a pipeline that was started is catching up fast.",
+    acceptable_when="While a pipeline that was started is catching up quickly.",
 )
-def near_expiry(case: RuleContext) -> Iterator[Violation]:
+def records_expire_soon(case: RuleContext) -> Iterator[Violation]:
     kept_ms = case.number("retention.ms")
     if kept_ms < 0 or "delete" not in (case.setting("cleanup.policy").value or ""):
         return
@@ -240,15 +244,16 @@ def near_expiry(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PIPELINE_SET_ASIDE",
+    "PIPELINE_HAS_QUARANTINE",
     Risk.STANDSTILL,
     when="now: those documents wait",
-    what="Events were set aside: dead letters, or parked documents.",
-    consequence="They are safe and not in the table. Later events of a parked document wait behind the first.",
-    remedy="Look at the reasons, mend them, and replay or release.",
-    acceptable_when="When somebody has looked and decided to leave them.",
+    what="The quarantine is not empty: there are dead letters or parked documents.",
+    consequence="These events are safe but not in the table. Later events of a parked document "
+    "wait behind the first.",
+    remedy="Look at the reasons, fix them, and replay or release the events.",
+    acceptable_when="If someone has looked at them and decided to leave them.",
 )
-def set_aside(case: RuleContext) -> Iterator[Violation]:
+def has_quarantine(case: RuleContext) -> Iterator[Violation]:
     dead = case.known(case.pipeline.dead_letters, f"dead letters of {case.name}")
     parked = case.known(case.pipeline.parked_documents, f"parked documents of {case.name}")
     if dead or parked:
@@ -264,9 +269,10 @@ def set_aside(case: RuleContext) -> Iterator[Violation]:
     "PIPELINE_GROUP_IN_USE",
     Risk.REPETITION,
     when="the other program or the pipeline commits",
-    what="Another program uses the consumer group that the pipeline mirrors its position to.",
-    consequence="instep does not write a group that holds another program's offsets, so the pipeline has no mirror. A member that "
-    "commits there from now on overwrites the mirror, and starts where the pipeline stands.",
+    what="Another program uses the consumer group to which the pipeline mirrors its position.",
+    consequence="instep does not write to a group that contains another program's offsets, so the "
+    "pipeline has no mirror. A member that commits there later overwrites the mirror and starts at "
+    "the pipeline's position.",
     remedy="Rename the other program's group, or the pipeline.",
     acceptable_when="Never.",
 )
@@ -290,10 +296,10 @@ def group_in_use(case: RuleContext) -> Iterator[Violation]:
     "PIPELINE_SQLITE_ON_CLUSTER",
     Risk.LOSS,
     when="a task runs on another machine",
-    what="The target is a SQLite file, and Spark's tasks run on a cluster.",
+    what="The target is a SQLite file, but Spark's tasks run on a cluster.",
     consequence="Each worker would open a file of that name on its own machine.",
     remedy='Use a database server, or master = "local[*]".',
-    acceptable_when="When all workers run on this machine.",
+    acceptable_when="If all workers run on this machine.",
 )
 def sqlite_on_cluster(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.target.startswith("sqlite") and not case.snapshot.spark.master.startswith(
@@ -311,10 +317,13 @@ def sqlite_on_cluster(case: RuleContext) -> Iterator[Violation]:
     "PIPELINE_LOCALHOST_ON_CLUSTER",
     Risk.STANDSTILL,
     when="a task runs on another machine",
-    what="Spark's tasks run on a cluster, and the brokers or the database are known as localhost.",
-    consequence="On a worker, localhost is the worker: it finds no server there, or a wrong one.",
-    remedy="Let the brokers advertise, and the target name, addresses that workers can reach.",
-    acceptable_when="When all workers run on this machine.",
+    what="Spark's tasks run on a cluster, but the address of the brokers or the database is "
+    "localhost.",
+    consequence="On a worker, localhost is the worker itself: it finds no server there, or the "
+    "wrong one.",
+    remedy="Use addresses that workers can reach, in the brokers' advertised.listeners and in "
+    "target.",
+    acceptable_when="If all workers run on this machine.",
 )
 def localhost_on_cluster(case: RuleContext) -> Iterator[Violation]:
     if case.snapshot.spark.master.startswith("local"):
@@ -337,16 +346,16 @@ def localhost_on_cluster(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PIPELINE_SPECULATION",
+    "PIPELINE_SPECULATION_ON",
     Risk.STANDSTILL,
-    when="a task takes longer than its neighbours",
+    when="a task takes longer than the others",
     what="Spark may run a second copy of a slow task.",
-    consequence="Both write the same range. The ledger lets only one commit, so nothing is repeated; the other waits for its lock and "
-    "fails, and the batch takes longer.",
+    consequence="Both copies write the same range. The ledger lets only one of them commit, so "
+    "nothing is repeated. The other one waits for its lock and fails, and the batch takes longer.",
     remedy="Set spark.speculation=false.",
     acceptable_when="Never for a pipeline.",
 )
-def speculation(case: RuleContext) -> Iterator[Violation]:
+def speculation_on(case: RuleContext) -> Iterator[Violation]:
     if case.snapshot.spark.conf.get("spark.speculation", "false").lower() == "true":
         yield Violation(
             Severity.WARNING,
@@ -359,11 +368,12 @@ def speculation(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "PIPELINE_SMALL_BATCHES",
     Risk.STANDSTILL,
-    when="events come faster than small batches can be written",
-    what="A micro-batch takes few records.",
-    consequence="Each batch costs some tens of milliseconds whatever its size, so few records a batch bound the records a second.",
+    when="events arrive faster than small batches can be written",
+    what="The limit of records per micro-batch is low.",
+    consequence="Each batch takes some tens of milliseconds whatever its size, so small batches "
+    "limit the records per second.",
     remedy="Leave batch_rows_max at its default.",
-    acceptable_when="When rows are very wide, or few events are ever published.",
+    acceptable_when="If rows are very wide, or few events are ever published.",
 )
 def small_batches(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.batch_rows_max < BATCH_ROWS_FEW:
@@ -379,11 +389,11 @@ def small_batches(case: RuleContext) -> Iterator[Violation]:
     "PIPELINE_HUGE_BATCHES",
     Risk.STANDSTILL,
     when="a long backlog is read in one batch",
-    what="A micro-batch may take millions of records.",
-    consequence="A batch is planned and reported as a whole: after a long outage its progress does not show for minutes, and other "
-    "pipelines of the same run wait for a core meanwhile.",
+    what="A micro-batch may contain millions of records.",
+    consequence="A batch is planned and reported as a whole: after a long outage there is no "
+    "visible progress for minutes, and other pipelines of the same run wait for a core.",
     remedy="Leave batch_rows_max at its default.",
-    acceptable_when="When the pipeline has a run of its own.",
+    acceptable_when="If the pipeline has a run of its own.",
 )
 def huge_batches(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.batch_rows_max > BATCH_ROWS_MANY:
@@ -396,15 +406,16 @@ def huge_batches(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PIPELINE_IGNORES_UNKNOWN",
+    "PIPELINE_IGNORES_MISSING_DOCUMENTS",
     Risk.LOSS,
-    when="an event names a document that the table does not have yet",
-    what="Events of documents that the table does not have are passed over.",
-    consequence="A document that is inserted a moment after its first event stays without that status until the next one.",
+    when="an event is about a document that the table does not have yet",
+    what="Events of documents that are not in the table are ignored.",
+    consequence="A document that is inserted shortly after its first event does not get that "
+    "status until its next event.",
     remedy='Set missing = "park" or "insert".',
-    acceptable_when="When the table holds every document before the source knows it.",
+    acceptable_when="If the table has every document before the source publishes its first event.",
 )
-def ignores_unknown(case: RuleContext) -> Iterator[Violation]:
+def ignores_missing_documents(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.missing == "ignore":
         yield Violation(
             Severity.NOTE,
@@ -415,15 +426,17 @@ def ignores_unknown(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PIPELINE_DELETES_OTHERS_DATA",
+    "PIPELINE_DELETES_UNMAPPED_COLUMNS",
     Risk.LOSS,
     when="the source publishes a record without a value",
-    what="A delete record removes the whole row, also the columns that this pipeline does not write.",
-    consequence="What your application or another pipeline keeps in those columns is gone with the row.",
-    remedy='Set deletes = "clear" to empty only the mapped columns, or deletes = "park" to decide case by case.',
-    acceptable_when="When the row is worth nothing without the source's document.",
+    what="A delete removes the whole row, including columns that this pipeline does not write.",
+    consequence="What your application or another pipeline stores in those columns is lost with "
+    "the row.",
+    remedy='Set deletes = "clear" to empty only the mapped columns, or deletes = "park" to decide '
+    "case by case.",
+    acceptable_when="If the row has no value without the source's document.",
 )
-def deletes_others_data(case: RuleContext) -> Iterator[Violation]:
+def deletes_unmapped_columns(case: RuleContext) -> Iterator[Violation]:
     others = case.database.other_columns
     if case.deletes_rows and others:
         yield Violation(
@@ -437,11 +450,12 @@ def deletes_others_data(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "PIPELINE_STATUS_NOT_DECLARED",
     Risk.STANDSTILL,
-    when="an event brings a status that no transition names",
+    when="an event has a status that no transition names",
     what="Records or rows have a status that the declared transitions do not name.",
-    consequence="Such an event is refused and parks its document. A row with such a status never gets another one.",
-    remedy="Add the status to [pipelines.NAME.transitions], with those that may follow it.",
-    acceptable_when="When that status is wrong, and parking it is right.",
+    consequence="Such an event is refused and parks its document. A row with such a status never "
+    "gets another one.",
+    remedy="Add the status to [pipelines.NAME.transitions], with the statuses that may follow it.",
+    acceptable_when="If that status is wrong, and parking it is right.",
 )
 def status_not_declared(case: RuleContext) -> Iterator[Violation]:
     declared = transitions.declare(case.pipeline.followers)
@@ -475,11 +489,13 @@ def status_not_declared(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "PIPELINE_STATUS_UNREACHABLE",
     Risk.STANDSTILL,
-    when="a document gets to that status",
-    what="The declared transitions name a status that no document can get to, or one that looks misspelt.",
-    consequence="A transition that is missing or misspelt refuses events that are right, and parks their documents.",
+    when="a document reaches that status",
+    what="The declared transitions name a status that no document can reach, or one that looks "
+    "misspelt.",
+    consequence="A missing or misspelt transition refuses correct events and parks their "
+    "documents.",
     remedy="Let another status lead to it, or correct its name.",
-    acceptable_when="When the status is only for documents that begin with it.",
+    acceptable_when="If the status is only for documents that start with it.",
 )
 def status_unreachable(case: RuleContext) -> Iterator[Violation]:
     declared = transitions.declare(case.pipeline.followers)
@@ -506,10 +522,11 @@ def status_unreachable(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the pipeline dies in the middle of a batch",
     what="The declared guarantee is weaker than exactly-once.",
-    consequence="at-most-once loses the events of a batch that did not end, at-least-once applies them twice. exactly-once does neither, "
-    "in the same transaction, and is as fast.",
+    consequence="at-most-once loses the events of an unfinished batch, at-least-once applies them "
+    "twice. exactly-once does neither, because rows and position are in one transaction, and is as "
+    "fast.",
     remedy='Set guarantee = "exactly-once".',
-    acceptable_when="When the loss or the repetition is meant, as in a comparison.",
+    acceptable_when="If the loss or the repetition is intended, for example in a comparison.",
 )
 def guarantee_weak(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.guarantee != "exactly-once":
@@ -528,12 +545,13 @@ def guarantee_weak(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "PIPELINE_WITHOUT_HISTORY",
     Risk.LOSS,
-    when="somebody asks what happened to a document, or events must be replayed after the log has forgotten them",
+    when="someone asks what happened to a document, or events must be replayed after the log has "
+    "deleted them",
     what="The pipeline keeps no history.",
-    consequence="instep show and instep replay then know only what the log still holds. What was applied and is no longer in the log "
-    "cannot be looked up or applied again.",
-    remedy="Set history = true; instep history prune keeps it small.",
-    acceptable_when="When the log keeps everything that you will ever look up.",
+    consequence="instep show and instep replay then know only what is still in the log. What was "
+    "applied and is no longer in the log cannot be looked up or applied again.",
+    remedy="Set history = true. instep history prune keeps it small.",
+    acceptable_when="If the log keeps everything that you will ever look up.",
 )
 def without_history(case: RuleContext) -> Iterator[Violation]:
     if not case.pipeline.history:
@@ -548,10 +566,11 @@ def without_history(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "PIPELINE_PASSWORD_IN_FILE",
     Risk.EXPOSURE,
-    when="somebody reads the settings file, or it is committed to a repository",
-    what="The database's password stands in the settings file.",
-    consequence="Settings are copied, shown and kept in version control; a password in them goes everywhere they go.",
-    remedy="Write ${DB_PASSWORD} in its place, and set the variable where the pipeline runs.",
+    when="someone reads the settings file, or it is committed to a repository",
+    what="The database password is in the settings file.",
+    consequence="Settings are copied, shown and kept in version control, and the password with "
+    "them.",
+    remedy="Write ${DB_PASSWORD} instead, and set the variable where the pipeline runs.",
     acceptable_when="On a laptop and in tests.",
 )
 def password_in_file(case: RuleContext) -> Iterator[Violation]:

@@ -40,15 +40,17 @@ def _repeating(case: RuleContext) -> Severity:
 
 
 @rule(
-    "PUBLISHER_UNDECLARED",
+    "PUBLISHER_NOT_DECLARED",
     Risk.LOSS,
-    when="a publisher gives up a record, repeats it or overtakes itself",
-    what="No publisher of the topic is declared, so how it sends cannot be judged.",
-    consequence="A promise that begins at the broker says nothing of what is lost, repeated or reordered before it.",
-    remedy="Declare each publisher: [publishers.NAME] with topic, client and the settings it changes.",
-    acceptable_when="When the publisher belongs to another team who vouch for it.",
+    when="a publisher drops, repeats or reorders records",
+    what="No publisher of the topic is declared, so its settings cannot be checked.",
+    consequence="A guarantee that starts at the broker does not cover what is lost, repeated or "
+    "reordered before it.",
+    remedy="Declare each publisher: [publishers.NAME] with topic, client and the settings that it "
+    "changes.",
+    acceptable_when="If the publisher belongs to another team that vouches for it.",
 )
-def undeclared(case: RuleContext) -> Iterator[Violation]:
+def not_declared(case: RuleContext) -> Iterator[Violation]:
     if not case.publishers:
         yield Violation(
             Severity.NOTE,
@@ -59,16 +61,17 @@ def undeclared(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PUBLISHER_ACKS",
+    "PUBLISHER_ACKS_NOT_ALL",
     Risk.LOSS,
     when="the leader of a partition dies",
     what="The publisher does not wait for all in-sync replicas.",
-    consequence="With acks=1 a record is confirmed when one broker has it, with acks=0 before any has. If the leader dies then, "
-    "confirmed records are gone and the publisher does not know.",
+    consequence="With acks=1 a record is acknowledged when one broker has it, with acks=0 before "
+    "any broker has it. If the leader then dies, acknowledged records are lost and the publisher "
+    "does not notice.",
     remedy="Set acks=all.",
     acceptable_when="With the guarantee at-most-once.",
 )
-def acks(case: RuleContext) -> Iterator[Violation]:
+def acks_not_all(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if one.acks != "all":
             yield Violation(
@@ -82,12 +85,14 @@ def acks(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "PUBLISHER_NOT_IDEMPOTENT",
     Risk.REPETITION,
-    when="the publisher's request is answered late and sent again",
+    when="the answer to a publisher's request is late and the request is sent again",
     what="The publisher is not idempotent.",
-    consequence="A request whose answer was lost is sent again, and the broker keeps both. The guard skips repetitions where it "
-    "compares a version; without it, an old status that is repeated late overwrites a new one.",
+    consequence="A request whose answer was lost is sent again, and the broker keeps both. The "
+    "guard skips repetitions if it compares a version. Without a guard, an old status that is "
+    "repeated late overwrites a newer one.",
     remedy="Set enable.idempotence=true.",
-    acceptable_when="With the guarantee at-least-once, or with a guard that compares a version and a history where repetitions may show.",
+    acceptable_when="With the guarantee at-least-once, or if the guard compares a version and "
+    "repetitions in the history do not matter.",
 )
 def not_idempotent(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -118,15 +123,16 @@ def _idempotent(one: Effective) -> str:
 
 
 @rule(
-    "PUBLISHER_OVERTAKES",
+    "PUBLISHER_REORDERS_ON_RETRY",
     Risk.DISORDER,
-    when="one of the publisher's requests fails and is sent again behind later ones",
-    what="The publisher has several requests on their way at once and is not idempotent.",
-    consequence="A request that is retried lands behind later ones: a document's events change places in the log.",
-    remedy="Set enable.idempotence=true; or max.in.flight.requests.per.connection=1.",
-    acceptable_when="With a guard that compares a version: it puts the order right again.",
+    when="a request fails and is sent again after later ones",
+    what="The publisher has several requests in flight and is not idempotent.",
+    consequence="A request that is retried arrives after later ones, so the events of a document "
+    "change places in the log.",
+    remedy="Set enable.idempotence=true or max.in.flight.requests.per.connection=1.",
+    acceptable_when="If the guard compares a version, which restores the order.",
 )
-def overtakes(case: RuleContext) -> Iterator[Violation]:
+def reorders_on_retry(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if not one.idempotent and one.in_flight > 1 and one.retries > 0 and not one.refused:
             yield Violation(
@@ -141,16 +147,18 @@ def overtakes(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PUBLISHER_PARTITIONER",
+    "PUBLISHER_PARTITIONER_NOT_MURMUR2",
     Risk.DISORDER,
     when="another client publishes the same document",
-    what="The publisher does not put keys where Java's hash, murmur2, puts them.",
-    consequence="Java, kafka-python, aiokafka and instep agree on murmur2; librdkafka's default is CRC32. The first publisher of the "
-    "other kind splits documents over two partitions. One that ignores keys splits them all.",
+    what="The publisher does not use Java's partitioner, murmur2.",
+    consequence="Java, kafka-python, aiokafka and instep use murmur2; librdkafka's default is "
+    "CRC32. The first publisher of the other kind splits documents over two partitions. A "
+    "publisher that ignores keys splits all of them.",
     remedy="Set partitioner=murmur2.",
-    acceptable_when="When every publisher of the topic, and every tool that looks up a key's partition, uses the same hash.",
+    acceptable_when="If every publisher of the topic, and every tool that looks up the partition "
+    "of a key, uses the same hash.",
 )
-def partitioner(case: RuleContext) -> Iterator[Violation]:
+def partitioner_not_murmur2(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if one.hashing != clients.MURMUR2:
             scatters = one.hashing == clients.NO_KEYS
@@ -166,16 +174,16 @@ def partitioner(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PUBLISHER_HASHES_DIFFER",
+    "PUBLISHER_PARTITIONERS_DIFFER",
     Risk.DISORDER,
     when="two publishers send events of the same document",
     what="Publishers of the topic put the same key into different partitions.",
-    consequence="With 3, 6 or 12 partitions, 67, 83 or 92 % of keys land elsewhere. A document's events then lie in two partitions, "
-    "which are applied side by side.",
-    remedy="Let all publishers use murmur2.",
-    acceptable_when="When they never publish the same document.",
+    consequence="With 3, 6 or 12 partitions, 67, 83 or 92 % of the keys go to another partition. "
+    "The events of a document are then in two partitions, which are applied in parallel.",
+    remedy="Use murmur2 in all publishers.",
+    acceptable_when="If they never publish the same document.",
 )
-def hashes_differ(case: RuleContext) -> Iterator[Violation]:
+def partitioners_differ(case: RuleContext) -> Iterator[Violation]:
     hashes = {name: one.hashing for name, one in case.publishers.items()}
     if len(set(hashes.values())) > 1:
         odd = [name for name, hashing in hashes.items() if hashing != clients.MURMUR2]
@@ -190,11 +198,13 @@ def hashes_differ(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "PUBLISHER_DOES_NOT_RETRY",
     Risk.LOSS,
-    when="a broker is not there for a moment",
-    what="The publisher does not send again what failed.",
-    consequence="Leaders move at every restart of a broker; requests fail for a moment, and their records are dropped.",
-    remedy="Leave retries at its default, and bound the whole by delivery.timeout.ms.",
-    acceptable_when="With the guarantee at-most-once, or when the publisher itself publishes again what was not confirmed.",
+    when="a broker is briefly unavailable",
+    what="The publisher does not retry failed requests.",
+    consequence="Leaders move at every restart of a broker. Requests fail for a moment, and their "
+    "records are dropped.",
+    remedy="Leave retries at its default and limit the total time with delivery.timeout.ms.",
+    acceptable_when="With the guarantee at-most-once, or if the publisher itself publishes again "
+    "what was not acknowledged.",
 )
 def does_not_retry(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -208,16 +218,16 @@ def does_not_retry(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PUBLISHER_RETRIES_FEW",
+    "PUBLISHER_TOO_FEW_RETRIES",
     Risk.LOSS,
-    when="an election takes longer than the few retries",
-    what="The publisher tries again only a few times.",
-    consequence="With the usual pause of 100 ms, a few retries are over within a second. An election after a broker's death takes "
-    "longer, and the records are dropped.",
-    remedy="Leave retries at its default, and bound the whole by delivery.timeout.ms.",
-    acceptable_when="When the publisher itself publishes again what was not confirmed.",
+    when="an election takes longer than the retries",
+    what="The publisher retries only a few times.",
+    consequence="With the usual pause of 100 ms, a few retries are over within a second. An "
+    "election after a broker failure takes longer, and the records are dropped.",
+    remedy="Leave retries at its default and limit the total time with delivery.timeout.ms.",
+    acceptable_when="If the publisher itself publishes again what was not acknowledged.",
 )
-def retries_few(case: RuleContext) -> Iterator[Violation]:
+def too_few_retries(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if 1 <= one.retries < RETRIES_MIN:
             yield Violation(
@@ -229,15 +239,16 @@ def retries_few(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PUBLISHER_GIVES_UP_EARLY",
+    "PUBLISHER_DELIVERY_TIMEOUT_SHORT",
     Risk.LOSS,
-    when="brokers are away for longer than the publisher waits",
-    what="The publisher drops a record that is not confirmed within a short time.",
-    consequence="An election after a broker's death takes seconds, a restart up to minutes.",
+    when="brokers are unavailable for longer than the publisher waits",
+    what="The publisher drops a record that is not acknowledged within a short time.",
+    consequence="An election after a broker failure takes seconds, a restart up to minutes.",
     remedy="Set delivery.timeout.ms (message.timeout.ms in librdkafka) to two minutes or more.",
-    acceptable_when="When the publisher keeps what failed, such as in an outbox table, and publishes it again.",
+    acceptable_when="If the publisher keeps what failed, for example in an outbox table, and "
+    "publishes it again.",
 )
-def gives_up_early(case: RuleContext) -> Iterator[Violation]:
+def delivery_timeout_short(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if one.delivery_timeout_ms < DELIVERY_MS_MIN and one.retries >= 1:
             yield Violation(
@@ -249,15 +260,15 @@ def gives_up_early(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PUBLISHER_REFUSED_SETTINGS",
+    "PUBLISHER_SETTINGS_CONFLICT",
     Risk.STANDSTILL,
     when="the publisher is started",
-    what="The client does not take these settings together.",
-    consequence="It refuses to start, or the send fails.",
-    remedy="Take one of the contradicting settings out.",
+    what="The client does not accept this combination of settings.",
+    consequence="The client refuses to start, or sending fails.",
+    remedy="Remove one of the conflicting settings.",
     acceptable_when="Never.",
 )
-def refused_settings(case: RuleContext) -> Iterator[Violation]:
+def settings_conflict(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if one.refused:
             yield Violation(
@@ -271,11 +282,12 @@ def refused_settings(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "PUBLISHER_SETTING_MISSPELT",
     Risk.LOSS,
-    when="the publisher's default does not do what the setting was meant to",
+    when="the default does not do what the setting was meant to do",
     what="A setting of the publisher has a name that no client knows.",
-    consequence="Java clients ignore it with a warning in the log, so the default stays in force; others refuse to start.",
+    consequence="Java clients ignore it with a warning in the log, so the default stays in effect. "
+    "Other clients refuse to start.",
     remedy="Correct the name.",
-    acceptable_when="When it is a setting of the application, not of the client.",
+    acceptable_when="If it is a setting of the application, not of the client.",
 )
 def setting_misspelt(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -290,15 +302,16 @@ def setting_misspelt(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PUBLISHER_RECORDS_TOO_LARGE",
+    "PUBLISHER_RECORD_LIMIT_ABOVE_TOPIC",
     Risk.LOSS,
     when="a large record is published",
-    what="The publisher accepts larger records than the topic takes.",
-    consequence="They pass the client and are refused by the broker: an error that the sender sees late, or not at all.",
-    remedy="Set max.message.bytes of the topic at least as high as the publisher's limit.",
-    acceptable_when="When no record comes near either limit, or compression makes them small.",
+    what="The publisher accepts larger records than the topic does.",
+    consequence="They pass the client and are refused by the broker, an error that the sender sees "
+    "late or not at all.",
+    remedy="Set max.message.bytes of the topic to at least the publisher's limit.",
+    acceptable_when="If no record comes close to either limit, or compression makes them small.",
 )
-def records_too_large(case: RuleContext) -> Iterator[Violation]:
+def record_limit_above_topic(case: RuleContext) -> Iterator[Violation]:
     limit = case.number("max.message.bytes")
     for name, one in case.publishers.items():
         if one.record_bytes_max > limit + BATCH_BYTES:
@@ -314,15 +327,15 @@ def records_too_large(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PUBLISHER_LINGERS",
+    "PUBLISHER_LINGER_LONG",
     Risk.STANDSTILL,
     when="always: every event waits",
-    what="The publisher holds records back for long, to send more of them at once.",
-    consequence="The table is about a second behind at best, and this comes on top.",
-    remedy="Set linger.ms to 5 or so.",
-    acceptable_when="When being seconds behind does not matter.",
+    what="The publisher delays records for a long time to send more of them at once.",
+    consequence="The table is at best about a second behind, and this delay is added.",
+    remedy="Set linger.ms to about 5.",
+    acceptable_when="If being seconds behind does not matter.",
 )
-def lingers(case: RuleContext) -> Iterator[Violation]:
+def linger_long(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if one.linger_ms > LINGER_MS_MAX:
             yield Violation(
@@ -334,16 +347,16 @@ def lingers(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PUBLISHER_TRANSACTIONS_LONG",
+    "PUBLISHER_TRANSACTION_TIMEOUT_LONG",
     Risk.STANDSTILL,
     when="a publisher dies in the middle of a transaction",
-    what="A transaction may stay open for long.",
-    consequence="Pipelines read what is committed: an open transaction hides everything behind it in its partitions, of all "
-    "publishers, until it is ended or timed out.",
+    what="A transaction may stay open for a long time.",
+    consequence="Pipelines read only committed records. An open transaction hides everything "
+    "behind it in its partitions, of all publishers, until it ends or times out.",
     remedy="Set transaction.timeout.ms to a minute or less.",
-    acceptable_when="When transactions are long by nature, and waiting for them is right.",
+    acceptable_when="If transactions are long by nature, and waiting for them is right.",
 )
-def transactions_long(case: RuleContext) -> Iterator[Violation]:
+def transaction_timeout_long(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if one.transactional and one.transaction_timeout_ms > TRANSACTION_MS_MAX:
             yield Violation(
@@ -355,15 +368,15 @@ def transactions_long(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PUBLISHER_TRANSACTIONS_REFUSED",
+    "PUBLISHER_TRANSACTION_TIMEOUT_REFUSED",
     Risk.STANDSTILL,
-    when="the publisher begins its first transaction",
-    what="The publisher asks for a longer transaction time-out than the brokers allow.",
+    when="the publisher starts its first transaction",
+    what="The publisher requests a longer transaction timeout than the brokers allow.",
     consequence="The broker answers INVALID_TRANSACTION_TIMEOUT, and nothing is published.",
-    remedy="Lower transaction.timeout.ms below transaction.max.timeout.ms of the brokers.",
+    remedy="Lower transaction.timeout.ms to at most the brokers' transaction.max.timeout.ms.",
     acceptable_when="Never.",
 )
-def transactions_refused(case: RuleContext) -> Iterator[Violation]:
+def transaction_timeout_refused(case: RuleContext) -> Iterator[Violation]:
     sending = {name: one for name, one in case.publishers.items() if one.transactional}
     if not sending:
         return
@@ -389,10 +402,11 @@ def transactions_refused(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="both publishers run at the same time",
     what="Two publishers have the same transactional.id.",
-    consequence="The cluster takes the second for a restart of the first and fences the first off: its transactions are aborted, and it "
-    "cannot publish any more. Started again, it fences the other off.",
-    remedy="Give each running publisher a transactional.id of its own.",
-    acceptable_when="Never for two that run at the same time.",
+    consequence="The cluster treats the second one as a restart of the first one and fences the "
+    "first: its transactions are aborted, and it can no longer publish. When it is restarted, it "
+    "fences the other one.",
+    remedy="Give each running publisher its own transactional.id.",
+    acceptable_when="Never for two publishers that run at the same time.",
 )
 def transactional_id_shared(case: RuleContext) -> Iterator[Violation]:
     declared = {
@@ -417,12 +431,12 @@ def transactional_id_shared(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "PUBLISHER_REQUEST_TIMEOUT_SHORT",
     Risk.REPETITION,
-    when="a broker answers slowly, as during an election or a full disk cache",
-    what="The publisher waits only a short time for a broker's answer.",
-    consequence="A request that is given up may still be written. It is sent again: without idempotence the record is there twice, and "
-    "the broker gets more work while it is slow.",
-    remedy="Leave request.timeout.ms at its default, 30 s.",
-    acceptable_when="When the publisher is idempotent and the brokers are known to answer quickly.",
+    when="a broker answers slowly, for example during an election or with a full disk cache",
+    what="The publisher waits only briefly for a broker's answer.",
+    consequence="A request that timed out may still be written. It is sent again: without "
+    "idempotence the record is there twice, and the broker gets more work while it is slow.",
+    remedy="Leave request.timeout.ms at its default of 30 s.",
+    acceptable_when="If the publisher is idempotent and the brokers are known to answer quickly.",
 )
 def request_timeout_short(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
@@ -436,15 +450,17 @@ def request_timeout_short(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PUBLISHER_BLOCKS_BRIEFLY",
+    "PUBLISHER_BLOCK_TIMEOUT_SHORT",
     Risk.LOSS,
-    when="the brokers are away for a moment or the publisher's buffer is full",
-    what="send() of the publisher gives up almost at once when it cannot take a record.",
-    consequence="It raises an error instead of waiting. An application that does not keep the record and try again has lost it.",
-    remedy="Leave max.block.ms at its default, 60 s.",
-    acceptable_when="When the application keeps what send() refused, such as in an outbox table, and publishes it again.",
+    when="the brokers are briefly unavailable or the publisher's buffer is full",
+    what="The publisher's send() fails almost immediately if it cannot accept a record.",
+    consequence="It raises an error instead of waiting. An application that does not keep the "
+    "record and retry loses it.",
+    remedy="Leave max.block.ms at its default of 60 s.",
+    acceptable_when="If the application keeps what send() refused, for example in an outbox table, "
+    "and publishes it again.",
 )
-def blocks_briefly(case: RuleContext) -> Iterator[Violation]:
+def block_timeout_short(case: RuleContext) -> Iterator[Violation]:
     for name, one in case.publishers.items():
         if one.block_ms is not None and one.block_ms < BLOCK_MS_MIN:
             yield Violation(
@@ -456,15 +472,16 @@ def blocks_briefly(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PUBLISHER_TOPIC_NOT_FOLLOWED",
+    "PUBLISHER_TOPIC_WITHOUT_PIPELINE",
     Risk.LOSS,
-    when="now: nobody applies what it publishes",
-    what="A declared publisher names a topic that no pipeline follows.",
-    consequence="What it publishes reaches no table, or its declaration is misspelt and its settings are not judged.",
-    remedy="Correct the topic in [publishers.NAME], or declare a pipeline that follows it.",
-    acceptable_when="When other programs follow that topic.",
+    when="now: no pipeline applies what it publishes",
+    what="A declared publisher names a topic that no pipeline reads.",
+    consequence="What it publishes reaches no table; or the topic is misspelt, and the publisher's "
+    "settings are not checked.",
+    remedy="Correct the topic in [publishers.NAME], or declare a pipeline that reads it.",
+    acceptable_when="If other programs read that topic.",
 )
-def topic_not_followed(case: RuleContext) -> Iterator[Violation]:
+def topic_without_pipeline(case: RuleContext) -> Iterator[Violation]:
     followed = {one.topic for one in case.snapshot.writers.values() if one.topic}
     for name, one in case.snapshot.publishers.items():
         if followed and one.topic not in followed:
@@ -481,15 +498,16 @@ def topic_not_followed(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "PUBLISHER_COMPRESSION_CHANGED",
+    "PUBLISHER_COMPRESSION_DIFFERS",
     Risk.STANDSTILL,
-    when="always: the broker packs every batch again",
-    what="The topic asks for another compression than the publisher sends.",
-    consequence="The broker unpacks and packs every batch, which costs its processor more than everything else it does.",
+    when="always: the broker compresses every batch again",
+    what="The topic's compression differs from the publisher's.",
+    consequence="The broker decompresses and compresses every batch, which takes more CPU time "
+    "than everything else that it does.",
     remedy="Set compression.type=producer on the topic.",
-    acceptable_when="When the publisher's compression cannot be changed and the topic must be small.",
+    acceptable_when="If the publisher's compression cannot be changed and the topic must be small.",
 )
-def compression_changed(case: RuleContext) -> Iterator[Violation]:
+def compression_differs(case: RuleContext) -> Iterator[Violation]:
     wanted = case.topic_settings.get("compression.type")
     kind = wanted.value if wanted else None
     if kind in (None, "producer"):

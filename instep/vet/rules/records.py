@@ -22,12 +22,12 @@ def _sample(case: RuleContext) -> RecordSample:
 @rule(
     "RECORDS_WITHOUT_KEY",
     Risk.STANDSTILL,
-    when="a record without a key arrives, which waits as a dead letter",
-    what="Records have no key.",
-    consequence="The key is the document's id, and puts all events of a document into one partition. A record without one becomes a "
-    "dead letter.",
-    remedy="Let the publisher send the document's id as key.",
-    acceptable_when="When those records are not status events and are meant to be dead letters.",
+    when="a record without a key arrives and becomes a dead letter",
+    what="Some records have no key.",
+    consequence="The key is the document's id and puts all events of a document into one "
+    "partition. A record without a key becomes a dead letter.",
+    remedy="Let the publisher send the document's id as the key.",
+    acceptable_when="If those records are not status events and are meant to be dead letters.",
 )
 def without_key(case: RuleContext) -> Iterator[Violation]:
     sample = _sample(case)
@@ -43,12 +43,14 @@ def without_key(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "RECORDS_IN_WRONG_PARTITION",
     Risk.DISORDER,
-    when="two publishers put a document's events into two partitions",
-    what="Records lie in other partitions than Java's hash, murmur2, puts their keys.",
-    consequence="Partitions are applied side by side. A document whose events lie in two of them has no order but the guard's.",
-    remedy="Set partitioner=murmur2 in every publisher that is built on librdkafka.",
-    acceptable_when="When all publishers of the topic, and all who ever will, use the same other hash; or after the topic was given more "
-    "partitions, for records from before.",
+    when="two publishers put the events of a document into two partitions",
+    what="Records are not in the partition that Java's partitioner, murmur2, chooses for their "
+    "key.",
+    consequence="Partitions are applied in parallel. If the events of a document are in two "
+    "partitions, only the guard keeps them in order.",
+    remedy="Set partitioner=murmur2 in every publisher that uses librdkafka.",
+    acceptable_when="If all current and future publishers of the topic use the same other hash, or "
+    "for records from before partitions were added.",
 )
 def in_wrong_partition(case: RuleContext) -> Iterator[Violation]:
     sample = _sample(case)
@@ -72,12 +74,13 @@ def in_wrong_partition(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "RECORDS_NOT_IDEMPOTENT",
     Risk.REPETITION,
-    when="a publisher's request is answered late and sent again",
-    what="The topic has fresh records, and none came from an idempotent producer.",
-    consequence="Brokers remember every idempotent producer that wrote lately, and remember none. A retry can then repeat records "
-    "or let them overtake each other.",
+    when="the answer to a publisher's request is late and the request is sent again",
+    what="The topic has recent records, but none from an idempotent producer.",
+    consequence="Brokers remember every idempotent producer that wrote recently, and they know "
+    "none. A retry can then repeat records or reorder them.",
     remedy="Set enable.idempotence=true in the publisher.",
-    acceptable_when="When the guard compares a version: repetitions are skipped, and only show in the history.",
+    acceptable_when="If the guard compares a version: it skips repetitions, which only show in the "
+    "history.",
 )
 def not_idempotent(case: RuleContext) -> Iterator[Violation]:
     producers = case.known(case.topic.idempotent_producers, f"producers of topic {case.topic.name}")
@@ -96,12 +99,13 @@ def not_idempotent(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "RECORDS_UNREADABLE",
     Risk.STANDSTILL,
-    when="a record that the pipeline does not understand arrives, which is set aside",
-    what="Some of the newest records cannot be understood by the pipeline, or none of them.",
-    consequence="They become dead letters, or park their documents: kept with a reason, and not in the table. When it is half of them or "
-    "more, the mapping is wrong, or the topic.",
-    remedy="Correct the mapping in [pipelines.NAME.event] and columns, or the publisher.",
-    acceptable_when="When the topic also carries records that are not status events.",
+    when="a record arrives that the pipeline cannot read and puts in quarantine",
+    what="The pipeline cannot read some or all of the newest records.",
+    consequence="They become dead letters or park their documents: they are kept with a reason but "
+    "are not in the table. If half of them or more are unreadable, the mapping or the topic is "
+    "wrong.",
+    remedy="Correct the mapping in [pipelines.NAME.event] and columns, or correct the publisher.",
+    acceptable_when="If the topic also contains records that are not status events.",
 )
 def unreadable(case: RuleContext) -> Iterator[Violation]:
     sample = _sample(case)
@@ -123,15 +127,17 @@ def unreadable(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "RECORDS_NEAR_LIMIT",
+    "RECORDS_NEAR_SIZE_LIMIT",
     Risk.STANDSTILL,
-    when="a record grows a little more",
-    what="The largest of the newest records is close to what the topic takes.",
-    consequence="A record above max.message.bytes is refused, and with it, in the publisher, that document's news.",
-    remedy="Raise max.message.bytes of the topic and the publisher's own limit, or make records smaller.",
-    acceptable_when="When the largest record that can be is known to fit.",
+    when="a record gets slightly larger",
+    what="The largest of the newest records is close to the topic's limit.",
+    consequence="A record above max.message.bytes is refused, and the document's event stays with "
+    "the publisher.",
+    remedy="Raise max.message.bytes of the topic and the publisher's own limit, or make records "
+    "smaller.",
+    acceptable_when="If the largest possible record is known to fit.",
 )
-def near_limit(case: RuleContext) -> Iterator[Violation]:
+def near_size_limit(case: RuleContext) -> Iterator[Violation]:
     limit, largest = case.number("max.message.bytes"), _sample(case).largest_bytes
     if largest > NEAR_LIMIT_SHARE * limit:
         yield Violation(
@@ -143,18 +149,19 @@ def near_limit(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "RECORDS_FROM_LONG_AGO",
+    "RECORDS_TIMESTAMPS_TOO_OLD",
     Risk.LOSS,
-    when="the log's cleaner comes by before the pipeline",
-    what="New records carry timestamps that are older than the topic keeps records, or from 1970.",
-    consequence="Retention goes by a record's timestamp. A segment whose newest timestamp is that old is deleted at the next look, "
-    "minutes after it was written. On a compacted topic min.compaction.lag.ms protects such a record no longer, and "
-    "places such as @-1h miss it. Seconds taken for milliseconds look like 1970.",
-    remedy="Let the publisher stamp records in milliseconds, or with the time of sending; or set "
+    when="the log is cleaned before the pipeline has read the records",
+    what="New records have timestamps from before the topic's retention period, or from 1970.",
+    consequence="Retention uses a record's timestamp. A segment whose newest timestamp is that old "
+    "is deleted at the next check, minutes after it was written. On a compacted topic "
+    "min.compaction.lag.ms does not protect such a record, and places such as @-1h miss it. "
+    "Seconds that are taken for milliseconds look like 1970.",
+    remedy="Let the publisher set timestamps in milliseconds or to the time of sending, or set "
     "message.timestamp.type=LogAppendTime.",
-    acceptable_when="When old events are being sent again, and the pipeline is running.",
+    acceptable_when="If old events are being published again and the pipeline is running.",
 )
-def from_long_ago(case: RuleContext) -> Iterator[Violation]:
+def timestamps_too_old(case: RuleContext) -> Iterator[Violation]:
     if case.setting("message.timestamp.type").value != "CreateTime":
         return
     kept_ms, sample = case.number("retention.ms"), _sample(case)
@@ -186,16 +193,17 @@ def from_long_ago(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "RECORDS_FROM_THE_FUTURE",
+    "RECORDS_TIMESTAMPS_IN_FUTURE",
     Risk.DISORDER,
-    when="the event's time decides, and the clock is put right",
-    what="Records carry timestamps from the future.",
-    consequence="A publisher's clock is ahead. Events that are ordered by time are skipped until the real time has caught up, and the "
-    "log keeps such records for longer than its retention says.",
-    remedy="Keep the publishers' clocks in step (NTP).",
-    acceptable_when="When records carry a business date that may lie ahead, and the guard compares a version.",
+    when="the guard compares the event's time and the clock is corrected",
+    what="Records have timestamps in the future.",
+    consequence="A publisher's clock is ahead. Events that are ordered by time are skipped until "
+    "the real time has caught up, and the log keeps such records longer than its retention period.",
+    remedy="Synchronize the publishers' clocks with NTP.",
+    acceptable_when="If records have a business date that may be in the future, and the guard "
+    "compares a version.",
 )
-def from_the_future(case: RuleContext) -> Iterator[Violation]:
+def timestamps_in_future(case: RuleContext) -> Iterator[Violation]:
     ahead_s = _sample(case).ahead_s_max
     if ahead_s > AHEAD_S_MAX:
         yield Violation(
@@ -214,16 +222,17 @@ def _seen(case: RuleContext) -> MappedSample:
 
 
 @rule(
-    "RECORDS_KEY_NOT_DOCUMENT",
+    "RECORDS_KEY_IS_NOT_DOCUMENT_ID",
     Risk.DISORDER,
-    when="a document has a second event under another key",
-    what="Records have another key than the document's id.",
-    consequence="Only the key ties a document's events to one partition, and so to their order. A delete names its document by the key, "
-    "and finds none.",
-    remedy="Let the publisher send the document's id as key.",
-    acceptable_when="When the key is one for all events of a document, such as its customer's, and the source deletes nothing.",
+    when="a document has a second event with another key",
+    what="The key of records is not the document's id.",
+    consequence="Only the key ties a document's events to one partition, and therefore to their "
+    "order. A delete identifies its document by the key and finds none.",
+    remedy="Let the publisher send the document's id as the key.",
+    acceptable_when="If all events of a document have the same key, such as that of its customer, "
+    "and the source deletes nothing.",
 )
-def key_not_document(case: RuleContext) -> Iterator[Violation]:
+def key_is_not_document_id(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
     if seen.key_differs:
         evidence = [
@@ -240,16 +249,16 @@ def key_not_document(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "RECORDS_SAME_ORDER",
+    "RECORDS_SAME_ORDER_VALUE",
     Risk.LOSS,
     when="always: the second event is taken for a repetition",
-    what="Events of one document have the same order and different statuses.",
-    consequence="The guard takes an event with the same version for a repetition and skips it: the status that came second is not "
-    "applied.",
-    remedy="Count the version up with every change, or name another field as event.order.",
-    acceptable_when="When the first of them is the right one.",
+    what="Events of one document have the same order value but different statuses.",
+    consequence="The guard treats an event with the same version as a repetition and skips it: the "
+    "second status is not applied.",
+    remedy="Increment the version with every change, or declare another field as event.order.",
+    acceptable_when="If the first of them is the right one.",
 )
-def same_order(case: RuleContext) -> Iterator[Violation]:
+def same_order_value(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
     if seen.same_order:
         yield Violation(
@@ -266,12 +275,14 @@ def same_order(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "RECORDS_OUT_OF_ORDER",
     Risk.DISORDER,
-    when="always: an older event comes behind a newer one",
-    what="A document's events do not lie in the log in their order.",
-    consequence="A publisher overtakes itself, two publishers send the same document, or old events were sent again. The guard skips "
-    "what is older; without one, the older status stays.",
-    remedy="Let one idempotent publisher send each document's events in order, and declare event.order.",
-    acceptable_when="After the source has sent old events again, with a guard.",
+    when="always: an older event follows a newer one",
+    what="The events of a document are not in order in the log.",
+    consequence="A publisher reorders its records, two publishers send the same document, or old "
+    "events were published again. The guard skips older events; without a guard, the older status "
+    "stays.",
+    remedy="Let one idempotent publisher send each document's events in order, and declare "
+    "event.order.",
+    acceptable_when="With a guard, after the source has published old events again.",
 )
 def out_of_order(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
@@ -287,15 +298,16 @@ def out_of_order(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "RECORDS_ORDER_COARSE",
+    "RECORDS_ORDER_IN_WHOLE_SECONDS",
     Risk.DISORDER,
     when="a document changes twice within a second",
-    what="The guard compares times, and the events' times have whole seconds only.",
-    consequence="Two events of one second look equally old: the one that lies later in the log wins, even when it is a late repetition.",
-    remedy="Order by a version that the source counts, or send times with microseconds.",
-    acceptable_when="When no document changes twice within a second.",
+    what="The guard compares times, but the events' times have no fractions of a second.",
+    consequence="Two events of the same second look equally old: the later one in the log wins, "
+    "even if it is a late repetition.",
+    remedy="Order by a version that the source increments, or send times with microseconds.",
+    acceptable_when="If no document changes twice within a second.",
 )
-def order_coarse(case: RuleContext) -> Iterator[Violation]:
+def order_in_whole_seconds(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
     if (
         seen.whole_seconds is not None
@@ -313,16 +325,18 @@ def order_coarse(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "RECORDS_EVENT_TIME_WRONG",
+    "RECORDS_EVENT_TIME_IMPLAUSIBLE",
     Risk.DISORDER,
-    when="the event's time decides or is shown",
-    what="Events happened before 2000, or more than a day from now, by their own time.",
-    consequence="Numbers are read as milliseconds since 1970. Seconds then look like January 1970, microseconds like the far future. The "
-    "column keeps a wrong time, freshness is wrong, and a guard that compares it lets nothing or everything through.",
+    when="the event's time is compared or shown",
+    what="According to their own time, events happened before 2000 or more than a day in the "
+    "future.",
+    consequence="Numbers are read as milliseconds since 1970. Seconds then look like January 1970, "
+    "microseconds like the far future. The column gets a wrong time, freshness is wrong, and a "
+    "guard that compares it accepts nothing or everything.",
     remedy="Send milliseconds since 1970, or ISO 8601 text.",
-    acceptable_when="When documents really happened then.",
+    acceptable_when="If the events really happened then.",
 )
-def event_time_wrong(case: RuleContext) -> Iterator[Violation]:
+def event_time_implausible(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
     wrong = [
         f"{count} of the newest {seen.events} events happened {words}"
@@ -342,16 +356,16 @@ def event_time_wrong(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "RECORDS_FIELD_ABSENT",
+    "RECORDS_FIELD_MISSING",
     Risk.LOSS,
     when="always: the column is never filled",
     what="A column is mapped to a field that none of the newest events has.",
-    consequence="A field that an event does not have leaves its column as it is. A misspelt name therefore shows no error: the column "
-    "stays empty, or keeps its old value.",
-    remedy="Correct the field in [pipelines.NAME.columns], or take the column out.",
-    acceptable_when="When the field comes with some events only, and none of them is among the newest.",
+    consequence="A field that an event does not have leaves its column unchanged. A misspelt name "
+    "therefore causes no error: the column stays empty or keeps its old value.",
+    remedy="Correct the field in [pipelines.NAME.columns], or remove the column.",
+    acceptable_when="If only some events have the field, and none of the newest does.",
 )
-def field_absent(case: RuleContext) -> Iterator[Violation]:
+def field_missing(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
     for column, field in seen.absent.items():
         name, _, near = field.partition("; did you mean ")
@@ -369,11 +383,12 @@ def field_absent(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "RECORDS_TIME_WITHOUT_ZONE",
     Risk.DISORDER,
-    when="the publisher's clock shows local time, or changes to summer time",
-    what="The events' own time names no time zone.",
-    consequence="It is taken for UTC. If it is local time, the column and freshness are wrong by hours, and an hour comes twice a year.",
-    remedy="Send UTC with a Z behind it, or an offset such as +01:00.",
-    acceptable_when="When the publisher sends UTC.",
+    when="the publisher's clock shows local time, or changes to daylight saving time",
+    what="The time of the events has no time zone.",
+    consequence="It is read as UTC. If it is local time, the column and freshness are wrong by "
+    "hours, and one hour occurs twice a year.",
+    remedy="Send UTC with a trailing Z, or an offset such as +01:00.",
+    acceptable_when="If the publisher sends UTC.",
 )
 def time_without_zone(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
@@ -389,15 +404,16 @@ def time_without_zone(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "RECORDS_STATUS_SPELLINGS",
+    "RECORDS_STATUS_SPELLINGS_DIFFER",
     Risk.DISORDER,
-    when="somebody counts or filters by status",
-    what="Statuses differ only in upper and lower case, or in spaces.",
-    consequence="To the database and to transitions they are different statuses: queries miss documents, and transitions refuse them.",
+    when="someone counts or filters by status",
+    what="Statuses differ only in case, spaces, hyphens or underscores.",
+    consequence="For the database and for transitions they are different statuses: queries miss "
+    "documents, and transitions refuse them.",
     remedy="Let the publisher send one spelling.",
-    acceptable_when="When they really mean different things.",
+    acceptable_when="If they really mean different things.",
 )
-def status_spellings(case: RuleContext) -> Iterator[Violation]:
+def status_spellings_differ(case: RuleContext) -> Iterator[Violation]:
     alike: dict[str, list[str]] = {}
     for status in _seen(case).statuses:
         alike.setdefault(
@@ -416,11 +432,13 @@ def status_spellings(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "RECORDS_REPEATED",
     Risk.REPETITION,
-    when="always: events come more than once",
-    what="The newest records hold the same event more than once.",
-    consequence="A publisher sends again what had arrived. The guard skips repetitions, and the history shows them.",
-    remedy="Set enable.idempotence=true in the publisher, and let the application send each event once.",
-    acceptable_when="After the source has sent old events again.",
+    when="always: events arrive more than once",
+    what="The newest records contain the same event more than once.",
+    consequence="A publisher sends events again that had already arrived. The guard skips "
+    "repetitions, and the history shows them.",
+    remedy="Set enable.idempotence=true in the publisher, and let the application send each event "
+    "once.",
+    acceptable_when="After the source has published old events again.",
 )
 def repeated(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)

@@ -20,9 +20,9 @@ SPAN_SLACK = 1.5
     "TOPIC_MISSING",
     Risk.STANDSTILL,
     when="the pipeline is started",
-    what="The topic does not exist, or we may not see it.",
-    consequence="There is nothing to follow.",
-    remedy="Make the topic, or correct its name.",
+    what="The topic does not exist, or this user is not allowed to see it.",
+    consequence="There is nothing to read.",
+    remedy="Create the topic, or correct its name.",
     acceptable_when="Before the first deployment.",
 )
 def missing(case: RuleContext) -> Iterator[Violation]:
@@ -44,11 +44,11 @@ def missing(case: RuleContext) -> Iterator[Violation]:
     "TOPIC_SINGLE_REPLICA",
     Risk.LOSS,
     when="the disk of the broker that holds a partition is lost",
-    what="A partition has one copy.",
-    consequence="acks=all then means one broker: what it acknowledged is gone with its disk, and while it is down nobody can publish "
-    "to the partition or read from it.",
+    what="A partition has only one replica.",
+    consequence="acks=all then means one broker: what it acknowledged is lost with its disk, and "
+    "while it is down no one can publish to the partition or read from it.",
     remedy="Give the topic three replicas and min.insync.replicas=2.",
-    acceptable_when="On a laptop, in tests, and where the source can publish everything again.",
+    acceptable_when="On a laptop, in tests, and if the source can publish everything again.",
 )
 def single_replica(case: RuleContext) -> Iterator[Violation]:
     if case.replicas == 1:
@@ -65,11 +65,12 @@ def single_replica(case: RuleContext) -> Iterator[Violation]:
     "TOPIC_TWO_REPLICAS",
     Risk.STANDSTILL,
     when="a broker stops",
-    what="A partition has two copies.",
-    consequence="With two there is no good min.insync.replicas: 2 stops publishing as soon as one broker is down, 1 acknowledges what "
-    "only one disk has.",
+    what="A partition has only two replicas.",
+    consequence="With two replicas there is no good min.insync.replicas: 2 stops publishing as "
+    "soon as one broker is down, 1 acknowledges what only one disk has.",
     remedy="Give the topic three replicas and min.insync.replicas=2.",
-    acceptable_when="Where a standstill during a broker's restart is acceptable, with min.insync.replicas=2.",
+    acceptable_when="If a standstill during the restart of a broker is acceptable, with "
+    "min.insync.replicas=2.",
 )
 def two_replicas(case: RuleContext) -> Iterator[Violation]:
     if case.replicas == REPLICAS_WANTED - 1:
@@ -79,16 +80,17 @@ def two_replicas(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "TOPIC_MIN_IN_SYNC_ONE",
+    "TOPIC_MIN_INSYNC_REPLICAS_ONE",
     Risk.LOSS,
-    when="the leader of a partition dies after the others fell behind",
+    when="the leader of a partition dies after the other replicas fell behind",
     what="One in-sync replica is enough to acknowledge a record.",
-    consequence="When the other replicas lag or are down, acks=all is answered by the leader alone. If it dies then, acknowledged "
-    "records are lost.",
+    consequence="If the other replicas lag or are down, the leader alone answers acks=all. If it "
+    "then dies, acknowledged records are lost.",
     remedy="Set min.insync.replicas=2 on the topic.",
-    acceptable_when="With the guarantee at-most-once, or when the source can publish everything again.",
+    acceptable_when="With the guarantee at-most-once, or if the source can publish everything "
+    "again.",
 )
-def min_in_sync_one(case: RuleContext) -> Iterator[Violation]:
+def min_insync_replicas_one(case: RuleContext) -> Iterator[Violation]:
     if case.replicas > 1 and case.number("min.insync.replicas") < 2:
         yield Violation(
             Severity.ERROR if case.must_not_lose else Severity.NOTE,
@@ -99,15 +101,17 @@ def min_in_sync_one(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "TOPIC_MIN_IN_SYNC_ALL",
+    "TOPIC_MIN_INSYNC_REPLICAS_ALL",
     Risk.STANDSTILL,
     when="any broker that holds a replica stops",
     what="Every replica must be in sync for a record to be acknowledged.",
-    consequence="A single broker that is down, even for a planned restart, stops publishing with acks=all.",
-    remedy="Set min.insync.replicas to one less than the replicas.",
-    acceptable_when="Where no loss of two disks at once is acceptable, and a standstill is.",
+    consequence="One broker that is down, even for a planned restart, stops publishing with "
+    "acks=all.",
+    remedy="Set min.insync.replicas to one less than the number of replicas.",
+    acceptable_when="If losing two disks at once must not lose records, and a standstill is "
+    "acceptable.",
 )
-def min_in_sync_all(case: RuleContext) -> Iterator[Violation]:
+def min_insync_replicas_all(case: RuleContext) -> Iterator[Violation]:
     if case.replicas > 1 and case.number("min.insync.replicas") == case.replicas:
         yield Violation(
             Severity.WARNING,
@@ -118,16 +122,16 @@ def min_in_sync_all(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "TOPIC_MIN_IN_SYNC_TOO_MANY",
+    "TOPIC_MIN_INSYNC_REPLICAS_TOO_HIGH",
     Risk.STANDSTILL,
     when="any broker that holds a replica stops",
-    what="More in-sync replicas are asked for than the topic has.",
-    consequence="Newer brokers take it for all replicas, so that a single one that is down stops publishing; older brokers refuse every "
-    "record that is sent with acks=all.",
+    what="min.insync.replicas is higher than the number of replicas.",
+    consequence="Newer brokers treat it as all replicas, so one broker that is down stops "
+    "publishing. Older brokers refuse every record that is sent with acks=all.",
     remedy="Lower min.insync.replicas below the number of replicas, or add replicas.",
     acceptable_when="With one replica on newer brokers, where it changes nothing.",
 )
-def min_in_sync_too_many(case: RuleContext) -> Iterator[Violation]:
+def min_insync_replicas_too_high(case: RuleContext) -> Iterator[Violation]:
     if case.number("min.insync.replicas") > case.replicas:
         yield Violation(
             Severity.WARNING,
@@ -138,16 +142,16 @@ def min_in_sync_too_many(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "TOPIC_UNCLEAN_ELECTION",
+    "TOPIC_UNCLEAN_ELECTION_ALLOWED",
     Risk.LOSS,
-    when="all in-sync replicas of a partition are down and another becomes its leader",
-    what="A replica that is not in sync may become leader.",
-    consequence="It lacks records that were acknowledged; they are cut off everywhere. A pipeline that had applied them stops with "
-    "LOG_DIVERGED; one that had not never sees them.",
+    when="all in-sync replicas of a partition are down and another one becomes its leader",
+    what="A replica that is not in sync may become the leader.",
+    consequence="It lacks acknowledged records, which are then removed from all replicas. A "
+    "pipeline that had applied them stops with LOG_DIVERGED; one that had not never sees them.",
     remedy="Set unclean.leader.election.enable=false on the topic.",
-    acceptable_when="Where going on is worth more than records.",
+    acceptable_when="If availability matters more than records.",
 )
-def unclean_election(case: RuleContext) -> Iterator[Violation]:
+def unclean_election_allowed(case: RuleContext) -> Iterator[Violation]:
     if case.setting("unclean.leader.election.enable").value == "true":
         yield Violation(
             Severity.ERROR if case.must_not_lose else Severity.WARNING,
@@ -162,7 +166,7 @@ def unclean_election(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="now",
     what="A partition has no leader.",
-    consequence="Nobody can publish to it or read from it.",
+    consequence="No one can publish to it or read from it.",
     remedy="Start the brokers that hold its in-sync replicas.",
     acceptable_when="For the seconds that an election takes.",
 )
@@ -181,15 +185,15 @@ def without_leader(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "TOPIC_UNDER_MIN_IN_SYNC",
+    "TOPIC_UNDER_MIN_INSYNC_REPLICAS",
     Risk.STANDSTILL,
     when="now",
-    what="A partition has fewer in-sync replicas than acknowledging needs.",
+    what="A partition has fewer in-sync replicas than min.insync.replicas.",
     consequence="Publishing to it with acks=all is refused until more replicas have caught up.",
     remedy="Start or repair the brokers whose replicas are not in sync.",
     acceptable_when="For the minutes of a restart.",
 )
-def under_min_in_sync(case: RuleContext) -> Iterator[Violation]:
+def under_min_insync_replicas(case: RuleContext) -> Iterator[Violation]:
     needed = case.number("min.insync.replicas")
     # brokers ask for no more than there are
     short = [
@@ -216,9 +220,9 @@ def under_min_in_sync(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "TOPIC_UNDER_REPLICATED",
     Risk.LOSS,
-    when="the brokers that are still in sync die before the others catch up",
+    when="the brokers that are still in sync fail before the others catch up",
     what="A partition has replicas that are not in sync.",
-    consequence="There is a copy less than planned.",
+    consequence="There are fewer copies than planned.",
     remedy="Start or repair the brokers whose replicas are not in sync.",
     acceptable_when="During a restart, and while a new replica is being filled.",
 )
@@ -243,10 +247,10 @@ def under_replicated(case: RuleContext) -> Iterator[Violation]:
     "TOPIC_REPLICAS_IN_ONE_RACK",
     Risk.LOSS,
     when="a rack or zone is lost",
-    what="All replicas of a partition are in one rack, though the cluster has several.",
-    consequence="A rack or zone fails as a whole, and takes all copies with it.",
-    remedy="Spread the replicas: make the topic anew, or reassign its partitions.",
-    acceptable_when="Where racks are only names.",
+    what="All replicas of a partition are in one rack, although the cluster has several.",
+    consequence="A rack or zone fails as a whole, and all copies with it.",
+    remedy="Spread the replicas: create the topic again, or reassign its partitions.",
+    acceptable_when="If racks are only names.",
 )
 def replicas_in_one_rack(case: RuleContext) -> Iterator[Violation]:
     racks = {broker.node: broker.rack for broker in case.cluster.brokers if broker.rack is not None}
@@ -274,11 +278,13 @@ def replicas_in_one_rack(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "TOPIC_RETENTION_SHORT",
     Risk.LOSS,
-    when="the pipeline stands still for longer than the log keeps its records",
+    when="the pipeline is stopped for longer than the log keeps its records",
     what="Records are deleted before the longest planned outage is over.",
-    consequence="What was deleted before it was applied never reaches the table. The pipeline stops with OFFSETS_EXPIRED.",
-    remedy="Raise retention.ms above vet.outage_hours_max, or lower that to what you really plan for.",
-    acceptable_when="When the source can publish everything again after an outage.",
+    consequence="Records that are deleted before they are applied never reach the table. The "
+    "pipeline stops with OFFSETS_EXPIRED.",
+    remedy="Raise retention.ms above vet.outage_hours_max, or lower that setting to what you "
+    "really plan for.",
+    acceptable_when="If the source can publish everything again after an outage.",
 )
 def retention_short(case: RuleContext) -> Iterator[Violation]:
     if "delete" not in (case.setting("cleanup.policy").value or ""):
@@ -300,10 +306,10 @@ def retention_short(case: RuleContext) -> Iterator[Violation]:
     "TOPIC_RETENTION_BY_SIZE",
     Risk.LOSS,
     when="more is published during an outage than retention.bytes holds",
-    what="Records are deleted when a partition's log gets too large, however young they are.",
-    consequence="A burst deletes records that a waiting pipeline has not applied yet.",
-    remedy="Set retention.bytes=-1 and bound the log by time, with room on the disks for it.",
-    acceptable_when="When the size holds many times what is published during the longest outage.",
+    what="Records are deleted when a partition's log gets too large, however new they are.",
+    consequence="A burst deletes records that a stopped pipeline has not applied yet.",
+    remedy="Set retention.bytes=-1 and limit the log by time, with enough disk space for it.",
+    acceptable_when="If the limit is many times what is published during the longest outage.",
 )
 def retention_by_size(case: RuleContext) -> Iterator[Violation]:
     if (
@@ -334,12 +340,13 @@ def retention_by_size(case: RuleContext) -> Iterator[Violation]:
 @rule(
     "TOPIC_COMPACTED",
     Risk.LOSS,
-    when="the pipeline is behind the log's cleaner",
-    what="The log keeps only the last record of each key, sooner or later.",
-    consequence="Statuses in between are removed before a pipeline that is behind sees them: the history has gaps, and with declared "
-    "transitions a document that seems to have jumped is parked.",
+    when="the pipeline is behind the log cleaner",
+    what="The log eventually keeps only the last record of each key.",
+    consequence="Statuses in between are removed before a pipeline that is behind reads them: the "
+    "history has gaps, and with declared transitions a document that seems to skip a status is "
+    "parked.",
     remedy="Set cleanup.policy=delete, or min.compaction.lag.ms above vet.outage_hours_max.",
-    acceptable_when="When only the last status counts: history = false and no transitions.",
+    acceptable_when="If only the last status matters: history = false and no transitions.",
 )
 def compacted(case: RuleContext) -> Iterator[Violation]:
     if case.compacted:
@@ -368,15 +375,16 @@ def compacted(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "TOPIC_TOMBSTONES_SHORT",
+    "TOPIC_DELETE_RETENTION_SHORT",
     Risk.LOSS,
-    when="the pipeline stands still for longer than deletions are kept",
-    what="A compacted log forgets deletions before the longest planned outage is over.",
-    consequence="A document's deletion that is gone from the log is never applied: its row stays for ever.",
+    when="the pipeline is stopped for longer than deletes are kept",
+    what="A compacted log removes deletes before the longest planned outage is over.",
+    consequence="A delete that is gone from the log is never applied: the document's row stays "
+    "forever.",
     remedy="Raise delete.retention.ms above vet.outage_hours_max.",
-    acceptable_when="When the source never deletes documents.",
+    acceptable_when="If the source never deletes documents.",
 )
-def tombstones_short(case: RuleContext) -> Iterator[Violation]:
+def delete_retention_short(case: RuleContext) -> Iterator[Violation]:
     if case.compacted and case.number("delete.retention.ms") < case.outage_ms:
         yield Violation(
             Severity.WARNING,
@@ -390,16 +398,18 @@ def tombstones_short(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "TOPIC_TIME_OF_ARRIVAL",
+    "TOPIC_USES_LOG_APPEND_TIME",
     Risk.DISORDER,
-    when="a publisher sends a document's events in another order than they happened",
-    what="The broker stamps records with the time of their arrival, and the pipeline takes that for the event's own.",
-    consequence="A later arrival always looks newer: the guard lets an old status that was sent late overwrite a new one. Freshness "
-    "is then counted from the arrival.",
-    remedy="Name a field of the event as order and at, or set message.timestamp.type=CreateTime.",
-    acceptable_when="When the publisher sends each document's events in order, and only once.",
+    when="a publisher sends the events of a document in another order than they happened",
+    what="The broker sets the timestamp to the time of arrival, and the pipeline uses it as the "
+    "event's time.",
+    consequence="A later arrival always looks newer: the guard lets an old status that was sent "
+    "late overwrite a newer one. Freshness is then measured from the arrival.",
+    remedy="Declare a field of the event as order and at, or set "
+    "message.timestamp.type=CreateTime.",
+    acceptable_when="If the publisher sends the events of each document in order and only once.",
 )
-def time_of_arrival(case: RuleContext) -> Iterator[Violation]:
+def uses_log_append_time(case: RuleContext) -> Iterator[Violation]:
     if case.setting("message.timestamp.type").value == "LogAppendTime":
         ordered_by_it = case.pipeline.order == "@timestamp"
         if ordered_by_it or case.pipeline.at in (None, "@timestamp"):
@@ -415,15 +425,16 @@ def time_of_arrival(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "TOPIC_TIMES_UNBOUNDED",
+    "TOPIC_TIMESTAMPS_UNBOUNDED",
     Risk.DISORDER,
     when="a publisher's clock is wrong",
-    what="The guard compares record timestamps, and the brokers take any.",
-    consequence="One event from a clock that runs a year ahead makes every later event of its document look old: it is skipped.",
+    what="The guard compares record timestamps, and the brokers accept any timestamp.",
+    consequence="One event from a clock that is a year ahead makes every later event of its "
+    "document look old, so it is skipped.",
     remedy="Set message.timestamp.after.max.ms to an hour, or let the guard compare a version.",
-    acceptable_when="When the publishers' clocks are kept in step.",
+    acceptable_when="If the publishers' clocks are synchronized.",
 )
-def times_unbounded(case: RuleContext) -> Iterator[Violation]:
+def timestamps_unbounded(case: RuleContext) -> Iterator[Violation]:
     name = "message.timestamp.after.max.ms"
     by_publishers = case.setting("message.timestamp.type").value == "CreateTime"
     if (
@@ -440,15 +451,17 @@ def times_unbounded(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "TOPIC_OLD_TIMES_REFUSED",
+    "TOPIC_REFUSES_OLD_TIMESTAMPS",
     Risk.LOSS,
-    when="a publisher sends an event that is older than the broker takes",
-    what="The brokers refuse records whose timestamp is a little old.",
-    consequence="A publisher that was down, or sends old events again, is refused: those events never arrive.",
+    when="a publisher sends an event that is older than the brokers accept",
+    what="The brokers refuse records whose timestamp is only a little old.",
+    consequence="A publisher that was down, or publishes old events again, is refused: those "
+    "events never arrive.",
     remedy="Leave message.timestamp.before.max.ms at its default.",
-    acceptable_when="When records carry the time of sending and never that of the event.",
+    acceptable_when="If the timestamp of records is the time of sending and never that of the "
+    "event.",
 )
-def old_times_refused(case: RuleContext) -> Iterator[Violation]:
+def refuses_old_timestamps(case: RuleContext) -> Iterator[Violation]:
     name = "message.timestamp.before.max.ms"
     if (
         case.setting("message.timestamp.type").value == "CreateTime"
@@ -463,15 +476,16 @@ def old_times_refused(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "TOPIC_RECORDS_BOUNDED_LOW",
+    "TOPIC_MAX_RECORD_SIZE_LOW",
     Risk.LOSS,
-    when="an event grows beyond the limit",
-    what="The topic takes very small records only.",
-    consequence="A larger one is refused: its publisher gets an error, and that document's news never arrives.",
-    remedy="Leave max.message.bytes at its default, 1 MiB.",
-    acceptable_when="When the largest event is known to fit.",
+    when="an event exceeds the limit",
+    what="The topic accepts only very small records.",
+    consequence="A larger record is refused: its publisher gets an error, and the event never "
+    "arrives.",
+    remedy="Leave max.message.bytes at its default of 1 MiB.",
+    acceptable_when="If the largest event is known to fit.",
 )
-def records_bounded_low(case: RuleContext) -> Iterator[Violation]:
+def max_record_size_low(case: RuleContext) -> Iterator[Violation]:
     if case.number("max.message.bytes") < RECORD_BYTES_LOW:
         yield Violation(
             Severity.WARNING,
@@ -485,8 +499,9 @@ def records_bounded_low(case: RuleContext) -> Iterator[Violation]:
     "TOPIC_SEGMENTS_TINY",
     Risk.STANDSTILL,
     when="the brokers run out of open files or memory maps",
-    what="The topic's log is cut into very small segments.",
-    consequence="Each segment is three files that a broker keeps open. Thousands of them slow its start, and may end it.",
+    what="The topic's log consists of very small segments.",
+    consequence="Each segment has three files that a broker keeps open. Thousands of them slow "
+    "down its start and may stop it.",
     remedy="Leave segment.ms and segment.bytes at their defaults.",
     acceptable_when="In a test of retention or compaction.",
 )
@@ -509,10 +524,11 @@ def segments_tiny(case: RuleContext) -> Iterator[Violation]:
     Risk.STANDSTILL,
     when="now: pipelines wait behind it",
     what="A transaction has been open for more than a minute.",
-    consequence="Pipelines read what is committed. Everything behind the first record of an open transaction waits, of all publishers, "
-    "until it is committed, aborted or timed out. One that hangs is never timed out.",
-    remedy="Find out which publisher opened it. Abort it if that publisher is gone.",
-    acceptable_when="When transactions are long by nature, and waiting for them is right.",
+    consequence="Pipelines read only committed records. Everything behind the first record of an "
+    "open transaction waits, of all publishers, until it is committed, aborted or timed out. A "
+    "hanging transaction never times out.",
+    remedy="Find out which publisher opened it. Abort it if that publisher no longer exists.",
+    acceptable_when="If transactions are long by nature, and waiting for them is right.",
 )
 def transaction_open(case: RuleContext) -> Iterator[Violation]:
     held = [part for part in case.topic.partitions if part.open_from is not None]
@@ -532,15 +548,16 @@ def transaction_open(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "TOPIC_THROTTLED",
+    "TOPIC_REPLICATION_THROTTLED",
     Risk.LOSS,
     when="the leader dies before the throttled replicas have caught up",
-    what="Copying between replicas of the topic is throttled.",
-    consequence="A throttle that was left behind by a move keeps replicas from catching up, and in-sync sets small.",
-    remedy="Unset both throttles when the move is over.",
+    what="Replication of the topic is throttled.",
+    consequence="A throttle that was left behind by a reassignment keeps replicas from catching "
+    "up, so fewer of them are in sync.",
+    remedy="Remove both throttles when the reassignment is done.",
     acceptable_when="While partitions are being moved.",
 )
-def throttled(case: RuleContext) -> Iterator[Violation]:
+def replication_throttled(case: RuleContext) -> Iterator[Violation]:
     names = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
     on = [name for name in names if name in case.topic_settings and case.setting(name).value]
     if on:
@@ -553,15 +570,16 @@ def throttled(case: RuleContext) -> Iterator[Violation]:
 
 
 @rule(
-    "TOPIC_LED_BY_ONE",
+    "TOPIC_LED_BY_ONE_BROKER",
     Risk.STANDSTILL,
     when="that broker stops",
-    what="One broker leads every partition of the topic, though others hold replicas.",
-    consequence="Its death moves all partitions at once, and until then it does all the work.",
-    remedy="Let the preferred replicas lead again.",
-    acceptable_when="Right after a broker was away: leaders move back by themselves within minutes.",
+    what="One broker leads every partition of the topic, although others hold replicas.",
+    consequence="If it fails, all partitions move at once. Until then it does all the work.",
+    remedy="Elect the preferred replicas as leaders.",
+    acceptable_when="Right after a broker was down: leaders move back by themselves within "
+    "minutes.",
 )
-def led_by_one(case: RuleContext) -> Iterator[Violation]:
+def led_by_one_broker(case: RuleContext) -> Iterator[Violation]:
     leaders = {part.leader for part in case.topic.partitions}
     holders = {node for part in case.topic.partitions for node in part.replicas}
     if (
