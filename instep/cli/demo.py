@@ -25,8 +25,8 @@ app = typer.Typer()
 
 PAGE = "demo.html"
 SETTINGS_NOTE = """\
-# Written by `instep demo`. Its broker has stopped, so only commands that use just the database work:
-# show, dead, parked, history.
+# Written by `instep demo`. Its broker has stopped, so only commands that use just the database
+# work: show, dead, parked, history.
 
 """
 

@@ -218,7 +218,8 @@ def reset(
     if isinstance(how, resets.ToOffsets) == bool(topic or all_topics) or (topic and all_topics):
         raise errors.SettingsError(
             "it is not clear what to reset",
-            "give --topic TOPIC[:0,1] or --all-topics; with --from-file, which names topics, neither",
+            "give --topic TOPIC[:0,1] or --all-topics; with --from-file, which names topics,"
+            " neither",
         )
     declared = settings.load(GLOBAL.config)
     if mirrored := _mirrored_pipeline(declared, group):

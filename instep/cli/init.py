@@ -112,7 +112,7 @@ class _Preparation:
         return []
 
     def _with_types(self) -> settings.Pipeline:
-        """Return the pipeline with types for new columns, as far as the topic's records show them."""
+        """Return the pipeline with types for new columns that the topic's records show."""
         from instep.document import inference
         from instep.sinks import preparation
 

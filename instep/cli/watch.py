@@ -1,4 +1,4 @@
-"""`--watch [SECONDS]`: repeat a command's output, in place on a terminal, else block after block."""
+"""`--watch [SECONDS]`: repeat a command's output, in place on a terminal."""
 
 from __future__ import annotations
 

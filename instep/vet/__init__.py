@@ -1,1 +1,1 @@
-"""JUDGED: settings of cluster, topic, publisher, pipeline and database against the declared guarantee."""
+"""Check settings of cluster, topic, publishers, pipeline and database against the guarantee."""

@@ -1,8 +1,8 @@
-"""What a publisher's client does with the settings it was given: each client's defaults, and what they imply.
+"""How each Kafka client interprets its settings: its defaults and what they imply.
 
-client         acks   idempotence   in flight    keys by     told apart because
-java           all    on            5            murmur2     a conflict turns idempotence off without a word
-librdkafka     all    off           1,000,000    CRC32       confluent-kafka and most clients outside Java
+client         acks   idempotence   in flight    keys by     notes
+java           all    on            5            murmur2     a conflict turns idempotence off
+librdkafka     all    off           1,000,000    CRC32       confluent-kafka, most other languages
 kafka-python   all    on            5            murmur2     as Java
 aiokafka       1      off           1            murmur2
 instep         all    on            5            murmur2     librdkafka with emit's own defaults
@@ -139,7 +139,7 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
-    """What the client makes of its settings."""
+    """Return the settings that are in effect for a client."""
     given = _canonical(config)
     defaults = DEFAULTS[client]
     values = {**defaults, **given}
@@ -198,7 +198,7 @@ def _canonical(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def _conflicts(given: Mapping[str, str]) -> list[str]:
-    """What was set that an idempotent producer cannot have."""
+    """Return the given settings that conflict with an idempotent producer."""
     found = []
     if given.get("acks", "all").lower() not in WHOLE:
         found.append(f"acks={given['acks']}")
@@ -214,7 +214,7 @@ def _conflicts(given: Mapping[str, str]) -> list[str]:
 
 
 def _not_a_value(client: settings.Client, given: Mapping[str, str]) -> str | None:
-    """A value that no client takes for this setting."""
+    """Return why no client accepts the value of a setting, or None."""
     for name in NUMBERS:
         if name in given and not _is_number(given[name]):
             return f"{name}={given[name]} is no number"
@@ -241,12 +241,15 @@ def _is_number(text: str) -> bool:
 
 
 def _too_hasty(values: Mapping[str, str]) -> str | None:
-    """A record cannot be given up before the one request for it has had its time."""
+    """Return why the delivery timeout is too short: one request must fit into it."""
     request = values.get("request.timeout.ms", "30000")
     if _number(values["delivery.timeout.ms"]) >= _number(values["linger.ms"]) + _number(request):
         return None
     whole = f"delivery.timeout.ms={values['delivery.timeout.ms']}"
-    return f"{whole} is less than linger.ms={values['linger.ms']} and request.timeout.ms={request} together"
+    return (
+        f"{whole} is less than linger.ms={values['linger.ms']} and"
+        f" request.timeout.ms={request} together"
+    )
 
 
 def _hashing(client: settings.Client, values: Mapping[str, str], given: Mapping[str, str]) -> str:
@@ -274,7 +277,7 @@ def _refused_by_emit(config: Mapping[str, str]) -> str | None:
 
 
 def of_interest(config: Mapping[str, str]) -> dict[str, str]:
-    """The settings that are judged here, and those that look like one: logins, keys and the like are left out."""
+    """Return the settings that the rules check, and similar names. Logins and keys are left out."""
     strange = {name for name, _ in _misspelt(config)}
     return {
         name: value
@@ -284,7 +287,7 @@ def of_interest(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def _misspelt(config: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Names that no client has, with the one that is probably meant: a client ignores them, or refuses to start."""
+    """Return names that no client knows, each with the name that was probably meant."""
     found = []
     for name in config:
         dotted = name.strip().replace("_", ".")

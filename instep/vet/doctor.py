@@ -1,4 +1,4 @@
-"""Whether this machine and its surroundings are fit for instep: each part is looked at, and nothing is changed or started."""
+"""Check whether this machine and its servers are ready for instep. Changes and starts nothing."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def examine(config: Path | None) -> Iterator[Check]:
         yield from _database(name, pipeline)
 
 
-# --- this machine -------------------------------------------------------------------------------------
+# --- this machine ---------------------------------------------------------------------------------
 
 
 def _python() -> Check:
@@ -149,7 +149,7 @@ def _memory() -> Check:
     )
 
 
-# --- what the settings ask for ------------------------------------------------------------------------
+# --- what the settings ask for --------------------------------------------------------------------
 
 
 def _settings(declared: settings.Settings, config: Path | None) -> Check:
@@ -195,7 +195,8 @@ def _local(declared: settings.Settings) -> Iterator[Check]:
         yield Check("local server", CheckState.GOOD, f"{one.name} runs at {one.address}")
     if declared.kafka.bootstrap is None and not any(one.node for one in running):
         port = local_servers.DEFAULT_PORTS["kafka"]
-        found = f"no local broker runs; port {port} is {'taken, so another one' if ports.taken(port) else 'free'}"
+        state = "taken, so another one" if ports.taken(port) else "free"
+        found = f"no local broker runs; port {port} is {state}"
         yield Check(
             "local server",
             CheckState.NOTE,
@@ -204,7 +205,7 @@ def _local(declared: settings.Settings) -> Iterator[Check]:
         )
 
 
-# --- servers ------------------------------------------------------------------------------------------
+# --- servers --------------------------------------------------------------------------------------
 
 
 def _cluster(declared: settings.Settings) -> Iterator[Check]:
@@ -279,7 +280,8 @@ def _readable(cluster: Cluster, topic: layout.Layout) -> Check:
     return Check(
         "",
         CheckState.GOOD,
-        f"{topic.topic} can be read: {len(topic.led)} of {len(topic.partitions)} partitions are led",
+        f"{topic.topic} can be read: {len(topic.led)} of {len(topic.partitions)} partitions"
+        " are led",
     )
 
 

@@ -1,6 +1,6 @@
-"""Gathering a snapshot from a live cluster and the pipelines' databases: questions only, nothing is changed.
+"""Read a snapshot from a live cluster and the databases of the pipelines. Nothing is changed.
 
-What cannot be found out is left unknown, with the reason; only a cluster that does not answer at all is an error.
+What cannot be read stays unknown, with the reason. Only a cluster that does not answer is an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def gather(
     names: list[str],
     loaded: settings.Loaded | None = None,
 ) -> found.Snapshot:
-    """Everything that the rules ask about these pipelines; `loaded` says where the settings come from, if they were read."""
+    """Read everything that the rules need about these pipelines.
+
+    `loaded` has the origin of each setting, if the settings were read from a file.
+    """
     return Gathering(cluster, declared, loaded).of(names)
 
 
@@ -91,7 +94,7 @@ class Gathering:
             unknown=self.unknown,
         )
 
-    # --- the cluster ----------------------------------------------------------------------------------
+    # --- the cluster ------------------------------------------------------------------------------
 
     def _cluster(
         self, asked: admin_extras.Inquiry | None, folders: list[admin_extras.LogDir] | None
@@ -161,7 +164,7 @@ class Gathering:
         }
         return {name: close[0] for name, close in near.items() if close}
 
-    # --- topics ---------------------------------------------------------------------------------------
+    # --- topics -----------------------------------------------------------------------------------
 
     def _topic(
         self,
@@ -228,7 +231,7 @@ class Gathering:
         return {number: first for number, first in held.items() if first < young[number]}
 
     def _sample(self, topic: str, spans: Mapping[offsets.Spot, offsets.Span]) -> found.RecordSample:
-        """What the newest records show."""
+        """Return what the newest records show."""
         ranges = {
             number: (
                 max(span.first, span.committed_end - SAMPLED_PER_PARTITION),
@@ -264,7 +267,7 @@ class Gathering:
         )
 
     def _followers(self, topic: str) -> dict[str, Target]:
-        """The targets of the pipelines that follow a topic, as far as they are known."""
+        """Return the known targets of the pipelines that read a topic."""
         return {
             name: to for name, to in self.targets.items() if to is not None and to.topic == topic
         }
@@ -294,7 +297,7 @@ class Gathering:
         ]
         return max(0.0, self.now_s - min(times)) if times else None
 
-    # --- pipelines ------------------------------------------------------------------------------------
+    # --- pipelines --------------------------------------------------------------------------------
 
     def _target(
         self, name: str, pipeline: settings.Pipeline, database: facts.Facts
@@ -349,7 +352,7 @@ class Gathering:
         )
 
     def _foreign_offsets(self, group: str, name: str, topic: found.TopicFacts | None) -> list[int]:
-        """The partitions that another program has committed for in the mirror group."""
+        """Return the partitions in which another program has committed to the mirror group."""
         if topic is None:
             return []
         return groups.foreign_offsets(
@@ -367,7 +370,7 @@ class Gathering:
     def _kept(
         self, to: Target, topic: found.TopicFacts | None
     ) -> tuple[list[found.PartitionProgress], int, int, list[str]]:
-        """The ledger, how much was set aside, and the statuses in the table."""
+        """Read the ledger, the size of the quarantine, and the statuses in the table."""
         sink = sinks.open_sink(to)
         try:
             with sink.translated():
@@ -450,7 +453,7 @@ def _partition(
 
 
 def _values(given: configs.Settings) -> found.Values:
-    """Settings without those whose names say that they are secret."""
+    """Return the settings without those whose names suggest a secret."""
     return {
         name: found.SettingInForce(one.value, one.source)
         for name, one in given.items()

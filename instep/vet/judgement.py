@@ -1,4 +1,4 @@
-"""Judging a snapshot: every rule on every pipeline, and what can happen to data with these settings. Pure."""
+"""Apply every rule to every pipeline of a snapshot, and say what can happen to data. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Unjudged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GuaranteeOutlook(msgspec.Struct, frozen=True, kw_only=True):
-    """What can happen to one pipeline's data, in a sentence. Whether the guarantee is kept is None when that is not known."""
+    """What can happen to the data of one pipeline. `kept` is None if that is not known."""
 
     pipeline: str
     guarantee: str
@@ -55,7 +55,7 @@ class GuaranteeOutlook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """How many findings there are of each severity, accepted ones apart; rules that could not be judged; what to do first."""
+    """Findings by severity, accepted findings, rules not judged, and the most urgent rules."""
 
     errors: int
     warnings: int
@@ -137,7 +137,7 @@ def _judge(case: RuleContext) -> _Judged:
 
 
 def explained(id_: str) -> Rule:
-    """The rule of that name, or an error that names the nearest."""
+    """Return the rule with this id, or raise an error that names similar ids."""
     name = id_.upper().replace("-", "_")
     if name not in rules.ALL:
         raise _no_rule(id_)
@@ -146,11 +146,16 @@ def explained(id_: str) -> Rule:
 
 def page(rule: Rule) -> str:
     """Return the page of a rule, which `instep explain` prints and the site contains."""
-    accepting = f' Then accept it, with the reason:\n\n```toml\n[vet.accept]\n{rule.id} = "why this is fine here"\n```'
+    accepting = ""
+    if not rule.acceptable_when.startswith("Never"):
+        accepting = (
+            " Then accept it, with the reason:\n\n"
+            f'```toml\n[vet.accept]\n{rule.id} = "why this is acceptable here"\n```'
+        )
     return (
         f"# {rule.id}\n\n{rule.what}\n\nIt threatens **{rule.threat}**, when {rule.when}.\n\n"
         f"## Why it matters\n\n{rule.consequence}\n\n## How to fix it\n\n{rule.remedy}\n\n"
-        f"## When this is fine\n\n{rule.acceptable_when}{'' if rule.acceptable_when.startswith('Never') else accepting}\n"
+        f"## When this is acceptable\n\n{rule.acceptable_when}{accepting}\n"
     )
 
 
@@ -161,7 +166,7 @@ def _check_accepted(accepted: dict[str, str]) -> None:
         if not reason.strip():
             raise errors.SettingsError(
                 f"vet.accept.{name} has no reason",
-                "say why it is fine: who reads it later will ask",
+                "give a reason: whoever reads it later needs it",
             )
 
 
@@ -198,7 +203,7 @@ def _merged(before: Finding | None, now: Finding) -> Finding:
 
 
 def _rank(one: Finding) -> tuple[bool, int, int, int, int, str]:
-    """The most urgent first: by severity, then what happens already, then what threatens data."""
+    """Return the sort key: by severity, then what happens now, then the risk for data."""
     if one.when.startswith("now"):
         soon = 0
     elif one.when.startswith(("always", "the pipeline is started")):
@@ -216,7 +221,7 @@ def _rank(one: Finding) -> tuple[bool, int, int, int, int, str]:
     )
 
 
-# --- what can happen ----------------------------------------------------------------------------------
+# --- what can happen ------------------------------------------------------------------------------
 
 
 def _outcome(one: _Judged) -> GuaranteeOutlook:
@@ -241,7 +246,7 @@ def _stops(findings: list[Finding], verb: str) -> list[str]:
 
 
 def _happenings(one: _Judged, wrong: list[Finding], doubtful: list[Finding]) -> Iterator[str]:
-    """Lost, repeated, reordered by a single mishap: each with when, that it is not known, or that it does not happen."""
+    """Yield when events can be lost, repeated or reordered by one failure, or that they cannot."""
     never, unknown = [], []
     for threat, word in HAPPENS.items():
         whens = _whens(wrong, threat, _by_guarantee(one.case, threat))
@@ -257,11 +262,14 @@ def _happenings(one: _Judged, wrong: list[Finding], doubtful: list[Finding]) -> 
     if unknown:
         yield f"whether anything is {' or '.join(unknown)} could not be judged in full"
     if not one.case.publishers:
-        yield "what publishers lose, repeat or reorder before the broker is not known (PUBLISHER_NOT_DECLARED)"
+        yield (
+            "what publishers lose, repeat or reorder before the broker is not known"
+            " (PUBLISHER_NOT_DECLARED)"
+        )
 
 
 def _risks(doubtful: list[Finding]) -> Iterator[str]:
-    """What the warnings say may happen to data, once a second mishap comes or a guard does not hold."""
+    """Yield what the warnings say about data if a second failure follows."""
     for threat, word in HAPPENS.items():
         whens = _whens(doubtful, threat)
         if whens:
@@ -269,7 +277,7 @@ def _risks(doubtful: list[Finding]) -> Iterator[str]:
 
 
 def _by_guarantee(case: RuleContext, threat: Risk) -> list[str]:
-    """What the declared guarantee itself lets happen."""
+    """Return what the declared guarantee itself allows."""
     match case.pipeline.guarantee, threat:
         case ("at-least-once", Risk.REPETITION):
             return ["when the pipeline dies between the rows' commit and the position's"]

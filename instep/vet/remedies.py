@@ -1,4 +1,4 @@
-"""Statements that change a database's setting where it was set, so that they can be run as they stand."""
+"""SQL statements that change a database setting where it was set, ready to run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_SESSIONS = (
 
 
 def setting(facts: Facts, name: str, value: str, pipeline: str) -> str:
-    """The statement that sets a server's variable to this value for the pipeline, at the place it comes from now."""
+    """Return the statement that sets a server variable for the pipeline where it is set now."""
     if facts.kind == "postgresql":
         return _postgres(facts, name, value, pipeline)
     if facts.sources.get(name) == "account" and name in (
@@ -29,7 +29,10 @@ def setting(facts: Facts, name: str, value: str, pipeline: str) -> str:
         return f"ALTER USER {facts.user} WITH {name.upper()} {value}"
     if facts.kind == "mysql":
         return f"SET PERSIST {name} = {value}"
-    return f"SET GLOBAL {name} = {value}; and keep it over a restart: {name} = {value} under [mariadbd] in the server's my.cnf"
+    return (
+        f"SET GLOBAL {name} = {value}; and keep it over a restart: {name} = {value} under"
+        " [mariadbd] in the server's my.cnf"
+    )
 
 
 def _postgres(facts: Facts, name: str, value: str, pipeline: str) -> str:
@@ -44,18 +47,24 @@ def _postgres(facts: Facts, name: str, value: str, pipeline: str) -> str:
         case "global":
             return f"ALTER ROLE ALL SET {name} = {value}"
         case "client" | "session" | "environment variable":
-            return f"remove {name} from the options in pipelines.{pipeline}.target, or from PGOPTIONS in the environment"
+            return (
+                f"remove {name} from the options in pipelines.{pipeline}.target, or from"
+                " PGOPTIONS in the environment"
+            )
         case "command line":
             if name in OF_SESSIONS:
                 return f"ALTER ROLE {role} SET {name} = {value}"
-            return f"remove {name} from the command line that starts the server, then restart the server"
+            return (
+                f"remove {name} from the command line that starts the server, then restart"
+                " the server"
+            )
     if name in RESTARTED:
         return f"ALTER SYSTEM SET {name} = {value}; then restart the server"
     return f"ALTER SYSTEM SET {name} = {value}; SELECT pg_reload_conf()"
 
 
 def connection_limit(facts: Facts, which: str, wanted: int, pipeline: str) -> str:
-    """The statement that raises the limit of connections that binds."""
+    """Return the statement that raises the connection limit that applies."""
     match which:
         case "ROLE_CONNECTIONS":
             return f"ALTER ROLE {facts.user} CONNECTION LIMIT {wanted}"
@@ -74,11 +83,13 @@ def own_account(facts: Facts, name: str, tables: list[str]) -> str:
         role = facts.quoted(f"instep_{name}")
         return (
             f"CREATE ROLE {role} LOGIN; GRANT {rights} ON {', '.join(quoted)} TO {role};"
-            f" GRANT TEMPORARY ON DATABASE {facts.quoted(facts.database)} TO {role}; then give it a password: \\password {role}"
+            f" GRANT TEMPORARY ON DATABASE {facts.quoted(facts.database)} TO {role}; then give"
+            f" it a password: \\password {role}"
         )
     account = f"'instep_{name}'@'%'"
     grants = "; ".join(f"GRANT {rights} ON {table} TO {account}" for table in quoted)
     return (
-        f"CREATE USER {account} ACCOUNT LOCK; {grants}; GRANT CREATE TEMPORARY TABLES ON {facts.quoted(facts.database)}.*"
+        f"CREATE USER {account} ACCOUNT LOCK; {grants}; GRANT CREATE TEMPORARY TABLES ON"
+        f" {facts.quoted(facts.database)}.*"
         f" TO {account}; then give it a password and unlock it with ALTER USER"
     )

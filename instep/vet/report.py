@@ -1,4 +1,4 @@
-"""A verdict as text for people: a summary of five lines, then every finding, the most urgent first. Pure."""
+"""The report as text: a summary of five lines, then every finding, the most urgent first. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MARGIN = " " * 10
 
 
 def text(verdict: VetReport) -> str:
-    """The whole report."""
+    """Return the whole report."""
     found = [*summary(verdict), ""]
     several = len(verdict.outcomes) > 1
     groups = _groups(verdict)
@@ -39,7 +39,7 @@ def text(verdict: VetReport) -> str:
 
 
 def summary(verdict: VetReport) -> list[str]:
-    """At most five lines: how much was found, which guarantees hold, and the three most urgent findings."""
+    """Return at most five lines: counts, guarantees, and the three most urgent findings."""
     counts = verdict.summary
     parts = [
         counted(counts.errors, "error"),
@@ -66,11 +66,14 @@ def summary(verdict: VetReport) -> list[str]:
 def _held(one: GuaranteeOutlook) -> str:
     if one.kept is False:
         return f"{one.pipeline} falls short of {one.guarantee}"
-    return f"{one.pipeline} keeps {one.guarantee}{', as far as could be judged' if one.kept is None else ''}"
+    return (
+        f"{one.pipeline} keeps"
+        f" {one.guarantee}{', as far as could be judged' if one.kept is None else ''}"
+    )
 
 
 def _groups(verdict: VetReport) -> list[list[Finding]]:
-    """Findings of one rule and severity together, the most urgent first."""
+    """Group findings by rule and severity, the most urgent first."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for one in verdict.findings:
         if one.accepted is None:
@@ -99,9 +102,12 @@ def _block(group: list[Finding], *, several: bool) -> Iterator[str]:
 
 
 def _note(group: list[Finding], *, several: bool) -> Iterator[str]:
-    """A note takes two lines a place: what was found, and the fix."""
+    """Yield two lines per finding: the evidence and the fix."""
     for one in group[:PLACES_SHOWN_MAX]:
-        yield f"{one.severity.upper():8}  {one.rule}  {_subject(one, several=several)}: {_evidence(one)}"
+        yield (
+            f"{one.severity.upper():8}  {one.rule}  {_subject(one, several=several)}:"
+            f" {_evidence(one)}"
+        )
         yield from _fix(one.fix)
     if len(group) > PLACES_SHOWN_MAX:
         yield f"{MARGIN}and {len(group) - PLACES_SHOWN_MAX} more places: --json lists all"
@@ -128,7 +134,7 @@ def _evidence(one: Finding) -> str:
 
 
 def _fix(fix: str) -> Iterator[str]:
-    """A fix of several lines, such as a table of the settings file, keeps them."""
+    """Yield a fix. One of several lines, such as a table of the settings file, keeps its lines."""
     first, *others = fix.split("\n")
     yield f"{MARGIN}fix:     {plain(first)}"
     for line in others:

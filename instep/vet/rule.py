@@ -1,7 +1,7 @@
-"""A rule: what must hold for a guarantee to be kept, with the words that explain it. Rules are pure; each has a page.
+"""A rule: what must hold for a guarantee, with its explanation. Rules are pure; each has a page.
 
-A rule looks at one `Case`, a pipeline with everything it depends on, and yields what is broken there. Asking a case for
-something that could not be found out raises NotKnown, and the rule is then reported as not judged.
+A rule checks one `RuleContext`, a pipeline with everything that it depends on, and yields
+violations. A fact that could not be read raises NotKnown, and the rule is reported as not judged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ from instep.vet.snapshot import (
 
 
 class Severity(enum.StrEnum):
-    """An error breaks the declared guarantee; a warning waits for a second mishap or stops the flow; a note is good to know."""
+    """How bad a finding is.
+
+    An error breaks the declared guarantee. A warning needs a second failure, or stops the flow. A
+    note is good to know.
+    """
 
     ERROR = "error"
     WARNING = "warning"
@@ -50,7 +54,7 @@ class NotKnown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing found that breaks a rule. `when` says what must happen for the threat to come true, if not as the rule says."""
+    """One violation of a rule. `when` replaces the rule's own condition, if it is set."""
 
     severity: Severity
     subject: str
@@ -111,7 +115,7 @@ class RuleContext:
         self.pipeline: PipelineFacts = snapshot.pipelines[name]
         self.cluster: ClusterFacts = snapshot.cluster
 
-    # --- the declared guarantee -----------------------------------------------------------------------
+    # --- the declared guarantee -------------------------------------------------------------------
 
     @property
     def must_not_lose(self) -> bool:
@@ -131,7 +135,7 @@ class RuleContext:
         """Whether a record without a value deletes the document's row."""
         return self.pipeline.deletes == "row"
 
-    # --- the topic ------------------------------------------------------------------------------------
+    # --- the topic --------------------------------------------------------------------------------
 
     @property
     def is_there(self) -> bool:
@@ -149,7 +153,7 @@ class RuleContext:
         return self.known(self.topic.settings, f"settings of topic {self.topic.name}")
 
     def setting(self, name: str) -> SettingInForce:
-        """A topic's setting in force, wherever it was set."""
+        """Return a topic's effective setting, wherever it was set."""
         return self.known(self.topic_settings.get(name), f"{name} of topic {self.topic.name}")
 
     def number(self, name: str) -> int:
@@ -160,7 +164,7 @@ class RuleContext:
             raise NotKnown(f"{name} of topic {self.topic.name}: {value!r} is no number") from None
 
     def found(self, name: str) -> str:
-        """A topic's setting as evidence."""
+        """Return a topic's setting as evidence."""
         setting = self.setting(name)
         return f"{name}={setting.value} ({setting.source})"
 
@@ -183,13 +187,13 @@ class RuleContext:
     def outage_ms(self) -> int:
         return self.snapshot.outage_hours_max * 3_600_000
 
-    # --- the cluster ----------------------------------------------------------------------------------
+    # --- the cluster ------------------------------------------------------------------------------
 
     def broker_value(self, broker: BrokerFacts, name: str) -> SettingInForce:
         values = self.known(broker.settings, f"settings of broker {broker.node}")
         return self.known(values.get(name), f"{name} of broker {broker.node}")
 
-    # --- who publishes --------------------------------------------------------------------------------
+    # --- who publishes ----------------------------------------------------------------------------
 
     @cached_property
     def publishers(self) -> Mapping[str, clients.Effective]:
@@ -199,7 +203,7 @@ class RuleContext:
             if one.topic == self.pipeline.topic
         }
 
-    # --- the pipeline and its database ----------------------------------------------------------------
+    # --- the pipeline and its database ------------------------------------------------------------
 
     @property
     def written(self) -> list[str]:

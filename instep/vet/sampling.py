@@ -1,4 +1,4 @@
-"""What a pipeline's mapping reads from a topic's newest records: the order of each document, its times and its keys. Pure."""
+"""What a pipeline's mapping reads from a topic's newest records: order, times and keys. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ZONE = re.compile(r"(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)$")
 def seen(
     mapping: Mapping, records: Iterable[offsets.LogRecord], now_s: float
 ) -> found.MappedSample:
-    """What the events among these records show; records that hold no event are left out."""
+    """Return what the events of these records show. Records without an event are left out."""
     decoder = Decoder(mapping)
     events = [
         (one, event)
@@ -70,7 +70,7 @@ def _raw(body: Any, path: Path) -> Any:
 def _whole_seconds(
     mapping: Mapping, events: list[tuple[offsets.LogRecord, Event]], bodies: list[Any]
 ) -> int:
-    """How many events have an order without a fraction of a second, whatever the column keeps of it."""
+    """Count events whose order value has no fraction of a second."""
     if mapping.order == (TIMESTAMP,):
         return sum(one.timestamp_ms % 1000 == 0 for one, _ in events)
     return sum(kinds.instant(_raw(body, mapping.order or ())).microsecond == 0 for body in bodies)
@@ -83,7 +83,7 @@ def _lacks_zone(value: Any) -> bool:
 def _absent(
     mapping: Mapping, events: list[tuple[offsets.LogRecord, Event]], bodies: list[Any]
 ) -> dict[str, str]:
-    """The columns that no event brings a value for, by the field they come from."""
+    """Return the columns for which no event has a value, with their fields."""
     names = sorted({name for body in bodies for name in _names(body)})
     missing = {}
     for number, field in enumerate(mapping.fields):
@@ -97,7 +97,7 @@ def _absent(
 
 
 def _names(body: Any, above: str = "") -> Iterator[str]:
-    """The fields of an event, those of objects within it with dots."""
+    """Return the fields of an event. Nested fields are joined with dots."""
     if isinstance(body, dict):
         for name, value in body.items():
             yield f"{above}{name}"
@@ -109,7 +109,7 @@ def _place(one: offsets.LogRecord) -> tuple[int, int]:
 
 
 def _event(decoder: Decoder, one: offsets.LogRecord) -> Event | None:
-    """The event of a record; None for one that holds none, and for a delete."""
+    """Return the event of a record, or None for a delete or a record without an event."""
     try:
         event = decoder.decode(record_of(one))
     except Unfit:
@@ -125,7 +125,7 @@ def _is_key_of(decoder: Decoder, one: offsets.LogRecord, event: Event) -> bool:
 
 
 class _Order(msgspec.Struct, frozen=True):
-    """How many events come again, bring an order that another status had, or go back behind the one before."""
+    """Count events that are repeated, reuse an order value, or are older than the one before."""
 
     repeated: int
     same: int

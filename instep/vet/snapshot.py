@@ -1,6 +1,6 @@
-"""What was found of cluster, topics, publishers, pipelines and databases at one time: plain values, saved as JSON.
+"""The state of cluster, topics, publishers, pipelines and databases at one time, saved as JSON.
 
-Rules judge a snapshot and nothing else, so a saved one is judged offline as the live one would be. It holds no secret.
+Rules check only a snapshot, so a saved one can be checked offline. It contains no secrets.
 What could not be found out is None, and `unknown` says why: unknown is never taken for good.
 """
 
@@ -80,7 +80,7 @@ class MappedSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     same_order: int = (
         0  # events with the order of an earlier one of their document, and another status
     )
-    backwards: int = 0  # events with a lower order, or where there is none an earlier time, than the one before in the log
+    backwards: int = 0  # events with a lower order value, or an earlier time, than the one before
     whole_seconds: int | None = None  # events whose order is a time without a fraction of a second
     before_2000: int = 0  # events that happened before 2000, by their own time
     ahead: int = 0  # events that happen more than a day from now, by their own time
@@ -219,7 +219,7 @@ def load(file: Path) -> Snapshot:
 
 
 def only(snapshot: Snapshot, names: list[str]) -> Snapshot:
-    """The snapshot with these of its pipelines, or with all."""
+    """Return the snapshot with only these pipelines, or with all."""
     for name in names:
         if name not in snapshot.pipelines:
             raise errors.SettingsError(

@@ -101,7 +101,8 @@ def auto_creates_topics(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             "the cluster",
             (f"auto.create.topics.enable=true on broker {', '.join(map(str, guilty))}",),
-            "set auto.create.topics.enable=false in every broker's server.properties, and restart them one by one",
+            "set auto.create.topics.enable=false in every broker's server.properties, and"
+            " restart them one by one",
         )
 
 
@@ -180,7 +181,8 @@ def disk_nearly_full(case: RuleContext) -> Iterator[Violation]:
                 Severity.ERROR if share < FREE_SHARE_FULL else Severity.WARNING,
                 f"broker {broker.node}",
                 (
-                    f"{disk.path}: {share:.0%} free, {disk.free_bytes / 2**30:.1f} of {disk.total_bytes / 2**30:.1f} GiB",
+                    f"{disk.path}: {share:.0%} free, {disk.free_bytes / 2**30:.1f} of"
+                    f" {disk.total_bytes / 2**30:.1f} GiB",
                 ),
                 f"free or add space below {disk.path} on broker {broker.node}",
             )
@@ -345,11 +347,12 @@ def not_encrypted(case: RuleContext) -> Iterator[Violation]:
         if not is_loopback(broker.host)
     ]
     if far and case.cluster.protocol in ("PLAINTEXT", "SASL_PLAINTEXT"):
+        protocol = "SASL_SSL" if case.cluster.protocol.startswith("SASL") else "SSL"
         yield Violation(
             Severity.WARNING,
             "kafka.security",
             (f'protocol="{case.cluster.protocol}" to {", ".join(far)}',),
-            f'[kafka.security]\nprotocol = "{"SASL_SSL" if case.cluster.protocol.startswith("SASL") else "SSL"}"\nca = "ca.pem"',
+            f'[kafka.security]\nprotocol = "{protocol}"\nca = "ca.pem"',
         )
 
 
@@ -374,7 +377,8 @@ def no_authorizer(case: RuleContext) -> Iterator[Violation]:
             Severity.NOTE,
             "the cluster",
             (f"authorizer.class.name is empty on broker {', '.join(map(str, open_to_all))}",),
-            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer in server.properties",
+            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer in"
+            " server.properties",
         )
 
 
@@ -560,7 +564,7 @@ def transaction_verification_off(case: RuleContext) -> Iterator[Violation]:
 
 
 def _with_setting(case: RuleContext, name: str, value: str) -> str:
-    """The brokers that have this value of a setting; one that does not know the setting has not."""
+    """Return the brokers with this value of a setting, except those that do not know it."""
     found = []
     for broker in case.cluster.brokers:
         values = case.known(broker.settings, f"settings of broker {broker.node}")

@@ -1,4 +1,4 @@
-"""Rules about the target database: whether it keeps what it committed, and lets the pipeline work."""
+"""Rules about the target database: durability, limits, rights, constraints and encryption."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ def _words(limit: str) -> str:
 
 
 def _tasks(case: RuleContext) -> int:
-    """How many tasks may run at a time: one a partition, and no more than a local master has threads."""
+    """Return how many tasks may run at once: one per partition, limited by local threads."""
     threads = re.match(r"local\[(\d+)", case.snapshot.spark.master)
     return (
         min(len(case.topic.partitions), int(threads[1])) if threads else len(case.topic.partitions)
@@ -420,9 +420,11 @@ def delete_affects_other_tables(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             f"table {case.pipeline.table}",
             (f"{one.table} ({', '.join(one.columns)}) points to it, ON DELETE {one.on_delete}",),
-            f"let the source send no deletes for {case.pipeline.table}, or declare ON DELETE CASCADE in {one.table}"
+            f"let the source send no deletes for {case.pipeline.table}, or declare ON DELETE"
+            f" CASCADE in {one.table}"
             if refused
-            else f"let the source send no deletes for {case.pipeline.table}, or declare ON DELETE RESTRICT in {one.table}",
+            else f"let the source send no deletes for {case.pipeline.table}, or declare ON"
+            f" DELETE RESTRICT in {one.table}",
             when=None
             if refused
             else f"the source deletes a document: rows of {one.table} change with it",
@@ -445,7 +447,8 @@ def parent_row_may_be_missing(case: RuleContext) -> Iterator[Violation]:
             Severity.NOTE,
             f"table {case.pipeline.table}",
             (f"({', '.join(one.columns)}) points to {one.refers_to}",),
-            f"fill {one.refers_to} before the pipeline is started; later: instep parked list {case.name}",
+            f"fill {one.refers_to} before the pipeline is started; later: instep parked list"
+            f" {case.name}",
         )
 
 
@@ -518,7 +521,8 @@ def synchronous_standby(case: RuleContext) -> Iterator[Violation]:
             Severity.NOTE,
             _subject(case),
             (f"synchronous_standby_names={names}",),
-            "SELECT application_name, sync_state FROM pg_stat_replication shows whether enough of them are connected",
+            "SELECT application_name, sync_state FROM pg_stat_replication shows whether enough"
+            " of them are connected",
         )
 
 
@@ -598,7 +602,8 @@ def timestamps_without_time_zone(case: RuleContext) -> Iterator[Violation]:
         return
     table = case.database.quoted(*case.pipeline.table.split("."))
     changes = ", ".join(
-        f"ALTER {case.database.quoted(name)} TYPE timestamptz USING {case.database.quoted(name)} AT TIME ZONE 'UTC'"
+        f"ALTER {case.database.quoted(name)} TYPE timestamptz USING"
+        f" {case.database.quoted(name)} AT TIME ZONE 'UTC'"
         for name in columns
     )
     yield Violation(
@@ -607,7 +612,8 @@ def timestamps_without_time_zone(case: RuleContext) -> Iterator[Violation]:
         (f"{', '.join(columns)} without a time zone", f"the server's time zone is {zone}"),
         f"ALTER TABLE {table} {changes}"
         if case.database.kind == "postgresql"
-        else f"let every program that uses {', '.join(columns)} begin with SET time_zone = '+00:00'",
+        else f"let every program that uses {', '.join(columns)} begin with SET time_zone ="
+        " '+00:00'",
     )
 
 
@@ -639,7 +645,7 @@ def max_packet_small(case: RuleContext) -> Iterator[Violation]:
 
 
 def _packet(wanted: int) -> int:
-    """A size that the server takes as it is: a multiple of 1024, at most 1 GiB."""
+    """Return a size that the server accepts unchanged: a multiple of 1024, at most 1 GiB."""
     return min(2**30, -(-wanted // 1024) * 1024)
 
 
@@ -744,7 +750,8 @@ def not_encrypted(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             _subject(case),
             (f"{case.database.host} without encryption",),
-            f"add ?sslmode=verify-full&sslrootcert=ca.pem to the end of pipelines.{case.name}.target",
+            "add ?sslmode=verify-full&sslrootcert=ca.pem to the end of"
+            f" pipelines.{case.name}.target",
         )
 
 
@@ -766,7 +773,8 @@ def certificate_not_verified(case: RuleContext) -> Iterator[Violation]:
             Severity.NOTE if facts.sslmode == "verify-ca" else Severity.WARNING,
             _subject(case),
             (f"sslmode={facts.sslmode or 'not set'} to {facts.host}",),
-            f"sslmode=verify-full&sslrootcert=ca.pem among the options of pipelines.{case.name}.target",
+            "sslmode=verify-full&sslrootcert=ca.pem among the options of"
+            f" pipelines.{case.name}.target",
         )
 
 
@@ -861,7 +869,8 @@ def check_constraints(case: RuleContext) -> Iterator[Violation]:
                 f"{name}: CHECK ({condition})",
                 *(f"the newest events have the status {status!r}" for status in strange),
             ),
-            f"ALTER TABLE {case.database.quoted(*case.pipeline.table.split('.'))} DROP CONSTRAINT {case.database.quoted(name)};"
+            f"ALTER TABLE {case.database.quoted(*case.pipeline.table.split('.'))} DROP"
+            f" CONSTRAINT {case.database.quoted(name)};"
             " and add it again with every status that the source sends"
             if strange
             else f"compare it with what the source sends: instep peek {case.pipeline.topic} -n 20",

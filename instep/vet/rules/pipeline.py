@@ -1,4 +1,4 @@
-"""Rules about the pipeline: its guard, its ledger against the log, and what it shares with others."""
+"""Rules about the pipeline: its guard, its ledger and the log, and what it shares with others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def without_guard(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             f"pipeline {case.name}",
             (f"pipelines.{case.name}.event.order is not set",),
-            f'[pipelines.{case.name}.event]\norder = "version"\n[pipelines.{case.name}.columns]\nversion = "version"',
+            f'[pipelines.{case.name}.event]\norder = "version"\n'
+            f'[pipelines.{case.name}.columns]\nversion = "version"',
         )
 
 
@@ -104,7 +105,8 @@ def shares_columns(case: RuleContext) -> Iterator[Violation]:
                 Severity.ERROR,
                 f"table {mine.table}",
                 (f"{' and '.join(sorted((case.name, name)))} both write {', '.join(both)}",),
-                f"take {', '.join(both)} out of [pipelines.{case.name}.columns] or of [pipelines.{name}.columns]",
+                f"take {', '.join(both)} out of [pipelines.{case.name}.columns] or of"
+                f" [pipelines.{name}.columns]",
             )
 
 
@@ -139,7 +141,8 @@ def topic_replaced(case: RuleContext) -> Iterator[Violation]:
             Severity.ERROR,
             f"pipeline {case.name}",
             (
-                f"the ledger knows topic id {strange[0].topic_id} of cluster {strange[0].cluster_id}",
+                f"the ledger knows topic id {strange[0].topic_id} of cluster"
+                f" {strange[0].cluster_id}",
                 f"now: {case.topic_id} of {case.cluster.cluster_id}",
             ),
             f"instep rewind {case.name} --to start --accept-new-topic",
@@ -147,7 +150,7 @@ def topic_replaced(case: RuleContext) -> Iterator[Violation]:
 
 
 def _met(case: RuleContext) -> list[tuple[PartitionProgress, PartitionFacts]]:
-    """The ledger's rows with the partitions they are about, as far as they are about this topic."""
+    """Return the ledger's rows of this topic, each with its partition."""
     parts = {part.partition: part for part in case.topic.partitions}
     return [
         (row, parts[row.partition])
@@ -179,7 +182,8 @@ def records_expired(case: RuleContext) -> Iterator[Violation]:
                 f"partition {row.partition}: next {row.next_offset}, the log begins at {start}"
                 for row, start in lost
             ),
-            f"instep rewind {case.name} --to start; then instep reconcile {case.name} with the source",
+            f"instep rewind {case.name} --to start; then instep reconcile {case.name} with the"
+            " source",
         )
 
 
@@ -234,12 +238,14 @@ def records_expire_soon(case: RuleContext) -> Iterator[Violation]:
             f"pipeline {case.name}",
             (
                 *(
-                    f"partition {row.partition}: a record waits for {(row.waiting_age_s or 0) / 3600:.1f} h"
+                    f"partition {row.partition}: a record waits for"
+                    f" {(row.waiting_age_s or 0) / 3600:.1f} h"
                     for row in old
                 ),
                 case.found("retention.ms"),
             ),
-            f"instep run {case.name}; or instep topics alter {case.topic.name} -c retention.ms={2 * kept_ms} --execute",
+            f"instep run {case.name}; or instep topics alter {case.topic.name} -c"
+            f" retention.ms={2 * kept_ms} --execute",
         )
 
 
@@ -341,7 +347,8 @@ def localhost_on_cluster(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             f"pipeline {case.name}",
             (f'spark.master="{case.snapshot.spark.master}"', *near),
-            "advertised.listeners of the brokers, and the target's host, by names that the workers know",
+            "advertised.listeners of the brokers, and the target's host, by names that the"
+            " workers know",
         )
 
 
@@ -579,5 +586,6 @@ def password_in_file(case: RuleContext) -> Iterator[Violation]:
             Severity.NOTE,
             f"pipeline {case.name}",
             (f"pipelines.{case.name}.target holds a password",),
-            f"write ${{DB_PASSWORD}} in place of the password in pipelines.{case.name}.target, and export DB_PASSWORD",
+            f"write ${{DB_PASSWORD}} in place of the password in pipelines.{case.name}.target,"
+            " and export DB_PASSWORD",
         )

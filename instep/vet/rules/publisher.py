@@ -1,4 +1,4 @@
-"""Rules about the publishers that the settings declare, each judged by what its client makes of its settings."""
+"""Rules about declared publishers, checked by the settings that are in effect for their client."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ def _fix(name: str, change: str) -> str:
 
 
 def _remove(name: str, setting: str) -> str:
-    return f"remove {setting} from the publisher's settings and from [publishers.{name}] config: the default is right"
+    return (
+        f"remove {setting} from the publisher's settings and from [publishers.{name}]"
+        " config: the default is right"
+    )
 
 
 def _repeating(case: RuleContext) -> Severity:
-    """How bad repetitions are: a guard that compares a version skips them, and they only show in the history."""
+    """Return how bad repetitions are. A guard that compares a version skips them."""
     if not case.must_not_repeat:
         return Severity.NOTE
     return Severity.WARNING if case.guarded and not case.pipeline.order_is_time else Severity.ERROR
@@ -56,7 +59,8 @@ def not_declared(case: RuleContext) -> Iterator[Violation]:
             Severity.NOTE,
             f"topic {case.pipeline.topic}",
             ("no table below [publishers] names this topic",),
-            f'[publishers."{case.pipeline.topic}"]\ntopic = "{case.pipeline.topic}"\nclient = "java"',
+            f'[publishers."{case.pipeline.topic}"]\n'
+            f'topic = "{case.pipeline.topic}"\nclient = "java"',
         )
 
 
@@ -109,7 +113,7 @@ def not_idempotent(case: RuleContext) -> Iterator[Violation]:
 
 
 def _idempotent(one: Effective) -> str:
-    """What switches idempotence on, without what the client would refuse beside it."""
+    """Return what turns idempotence on, without settings that the client would refuse."""
     weak = (("acks", one.acks != "all"), ("retries", one.retries < 1))
     clashing = [name for name, is_weak in weak if is_weak and one.said.get(name) == "set"]
     if (
@@ -322,7 +326,8 @@ def record_limit_above_topic(case: RuleContext) -> Iterator[Violation]:
                     _found(one, "max.request.size", one.record_bytes_max),
                     case.found("max.message.bytes"),
                 ),
-                f"instep topics alter {case.topic.name} -c max.message.bytes={one.record_bytes_max + BATCH_BYTES} --execute",
+                f"instep topics alter {case.topic.name} -c"
+                f" max.message.bytes={one.record_bytes_max + BATCH_BYTES} --execute",
             )
 
 

@@ -1,4 +1,4 @@
-"""Rules about what the newest records of the topic show: what publishers really do, whatever they were meant to."""
+"""Rules about the newest records of the topic: they show what publishers really do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def without_key(case: RuleContext) -> Iterator[Violation]:
             Severity.ERROR,
             f"topic {case.topic.name}",
             (f"{sample.keyless} of the newest {sample.records} records have no key",),
-            f"instep peek {case.topic.name} -n 20 shows them; then let the publisher send the document's id as key",
+            f"instep peek {case.topic.name} -n 20 shows them; then let the publisher send the"
+            " document's id as key",
         )
 
 
@@ -59,7 +60,8 @@ def in_wrong_partition(case: RuleContext) -> Iterator[Violation]:
         return
     consistent = sample.in_crc32_place == keyed
     seen = [
-        f"{sample.in_murmur2_place} of the newest {keyed} records with a key lie where murmur2 puts them"
+        f"{sample.in_murmur2_place} of the newest {keyed} records with a key lie where murmur2"
+        " puts them"
     ]
     if sample.in_crc32_place > keyed / len(case.topic.partitions) * 1.5:
         seen.append(f"{sample.in_crc32_place} lie where CRC32 does, the default of librdkafka")
@@ -90,7 +92,8 @@ def not_idempotent(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING if case.guarded or not case.must_not_repeat else Severity.ERROR,
             f"topic {case.topic.name}",
             (
-                f"the newest record is {age_s / 60:.0f} min old, and no idempotent producer is known",
+                f"the newest record is {age_s / 60:.0f} min old, and no idempotent producer is"
+                " known",
             ),
             "enable.idempotence=true in the publisher",
         )
@@ -177,7 +180,8 @@ def timestamps_too_old(case: RuleContext) -> Iterator[Violation]:
     seen = []
     if sample.before_2000:
         seen.append(
-            f"{sample.before_2000} of the newest {sample.records} records have a timestamp before 2000"
+            f"{sample.before_2000} of the newest {sample.records} records have a timestamp"
+            " before 2000"
         )
     if old:
         seen.append(f"the newest timestamp is {(sample.newest_age_s or 0) / 86_400:.0f} days old")
@@ -187,7 +191,8 @@ def timestamps_too_old(case: RuleContext) -> Iterator[Violation]:
         else Severity.WARNING,
         f"topic {case.topic.name}",
         (*seen, case.found("retention.ms"), case.found("cleanup.policy")),
-        f"instep topics alter {case.topic.name} -c message.timestamp.type=LogAppendTime --execute; or stamp records in milliseconds",
+        f"instep topics alter {case.topic.name} -c message.timestamp.type=LogAppendTime"
+        " --execute; or stamp records in milliseconds",
         when=None if deletes else "the cleaner or a place such as @-1h goes by the timestamp",
     )
 
@@ -236,7 +241,8 @@ def key_is_not_document_id(case: RuleContext) -> Iterator[Violation]:
     seen = _seen(case)
     if seen.key_differs:
         evidence = [
-            f"{seen.key_differs} of the newest {seen.events} events have another key than their document's id"
+            f"{seen.key_differs} of the newest {seen.events} events have another key than"
+            " their document's id"
         ]
         if seen.two_keys:
             evidence.append(f"{seen.two_keys} documents have events under two keys or more")
@@ -265,10 +271,12 @@ def same_order_value(case: RuleContext) -> Iterator[Violation]:
             Severity.ERROR if case.must_not_lose else Severity.WARNING,
             f"topic {case.topic.name}",
             (
-                f"{seen.same_order} of the newest {seen.events} events repeat a {case.pipeline.order} of their document"
+                f"{seen.same_order} of the newest {seen.events} events repeat a"
+                f" {case.pipeline.order} of their document"
                 " with another status",
             ),
-            f"count {case.pipeline.order} up in the source with every change; or remove order from [pipelines.{case.name}.event]",
+            f"count {case.pipeline.order} up in the source with every change; or remove order"
+            f" from [pipelines.{case.name}.event]",
         )
 
 
@@ -291,9 +299,11 @@ def out_of_order(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING if case.guarded else Severity.ERROR,
             f"topic {case.topic.name}",
             (
-                f"{seen.backwards} of the newest {seen.events} events are older than the one before of their document",
+                f"{seen.backwards} of the newest {seen.events} events are older than the one"
+                " before of their document",
             ),
-            "set enable.idempotence=true in every publisher of the topic, and let one publisher send each document",
+            "set enable.idempotence=true in every publisher of the topic, and let one"
+            " publisher send each document",
         )
 
 
@@ -318,7 +328,8 @@ def order_in_whole_seconds(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             f"topic {case.topic.name}",
             (
-                f"all of the newest {seen.events} events have a {case.pipeline.order} of whole seconds",
+                f"all of the newest {seen.events} events have a {case.pipeline.order} of whole"
+                " seconds",
             ),
             f"send {case.pipeline.order} with microseconds, as in 2026-11-01T08:00:00.123456Z",
         )
@@ -351,7 +362,8 @@ def event_time_implausible(case: RuleContext) -> Iterator[Violation]:
             Severity.ERROR if case.pipeline.order_is_time else Severity.WARNING,
             f"topic {case.topic.name}",
             tuple(wrong),
-            f"send {case.pipeline.at or 'the timestamp of the record'} in milliseconds since 1970, or as 2026-11-01T08:00:00Z",
+            f"send {case.pipeline.at or 'the timestamp of the record'} in milliseconds since"
+            " 1970, or as 2026-11-01T08:00:00Z",
         )
 
 
@@ -376,7 +388,8 @@ def field_missing(case: RuleContext) -> Iterator[Violation]:
             (f"{column}: none of the newest {seen.events} events has {field}",),
             f'[pipelines.{case.name}.columns]\n{column} = "{meant}"'
             if meant
-            else f"remove {column} from [pipelines.{case.name}.columns], or let the publisher send {name}",
+            else f"remove {column} from [pipelines.{case.name}.columns], or let the publisher"
+            f" send {name}",
         )
 
 
@@ -397,7 +410,8 @@ def time_without_zone(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING if case.pipeline.order_is_time else Severity.NOTE,
             f"topic {case.topic.name}",
             (
-                f"{seen.without_zone} of the newest {seen.events} events have a {case.pipeline.at} without a zone",
+                f"{seen.without_zone} of the newest {seen.events} events have a"
+                f" {case.pipeline.at} without a zone",
             ),
             f"send {case.pipeline.at} as 2026-11-01T08:00:00Z or 2026-11-01T09:00:00+01:00",
         )

@@ -157,7 +157,8 @@ def unclean_election_allowed(case: RuleContext) -> Iterator[Violation]:
             Severity.ERROR if case.must_not_lose else Severity.WARNING,
             f"topic {case.topic.name}",
             (case.found("unclean.leader.election.enable"),),
-            f"instep topics alter {case.topic.name} -c unclean.leader.election.enable=false --execute",
+            f"instep topics alter {case.topic.name} -c unclean.leader.election.enable=false"
+            " --execute",
         )
 
 
@@ -271,7 +272,8 @@ def replicas_in_one_rack(case: RuleContext) -> Iterator[Violation]:
                 f"partition {part.partition}: all replicas in rack {racks[part.replicas[0]]}"
                 for part in huddled
             ),
-            f"instep topics replicate {case.topic.name} -r {case.replicas + 1} --execute, which takes another rack",
+            f"instep topics replicate {case.topic.name} -r {case.replicas + 1} --execute,"
+            " which takes another rack",
         )
 
 
@@ -298,7 +300,8 @@ def retention_short(case: RuleContext) -> Iterator[Violation]:
                 f"{case.found('retention.ms')}: {_age(kept_ms)}",
                 f"vet.outage_hours_max={case.snapshot.outage_hours_max}: {_age(case.outage_ms)}",
             ),
-            f"instep topics alter {case.topic.name} -c retention.ms={max(7 * 86_400_000, 2 * case.outage_ms)} --execute",
+            f"instep topics alter {case.topic.name} -c"
+            f" retention.ms={max(7 * 86_400_000, 2 * case.outage_ms)} --execute",
         )
 
 
@@ -318,7 +321,7 @@ def retention_by_size(case: RuleContext) -> Iterator[Violation]:
     ):
         return
     limit, span_s = case.number("retention.bytes"), case.topic.span_s
-    # a log that was cut near its limit shows how long that lasts; one that never came near says nothing yet
+    # only a log that was cut near its limit shows how long records last
     was_cut = any(
         (part.first or 0) > 0 and (part.size_bytes or 0) > limit / 2
         for part in case.topic.partitions
@@ -393,7 +396,8 @@ def delete_retention_short(case: RuleContext) -> Iterator[Violation]:
                 f"{case.found('delete.retention.ms')}: {_age(case.number('delete.retention.ms'))}",
                 f"vet.outage_hours_max={case.snapshot.outage_hours_max}",
             ),
-            f"instep topics alter {case.topic.name} -c delete.retention.ms={2 * case.outage_ms} --execute",
+            f"instep topics alter {case.topic.name} -c"
+            f" delete.retention.ms={2 * case.outage_ms} --execute",
         )
 
 
@@ -420,7 +424,8 @@ def uses_log_append_time(case: RuleContext) -> Iterator[Violation]:
                     case.found("message.timestamp.type"),
                     f'event.order="{case.pipeline.order}", event.at="{case.pipeline.at}"',
                 ),
-                f"instep topics alter {case.topic.name} -c message.timestamp.type=CreateTime --execute",
+                f"instep topics alter {case.topic.name} -c message.timestamp.type=CreateTime"
+                " --execute",
             )
 
 
@@ -515,7 +520,8 @@ def segments_tiny(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             f"topic {case.topic.name}",
             tuple(map(case.found, small)),
-            f"instep topics alter {case.topic.name} {' '.join(f'--unset {name}' for name in small)} --execute",
+            f"instep topics alter {case.topic.name}"
+            f" {' '.join(f'--unset {name}' for name in small)} --execute",
         )
 
 
@@ -539,7 +545,8 @@ def transaction_open(case: RuleContext) -> Iterator[Violation]:
             Severity.ERROR,
             f"topic {case.topic.name}",
             tuple(
-                f"partition {part.partition}: open from offset {part.open_from}, and the log ends at {part.end}"
+                f"partition {part.partition}: open from offset {part.open_from}, and the log"
+                f" ends at {part.end}"
                 for part in held
             ),
             f"kafka-transactions.sh --bootstrap-server {servers} abort --topic {case.topic.name}"
@@ -565,7 +572,8 @@ def replication_throttled(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             f"topic {case.topic.name}",
             tuple(map(case.found, on)),
-            f"instep topics alter {case.topic.name} {' '.join(f'--unset {name}' for name in on)} --execute",
+            f"instep topics alter {case.topic.name}"
+            f" {' '.join(f'--unset {name}' for name in on)} --execute",
         )
 
 
@@ -597,7 +605,7 @@ def led_by_one_broker(case: RuleContext) -> Iterator[Violation]:
 
 
 def _durable(case: RuleContext) -> str:
-    """The one change of replicas and min.insync.replicas that every rule about them asks for."""
+    """Return the change of replicas and min.insync.replicas that all rules about them ask for."""
     replicas = max(case.replicas, REPLICAS_WANTED)
     in_sync = min(max(case.number("min.insync.replicas"), 2), replicas - 1)
     alter = f"instep topics alter {case.topic.name} -c min.insync.replicas={in_sync} --execute"
