@@ -51,10 +51,11 @@ def test_every_claim_is_there_once_in_the_order_of_the_list() -> None:
     ]
 
 
-def test_the_published_page_has_the_texts_of_every_claim() -> None:
+def test_the_published_page_has_the_words_of_every_claim() -> None:
     page = DOCS.joinpath("lab", "claims.md").read_text(encoding="utf-8")
     for id_, claim in claims.ALL.items():
-        for text in (claim.statement, claim.method, claim.advice):
+        # the method is that of the published run, which may be older
+        for text in (claim.statement, claim.advice):
             assert markdown(text) in page, id_
 
 

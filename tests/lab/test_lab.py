@@ -84,7 +84,7 @@ def test_two_runs_of_one_second_have_two_folders(tmp_path: Path) -> None:
 def test_a_run_of_a_claim_that_is_gone_is_an_error(tmp_path: Path) -> None:
     known = {"a-1": claim("a-1", settled)}
     run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path)
-    with pytest.raises(errors.SettingsError, match="there is no claim 'a-1'"):
+    with pytest.raises(errors.SettingsError, match="unknown claim 'a-1'"):
         lab.Lab(run, {}, say=lambda _: None).run()
 
 
@@ -112,13 +112,16 @@ def test_faults_go_only_to_brokers_of_the_lab(broker: LocalCluster, tmp_path: Pa
     results = lab.Lab(
         run, known, given=(settings.Kafka(), broker.bootstrap), say=lambda _: None
     ).run()
-    assert "faults go only to brokers that the lab started" in results["a-1"].judgement.because
+    assert (
+        "the lab injects faults only into brokers that it started"
+        in results["a-1"].judgement.because
+    )
     assert broker.alive
 
 
 def test_destructive_claims_are_refused_on_a_cluster_of_the_users(tmp_path: Path) -> None:
     known = {"a-1": claim("a-1", settled, harmless=False), "a-2": claim("a-2", settled)}
-    with pytest.raises(errors.SettingsError, match="a-1 would harm a cluster"):
+    with pytest.raises(errors.SettingsError, match="a-1 cannot run on your cluster"):
         lab.prepare(known, ["a"], tier=Tier.QUICK, seed=1, into=tmp_path, cluster="b:9092")
     run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path, cluster="b:9092")
     assert store.read_run(run).claims == ["a-2"]
@@ -130,7 +133,7 @@ def test_too_few_brokers_is_inconclusive(broker: LocalCluster, tmp_path: Path) -
     results = lab.Lab(
         run, known, given=(settings.Kafka(), broker.bootstrap), say=lambda _: None
     ).run()
-    assert "a-1 needs 3 brokers, and the cluster has 1" in results["a-1"].judgement.because
+    assert "a-1 needs 3 brokers; the cluster has 1" in results["a-1"].judgement.because
 
 
 def test_nothing_is_left_on_a_cluster_of_the_users(broker: LocalCluster, tmp_path: Path) -> None:
@@ -214,12 +217,12 @@ def test_a_run_that_is_ended_leaves_nothing_running_and_can_be_resumed(
 
 def test_an_unknown_tier_and_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     for arguments, words in (
-        (["--tier", "huge"], "there is no tier 'huge'"),
-        (["--run", "x"], "--run names a run to go on with"),
-        (["--resume", "order-1"], "has its claims"),
-        (["--resume", "--seed", "3"], "has its claims"),
-        (["order-99"], "there is no claim 'order-99'"),
-        (["--resume", "--run", "nope"], "no run"),
+        (["--tier", "huge"], "unknown tier 'huge'"),
+        (["--run", "x"], "--run names the run to resume"),
+        (["--resume", "order-1"], "already has its claims"),
+        (["--resume", "--seed", "3"], "already has its claims"),
+        (["order-99"], "unknown claim 'order-99'"),
+        (["--resume", "--run", "nope"], "no lab runs"),
         (["--seed", "-3"], "-3"),
     ):
         done = commands.run(
@@ -238,7 +241,7 @@ def test_every_claim_says_what_a_reader_needs() -> None:
         assert one.brokers in (0, 1, 3), one.id
 
 
-def test_a_ground_is_started_once(pool: ClusterPool) -> None:
+def test_a_cluster_is_started_once(pool: ClusterPool) -> None:
     assert pool.of(1) is pool.of(1)
     assert pool.of(0) is None
 
