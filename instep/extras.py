@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from importlib.util import find_spec
 
@@ -19,7 +20,9 @@ PACKAGES = {
     "spark": ("pyspark==4.2.0", "pyarrow>=18"),
     "postgres": ("psycopg[binary]>=3.2",),
     "mysql": ("pymysql[rsa]>=1.2.4",),
-    "lab": ("pika>=1.3.2", "pyzmq>=26", "redis>=5.2", "stomp.py>=8.2"),
+    "report": ("jinja2>=3.1", "matplotlib>=3.10"),
+    "lab": ("instep[report]", "pika>=1.3.2", "pyzmq>=26", "redis>=5.2", "stomp.py>=8.2"),
+    "bench": ("instep[report,spark,postgres,mysql]",),
 }
 
 
@@ -30,7 +33,18 @@ def packages(extra: str) -> list[str]:
     except metadata.PackageNotFoundError:
         declared = []
     found = [line.partition(";")[0].strip() for line in declared if _is_of(line, extra)]
-    return found or list(PACKAGES[extra])
+    return list(dict.fromkeys(_without_references(found or PACKAGES[extra])))
+
+
+def _without_references(requirements: Iterable[str]) -> Iterator[str]:
+    """Yield the packages, with those of other extras in place of `instep[extra]`."""
+    for requirement in requirements:
+        reference = re.fullmatch(r"instep\[(.+)\]", requirement)
+        if reference is None:
+            yield requirement
+            continue
+        for extra in reference[1].split(","):
+            yield from packages(extra.strip())
 
 
 def command(extra: str) -> str:

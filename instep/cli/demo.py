@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from instep import terminal
+from instep import errors, terminal
 from instep.cli import output
 from instep.cli.options import AsJson, Debug
 from instep.terminal import Tone
@@ -63,8 +63,12 @@ def demo(
         story.discard(results)
         raise
     commands = [] if target else _commands(results, result)
-    page = results / PAGE
-    web_page.write(report.render(result, samples, commands), page)
+    page: Path | None = results / PAGE
+    try:
+        web_page.write(report.render(result, samples, commands), results / PAGE)
+    except errors.MissingPart as error:
+        page = None
+        output.say(f"no report: {error.what}; install it with: {error.remedy}")
     if not target:
         _annotate(results / "instep.toml")
     if as_json:
@@ -72,7 +76,7 @@ def demo(
             {
                 **msgspec.to_builtins(result),
                 "folder": str(results),
-                "page": str(page),
+                "page": str(page) if page else None,
                 "commands": commands,
             }
         )
@@ -82,7 +86,7 @@ def demo(
         raise typer.Exit(1)
 
 
-def _print(result: DemoResult, page: Path, commands: Sequence[str]) -> None:
+def _print(result: DemoResult, page: Path | None, commands: Sequence[str]) -> None:
     from instep.demo import story
 
     typer.echo(f"\nthe life of {result.document}:\n")
@@ -103,7 +107,8 @@ def _print(result: DemoResult, page: Path, commands: Sequence[str]) -> None:
     typer.echo("")
     for line in story.table(result).splitlines():
         typer.echo(terminal.paint(line, _tone(line, result), sys.stdout))
-    typer.echo(f"\na page to share with colleagues: {page}")
+    if page:
+        typer.echo(f"\na page to share with colleagues: {page}")
     if commands:
         typer.echo("commands to try while the folder exists:")
         for command in commands:

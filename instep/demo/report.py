@@ -1,4 +1,4 @@
-"""The demo as one HTML page that needs nothing else, to send to a colleague. Pure."""
+"""The demo as one self-contained HTML page, to send to a colleague."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from instep.demo import polling, story
 from instep.demo.stage import ProgressSample, positions
 from instep.demo.story import DemoResult
 from instep.report import web_page
-from instep.report.markup import element, escaped, figure, prose
+from instep.report.markup import figure
 from instep.report.tables import Cell, Plot, PlotKind, ReportTable, Series
 
 KIND = "demo"
@@ -16,44 +16,41 @@ POINTS_MAX = 150
 
 
 def render(result: DemoResult, samples: Sequence[ProgressSample], commands: Sequence[str]) -> str:
-    """Return the page."""
-    body = (
-        _header(result)
-        + _race(result, samples)
-        + _faults(result)
-        + _life(result)
-        + _commands(commands)
+    """Render the page of the demo."""
+    return web_page.render(
+        KIND,
+        "instep demo: events instead of polling, through every fault",
+        "instep.demo",
+        "demo.html",
+        result=result,
+        scores=_scores(result),
+        summary=_summary(result),
+        race=_race(samples) if samples else None,
+        call_s=polling.CALL_S,
+        faults=_faults(result),
+        life=_life(result),
+        commands=commands,
     )
-    return web_page.document(KIND, "instep demo: events instead of polling, whatever dies", body)
 
 
-def _header(result: DemoResult) -> str:
-    told = (
-        f"A print system published {result.events:,} status changes of {result.documents:,} documents to Kafka, and instep kept a"
-        f" table in step with them through {len(result.faults)} faults. Afterwards every document was compared with the source:"
-    )
-    facts = {
+def _summary(result: DemoResult) -> dict[str, str]:
+    freshness = result.freshness_ms
+    return {
         "took": f"{figure(result.seconds)} s",
         "target": result.target,
-        "applied": f"{result.applied:,} of {result.events:,} events; the others were late or repeated",
+        "applied": f"{result.applied:,} of {result.events:,} events; the others were late or"
+        " repeated",
         "dead letters": f"{result.dead_letters:,}, malformed on purpose, each kept with its reason",
         "at full speed": f"{result.events_per_s:,.0f} events/s",
-        "freshness": f"p50 {figure(result.freshness_ms.p50)} ms, p99 {figure(result.freshness_ms.p99)} ms"
+        "freshness": f"p50 {figure(freshness.p50)} ms, p99 {figure(freshness.p99)} ms"
         f" at {story.STEADY_PER_S:,} events/s",
     }
-    return element(
-        "header",
-        element("h1", "Events instead of polling")
-        + element("p", escaped(told))
-        + _scores(result)
-        + web_page.facts(facts),
-    )
 
 
-def _scores(result: DemoResult) -> str:
-    """The counts that the demo is about, side by side."""
+def _scores(result: DemoResult) -> list[tuple[str, int, str]]:
+    """Return the differences of instep and of the naive loop, with the conditions."""
     naive = result.naive
-    rows: list[tuple[str, int, str]] = [
+    return [
         ("instep", result.differences, "pipeline and broker killed, the database locked"),
         (
             "a naive loop",
@@ -61,39 +58,18 @@ def _scores(result: DemoResult) -> str:
             f"the same events and the same kill: {story.naive_words(naive)}",
         ),
     ]
-    cells = (
-        element("td", escaped(name))
-        + element(
-            "td", element("span", f"{count:,}", class_=f"verdict {'wrong' if count else 'right'}")
-        )
-        + element("td", escaped(words))
-        for name, count, words in rows
-    )
-    return web_page.grid(("way", "differences", "under"), cells)
 
 
-def _race(result: DemoResult, samples: Sequence[ProgressSample]) -> str:
+def _race(samples: Sequence[ProgressSample]) -> Plot:
     thinned = list(_thinned(samples))
     series = [
         Series("polling", [(one.at_s, round(one.polled_share * 100, 2)) for one in thinned]),
         Series("events", [(one.at_s, round(one.applied_share * 100, 2)) for one in thinned]),
     ]
-    words = (
-        f"Polling asked for {result.polling_sampled:,} of {result.documents:,} documents meanwhile, {polling.CALL_S:g} s a call;"
-        f" a whole round would take {result.polling_s / 60:.0f} minutes (extrapolated)."
-    )
-    plot = Plot(
-        "How much is known", "seconds since the start", "% done", series, kind=PlotKind.LINES
-    )
-    return element(
-        "section",
-        element("h2", "The race")
-        + element("p", escaped(words))
-        + (web_page.plotted(plot) if thinned else ""),
-    )
+    return Plot("Progress", "seconds since the start", "% done", series, kind=PlotKind.LINES)
 
 
-def _faults(result: DemoResult) -> str:
+def _faults(result: DemoResult) -> ReportTable:
     rows: list[list[Cell]] = [
         [
             one.what,
@@ -107,25 +83,16 @@ def _faults(result: DemoResult) -> str:
     ]
     head = [
         "fault",
-        "ledger when it came",
+        "ledger at the fault",
         "ledger at the next commit",
         "records before",
         "records after",
         "seconds between",
     ]
-    words = (
-        "The ledger holds the next offset of each partition, as partition:offset. It is committed in the transaction that writes"
-        " the rows, so after a fault the pipeline goes on exactly where the table stands."
-    )
-    return element(
-        "section",
-        element("h2", "Faults")
-        + element("p", escaped(words))
-        + web_page.table(ReportTable("", head, rows)),
-    )
+    return ReportTable("", head, rows)
 
 
-def _life(result: DemoResult) -> str:
+def _life(result: DemoResult) -> ReportTable:
     rows: list[list[Cell]] = [
         [
             step.place,
@@ -138,26 +105,10 @@ def _life(result: DemoResult) -> str:
         for step in result.life
     ]
     head = ["partition:offset", "status", "version", "happened", "freshness in ms", "verdict"]
-    words = "`stale` is an event that came after a later one: it is kept in the history and changes nothing."
-    title = element("h2", f"The life of {escaped(result.document)}")
-    return element(
-        "section", title + element("p", prose(words)) + web_page.table(ReportTable("", head, rows))
-    )
-
-
-def _commands(commands: Sequence[str]) -> str:
-    if not commands:
-        return ""
-    words = "On the machine where the demo ran, as long as its folder is there:"
-    return element(
-        "section",
-        element("h2", "To try")
-        + element("p", words)
-        + element("pre", "\n".join(map(escaped, commands))),
-    )
+    return ReportTable("", head, rows)
 
 
 def _thinned(samples: Sequence[ProgressSample]) -> Iterator[ProgressSample]:
-    """Yield at most so many samples, the last one among them."""
+    """Yield at most POINTS_MAX samples, the last one among them."""
     step = max(1, -(-len(samples) // POINTS_MAX))
     yield from reversed(samples[::-1][::step])

@@ -1,126 +1,107 @@
-"""Plots as SVG: lines, grouped bars and heat maps. Pure, and every text in them escaped.
+"""Plots as SVG, drawn with matplotlib: lines, grouped bars and heat maps.
 
-`draw` makes one for a page that has `STYLE` already, `standalone` one that is a file of its own. Colours are CSS variables, for a
-light and a dark surrounding. A mark tells its value when pointed at; a value that could not be had is a gap or a question mark.
-What a value is the median of, from the lowest to the highest, is a line through its bar or point.
+The same plot always gives the same bytes. Text stays text, so that it can be searched and read
+aloud. A value that is not known is a gap in a line or a question mark. If a value is the median of
+several, an error bar shows the lowest and the highest.
 """
 
 from __future__ import annotations
 
-import itertools
+import io
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from instep.report import scales
-from instep.report.markup import element, escaped, figure, shortened
+from instep import extras
+from instep.document.showing import plain
+from instep.report.markup import figure, shortened
 from instep.report.tables import Cell, Plot, PlotKind, ReportTable
 
-WIDTH = 720
-HEIGHT = 230
-RIGHT = 24
-CHARACTER = 6.8
-ROW = 19
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH_IN = 7.5
+HEIGHT_IN = 3.6
+LARGEST = 1e100  # beyond this, ticks of an axis overflow
 LABEL_MAX = 34
-LABEL_LINES_MAX = 3
-ASLANT = math.radians(40)
-ASLANT_MAX = 26
-BAR_MAX = 54
+LABEL_LINE = 14
+LABELS_FLAT_MAX = 8
+TITLE_MAX = 90
 VALUES_SHOWN_MAX = 40
 MARKERS_MAX = 60
-
-LIGHT = ("#0b66c3", "#c45500", "#00805a", "#a03d98", "#876a00", "#007a99", "#c22f3d", "#5b6672")
-DARK = ("#6cb2ff", "#ffa35f", "#4fd0a0", "#e294da", "#dcc04f", "#62cde8", "#ff858b", "#adb7c1")
-LIGHT_PAPER = "--ink:#1b2330;--muted:#5a6472;--rule:#dde2e8;--paper:#ffffff;--heat:#0b4f9c"
-DARK_PAPER = "--ink:#e6eaf0;--muted:#9aa5b3;--rule:#333c49;--paper:#151a22;--heat:#8cc3ff"
-DASHES = ("", "7 3", "2 3", "9 3 2 3")
-SHAPES = (
-    "M{x} {y}m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z",
-    "M{x} {y}m-3.2 -3.2h6.4v6.4h-6.4z",
-    "M{x} {y}m0 -4.5l4.5 4.5l-4.5 4.5l-4.5 -4.5z",
-    "M{x} {y}m0 -4.3l4.3 7.6h-8.6z",
-)
-
-
-def _variables(paper: str, colours: Sequence[str]) -> str:
-    return ";".join([paper, *(f"--c{number}:{colour}" for number, colour in enumerate(colours))])
+COLOURS = ("#0b66c3", "#c45500", "#00805a", "#a03d98", "#876a00", "#007a99", "#c22f3d", "#5b6672")
+MARKERS = ("o", "s", "D", "^")
+DASHES = ("-", "--", ":", "-.")
+SETTINGS: Any = {
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "instep",  # the same ids in every process
+    "text.parse_math": False,  # a dollar sign in data is a dollar sign
+}
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
-STYLE = (
-    f".plot{{{_variables(LIGHT_PAPER, LIGHT)}}}\n"
-    f"@media (prefers-color-scheme:dark){{.plot{{{_variables(DARK_PAPER, DARK)}}}}}\n"
-    + "".join(f".plot .c{number}{{--c:var(--c{number})}}" for number in range(len(LIGHT)))
-    + """
-.plot{max-width:100%;height:auto;display:block}
-.plot .paper{fill:var(--paper)}
-.plot text{font:12px system-ui,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:var(--ink)}
-.plot .title{font-size:14px;font-weight:600}
-.plot .muted{fill:var(--muted)}
-.plot .small{font-size:11px}
-.plot .rule{stroke:var(--rule);fill:none}
-.plot .base{stroke:var(--muted);fill:none}
-.plot .mark{fill:var(--c)}
-.plot .line{fill:none;stroke:var(--c);stroke-width:2;stroke-linejoin:round}
-.plot .spread{fill:none;stroke:var(--ink);stroke-width:1.3}
-.plot .cell{fill:var(--heat)}
-.plot .none{fill:none;stroke:var(--rule);stroke-dasharray:3 3}
-.plot .strong{fill:var(--paper)}
-"""
-)
+def svg(plot: Plot) -> str:
+    """Draw a plot as an SVG document. Raise MissingPart if matplotlib is not installed."""
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError as error:
+        raise extras.missing("matplotlib", "report") from error
+    written = io.StringIO()
+    with mpl.rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about characters that the font for measuring lacks
+        metadata = {**NO_METADATA, "Title": describe(plot)}
+        draw(plot).savefig(written, format="svg", metadata=metadata)
+    text = written.getvalue()
+    return text[text.index("<svg") :]
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The rectangle in which values are drawn."""
-
-    left: float
-    top: float
-    width: float
-    height: float
-
-    @property
-    def bottom(self) -> float:
-        return self.top + self.height
-
-    def across(self, part: float) -> float:
-        return self.left + part * self.width
-
-    def up(self, part: float) -> float:
-        return self.bottom - part * self.height
+def describe(plot: Plot) -> str:
+    """Return a plot's title and axes, for readers who cannot see it."""
+    return plain(f"{plot.title}: {plot.y} by {plot.x}")
 
 
-Ends: TypeAlias = tuple[float, float]
+def draw(plot: Plot) -> Figure:
+    """Draw a plot as a matplotlib figure."""
+    from matplotlib.figure import Figure
 
-
-@dataclass(frozen=True, slots=True)
-class PlotPoint:
-    """A value of a line: where it stands, and what it tells when pointed at."""
-
-    across: float | None
-    up: float | None
-    ends: Ends | None
-    tip: str
-
-
-def draw(plot: Plot) -> str:
-    """The plot as one SVG element."""
-    return _svg(plot, "")
-
-
-def standalone(plot: Plot) -> str:
-    """The plot as an SVG file."""
-    return _svg(plot, element("style", STYLE)) + "\n"
+    drawn = Figure(figsize=(WIDTH_IN, HEIGHT_IN), layout="constrained")
+    axes = drawn.subplots()
+    axes.set_title(_label(plot.title, TITLE_MAX), loc="left", fontweight="bold")
+    axes.set_xlabel(_label(plot.x, TITLE_MAX))
+    axes.set_ylabel(_label(plot.y, LABEL_MAX))
+    if not any(_is_shown(y, plot) for series in plot.series for _, y in series.points):
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, "no values", ha="center", transform=axes.transAxes)
+        return drawn
+    match plot.kind:
+        case PlotKind.LINES:
+            _draw_lines(axes, plot)
+        case PlotKind.BARS:
+            _draw_bars(axes, plot)
+        case PlotKind.HEAT:
+            _draw_heat(axes, plot)
+    if plot.kind is not PlotKind.HEAT:
+        axes.grid(axis="y", color="#dde2e8")
+        axes.set_axisbelow(True)
+        if len(plot.series) > 1:
+            axes.legend(fontsize="small", frameon=False)
+    return drawn
 
 
 def names(plot: Plot) -> list[str]:
-    """What stands along the x axis of bars and heat maps, in the order in which it came."""
+    """Return the names along the x axis of bars and heat maps, in the order of the data."""
     return list(dict.fromkeys(figure(x) for series in plot.series for x, _ in series.points))
 
 
 def tabulated(plot: Plot) -> ReportTable:
-    """The plot's values, for who cannot see it; where there are spreads, their ends beside them."""
+    """Return the values of a plot as a table, with lowest and highest values where known."""
     columns: list[tuple[str, dict[str, float | None]]] = []
     for series in plot.series:
         known = [figure(x) for x, _ in series.points]
@@ -130,396 +111,148 @@ def tabulated(plot: Plot) -> ReportTable:
                 values = (spread[end] if spread else None for spread in series.spreads())
                 columns.append((f"{series.name}, {word}", dict(zip(known, values, strict=True))))
     rows: list[list[Cell]] = [
-        [name, *(held.get(name) for _, held in columns)] for name in names(plot)
+        [name, *(values.get(name) for _, values in columns)] for name in names(plot)
     ]
     return ReportTable(f"{plot.title}: {plot.y}", [plot.x, *(name for name, _ in columns)], rows)
 
 
-def _svg(plot: Plot, style: str) -> str:
-    legend, top = _head(plot)
-    values = [y for series in plot.series for _, y in series.points]
-    if not any(scales.shown(value) for value in values):
-        body, height = _text(WIDTH / 2, top + 40, "no values", "muted", anchor="middle"), top + 70
-    else:
-        body, height = {PlotKind.LINES: _lines, PlotKind.BARS: _bars, PlotKind.HEAT: _heat}[
-            plot.kind
-        ](plot, top)
-    told = f"{plot.title}: {plot.y} by {plot.x}"
-    return element(
-        "svg",
-        element("title", escaped(told))
-        + style
-        + element("rect", class_="paper", width=WIDTH, height=height, rx=6)
-        + _text(16, 25, plot.title, "title", most=90)
-        + _text(16, 44, plot.y, "muted", most=100)
-        + legend
-        + body,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {WIDTH} {height:.0f}",
-        width=WIDTH,
-        height=height,
-        class_="plot",
-        role="img",
-    )
-
-
-def _head(plot: Plot) -> tuple[str, float]:
-    """The legend, where there is something to tell apart, and where the values may begin."""
-    top, x = 62.0, 16.0
-    if plot.kind is PlotKind.HEAT or len(plot.series) < 2:
-        return "", top
-    drawn = []
-    for number, series in enumerate(plot.series):
-        width = 34 + CHARACTER * len(shortened(series.name, LABEL_MAX))
-        if x > 16 and x + width > WIDTH - RIGHT:
-            top, x = top + ROW, 16.0
-        drawn.append(_key(plot.kind, number, x, top) + _text(x + 20, top + 4, series.name))
-        x += width
-    return element("g", "".join(drawn), class_="legend"), top + 18
-
-
-def _key(kind: PlotKind, number: int, x: float, y: float) -> str:
-    if kind is PlotKind.BARS:
-        return element(
-            "rect", class_=f"mark {_colour(number)}", x=x, y=y - 5, width=11, height=11, rx=2
-        )
-    line = element(
-        "path",
-        class_=f"line {_colour(number)}",
-        d=f"M{x:.1f} {y:.1f}h16",
-        stroke_dasharray=DASHES[number % 4],
-    )
-    return line + _marker(number, x + 8, y)
-
-
-def _lines(plot: Plot, top: float) -> tuple[str, float]:
-    xs = [x for series in plot.series for x, _ in series.points]
-    numbers = [float(x) for x in xs if isinstance(x, int | float)]
-    y_scale = _amounts(plot)
-    frame, bottom = _frame(top, y_scale), top + HEIGHT
-    places: dict[Cell, float | None]
-    if len(numbers) == len(xs):
-        make = (
-            scales.logarithmic(numbers, whole=False)
-            if plot.log_x
-            else scales.linear(numbers, from_zero=False, ticks=8)
-        )
-        ticks = _sparse(make.ticks, frame.width)
-        places = {x: make.place(float(x)) for x in xs if isinstance(x, int | float)}
-    else:
-        known = names(plot)
-        ticks = [
-            scales.Tick((number + 0.5) / len(known), name) for number, name in enumerate(known)
-        ]
-        places = {x: (known.index(figure(x)) + 0.5) / len(known) for x in xs}
-    labels, below = _x_labels(frame, ticks)
-    drawn = [_y_axis(frame, y_scale), labels, _x_title(plot, bottom + below)]
+def _draw_lines(axes: Axes, plot: Plot) -> None:
+    xs: list[float] = []
     for number, series in enumerate(plot.series):
         points = [
-            PlotPoint(
-                places[x],
-                y_scale.place(y),
-                _ends(y_scale, spread),
-                f"{series.name}, {plot.x} {figure(x)}: {_ranged(y, spread)}",
-            )
+            (x, y if _is_shown(y, plot) else math.nan, spread)
             for (x, y), spread in zip(series.points, series.spreads(), strict=True)
+            if isinstance(x, int | float) and _is_finite(x) and not (plot.log_x and x < 0)
         ]
-        points.sort(key=lambda point: -1.0 if point.across is None else point.across)
-        drawn.append(_line(frame, number, points))
-    return "".join(drawn), bottom + below + 20
+        if not points:
+            continue
+        xs += [float(x) for x, _, _ in points]
+        axes.errorbar(
+            [float(x) for x, _, _ in points],
+            [y for _, y, _ in points],
+            yerr=_error_bars([(y, spread) for _, y, spread in points], plot),
+            label=_label(series.name),
+            color=COLOURS[number % len(COLOURS)],
+            linestyle=DASHES[number // len(COLOURS) % len(DASHES)],
+            marker=MARKERS[number % len(MARKERS)] if len(points) <= MARKERS_MAX else None,
+            markersize=4,
+            capsize=3,
+        )
+    if plot.log_x and xs:
+        _set_log_scale(axes, "x", xs)
+    _set_y_scale(axes, plot)
 
 
-def _line(frame: Frame, number: int, points: Sequence[PlotPoint]) -> str:
-    drawn = []
-    for has, group in itertools.groupby(
-        points, key=lambda point: None not in (point.across, point.up)
-    ):
-        if has:
-            way = "L".join(
-                f"{frame.across(point.across or 0):.1f} {frame.up(point.up or 0):.1f}"
-                for point in group
-            )
-            drawn.append(
-                element("path", class_="line", d=f"M{way}", stroke_dasharray=DASHES[number % 4])
-            )
-    if len(points) <= MARKERS_MAX:
-        for point in points:
-            if point.across is not None and point.up is not None:
-                x = frame.across(point.across)
-                drawn.append(
-                    _spread(frame, x, 4, point.ends)
-                    + _marker(number, x, frame.up(point.up), point.tip)
-                )
-    return element("g", "".join(drawn), class_=_colour(number))
-
-
-def _marker(number: int, x: float, y: float, tip: str = "") -> str:
-    shape = SHAPES[number % 4].format(x=f"{x:.1f}", y=f"{y:.1f}")
-    return element("path", _tip(tip), class_=f"mark {_colour(number)}", d=shape)
-
-
-def _bars(plot: Plot, top: float) -> tuple[str, float]:
-    known = names(plot)
-    y_scale = _amounts(plot, floor=0.5)
-    frame, bottom = _frame(top, y_scale), top + HEIGHT
-    slot = frame.width / len(known)
-    width = min(BAR_MAX, slot * 0.76 / len(plot.series))
-    labels, below = _x_labels(
-        frame, [scales.Tick((number + 0.5) / len(known), name) for number, name in enumerate(known)]
-    )
-    drawn = [_y_axis(frame, y_scale), labels, _x_title(plot, bottom + below)]
-    base = 0.0 if plot.log_y else y_scale.place(0.0) or 0.0
-    told = sum(len(series.points) for series in plot.series) <= VALUES_SHOWN_MAX
+def _draw_bars(axes: Axes, plot: Plot) -> None:
+    places = {name: place for place, name in enumerate(names(plot))}
+    width = 0.8 / max(len(plot.series), 1)
+    values_shown = len(places) * len(plot.series) <= VALUES_SHOWN_MAX
     for number, series in enumerate(plot.series):
-        bars = []
-        for (x, y), spread in zip(series.points, series.spreads(), strict=True):
-            middle = frame.left + slot * (known.index(figure(x)) + 0.5)
-            left = middle + (number - len(plot.series) / 2) * width
-            tip = f"{series.name}, {figure(x)}: {_ranged(y, spread)}"
-            bars.append(
-                _bar(
-                    frame, left, width, base, y_scale.place(y), y, _ends(y_scale, spread), tip, told
-                )
-            )
-        drawn.append(element("g", "".join(bars), class_=_colour(number)))
-    return "".join(drawn), bottom + below + 20
-
-
-def _bar(
-    frame: Frame,
-    left: float,
-    width: float,
-    base: float,
-    place: float | None,
-    value: float | None,
-    ends: Ends | None,
-    tip: str,
-    told: bool,
-) -> str:
-    middle = left + width / 2
-    if place is None:
-        return _text(middle, frame.up(base) - 4, "?", "muted", anchor="middle", tip=tip)
-    top, foot = frame.up(max(place, base)), frame.up(min(place, base))
-    rect = element(
-        "rect",
-        _tip(tip),
-        class_="mark",
-        x=left + width * 0.06,
-        y=top,
-        width=width * 0.88,
-        height=max(foot - top, 0.6),
-        rx=1.5,
-    )
-    drawn = rect + _spread(frame, middle, min(width * 0.3, 8), ends)
-    text = _brief(value)
-    if not told or len(text) * CHARACTER > max(width * 1.15, 12):
-        return drawn
-    return drawn + _text(
-        middle, min(top, frame.up(max(ends)) if ends else top) - 4, text, "small", anchor="middle"
-    )
-
-
-def _ends(scale: scales.Scale, spread: tuple[float, float] | None) -> Ends | None:
-    """Where a spread begins and ends on the axis; None where the axis cannot show it."""
-    if spread is None:
-        return None
-    low, high = map(scale.place, spread)
-    return (low, high) if low is not None and high is not None else None
-
-
-def _spread(frame: Frame, x: float, half: float, ends: Ends | None) -> str:
-    """A line from the lowest to the highest value, with a bar at both ends."""
-    if ends is None:
-        return ""
-    low, high = (frame.up(end) for end in ends)
-    bars = "".join(f"M{x - half:.1f} {y:.1f}h{2 * half:.1f}" for y in (low, high))
-    return element("path", class_="spread", d=f"M{x:.1f} {low:.1f}V{high:.1f}{bars}")
-
-
-def _ranged(value: float | None, spread: tuple[float, float] | None) -> str:
-    return (
-        f"{figure(value)} ({figure(spread[0])} to {figure(spread[1])})" if spread else figure(value)
-    )
-
-
-def _heat(plot: Plot, top: float) -> tuple[str, float]:
-    known = names(plot)
-    left = 24 + CHARACTER * max(len(shortened(series.name, LABEL_MAX)) for series in plot.series)
-    frame = Frame(left, top, WIDTH - RIGHT - left, max(30 * len(plot.series), 60))
-    values = [y for series in plot.series for _, y in series.points]
-    depth = scales.logarithmic(values) if plot.log_y else scales.linear(values)
-    found = [part for part in map(depth.place, values) if part is not None]
-    least, most = min(found), max(found)
-    slot, row = frame.width / len(known), frame.height / len(plot.series)
-    drawn = []
-    for number, series in enumerate(plot.series):
-        y = frame.top + number * row
-        drawn.append(_text(frame.left - 8, y + row / 2 + 4, series.name, anchor="end"))
-        held = {figure(x): value for x, value in series.points}
-        for column, name in enumerate(known):
-            tip = f"{plot.y} {series.name}, {plot.x} {name}: {figure(held.get(name))}"
-            place = depth.place(held.get(name))
-            part = (
-                None if place is None else (place - least) / (most - least) if most > least else 0.5
-            )
-            drawn.append(_cell(frame.left + column * slot, y, slot, row, part, held.get(name), tip))
-    labels, below = _x_labels(
-        frame, [scales.Tick((number + 0.5) / len(known), name) for number, name in enumerate(known)]
-    )
-    return "".join(drawn) + labels + _x_title(plot, frame.bottom + below), frame.bottom + below + 20
-
-
-def _cell(
-    x: float,
-    y: float,
-    width: float,
-    height: float,
-    part: float | None,
-    value: float | None,
-    tip: str,
-) -> str:
-    place = {
-        "x": x + 1,
-        "y": y + 1,
-        "width": max(width - 2, 1),
-        "height": max(height - 2, 1),
-        "rx": 2,
-    }
-    if part is None:
-        return element("rect", _tip(tip), class_="none", **place) + _text(
-            x + width / 2, y + height / 2 + 4, "?", "muted", "middle"
+        shift = (number - (len(plot.series) - 1) / 2) * width
+        at = [places[figure(x)] + shift for x, _ in series.points]
+        ys = [y if _is_shown(y, plot) else math.nan for _, y in series.points]
+        bars = axes.bar(
+            at,
+            [0.0 if math.isnan(y) else y for y in ys],
+            width,
+            label=_label(series.name),
+            color=COLOURS[number % len(COLOURS)],
+            yerr=_error_bars(list(zip(ys, series.spreads(), strict=True)), plot),
+            capsize=3,
         )
-    rect = element(
-        "rect", _tip(tip), class_="cell", fill_opacity=f"{0.08 + 0.92 * part:.3f}", **place
-    )
-    text = _brief(value)
-    if len(text) * CHARACTER > width:
-        return rect
-    return rect + _text(
-        x + width / 2, y + height / 2 + 4, text, "strong" if part > 0.5 else "", anchor="middle"
-    )
+        if values_shown and at:
+            texts = ["?" if math.isnan(y) else figure(y) for y in ys]
+            axes.bar_label(bars, texts, padding=2, fontsize="small")
+    _set_y_scale(axes, plot)
+    _name_ticks(axes, list(places))
 
 
-def _amounts(plot: Plot, floor: float = 1.0) -> scales.Scale:
-    """The y axis. With a floor below 1 a logarithmic one begins so much below the least value that its bar can be seen."""
-    values = [y for series in plot.series for _, y in series.points]
-    values += [end for series in plot.series for spread in series.spreads() for end in spread or ()]
-    if not plot.log_y:
-        return scales.linear(values)
-    least = min(
-        (value for value in values if value is not None and scales.shown(value) and value > 0),
-        default=None,
-    )
-    return scales.logarithmic([*values, least and least * floor])
-
-
-def _frame(top: float, y_scale: scales.Scale) -> Frame:
-    left = 24 + CHARACTER * max(len(tick.text) for tick in y_scale.ticks)
-    return Frame(left, top + 8, WIDTH - RIGHT - left, HEIGHT - 8)
-
-
-def _y_axis(frame: Frame, scale: scales.Scale) -> str:
-    drawn = []
-    for tick in scale.ticks:
-        y = frame.up(tick.at)
-        drawn.append(
-            element("path", class_="rule", d=f"M{frame.left:.1f} {y:.1f}h{frame.width:.1f}")
-        )
-        drawn.append(_text(frame.left - 8, y + 4, tick.text, "muted small", anchor="end"))
-    drawn.append(
-        element("path", class_="base", d=f"M{frame.left:.1f} {frame.bottom:.1f}h{frame.width:.1f}")
-    )
-    return "".join(drawn)
-
-
-def _x_labels(frame: Frame, ticks: Sequence[scales.Tick]) -> tuple[str, float]:
-    """The labels below the axis, in several lines or aslant where they would touch, and how much room they take."""
-    nearest = (
-        min((after.at - before.at for before, after in itertools.pairwise(ticks)), default=1.0)
-        * frame.width
-    )
-    across = max(1, int((nearest - 8) / CHARACTER))
-    lines = [textwrap.wrap(tick.text, across, break_long_words=False) for tick in ticks]
-    if any(len(one) > LABEL_LINES_MAX or max(map(len, one), default=0) > across for one in lines):
-        return _aslant(frame, ticks[:: max(1, math.ceil(14 / max(nearest, 0.1)))])
-    drawn = [
-        _text(
-            frame.across(tick.at), frame.bottom + 17 + number * 14, line, "small", anchor="middle"
-        )
-        for tick, one in zip(ticks, lines, strict=True)
-        for number, line in enumerate(one)
+def _draw_heat(axes: Axes, plot: Plot) -> None:
+    columns = names(plot)
+    rows = [
+        {figure(x): y for x, y in series.points if _is_shown(y, plot)} for series in plot.series
     ]
-    return "".join(drawn), 24 + 14 * max(map(len, lines), default=1)
-
-
-def _aslant(frame: Frame, ticks: Sequence[scales.Tick]) -> tuple[str, float]:
-    """Labels that end below their tick, each as long as there is room to its left."""
-    drawn, longest = [], 0
-    for tick in ticks:
-        x, y = frame.across(tick.at), frame.bottom + 16
-        most = max(4, min(ASLANT_MAX, int((x - 6) / (CHARACTER * math.cos(ASLANT)))))
-        drawn.append(
-            _text(
-                x,
-                y,
-                tick.text,
-                "small",
-                "end",
-                most,
-                f"rotate(-{math.degrees(ASLANT):.0f} {x:.1f} {y:.1f})",
+    grid = [[row.get(name, math.nan) for name in columns] for row in rows]
+    # pcolormesh, not imshow, which would put a bitmap into the file
+    mesh = axes.pcolormesh(grid, cmap="Blues", edgecolors="white")
+    axes.invert_yaxis()
+    low, high = mesh.get_clim()
+    for y, row in enumerate(grid):
+        for x, value in enumerate(row):
+            dark = value > (low + high) / 2
+            axes.text(
+                x + 0.5,
+                y + 0.5,
+                "?" if math.isnan(value) else figure(value),
+                ha="center",
+                va="center",
+                color="white" if dark else "black",
             )
-        )
-        longest = max(longest, min(len(tick.text), most))
-    return "".join(drawn), 36 + longest * CHARACTER * math.sin(ASLANT)
-
-
-def _sparse(ticks: Iterable[scales.Tick], width: float) -> list[scales.Tick]:
-    """Ticks of numbers that would touch are left out."""
-    kept: list[scales.Tick] = []
-    for tick in ticks:
-        if (
-            not kept
-            or (tick.at - kept[-1].at) * width
-            > CHARACTER * (len(tick.text) + len(kept[-1].text)) / 2 + 8
-        ):
-            kept.append(tick)
-    return kept
-
-
-def _x_title(plot: Plot, y: float) -> str:
-    return _text(WIDTH - RIGHT, y + 4, plot.x, "muted", anchor="end", most=100)
-
-
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    class_: str = "",
-    anchor: str = "",
-    most: int = LABEL_MAX,
-    transform: str = "",
-    tip: str = "",
-) -> str:
-    """A text, cut where it is too long; then it tells all of it when pointed at."""
-    cut = shortened(text, most)
-    content = escaped(cut) + _tip(tip or (text if cut != text else ""))
-    return (
-        element("text", content, x=x, y=y, class_=class_, text_anchor=anchor, transform=transform)
-        if content
-        else ""
+    axes.set_yticks(
+        [number + 0.5 for number in range(len(rows))],
+        [_label(series.name) for series in plot.series],
     )
+    _name_ticks(axes, columns, 0.5)
 
 
-def _tip(text: str) -> str:
-    return element("title", escaped(text)) if text else ""
+def _name_ticks(axes: Axes, labels: Sequence[str], shift: float = 0.0) -> None:
+    """Label the x axis with names: in lines if there is room, slanted otherwise."""
+    places = [number + shift for number in range(len(labels))]
+    if len(labels) <= LABELS_FLAT_MAX:
+        axes.set_xticks(places, [textwrap.fill(_label(name), LABEL_LINE) for name in labels])
+    else:
+        axes.set_xticks(places, [_label(name) for name in labels], rotation=40, ha="right")
 
 
-def _brief(value: float | None) -> str:
-    """A value where there is little room."""
-    if value is None:
-        return "?"
-    return scales.label(float(f"{value:.3g}")) if abs(value) >= 1e4 else figure(value)
+def _set_y_scale(axes: Axes, plot: Plot) -> None:
+    values = [y for series in plot.series for _, y in series.points if _is_shown(y, plot)]
+    if plot.log_y:
+        _set_log_scale(axes, "y", values)
+    elif min(values, default=0.0) >= 0:
+        axes.set_ylim(bottom=0)
 
 
-def _colour(number: int) -> str:
-    return f"c{number % len(LIGHT)}"
+def _set_log_scale(axes: Axes, axis: str, values: Sequence[float]) -> None:
+    """Use a logarithmic scale; with zeros, one that is linear below the smallest value."""
+    positive = [value for value in values if value > 0]
+    if not positive:
+        return
+    set_scale = axes.set_xscale if axis == "x" else axes.set_yscale
+    if len(positive) < len(values):
+        set_scale("symlog", linthresh=min(positive), linscale=0.3)
+    else:
+        set_scale("log")
+        if axis == "y":
+            axes.set_ylim(bottom=10.0 ** math.floor(math.log10(min(positive)) - 0.01))
+    # the default labels are formulas, which SETTINGS turns off
+    ticks = axes.xaxis if axis == "x" else axes.yaxis
+    ticks.set_major_formatter(lambda value, _: figure(float(value)))
+    ticks.set_minor_formatter(lambda _, __: "")
+
+
+def _error_bars(
+    points: Sequence[tuple[float, tuple[float, float] | None]], plot: Plot
+) -> list[list[float]] | None:
+    """Return the distances to the lowest and highest values; None if no point has them."""
+    if not any(spread for _, spread in points):
+        return None
+    below, above = [], []
+    for y, spread in points:
+        low, high = spread if spread and all(_is_shown(end, plot) for end in spread) else (y, y)
+        below.append(0.0 if math.isnan(y) else max(y - low, 0.0))
+        above.append(0.0 if math.isnan(y) else max(high - y, 0.0))
+    return [below, above]
+
+
+def _is_shown(value: float | None, plot: Plot) -> TypeGuard[float]:
+    """Return whether the plot can show a value: a logarithmic axis has no place below zero."""
+    return _is_finite(value) and not (plot.log_y and plot.kind is not PlotKind.HEAT and value < 0)
+
+
+def _is_finite(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value) and abs(value) <= LARGEST
+
+
+def _label(text: str, most: int = LABEL_MAX) -> str:
+    # matplotlib hides labels that begin with an underscore from the legend
+    return shortened(plain(text), most).removeprefix("_") or " "

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from instep.document.showing import counted, plain
 from instep.report import plots
-from instep.report.markup import BECAUSE_MAX, figure, markdown, shortened
+from instep.report.markup import REASON_MAX, figure, markdown, shortened
 from instep.report.tables import Cell, ReportTable
 from instep_lab import store
 from instep_lab.report.contents import LabReport, Section
@@ -18,7 +18,7 @@ PAGE = "claims.md"
 def pages(report: LabReport) -> dict[str, str]:
     """Return the text of each file, by its path below docs/lab."""
     drawn = {
-        _plot_file(section, number): plots.standalone(plot)
+        _plot_file(section, number): plots.svg(plot)
         for section in report.sections
         if section.result
         for number, plot in enumerate(section.result.plots, start=1)
@@ -34,7 +34,7 @@ def _page(report: LabReport) -> str:
             f"[{markdown(one.id)}](#{_anchor(one)})",
             markdown(one.statement),
             f"**{one.verdict}**",
-            markdown(shortened(one.because, BECAUSE_MAX)),
+            markdown(shortened(one.because, REASON_MAX)),
         ]
         for one in report.sections
     ]

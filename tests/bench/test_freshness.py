@@ -86,7 +86,7 @@ def test_every_plot_can_be_drawn() -> None:
         "Through faults",
         "Memory over time",
     ]
-    assert all("no values" not in plots.draw(plot) for plot in drawn)
+    assert all("no values" not in plots.svg(plot) for plot in drawn)
 
 
 def test_a_late_sender_is_told() -> None:

@@ -38,9 +38,8 @@ def test_the_page_has_all_of_the_result() -> None:
         ),
     ):
         assert words in shown, words
-    assert seen.tags.count("svg") == 3
+    assert seen.tags.count("img") == 3
     assert seen.tags.count("figure") == seen.tags.count("summary") - 1
-    assert text.count('class="spread"') == 2
     [policy] = [value for _, value in seen.attributes if value.startswith("default-src")]
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
 
@@ -79,7 +78,6 @@ def test_hostile_text_stays_text() -> None:
     text = page.render({hostile: result, "two": result})
     seen = self_contained(text)
     assert "script" not in seen.tags
-    assert "img" not in seen.tags
     assert "<script>alert(1)</script>" in "".join(seen.text)
 
 

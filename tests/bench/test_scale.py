@@ -96,7 +96,7 @@ def test_what_was_seen_is_told() -> None:
     [by_distance] = [table for table in scale_report.tables(seen()) if "one way" in table.title]
     assert by_distance.rows[0] == [0, 2.2, 20, 10, 30, 1, 20, 5, 900]
     assert any("cluster" in note for note in scale_report.notes(seen()))
-    assert all("no values" not in plots.draw(plot) for plot in scale_report.plots(seen()))
+    assert all("no values" not in plots.svg(plot) for plot in scale_report.plots(seen()))
 
 
 def test_memory_at_one_time() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from instep.report.markup import markdown, prose
+from instep.report.markup import markdown
 from instep.vet import rules
 from instep_lab import claims
 
@@ -28,7 +28,7 @@ def test_every_claim_has_all_its_texts() -> None:
         for text in (claim.statement, claim.method, claim.advice):
             assert text.strip() == text != "", id_
             assert text.isprintable(), id_
-            assert "`" not in prose(text), f"{id_}: a backtick without its partner"
+            assert text.count("`") % 2 == 0, f"{id_}: a backtick without its partner"
         assert claim.brokers in (0, 1, 3), id_
         assert len(set(claim.rules)) == len(claim.rules), id_
 
