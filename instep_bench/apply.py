@@ -81,7 +81,7 @@ def run(options: ApplyOptions, say: Callable[[str], None], command: str) -> Benc
 
 
 def check(options: ApplyOptions) -> load.Load:
-    """The load that is asked for, or SettingsError for what cannot be done."""
+    """Return the requested load; SettingsError if it is impossible."""
     if not options.targets or not options.history:
         raise errors.SettingsError(
             "there is nothing to measure",
@@ -115,7 +115,7 @@ def check(options: ApplyOptions) -> load.Load:
 
 
 def _fetch(options: ApplyOptions) -> None:
-    """What is not in the cache is fetched now, not while something is measured."""
+    """Download what is missing in the cache now, not during a measurement."""
     for bundle in (
         "spark-kafka",
         *(bundle for name in options.against for bundle in baselines.BUNDLES[name]),
@@ -218,7 +218,7 @@ class _Match:
         self._say(text)
 
     def _made(self, name: str, start: Start) -> contest.Contestant:
-        """A contestant that is not started yet."""
+        """Return a contestant that is not started yet."""
         self._folders += 1
         folder = self._ground.folder / f"contestant-{self._place.kind}-{self._folders}"
         if name == baselines.CONNECT:

@@ -62,11 +62,11 @@ class BenchPipeline:
         return self.pipeline.table
 
     def empty(self) -> None:
-        """A fresh table and an empty ledger."""
+        """Create a fresh table and an empty ledger."""
         self.place.empty(self.name, self.pipeline)
 
     def sink(self) -> contextlib.closing[Sink]:
-        """A connection to look at the table and the ledger with."""
+        """Return a connection for reading the table and the ledger."""
         return contextlib.closing(sinks.open_sink(inspection.inspect(self.name, self.pipeline)))
 
 
@@ -205,7 +205,7 @@ class BenchServers:
         return name
 
     def place(self, name: str) -> TargetDatabase:
-        """The target's database, started or opened."""
+        """Return the database of a target, started or connected."""
         if name not in self._places:
             check_target(name)
             self._places[name] = self._open(name)

@@ -34,7 +34,7 @@ def curves(
     log_x: bool = False,
     log_y: bool = False,
 ) -> Plot:
-    """The same as lines: the label `x` is a number."""
+    """Plot medians as lines over the label `x`, which is a number."""
     return _of_figures(title, figures, x, by, PlotKind.LINES, log_x=log_x, log_y=log_y)
 
 
@@ -53,7 +53,7 @@ def percentiles(
 def over_time(
     title: str, samples: Mapping[str, Sequence[tuple[float, float]]], *, unit: str
 ) -> Plot:
-    """What was sampled at (second, value): memory over time. A line each."""
+    """Plot samples of (second, value), such as memory over time, with one line each."""
     series = [
         Series(name, [(at, value) for at, value in values]) for name, values in samples.items()
     ]
@@ -61,7 +61,7 @@ def over_time(
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The least value that so many percent of the values do not exceed."""
+    """Return the smallest value that at least `percent` of the values do not exceed."""
     rank = -(-len(ordered) * percent // 100)
     return ordered[min(len(ordered), max(1, int(rank))) - 1]
 

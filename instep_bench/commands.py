@@ -393,7 +393,7 @@ def write_report(
 
 @app.command("list")
 def list_results(as_json: AsJson = False, _debug: Debug = False) -> None:
-    """The results that are kept, oldest first."""
+    """List the stored results, oldest first."""
     from instep_bench import store
 
     kept, found = store.folder(), []
@@ -457,7 +457,7 @@ def _measure(
 
 
 def _command(context: typer.Context) -> str:
-    """What repeats it: the command with the options that were given."""
+    """Return the command that repeats the benchmark, with its options."""
     parts = ["instep", "bench", str(context.info_name)]
     for option in context.command.params:
         source, value = (
@@ -475,12 +475,12 @@ def _command(context: typer.Context) -> str:
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """What was said on the command line; the rest is the benchmark's own default."""
+    """Return the options of the command line without those that were omitted."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
-    """A list with commas; `none` is the empty one."""
+    """Parse a comma-separated list; `none` is the empty list."""
     return (
         None
         if text is None
@@ -511,7 +511,7 @@ def _truths(option: str, text: str | None) -> tuple[bool, ...] | None:
 
 
 def _found(named: str) -> tuple[str, BenchResult]:
-    """A kept result, with its id."""
+    """Return a stored result with its id."""
     from instep_bench import store
 
     file = store.find(store.folder(), named)
@@ -530,7 +530,7 @@ def _head(id_: str, result: BenchResult) -> dict[str, Any]:
 
 
 def _all_of(result: BenchResult) -> dict[str, Any]:
-    """The result, each figure with what its rounds come to."""
+    """Return the result with a summary of the rounds of each figure."""
     figures = [
         {**msgspec.structs.asdict(one), "median": one.median, "low": one.low, "high": one.high}
         for one in result.figures

@@ -37,7 +37,7 @@ class CommitTimes(msgspec.Struct, frozen=True):
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What a pipeline must find in its environment to be watched."""
+    """Return the environment variables that turn on the recording of a pipeline."""
     return {"INSTEP_PROBE": PROBE, FOLDER: str(folder)}
 
 

@@ -73,7 +73,7 @@ def compare(a: BenchResult, b: BenchResult) -> Comparison:
 
 
 def described(figure: Figure | FigureComparison) -> str:
-    """A figure by its name and its labels."""
+    """Return the identity of a figure: its name and labels."""
     labels = "; ".join(f"{name}={value}" for name, value in figure.labels.items())
     return f"{figure.name} ({labels})" if labels else figure.name
 

@@ -106,7 +106,7 @@ class ContestantProgram:
         os.write(self._orders, msgspec.json.encode(order) + b"\n")
 
     def hear(self, timeout_s: float) -> StartOrder:
-        """The answer to the oldest order that has none yet."""
+        """Return the answer to the oldest unanswered order."""
         deadline = time.monotonic() + timeout_s
         while True:
             lines = self._answers.read_bytes().split(b"\n")[:-1]

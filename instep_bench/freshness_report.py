@@ -329,7 +329,7 @@ def _memory_plot(memory: dict[str, list[tuple[float, float]]]) -> Plot:
 
 
 def notes(seen: FreshnessRun) -> list[str]:
-    """What a reader must know to read the figures right."""
+    """Return notes that help to read the figures correctly."""
     told = [
         "Freshness counts from the moment an event was due by its schedule to the return of its commit in the task; the schedule"
         " waits for nobody, and every event that was sent was seen committed.",

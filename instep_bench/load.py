@@ -110,7 +110,7 @@ def status(version: int) -> str:
 
 
 def value(name: str, version: int, at: datetime, size: int) -> bytes:
-    """A status event's JSON, padded to about the size."""
+    """Return a status event as JSON, padded to about this size."""
     said = (
         f'{{"doc_id": "{name}", "status": "{status(version)}", "version": {version},'
         f' "updated_at": "{at.isoformat(timespec="milliseconds").replace("+00:00", "Z")}", "note": "'
@@ -119,7 +119,7 @@ def value(name: str, version: int, at: datetime, size: int) -> bytes:
 
 
 def fresh(load: Load, number: int, kind: str = "fresh") -> LoadRecord:
-    """The fresh event of this number."""
+    """Return the new event with this number."""
     version, which = divmod(number, load.documents)
     name = document(which)
     return LoadRecord(
@@ -131,7 +131,7 @@ def fresh(load: Load, number: int, kind: str = "fresh") -> LoadRecord:
 
 
 def records(load: Load) -> Iterator[LoadRecord]:
-    """The load in the order of sending."""
+    """Yield the load in the order of sending."""
     drawn = random.Random(load.seed)  # noqa: S311 - a repeatable workload, nothing secret
     last_disturbed = load.events - min(load.documents, TAIL)
     number = 0
@@ -150,7 +150,7 @@ def records(load: Load) -> Iterator[LoadRecord]:
 
 
 def _draw(load: Load, drawn: random.Random, number: int) -> str:
-    """What the next record is; before there is anything to repeat, a fresh event."""
+    """Choose the kind of the next record: a new event while there is nothing to repeat."""
     if not (load.stale or load.repeated or load.bad):
         return "fresh"
     at = drawn.random()
@@ -164,7 +164,7 @@ def _draw(load: Load, drawn: random.Random, number: int) -> str:
 
 
 def truth(load: Load, partitions: int) -> ExpectedState:
-    """The outcome by a plain model: per document the highest version wins."""
+    """Return the expected outcome: the highest version of each document wins."""
     counts = {"fresh": 0, "stale": 0, "repeated": 0, "bad": 0}
     versions: dict[int, int] = {}
     for sent in records(load):

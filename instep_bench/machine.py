@@ -22,7 +22,7 @@ MOUNTS = Path("/proc/self/mounts")
 
 
 def facts() -> dict[str, str]:
-    """The machine, as far as it says."""
+    """Return what is known about the machine."""
     return {
         "cpu": cpu_model(_text(Path("/proc/cpuinfo")))
         or platform.processor()
@@ -51,7 +51,7 @@ def releases(
 
 
 def database(url: str) -> str:
-    """The release that a database says it has."""
+    """Return the release that a database reports."""
     try:
         with inspection.connection(target.database_url(url)) as opened:
             version = opened.dialect.server_version_info or ()

@@ -49,7 +49,7 @@ def present(used: Mapping[str, Usage]) -> dict[str, Usage]:
 
 
 def tree(pid: int) -> Pids:
-    """A process and all below it."""
+    """Return a process and all its descendants."""
     return lambda: (pid, *processes.descendants(pid))
 
 
@@ -65,7 +65,7 @@ def spark(pid: int) -> dict[str, Pids]:
 
 
 def command(pid: int) -> str:
-    """The name of a process's program; empty when it is gone."""
+    """Return the name of a process's program; empty if the process is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -58,7 +58,7 @@ class MonitoredPipeline:
         return (first_ns - began_ns) / 1e9
 
     def kill(self) -> None:
-        """kill -9 of the driver, its JVM and its workers."""
+        """Kill the driver, its JVM and its workers with SIGKILL."""
         self._process.kill()
 
     def stop(self) -> None:

@@ -89,7 +89,7 @@ def _used(run: contest.ContestRun, role: str) -> _Use:
 
 
 def grouped(held: Sequence[Held]) -> dict[Key, list[contest.ContestRun]]:
-    """The runs by target, contestant and start."""
+    """Group the runs by target, contestant and start."""
     groups: dict[Key, list[contest.ContestRun]] = {}
     for one in held:
         groups.setdefault((one.target, one.contestant, one.start), []).append(one.run)
@@ -97,7 +97,7 @@ def grouped(held: Sequence[Held]) -> dict[Key, list[contest.ContestRun]]:
 
 
 def table(held: Sequence[Held], events: int) -> ReportTable:
-    """The standing: medians, the spread, and what each contestant promises."""
+    """Return the ranking: medians, spread and the guarantee of each contestant."""
     rows: list[list[Cell]] = []
     for key, runs in grouped(held).items():
         found = {(one.name, one.labels.get("role")): one for one in _figures(key, runs, events)}
@@ -153,7 +153,7 @@ def plots(held: Sequence[Held], measured: Sequence[Figure]) -> list[Plot]:
 
 
 def notes(held: Sequence[Held], truth: load.ExpectedState) -> list[str]:
-    """What a reader must know."""
+    """Return notes for the reader."""
     told = [
         f"Of {truth.records:,} records {truth.applied:,} are fresh, {truth.stale:,} stale, {truth.repeated:,} repeated and"
         f" {truth.bad:,} bad.",

@@ -198,7 +198,7 @@ class _Site:
         return max(times).timestamp()
 
     def trip_ms(self) -> float:
-        """A round trip to the database and back, as it is now."""
+        """Measure the current round trip to the database."""
         took = []
         with self.declared.sink() as sink:
             for _ in range(ROUND_TRIPS):
@@ -282,7 +282,7 @@ class _Group:
         return site
 
     def _url(self, point: Conditions) -> str:
-        """The database's address, or that of a proxy before it."""
+        """Return the address of the database, or of a proxy in front of it."""
         if point.delay_ms is None:
             return self._place.url
         url = target.database_url(self._place.url)

@@ -156,7 +156,7 @@ def _table(seen: ScaleRun, thing: str) -> ReportTable:
 
 
 def _shown(thing: str, value: str) -> Cell:
-    """A number where it is one."""
+    """Return the label as a number if it is one."""
     return value if thing == "master" else float(value) if thing == "distance" else int(value)
 
 
@@ -182,7 +182,7 @@ def _plot(thing: str, found: Sequence[Figure]) -> Plot:
 
 
 def notes(seen: ScaleRun) -> list[str]:
-    """What a reader must know to read the figures right."""
+    """Return notes that help to read the figures correctly."""
     told = [
         "Cost is the time from the first fetch to the last commit by the number of events, in a Spark session that was warm.",
         "CPU of the pipeline is that of its driver, JVM and Python workers together, on all cores.",

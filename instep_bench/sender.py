@@ -123,7 +123,7 @@ class Sender:
         return self._heard(Done).sent
 
     def send(self, leg: Leg) -> list[SentEvent]:
-        """A whole leg."""
+        """Send one complete leg."""
         self.begin(leg)
         return self.finish()
 

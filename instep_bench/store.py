@@ -66,12 +66,12 @@ def sound(result: BenchResult) -> BenchResult:
 
 
 def results(kept: Path) -> list[Path]:
-    """The files of all results, oldest first."""
+    """Return the files of all results, oldest first."""
     return sorted(kept.glob("*.json"))
 
 
 def find(kept: Path, named: str) -> Path:
-    """The result of this id, at this path, or the latest."""
+    """Return the result with this id or path; the newest by default."""
     known = results(kept)
     if named == LATEST and known:
         return known[-1]
@@ -91,7 +91,7 @@ def find(kept: Path, named: str) -> Path:
 
 
 def read(file: Path) -> BenchResult:
-    """A result that was kept."""
+    """Return a stored result."""
     try:
         found = files.read(file, BenchResult)
     except errors.InstepError as error:

@@ -87,7 +87,7 @@ class Contracts:
             topics.delete(cluster, self.pipeline.topic)
 
     def process(self) -> pipeline_process.PipelineProcess:
-        """The pipeline as its users run it, not started yet."""
+        """Return the pipeline as users run it, not started yet."""
         return pipeline_process.PipelineProcess(
             self.config, self.name, log=self.folder / "run.log", environment=self._environment
         )
@@ -118,7 +118,7 @@ class Contracts:
         return sum(self.ledger(sink).values())
 
     def ledger(self, sink: Sink) -> dict[int, int]:
-        """The next offset of each partition."""
+        """Return the next offset of each partition."""
         return {
             partition: position.next_offset
             for partition, position in sink.ledger.positions().items()

@@ -45,13 +45,13 @@ class PipelineProcess:
             self._keeper.signal(number)
 
     def kill(self) -> None:
-        """kill -9 the driver, its JVM and its workers."""
+        """Kill the driver, its JVM and its workers with SIGKILL."""
         if self._keeper:
             self._keeper.kill()
             self.close()
 
     def wait(self, timeout_s: float) -> int:
-        """The exit status, once it has ended by itself."""
+        """Wait until the process has ended; return its exit status."""
         deadline = time.monotonic() + timeout_s
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -75,7 +75,7 @@ class PipelineProcess:
         )
 
     def tail(self) -> str:
-        """The last lines it wrote."""
+        """Return the last lines of its output."""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
 
     def close(self) -> None:

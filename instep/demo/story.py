@@ -463,7 +463,7 @@ class _Meter(threading.Thread):
 
 
 def table(result: DemoResult) -> str:
-    """The result as people read it."""
+    """Return the result as text."""
     naive = result.naive
     rows = [
         ("documents", f"{result.documents:,}"),
@@ -493,7 +493,7 @@ def table(result: DemoResult) -> str:
 
 
 def naive_words(naive: Naive) -> str:
-    """What is wrong in the naive loop's table."""
+    """Describe the errors in the naive loop's table."""
     parts = (
         (naive.older, "with an older status"),
         (naive.missing, "missing"),

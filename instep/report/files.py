@@ -29,7 +29,7 @@ def write(file: Path, value: object) -> None:
 
 
 def read(file: Path, kind: type[Kept]) -> Kept:
-    """A value that was kept."""
+    """Return a stored value."""
     with explained(file):
         return msgspec.json.decode(file.read_bytes(), type=kind)
 
@@ -46,7 +46,7 @@ def explained(file: Path) -> Iterator[None]:
 
 
 def exists(file: Path) -> bool:
-    """What may not be looked at, or has a name that no file can have, is not there."""
+    """Return whether the file exists and is accessible; False for impossible names."""
     try:
         return file.is_file()
     except OSError:

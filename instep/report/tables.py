@@ -35,7 +35,7 @@ class Series(msgspec.Struct, frozen=True):
     spread: list[tuple[float, float] | None] = []
 
     def spreads(self) -> Iterator[tuple[float, float] | None]:
-        """The spread of each point; none where it is not known."""
+        """Yield the spread of each point; None if it is not known."""
         return (
             spread
             for _, spread in itertools.zip_longest(self.points, self.spread[: len(self.points)])

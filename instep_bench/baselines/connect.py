@@ -71,7 +71,7 @@ class Connect(contest.Contestant):
     name = baselines.CONNECT
 
     def __init__(self, folder: Path, bootstrap: str, partitions: int, groups: list[str]) -> None:
-        """`groups` is told the consumer groups that its sinks leave."""
+        """Describe a worker; `groups` is called with the consumer groups that its sinks leave."""
         self._folder, self._bootstrap, self._partitions, self._groups = (
             folder,
             bootstrap,
@@ -100,7 +100,7 @@ class Connect(contest.Contestant):
         return {"worker": meters.tree(self._pid)}
 
     def check(self) -> bool:
-        """It never says that it is done: it would go on for ever."""
+        """Return False, because a connector never ends; raise if its worker has ended."""
         if self._keeper is None or self._keeper.poll() is not None:
             raise errors.InstepError(
                 f"Kafka Connect's worker ended by itself; the end of its log:\n{self._tail()}"
@@ -220,7 +220,7 @@ def refusal(place: bench_servers.TargetDatabase) -> str | None:
 
 
 def _properties(values: Mapping[str, str]) -> str:
-    """A Java properties file."""
+    """Return the text of a Java properties file."""
     return "".join(
         f"{key}={value.replace(chr(92), chr(92) * 2)}\n" for key, value in values.items()
     )

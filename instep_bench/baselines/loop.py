@@ -45,7 +45,7 @@ class LoopEvent(msgspec.Struct):
 
 
 def apply(order: contestant_program.Order) -> contestant_program.StartOrder:
-    """The loop: from the offsets in the database to the end of the topic."""
+    """Apply the topic from the offsets in the database to its end."""
     declared = settings.load(Path(order.config))
     pipeline = settings.pipeline(declared, order.pipeline)
     url = target.database_url(pipeline.target)
@@ -114,7 +114,7 @@ def write(cursor: Any, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
 
 
 def connect(url: Any, kind: str) -> Any:
-    """The database by its own driver."""
+    """Connect to the database with its own driver."""
     connectors: Mapping[str, Callable[[Any], Any]] = {
         "postgresql": _postgres,
         "mariadb": _mariadb,

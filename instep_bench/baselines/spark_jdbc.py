@@ -115,7 +115,7 @@ class _Table:
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
-        """The staging table, for as long as the query runs."""
+        """Create the staging table for the time of the query."""
         self._execute(STAGING[self._kind].format(table=self._name))
         try:
             yield

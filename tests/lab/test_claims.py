@@ -8,6 +8,7 @@ from pathlib import Path
 from instep.report.markup import markdown
 from instep.vet import rules
 from instep_lab import claims
+from scripts import docs_site
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -60,7 +61,7 @@ def test_the_published_page_has_the_words_of_every_claim() -> None:
 
 
 def test_commands_in_advice_are_ours() -> None:
-    reference = DOCS.joinpath("reference", "commands.md").read_text(encoding="utf-8")
+    reference = docs_site.generated_pages()["reference/commands.md"]
     for id_, claim in claims.ALL.items():
         for command in re.findall(r"instep(?: [a-z]+)+|--[a-z-]+", claim.advice):
             words = command.split(" for ")[0]
