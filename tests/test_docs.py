@@ -14,10 +14,11 @@ import pytest
 
 import instep
 from instep import cli, errors, settings
+from instep.document.reasons import Reason
 from instep.kafka import topics
 from instep.kafka.connection import Cluster as Connection
 from instep.local.broker import LocalCluster
-from instep.vet import rules
+from instep.vet import judgement, rules
 from scripts import docs_site, python_api, record_demo
 
 ROOT = Path(__file__).parent.parent
@@ -107,6 +108,16 @@ def test_every_command_that_is_named_exists(page: Path) -> None:
         *re.findall(r"^ *instep ([a-z]+)", fenced, re.MULTILINE),
     }
     assert named <= cli.command_names()
+
+
+def test_every_code_that_is_named_exists() -> None:
+    """A rule that is renamed is renamed in the pages too."""
+    codes = {kind.code for kind in errors.NamedStop.__subclasses__()}
+    codes |= rules.ALL.keys() | {reason.value for reason in Reason}
+    prefixes = "|".join(part.upper() for part in judgement.PARTS)
+    for page in PAGES:
+        named = re.findall(rf"\b(?:{prefixes})_[A-Z_]+\b", page.read_text(encoding="utf-8"))
+        assert set(named) <= codes, page
 
 
 def test_every_stop_has_a_page_and_every_page_a_stop() -> None:
