@@ -244,7 +244,7 @@ def test_a_mechanism_that_instep_does_not_have_is_not_recommended() -> None:
     assert "it supports GSSAPI" in error.what
     assert (
         error.remedy
-        == "use the address of a listener that takes PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"
+        == "use the address of a listener that supports PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"
     )
     error = handshake.judge(
         settings.Security(**user("PLAIN")),
