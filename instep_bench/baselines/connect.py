@@ -71,7 +71,7 @@ class Connect(contest.Contestant):
     name = baselines.CONNECT
 
     def __init__(self, folder: Path, bootstrap: str, partitions: int, groups: list[str]) -> None:
-        """Describe a worker; `groups` is called with the consumer groups that its sinks leave."""
+        """Describe a worker; `groups` collects the consumer groups that its sinks leave."""
         self._folder, self._bootstrap, self._partitions, self._groups = (
             folder,
             bootstrap,
@@ -100,7 +100,7 @@ class Connect(contest.Contestant):
         return {"worker": meters.tree(self._pid)}
 
     def check(self) -> bool:
-        """Return False, because a connector never ends; raise if its worker has ended."""
+        """Return False, because a connector never ends; raise if it or its worker has failed."""
         if self._keeper is None or self._keeper.poll() is not None:
             raise errors.InstepError(
                 f"Kafka Connect's worker ended by itself; the end of its log:\n{self._tail()}"

@@ -111,7 +111,7 @@ def test_report(home: Path, kept: list[str], tmp_path: Path) -> None:
 
 def test_a_benchmark_is_refused_before_it_begins(home: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.html").write_text("mine", encoding="utf-8")
-    assert "is no report" in refused(home, "polling", "--html", "mine.html")
+    assert "is not a report" in refused(home, "polling", "--html", "mine.html")
     assert "no list of numbers" in refused(home, "polling", "--connections", "1,many")
     assert "1 to 500" in refused(home, "polling", "--connections", "none")
     assert "target" in refused(home, "polling", "--target", "postgre")
