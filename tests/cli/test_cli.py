@@ -443,7 +443,7 @@ def test_csv_and_deletions_are_published_too(place: Path) -> None:
     instep(place, "init")
     assert instep(place, "emit", "events.csv").returncode == 0
     assert "2 deletions published" in instep(place, "emit", "--delete", "3", "7").stderr
-    assert "events.csv is a file" in refused(place, "emit", "--delete", "events.csv")
+    assert "not the file events.csv" in refused(place, "emit", "--delete", "events.csv")
     assert instep(place, "run", "--once").returncode == 0
     rows = run_sql(
         database, "SELECT doc_no, print_status, print_version FROM contract_document ORDER BY 1"
@@ -481,7 +481,7 @@ def test_a_dead_jvm_ends_it_with_an_error(place: Path) -> None:
 def test_spark_settings_that_cannot_be(place: Path) -> None:
     instep(place, "init")
     assert 'write e.g. memory = "640m"' in refused(place, "run", INSTEP__SPARK__MEMORY="lots")
-    assert "no Spark master" in refused(place, "run", "--master", "spork://x")
+    assert "not a Spark master" in refused(place, "run", "--master", "spork://x")
     assert "no Spark master answers at spark://127.0.0.1:1" in refused(
         place, "run", "--master", "spark://127.0.0.1:1"
     )
