@@ -130,7 +130,7 @@ class TargetDatabase:
         return made
 
     def empty(self, name: str, pipeline: settings.Pipeline) -> None:
-        """On a server of ours instep's tables are made anew as well: rows deleted by the hundred thousand leave their traces."""
+        """On our own server, create instep's tables again as well: hundreds of thousands of deleted rows slow it down."""
         if name in self._prepared:
             preparation.remove(name, pipeline, own_tables=self.is_ours)
         made = preparation.prepare(pipeline)

@@ -1,4 +1,4 @@
-"""One run of one contestant: told to go on an empty table, watched through the database, and its table checked afterwards.
+"""One run of one contestant: started on an empty table, observed through the database, and checked afterwards.
 
 The watch is the same for all: the first row seen in the table, and the moment when the last event of each partition is seen. Both
 are looked for by key, every hundredth of a second, so that watching costs the database next to nothing.
@@ -24,7 +24,7 @@ PATIENCE_S = 600.0
 
 
 class Contestant(abc.ABC):
-    """Something that applies a topic to a table. Started once, then told to go, once or again and again."""
+    """Something that applies a topic to a table. The process starts once and is then given orders."""
 
     name: str
 
@@ -42,7 +42,7 @@ class Contestant(abc.ABC):
 
     @abc.abstractmethod
     def done(self) -> contestant_program.StartOrder:
-        """Wait until the run is over and everything is ready for the next one; what it told of itself."""
+        """Wait until the run is over and the next can begin, and return its answer."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Programmed(Contestant):
         self.name = name
         self._program = contestant_program.ContestantProgram(module, folder)
         self._is_spark = is_spark
-        self._told: contestant_program.StartOrder | None = None
+        self._answer: contestant_program.StartOrder | None = None
 
     def go(self, declared: bench_servers.BenchPipeline) -> None:
         if not self._program.pid:
@@ -68,24 +68,24 @@ class Programmed(Contestant):
         return meters.spark(pid) if self._is_spark else {"process": meters.tree(pid)}
 
     def check(self) -> bool:
-        if self._told is None and self._program.has_answered():
+        if self._answer is None and self._program.has_answered():
             self._hear()
         self._program.check()
-        return self._told is not None
+        return self._answer is not None
 
     def done(self) -> contestant_program.StartOrder:
-        told = self._told or self._hear()
-        self._told = None
-        return told
+        answer = self._answer or self._hear()
+        self._answer = None
+        return answer
 
     def close(self) -> None:
         self._program.close()
 
     def _hear(self) -> contestant_program.StartOrder:
-        self._told = self._program.hear(PATIENCE_S)
-        if self._told.error:
-            raise errors.InstepError(f"{self.name} failed: {self._told.error}")
-        return self._told
+        self._answer = self._program.hear(PATIENCE_S)
+        if self._answer.error:
+            raise errors.InstepError(f"{self.name} failed: {self._answer.error}")
+        return self._answer
 
 
 class Command(Contestant):
@@ -127,7 +127,7 @@ class Command(Contestant):
 class ContestRun(msgspec.Struct, frozen=True, kw_only=True):
     """What one run came to. Times are seconds from the order to go, with a cold start from the process's start."""
 
-    first_fetch_s: float | None  # where it was told
+    first_fetch_s: float | None  # if the contestant reports it
     first_row_s: float
     last_commit_s: float
     differences: int
@@ -155,10 +155,10 @@ def hold(
         with meters.Meter({**contestant.roles(), **servers}) as meter:
             first_row, last_commit = _watch(contestant, sink, truth)
             usage = meter.stop()
-        told = contestant.done()
+        answer = contestant.done()
         differences = differing(sink, truth)
     return ContestRun(
-        first_fetch_s=told.first_fetch - began if told.first_fetch else None,
+        first_fetch_s=answer.first_fetch - began if answer.first_fetch else None,
         first_row_s=first_row - began,
         last_commit_s=last_commit - began,
         differences=differences,

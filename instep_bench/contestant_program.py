@@ -1,4 +1,4 @@
-"""A program that applies a topic each time it is told to: how it is told, and how it answers.
+"""A program that applies a topic for each order that it reads: the order, and the answer.
 
 It reads orders from its input, one JSON object a line, and adds its answers to a file. Both ends are here: `serve` is the
 program's, `Program` is its owner's. The program is gone when its owner is, also after kill -9. Times are those of the wall
@@ -44,11 +44,11 @@ def serve(apply: Callable[[Order], StartOrder]) -> None:
     answers = Path(sys.argv[1])
     for line in sys.stdin:
         try:
-            told = apply(msgspec.json.decode(line, type=Order))
+            answer = apply(msgspec.json.decode(line, type=Order))
         except Exception as error:  # noqa: BLE001 - whatever it is, the owner must hear of it
-            told = StartOrder(error=brief(f"{type(error).__name__}: {error}"))
+            answer = StartOrder(error=brief(f"{type(error).__name__}: {error}"))
         with answers.open("ab") as file:
-            file.write(msgspec.json.encode(told) + b"\n")
+            file.write(msgspec.json.encode(answer) + b"\n")
 
 
 def brief(text: str) -> str:

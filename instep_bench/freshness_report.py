@@ -1,4 +1,4 @@
-"""What a freshness benchmark saw, told as figures, tables and plots. Pure."""
+"""The figures, tables and plots of a freshness benchmark. Pure."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _part(lives: Iterable[Life], part: str) -> list[float]:
 
 
 def tables(seen: FreshnessRun) -> list[ReportTable]:
-    told = [_freshness_table(seen.loads), _parts_table(seen.loads)]
+    tables = [_freshness_table(seen.loads), _parts_table(seen.loads)]
     rows: list[list[Cell]] = [
         [f"process start to first commit, {how}", round(value, 2), "s"]
         for how, value in seen.starts_s.items()
@@ -184,10 +184,10 @@ def tables(seen: FreshnessRun) -> list[ReportTable]:
             ],
             ["CPU of the pipeline when idle", round(idle_cpu, 1), "% of a core"],
         ]
-    told.append(ReportTable("Start and pause", ["what", "value", "unit"], rows))
+    tables.append(ReportTable("Start and pause", ["what", "value", "unit"], rows))
     if seen.faults:
-        told.append(_faults_table(seen.faults))
-    return told
+        tables.append(_faults_table(seen.faults))
+    return tables
 
 
 def _freshness_table(loads: Sequence[RateResult]) -> ReportTable:
@@ -206,8 +206,8 @@ def _freshness_table(loads: Sequence[RateResult]) -> ReportTable:
         whole, late = (
             latency_join.percentiles(_part(one.lives, part)) for part in ("whole", "late_ms")
         )
-        told = [*whole.values(), late["p99"], late["max"]]
-        rows.append([one.rate, len(one.lives), *(round(value, 1) for value in told)])
+        values_ms = [*whole.values(), late["p99"], late["max"]]
+        rows.append([one.rate, len(one.lives), *(round(value, 1) for value in values_ms)])
     return ReportTable("Freshness in ms, from the event being due to its commit", columns, rows)
 
 
@@ -216,14 +216,14 @@ def _parts_table(loads: Sequence[RateResult]) -> ReportTable:
     for one in loads:
         for part in (*PARTS, "whole"):
             values = _part(one.lives, part)
-            told = latency_join.percentiles(values)
+            values_ms = latency_join.percentiles(values)
             rows.append(
                 [
                     one.rate,
                     part,
                     *(
                         round(value, 1)
-                        for value in (statistics.fmean(values), told["p50"], told["p99"])
+                        for value in (statistics.fmean(values), values_ms["p50"], values_ms["p99"])
                     ),
                 ]
             )
@@ -236,7 +236,7 @@ def _faults_table(faults: Sequence[FaultEffect]) -> ReportTable:
     rows: list[list[Cell]] = []
     for fault in faults:
         held = latency_join.percentiles(life.whole / 1000 for life in fault.held_up)
-        told = [round(held[name], 2) if held else None for name in ("p50", "p99", "max")]
+        values_ms = [round(held[name], 2) if held else None for name in ("p50", "p99", "max")]
         rows.append(
             [
                 fault.name,
@@ -244,7 +244,7 @@ def _faults_table(faults: Sequence[FaultEffect]) -> ReportTable:
                 len(fault.lives),
                 len(fault.held_up),
                 round(fault.back_s, 2),
-                *told,
+                *values_ms,
             ]
         )
     columns = ["fault", "events/s", "events", "held up", "back in step", "p50", "p99", "max"]
@@ -330,7 +330,7 @@ def _memory_plot(memory: dict[str, list[tuple[float, float]]]) -> Plot:
 
 def notes(seen: FreshnessRun) -> list[str]:
     """Return notes that help to read the figures correctly."""
-    told = [
+    notes = [
         "Freshness counts from the moment an event was due by its schedule to the return of its commit in the task; the schedule"
         " waits for nobody, and every event that was sent was seen committed.",
         "publish: due to the broker's answer. wait: to the begin of the task that took it. batch: to its transaction. write: to"
@@ -339,13 +339,13 @@ def notes(seen: FreshnessRun) -> list[str]:
     for one in seen.loads:
         late = latency_join.percentiles(_part(one.lives, "late_ms"))["p99"]
         if late > LATE_MS:
-            told.append(
+            notes.append(
                 f"At {one.rate:,} events/s the sender itself was late: p99 {late:.1f} ms, which is part of the figures."
             )
     if seen.faults:
-        told.append(
+        notes.append(
             "Back in step: the last event is committed that was older than a second, or than twice the oldest before the fault."
         )
         if not seen.own_broker:
-            told.append("The broker was not killed: it is not the benchmark's own.")
-    return told
+            notes.append("The broker was not killed: it is not the benchmark's own.")
+    return notes

@@ -113,12 +113,12 @@ def percentiles(values: Iterable[float]) -> dict[str, float]:
 
 
 def curve(values: Iterable[float]) -> list[tuple[float, float]]:
-    """How late one event in so many is: (so many, its freshness), as far as there are enough events to say so."""
+    """Return the freshness of the slowest event in 10, 100, …, as far as there are enough events."""
     ranked = sorted(values)
-    so_many = {percent: round(100 / (100 - percent), 2) for percent in CURVE}
+    one_in = {percent: round(100 / (100 - percent), 2) for percent in CURVE}
     return [
         (count, percentile(ranked, percent))
-        for percent, count in so_many.items()
+        for percent, count in one_in.items()
         if count <= len(ranked)
     ]
 

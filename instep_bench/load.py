@@ -201,7 +201,7 @@ def send_all(sendings: Iterable[LoadRecord], bootstrap: str, topic: str) -> None
     failed: list[KafkaError] = []
     count = 0
 
-    def told(error: KafkaError | None, _: Message) -> None:
+    def on_delivery(error: KafkaError | None, _: Message) -> None:
         if error is not None:
             failed.append(error)
 
@@ -215,9 +215,9 @@ def send_all(sendings: Iterable[LoadRecord], bootstrap: str, topic: str) -> None
             count += 1
             batch.append({"key": sent.key, "value": sent.value})
             if len(batch) == SENT_AT_ONCE:
-                _send(producer, topic, batch, told)
+                _send(producer, topic, batch, on_delivery)
                 batch = []
-        _send(producer, topic, batch, told)
+        _send(producer, topic, batch, on_delivery)
         left = producer.flush(120)
     finally:
         producer.close()
@@ -228,11 +228,11 @@ def send_all(sendings: Iterable[LoadRecord], bootstrap: str, topic: str) -> None
         )
 
 
-def _send(producer: Producer, topic: str, batch: list[dict[str, bytes]], told: Any) -> None:
+def _send(producer: Producer, topic: str, batch: list[dict[str, bytes]], on_delivery: Any) -> None:
     """A batch, once there is room for all of it: taken in part, a document's later event could come before its earlier one."""
     while len(producer) + len(batch) > FAST["queue.buffering.max.messages"]:
         producer.poll(0.02)
-    if producer.produce_batch(topic, batch, on_delivery=told) < len(batch):
+    if producer.produce_batch(topic, batch, on_delivery=on_delivery) < len(batch):
         refused = next(one for one in batch if "_error" in one)
         raise errors.Undelivered(
             f"the client did not take a record for topic {topic!r}: {refused['_error']!r}"

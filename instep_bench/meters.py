@@ -27,7 +27,7 @@ Pids = Callable[[], Iterable[int]]
 
 
 class MemorySample(msgspec.Struct, frozen=True):
-    """Memory of one role's processes together, so many seconds after the start; PSS as it was when last asked for."""
+    """Memory of one role's processes together at a time since the start; PSS as of the last measurement."""
 
     at_s: float
     rss_mb: float

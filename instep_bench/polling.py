@@ -24,7 +24,7 @@ from instep_bench.result import BenchResult, Figure
 
 STATUSES = ("CREATED", "QUEUED", "PRINTING", "PRINTED")
 EVENTS = "events"
-CALLS_LESS = 10  # with several connections each makes so many times fewer calls than one alone
+CALLS_LESS = 10  # with several connections, each makes this many times fewer calls than one alone
 
 
 class PollingOptions(msgspec.Struct, frozen=True, kw_only=True):

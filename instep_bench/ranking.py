@@ -154,7 +154,7 @@ def plots(held: Sequence[Held], measured: Sequence[Figure]) -> list[Plot]:
 
 def notes(held: Sequence[Held], truth: load.ExpectedState) -> list[str]:
     """Return notes for the reader."""
-    told = [
+    notes = [
         f"Of {truth.records:,} records {truth.applied:,} are fresh, {truth.stale:,} stale, {truth.repeated:,} repeated and"
         f" {truth.bad:,} bad.",
         "Cold: a fresh process; its throughput is counted from the start of the process to the last commit. Warm: a process that"
@@ -162,11 +162,11 @@ def notes(held: Sequence[Held], truth: load.ExpectedState) -> list[str]:
         "A rival keeps no history of the events. Memory is the peak of its processes together, proportional size (PSS).",
     ]
     if any(one.contestant == baselines.CONNECT for one in held):
-        told.append(
+        notes.append(
             "Of connect the first fetch is not known: it is counted from its first row in the table, which is later."
         )
     for name in dict.fromkeys(one.contestant for one in held):
         worst = max(one.run.differences for one in held if one.contestant == name)
         if worst:
-            told.append(f"{name} left up to {worst:,} documents that differ from the truth.")
-    return told
+            notes.append(f"{name} left up to {worst:,} documents that differ from the truth.")
+    return notes

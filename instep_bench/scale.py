@@ -1,6 +1,6 @@
 """What an event costs as one thing grows and all others stay: rows in the target, events, partitions, distance, cores.
 
-Every point has a topic and a table of its own. Its table is filled first; then, in each round, so many further events are
+Every point has a topic and a table of its own. Its table is filled first; then, in each round, that number of further events is
 published, and applied by a pipeline that runs to the end of the log in a Spark session that is warm. The events go all over the
 table, and each raises its document's version by one: at the end the sum of the versions tells whether each was applied once.
 """
@@ -302,11 +302,11 @@ class _Group:
             self._program.tell(
                 contestant_program.Order(str(site.declared.config), site.declared.name)
             )
-            told = self._program.hear(ANSWER_PATIENCE_S + count / EVENTS_PER_S_LEAST)
+            answer = self._program.hear(ANSWER_PATIENCE_S + count / EVENTS_PER_S_LEAST)
             used = meters.present(meter.stop())
-        if told.error:
-            raise errors.InstepError(f"the pipeline failed at {site.point}: {told.error}")
-        seconds = site.last_commit() - told.first_fetch
+        if answer.error:
+            raise errors.InstepError(f"the pipeline failed at {site.point}: {answer.error}")
+        seconds = site.last_commit() - answer.first_fetch
         cpu_s = {role: usage.cpu_s for role, usage in used.items()}
         return ScaleRound(
             count,

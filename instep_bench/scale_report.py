@@ -1,4 +1,4 @@
-"""What a scale benchmark saw, told as figures, tables and plots. Pure."""
+"""The figures, tables and plots of a scale benchmark. Pure."""
 
 from __future__ import annotations
 
@@ -134,12 +134,14 @@ def _table(seen: ScaleRun, thing: str) -> ReportTable:
         ]
         if not any("database" in one.cpu_s for one in rounds):
             cpu[1] = None
-        told: list[Cell] = [
+        cells: list[Cell] = [
             *(round(number, 2) for number in (median, min(costs), max(costs), median / first)),
             *cpu,
         ]
         trip: list[Cell] = [round(seen.trips_ms[point], 2)] if has_trips else []
-        rows.append([_shown(thing, value), *trip, *told, round(max(one.peak_mb for one in rounds))])
+        rows.append(
+            [_shown(thing, value), *trip, *cells, round(max(one.peak_mb for one in rounds))]
+        )
     columns = [
         "cost",
         "low",
@@ -171,31 +173,31 @@ def _plot(thing: str, found: Sequence[Figure]) -> Plot:
         for one in found
         if one.labels["dimension"] == thing and one.labels.get("role", "pipeline") == "pipeline"
     ]
-    told = [one for one in own if one.unit == "µs"]
+    per_event = [one for one in own if one.unit == "µs"]
     title = f"What an event costs by {TITLES[thing]}"
     if thing == "master":
-        return charts.bars(title, told, x="value")
+        return charts.bars(title, per_event, x="value")
     log = thing != "distance"  # which begins at 0
     return msgspec.structs.replace(
-        charts.curves(title, told, x="value", log_x=log, log_y=log), x=TITLES[thing]
+        charts.curves(title, per_event, x="value", log_x=log, log_y=log), x=TITLES[thing]
     )
 
 
 def notes(seen: ScaleRun) -> list[str]:
     """Return notes that help to read the figures correctly."""
-    told = [
+    notes = [
         "Cost is the time from the first fetch to the last commit by the number of events, in a Spark session that was warm.",
         "CPU of the pipeline is that of its driver, JVM and Python workers together, on all cores.",
         "A batch writes a document once, however many of its events it holds: with few documents an event costs less.",
     ]
     if "distance" in seen.asked:
-        told.append(
+        notes.append(
             "The distance is a proxy's delay in each direction; all of these points go through it, the one of 0 ms as well."
         )
     else:
-        told.append(f"There is no distance to {seen.target}: a file, or nothing was asked for.")
+        notes.append(f"There is no distance to {seen.target}: a file, or nothing was asked for.")
     if "cluster" in seen.asked.get("master", {}):
-        told.append(
+        notes.append(
             "The cluster's master, workers and executors share this machine with everything else: it shows that it works."
         )
-    return told
+    return notes

@@ -43,7 +43,7 @@ class EventSource(msgspec.Struct, frozen=True):
 
 
 class Leg(msgspec.Struct, frozen=True):
-    """So many events at an even rate, from this number on."""
+    """Events at an even rate, from this number on."""
 
     first: int
     count: int
@@ -235,8 +235,8 @@ def _say(answer: Answer) -> None:
     sys.stdout.buffer.flush()
 
 
-def main(told: str) -> None:
-    source = msgspec.json.decode(told, type=EventSource)
+def main(encoded_source: str) -> None:
+    source = msgspec.json.decode(encoded_source, type=EventSource)
     asked = _legs()
     try:
         publisher = Publisher(

@@ -55,12 +55,12 @@ def sound(result: BenchResult) -> BenchResult:
         for figure, before in zip(figures, result.figures, strict=True)
         if figure.values != before.values
     ]
-    told = [f"not every round gave a number: {', '.join(lost)}"] if lost else []
+    notes = [f"not every round gave a number: {', '.join(lost)}"] if lost else []
     kept = msgspec.structs.replace(
         result,
         figures=[figure for figure in figures if figure.values],
         plots=list(map(_with_known_spreads, result.plots)),
-        notes=[*result.notes, *told],
+        notes=[*result.notes, *notes],
     )
     return msgspec.convert(_plain(msgspec.to_builtins(kept)), BenchResult)
 

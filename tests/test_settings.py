@@ -312,7 +312,7 @@ def test_the_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         settings.load(tmp_path / "gone.toml", {})
 
 
-def test_an_unknown_pipeline_is_told_the_nearest() -> None:
+def test_an_unknown_pipeline_is_reported_the_nearest() -> None:
     found = settings.parse(GOOD, SECRETS)
     with pytest.raises(errors.SettingsError, match="did you mean 'contracts'"):
         settings.pipeline(found, "contract")

@@ -226,7 +226,7 @@ def _print(report: ReconcileReport, request: Request) -> None:
         differing = [(_cell(name), count) for name, count in report.columns.items()]
         typer.echo("\n" + output.table(("COLUMN", "DIFFERENT"), differing))
     if report.first_rows:
-        keys = (*ROW_KEYS, "mend") if request.fix else ROW_KEYS
+        keys = (*ROW_KEYS, "repair") if request.fix else ROW_KEYS
         head = [key.upper() for key in ROW_KEYS] + (["REPAIR"] if request.fix else [])
         rows = [[_cell(row.get(key, "")) for key in keys] for row in report.first_rows]
         typer.echo("\n" + output.table(head, rows))

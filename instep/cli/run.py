@@ -15,7 +15,7 @@ from instep.cli.options import GLOBAL, Config, Debug, Master, PipelineNames
 class FailOn(StrEnum):
     """What turns a run that ended normally into a failure."""
 
-    SET_ASIDE = "set-aside"
+    QUARANTINE = "quarantine"
 
 
 app = typer.Typer()
@@ -61,9 +61,9 @@ def run(
                 verbose=GLOBAL.debug,
             )
         quarantined = sum(map(quarantine_summary.count, runners))
-    if quarantined and fail_on is FailOn.SET_ASIDE:
+    if quarantined and fail_on is FailOn.QUARANTINE:
         output.say(
-            f"{output.ERROR}{quarantined:,} events were quarantined (--fail-on set-aside)\n"
+            f"{output.ERROR}{quarantined:,} events were quarantined (--fail-on quarantine)\n"
             "see: instep dead list; instep parked list"
         )
         raise typer.Exit(1)

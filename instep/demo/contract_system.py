@@ -1,6 +1,6 @@
 """The contract system: a table with documents and no statuses, and the topic and pipeline that are to keep it in step.
 
-The demo's story is told on it, and so is the benchmark that compares it with polling.
+The demo uses it, and so does the benchmark that compares events with polling.
 """
 
 from __future__ import annotations

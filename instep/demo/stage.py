@@ -90,7 +90,7 @@ def render(sample: ProgressSample, width: int) -> RenderableType:
     from rich.table import Table
 
     left = max(0.0, sample.round_s * (1 - sample.polled_share))
-    told = (
+    rows = (
         (
             "polling",
             sample.polled_share,
@@ -102,12 +102,12 @@ def render(sample: ProgressSample, width: int) -> RenderableType:
             f"{sample.applied:,} of {sample.records:,} records applied",
         ),
     )
-    room = width - len("polling  ") - 2 - max(len(text) for _, _, text in told)
+    room = width - len("polling  ") - 2 - max(len(text) for _, _, text in rows)
     bar_width = min(BAR_MAX, max(BAR_MIN, room))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for _ in range(3):
         table.add_column(no_wrap=True)
-    for (name, share, text), tone in zip(told, (Tone.WARNING, Tone.GOOD), strict=True):
+    for (name, share, text), tone in zip(rows, (Tone.WARNING, Tone.GOOD), strict=True):
         table.add_row(
             terminal.text(name, Tone.STRONG),
             terminal.bar(share, bar_width, tone),

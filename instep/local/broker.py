@@ -49,7 +49,7 @@ class ProxiedListener:
     """A second listener that advertises the port of a proxy in front of it."""
 
     port: int
-    told_port: int
+    advertised_port: int
 
 
 class Broker(server.Server):
@@ -132,7 +132,7 @@ class Broker(server.Server):
         side, advertised_side = "", ""
         if self.side_door:
             side = f",SIDE://{ports.HOST}:{self.side_door.port}"
-            advertised_side = f",SIDE://{ports.HOST}:{self.side_door.told_port}"
+            advertised_side = f",SIDE://{ports.HOST}:{self.side_door.advertised_port}"
         voters = [f"{peer.node}@{ports.HOST}:{peer.controller_port}" for peer in self.peers]
         return {
             "process.roles": "broker,controller",

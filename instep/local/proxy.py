@@ -43,7 +43,7 @@ class NetworkFault:
 
 
 @dataclass(slots=True)
-class Counts:
+class ProxyCounts:
     """What the proxy has done so far."""
 
     connections: int = 0
@@ -63,7 +63,7 @@ class Proxy:
         self, server_port: int, port: int | None = None, *, server_host: str = ports.HOST
     ) -> None:
         self.port = port or ports.free(1)[0]
-        self.counts = Counts()
+        self.counts = ProxyCounts()
         self._server_host, self._server_port = server_host, server_port
         self._fault = NetworkFault()
         self._large_chunks = 0

@@ -165,7 +165,7 @@ def difference_rows(
     if difference.kind != difference.seems and difference.seems:
         row["seems"] = difference.seems
     if action is not None:
-        row["mend"] = action
+        row["repair"] = action
     if difference.kind == spark_steps.UNREADABLE_KIND:
         yield row | {"expected": (difference.expected or b"").decode()}
         return

@@ -80,7 +80,7 @@ class VetReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(snapshot: Snapshot) -> VetReport:
-    """Every rule on every pipeline; what several pipelines share is told once."""
+    """Check every rule on every pipeline; report once what several pipelines share."""
     _check_accepted(snapshot.accepted)
     judged = [_judge(RuleContext(snapshot, name)) for name in snapshot.pipelines]
     merged: dict[tuple[str, str, tuple[str, ...]], Finding] = {}

@@ -94,7 +94,7 @@ def rule(
     remedy: str,
     acceptable_when: str,
 ) -> Callable[[Check], Check]:
-    """Declare a rule; its part of the road is the first word of its id."""
+    """Declare a rule. The first word of its id is the part that it checks."""
 
     def declare(check: Check) -> Check:
         part = id_.partition("_")[0].lower()

@@ -1,6 +1,6 @@
 """What one would write instead of a pipeline: a loop, Spark with its JDBC writer, Kafka Connect with a JDBC sink.
 
-Each is what a good engineer would make of it in a day, tuned, and is told apart by the guarantee it keeps.
+Each is what a good engineer would write in a day, tuned. They differ in the guarantee they keep.
 """
 
 from __future__ import annotations

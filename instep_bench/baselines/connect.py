@@ -1,4 +1,4 @@
-"""Rival (c): a Kafka Connect worker with Debezium's JDBC sink, tuned. The worker is told through its REST interface: a connector
+"""Rival (c): a Kafka Connect worker with Debezium's JDBC sink, tuned. The worker is controlled through its REST interface: a connector
 of a new name for each run, which begins at the topic's start; the first one can come with the worker's start."""
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def apply(order: contestant_program.Order) -> contestant_program.StartOrder:
                 at |= moved
         cursor.execute(
             f"DROP TABLE {pipeline.table}_offsets"
-        )  # a benchmark's only: the next run begins anew
+        )  # only in a benchmark: the next run begins again
         connection.commit()
     return contestant_program.StartOrder(began, committed)
 

@@ -1,4 +1,4 @@
-"""Two results held against each other: what differs is told apart from what may be noise."""
+"""Two results held against each other: what differs is reported apart from what may be noise."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_less_is_better_for_times_and_amounts(unit: str, words: tuple[str, str])
     assert [one.word for one in compare(low, high).lines] == [words[1]]
 
 
-def test_figures_are_told_apart_by_their_labels_in_any_order() -> None:
+def test_figures_are_distinguished_by_their_labels_in_any_order() -> None:
     a = made.result(made.speed([1.0], x="1", y="2"), made.speed([2.0], x="1", y="3"))
     b = made.result(made.speed([4.0], y="2", x="1"), made.memory([5.0]))
     found = compare(a, b)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from instep_bench import contestant_program
 
 
-def test_an_error_is_told_by_its_beginning_and_its_end() -> None:
+def test_an_error_is_reported_by_its_beginning_and_its_end() -> None:
     assert contestant_program.brief("ValueError: no such thing") == "ValueError: no such thing"
     trace = "\n".join(
         f"\tat org.apache.spark.Some.method{number}(Some.scala)" for number in range(200)

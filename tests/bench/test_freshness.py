@@ -1,4 +1,4 @@
-"""One short run on real parts, and what is told of it."""
+"""One short run on real parts, and what is reported of it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def value(found: freshness_report.FreshnessRun, name: str, **labels: str) -> lis
     return figure.values
 
 
-def test_what_was_seen_is_told_in_figures() -> None:
+def test_what_was_seen_is_reported_in_figures() -> None:
     found = seen()
     assert value(found, "freshness", rate="100", part="whole", percentile="p50") == [234]
     assert value(found, "freshness", rate="100", part="wait", percentile="p99") == [50]
@@ -89,10 +89,12 @@ def test_every_plot_can_be_drawn() -> None:
     assert all("no values" not in plots.svg(plot) for plot in drawn)
 
 
-def test_a_late_sender_is_told() -> None:
+def test_a_late_sender_is_reported() -> None:
     late = [life(0, 20, 1, 1, 1, late_ms=12.0)]
-    told = freshness_report.notes(seen(loads=[freshness_report.RateResult(5_000, late, {})]))
-    assert any("5,000 events/s the sender itself was late: p99 12.0 ms" in note for note in told)
+    reported = freshness_report.notes(seen(loads=[freshness_report.RateResult(5_000, late, {})]))
+    assert any(
+        "5,000 events/s the sender itself was late: p99 12.0 ms" in note for note in reported
+    )
     assert not any("late" in note for note in freshness_report.notes(seen(faults=[])))
 
 

@@ -41,7 +41,7 @@ def test_the_file_system_is_that_of_the_nearest_mount(folder: str, kind: str) ->
     assert machine.file_system(MOUNTS, Path(folder)) == kind
 
 
-def test_what_is_not_told_is_unknown() -> None:
+def test_what_is_not_known_is_unknown() -> None:
     assert machine.file_system("", Path("/")) == "unknown"
     assert machine.memory("") == "unknown"
     assert machine.memory("MemTotal:       24641520 kB\n") == "23.5 GiB"

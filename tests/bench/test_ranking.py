@@ -50,7 +50,7 @@ def test_warm_counts_from_the_first_fetch_and_cold_from_the_start() -> None:
     assert rates == {"warm": [50.0], "cold": [25.0, 20.0]}
 
 
-def test_without_a_told_fetch_warm_counts_from_the_first_row() -> None:
+def test_without_a_reported_fetch_warm_counts_from_the_first_row() -> None:
     assert ranking.rate_of(held(baselines.CONNECT, "warm", None, 2.0, 4.0).run, "warm", 100) == 50
 
 
@@ -74,9 +74,9 @@ def test_the_table_names_each_guarantee_and_what_differs() -> None:
     rows = {row[1]: row for row in ranking.table(runs, 100).rows}
     assert rows["instep"][-2:] == [0, ranking.OURS]
     assert rows[baselines.CONNECT][-2:] == [7, baselines.GUARANTEES[baselines.CONNECT]]
-    told = ranking.notes(runs, TRUTH)
-    assert any("connect left up to 7 documents" in note for note in told)
-    assert not any("instep left" in note for note in told)
+    reported = ranking.notes(runs, TRUTH)
+    assert any("connect left up to 7 documents" in note for note in reported)
+    assert not any("instep left" in note for note in reported)
 
 
 def test_plots_show_the_spread() -> None:

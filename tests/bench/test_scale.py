@@ -1,4 +1,4 @@
-"""Which points are measured, what they are told as, and one small run on real parts."""
+"""Which points are measured, what they are reported as, and one small run on real parts."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def seen() -> scale_report.ScaleRun:
     )
 
 
-def test_what_was_seen_is_told() -> None:
-    told = {figure.key: figure for figure in scale_report.figures(seen())}
-    assert len(told) == len(scale_report.figures(seen()))
+def test_what_was_seen_is_reported() -> None:
+    reported = {figure.key: figure for figure in scale_report.figures(seen())}
+    assert len(reported) == len(scale_report.figures(seen()))
     labels = (("dimension", "events"), ("value", "1000000"))
-    assert told["cost per event", labels].values == [1, 3, 2]
-    assert told["throughput", labels].better == "more"
-    assert told["CPU per event", (labels[0], ("role", "pipeline"), labels[1])].median == 2
-    assert told["round trip", (("dimension", "distance"), ("value", "5"))].values == [2.2]
+    assert reported["cost per event", labels].values == [1, 3, 2]
+    assert reported["throughput", labels].better == "more"
+    assert reported["CPU per event", (labels[0], ("role", "pipeline"), labels[1])].median == 2
+    assert reported["round trip", (("dimension", "distance"), ("value", "5"))].values == [2.2]
     [by_distance] = [table for table in scale_report.tables(seen()) if "one way" in table.title]
     assert by_distance.rows[0] == [0, 2.2, 20, 10, 30, 1, 20, 5, 900]
     assert any("cluster" in note for note in scale_report.notes(seen()))

@@ -108,7 +108,7 @@ def test_the_first_pipeline_and_its_proof(place: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "21 records published\n")
     before = json.loads(instep(place, "status", "--json").stdout)["pipelines"][0]
     assert before["lag_records"] is None
-    done = instep(place, "run", "--once", "--fail-on", "set-aside")
+    done = instep(place, "run", "--once", "--fail-on", "quarantine")
     assert done.returncode == 0, done.stderr
     assert "21 records: 21 applied" in done.stderr
     assert "WARNING" not in done.stderr
@@ -151,9 +151,9 @@ def _reconcile(place: Path) -> None:
     run_sql(
         url, "INSERT INTO contract_document (doc_no, print_status) VALUES ('own', 'OLD')"
     )  # the application's own row
-    mended = instep(place, "reconcile", "--fix", "--execute", "--json", "--out", "rows.jsonl")
-    assert mended.returncode == 0, mended.stderr
-    [report] = json.loads(mended.stdout)["pipelines"]
+    repaired = instep(place, "reconcile", "--fix", "--execute", "--json", "--out", "rows.jsonl")
+    assert repaired.returncode == 0, repaired.stderr
+    [report] = json.loads(repaired.stdout)["pipelines"]
     assert (report["in_step"], report["missing"], report["different"], report["not_ours"]) == (
         True,
         1,
@@ -181,7 +181,7 @@ def test_a_run_that_set_most_aside_says_so_and_counts_across_restarts(place: Pat
         probes.FOLDER: str(place),
         "PYTHONPATH": here,
     }
-    done = instep(place, "run", "--once", "--fail-on", "set-aside", **probed)
+    done = instep(place, "run", "--once", "--fail-on", "quarantine", **probed)
     assert done.returncode == 1, done.stderr
     assert "contracts: 50 records: 20 applied" in done.stderr
     assert re.search("30 dead letters; [1-9] restarts", done.stderr), done.stderr
@@ -206,8 +206,8 @@ def test_status_starts_nothing(tmp_path: Path) -> None:
     )
     assert instep(tmp_path, "up", "status", **home).stderr == "no local server has been started\n"
     run_sql(f"sqlite:///{tmp_path}/contracts.db", "DROP TABLE instep_runs")
-    told = instep(tmp_path, "status", **home)
-    assert "has no table instep_runs\nrun: instep init\n" in told.stderr
+    reported = instep(tmp_path, "status", **home)
+    assert "has no table instep_runs\nrun: instep init\n" in reported.stderr
 
 
 def test_each_that_is_named_is_reported(place: Path) -> None:
@@ -252,12 +252,12 @@ def test_each_that_is_named_is_reported(place: Path) -> None:
     dropped = instep(
         place, "dead", "drop", "0:2", "0:9", "0:3", "--why", "void", "--execute", "--json"
     )
-    told = json.loads(dropped.stdout)
-    assert (dropped.returncode, len(told["events"]), told["not_found"]) == (1, 2, ["0:9"])
+    reported = json.loads(dropped.stdout)
+    assert (dropped.returncode, len(reported["events"]), reported["not_found"]) == (1, 2, ["0:9"])
     assert "instep: there is no dead letter at 0:9" in dropped.stderr
 
 
-def test_run_shows_metrics_and_ends_cleanly_when_told_to(place: Path) -> None:
+def test_run_shows_metrics_and_ends_cleanly_when_asked(place: Path) -> None:
     """By SIGTERM here; test_watching does it by SIGINT, and below SIGINT comes while Spark starts."""
     instep(place, "init")
     instep(place, "emit", "-", given=EVENTS)
@@ -453,7 +453,7 @@ def test_csv_and_deletions_are_published_too(place: Path) -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.5, 1.5])
-def test_told_to_end_while_spark_starts_it_leaves_nothing(place: Path, delay_s: float) -> None:
+def test_asked_to_end_while_spark_starts_it_leaves_nothing(place: Path, delay_s: float) -> None:
     instep(place, "init")
     with PipelineProcess(place / "instep.toml", log=place / "run.log") as process:
         wait_until(lambda: process.children() != [], "the JVM to be started")
@@ -554,32 +554,33 @@ def test_init_takes_types_from_the_topic_and_reports_every_fault(place: Path) ->
         kafka + "".join(ORDERS.format(name=name, topic=topic) for name in ("one", "two", "three")),
         encoding="utf-8",
     )
-    told = instep(place, "init", "one", "--no-infer", "--sql")
-    assert (told.stderr, "total TEXT" in told.stdout) == ("", True)
+    reported = instep(place, "init", "one", "--no-infer", "--sql")
+    assert (reported.stderr, "total TEXT" in reported.stdout) == ("", True)
     assert "no type is known for total, paid" in instep(place, "init", "one", "--sql").stderr
     rows = "\n".join(f'{{"no": {number}, "total": 20.5, "paid": true}}' for number in range(5))
     assert instep(place, "emit", "-", "--topic", topic, "--key", "no", given=rows).returncode == 0
-    told = instep(place, "init", "one", "--infer")
-    assert "types inferred from 5 records" in told.stderr
-    assert re.search(r"no BIGINT NOT NULL, total NUMERIC\(38, 6\), paid BOOLEAN", told.stdout)
+    reported = instep(place, "init", "one", "--infer")
+    assert "types inferred from 5 records" in reported.stderr
+    assert re.search(r"no BIGINT NOT NULL, total NUMERIC\(38, 6\), paid BOOLEAN", reported.stdout)
 
     for name in ("two", "three"):
         run_sql(
             f"sqlite:///{place}/{name}.db",
             "CREATE TABLE customer_order (no INTEGER NOT NULL PRIMARY KEY, tota TEXT, x INT NOT NULL)",
         )
-    told = instep(place, "init")
-    assert (told.returncode, told.stdout) == (2, "")
-    assert "one: ready" in told.stderr
+    reported = instep(place, "init")
+    assert (reported.returncode, reported.stdout) == (2, "")
+    assert "one: ready" in reported.stderr
     for name in ("two", "three"):
         assert (
             f"instep: {name}: table customer_order has no column 'total'; did you mean 'tota'?"
-            in told.stderr
+            in reported.stderr
         )
-        assert f"instep: {name}: table customer_order has no column 'paid'" in told.stderr
+        assert f"instep: {name}: table customer_order has no column 'paid'" in reported.stderr
         assert (
-            f"instep: {name}: table customer_order: column 'x' does not allow null" in told.stderr
+            f"instep: {name}: table customer_order: column 'x' does not allow null"
+            in reported.stderr
         )
     run_sql(f"sqlite:///{place}/two.db", "ALTER TABLE customer_order DROP COLUMN x")
-    told = instep(place, "init", "two", "--add-columns")
-    assert (told.returncode, told.stdout.count("ALTER TABLE")) == (0, 2)
+    reported = instep(place, "init", "two", "--add-columns")
+    assert (reported.returncode, reported.stdout.count("ALTER TABLE")) == (0, 2)

@@ -40,7 +40,7 @@ def test_debug_changes_no_exit_status(place: Path, arguments: tuple[str, ...], s
     assert "hush" not in plain.stderr + debugged.stderr
 
 
-def test_a_full_disk_behind_the_output_is_told(place: Path) -> None:
+def test_a_full_disk_behind_the_output_is_reported(place: Path) -> None:
     with Path("/dev/full").open("w") as full:
         for arguments in (("settings",), ("settings", "--json"), ("explain",), ("--help",)):
             command = [sys.executable, "-m", "instep", *arguments]

@@ -108,7 +108,7 @@ def test_a_folder_that_is_there_is_never_written_to(
         story.new_folder(Path("file/below"))
 
 
-def test_the_naive_loops_differences_are_told_apart() -> None:
+def test_the_naive_loops_differences_are_distinguished() -> None:
     truth = {"a": ("PRINTED", 4), "b": ("PRINTED", 4), "c": ("FAILED", 4)}
     found = story._compared({"a": ("PRINTED", 4), "b": ("PRINTING", 3), "": ("PRINTED", 3)}, truth)
     assert found == story.Naive(differences=3, older=1, missing=1, extra=1)

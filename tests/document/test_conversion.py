@@ -282,7 +282,7 @@ def by_time(**column: Any) -> Decoder:
 
 @pytest.mark.parametrize("unit", [None, "s", "ms", "us"])
 def test_an_earlier_status_never_overwrites_a_later_one(unit: str | None) -> None:
-    """The guard's column is an integer. A time that is finer than its unit is set aside, never cut."""
+    """The guard's column is an integer. A time that is finer than its unit is quarantined, never cut."""
     using = by_time(unit=unit) if unit else by_time()
     rules = Rules(ordered=True, order_is_time=True)
     step = timedelta(microseconds=kinds.UNIT_US[unit or "ms"])

@@ -77,7 +77,7 @@ def record(value: Any = MISSING, key: bytes | None = b"d1", **changes: Any) -> R
 
 
 def reason(found: Record, using: Decoder | None = None) -> Reason | None:
-    """Why the record is set aside: as a dead letter, or by parking its document. In bulk it is the same."""
+    """Why the record is quarantined: as a dead letter, or by parking its document. In bulk it is the same."""
     using = using or decoder()
     event, letter = None, None
     try:
@@ -113,7 +113,7 @@ def test_what_a_column_cannot_hold_is_understood_and_refused(changes: dict[str, 
         assert len(events[0].status or "") <= 255
 
 
-def test_every_reason_is_explained_and_set_aside_in_one_way() -> None:
+def test_every_reason_is_explained_and_quarantined_in_one_way() -> None:
     assert set(EXPLANATIONS) == set(Reason)
     assert PARKS >= COLUMN_REFUSES
     assert Reason.NOT_JSON not in PARKS

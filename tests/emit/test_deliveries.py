@@ -1,4 +1,4 @@
-"""Failures are told once, and never to nobody."""
+"""Failures are reported once, and never to nobody."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_ignored_failures_are_counted_with_the_first_reason() -> None:
     assert tally.take_undelivered() == (0, None)
 
 
-def test_a_failure_that_was_asked_for_is_told() -> None:
+def test_a_failure_that_was_asked_for_is_reported() -> None:
     tally = deliveries.DeliveryCounter()
     with pytest.raises(errors.Undelivered):
         failed(tally).result()
@@ -68,16 +68,16 @@ def test_asking_after_the_flush_takes_nothing_from_the_next_one() -> None:
     assert tally.take_undelivered() == (1, FAILURE)
 
 
-def test_a_callback_is_told() -> None:
-    tally, told = deliveries.DeliveryCounter(), []
-    failed(tally, lambda error, delivery: told.append((error, delivery)))
-    receipt = tally.begin(lambda error, delivery: told.append((error, delivery)))
+def test_a_callback_is_reported() -> None:
+    tally, reported = deliveries.DeliveryCounter(), []
+    failed(tally, lambda error, delivery: reported.append((error, delivery)))
+    receipt = tally.begin(lambda error, delivery: reported.append((error, delivery)))
     tally.settle(receipt, None, PLACE)
-    assert told == [(FAILURE, None), (None, PLACE)]
+    assert reported == [(FAILURE, None), (None, PLACE)]
     assert tally.take_undelivered() == (0, None)
 
 
-def test_a_callback_that_fails_was_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_fails_was_not_informed(caplog: pytest.LogCaptureFixture) -> None:
     def broken(error: errors.Undelivered | None, delivery: deliveries.Delivery | None) -> None:
         raise SystemExit
 
@@ -89,7 +89,7 @@ def test_a_callback_that_fails_was_not_told(caplog: pytest.LogCaptureFixture) ->
     assert tally.take_undelivered() == (1, FAILURE)
 
 
-def test_whoever_waits_is_told_before_anybody_can_flush() -> None:
+def test_whoever_waits_is_reported_before_anybody_can_flush() -> None:
     tally = deliveries.DeliveryCounter()
     receipt = tally.begin(None)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -101,7 +101,7 @@ def test_whoever_waits_is_told_before_anybody_can_flush() -> None:
         assert waiting.result(5) is FAILURE
 
 
-def test_whoever_gave_up_waiting_was_not_told() -> None:
+def test_whoever_gave_up_waiting_was_not_informed() -> None:
     tally = deliveries.DeliveryCounter()
     receipt = tally.begin(None)
     with pytest.raises(concurrent.futures.TimeoutError):

@@ -146,7 +146,7 @@ def test_nonsense_is_named() -> None:
         guarantees.producer_config("twice", {})
 
 
-def test_how_a_broker_is_spoken_to_is_told_to_every_client() -> None:
+def test_how_a_broker_is_spoken_to_is_reported_to_every_client() -> None:
     config = guarantees.producer_config(
         "exactly-once", {"sasl_username": "ann", "socket.timeout.ms": 9, "linger.ms": 1}
     )

@@ -37,10 +37,12 @@ def test_it_has_the_publishers_methods_with_their_parameters() -> None:
 
 
 def test_it_keeps_what_was_sent() -> None:
-    told: list[tuple[errors.Undelivered | None, Delivery | None]] = []
+    reported: list[tuple[errors.Undelivered | None, Delivery | None]] = []
     with MemoryPublisher("broker:9092", "print-status", source="print", partitions=12) as publisher:
         place = publisher.send(EVENT).result()
-        publisher.send(EVENT, on_delivery=lambda error, delivery: told.append((error, delivery)))
+        publisher.send(
+            EVENT, on_delivery=lambda error, delivery: reported.append((error, delivery))
+        )
         publisher.delete("d-1")
         publisher.send_raw(b"d-2", b"{}", [("x", b"y")])
         publisher.flush()
@@ -56,7 +58,7 @@ def test_it_keeps_what_was_sent() -> None:
     }
     assert dict(first.headers)["ce_source"] == b"print"
     assert (second.offset, deletion.offset, deletion.value) == (1, 2, None)
-    assert told == [(None, Delivery("print-status", second.partition, 1, second.timestamp_ms))]
+    assert reported == [(None, Delivery("print-status", second.partition, 1, second.timestamp_ms))]
     assert raw.headers == [("x", b"y")]
 
 

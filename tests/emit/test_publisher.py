@@ -75,15 +75,16 @@ def test_waiting_gives_the_place_in_the_log(broker: Bootstrap, topic: str, read_
 
 
 def test_a_callback_gets_every_delivery_in_order(broker: Bootstrap, topic: str) -> None:
-    told: list[tuple[errors.Undelivered | None, Delivery | None]] = []
+    reported: list[tuple[errors.Undelivered | None, Delivery | None]] = []
     with Publisher(broker.bootstrap, topic) as publisher:
         for number in range(100):
             publisher.send(
-                event(number), on_delivery=lambda error, delivery: told.append((error, delivery))
+                event(number),
+                on_delivery=lambda error, delivery: reported.append((error, delivery)),
             )
         publisher.flush()
-        assert [delivery.offset for _, delivery in told if delivery] == list(range(100))
-    assert all(error is None for error, _ in told)
+        assert [delivery.offset for _, delivery in reported if delivery] == list(range(100))
+    assert all(error is None for error, _ in reported)
 
 
 def test_a_callback_may_send(broker: Bootstrap, topic: str, read_all: Read) -> None:
@@ -148,7 +149,7 @@ def test_a_record_too_large_fails_alone(broker: Bootstrap, topic: str, read_all:
     assert versions(read_all(topic)) == [1, 2]
 
 
-def test_a_record_too_large_for_the_topic_is_told_the_same(
+def test_a_record_too_large_for_the_topic_is_reported_the_same(
     broker: Bootstrap, new_topic: Callable[..., str], read_all: Read
 ) -> None:
     topic = new_topic(1, max_message_bytes="2000")
@@ -180,11 +181,13 @@ def test_an_ignored_failure_is_raised_when_the_block_is_left(broker: Bootstrap, 
         publisher.send_raw(b"a", b"x" * 2_000_000)
 
 
-def test_a_failure_told_to_a_callback_is_not_raised_again(broker: Bootstrap, topic: str) -> None:
-    told: list[errors.Undelivered | None] = []
+def test_a_failure_given_to_a_callback_is_not_raised_again(broker: Bootstrap, topic: str) -> None:
+    reported: list[errors.Undelivered | None] = []
     with Publisher(broker.bootstrap, topic) as publisher:
-        publisher.send_raw(b"a", b"x" * 2_000_000, on_delivery=lambda error, _: told.append(error))
-    assert [type(error) for error in told] == [errors.Undelivered]
+        publisher.send_raw(
+            b"a", b"x" * 2_000_000, on_delivery=lambda error, _: reported.append(error)
+        )
+    assert [type(error) for error in reported] == [errors.Undelivered]
 
 
 def test_an_exception_of_the_block_is_not_hidden(
@@ -326,7 +329,7 @@ def test_a_broker_that_comes_back_gets_everything_once_and_in_order(
     assert versions(read_all("comes-back", mortal)) == list(range(101))
 
 
-def test_a_broker_that_dies_is_told_in_bounded_time(mortal: local_broker.LocalCluster) -> None:
+def test_a_broker_that_dies_is_reported_in_bounded_time(mortal: local_broker.LocalCluster) -> None:
     publisher = Publisher(
         mortal.bootstrap,
         "dies",

@@ -24,13 +24,13 @@ def bootstrap(secured_broker: secured.SecuredBroker) -> str:
     return secured_broker.bootstrap_of("login")
 
 
-def test_a_wrong_password_is_told_at_the_start(bootstrap: str) -> None:
+def test_a_wrong_password_is_reported_at_the_start(bootstrap: str) -> None:
     security = secured.login("ann", "wrong").security
     with pytest.raises(errors.NotAuthorised, match="does not accept user 'ann'"):
         Publisher(bootstrap, "theirs", security=security)
 
 
-def test_a_missing_right_to_write_is_told_for_the_record(bootstrap: str) -> None:
+def test_a_missing_right_to_write_is_reported_for_the_record(bootstrap: str) -> None:
     deadline = time.monotonic() + 90
     while True:
         try:

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError
 from instep import errors
 from instep.kafka import faults
 
-DEED = faults.Operation(
+OPERATION = faults.Operation(
     "read topic 'print-status'",
     "a:1,b:2",
     who=faults.ClientIdentity("ann"),
@@ -19,7 +19,7 @@ DEED = faults.Operation(
     tried_s=10,
 )
 
-# Codes that none of our calls can meet, or that are handled where they occur; told by name if one comes all the same.
+# Codes that none of our calls can meet, or that are handled where they occur; reported by name if one comes all the same.
 UNMAPPED = """
     NO_ERROR UNKNOWN OFFSET_OUT_OF_RANGE INVALID_MSG INVALID_MSG_SIZE MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE
     OFFSET_METADATA_TOO_LARGE STALE_CTRL_EPOCH STALE_BROKER_EPOCH NOT_ENOUGH_REPLICAS NOT_ENOUGH_REPLICAS_AFTER_APPEND
@@ -67,13 +67,13 @@ def test_every_refusal_of_a_right_names_the_right() -> None:
 
 @pytest.mark.parametrize("code", sorted(faults.MEANING))
 def test_a_mapped_code_becomes_its_type_with_what_it_was_about(code: int) -> None:
-    error = faults.translate(KafkaError(code), DEED)
+    error = faults.translate(KafkaError(code), OPERATION)
     assert type(error) is faults.MEANING[code]
     assert any(part in error.what for part in ("print-status", "a:1, b:2"))
 
 
-def test_an_unmapped_code_is_told_by_name() -> None:
-    error = faults.translate(KafkaError(KafkaError.INVALID_TIMESTAMP), DEED)
+def test_an_unmapped_code_is_reported_by_name() -> None:
+    error = faults.translate(KafkaError(KafkaError.INVALID_TIMESTAMP), OPERATION)
     assert type(error) is errors.InstepError
     assert "INVALID_TIMESTAMP" in error.what
 
@@ -87,7 +87,7 @@ def test_no_answer_names_addresses_seconds_and_the_last_cause() -> None:
         )
     )
     ear.add(KafkaError(KafkaError._ALL_BROKERS_DOWN, "2/2 brokers are down"))
-    error = faults.translate(KafkaError(KafkaError._TIMED_OUT), DEED, ear)
+    error = faults.translate(KafkaError(KafkaError._TIMED_OUT), OPERATION, ear)
     assert isinstance(error, errors.BrokerUnreachable)
     assert error.what == (
         "no broker answered at a:1, b:2: tried for 10 s (last: Connect to ipv4#a:1 failed: Connection refused)"
@@ -108,7 +108,7 @@ def test_a_time_out_after_a_refusal_is_the_refusal() -> None:
     assert not ear.refused_by_all(since)
     ear.add(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
     assert ear.refused_by_all(since)
-    error = faults.translate(KafkaError(KafkaError._TIMED_OUT), DEED, ear, since)
+    error = faults.translate(KafkaError(KafkaError._TIMED_OUT), OPERATION, ear, since)
     assert isinstance(error, errors.NotAuthorised)
     assert (
         error.what
@@ -120,7 +120,7 @@ def test_an_old_refusal_does_not_explain_a_new_time_out() -> None:
     ear = faults.ErrorLog()
     ear.add(KafkaError(KafkaError._AUTHENTICATION, "wrong"))
     error = faults.translate(
-        KafkaError(KafkaError._TIMED_OUT), DEED, ear, since=time.monotonic() + 1
+        KafkaError(KafkaError._TIMED_OUT), OPERATION, ear, since=time.monotonic() + 1
     )
     assert isinstance(error, errors.BrokerUnreachable)
     assert "wrong" not in error.what

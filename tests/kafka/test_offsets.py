@@ -181,7 +181,7 @@ def test_reading_joins_no_group_and_commits_nothing(
     assert groups.positions(cluster, connection.READER_GROUP, topic) == {}
 
 
-def test_a_missing_topic_and_a_missing_partition_are_told_apart(
+def test_a_missing_topic_and_a_missing_partition_are_distinguished(
     cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     with pytest.raises(errors.TopicMissing, match="does not exist"):

@@ -132,7 +132,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_a_refusal_is_told_in_its_own_words(secured_broker: SecuredBroker, case: str) -> None:
+def test_a_refusal_is_reported_in_its_own_words(secured_broker: SecuredBroker, case: str) -> None:
     listener, said, words = REFUSALS[case]
     error = refused(secured_broker, listener, **said)
     assert isinstance(error, errors.NotAuthorised)

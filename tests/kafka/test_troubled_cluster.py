@@ -1,4 +1,4 @@
-"""A cluster that refuses, and one that has lost a broker: what can be told is told, and what cannot be says why."""
+"""A cluster that refuses, and one that has lost a broker: what can be reported is reported, and what cannot be says why."""
 
 from __future__ import annotations
 

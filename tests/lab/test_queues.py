@@ -155,9 +155,9 @@ def settled(
     missing: Mapping[str, str],
     varied: float = 1.0,
 ) -> Judgement:
-    """What becomes of the claim when the systems took so many seconds for the same messages, by name; the others took 4.
+    """What becomes of the claim when the systems took that many seconds for the same messages, by name; the others took 4.
 
-    The second round took so many times the first.
+    The second round took that many times the first.
     """
     none = checkers.Anomalies("lost", 0, 100)
     speeds = [

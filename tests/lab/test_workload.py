@@ -1,4 +1,4 @@
-"""Workloads are repeatable, number each key without gaps, and can be told from other records."""
+"""Workloads are repeatable, number each key without gaps, and can be reported from other records."""
 
 from __future__ import annotations
 

@@ -135,11 +135,11 @@ def test_two_processes_at_once_fetch_once(bare_home: Path) -> None:
         )
         for _ in "ab"
     ]
-    told = [process.communicate() for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
-    assert told[0][0] == told[1][0]
-    assert sum("MB in" in errors_told for _, errors_told in told) == 1
-    assert os.access(Path(told[0][0].strip()) / "bin" / "postgres", os.X_OK)
+    reported = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], reported
+    assert reported[0][0] == reported[1][0]
+    assert sum("MB in" in messages for _, messages in reported) == 1
+    assert os.access(Path(reported[0][0].strip()) / "bin" / "postgres", os.X_OK)
 
 
 def test_a_fetch_killed_half_way_leaves_nothing(bare_home: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_fetch_is_interrupted_at_once_and_leaves_nothing(bare_home: Path) -> N
     assert [path.name for path in (bare_home / "cache").iterdir()] == ["kafka.lock"]
 
 
-def test_no_network_is_told(bare_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_is_reported(bare_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = ports.free()[0]
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{closed}")
     monkeypatch.delenv("no_proxy", raising=False)
@@ -190,13 +190,13 @@ def tiny_disk(bare_home: Path) -> Iterator[Path]:
     subprocess.run(["umount", bare_home], check=True)
 
 
-def test_a_disk_that_fills_while_fetching_is_told(tiny_disk: Path) -> None:
+def test_a_disk_that_fills_while_fetching_is_reported(tiny_disk: Path) -> None:
     with pytest.raises(errors.InstepError, match=r"no space left below .*\n.*INSTEP_HOME"):
         artifacts.unpacked("postgres")
     assert [path.name for path in (tiny_disk / "cache").iterdir()] == ["postgres.lock"]
 
 
-def test_a_disk_that_fills_while_unpacking_is_told(
+def test_a_disk_that_fills_while_unpacking_is_reported(
     tiny_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jar = tmp_path / "thing-1.0.jar"
@@ -211,7 +211,7 @@ def test_a_disk_that_fills_while_unpacking_is_told(
     assert [path.name for path in (tiny_disk / "cache").iterdir()] == ["mariadb.lock"]
 
 
-def test_a_cache_that_cannot_be_written_is_told(
+def test_a_cache_that_cannot_be_written_is_reported(
     bare_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (bare_home / "file").touch()
@@ -220,7 +220,7 @@ def test_a_cache_that_cannot_be_written_is_told(
         artifacts.jars("kafka")
 
 
-def test_pyspark_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pyspark_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(errors.MissingPart, match=r"pip install .*'pyspark==4.2.0'"):
         ivy.find()

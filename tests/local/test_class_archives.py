@@ -55,7 +55,7 @@ def test_the_jvm_takes_the_archive() -> None:
     )
 
 
-def test_one_that_was_made_for_something_else_is_made_anew(
+def test_one_that_was_made_for_something_else_is_made_again(
     jars: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Path] = []
@@ -108,7 +108,7 @@ def test_it_is_made_in_the_background(
     assert len(said) == 1
 
 
-def test_a_jvm_that_cannot_is_told_and_nothing_is_left(
+def test_a_jvm_that_cannot_is_reported_and_nothing_is_left(
     jars: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = tmp_path / "odd"

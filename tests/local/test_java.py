@@ -42,7 +42,7 @@ def test_java_is_found_here() -> None:
     assert java.find().name == "java"
 
 
-def test_a_missing_java_is_told_with_how_to_install_it(
+def test_a_missing_java_is_reported_with_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -66,7 +66,7 @@ def test_a_wrong_java_home_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         java.find()
 
 
-def test_an_old_java_is_told_with_its_version(
+def test_an_old_java_is_reported_with_its_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_java(tmp_path, "echo 'openjdk version \"11.0.22\" 2024-01-16' >&2")

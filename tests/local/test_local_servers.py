@@ -106,7 +106,7 @@ def test_a_strangers_pid_is_never_killed(state: Path) -> None:
             stranger.kill()
 
 
-def test_a_state_that_cannot_be_read_is_told(state: Path) -> None:
+def test_a_state_that_cannot_be_read_is_reported(state: Path) -> None:
     (state / "up.json").write_text("{")
     with pytest.raises(
         errors.InstepError, match=r"up.json, which lists the local servers, is damaged"
@@ -132,9 +132,9 @@ def test_two_ups_at_once_start_one_broker(state: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         for _ in "ab"
     ]
-    told = [process.communicate()[0].splitlines() for process in both]
-    assert told[0][-1] == told[1][-1]
-    assert sorted(len(lines) for lines in told) == [1, 2]
+    reported = [process.communicate()[0].splitlines() for process in both]
+    assert reported[0][-1] == reported[1][-1]
+    assert sorted(len(lines) for lines in reported) == [1, 2]
     assert len(registry.running()) == 1
 
 

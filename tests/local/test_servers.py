@@ -398,10 +398,10 @@ def test_a_server_whose_keeper_was_killed_starts_again() -> None:
 
 
 def test_missing_libraries_are_named_with_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = "\tlibaio.so.1 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x0)\n\tlibodd.so.9 => not found\n"
-    assert libraries.parse_missing(told) == ["libaio.so.1", "libodd.so.9"]
+    reported = "\tlibaio.so.1 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x0)\n\tlibodd.so.9 => not found\n"
+    assert libraries.parse_missing(reported) == ["libaio.so.1", "libodd.so.9"]
     monkeypatch.setattr(
-        "subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0, told, "")
+        "subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0, reported, "")
     )
     with pytest.raises(
         errors.MissingPart,

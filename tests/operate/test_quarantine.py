@@ -1,4 +1,4 @@
-"""What was set aside, on every real database: released, skipped, replayed, dropped, and what the timeline says of it."""
+"""What was quarantined, on every real database: released, skipped, replayed, dropped, and what the timeline says of it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_release_stops_at_what_is_refused_again(database_url: str, open_sink: 
     assert parked_rows(database_url) == [(1, "a", "TEXT_TOO_LONG"), (2, "a", "WAITS_BEHIND")]
 
 
-def test_dead_letters_are_understood_after_the_settings_were_mended(
+def test_dead_letters_are_understood_after_the_settings_were_repaired(
     database_url: str, open_sink: Open
 ) -> None:
     wrong = {
@@ -267,7 +267,7 @@ def test_a_pipeline_that_runs_meanwhile_takes_its_turn(
     database_url = new_database(kind)
     sink = begun(open_sink(declare(database_url, transitions=MACHINE)))
     apply(sink, [event(0, "a", 1, "CREATED"), event(1, "a", 2, "PRINTED")])
-    with session(database_url) as at:  # the settings were mended: no transitions any more
+    with session(database_url) as at:  # the settings were repaired: no transitions any more
         with at.transaction(execute=True):
             task = threading.Thread(target=apply, args=(sink, [event(2, "a", 3, "QUEUED")]))
             task.start()

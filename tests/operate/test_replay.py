@@ -1,4 +1,4 @@
-"""A stretch of a real log applied again, to tables damaged in every way that the guard allows to mend."""
+"""A stretch of a real log applied again, to tables damaged in every way that the guard allows to repair."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def flow(cluster: Cluster, topic: str, sink: Sink) -> None:
             )
 
 
-def mended(
+def repaired(
     session: MaintenanceSession, cluster: Cluster, *, execute: bool = True, **which: Any
 ) -> list[Change]:
     part = replay.resolve_range(session, cluster, **which)
@@ -93,7 +93,7 @@ def mended(
 
 
 @pytest.mark.parametrize("history", [True, False])
-def test_a_damaged_table_is_mended(
+def test_a_damaged_table_is_repaired(
     database_url: str,
     open_sink: Open,
     cluster: Cluster,
@@ -119,7 +119,7 @@ def test_a_damaged_table_is_mended(
     good = table(database_url)
     assert good == [(name, "S3", 3) for name in documents]
     with MaintenanceSession("contracts", pipeline, "ann") as session:
-        assert mended(session, cluster) == []
+        assert repaired(session, cluster) == []
         run_sql(
             database_url,
             "UPDATE contract_document SET print_status = 'DAMAGED' WHERE doc_no IN ('d0', 'd1')",
@@ -127,14 +127,14 @@ def test_a_damaged_table_is_mended(
             "DELETE FROM contract_document WHERE doc_no = 'd3'",
             "UPDATE contract_document SET print_status = 'NEWER', print_version = 9 WHERE doc_no = 'd4'",
         )
-        plan = mended(session, cluster, execute=False)
+        plan = repaired(session, cluster, execute=False)
         assert {line.document for line in plan} == {"d0", "d1", "d2", "d3"}
         assert [row[1] for row in table(database_url)].count("DAMAGED") == 2
-        only = mended(session, cluster, documents=["d1"])
+        only = repaired(session, cluster, documents=["d1"])
         assert [(line.document, line.before and line.before["print_status"]) for line in only] == [
             ("d1", "DAMAGED")
         ]
-        assert {line.document for line in mended(session, cluster)} == {"d0", "d2", "d3"}
+        assert {line.document for line in repaired(session, cluster)} == {"d0", "d2", "d3"}
         expected = [row if row[0] != "d4" else ("d4", "NEWER", 9) for row in good]
         assert table(database_url) == expected
         assert session.sink.ledger.positions() == sink.ledger.positions()
@@ -175,7 +175,7 @@ def test_a_pruned_history_does_not_keep_a_row_damaged(
             commit()
 
         monkeypatch.setattr(session.sink.connection, "commit", give_up_once)
-        assert [line.document for line in mended(session, cluster)] == ["a"]
+        assert [line.document for line in repaired(session, cluster)] == ["a"]
     assert given_up
     assert table(url) == [("a", "TWO", 2)]
 
@@ -205,8 +205,8 @@ def test_without_an_order_the_stretch_reaches_the_ledger(
     )
     with MaintenanceSession("contracts", pipeline, "ann") as session:
         with pytest.raises(errors.SettingsError, match="older statuses"):
-            mended(session, cluster, last=places.FromStart(1))
-        assert {line.document for line in mended(session, cluster)} == {"a", "b", "c"}
+            repaired(session, cluster, last=places.FromStart(1))
+        assert {line.document for line in repaired(session, cluster)} == {"a", "b", "c"}
         assert table(url) == [("a", "TWO", 1), ("c", "LATER", 1)]
         # a dead letter of a document that has had a later event is stale, whatever it says
         run_sql(
@@ -243,12 +243,12 @@ def test_what_people_decided_stays_decided(
     with MaintenanceSession("contracts", pipeline, "ann") as session:
         parked.skip(session, "a", "not printed at all", execute=True)
         run_sql(url, "UPDATE contract_document SET print_status = 'DAMAGED'")
-        assert [line.document for line in mended(session, cluster, first=places.FromStart())] == [
+        assert [line.document for line in repaired(session, cluster, first=places.FromStart())] == [
             "a"
         ]
         assert table(url) == [("a", "NEW", 1), ("b", "DAMAGED", 1)]
         with pytest.raises(errors.SettingsError, match="no partition 9"):
-            mended(session, cluster, partitions=[9])
+            repaired(session, cluster, partitions=[9])
 
 
 def test_a_row_that_the_table_refuses_is_said(
@@ -265,7 +265,7 @@ def test_a_row_that_the_table_refuses_is_said(
         "ALTER TABLE contract_document ADD CHECK (print_status <> 'S7')",
     )
     with MaintenanceSession("contracts", pipeline, "ann") as session:
-        lines = mended(session, cluster)
+        lines = repaired(session, cluster)
     assert len(lines) == 20
     assert [(line.document, line.reason) for line in lines if line.verdict == replay.REFUSED] == [
         ("d7", "REFUSED_BY_TARGET")
@@ -289,8 +289,8 @@ def test_clocks_that_differ_between_runs_decide_nothing(
     put(event("a", 2, "MADE AGAIN"))
     flow(cluster, topic, sink)
     with MaintenanceSession("contracts", pipeline, "ann") as session:
-        assert mended(session, cluster, last=places.FromStart(2)) == []
-        assert mended(session, cluster) == []
+        assert repaired(session, cluster, last=places.FromStart(2)) == []
+        assert repaired(session, cluster) == []
         life = timeline.read(session, "a", lambda: Cluster(settings.Kafka(), cluster.bootstrap))
         assert [one.place.offset for one in life.events] == [0, 1, 2]
     assert table(database_url) == [("a", "MADE AGAIN", 2)]

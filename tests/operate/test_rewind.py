@@ -113,7 +113,7 @@ def test_what_is_refused(
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("history", [True, False])
-def test_records_that_come_again_change_and_set_aside_nothing(
+def test_records_that_come_again_change_and_quarantined_nothing(
     database_url: str, open_sink: Open, ordered: bool, history: bool
 ) -> None:
     """Applied, parked, waiting behind, dead, skipped: what was decided once is not decided again."""

@@ -607,7 +607,7 @@ def bomb(codec: str, size: int) -> Build:
 
 
 def fitting(document: str, batch_bytes: int) -> Sent:
-    """A good event that makes a record batch of exactly so many bytes."""
+    """A good event that makes a record batch of exactly that many bytes."""
     size = batch_bytes - 200
     while True:
         found = good(document, x="a" * size)

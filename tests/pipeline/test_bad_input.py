@@ -1,4 +1,4 @@
-"""Every class of bad input through the whole road, on every database: 1 % among good traffic, and in a burst.
+"""Every class of bad input through the whole harness, on every database: 1 % among good traffic, and in a burst.
 
 One pipeline a database reads them all; the tests look at what it left behind.
 """
@@ -37,7 +37,7 @@ PARTITIONS = 4
 GOOD_DOCUMENTS = 400
 GOOD_PER_ODD = 99
 PHASES = ("mixed", "burst")
-ROAD = ("CREATED", "QUEUED", "PRINTING", "PRINTED")
+STATUSES = ("CREATED", "QUEUED", "PRINTING", "PRINTED")
 KINDS = ("sqlite", "postgres", "mariadb", "mysql")
 
 Place = tuple[int, int]
@@ -75,13 +75,13 @@ class Source:
         self.undelivered: list[KafkaError] = []
 
     def send(
-        self, record: Sent, partition: int, told: Callable[[Place], None] = lambda _: None
+        self, record: Sent, partition: int, reported: Callable[[Place], None] = lambda _: None
     ) -> None:
         def delivered(error: KafkaError | None, message: Any) -> None:
             if error is not None:
                 self.undelivered.append(error)
             else:
-                told((message.partition(), message.offset()))
+                reported((message.partition(), message.offset()))
 
         large = len(record.value or b"") > 100_000
         producer = self._producer(record.codec, large)
@@ -130,7 +130,7 @@ class Traffic:
             _, known = self._log.rows.get(document, ("", 0))
             late = {0: -1, 1: 0}.get(self._sent % 17, 1) if known > 1 else 1
             version = known + late
-            status = ROAD[min(version, len(ROAD)) - 1]
+            status = STATUSES[min(version, len(STATUSES)) - 1]
             verdict = {-1: Verdict.STALE, 0: Verdict.REPEATED, 1: Verdict.APPLIED}[late]
             if verdict is Verdict.APPLIED:
                 self._log.rows[document] = (status, version)

@@ -2,7 +2,7 @@
 
 Five pipelines read one topic: exactly-once into SQLite, PostgreSQL and MariaDB, and the two weaker guarantees. None has
 an order, so the guard hides nothing: an event that is applied twice raises its document's counter, by a trigger of the
-target table. The weaker guarantees must be seen to repeat and to lose, or the trial could not have told.
+target table. The weaker guarantees must be seen to repeat and to lose, or the trial could not have reported.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ COUNTERS = {
 }
 
 
-class Road:
+class Harness:
     """The servers, the settings, what was published, and what must come of it."""
 
     def __init__(
@@ -166,9 +166,9 @@ def wait(reached: Callable[[], bool], process: PipelineProcess) -> None:
 
 
 @pytest.fixture
-def road(tmp_path: Path) -> Iterator[Road]:
+def harness(tmp_path: Path) -> Iterator[Harness]:
     with kafka.LocalCluster() as brokers, Postgres() as postgres, MariaDB() as mariadb:
-        made = Road(tmp_path, brokers, postgres, mariadb)
+        made = Harness(tmp_path, brokers, postgres, mariadb)
         made.prepare()
         yield made
 
@@ -180,17 +180,17 @@ def steps_of(number: int, rounds: int) -> dict[str, int]:
     return exact | dict.fromkeys(WEAK, WEAK_STEPS[number % len(WEAK_STEPS)])
 
 
-def kill_at(road: Road, number: int, steps: dict[str, int]) -> None:
+def kill_at(harness: Harness, number: int, steps: dict[str, int]) -> None:
     """Run until every pipeline has reached its step, then kill -9: the driver alone, or it and all its processes."""
-    folder = road.folder / f"round-{number}"
+    folder = harness.folder / f"round-{number}"
     folder.mkdir()
-    road.publish()
+    harness.publish()
     variables = {
         "INSTEP_PROBE": "tests.support.probes:hold",
         probes.FOLDER: str(folder),
         probes.STEPS: json.dumps(steps),
     }
-    with road.process(PYTHONPATH=str(Path(__file__).parents[2]), **variables) as process:
+    with harness.process(PYTHONPATH=str(Path(__file__).parents[2]), **variables) as process:
         wait(lambda: {entry.name for entry in folder.iterdir()} >= set(steps), process)
         if number % 2:
             process.kill()
@@ -199,7 +199,7 @@ def kill_at(road: Road, number: int, steps: dict[str, int]) -> None:
 
 
 @contextmanager
-def flow(road: Road) -> Iterator[None]:
+def flow(harness: Harness) -> Iterator[None]:
     """Publishes again and again until the block is left."""
     over = threading.Event()
 
@@ -208,7 +208,7 @@ def flow(road: Road) -> Iterator[None]:
             with contextlib.suppress(
                 errors.BrokerUnreachable
             ):  # not back yet: nothing was sent, and nothing counted
-                road.publish()
+                harness.publish()
 
     thread = threading.Thread(target=publish)
     thread.start()
@@ -219,65 +219,65 @@ def flow(road: Road) -> Iterator[None]:
         thread.join()
 
 
-def kill_at_random(road: Road, dice: random.Random) -> None:
+def kill_at_random(harness: Harness, dice: random.Random) -> None:
     """kill -9 in the middle of the flow, at a moment that the dice choose."""
-    before = road.applied("exact-sqlite")
-    with flow(road), road.process() as process:
-        wait(lambda: road.applied("exact-sqlite") > before, process)
+    before = harness.applied("exact-sqlite")
+    with flow(harness), harness.process() as process:
+        wait(lambda: harness.applied("exact-sqlite") > before, process)
         moment = time.monotonic() + 3 * dice.random()
         wait(lambda: time.monotonic() > moment, process)
         process.kill()
 
 
-def kill_servers(road: Road) -> None:
+def kill_servers(harness: Harness) -> None:
     """While one pipeline process lives through it all: each database, then the broker, killed in the flow and started again."""
-    with road.process() as process:
-        with flow(road):
+    with harness.process() as process:
+        with flow(harness):
             for server, name in (
-                (road.postgres, "exact-postgres"),
-                (road.mariadb, "exact-mariadb"),
-                (road.brokers, "exact-sqlite"),
+                (harness.postgres, "exact-postgres"),
+                (harness.mariadb, "exact-mariadb"),
+                (harness.brokers, "exact-sqlite"),
             ):
-                before = road.applied(name)
-                wait(lambda name=name, before=before: road.applied(name) > before, process)  # type: ignore[misc]
+                before = harness.applied(name)
+                wait(lambda name=name, before=before: harness.applied(name) > before, process)  # type: ignore[misc]
                 server.kill()
                 server.start()
-                back = road.applied(name)
-                wait(lambda name=name, back=back: road.applied(name) > back, process)  # type: ignore[misc]
-        wait(lambda: all(road.applied(name) == road.events for name in road.urls), process)
+                back = harness.applied(name)
+                wait(lambda name=name, back=back: harness.applied(name) > back, process)  # type: ignore[misc]
+        wait(lambda: all(harness.applied(name) == harness.events for name in harness.urls), process)
         assert process.stop(60) == 0
 
 
 @pytest.mark.timeout(900)
-def test_kills_at_every_step_lose_and_repeat_nothing(road: Road) -> None:
+def test_kills_at_every_step_lose_and_repeat_nothing(harness: Harness) -> None:
     dice = random.Random(1)
     rounds = [steps_of(number, ROUNDS) for number in range(ROUNDS)]
     assert {steps[name] for steps in rounds for name in EXACT} == set(STEPS)
     for number, steps in enumerate(rounds):
-        kill_at(road, number, steps)
+        kill_at(harness, number, steps)
     for _ in range(RANDOM_KILLS):
-        kill_at_random(road, dice)
-    kill_servers(road)
+        kill_at_random(harness, dice)
+    kill_servers(harness)
 
-    expected = road.expected()
-    with Cluster(settings.Kafka(), road.brokers.bootstrap) as cluster:
+    expected = harness.expected()
+    with Cluster(settings.Kafka(), harness.brokers.bootstrap) as cluster:
         ends = offsets.latest(cluster, "status", range(PARTITIONS))
     for name in EXACT:
-        found = road.rows(name)
+        found = harness.rows(name)
         assert {document: row[0] for document, row in found.items()} == expected, name
         assert (
             sum(row[1] for document, row in found.items() if document.startswith("single")) == 0
         ), f"{name} repeated events"
-        assert history(road, name) == {
+        assert history(harness, name) == {
             (partition, offset) for partition, end in ends.items() for offset in range(end)
         }
-        assert ledger(road, name) == ends
+        assert ledger(harness, name) == ends
         waiting = run_sql(
-            road.urls[name],
+            harness.urls[name],
             "SELECT document, count(*) FROM instep_parked GROUP BY document ORDER BY document",
         )
-        assert waiting == [(f"parked-{number}", road.versions) for number in range(PARKED)], name
-    least, most = road.rows("least"), road.rows("most")
+        assert waiting == [(f"parked-{number}", harness.versions) for number in range(PARKED)], name
+    least, most = harness.rows("least"), harness.rows("most")
     assert least.keys() == expected.keys(), "at-least-once lost events"
     assert sum(row[1] for document, row in least.items() if document.startswith("single")) > 0, (
         "no repetition was provoked"
@@ -288,24 +288,30 @@ def test_kills_at_every_step_lose_and_repeat_nothing(road: Road) -> None:
     assert most.keys() < expected.keys(), "no loss was provoked"
 
 
-def history(road: Road, name: str) -> set[tuple[int, int]]:
+def history(harness: Harness, name: str) -> set[tuple[int, int]]:
     places = [
         tuple(row)
-        for row in run_sql(road.urls[name], f"SELECT {quoted(road, name)} FROM instep_history")
+        for row in run_sql(
+            harness.urls[name], f"SELECT {quoted(harness, name)} FROM instep_history"
+        )
     ]
     assert len(places) == len(set(places))
     return set(places)
 
 
-def ledger(road: Road, name: str) -> dict[int, int]:
-    partition = quoted(road, name).partition(",")[0]
+def ledger(harness: Harness, name: str) -> dict[int, int]:
+    partition = quoted(harness, name).partition(",")[0]
     return {
         row[0]: row[1]
-        for row in run_sql(road.urls[name], f"SELECT {partition}, next_offset FROM instep_ledger")
+        for row in run_sql(
+            harness.urls[name], f"SELECT {partition}, next_offset FROM instep_ledger"
+        )
     }
 
 
-def quoted(road: Road, name: str) -> Any:
+def quoted(harness: Harness, name: str) -> Any:
     return (
-        "`partition`, `offset`" if road.urls[name].startswith("mariadb") else 'partition, "offset"'
+        "`partition`, `offset`"
+        if harness.urls[name].startswith("mariadb")
+        else 'partition, "offset"'
     )

@@ -35,7 +35,7 @@ def drawn(*rows: ViewRow, width: int = 120, height: int = 30) -> list[str]:
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
-def test_a_row_per_pipeline_with_state_rate_lag_freshness_and_what_was_set_aside() -> None:
+def test_a_row_per_pipeline_with_state_rate_lag_freshness_and_what_was_quarantined() -> None:
     head, steady, backlog, waiting, foot = drawn(STEADY, BACKLOG, WAITING)
     assert head.split() == [
         "PIPELINE",

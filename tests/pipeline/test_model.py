@@ -1,6 +1,6 @@
-"""The whole road against a model of one event at a time: thousands of mixed events, many small batches, every database.
+"""The whole harness against a model of one event at a time: thousands of mixed events, many small batches, every database.
 
-Then what was set aside is replayed, skipped and released, in both, and the road goes on.
+Then what was quarantined is replayed, skipped and released, in both, and the harness goes on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SLOTS = 30  # of each partition; documents take them from each other
 
 
 @dataclass(frozen=True)
-class Road:
+class Harness:
     """A pipeline of one kind. A table with constraints is written event by event, one without in whole batches."""
 
     kind: str
@@ -77,15 +77,15 @@ class Road:
         )
 
 
-MENDED = {column: name for column, name in model.COLUMNS.items() if column != "note"}
+REPAIRED = {column: name for column, name in model.COLUMNS.items() if column != "note"}
 
 # each database with and without an order, with and without constraints, with and without a composite key; between them every
 # way to treat a missing document
-ROADS = [
-    Road("sqlite", ordered=True, missing="insert", constrained=True),
-    Road("sqlite", ordered=False, missing="park", constrained=False, composite=True),
-    Road("postgres", ordered=True, missing="park", constrained=True),
-    Road(
+VARIANTS = [
+    Harness("sqlite", ordered=True, missing="insert", constrained=True),
+    Harness("sqlite", ordered=False, missing="park", constrained=False, composite=True),
+    Harness("postgres", ordered=True, missing="park", constrained=True),
+    Harness(
         "postgres",
         ordered=False,
         missing="insert",
@@ -93,8 +93,8 @@ ROADS = [
         document=("tenant", "number"),
         composite=True,
     ),
-    Road("mariadb", ordered=True, missing="ignore", constrained=False),
-    Road(
+    Harness("mariadb", ordered=True, missing="ignore", constrained=False),
+    Harness(
         "mariadb",
         ordered=False,
         missing="insert",
@@ -102,14 +102,14 @@ ROADS = [
         document=("tenant", "number"),
         composite=True,
     ),
-    Road("mysql", ordered=True, missing="insert", constrained=False, composite=True),
-    Road("mysql", ordered=False, missing="ignore", constrained=True),
+    Harness("mysql", ordered=True, missing="insert", constrained=False, composite=True),
+    Harness("mysql", ordered=False, missing="ignore", constrained=True),
 ]
 
 
 @dataclass
 class Log:
-    """A log that is written to the topic and told to the model."""
+    """A log that is written to the topic and reported to the model."""
 
     topic: str
     dice: random.Random
@@ -260,63 +260,69 @@ def make_table(url: str, documents: list[str], constrained: bool, composite: boo
 
 
 # in `make test` every database, and between them every kind of table, key and order
-OFTEN = [road for number, road in enumerate(ROADS) if number not in (0, 3, 7)]
+OFTEN = [harness for number, harness in enumerate(VARIANTS) if number not in (0, 3, 7)]
 
 
 @pytest.mark.parametrize(
-    "road",
-    [road if road in OFTEN else pytest.param(road, marks=pytest.mark.long) for road in ROADS],
+    "harness",
+    [
+        harness if harness in OFTEN else pytest.param(harness, marks=pytest.mark.long)
+        for harness in VARIANTS
+    ],
     ids=str,
 )
 def test_the_whole_is_what_the_model_is(
-    road: Road, new_database: Callable[[str], str], cluster: Cluster, runner: Callable[..., Runner]
+    harness: Harness,
+    new_database: Callable[[str], str],
+    cluster: Cluster,
+    runner: Callable[..., Runner],
 ) -> None:
-    url = new_database(road.kind)
-    log = Log(f"model-{uuid.uuid4().hex[:8]}", random.Random(str(road)), road.composite)
+    url = new_database(harness.kind)
+    log = Log(f"model-{uuid.uuid4().hex[:8]}", random.Random(str(harness)), harness.composite)
     topics.create(cluster, log.topic, PARTITIONS)
-    there = [name_of(number, road.composite) for number in range(DOCUMENTS) if number % 4]
-    make_table(url, there, road.constrained, road.composite)
+    there = [name_of(number, harness.composite) for number in range(DOCUMENTS) if number % 4]
+    make_table(url, there, harness.constrained, harness.composite)
     expected = Model(
-        road.ordered,
-        road.missing,
-        road.constrained,
+        harness.ordered,
+        harness.missing,
+        harness.constrained,
         {document: dict.fromkeys(model.COLUMNS) for document in there},
     )
 
     for fact in log.write(cluster, EVENTS):
         expected.apply(fact)
     assert log.kinds == set(KINDS)
-    run = drained(runner(road.settings(url, log.topic, model.COLUMNS), once=True))
+    run = drained(runner(harness.settings(url, log.topic, model.COLUMNS), once=True))
     assert run._target is not None
-    assert run._target.refuses is road.constrained
-    _compare(url, expected, road.composite)
+    assert run._target.refuses is harness.constrained
+    _compare(url, expected, harness.composite)
     assert {"applied", "parked"} <= {*expected.history.values()}
     assert len(expected.parked) > 5
 
-    mended = road.settings(url, log.topic, MENDED)
-    expected.columns = MENDED
-    with MaintenanceSession("contracts", mended, "ann") as session:
+    repaired = harness.settings(url, log.topic, REPAIRED)
+    expected.columns = REPAIRED
+    with MaintenanceSession("contracts", repaired, "ann") as session:
         _decide(session, expected, lambda: Cluster(cluster.kafka, cluster.bootstrap))
-    _compare(url, expected, road.composite)
+    _compare(url, expected, harness.composite)
 
-    _shift_clock(url, road)
+    _shift_clock(url, harness)
     stood = list(log.ends)
     for fact in log.write(cluster, EVENTS_AFTER):
         expected.apply(fact)
     # somebody moves the ledger to the end by mistake, and back again: what was passed over was never applied
-    _rewind(cluster, mended, places.FromEnd())
+    _rewind(cluster, repaired, places.FromEnd())
     for partition, offset in enumerate(stood):
-        _rewind(cluster, mended, places.Offset(offset), [partition])
-    drained(runner(mended, once=True))
-    _compare(url, expected, road.composite)
+        _rewind(cluster, repaired, places.Offset(offset), [partition])
+    drained(runner(repaired, once=True))
+    _compare(url, expected, harness.composite)
 
     # and back to the start: what was applied is not judged again
-    _rewind(cluster, mended, places.FromStart())
-    drained(runner(mended, once=True))
-    _compare(url, expected, road.composite)
+    _rewind(cluster, repaired, places.FromStart())
+    drained(runner(repaired, once=True))
+    _compare(url, expected, harness.composite)
 
     # whichever clock the runs had, nothing is amiss that a replay would have to write
-    with MaintenanceSession("contracts", mended, "ann") as session:
+    with MaintenanceSession("contracts", repaired, "ann") as session:
         assert (
             list(
                 replay.replay(
@@ -325,15 +331,15 @@ def test_the_whole_is_what_the_model_is(
             )
             == []
         )
-    _compare(url, expected, road.composite)
+    _compare(url, expected, harness.composite)
 
 
-def _shift_clock(url: str, road: Road) -> None:
+def _shift_clock(url: str, harness: Harness) -> None:
     """What was done so far was done by machines whose clocks were an hour ahead."""
     hour = {
         "sqlite": "strftime('%Y-%m-%d %H:%M:%f', committed_at, '+1 hour')",
         "postgres": "committed_at + INTERVAL '1 hour'",
-    }.get(road.kind, "committed_at + INTERVAL 1 HOUR")
+    }.get(harness.kind, "committed_at + INTERVAL 1 HOUR")
     run_sql(url, f"UPDATE instep_history SET committed_at = {hour}")
 
 

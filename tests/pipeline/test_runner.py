@@ -1,4 +1,4 @@
-"""The road on real parts: a real broker, a real Spark session, real databases."""
+"""The harness on real parts: a real broker, a real Spark session, real databases."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_publish_to_table(database_url: str, topic: str, cluster: Cluster, runne
     assert run_sql(database_url, "SELECT count(*) FROM instep_history") == [(601,)]
 
 
-def test_odd_records_are_set_aside_and_stop_nothing(
+def test_odd_records_are_quarantined_and_stop_nothing(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
 ) -> None:
     url = new_database("sqlite")

@@ -1,4 +1,4 @@
-"""How Spark is set up, where that can be told without starting it."""
+"""How Spark is set up, where that can be reported without starting it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named stops brought about on real servers: nothing wrong is written, the message says what to run, and that mends it.
+"""Named stops brought about on real servers: nothing wrong is written, the message says what to run, and that repairs it.
 
 After each the table must be what one event at a time gives: per document, the event of the highest version.
 """
@@ -66,7 +66,7 @@ printed_at = "updated_at"
 """
 
 
-class Road:
+class Harness:
     """One pipeline from a topic to a table, and what was published so far."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Road:
         return done.stdout
 
     def rewind(self, *arguments: str) -> dict[str, Any]:
-        """`instep rewind` as a message told it: once to look, and once to do it."""
+        """`instep rewind` as a message reported it: once to look, and once to do it."""
         looked = json.loads(self.instep("rewind", "contracts", *arguments, "--json"))
         done = json.loads(self.instep("rewind", "contracts", *arguments, "--json", "--execute"))
         assert (looked["executed"], done["executed"]) == (False, True)
@@ -142,7 +142,7 @@ class Road:
         return rows(self.owner) == self.expected()
 
     def assert_in_step(self) -> None:
-        """And nothing was set aside on the way."""
+        """And nothing was quarantined on the way."""
         assert rows(self.owner) == self.expected()
         for table in ("instep_dead_letters", "instep_parked"):
             assert run_sql(self.owner, f"SELECT count(*) FROM {table}") == [(0,)]
@@ -202,12 +202,12 @@ def granted(owner: str, topic: str) -> str:
 
 @pytest.fixture(autouse=True)
 def _quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a runner looks at every few seconds, and what it believes only when told again: sooner."""
+    """What a runner looks at every few seconds, and what it believes only when reported again: sooner."""
     monkeypatch.setattr(running, "CHECK_INTERVAL_S", 0.5)
     monkeypatch.setattr(running, "DOUBT_S", 0.5)
 
 
-class Desk:
+class TaskHarness:
     """A task's part of a pipeline, without Spark: records go in as if they had just been read."""
 
     def __init__(self, cluster: Cluster, topic: str, url: str, owner: str, **changes: Any) -> None:
@@ -237,13 +237,13 @@ class Desk:
 @pytest.fixture
 def session(
     cluster: Cluster, topic: str, new_database: Callable[[str], str]
-) -> Iterator[Callable[..., Desk]]:
-    made: list[Desk] = []
+) -> Iterator[Callable[..., TaskHarness]]:
+    made: list[TaskHarness] = []
 
-    def make(kind: str, *, user: bool = False, **changes: Any) -> Desk:
+    def make(kind: str, *, user: bool = False, **changes: Any) -> TaskHarness:
         owner = new_database(kind)
         made.append(
-            Desk(cluster, topic, granted(owner, topic) if user else owner, owner, **changes)
+            TaskHarness(cluster, topic, granted(owner, topic) if user else owner, owner, **changes)
         )
         return made[-1]
 
@@ -253,21 +253,21 @@ def session(
 
 
 @pytest.fixture
-def road(
+def harness(
     tmp_path: Path,
     cluster: Cluster,
     spark: SparkSession,
     topic: str,
     new_database: Callable[[str], str],
-) -> Iterator[Callable[..., Road]]:
-    made: list[Road] = []
+) -> Iterator[Callable[..., Harness]]:
+    made: list[Harness] = []
 
-    def make(kind: str = "sqlite", *, user: bool = False, on: Cluster | None = None) -> Road:
+    def make(kind: str = "sqlite", *, user: bool = False, on: Cluster | None = None) -> Harness:
         owner = new_database(kind)
         folder = tmp_path / str(len(made))
         folder.mkdir()
         made.append(
-            Road(
+            Harness(
                 folder, on or cluster, spark, topic, granted(owner, topic) if user else owner, owner
             )
         )
@@ -282,8 +282,8 @@ def road(
 # --- the topic -----------------------------------------------------------------------------------------
 
 
-def test_a_topic_that_is_gone(road: Callable[..., Road]) -> None:
-    way = road()
+def test_a_topic_that_is_gone(harness: Callable[..., Harness]) -> None:
+    way = harness()
     way.publish(*(event(f"a{n}", 2) for n in range(9)))
     run = way.run()
     wait_until(way.in_step, "the first records")
@@ -306,10 +306,10 @@ def test_a_topic_that_is_gone(road: Callable[..., Road]) -> None:
     [("postgres", 2, 3), pytest.param("mariadb", 50, 3, marks=pytest.mark.long), ("sqlite", 50, 2)],
 )
 def test_a_topic_made_again(
-    road: Callable[..., Road], kind: str, count: int, partitions: int
+    harness: Callable[..., Harness], kind: str, count: int, partitions: int
 ) -> None:
     """Shorter than the ledger's place, already longer, and with fewer partitions."""
-    way = road(kind)
+    way = harness(kind)
     way.publish(*(event(f"a{n}", 5) for n in range(20)))
     way.drain()
     old = topics.describe(way.cluster, way.topic).id
@@ -318,7 +318,7 @@ def test_a_topic_made_again(
     before = way.next_offsets()
     way.refused(errors.TopicReplaced)
     done = instep(way.folder, "rewind", "contracts", "--to", "start", "--execute")
-    assert done.returncode == 3, "accepted without being told to"
+    assert done.returncode == 3, "accepted without being reported to"
     assert way.next_offsets() == before
     assert len(rows(way.owner)) == 20
     plan = way.rewind("--to", "start", "--accept-new-topic")
@@ -338,11 +338,11 @@ def test_a_topic_made_again(
 
 
 def test_a_topic_made_again_while_it_runs(
-    road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+    harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Already longer, and without the runner's own look now and then: nothing of it may arrive."""
     monkeypatch.setattr(running, "CHECK_INTERVAL_S", 3_600.0)
-    way = road()
+    way = harness()
     way.publish(*(event(f"a{n}", 5) for n in range(20)))
     run = way.run()
     wait_until(way.in_step, "the first records")
@@ -359,7 +359,9 @@ def test_a_topic_made_again_while_it_runs(
 
 @pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once", "at-most-once"])
 def test_records_of_another_topic_are_not_committed(
-    session: Callable[..., Desk], guarantee: settings.Guarantee, monkeypatch: pytest.MonkeyPatch
+    session: Callable[..., TaskHarness],
+    guarantee: settings.Guarantee,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The task itself, with records that it has read after the topic was made again."""
     monkeypatch.setattr(task, "TOPIC_DOUBT_S", 0.1)
@@ -384,7 +386,7 @@ def test_records_of_another_topic_are_not_committed(
 
 @pytest.fixture(scope="module")
 def frail() -> Iterator[local.LocalCluster]:
-    """A broker of one's own, whose records expire quickly when told to, and whose disk can be put back to an older state."""
+    """A broker of one's own, whose records expire quickly when reported to, and whose disk can be put back to an older state."""
     soon = {"log.retention.check.interval.ms": "200", "log.initial.task.delay.ms": "200"}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -394,20 +396,22 @@ def frail() -> Iterator[local.LocalCluster]:
 
 
 @pytest.fixture
-def frail_road(frail: local.LocalCluster, road: Callable[..., Road], topic: str) -> Iterator[Road]:
+def frail_harness(
+    frail: local.LocalCluster, harness: Callable[..., Harness], topic: str
+) -> Iterator[Harness]:
     with Cluster(settings.Kafka(), frail.bootstrap) as cluster:
         topics.create(cluster, topic, 3)
-        way = road(on=cluster)
+        way = harness(on=cluster)
         yield way
         for runner in way.runners:
             runner.stop(patience_s=60)
 
 
 def test_a_log_that_lost_its_newest_records(
-    frail: local.LocalCluster, frail_road: Road, tmp_path: Path
+    frail: local.LocalCluster, frail_harness: Harness, tmp_path: Path
 ) -> None:
     """While it runs, when it is started, and when the log has grown past the ledger again."""
-    way, disk, copy = frail_road, frail.nodes[0].root / "data", tmp_path / "older"
+    way, disk, copy = frail_harness, frail.nodes[0].root / "data", tmp_path / "older"
     way.publish(*(event(f"a{n}", 2) for n in range(9)))
     way.drain()
     frail.stop()
@@ -438,8 +442,8 @@ def test_a_log_that_lost_its_newest_records(
     ) == [(70,)]
 
 
-def test_retention_that_passed_the_ledger(frail_road: Road) -> None:
-    way = frail_road
+def test_retention_that_passed_the_ledger(frail_harness: Harness) -> None:
+    way = frail_harness
     way.publish(*(event(f"a{n}", 1) for n in range(9)))
     way.drain()
     before = way.next_offsets()
@@ -480,8 +484,8 @@ def test_retention_that_passed_the_ledger(frail_road: Road) -> None:
     way.assert_in_step()
 
 
-def test_records_deleted_under_a_pipeline_that_lags(road: Callable[..., Road]) -> None:
-    way = road()
+def test_records_deleted_under_a_pipeline_that_lags(harness: Callable[..., Harness]) -> None:
+    way = harness()
     padding = "x" * 5_000  # more than a reader fetches ahead
     way.publish(
         *(event(f"d{n}", version, note=padding) for version in range(1, 101) for n in range(30))
@@ -502,9 +506,9 @@ def test_records_deleted_under_a_pipeline_that_lags(road: Callable[..., Road]) -
 # --- other runs ----------------------------------------------------------------------------------------
 
 
-def test_an_older_writer_that_wakes_up(road: Callable[..., Road]) -> None:
+def test_an_older_writer_that_wakes_up(harness: Callable[..., Harness]) -> None:
     """Stopped in its tracks, taken over from, and resumed: it ends by itself and has written nothing since."""
-    way = road("postgres")
+    way = harness("postgres")
     way.publish(event("a", 1))
     with PipelineProcess(way.config, log=way.folder / "run.log") as process:
         wait_until(way.in_step, "the first record")
@@ -549,10 +553,10 @@ ALTERED = [
 ]
 
 
-def test_a_table_that_was_altered(road: Callable[..., Road]) -> None:
-    """Not one document is set aside for it."""
-    kind, change, mend = ALTERED[0]
-    way = road(kind)
+def test_a_table_that_was_altered(harness: Callable[..., Harness]) -> None:
+    """Not one document is quarantined for it."""
+    kind, change, repair = ALTERED[0]
+    way = harness(kind)
     way.publish(*(event(f"a{n}", 1, "OK") for n in range(9)))
     run = way.run()
     wait_until(way.in_step, "the first records")
@@ -562,30 +566,30 @@ def test_a_table_that_was_altered(road: Callable[..., Road]) -> None:
     stop = ended(run, errors.TargetChanged)
     assert "contract_document" in stop.what
     assert way.next_offsets() == before
-    run_sql(way.owner, f"ALTER TABLE contract_document {mend}")
+    run_sql(way.owner, f"ALTER TABLE contract_document {repair}")
     way.drain()
     way.assert_in_step()
 
 
-@pytest.mark.parametrize(("kind", "change", "mend"), ALTERED)
+@pytest.mark.parametrize(("kind", "change", "repair"), ALTERED)
 def test_what_a_task_makes_of_an_altered_table(
-    session: Callable[..., Desk], kind: str, change: str, mend: str
+    session: Callable[..., TaskHarness], kind: str, change: str, repair: str
 ) -> None:
-    task_desk = session(kind)
-    task_desk.apply(event("a", 1, "OK"))
-    run_sql(task_desk.url, f"ALTER TABLE contract_document {change}")
+    task_harness = session(kind)
+    task_harness.apply(event("a", 1, "OK"))
+    run_sql(task_harness.url, f"ALTER TABLE contract_document {change}")
     with pytest.raises(errors.TargetChanged, match=r"contract_document|print_status"):
-        task_desk.apply(event("a", 2), event("b", 1))
-    assert run_sql(task_desk.url, "SELECT count(*) FROM instep_parked") == [(0,)]
-    if mend:
-        run_sql(task_desk.url, f"ALTER TABLE contract_document {mend}")
-        task_desk.apply(event("a", 2), event("b", 1))
-        assert rows(task_desk.url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1)]
+        task_harness.apply(event("a", 2), event("b", 1))
+    assert run_sql(task_harness.url, "SELECT count(*) FROM instep_parked") == [(0,)]
+    if repair:
+        run_sql(task_harness.url, f"ALTER TABLE contract_document {repair}")
+        task_harness.apply(event("a", 2), event("b", 1))
+        assert rows(task_harness.url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1)]
 
 
-def test_a_constraint_that_came_while_it_runs_is_no_stop(road: Callable[..., Road]) -> None:
+def test_a_constraint_that_came_while_it_runs_is_no_stop(harness: Callable[..., Harness]) -> None:
     """The query starts again by itself, and from then on the table judges every event, also within one batch."""
-    way = road("postgres")
+    way = harness("postgres")
     way.publish(event("a", 1, "OK"))
     run = way.run()
     wait_until(way.in_step, "the first record")
@@ -608,8 +612,8 @@ def test_a_constraint_that_came_while_it_runs_is_no_stop(road: Callable[..., Roa
 
 
 @pytest.mark.parametrize("kind", ["postgres", pytest.param("mariadb", marks=pytest.mark.long)])
-def test_a_right_that_was_revoked(road: Callable[..., Road], kind: str) -> None:
-    way = road(kind, user=True)
+def test_a_right_that_was_revoked(harness: Callable[..., Harness], kind: str) -> None:
+    way = harness(kind, user=True)
     name = urlparse(way.url).username
     way.publish(*(event(f"a{n}", 1) for n in range(9)))
     run = way.run()
@@ -637,7 +641,7 @@ def test_a_right_that_was_revoked(road: Callable[..., Road], kind: str) -> None:
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
 @pytest.mark.parametrize("table", ["instep_history", "instep_ledger"])
 def test_what_a_task_makes_of_a_right_that_was_revoked(
-    session: Callable[..., Desk], kind: str, table: str
+    session: Callable[..., TaskHarness], kind: str, table: str
 ) -> None:
     one = session(kind, user=True)
     name, right = urlparse(one.url).username, "INSERT" if table == "instep_history" else "UPDATE"
@@ -650,8 +654,8 @@ def test_what_a_task_makes_of_a_right_that_was_revoked(
     assert rows(one.owner) == [("a", "PRINTED", 1)]
 
 
-def test_a_postgres_that_takes_no_writes(road: Callable[..., Road]) -> None:
-    way = road("postgres", user=True)
+def test_a_postgres_that_takes_no_writes(harness: Callable[..., Harness]) -> None:
+    way = harness("postgres", user=True)
     name = urlparse(way.url).username
     way.publish(event("a", 1))
     run = way.run()
@@ -669,8 +673,8 @@ def test_a_postgres_that_takes_no_writes(road: Callable[..., Road]) -> None:
     way.assert_in_step()
 
 
-def test_a_mariadb_that_takes_no_writes(road: Callable[..., Road]) -> None:
-    way = road("mariadb", user=True)
+def test_a_mariadb_that_takes_no_writes(harness: Callable[..., Harness]) -> None:
+    way = harness("mariadb", user=True)
     way.publish(event("a", 1))
     run = way.run()
     wait_until(way.in_step, "the first record")
@@ -730,10 +734,10 @@ def test_a_sqlite_that_takes_no_writes(mode: str) -> None:
     "kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.long), "mariadb"]
 )
 def test_a_database_put_back_from_a_backup_catches_up(
-    road: Callable[..., Road], kind: str, tmp_path: Path
+    harness: Callable[..., Harness], kind: str, tmp_path: Path
 ) -> None:
     """While it runs, with nothing new to apply: what was applied since the backup is applied again, and nothing is skipped."""
-    way = road(kind)
+    way = harness(kind)
     way.publish(*(event(f"a{n}", 1) for n in range(10)))
     run = way.run()
     wait_until(way.in_step, "the first records")
@@ -750,7 +754,7 @@ def test_a_database_put_back_from_a_backup_catches_up(
     assert run_sql(way.owner, "SELECT count(*) FROM instep_history") == [(31,)]
 
 
-def _file_backup(way: Road, tmp_path: Path) -> Callable[[], None]:
+def _file_backup(way: Harness, tmp_path: Path) -> Callable[[], None]:
     file, backup = Path(way.owner.removeprefix("sqlite:///")), tmp_path / "backup.db"
     with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(backup)) as copy:
         source.backup(copy)
@@ -764,7 +768,7 @@ def _file_backup(way: Road, tmp_path: Path) -> Callable[[], None]:
     return put_back
 
 
-def _table_backup(way: Road, _tmp_path: Path) -> Callable[[], None]:
+def _table_backup(way: Harness, _tmp_path: Path) -> Callable[[], None]:
     """Every table copied in one transaction, and put back in another that waits for the pipeline's own."""
     tables = ("instep_ledger", "contract_document", "instep_history")
     lock = "SELECT count(*) FROM (SELECT 1 FROM instep_ledger FOR UPDATE) AS locked"
@@ -779,7 +783,7 @@ def _table_backup(way: Road, _tmp_path: Path) -> Callable[[], None]:
     return put_back
 
 
-BACKUPS: dict[str, Callable[[Road, Path], Callable[[], None]]] = {
+BACKUPS: dict[str, Callable[[Harness, Path], Callable[[], None]]] = {
     "sqlite": _file_backup,
     "postgres": _table_backup,
     "mariadb": _table_backup,
@@ -789,9 +793,9 @@ BACKUPS: dict[str, Callable[[Road, Path], Callable[[], None]]] = {
 # --- rewind, while it runs -----------------------------------------------------------------------------
 
 
-def test_a_running_pipeline_follows_a_rewind(road: Callable[..., Road]) -> None:
-    """Back: everything is applied again, and nothing set aside for it. To the end: what lies between is passed over."""
-    way = road("postgres")
+def test_a_running_pipeline_follows_a_rewind(harness: Callable[..., Harness]) -> None:
+    """Back: everything is applied again, and nothing quarantined for it. To the end: what lies between is passed over."""
+    way = harness("postgres")
     way.publish(*(event(f"a{n % 10}", n) for n in range(60)))
     run = way.run()
     wait_until(way.in_step, "the records")

@@ -371,7 +371,9 @@ def test_missing_ignore_changes_only_documents_that_are_there(
     ]
 
 
-def test_a_row_the_table_refuses_is_found_and_set_aside(database_url: str, open_sink: Open) -> None:
+def test_a_row_the_table_refuses_is_found_and_quarantined(
+    database_url: str, open_sink: Open
+) -> None:
     preparation.prepare(declare(database_url))
     run_sql(database_url, *REFUSE_CANCELLED[database_url.partition(":")[0]])
     sink = begun(open_sink(declare(database_url)))
@@ -673,7 +675,7 @@ DROP_SILENTLY = {
 
 
 @pytest.mark.parametrize("kind", DROP_SILENTLY)
-def test_a_row_that_the_table_passes_over_is_set_aside(
+def test_a_row_that_the_table_passes_over_is_quarantined(
     kind: str, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database(kind)
@@ -763,7 +765,7 @@ def test_times_of_any_year_keep_their_order(database_url: str, open_sink: Open) 
     assert verdicts == [("stale",)]
 
 
-def test_a_text_too_large_for_an_index_is_set_aside(
+def test_a_text_too_large_for_an_index_is_quarantined(
     new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database("postgres")

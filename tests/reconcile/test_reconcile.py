@@ -45,9 +45,9 @@ Run = Callable[..., Runner]
 FIX = repair.RepairRequest(execute=True, actor="tester")
 
 
-# test_mending repairs tables of every database, and below every kind of column is compared on each
+# test_repair repairs tables of every database, and below every kind of column is compared on each
 @pytest.mark.parametrize("database_url", ["sqlite", "postgres"], indirect=True)
-def test_damage_is_found_and_mended(
+def test_damage_is_found_and_repaired(
     database_url: str, topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     pipeline = following(database_url, topic)
@@ -107,7 +107,7 @@ def test_damage_is_found_and_mended(
     planned, listed = prove(pipeline, fix=repair.RepairRequest())
     assert rows(database_url) == before
     assert planned.repaired is None
-    assert {row["document"]: row["mend"] for row in listed} == {
+    assert {row["document"]: row["repair"] for row in listed} == {
         "d01": "insert",
         "d02": "write",
         "d03": "leave: the table holds the higher order value 7",
@@ -388,7 +388,7 @@ def test_what_is_expected_is_what_the_model_says(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_lag_is_told_apart_while_the_pipeline_runs(
+def test_lag_is_distinguished_while_the_pipeline_runs(
     kind: str,
     new_database: Callable[[str], str],
     topic: str,
@@ -485,7 +485,7 @@ def test_transactions_that_were_aborted_and_their_markers(
     assert (report.in_step, report.behind.records, report.behind.documents) == (False, 9, 9)
 
 
-def test_what_was_set_aside_is_left_out(
+def test_what_was_quarantined_is_left_out(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     url = new_database("postgres")
@@ -873,11 +873,11 @@ def test_a_record_that_spark_cannot_read(
 
 
 def test_the_tasks_of_a_job_are_followed(spark: SparkSession) -> None:
-    name, told = f"counting {uuid.uuid4().hex}", list[tuple[str, int, int, str]]()
+    name, reported = f"counting {uuid.uuid4().hex}", list[tuple[str, int, int, str]]()
     tracker = spark.sparkContext.statusTracker()
-    with spark_progress.followed(spark, name, lambda *progress: told.append(progress)):
+    with spark_progress.followed(spark, name, lambda *progress: reported.append(progress)):
         assert len(spark.range(0, 8, 1, 4).collect()) == 8
-        wait_until(lambda: (name, 4, 4, "tasks") in told, "the progress of the job")
+        wait_until(lambda: (name, 4, 4, "tasks") in reported, "the progress of the job")
     spark.range(0, 8, 1, 2).collect()  # after the block: of no group
     assert spark_progress.tasks(tracker, name) == (4, 4)
 

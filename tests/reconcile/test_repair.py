@@ -1,4 +1,4 @@
-"""Mending on real databases: what is left alone, and why."""
+"""Repair on real databases: what is left alone, and why."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIX = repair.RepairRequest(execute=True, actor="tester")
 
 
 class Meddling(repair.Repairer):
-    """Mends, after something else has happened between the comparison and the mending."""
+    """Repairs, after something else has happened between the comparison and the repair."""
 
     action: Callable[[], Any]
 
@@ -115,7 +115,7 @@ def test_a_row_that_the_table_refuses_is_left_out_alone(
     assert [row[0] for row in rows(database_url)] == ["d0", "d1", "d2", "d4"]
 
 
-def test_a_ledger_that_went_back_ends_the_mending(
+def test_a_ledger_that_went_back_ends_the_repair(
     new_database: Callable[[str], str],
     topic: str,
     cluster: Cluster,

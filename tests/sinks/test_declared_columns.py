@@ -106,7 +106,7 @@ def test_all_faults_of_a_table_are_reported(database_url: str) -> None:
         "print_status": {"field": "note", "convert": "number"},
     }
     pipeline = declare(database_url, event={"status": "status"}, columns=columns)
-    told = "\n".join(map(str, preparation.faults(pipeline)))
+    reported = "\n".join(map(str, preparation.faults(pipeline)))
     for part in (
         "no column 'pint_status'; did you mean 'print_status'",
         "'owner' does not allow null",
@@ -114,7 +114,7 @@ def test_all_faults_of_a_table_are_reported(database_url: str) -> None:
         "column 'pages' is",
         'does not allow convert = "number"',
     ):
-        assert part in told
+        assert part in reported
     assert len(preparation.faults(pipeline)) == 5
     assert [
         fault.what

@@ -1,4 +1,4 @@
-"""A table that does not fit is refused with the column and the statement that mends it; the statement then mends it."""
+"""A table that does not fit is refused with the column and the statement that repairs it; the statement then repairs it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def refused(url: str, **changes: Any) -> errors.TargetUnfit:
     return caught.value
 
 
-def mended(url: str, statement: str, **changes: Any) -> None:
+def repaired(url: str, statement: str, **changes: Any) -> None:
     """The remedy, carried out, lets the pipeline be."""
     run_sql(url, statement)
     preparation.prepare(declare(url, **changes))
@@ -82,7 +82,7 @@ def test_a_key_that_is_not_unique(database_url: str) -> None:
     error = refused(database_url)
     assert "column 'doc_no' is the key and not unique" in error.what
     if not database_url.startswith("sqlite"):
-        mended(database_url, error.remedy)
+        repaired(database_url, error.remedy)
 
 
 def test_a_key_that_may_be_null(database_url: str) -> None:
@@ -94,7 +94,7 @@ def test_a_key_that_may_be_null(database_url: str) -> None:
     error = refused(database_url)
     assert "column 'doc_no' is the key and may be null" in error.what
     if not database_url.startswith("sqlite"):
-        mended(database_url, error.remedy)
+        repaired(database_url, error.remedy)
 
 
 CONFUSING = [
@@ -164,7 +164,7 @@ def test_a_table_without_transactions(kind: str, new_database: Callable[[str], s
     run_sql(url, f"CREATE TABLE contract_document ({KEY[kind_of(url)]}, {REST}) ENGINE = MyISAM")
     error = refused(url)
     assert "no transactions" in error.what
-    mended(url, error.remedy)
+    repaired(url, error.remedy)
 
 
 @pytest.mark.parametrize("kind", ["mariadb", "mysql"])
@@ -180,7 +180,7 @@ def test_character_sets_of_text_columns(kind: str, new_database: Callable[[str],
     run_sql(url, "ALTER TABLE contract_document MODIFY print_status VARCHAR(20) CHARACTER SET sjis")
     error = refused(url)
     assert "'print_status' stores text as sjis" in error.what
-    mended(url, error.remedy)
+    repaired(url, error.remedy)
 
 
 def test_a_column_that_takes_no_null_and_is_not_mapped(database_url: str) -> None:
@@ -212,7 +212,7 @@ def test_a_guard_column_that_is_too_coarse(kind: str, new_database: Callable[[st
     }
     error = refused(url, **changes)
     assert "stores 0 digits of a second" in error.what
-    mended(url, error.remedy, **changes)
+    repaired(url, error.remedy, **changes)
 
 
 def test_a_column_an_event_cannot_fill(database_url: str) -> None:
@@ -221,7 +221,7 @@ def test_a_column_an_event_cannot_fill(database_url: str) -> None:
     assert "a type that instep does not write" in refused(database_url, columns=columns).what
 
 
-def test_a_misspelt_column_is_told_the_nearest(database_url: str) -> None:
+def test_a_misspelt_column_is_reported_the_nearest(database_url: str) -> None:
     make(database_url)
     preparation.prepare(declare(database_url))
     with pytest.raises(
@@ -336,7 +336,9 @@ def test_a_target_that_cannot_be(url: str, words: str) -> None:
         inspection.inspect("contracts", declare(url))
 
 
-def test_unreachable_and_unauthorised_are_told_apart(postgres: Postgres, mariadb: MariaDB) -> None:
+def test_unreachable_and_unauthorised_are_distinguished(
+    postgres: Postgres, mariadb: MariaDB
+) -> None:
     with pytest.raises(errors.DatabaseUnreachable, match="no connection to"):
         inspection.inspect("contracts", declare("postgresql://x:y@127.0.0.1:1/d"))
     with pytest.raises(errors.DatabaseUnreachable, match="no connection to"):

@@ -1,4 +1,4 @@
-"""Databases that do not let a pipeline in, or do not let it make its tables: each is told by name, with what to do."""
+"""Databases that do not let a pipeline in, or do not let it make its tables: each is reported by name, with what to do."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_a_read_only_file_in_a_read_only_folder(in_use: bool) -> None:
         assert done.stdout.strip() == "7", done.stderr
 
 
-def test_an_earlier_installation_is_told_to_run_init(tmp_path: Path) -> None:
+def test_an_earlier_installation_is_reported_to_run_init(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/target.db"
     pipeline = declare(url)
     preparation.prepare(pipeline)

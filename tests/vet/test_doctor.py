@@ -1,4 +1,4 @@
-"""The doctor, on this very machine: what is well, and what each fault is told as."""
+"""The doctor, on this very machine: what is well, and what each fault is reported as."""
 
 from __future__ import annotations
 

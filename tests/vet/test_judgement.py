@@ -26,7 +26,7 @@ def sentence(base: snapshot.Snapshot) -> str:
     return outcome.sentence
 
 
-def test_nothing_happens_to_data_on_a_sound_road() -> None:
+def test_nothing_happens_to_data_on_a_sound_pipeline() -> None:
     assert sentence(sound.snapshot()) == (
         "With these settings, nothing is lost or repeated or reordered when a publisher, a broker, the pipeline or the database"
         " dies; publishing goes on with 1 broker down, and what was acknowledged outlives 1 broker."
@@ -155,7 +155,7 @@ def test_a_topic_whose_id_is_not_known_is_not_called_another() -> None:
     }
 
 
-def test_what_two_pipelines_share_is_told_once() -> None:
+def test_what_two_pipelines_share_is_reported_once() -> None:
     base = with_cluster(sound.snapshot(), voters=[1])
     mine = base.pipelines["contracts"]
     other = msgspec.structs.replace(mine, table="other")

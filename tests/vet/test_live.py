@@ -237,7 +237,7 @@ def test_what_the_ledger_shows(cluster: Cluster, tmp_path: Path) -> None:
     assert ledger(2) == {"PIPELINE_RECORDS_EXPIRED"}
 
 
-def test_what_waits_and_what_was_set_aside(cluster: Cluster, tmp_path: Path) -> None:
+def test_what_waits_and_what_was_quarantined(cluster: Cluster, tmp_path: Path) -> None:
     """Records of five days ago that were not applied, in a log that keeps seven; a dead letter, a parked document."""
     topic, day_s = f"vet-{uuid.uuid4().hex[:8]}", 86_400
     topics.create(cluster, topic, 1, config={"retention.bytes": "1", "segment.bytes": "1048576"})

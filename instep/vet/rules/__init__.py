@@ -1,4 +1,4 @@
-"""The rules, by the part of the road that they look at."""
+"""The rules, by the part of the pipeline that they check."""
 
 from instep.vet.rule import RULES
 from instep.vet.rules import cluster, database, pipeline, publisher, records, topic

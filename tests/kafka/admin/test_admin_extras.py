@@ -35,8 +35,8 @@ def test_what_only_the_python_client_asks(
             lambda: any((topic, 1) in one.replicas for one in asked.log_dirs() or ()), "the new log"
         )
         quorum, features, folders = asked.quorum(), asked.features(), asked.log_dirs()
-        told = asked.setting([topic], "cleanup.policy")
-    assert told == {topic: "delete"}
+        reported = asked.setting([topic], "cleanup.policy")
+    assert reported == {topic: "delete"}
     assert quorum is not None
     assert (quorum.leader, quorum.voters) == (1, (1,))
     assert features is not None

@@ -21,7 +21,7 @@ from instep.kafka.admin import consumer_groups, resets
 from instep.local.broker import LocalCluster
 from tests.cli.test_cli import SETTINGS, instep
 from tests.kafka import tools
-from tests.kafka.admin.test_topics_command import refused, refused_here, told
+from tests.kafka.admin.test_topics_command import refused, refused_here, reported
 from tests.support.open_transaction import wait_until_ended
 from tests.support.producing import IN_ORDER
 from tests.support.waiting import wait_until
@@ -44,7 +44,7 @@ def group() -> str:
 def member(
     cluster: connection.Cluster, group: str, topic: str, partitions: int
 ) -> Iterator[Consumer]:
-    """A member that was assigned so many partitions; it reads and commits nothing by itself."""
+    """A member that was assigned that many partitions; it reads and commits nothing by itself."""
     config = {
         "group.id": group,
         "client.id": "reader-7",
@@ -94,7 +94,7 @@ def test_lag_and_members_are_those_of_kafkas_own_tool(
     hour_ago = int(time.time() * 1000) - 3_600_000
     with member(cluster, group, topic, 2) as consumer:
         fill(cluster, topic, 10, 4, timestamp_ms=hour_ago)
-        (found,) = told(place, "groups", "describe", group)["groups"]
+        (found,) = reported(place, "groups", "describe", group)["groups"]
         printed = tools.run(tools.GROUPS, cluster.bootstrap, "--describe", "--group", group)
         reset = refused(
             place, "groups", "reset", group, "--topic", topic, "--to-latest", "--execute"
@@ -194,7 +194,7 @@ def test_the_list_names_mirrors(
     topic = new_topic(1)
     for name in (group, "instep-contracts"):
         groups.commit(cluster, name, {(topic, 0): 0})
-    listed = {one["group"]: one for one in told(place, "groups", "list")["groups"]}
+    listed = {one["group"]: one for one in reported(place, "groups", "list")["groups"]}
     assert listed[group] == {
         "group": group,
         "state": "Empty",
@@ -242,7 +242,7 @@ def test_a_reset_plans_does_and_reads_back(
         (["--all-topics", "--to-datetime", "2026-09-21T14:13:20.002"], (2, 2)),
         (["--all-topics", "--by-duration", "PT1M"], (10, 4)),
     ):
-        done = told(place, "groups", "reset", group, *arguments, "--execute")
+        done = reported(place, "groups", "reset", group, *arguments, "--execute")
         assert done["executed"]
         assert tuple(groups.positions(cluster, group, topic).values()) == where, arguments
 
@@ -354,7 +354,7 @@ def test_what_is_no_duration(text: str) -> None:
         places.parse_duration(text)
 
 
-def test_a_partition_that_is_refused_is_told_beside_those_that_moved(
+def test_a_partition_that_is_refused_is_reported_beside_those_that_moved(
     cluster: connection.Cluster, new_topic: Callable[..., str], group: str
 ) -> None:
     topic = new_topic(1)

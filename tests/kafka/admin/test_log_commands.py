@@ -22,7 +22,7 @@ from instep.local.broker import LocalCluster
 from tests.cli.test_cli import instep
 from tests.kafka import tools
 from tests.kafka.admin.test_groups_command import fill
-from tests.kafka.admin.test_topics_command import refused, refused_here, told
+from tests.kafka.admin.test_topics_command import refused, refused_here, reported
 from tests.support.open_transaction import wait_until_ended
 from tests.support.producing import IN_ORDER
 from tests.support.waiting import wait_until
@@ -73,7 +73,7 @@ def test_offsets_are_those_of_kafkas_own_tool(
     topic = new_topic(3, retention_ms="-1")
     fill(cluster, topic, 5, 0, 3, timestamp_ms=AT_MS)
     at = AT_MS + 2
-    found = told(place, "offsets", topic, "--at", f"@{at}")["partitions"]
+    found = reported(place, "offsets", topic, "--at", f"@{at}")["partitions"]
 
     def theirs(when: str) -> dict[int, int]:
         lines = tools.run(
@@ -110,7 +110,7 @@ def test_topics_are_those_of_kafkas_own_tool(
 ) -> None:
     topic = new_topic(2, retention_ms="-1")
     printed = tools.run(tools.TOPICS, cluster.bootstrap, "--describe", "--topic", topic)
-    (found,) = told(place, "topics", "describe", topic)["topics"]
+    (found,) = reported(place, "topics", "describe", topic)["topics"]
     head, *parts = (
         [tuple(field.split(": ", 1)) for field in line.strip().split("\t")]
         for line in printed.strip().splitlines()
@@ -144,7 +144,7 @@ def test_an_open_transaction_is_said_and_hides_what_is_behind_it(
     producer.begin_transaction()
     producer.produce(topic, b"open")
     assert producer.flush(30) == 0
-    (found,) = told(place, "offsets", topic)["partitions"]
+    (found,) = reported(place, "offsets", topic)["partitions"]
     assert (found["end"], found["committed_end"]) == (3, 2)
     assert "stop at 2" in found["note"]
     assert instep(place, "peek", topic, "-f", r"%s\n").stdout == "0\n1\n"
@@ -258,7 +258,7 @@ def test_json_lines_have_kcats_keys(
     assert "2026-09-21T14:13:20.000Z" in shown
 
 
-def test_following_goes_on_until_told_to_end(
+def test_following_goes_on_until_stopped(
     place: Path, cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(2)

@@ -35,7 +35,7 @@ def followed(place: Path) -> str:
     return settings.load(place / "instep.toml").pipelines["contracts"].topic
 
 
-def told(place: Path, *arguments: str) -> Any:
+def reported(place: Path, *arguments: str) -> Any:
     done = instep(place, *arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -59,7 +59,7 @@ def test_the_list_hides_kafkas_own(place: Path, cluster: connection.Cluster) -> 
     topic = followed(place)
     with_offsets = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": topic})
     with_offsets.init_transactions(30)
-    listed = told(place, "topics", "list")
+    listed = reported(place, "topics", "list")
     found = {one["name"]: one for one in listed["topics"]}
     assert found[topic] == {
         "name": topic,
@@ -72,7 +72,7 @@ def test_the_list_hides_kafkas_own(place: Path, cluster: connection.Cluster) -> 
     assert listed["internal_hidden"] > 0
     assert not any(name.startswith("__") for name in found)
     assert "__transaction_state" in {
-        one["name"] for one in told(place, "topics", "list", "--internal")["topics"]
+        one["name"] for one in reported(place, "topics", "list", "--internal")["topics"]
     }
     shown = instep(place, "topics", "list", f"{topic[:-2]}??")
     assert [line.split() for line in shown.stdout.splitlines()] == [
@@ -80,7 +80,7 @@ def test_the_list_hides_kafkas_own(place: Path, cluster: connection.Cluster) -> 
         [topic, "3", "1", "all"],
     ]
     assert [
-        one["name"] for one in told(place, "topics", "list", f"^{topic}$", "--regex")["topics"]
+        one["name"] for one in reported(place, "topics", "list", f"^{topic}$", "--regex")["topics"]
     ] == [topic]
     assert "is not a regular expression" in refused(place, "topics", "list", "(", "--regex")
 
@@ -89,9 +89,9 @@ def test_partitions_that_take_no_write_are_found(
     place: Path, new_topic: Callable[..., str]
 ) -> None:
     short = new_topic(2, min_insync_replicas="2")
-    found = told(place, "topics", "list", "--under-min-isr", "--under-replicated", "--unavailable")[
-        "partitions"
-    ]
+    found = reported(
+        place, "topics", "list", "--under-min-isr", "--under-replicated", "--unavailable"
+    )["partitions"]
     assert [one for one in found if one["topic"] == short] == [
         {
             "topic": short,
@@ -114,7 +114,7 @@ def test_a_topic_is_described(
     for number in range(5):
         producer.produce(topic, b"v" * 100, partition=1, timestamp=1_790_000_000_000 + number)
     assert producer.flush(30) == 0
-    (found,) = told(place, "topics", "describe", topic)["topics"]
+    (found,) = reported(place, "topics", "describe", topic)["topics"]
     assert {"name": "retention.ms", "value": "-1", "source": "topic"} in found["settings"]
     empty, full = found["partitions"]
     assert (empty["first"], empty["end"], empty["size_bytes"], empty["last_record_ms"]) == (
@@ -214,7 +214,7 @@ def test_settings_change_one_by_one(
 ) -> None:
     topic = new_topic(1, retention_ms="60000", cleanup_policy="compact", segment_bytes="2000000")
     change = ("-c", "retention.ms=90000", "--unset", "cleanup.policy")
-    changes = told(place, "topics", "alter", topic, *change, "--execute")["changes"]
+    changes = reported(place, "topics", "alter", topic, *change, "--execute")["changes"]
     assert [
         (one["before"]["value"], one["after"]["value"], one["after"]["source"]) for one in changes
     ] == [

@@ -1,0 +1,98 @@
+"""One vocabulary: no public class name is defined twice, and words that puzzled readers stay out."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("instep", "instep_lab", "instep_bench")
+# Names that two packages may share, since each is the plain word for its own thing.
+SHARED_NAMES: frozenset[str] = frozenset()
+# The glossary has a word for each of these, or plain English does.
+BANNED = (
+    "told",
+    "untold",
+    "deed",
+    "deeds",
+    "mend",
+    "mends",
+    "mended",
+    "mending",
+    "lent",
+    "anew",
+    "so many",
+    "set aside",
+    "sets aside",
+    "setting aside",
+    "desk",
+    "road",
+    "roads",
+)
+# Where a banned word is data: columns of an earlier version that are renamed.
+EARLIER_COLUMNS = ("instep/sinks/tables.py", "tests/sinks/test_inspection.py")
+WORDS = re.compile(rf"(?<![a-z])({'|'.join(BANNED)})(?![a-z])", re.IGNORECASE)
+CODE = [
+    file
+    for folder in (*PACKAGES, "tests", "examples")
+    for file in sorted((ROOT / folder).rglob("*.py"))
+    if file != Path(__file__)
+]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+
+
+def classes() -> dict[str, list[str]]:
+    """Return where each public class is defined."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append(str(file.relative_to(ROOT)))
+    return found
+
+
+def test_no_public_class_name_is_defined_twice() -> None:
+    twice = {name: files for name, files in classes().items() if len(files) > 1}
+    assert len(SHARED_NAMES) <= 8
+    assert set(twice) == SHARED_NAMES, twice
+
+
+def words_of(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of names, strings and comments, with names taken apart at underscores."""
+    text = file.read_text(encoding="utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NAME:
+            yield token.start[0], token.string.replace("_", " ")
+        elif token.type in (tokenize.STRING, tokenize.COMMENT):
+            for number, line in enumerate(token.string.splitlines()):
+                yield token.start[0] + number, line.replace("_", " ")
+
+
+@pytest.mark.parametrize("file", CODE, ids=lambda file: str(file.relative_to(ROOT)))
+def test_code_uses_plain_words(file: Path) -> None:
+    words = words_of(file)
+    if str(file.relative_to(ROOT)) in EARLIER_COLUMNS:
+        words = ((number, line.replace('"deed"', "")) for number, line in words)
+    found = [f"{number}: {line.strip()}" for number, line in words if WORDS.search(line)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_use_plain_words(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    found = [f"{number}: {line}" for number, line in enumerate(lines, 1) if WORDS.search(line)]
+    assert not found, "\n".join(found)
