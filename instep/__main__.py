@@ -7,7 +7,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    # until the command line is read, Ctrl-C just ends the process: nothing was begun, and a traceback would help nobody
+    # Until the command line is loaded, Ctrl-C ends the process without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from instep import cli
 

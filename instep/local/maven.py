@@ -120,7 +120,7 @@ def _total(folder: Path) -> int | None:
 
 
 class DownloadProgress:
-    """Megabytes fetched: a progress bar on a terminal, elsewhere a line at the start and the end."""
+    """Megabytes fetched: a progress bar on a terminal, else a line at the start and the end."""
 
     def __init__(self, what: str) -> None:
         # the process that fetches imports this module without site-packages

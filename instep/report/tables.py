@@ -43,7 +43,7 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """What convinces. Bars and heat maps take x as names, lines as numbers; None is a value that could not be had."""
+    """A plot. Bars and heat maps take x as names, lines as numbers; None is a missing value."""
 
     title: str
     x: str

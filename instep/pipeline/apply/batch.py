@@ -76,7 +76,8 @@ class BatchPart:
         self.refusal: Refusal | None = None
         # With at-most-once: the ledger before it was advanced for these records.
         self.claimed: Position | None = None
-        # With at-most-once: nobody knows whether the rows were committed, so they are not written again.
+        # With at-most-once: it is unknown whether the rows were committed, so they are not
+        # written again.
         self.lost = False
 
     def decode(self, decoder: Decoder) -> tuple[list[Event], list[DeadLetter]]:

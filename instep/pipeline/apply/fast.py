@@ -80,7 +80,7 @@ def _late_of_several(sink: Sink, reduced: Reduced) -> dict[Document, Stored] | N
 
 
 def _upsert_and_count(sink: Sink, reduced: Reduced, expected_rows: int) -> bool:
-    """Upsert the batch. Roll back and return False unless exactly the expected rows were written."""
+    """Upsert the batch. Roll back and return False unless the expected rows were written."""
     sink.connection.execute("SAVEPOINT instep")
     written = sink.table.upsert(_rows(sink, reduced))
     if written != expected_rows:

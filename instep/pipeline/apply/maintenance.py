@@ -1,7 +1,8 @@
-"""Taking turns with a pipeline's tasks: what people apply, release or skip, under the same guard and in the same transaction.
+"""Maintenance sessions: how people apply, release or skip events beside a running pipeline.
 
-A task locks its partition's row of the ledger; a turn locks all of them. So nothing of a document can come between, whether
-the pipeline runs or not, and the ledger and its epoch stay as they are.
+A task locks the ledger row of its partition; a maintenance transaction locks all of them. So
+neither can interfere with a document of the other, whether the pipeline runs or not. The ledger
+and its epoch stay as they are.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What became, or would become, of one event: its verdict, and the row before and after where that changes."""
+    """What became, or would become, of one event, and its row before and after."""
 
     place: RecordPosition
     document: str | None
@@ -44,12 +45,15 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class MaintenanceSession:
-    """Where decisions about one pipeline are made: its sink, and a decoder by the settings of now."""
+    """The sink of one pipeline, and a decoder by its current settings."""
 
     def __init__(
         self, name: str, pipeline: settings.Pipeline, who: str, *, waits: bool = True
     ) -> None:
-        """Without `waits` a turn is given up, as Transient, when a task holds the ledger: nobody waits for the one who waits."""
+        """Open the sink.
+
+        Without `waits`, a transaction raises Transient if a task has locked the ledger.
+        """
         self.name, self.who, self._waits = name, who, waits
         self.sink: Sink = sinks.open_sink(inspection.inspect(name, pipeline))
         self.decoder = Decoder(self.sink.target.mapping, self.sink.record_bytes_max)
@@ -62,13 +66,16 @@ class MaintenanceSession:
 
     @contextmanager
     def read(self) -> Iterator[Sink]:
-        """The sink, for reading only."""
+        """Open the sink for reading."""
         with self.sink.translated():
             yield self.sink
 
     @contextmanager
     def transaction(self, *, execute: bool) -> Iterator[dict[int, Position]]:
-        """A transaction with the ledger in hand. Without `execute` all of it is undone at the end: what was seen is the plan."""
+        """Run a transaction that locks the ledger, and yield the ledger.
+
+        Without `execute` it is rolled back at the end: what it showed is the plan.
+        """
         with self.sink.transaction(keep=execute):
             yield self.sink.ledger.positions(lock=True, wait=self._waits)
 
@@ -86,7 +93,7 @@ class MaintenanceSession:
     def record(
         self, action: Action, lines: Iterable[Change], at: datetime, why: str | None = None
     ) -> None:
-        """Keep what was decided, and what came of it."""
+        """Keep what was decided, and the outcome."""
         self.sink.journal.add_decisions((self._decision(action, line, why) for line in lines), at)
 
     def _decision(self, action: Action, line: Change, why: str | None) -> Decision:
@@ -111,5 +118,5 @@ def now() -> datetime:
 def row_change(
     document: Document, before: dict[Document, Any], after: dict[Document, Any]
 ) -> dict[str, Any]:
-    """The row of a document before and after, as a line shows it."""
+    """Return the row of a document before and after, for a Change."""
     return {"before": before.get(document), "after": after.get(document)}

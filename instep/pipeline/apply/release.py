@@ -94,7 +94,7 @@ def _apply(session: MaintenanceSession, one: QuarantinedRecord) -> Change:
 
 
 def _decode(session: MaintenanceSession, one: QuarantinedRecord) -> Event | Refusal:
-    """Decode the event by today's settings and table, which may have changed since it was parked."""
+    """Decode the event by the current settings and table, which may have changed since."""
     events, dead = session.decoder.decode_all([one.record])
     return Refusal(dead[0].reason, dead[0].detail) if dead else events[0]
 

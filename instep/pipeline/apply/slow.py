@@ -105,7 +105,7 @@ class _Batch:
         self.waiting: list[Parked] = []
 
     def read_stored(self, events: Sequence[Event]) -> None:
-        """Read what is stored of all documents at once. What this batch writes is known by itself."""
+        """Read what is stored of all documents at once. What the batch writes is known."""
         self.stored = self.sink.stored(event.document for event in events) if events else {}
 
     def write(self, events: Sequence[Event], *, isolate_failures: bool) -> None:

@@ -271,7 +271,7 @@ class BatchTransaction:
             )
 
     def _write(self, before: Position, isolate_failures: bool) -> BatchOutcome:
-        """Steps 2 to 6."""
+        """Do steps 2 to 6."""
         sink = self.sink
         self._at(2)
         fresh = [record for record in self.part.records if record.offset >= before.next_offset]
