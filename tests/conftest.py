@@ -78,6 +78,7 @@ QUICK = (
     "lab/test_store.py",
     "lab/test_verdict.py",
     "lab/test_workload.py",
+    "pipeline/test_isolate.py",
     "pipeline/test_live_view.py",
     "pipeline/test_task.py",
     "reconcile/test_coverage.py",

@@ -38,7 +38,7 @@ from instep.document.reasons import Reason
 from instep.kafka import offsets, places, reading
 from instep.kafka.connection import Cluster
 from instep.pipeline import continuity
-from instep.pipeline.apply import maintenance, slow
+from instep.pipeline.apply import isolate, maintenance, slow
 from instep.pipeline.apply.maintenance import Change, MaintenanceSession
 from instep.sinks.journal_entries import Action, RecordPosition, RowOrigins
 from instep.sinks.stored_values import chunks
@@ -354,25 +354,22 @@ def _write(
     position_of: Callable[[Event], RecordPosition],
     execute: bool,
 ) -> list[Change]:
-    """Write the rows that change; halve the documents until a refused row is found."""
+    """Write the rows that change, and report the documents whose rows the table refuses."""
     by_document: dict[Document, list[Event]] = {}
     for event in events:
         by_document.setdefault(event.document, []).append(event)
     changes: list[Change] = []
-    waiting = [list(by_document)] if by_document else []
-    while waiting:
-        documents = waiting.pop()
+
+    def attempt(documents: Sequence[Document]) -> None:
         due = [event for document in documents for event in by_document[document]]
-        try:
-            changes += _write_changed(session, due, stored, position_of, execute)
-        except errors.RowRefused as error:
-            if len(documents) > 1:
-                half = len(documents) // 2
-                waiting += [documents[half:], documents[:half]]
-                continue
-            reason = Reason.REFUSED_BY_TARGET.value
-            position = position_of(due[-1])
-            changes.append(Change(position, str(documents[0]), REFUSED, reason, error.what))
+        changes.extend(_write_changed(session, due, stored, position_of, execute))
+
+    def refused(document: Document, error: errors.InstepError) -> None:
+        position = position_of(by_document[document][-1])
+        reason = Reason.REFUSED_BY_TARGET.value
+        changes.append(Change(position, str(document), REFUSED, reason, error.what))
+
+    isolate.search([[document] for document in by_document], attempt=attempt, refused=refused)
     return changes
 
 

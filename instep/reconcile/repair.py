@@ -30,6 +30,7 @@ from instep.document import canonical, comparison, folding, guard
 from instep.document.comparison import DocumentState, Question
 from instep.document.guard import Document, Stored
 from instep.document.identity import Identity
+from instep.pipeline.apply import isolate
 from instep.reconcile import spark_steps
 from instep.reconcile.findings import RowDifference
 from instep.sinks.journal_entries import Action
@@ -224,26 +225,21 @@ class Repairer:
         return comparison.order_of(self._question, folding.unpack(difference.found))
 
     def _write(self, ready: list[RowDifference]) -> Repaired:
-        """Write all rows at once, or one by one if the table refuses one of them (step 3)."""
-        if not ready:
-            return [], []
-        try:
-            with self._sink.savepoint():
-                self._sink.write(self._changes(ready))
-            return ready, []
-        except errors.RowRefused:
-            pass
-        repaired, refused = [], []
-        for difference in ready:
-            try:
-                with self._sink.savepoint():
-                    self._sink.write(self._changes([difference]))
-                repaired.append(difference)
-            except errors.RowRefused as error:
-                refused.append((difference.document, f"the table refuses it: {error.what}"))
+        """Write the rows, and leave out those that the table refuses (step 3)."""
+        repaired: list[RowDifference] = []
+        refused: list[tuple[str, str]] = []
+        isolate.write(
+            self._sink,
+            [[difference] for difference in ready],
+            decide=self._changes,
+            written=lambda differences, _: repaired.extend(differences),
+            refused=lambda difference, error: refused.append(
+                (difference.document, f"the table refuses it: {error.what}")
+            ),
+        )
         return repaired, refused
 
-    def _changes(self, ready: list[RowDifference]) -> guard.Changes:
+    def _changes(self, ready: Sequence[RowDifference]) -> guard.Changes:
         changes = guard.Changes([], {}, {}, {}, [])
         for difference in ready:
             document: Document = self._id(difference.document)

@@ -15,6 +15,37 @@ from instep.document.guard import Changes
 from instep.sinks.sink import Sink
 
 Item = TypeVar("Item")
+Refusals = tuple[type[errors.InstepError], ...]
+
+
+def search(
+    groups: Sequence[Sequence[Item]],
+    *,
+    attempt: Callable[[Sequence[Item]], None],
+    refused: Callable[[Item, errors.InstepError], None],
+    refusals: Refusals = (errors.RowRefused,),
+) -> None:
+    """Attempt all groups at once, and smaller parts where the table refuses something.
+
+    An attempt that raises must leave nothing behind. A group of several items that is refused is
+    attempted item by item, so that `refused` can hold back the items behind one.
+    """
+    pending = [list(groups)] if groups else []
+    while pending:
+        some = pending.pop()
+        items = [item for group in some for item in group]
+        try:
+            attempt(items)
+        except errors.TransactionUndone:
+            raise
+        except refusals as error:
+            if len(items) == 1:
+                refused(items[0], error)
+            elif len(some) == 1:
+                pending += [[[item]] for item in reversed(items)]
+            else:
+                half = len(some) // 2
+                pending += [some[half:], some[:half]]
 
 
 def write(
@@ -24,29 +55,17 @@ def write(
     decide: Callable[[Sequence[Item]], Changes],
     written: Callable[[Sequence[Item], Changes], None],
     refused: Callable[[Item, errors.InstepError], None],
+    refusals: Refusals = (errors.RowRefused,),
 ) -> None:
-    """Write what `decide` says of the items, and report each try that held and each refused item.
+    """Write what `decide` says of the items; report what was written and each refused item.
 
-    `decide` sees the state that earlier calls of `written` left. A group of several items that is
-    refused as a whole is tried item by item, so that `refused` can hold back the items behind one.
+    `decide` sees the state that earlier calls of `written` left.
     """
-    pending = [list(groups)]
-    while pending:
-        some = pending.pop()
-        items = [item for group in some for item in group]
-        try:
-            with sink.savepoint():
-                changes = decide(items)
-                sink.write(changes)
-        except errors.TransactionUndone:
-            raise
-        except errors.MAY_BE_A_ROW as error:
-            if len(items) == 1:
-                refused(items[0], error)
-            elif len(some) == 1:
-                pending += [[[item]] for item in reversed(items)]
-            else:
-                half = len(some) // 2
-                pending += [some[half:], some[:half]]
-        else:
-            written(items, changes)
+
+    def attempt(items: Sequence[Item]) -> None:
+        with sink.savepoint():
+            changes = decide(items)
+            sink.write(changes)
+        written(items, changes)
+
+    search(groups, attempt=attempt, refused=refused, refusals=refusals)

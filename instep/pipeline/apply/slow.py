@@ -125,6 +125,7 @@ class _Batch:
             decide=self._decide,
             written=self._take,
             refused=self._park,
+            refusals=errors.MAY_BE_A_ROW,
         )
 
     def _decide(self, events: Sequence[Event]) -> Changes:
