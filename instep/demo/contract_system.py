@@ -1,4 +1,4 @@
-"""The contract system: a table with documents and no statuses, and the topic and pipeline that are to keep it in step.
+"""The contract system: a table of documents without statuses, with its topic and pipeline.
 
 The demo uses it, and so does the benchmark that compares events with polling.
 """
@@ -29,7 +29,10 @@ PATIENCE_S = 180.0
 
 
 class Contracts:
-    """A table, a topic and a pipeline, of names that nobody else has; with what was published, and what that must come to."""
+    """A table, a topic and a pipeline with unique names, and the rows that the table must hold.
+
+    `truth` is the expected status and version of each document; `events` counts what was published.
+    """
 
     def __init__(
         self,
@@ -48,9 +51,8 @@ class Contracts:
         self.config.write_text(
             _settings(self.name, bootstrap, url, batch_rows_max), encoding="utf-8"
         )
-        self._environment = {
-            "INSTEP__KAFKA__BOOTSTRAP": bootstrap
-        }  # not the one that the user's environment may name
+        # Override a bootstrap address from the user's environment.
+        self._environment = {"INSTEP__KAFKA__BOOTSTRAP": bootstrap}
         declared = settings.load(self.config)
         self.kafka = declared.kafka
         self.pipeline = settings.pipeline(declared, self.name)
@@ -59,10 +61,10 @@ class Contracts:
         self.events = 0
         self._made: list[str] = []
 
-    # --- the parts -------------------------------------------------------------------------------------
+    # --- the parts -----------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Make the table with its documents, and the topic."""
+        """Create the table with its documents, and the topic."""
         self._made = preparation.prepare(self.pipeline)
         with self.sink() as sink, sink.transaction():
             nothing = (UNSET,) * len(sink.table.columns)
@@ -71,7 +73,7 @@ class Contracts:
             topics.create(cluster, self.pipeline.topic, PARTITIONS)
 
     def leave_database(self) -> None:
-        """Leave the database as it was."""
+        """Remove everything that was created in the database."""
         preparation.remove(
             self.name,
             self.pipeline,
@@ -79,7 +81,7 @@ class Contracts:
         )
 
     def leave_cluster(self) -> None:
-        """Leave the cluster as it was."""
+        """Delete the topic, if it exists."""
         with (
             Cluster(self.kafka, self.bootstrap) as cluster,
             contextlib.suppress(errors.TopicMissing),
@@ -87,7 +89,7 @@ class Contracts:
             topics.delete(cluster, self.pipeline.topic)
 
     def process(self) -> pipeline_process.PipelineProcess:
-        """Return the pipeline as users run it, not started yet."""
+        """Return the pipeline as users run it. It is not started yet."""
         return pipeline_process.PipelineProcess(
             self.config, self.name, log=self.folder / "run.log", environment=self._environment
         )
@@ -105,7 +107,7 @@ class Contracts:
         if version > self.truth.get(document, ("", 0))[1]:
             self.truth[document] = (status, version)
 
-    # --- looking ---------------------------------------------------------------------------------------
+    # --- reading -------------------------------------------------------------------------------
 
     def sink(self) -> contextlib.closing[Sink]:
         return contextlib.closing(sinks.open_sink(inspection.inspect(self.name, self.pipeline)))
@@ -114,7 +116,7 @@ class Contracts:
         return len(sink.ledger.positions()) == PARTITIONS
 
     def done(self, sink: Sink) -> int:
-        """How many records are dealt with."""
+        """Return the number of records that the ledger has passed."""
         return sum(self.ledger(sink).values())
 
     def ledger(self, sink: Sink) -> dict[int, int]:
@@ -125,15 +127,24 @@ class Contracts:
         }
 
     def applied(self, sink: Sink) -> int:
-        statement = f"SELECT count(*) FROM instep_history WHERE verdict = 'applied' AND pipeline = {sink.connection.placeholder}"  # noqa: S608
+        statement = (
+            "SELECT count(*) FROM instep_history WHERE verdict = 'applied'"  # noqa: S608
+            f" AND pipeline = {sink.connection.placeholder}"
+        )
         return int(sink.connection.select(statement, (self.name,))[0][0])
 
     def freshness_ms(
         self, sink: Sink, version: int, since: datetime, until: datetime | None = None
     ) -> list[float]:
-        """From an event happening to its commit: of this version's events that happened since, and before `until`, in order."""
-        held = sink.connection.placeholder
-        statement = f"SELECT event_time, committed_at FROM instep_history WHERE order_value = {held} AND pipeline = {held}"  # noqa: S608
+        """Return the freshness of the events of this version, in ascending order.
+
+        Only events that happened at or after `since` and before `until` are included.
+        """
+        mark = sink.connection.placeholder
+        statement = (
+            "SELECT event_time, committed_at FROM instep_history"  # noqa: S608
+            f" WHERE order_value = {mark} AND pipeline = {mark}"
+        )
         return sorted(
             (_time(committed) - _time(happened)).total_seconds() * 1000
             for happened, committed in sink.connection.select(statement, (version, self.name))
@@ -141,9 +152,9 @@ class Contracts:
         )
 
     def differences(self, sink: Sink) -> int:
-        """Documents whose row is not what was published last."""
+        """Return the number of documents whose row is not the latest published state."""
         rows = sink.connection.select(
-            f"SELECT doc_no, print_status, print_version FROM {sink.table.name}"  # noqa: S608 - names of ours
+            f"SELECT doc_no, print_status, print_version FROM {sink.table.name}"  # noqa: S608 - our names
         )
         found = {row[0]: (row[1], row[2]) for row in rows}
         return sum(

@@ -1,7 +1,8 @@
-"""The loop that many teams write first, for the demo to compare with: default settings, and the last event to arrive wins.
+"""The consumer loop that many teams write first: default settings, and the last event wins.
 
-Offsets are committed in the background whether their rows were written or not, no version is compared, and what cannot be
-read is passed over. `seen` is there for the demo to know how far the loop is; the loop itself never reads it.
+The demo compares the pipeline with it. Offsets are committed in the background whether or not
+their rows were written, versions are not compared, and malformed events are ignored. The table
+`seen` tells the demo how far the loop has read; the loop itself never reads it.
 
     python -m instep.demo.naive_loop BOOTSTRAP TOPIC FILE
 """
@@ -19,10 +20,12 @@ from confluent_kafka import Consumer, Message
 
 from instep.local import keeper_client
 
-SESSION_TIMEOUT_MS = 6_000  # not the usual 45 s: for so long a killed member holds its partitions
+# A killed member keeps its partitions for this long; Kafka's default is 45 s.
+SESSION_TIMEOUT_MS = 6_000
 BATCH = 500
 TABLES = (
-    "CREATE TABLE IF NOT EXISTS document (doc_no TEXT PRIMARY KEY, print_status TEXT, print_version INTEGER)",
+    "CREATE TABLE IF NOT EXISTS document"
+    " (doc_no TEXT PRIMARY KEY, print_status TEXT, print_version INTEGER)",
     "CREATE TABLE IF NOT EXISTS seen (part INTEGER PRIMARY KEY, next INTEGER)",
 )
 WRITE = (
@@ -34,7 +37,7 @@ Row = tuple[str, int]
 
 
 class NaiveLoop:
-    """The loop in a process of its own, which can be killed and started again."""
+    """The loop in its own process, which can be killed and started again."""
 
     def __init__(self, bootstrap: str, topic: str, file: Path) -> None:
         self.file = file
@@ -46,7 +49,7 @@ class NaiveLoop:
         self._keeper.launch(self._argv, log=self.file.with_suffix(".log"))
 
     def kill(self) -> None:
-        """Kill it with SIGKILL."""
+        """Kill the process with SIGKILL."""
         if self._keeper:
             self._keeper.kill()
             self.close()
@@ -57,12 +60,12 @@ class NaiveLoop:
             self._keeper = None
 
     def seen(self) -> int:
-        """Return how many records it has passed."""
+        """Return how many records the loop has read."""
         with contextlib.closing(_opened(self.file)) as database:
             return int(database.execute("SELECT coalesce(sum(next), 0) FROM seen").fetchone()[0])
 
     def rows(self) -> dict[str, Row]:
-        """Return status and version of every document that it knows."""
+        """Return the status and version of every document in the loop's table."""
         with contextlib.closing(_opened(self.file)) as database:
             found = database.execute("SELECT doc_no, print_status, print_version FROM document")
             return {name: (status, version) for name, status, version in found}
@@ -88,7 +91,7 @@ def consume(bootstrap: str, topic: str, file: Path) -> None:
 
 
 def _apply(database: sqlite3.Connection, message: Message) -> None:
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # what cannot be read is passed over
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # ignore malformed events
         event = json.loads(message.value() or b"")
         database.execute(WRITE, (event["doc_id"], event["status"], event["version"]))
     database.execute(

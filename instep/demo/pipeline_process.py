@@ -1,4 +1,4 @@
-"""A pipeline as its users run it: `instep run` in a process of its own, which can be ended, killed and looked at."""
+"""A pipeline as users run it: `instep run` in its own process, which can be stopped or killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ END_TIMEOUT_S = 10.0
 
 
 class PipelineProcess:
-    """`instep run` under a keeper: it is gone when this process is, also after kill -9."""
+    """`instep run` under a keeper: it ends when this process ends, even after kill -9."""
 
     def __init__(
         self, config: Path, *arguments: str, log: Path, environment: Mapping[str, str] | None = None
@@ -36,11 +36,11 @@ class PipelineProcess:
         self.pid = self._keeper.launch(self._argv, log=self.log, env=self._environment)
 
     def poll(self) -> int | None:
-        """The exit status, or None while it runs."""
+        """Return the exit status, or None while the process runs."""
         return self._keeper.poll() if self._keeper else None
 
     def signal(self, number: int) -> None:
-        """Send the driver a signal."""
+        """Send a signal to the driver."""
         if self._keeper:
             self._keeper.signal(number)
 
@@ -62,20 +62,18 @@ class PipelineProcess:
         return code
 
     def stop(self, timeout_s: float = END_TIMEOUT_S) -> int:
-        """End it as SIGTERM does; the exit status."""
+        """Stop the process with SIGTERM and return its exit status."""
         self.signal(signal.SIGTERM)
         return self.wait(timeout_s)
 
     def children(self) -> list[int]:
-        """What it has started and what of that still lives, also after it ended itself."""
-        return (
-            [pid for pid in processes.descendants(self._keeper.pid) if pid != self.pid]
-            if self._keeper
-            else []
-        )
+        """Return the live descendants of the process, even if the process itself has ended."""
+        if self._keeper is None:
+            return []
+        return [pid for pid in processes.descendants(self._keeper.pid) if pid != self.pid]
 
     def tail(self) -> str:
-        """Return the last lines of its output."""
+        """Return the last lines of the log."""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
 
     def close(self) -> None:

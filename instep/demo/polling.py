@@ -1,4 +1,4 @@
-"""The old way: a stand-in for the print system's query service, asked document by document."""
+"""Polling: a stand-in for the print system's query service, called once per document."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ CALL_S = 0.3
 
 
 class QueryService:
-    """A real HTTP server that takes its time over each answer."""
+    """A real HTTP server that delays each response."""
 
     def __init__(self, statuses: Mapping[str, str], call_s: float = CALL_S) -> None:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            wbufsize = (
-                -1
-            )  # head and body in one packet: two would wait for each other's acknowledgement
+            # Send head and body in one packet; as two, the second waits for an acknowledgement.
+            wbufsize = -1
 
             def do_GET(self) -> None:
                 time.sleep(call_s)
@@ -36,11 +35,12 @@ class QueryService:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-                """Says nothing: the answers are the point."""
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - name of the base class
+                """Log nothing."""
 
         class Server(ThreadingHTTPServer):
-            request_queue_size = 1024  # connections that wait: with the usual 5 a caller may be turned away for a second
+            # With the default backlog of 5, a client's connection may be delayed by a second.
+            request_queue_size = 1024
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -67,7 +67,10 @@ class QueryService:
 def poll(
     port: int, documents: Sequence[str], begin: Callable[[], object] = lambda: None
 ) -> tuple[dict[str, str], float]:
-    """Ask for these documents one after the other, when `begin` returns; their statuses, and the seconds it took."""
+    """Query these documents one by one; return their statuses and the seconds it took.
+
+    The connection is opened first; the clock starts when `begin` returns.
+    """
     connection = HTTPConnection("127.0.0.1", port)
     connection.connect()
     begin()
@@ -84,7 +87,10 @@ def poll(
 def poll_at_once(
     port: int, documents: Sequence[str], connections: int
 ) -> tuple[dict[str, str], float]:
-    """Ask for these documents over several connections at once; their statuses, and the seconds of the slowest connection."""
+    """Query these documents over several connections at once.
+
+    Return their statuses and the seconds of the slowest connection.
+    """
     found: dict[str, str] = {}
     slowest_s = 0.0
     together = threading.Barrier(connections)
@@ -97,7 +103,7 @@ def poll_at_once(
 
 
 class Poller(threading.Thread):
-    """Asks for one document after the other in the background, until it is stopped or has asked for all of them."""
+    """Queries one document after another in the background until stopped or finished."""
 
     def __init__(self, port: int, documents: Sequence[str]) -> None:
         super().__init__(name="poller", daemon=True)
@@ -114,10 +120,10 @@ class Poller(threading.Thread):
             self.count, self.seconds = self.count + 1, self.seconds + seconds
 
     def stop(self) -> None:
-        """Stop after the call that is under way."""
+        """Stop after the current call."""
         self._stopped.set()
         self.join()
 
     def round_s(self) -> float:
-        """Return how long a whole round takes, extrapolated from the calls so far."""
+        """Return the seconds of a whole round, extrapolated from the calls so far."""
         return self.seconds / self.count * len(self._documents) if self.count else 0.0

@@ -109,6 +109,6 @@ def _life(result: DemoResult) -> ReportTable:
 
 
 def _thinned(samples: Sequence[ProgressSample]) -> Iterator[ProgressSample]:
-    """Yield at most POINTS_MAX samples, the last one among them."""
+    """Yield at most POINTS_MAX samples, including the last one."""
     step = max(1, -(-len(samples) // POINTS_MAX))
     yield from reversed(samples[::-1][::step])

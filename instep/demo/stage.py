@@ -1,4 +1,4 @@
-"""How the demo is shown: lines that say what happens and, on a terminal, the polling bar beside the event bar."""
+"""Output of the demo: progress messages and, on a terminal, bars for polling and for events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BAR_MIN, BAR_MAX = 10, 60
 
 
 class ProgressSample(msgspec.Struct, frozen=True):
-    """How far both ways are at one moment."""
+    """The progress of polling and of events at one moment."""
 
     at_s: float
     documents: int
@@ -40,7 +40,7 @@ class ProgressSample(msgspec.Struct, frozen=True):
 
 
 class Stage:
-    """Writes to a stream; leaves a terminal as it was, whatever ends the demo."""
+    """Writes to a stream; restores the terminal however the demo ends."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -72,7 +72,7 @@ class Stage:
             live.stop()
 
     def say(self, text: str, tone: Tone = Tone.NONE) -> None:
-        """Print a line, above the bars where there are any."""
+        """Print a line, above the bars if they are shown."""
         if self._live is not None:
             self._live.console.print(terminal.text(text, tone), soft_wrap=True)
         else:
@@ -86,7 +86,7 @@ class Stage:
 
 
 def render(sample: ProgressSample, width: int) -> RenderableType:
-    """Return the bars: the old way above, the new way below, and where the ledger is."""
+    """Return the bars: polling above, events below, then the position of the ledger."""
     from rich.table import Table
 
     left = max(0.0, sample.round_s * (1 - sample.polled_share))

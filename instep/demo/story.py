@@ -1,9 +1,11 @@
-"""`instep demo`: the story on real parts. Polling crawls in the background while events are applied, through three faults.
+"""`instep demo`: polling and events side by side on real servers, through three faults.
 
-The contract system's table starts with its documents and no statuses. The print system publishes each document's way:
-CREATED, QUEUED and PRINTING at full speed, while the pipeline is killed and started again; PRINTED or FAILED at an even
-rate, by which freshness is measured, while another writer locks the database and the broker is killed. Some events are malformed,
-repeated or late. A naive loop gets the same events and the same kill. Every figure is measured in this run.
+The contract system's table starts with its documents and no statuses. The print system publishes
+the status changes of each document: CREATED, QUEUED and PRINTING at full speed, while the pipeline
+is killed and started again; then PRINTED or FAILED at an even rate, which measures freshness, while
+another writer locks the database and the broker is killed. Some events are malformed, repeated or
+late. A naive loop gets the same events and is killed at the same time. Every figure is measured in
+this run.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ KILL_AT_SHARE = 0.25
 STEADY_PER_S = 1_000
 LOCKED_S = 2.0
 SEED = 1
-BATCH_ROWS_MAX = 4_000  # several batches, so that the kill comes in the middle
+BATCH_ROWS_MAX = 4_000  # several batches, so that the kill happens midway
 LATE = 25
 SOME = 20
 SAMPLE_S = 0.2
@@ -66,7 +68,7 @@ class Freshness(msgspec.Struct, frozen=True):
 
 
 class Outage(msgspec.Struct, frozen=True):
-    """Something that went away: the ledger when it did, the ledger at the next commit, and the seconds between."""
+    """A fault: the ledger when it began, the ledger at the next commit, the seconds between."""
 
     what: str
     before: dict[int, int]
@@ -78,7 +80,7 @@ class Naive(msgspec.Struct, frozen=True):
     """How the naive loop's table differs from what was published."""
 
     differences: int
-    older: int  # a late event has overwritten the last one, or the last one never arrived
+    older: int  # a late event overwrote the last one, or the last one was never applied
     missing: int
     extra: int  # rows of documents that do not exist
 
@@ -95,7 +97,7 @@ class StoryEvent(msgspec.Struct, frozen=True):
 
 
 class DemoResult(msgspec.Struct, frozen=True):
-    """What the story came to."""
+    """The result of the demo."""
 
     documents: int
     events: int
@@ -121,13 +123,12 @@ class DemoResult(msgspec.Struct, frozen=True):
 def tell(
     *, target_url: str | None, documents: int, folder: Path, stage: Stage
 ) -> tuple[DemoResult, list[ProgressSample]]:
-    """Tell the story, and keep its files in this folder; what it came to, and how far both ways were meanwhile.
+    """Run the demo, keep its files in this folder, and return its result and progress samples.
 
-    Every process that it starts is gone when it ends, and a database of the user's is left as it was.
+    Every process that the demo starts ends with it. A user's database is left unchanged.
     """
-    class_archives.prepare(
-        class_archives.SPARK, stage.say
-    )  # now, so that the pipeline starts at once later
+    # Prepare the class archive now, so that the pipeline starts faster later.
+    class_archives.prepare(class_archives.SPARK, stage.say)
     with contextlib.ExitStack() as stack:
         stage.say("starting a Kafka broker on this machine")
         kafka = stack.enter_context(broker.LocalCluster())
@@ -139,7 +140,10 @@ def tell(
 def prepared(
     bootstrap: str, target_url: str | None, documents: int, folder: Path
 ) -> Iterator[Contracts]:
-    """Make table, topic and settings: to stay in the folder; or, in a database of the user's, to be removed afterwards."""
+    """Create the table, the topic and the settings file.
+
+    Without `target_url` they stay in the folder. In a user's database they are removed at the end.
+    """
     rows = max(FIRST, min(BATCH_ROWS_MAX, documents * 3 // 7))
     if target_url is None:
         url = f"sqlite:///{folder / 'contracts.db'}"
@@ -149,7 +153,7 @@ def prepared(
         system.prepare()
         yield system
         return
-    # the settings hold the URL with its password: they do not stay
+    # The settings contain the URL with its password, so the file is not kept.
     with tempfile.TemporaryDirectory(prefix="instep-demo-") as work:
         system = Contracts(
             Path(work), bootstrap, target_url, documents, prefix="demo", batch_rows_max=rows
@@ -179,12 +183,12 @@ class _Story:
 
     @property
     def records(self) -> int:
-        """How many were sent."""
+        """The number of records sent so far."""
         return self.system.events + self.malformed
 
     @property
     def planned(self) -> int:
-        """How many will have been sent in the end."""
+        """The total number of records that the demo will send."""
         return (
             FINAL * len(self.documents)
             + len(self.late)
@@ -205,7 +209,7 @@ class _Story:
         poller.start()
         stack.callback(poller.stop)
         meter = stack.enter_context(_Meter(self, poller))
-        self.say(f"the old way, in the background: one call of {polling.CALL_S:g} s per document")
+        self.say(f"polling in the background: one call of {polling.CALL_S:g} s per document")
         self.say("starting the pipeline")
         sink = stack.enter_context(system.sink())
         self._wait(lambda: system.started(sink), "starting")
@@ -247,12 +251,15 @@ class _Story:
         )
         return result, meter.samples
 
-    # --- the acts --------------------------------------------------------------------------------------
+    # --- the acts ------------------------------------------------------------------------------
 
     def _at_full_speed(self, sink: Sink, publisher: Publisher) -> tuple[float, float, float]:
-        """Kill pipeline and naive loop in the middle; the seconds of work, the seconds of the outage, and events a second."""
+        """Publish at full speed and kill the pipeline and the naive loop in the middle.
+
+        Return the seconds of work, the seconds of the outage, and the events per second.
+        """
         system = self.system
-        self.say("the new way: the print system publishes every change, at full speed")
+        self.say("events instead: the print system publishes every change, at full speed")
         first, began = system.events, time.monotonic()
         self._publish_ways(publisher)
         publisher.flush()
@@ -270,10 +277,14 @@ class _Story:
         return apply_s, outage_s, (bulk - first) / apply_s
 
     def _steadily(self, sink: Sink, publisher: Publisher) -> tuple[datetime, datetime]:
-        """The last change of every document: undisturbed, with a locked database, without a broker. When it was undisturbed."""
+        """Publish the last change of every document at an even rate.
+
+        Two thirds are sent without a fault, one sixth while the database is locked, and one sixth
+        while the broker is down. Return the begin and end of the part without a fault.
+        """
         third, sixth = len(self.documents) * 2 // 3, len(self.documents) * 5 // 6
         self.say(
-            f"the last change of every document, {STEADY_PER_S:,} a second: how fresh is the table?"
+            f"measuring freshness: the last change of every document, {STEADY_PER_S:,} per second"
         )
         since = datetime.now(UTC)
         self._publish_ends(publisher, range(third))
@@ -291,16 +302,15 @@ class _Story:
         with self._fault(sink, "kill -9 of the broker") as down:
             self.kafka.kill()
             down.begins()
-            self._publish_ends(
-                publisher, range(sixth, len(self.documents))
-            )  # the publisher keeps them
+            # The publisher buffers these until the broker is back.
+            self._publish_ends(publisher, range(sixth, len(self.documents)))
             self.kafka.start()
             publisher.flush()
         return since, until
 
     @contextlib.contextmanager
     def _fault(self, sink: Sink, what: str) -> Iterator[_Down]:
-        """Say what goes away and where the ledger is then; afterwards wait until the ledger moves again, and say that."""
+        """Announce a fault; after the block, wait until the ledger moves again and report that."""
         self.say(what, Tone.BAD)
         down = _Down(lambda: self.system.ledger(sink), self.say)
         yield down
@@ -308,16 +318,19 @@ class _Story:
         self._wait(
             lambda: self.system.done(sink) > at or at >= self.records, f"recovering from: {what}"
         )
-        found = Outage(what, down.ledger, self.system.ledger(sink), round(down.seconds(), 2))
-        self.faults.append(found)
+        outage = Outage(what, down.ledger, self.system.ledger(sink), round(down.seconds(), 2))
+        self.faults.append(outage)
         self.say(
-            f"  after:  {positions(found.after)}, {found.down_s:.1f} s later: it goes on from there",
+            f"  after:  {positions(outage.after)}, {outage.down_s:.1f} s later: resumed from there",
             Tone.GOOD,
         )
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the ledger as another writer would. SQLite has no server to kill, and the user's server is not killed."""
+        """Lock the ledger as another writer would.
+
+        SQLite has no server that could be killed, and a user's server must not be killed.
+        """
         with (
             MaintenanceSession(self.system.name, self.system.pipeline, "demo") as session,
             session.transaction(execute=False),
@@ -325,7 +338,7 @@ class _Story:
             yield
 
     def _wait_for_naive(self) -> None:
-        """Give the naive loop the time to reach the end: it is judged by its table, not by its speed."""
+        """Wait until the naive loop has read everything: its table is compared, not its speed."""
         deadline = time.monotonic() + NAIVE_PATIENCE_S
         while self.naive.seen() < self.records and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -352,10 +365,10 @@ class _Story:
             for one in found.events
         ]
 
-    # --- publishing ------------------------------------------------------------------------------------
+    # --- publishing ----------------------------------------------------------------------------
 
     def _publish_first(self, publisher: Publisher) -> None:
-        """A few events to see that the pipeline is at work: Spark's first batch compiles what the others only run."""
+        """Publish a few events to warm up the pipeline: Spark compiles code in its first batch."""
         for document in self.documents[:FIRST]:
             self.system.publish(publisher, document, "CREATED", 1)
         publisher.flush()
@@ -386,7 +399,7 @@ class _Story:
             )
 
     def _publish_late(self, publisher: Publisher) -> None:
-        """Events that were held up somewhere: they arrive after the last one of their document."""
+        """Publish delayed events, which arrive after the last event of their document."""
         self.say(f"{len(self.late)} events arrive late, after the last one of their document")
         for document in self.late:
             self.system.publish(publisher, document, "PRINTING", 3)
@@ -394,7 +407,7 @@ class _Story:
 
 
 class _Down:
-    """Since when something is away, and where the ledger was then."""
+    """The start of an outage and the ledger at that moment."""
 
     def __init__(
         self, look: Callable[[], dict[int, int]], say: Callable[[str, Tone], None]
@@ -404,7 +417,7 @@ class _Down:
         self._since = time.monotonic()
 
     def begins(self) -> None:
-        """It is away now: what the ledger shows is what it must go on from."""
+        """Record that the outage begins now, with the ledger from which work must resume."""
         self.ledger, self._since = self._look(), time.monotonic()
         self._say(
             f"  ledger: {positions(self.ledger)}, {sum(self.ledger.values()):,} records", Tone.BAD
@@ -415,7 +428,7 @@ class _Down:
 
 
 class _Meter(threading.Thread):
-    """Looks at the ledger and the poller a few times a second, for the bars and for the page."""
+    """Samples the ledger and the poller a few times a second, for the bars and the page."""
 
     def __init__(self, story: _Story, poller: polling.Poller) -> None:
         super().__init__(name="meter", daemon=True)
@@ -428,12 +441,11 @@ class _Meter(threading.Thread):
         sink = sinks.open_sink(inspection.inspect(story.system.name, story.system.pipeline))
         with contextlib.closing(sink):
             while not self._stopped.wait(SAMPLE_S):
-                with contextlib.suppress(
-                    errors.InstepError
-                ):  # a look that fails is missing in the picture, and no more
-                    self._look(sink)
+                # A failed read only leaves a gap in the plot.
+                with contextlib.suppress(errors.InstepError):
+                    self._sample(sink)
 
-    def _look(self, sink: Sink) -> None:
+    def _sample(self, sink: Sink) -> None:
         story, poller = self._story, self._poller
         with sink.translated():
             ledger = story.system.ledger(sink)
@@ -450,7 +462,7 @@ class _Meter(threading.Thread):
         story.stage.show(sample)
 
     def stop(self) -> None:
-        """Stop, with a last look."""
+        """Stop and wait for the thread."""
         self._stopped.set()
         self.join()
 
@@ -469,20 +481,24 @@ def table(result: DemoResult) -> str:
         ("documents", f"{result.documents:,}"),
         (
             "events",
-            f"{result.events:,}, {result.applied:,} of them applied (the others were late or repeated)",
+            f"{result.events:,}, {result.applied:,} of them applied"
+            " (the others were late or repeated)",
         ),
         (
             "time",
-            f"{result.apply_s:.1f} s at full speed, and {result.outage_s:.1f} s down after the kill -9",
+            f"{result.apply_s:.1f} s at full speed,"
+            f" and {result.outage_s:.1f} s down after the kill -9",
         ),
         ("events/s", f"{result.events_per_s:,.0f}"),
         (
             "freshness",
-            f"p50 {result.freshness_ms.p50:.0f} ms, p99 {result.freshness_ms.p99:.0f} ms at {STEADY_PER_S:,} events/s",
+            f"p50 {result.freshness_ms.p50:.0f} ms, p99 {result.freshness_ms.p99:.0f} ms"
+            f" at {STEADY_PER_S:,} events/s",
         ),
         (
             "polling",
-            f"{result.polling_s / 60:.0f} minutes a round (extrapolated from {result.polling_sampled} calls)",
+            f"{result.polling_s / 60:.0f} minutes per round"
+            f" (extrapolated from {result.polling_sampled} calls)",
         ),
         ("dead letters", f"{result.dead_letters:,} (malformed on purpose, each with its reason)"),
         ("restarts", f"{result.restarts}"),
@@ -497,13 +513,16 @@ def naive_words(naive: Naive) -> str:
     parts = (
         (naive.older, "with an older status"),
         (naive.missing, "missing"),
-        (naive.extra, "of no document"),
+        (naive.extra, "of unknown documents"),
     )
     return ", ".join(f"{count:,} {words}" for count, words in parts if count) or "none"
 
 
 def new_folder(wanted: Path | None) -> Path:
-    """Make the folder that stays: the one that is asked for, which must be new; else instep-demo with the next free number."""
+    """Create the folder for the demo's files.
+
+    A folder given by the user must be new; the default is instep-demo with the next free number.
+    """
     path = wanted or Path("instep-demo")
     for number in range(2, 1_000):
         try:
@@ -512,12 +531,12 @@ def new_folder(wanted: Path | None) -> Path:
         except FileExistsError:
             if wanted is not None:
                 raise errors.SettingsError(
-                    f"{wanted} is there already", "name a new folder with --folder"
+                    f"{wanted} already exists", "name a new folder with --folder"
                 ) from None
             path = Path(f"instep-demo-{number}")
         except OSError as error:
             raise errors.SettingsError(
-                f"{path} cannot be made: {error.strerror}", "name another folder with --folder"
+                f"{path} cannot be created: {error.strerror}", "name another folder with --folder"
             ) from error
     raise errors.SettingsError(
         "there are too many instep-demo folders here", "remove some, or name another with --folder"
@@ -537,7 +556,7 @@ def _compared(found: dict[str, tuple[str, int]], truth: dict[str, tuple[str, int
 
 
 def _freshness(spans_ms: Sequence[float]) -> Freshness:
-    """Of the steady flow: from an event happening to its commit."""
+    """Return the percentiles of the events that were published at an even rate."""
     return Freshness(p50=round(_share(spans_ms, 0.50), 1), p99=round(_share(spans_ms, 0.99), 1))
 
 

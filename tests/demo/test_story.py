@@ -101,7 +101,7 @@ def test_a_folder_that_is_there_is_never_written_to(
         "instep-demo-2",
         "instep-demo-3",
     ]
-    with pytest.raises(errors.SettingsError, match="is there already"):
+    with pytest.raises(errors.SettingsError, match="already exists"):
         story.new_folder(Path("instep-demo"))
     (tmp_path / "file").touch()
     with pytest.raises(errors.SettingsError, match="--folder"):
@@ -112,7 +112,7 @@ def test_the_naive_loops_differences_are_distinguished() -> None:
     truth = {"a": ("PRINTED", 4), "b": ("PRINTED", 4), "c": ("FAILED", 4)}
     found = story._compared({"a": ("PRINTED", 4), "b": ("PRINTING", 3), "": ("PRINTED", 3)}, truth)
     assert found == story.Naive(differences=3, older=1, missing=1, extra=1)
-    assert story.naive_words(found) == "1 with an older status, 1 missing, 1 of no document"
+    assert story.naive_words(found) == "1 with an older status, 1 missing, 1 of unknown documents"
 
 
 def test_the_query_service_takes_its_time() -> None:
