@@ -1,8 +1,9 @@
-"""`instep bench apply`: catch-up throughput, Kafka to database, of the pipeline and of what one would write instead.
+"""`instep bench apply`: catch-up throughput from Kafka to a database, with the baselines.
 
-All contestants apply the same topic to the same database. Rounds are interleaved: first every contestant once in a fresh process
-(cold), and again; then all are started and warmed up, and go once each (warm), and again. After every run the table is checked
-against what a plain model says of the load.
+All contestants apply the same topic to the same database. Rounds are interleaved. In each cold
+round every contestant runs once in a fresh process. Then all are started and warmed up, and in each
+warm round every contestant runs once. After every run the table is compared with the state that a
+plain model computes from the load.
 """
 
 from __future__ import annotations
@@ -45,31 +46,32 @@ class ApplyOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: ApplyOptions, say: Callable[[str], None], command: str) -> BenchResult:
-    """Hold every round on every target; everything that it starts is gone when it ends."""
+    """Run every round on every target. Every process that is started ends with the benchmark."""
     wanted = check(options)
-    account = Recorder("apply", command)
+    recorder = Recorder("apply", command)
     _fetch(options)
     held: list[Held] = []
     notes: list[str] = []
     databases: dict[str, str] = {}
     labels: list[str] = []
-    with bench_servers.BenchServers(options.bootstrap, say) as ground:
-        topic = ground.new_topic(options.partitions)
+    with bench_servers.BenchServers(options.bootstrap, say) as servers:
+        topic = servers.new_topic(options.partitions)
         say(
-            f"publishing {options.events:,} events of {options.documents:,} documents to {options.partitions} partitions"
+            f"publishing {options.events:,} events of {options.documents:,} documents"
+            f" to {options.partitions} partitions"
         )
-        load.publish(wanted, ground.bootstrap, topic)
+        load.publish(wanted, servers.bootstrap, topic)
         truth = load.truth(wanted, options.partitions)
         for target in dict.fromkeys(options.targets):
-            place = ground.place(target)
+            place = servers.place(target)
             labels.append(place.label)
             databases |= {place.label: machine.database(place.url)}
-            match = _Match(options, ground, place, topic, truth, say)
+            match = _Match(options, servers, place, topic, truth, say)
             held += match.play()
             notes += match.notes
-            ground.drop(target)
+            servers.drop(target)
     figures = ranking.figures(held, options.events)
-    return account.close(
+    return recorder.close(
         options,
         {"targets": ",".join(labels)},
         {**machine.releases(bootstrap=options.bootstrap), **databases},
@@ -81,11 +83,11 @@ def run(options: ApplyOptions, say: Callable[[str], None], command: str) -> Benc
 
 
 def check(options: ApplyOptions) -> load.Load:
-    """Return the requested load; SettingsError if it is impossible."""
+    """Return the requested load. Raise SettingsError if an option is impossible."""
     if not options.targets or not options.history:
         raise errors.SettingsError(
             "there is nothing to measure",
-            "name a target, and ask for history, for none, or for both",
+            "name a target, and give --history no, yes or no,yes",
         )
     for target in options.targets:
         bench_servers.check_target(target)
@@ -93,16 +95,16 @@ def check(options: ApplyOptions) -> load.Load:
         if name not in baselines.GUARANTEES:
             known = ", ".join(baselines.GUARANTEES)
             raise errors.SettingsError(
-                f"there is no rival {name!r}{settings.nearest(name, baselines.GUARANTEES)}",
-                f"known: {known}",
+                f"there is no baseline {name!r}{settings.nearest(name, baselines.GUARANTEES)}",
+                f"known baselines: {known}",
             )
     for what, number in (
         ("rounds", options.rounds),
         ("partitions", options.partitions),
-        ("events a batch", options.batch),
+        ("events per batch", options.batch),
     ):
         if number is not None and number < 1:
-            raise errors.SettingsError(f"{number} {what} cannot be", "give at least 1")
+            raise errors.SettingsError(f"{number} {what} are not possible", "give at least 1")
     return load.Load(
         events=options.events,
         documents=options.documents,
@@ -115,7 +117,7 @@ def check(options: ApplyOptions) -> load.Load:
 
 
 def _fetch(options: ApplyOptions) -> None:
-    """Download what is missing in the cache now, not during a measurement."""
+    """Download missing artifacts now, not during a measurement."""
     for bundle in (
         "spark-kafka",
         *(bundle for name in options.against for bundle in baselines.BUNDLES[name]),
@@ -126,46 +128,49 @@ def _fetch(options: ApplyOptions) -> None:
 class _Match:
     """All rounds of all contestants on one target.
 
-    A rival that fails loses the round, one that fails again is left out from there on; the others go on.
+    A baseline that fails has no figure for that round. After a second failure it is left out; the
+    others continue.
     """
 
     def __init__(
         self,
         options: ApplyOptions,
-        ground: bench_servers.BenchServers,
+        servers: bench_servers.BenchServers,
         place: bench_servers.TargetDatabase,
         topic: str,
         truth: load.ExpectedState,
         say: Callable[[str], None],
     ) -> None:
-        self._options, self._ground, self._place, self._truth, self._say = (
+        self._options, self._servers, self._place, self._truth, self._say = (
             options,
-            ground,
+            servers,
             place,
             truth,
             say,
         )
-        self._servers: dict[str, meters.Pids] = {
-            "broker": ground.broker_pids,
+        self._server_pids: dict[str, meters.Pids] = {
+            "broker": servers.broker_pids,
             "database": place.pids,
         }
         self._declared = {
             ranking.NAMES[history]: place.declare(
-                ground.bootstrap, topic, history=history, batch_rows_max=options.batch
+                servers.bootstrap, topic, history=history, batch_rows_max=options.batch
             )
             for history in dict.fromkeys(options.history)
         }
         self._declared |= {
             name: place.declare(
-                ground.bootstrap, topic, batch_rows_max=options.batch or baselines.BATCHES.get(name)
+                servers.bootstrap,
+                topic,
+                batch_rows_max=options.batch or baselines.BATCHES.get(name),
             )
             for name in dict.fromkeys(options.against)
         }
         self._folders = 0
         self._failures: list[str] = []
         self.notes: list[str] = []
-        if baselines.CONNECT in self._declared and (why := connect.refusal(place)):
-            self._leave_out(baselines.CONNECT, why)
+        if baselines.CONNECT in self._declared and (reason := connect.refusal(place)):
+            self._leave_out(baselines.CONNECT, reason)
 
     def play(self) -> Iterator[Held]:
         rounds = [
@@ -184,13 +189,13 @@ class _Match:
             for which in (*[""] * ranking.WARM_UPS, *rounds):
                 for contestant in contestants:
                     if contestant.name in self._declared:
-                        found = list(self._hold(contestant, "warm", which or "warming up"))
-                        yield from found if which else ()
+                        runs = list(self._hold(contestant, "warm", which or "warming up"))
+                        yield from runs if which else ()
 
     def _hold(self, contestant: contest.Contestant, start: Start, which: str) -> Iterator[Held]:
         name = contestant.name
         try:
-            run = contest.hold(contestant, self._declared[name], self._truth, self._servers)
+            run = contest.hold(contestant, self._declared[name], self._truth, self._server_pids)
         except errors.InstepError as error:
             if name not in baselines.GUARANTEES:
                 raise
@@ -199,19 +204,21 @@ class _Match:
                 self._leave_out(name, error.what)
             else:
                 self._note(
-                    f"{name} has no figure for {start}, {which} on {self._place.label}: {error.what}"
+                    f"{name} has no figure for {start}, {which} on {self._place.label}:"
+                    f" {error.what}"
                 )
             return
         rate = ranking.rate_of(run, start, self._options.events)
         wrong = f", {run.differences:,} documents differ" if run.differences else ""
         self._say(
-            f"{self._place.label}, {start}, {which}: {name}: {rate:,.0f} events/s, all after {run.last_commit_s:.1f} s{wrong}"
+            f"{self._place.label}, {start}, {which}: {name}: {rate:,.0f} events/s,"
+            f" all after {run.last_commit_s:.1f} s{wrong}"
         )
         yield Held(self._place.label, name, start, run)
 
-    def _leave_out(self, name: str, why: str) -> None:
+    def _leave_out(self, name: str, reason: str) -> None:
         del self._declared[name]
-        self._note(f"{name} is left out on {self._place.label}: {why}")
+        self._note(f"{name} is left out on {self._place.label}: {reason}")
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
@@ -220,10 +227,10 @@ class _Match:
     def _made(self, name: str, start: Start) -> contest.Contestant:
         """Return a contestant that is not started yet."""
         self._folders += 1
-        folder = self._ground.folder / f"contestant-{self._place.kind}-{self._folders}"
+        folder = self._servers.folder / f"contestant-{self._place.kind}-{self._folders}"
         if name == baselines.CONNECT:
             return connect.Connect(
-                folder, self._ground.bootstrap, self._options.partitions, self._ground.groups
+                folder, self._servers.bootstrap, self._options.partitions, self._servers.groups
             )
         if name not in baselines.GUARANTEES and start == "cold":
             return contest.Command(name, folder.with_suffix(".log"))

@@ -1,4 +1,4 @@
-"""Rows in the target before anything is measured, by the million: the database makes them itself."""
+"""Fills the target with millions of rows before a measurement; the database generates them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ DIGITS = " UNION ALL ".join(
 
 
 def fill(sink: Sink, status: str, version: str, count: int, begun: int = 0) -> None:
-    """Documents from number `begun` up to `count`, as the workload names them, none of which has had an event."""
+    """Insert the documents with numbers from `begun` up to `count`, none of which has had an event.
+
+    The documents have the names that the workload uses.
+    """
     numbers, name = WAYS[sink.connection.dialect.name]
-    into = f"INSERT INTO {sink.table.name} ({sink.table.key}, {sink.connection.quoted(status)}, {sink.connection.quoted(version)})"
+    quoted = sink.connection.quoted
+    columns = f"{sink.table.key}, {quoted(status)}, {quoted(version)}"
+    into = f"INSERT INTO {sink.table.name} ({columns})"
     for first in range(begun, count, AT_ONCE):
         with sink.transaction():
-            rows = f"SELECT {name}, 'NEW', 0 FROM {numbers(first, min(first + AT_ONCE, count))}"  # noqa: S608 - names of ours
+            end = min(first + AT_ONCE, count)
+            rows = f"SELECT {name}, 'NEW', 0 FROM {numbers(first, end)}"  # noqa: S608 - our names
             sink.connection.execute(f"{into} {rows}")
     if sink.connection.dialect.name == "postgresql":
         with sink.translated():
@@ -27,20 +33,20 @@ def fill(sink: Sink, status: str, version: str, count: int, begun: int = 0) -> N
 
 
 def total(sink: Sink, version: str) -> tuple[int, int]:
-    """How many documents there are, and the sum of their versions: each event raises that by one."""
+    """Return the number of documents and the sum of their versions; an event adds 1 to the sum."""
     found = sink.connection.select(
-        f"SELECT count(*), sum({sink.connection.quoted(version)}) FROM {sink.table.name}"  # noqa: S608 - names of ours
+        f"SELECT count(*), sum({sink.connection.quoted(version)}) FROM {sink.table.name}"  # noqa: S608 - our names
     )
     return int(found[0][0]), int(found[0][1] or 0)
 
 
 def refuse_difference(sink: Sink, version: str, documents: int, events: int) -> None:
-    """Raise unless every event was applied once, each to a document that was there."""
+    """Raise unless every event was applied exactly once, to a document that existed."""
     found = total(sink, version)
     if found != (documents, events):
         raise errors.InstepError(
-            f"the table is not in step: {documents:,} documents and {events:,} events were expected,"
-            f" {found[0]:,} and {found[1]:,} are there"
+            f"the table is not in step: {documents:,} documents and {events:,} events were"
+            f" expected, {found[0]:,} and {found[1]:,} are there"
         )
 
 
@@ -49,14 +55,14 @@ def _postgres(first: int, end: int) -> str:
 
 
 def _sqlite(first: int, end: int) -> str:
-    steps = f"SELECT {first} UNION ALL SELECT n + 1 FROM counted WHERE n < {end - 1}"  # noqa: S608 - numbers of ours
-    return f"(WITH RECURSIVE counted (n) AS ({steps}) SELECT n FROM counted)"  # noqa: S608 - numbers of ours
+    steps = f"SELECT {first} UNION ALL SELECT n + 1 FROM counted WHERE n < {end - 1}"  # noqa: S608 - only numbers
+    return f"(WITH RECURSIVE counted (n) AS ({steps}) SELECT n FROM counted)"  # noqa: S608 - only numbers
 
 
 def _mysql(first: int, end: int) -> str:
     tables = ", ".join(f"({DIGITS}) AS d{place}" for place in range(5))
     number = " + ".join(f"{10**place} * d{place}.d" for place in range(5))
-    return f"(SELECT {first} + {number} AS n FROM {tables}) AS numbers WHERE n < {end} ORDER BY n"  # noqa: S608 - numbers of ours
+    return f"(SELECT {first} + {number} AS n FROM {tables}) AS numbers WHERE n < {end} ORDER BY n"  # noqa: S608 - only numbers
 
 
 Numbers = Callable[[int, int], str]

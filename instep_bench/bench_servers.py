@@ -1,7 +1,8 @@
-"""What a benchmark runs on: a broker of its own or the user's, and for each target a local server, a SQLite file or the user's.
+"""The servers of a benchmark: a local broker or the user's, and a database for each target.
 
-On servers of the user only a topic, tables and a pipeline of unique names are made, and all are removed at the end, whatever
-happens; instep's own tables are removed if they were not there before.
+A target is a local server, a SQLite file or a user's database. On a user's servers the benchmark
+creates only a topic, tables and a pipeline with unique names, and removes them at the end, even
+after a failure. instep's own tables are removed if they did not exist before.
 """
 
 from __future__ import annotations
@@ -29,16 +30,20 @@ LOCAL: dict[str, type[postgres.Postgres] | type[mariadb.MariaDB]] = {
     "mariadb": mariadb.MariaDB,
 }
 SQLITE = "sqlite"
+# The columns are named like the fields of the events, because some baselines cannot rename them.
 COLUMNS = {
     "status": "status",
     "version": "version",
     "updated_at": "updated_at",
-}  # as the events have them: some rivals cannot rename
+}
 KEY = "doc_id"
 
 
 def check_target(name: str) -> None:
-    """Raise unless the target is one of ours, or the URL of a database that answers: before anything is started for it."""
+    """Raise unless the target is a local server or the URL of a database that answers.
+
+    This is checked before anything is started for the target.
+    """
     if name not in (SQLITE, *LOCAL) and "://" not in name:
         known = f"{', '.join((SQLITE, *LOCAL))}, or a database URL"
         raise errors.SettingsError(
@@ -51,7 +56,7 @@ def check_target(name: str) -> None:
 
 
 class BenchPipeline:
-    """A pipeline of the benchmark's own: its settings file, its name, its table."""
+    """A pipeline of the benchmark: its settings file, its name and its table."""
 
     def __init__(self, name: str, config: Path, place: TargetDatabase) -> None:
         self.name, self.config, self.place = name, config, place
@@ -62,7 +67,7 @@ class BenchPipeline:
         return self.pipeline.table
 
     def empty(self) -> None:
-        """Create a fresh table and an empty ledger."""
+        """Recreate the table and empty the ledger."""
         self.place.empty(self.name, self.pipeline)
 
     def sink(self) -> contextlib.closing[Sink]:
@@ -71,7 +76,7 @@ class BenchPipeline:
 
 
 class TargetDatabase:
-    """A target's database: its URL, and its processes where they are ours."""
+    """A target's database: its URL, and its processes if the benchmark started them."""
 
     def __init__(
         self,
@@ -87,11 +92,11 @@ class TargetDatabase:
         self._folder = folder
         self._declared: list[BenchPipeline] = []
         self._prepared: set[str] = set()
-        self._made_own = False
+        self._created_own = False  # whether instep's own tables were created here
 
     @property
     def pipelines(self) -> list[str]:
-        """The names of those declared here, which their consumer groups have as well."""
+        """The names of the pipelines declared here; their consumer groups have the same names."""
         return [declared.name for declared in self._declared]
 
     @property
@@ -100,7 +105,7 @@ class TargetDatabase:
         return target.database_url(self.url).get_backend_name()
 
     def pids(self) -> Iterable[int]:
-        """The server's processes; none where it is not ours, or a file."""
+        """Return the processes of the server; none for a user's server or a file."""
         return meters.tree(self._server.pid)() if self._server else ()
 
     def declare(
@@ -113,7 +118,10 @@ class TargetDatabase:
         batch_rows_max: int | None = None,
         url: str | None = None,
     ) -> BenchPipeline:
-        """A new pipeline from the topic into a table of its own; `url` is another way to this database, through a proxy say."""
+        """Declare a new pipeline from the topic into its own table.
+
+        `url` is another address of this database, for example that of a proxy.
+        """
         name = f"bench-{uuid.uuid4().hex[:8]}"
         config = self._folder / f"{name}.toml"
         pipeline = {
@@ -124,36 +132,38 @@ class TargetDatabase:
             _settings(name, bootstrap, topic, url or self.url, spark or settings.Spark(), pipeline),
             encoding="utf-8",
         )
-        made = BenchPipeline(name, config, self)
-        self._declared.append(made)
-        made.empty()
-        return made
+        declared = BenchPipeline(name, config, self)
+        self._declared.append(declared)
+        declared.empty()
+        return declared
 
     def empty(self, name: str, pipeline: settings.Pipeline) -> None:
-        """On our own server, create instep's tables again as well: hundreds of thousands of deleted rows slow it down."""
+        """Recreate the table of a pipeline and remove its state.
+
+        On a local server instep's own tables are recreated as well: hundreds of thousands of
+        deleted rows would slow it down.
+        """
         if name in self._prepared:
             preparation.remove(name, pipeline, own_tables=self.is_ours)
-        made = preparation.prepare(pipeline)
+        statements = preparation.prepare(pipeline)
         self._prepared.add(name)
-        self._made_own |= any("instep_ledger" in statement for statement in made)
+        self._created_own |= any("instep_ledger" in statement for statement in statements)
 
     def close(self) -> None:
-        """End the server, or leave the user's database as it was."""
+        """Stop the server, or remove everything that was created in the user's database."""
         with contextlib.ExitStack() as leaving:
             if self._server:
                 leaving.callback(self._server.close)
             for number, declared in enumerate(() if self.is_ours else self._declared):
-                last = (
-                    self._made_own and number == 0
-                )  # callbacks are called from the last to the first
-                pipeline = msgspec.structs.replace(
-                    declared.pipeline, target=self.url
-                )  # a proxy may be gone by now
+                # Callbacks run in reverse order, so the first pipeline is removed last.
+                last = self._created_own and number == 0
+                # Use the direct address: a proxy may be closed by now.
+                pipeline = msgspec.structs.replace(declared.pipeline, target=self.url)
                 leaving.callback(preparation.remove, declared.name, pipeline, own_tables=last)
 
 
 class BenchServers:
-    """The servers of one benchmark, each started when it is first asked for."""
+    """The servers of one benchmark, each started on first use."""
 
     def __init__(self, bootstrap: str | None, say: Callable[[str], None]) -> None:
         self._say = say
@@ -163,9 +173,8 @@ class BenchServers:
         self._stack = contextlib.ExitStack()
         self._places: dict[str, TargetDatabase] = {}
         self.folder = Path(tempfile.mkdtemp(prefix="instep-bench-"))
-        self._stack.callback(
-            keeper_client.KeeperClient(temporary=self.folder).close
-        )  # gone with this process, also after kill -9
+        # The keeper removes the folder when this process ends, even after kill -9.
+        self._stack.callback(keeper_client.KeeperClient(temporary=self.folder).close)
         self._topics: list[str] = []
         self.groups: list[str] = []  # consumer groups of contestants, to be removed
 
@@ -177,10 +186,11 @@ class BenchServers:
 
     @property
     def broker(self) -> broker.LocalCluster:
-        """The benchmark's own broker, to which faults may go."""
+        """The benchmark's own broker, into which faults may be injected."""
         if self._given:
             raise errors.SettingsError(
-                "faults go only to a broker that the benchmark started", "leave --bootstrap out"
+                "faults are injected only into a broker that the benchmark started",
+                "omit --bootstrap",
             )
         if self._own is None:
             self._say("starting a Kafka broker on this machine")
@@ -195,7 +205,7 @@ class BenchServers:
         return self._cluster
 
     def broker_pids(self) -> Iterable[int]:
-        """The broker's processes; none where it is the user's."""
+        """Return the processes of the broker; none for a user's broker."""
         return meters.tree(self._own.nodes[0].pid)() if self._own else ()
 
     def new_topic(self, partitions: int) -> str:
@@ -213,7 +223,7 @@ class BenchServers:
         return self._places[name]
 
     def drop(self, name: str) -> None:
-        """Let go of a target that is no longer needed, so that its server takes nothing from the next one."""
+        """Close a target that is no longer needed, so that its server uses no more resources."""
         if name in self._places:
             place = self._places.pop(name)
             self.groups += place.pipelines
@@ -236,23 +246,21 @@ class BenchServers:
         return TargetDatabase(masking.masked_url(name), name, self.folder, is_ours=False)
 
     def close(self) -> None:
-        """End what was started, and leave no topic and no group on a cluster of the user's."""
+        """Stop what was started, and remove topics and groups from a user's cluster."""
         if self._given:
             for topic in self._topics:
-                with contextlib.suppress(
-                    errors.InstepError
-                ):  # a cluster that is away keeps it; nothing depends on it
+                # If the cluster is unreachable the topic stays; nothing depends on it.
+                with contextlib.suppress(errors.InstepError):
                     topics.delete(self.cluster, topic)
             pipelines = [name for place in self._places.values() for name in place.pipelines]
             for group in (*self.groups, *pipelines):
-                with contextlib.suppress(errors.InstepError):  # most have none
+                with contextlib.suppress(errors.InstepError):  # most groups do not exist
                     consumer_groups.delete(self.cluster, group)
         self._stack.close()
 
     def __enter__(self) -> Self:
-        class_archives.prepare(
-            class_archives.SPARK, self._say
-        )  # now, not while something is measured
+        # Prepare the class archive now, not during a measurement.
+        class_archives.prepare(class_archives.SPARK, self._say)
         return self
 
     def __exit__(
@@ -272,7 +280,7 @@ def _settings(
     spark: settings.Spark,
     pipeline: dict[str, bool | int],
 ) -> str:
-    """The settings file; JSON's texts and numbers are TOML's as well."""
+    """Return the text of the settings file; JSON strings and numbers are also valid TOML."""
 
     def shown(value: object) -> str:
         return msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""Plots of what was measured, made from figures and samples. Pure."""
+"""Plots of measurements, from figures and samples. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ PERCENTILES = (
 
 
 def bars(title: str, figures: Sequence[Figure], *, x: str, by: str = "", log: bool = False) -> Plot:
-    """Medians with their spread: the label `x` along the axis, a colour for each value of the label `by`."""
+    """Plot medians with their spread as bars.
+
+    The label `x` is on the axis, and each value of the label `by` has its own colour.
+    """
     return _of_figures(title, figures, x, by, PlotKind.BARS, log_x=False, log_y=log)
 
 
@@ -41,7 +44,7 @@ def curves(
 def percentiles(
     title: str, samples: Mapping[str, Sequence[float]], *, unit: str, log: bool = True
 ) -> Plot:
-    """Distributions: how many percent of the values are no greater than which value. A line each."""
+    """Plot distributions, one line each: the value that a percentage of values does not exceed."""
     series = [
         Series(name, [(percent, percentile(sorted(values), percent)) for percent in PERCENTILES])
         for name, values in samples.items()

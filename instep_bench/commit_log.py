@@ -1,7 +1,8 @@
-"""When each range of offsets was begun, opened and committed: noted by the pipeline's own tasks, read by the benchmark.
+"""When each range of offsets was begun, opened and committed, as recorded by the pipeline's tasks.
 
-`note` is the probe that tasks call. It appends to a file of its process, so that a kill -9 loses no line that was written. Times
-are of the machine's monotonic clock, which all its processes share.
+`note` is the probe that tasks call; the benchmark reads its files. It appends to one file per
+process, so that a kill -9 loses no written line. Times are from the monotonic clock, which all
+processes of the machine share.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ FOLDER = "INSTEP_BENCH_NOTES"
 
 BEGAN, OPENED, COMMITTED = 0, 1, 9
 
-_file: tuple[int, int] | None = None  # whose process, and its descriptor
+_file: tuple[int, int] | None = None  # process id and file descriptor
 
 
 class CommitTimes(msgspec.Struct, frozen=True):
-    """One transaction of a partition: when its task began, when it was opened and when its commit had returned."""
+    """One transaction of a partition: when its task began, when it opened and when it committed."""
 
     partition: int
     first: int
@@ -42,7 +43,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def note(moment: ProbeEvent) -> None:
-    """The probe: a line for a task that begins, a transaction that is opened and one that is committed."""
+    """Write a line when a task begins, when a transaction opens and when it has committed."""
     if moment.step in (BEGAN, OPENED, COMMITTED):
         line = (
             f"{moment.step} {time.monotonic_ns()} {moment.partition} {moment.first} {moment.last}\n"
@@ -51,7 +52,7 @@ def note(moment: ProbeEvent) -> None:
 
 
 def _descriptor() -> int:
-    """Of this process's file: workers are forked, and would share their parent's."""
+    """Return the descriptor of this process's file; forked workers do not share their parent's."""
     global _file
     if _file is None or _file[0] != os.getpid():
         path = Path(os.environ[FOLDER]) / f"{os.getpid()}-{time.monotonic_ns()}.notes"
@@ -60,7 +61,10 @@ def _descriptor() -> int:
 
 
 def read(folder: Path, since_ns: int = 0) -> list[CommitTimes]:
-    """Every commit that was noted so far, in the order of time; only those of processes that noted their first since then."""
+    """Return every commit recorded so far, in order of time.
+
+    Only processes whose file was created at or after `since_ns` are included.
+    """
     files = [
         path for path in folder.glob("*.notes") if int(path.stem.partition("-")[2]) >= since_ns
     ]
@@ -73,7 +77,10 @@ def read(folder: Path, since_ns: int = 0) -> list[CommitTimes]:
 
 
 def commits(lines: Iterable[str]) -> list[CommitTimes]:
-    """The commits of one process. A transaction that was tried again counts from its first try; an unfinished line is none."""
+    """Return the commits of one process.
+
+    A retried transaction counts from its first attempt. Incomplete lines are ignored.
+    """
     found: list[CommitTimes] = []
     began_ns = 0
     opened: dict[tuple[int, int, int], int] = {}

@@ -1,7 +1,8 @@
 """Two results held against each other: each figure that both have, with its noise. Pure.
 
-A figure's range goes from its lowest round to its highest. Where the ranges of both overlap, what differs may be noise, and
-nothing else is said; where they do not, the ratio of the medians is a difference. One round has no range: then noise is unknown.
+The range of a figure goes from its lowest round to its highest. If the two ranges overlap, the
+difference may be noise and is reported as such. If they do not overlap, the ratio of the medians is
+a real difference. A single round has no range; then the noise is unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class FigureRange(msgspec.Struct, frozen=True):
 
 
 class FigureComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure in both. The ratio is that of B's median to A's; the word says how B stands to A."""
+    """A figure that both have: the ratio of B's median to A's, and a word for how B compares."""
 
     name: str
     labels: dict[str, str]
@@ -41,7 +42,7 @@ class FigureComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConditionChange(msgspec.Struct, frozen=True):
-    """Something that was not the same for both, so that the figures may differ for its sake."""
+    """A condition that differs between the results and may explain different figures."""
 
     what: str
     a: str

@@ -1,7 +1,8 @@
-"""One run of one contestant: started on an empty table, observed through the database, and checked afterwards.
+"""One run of one contestant: started on an empty table, observed through the database, checked.
 
-The watch is the same for all: the first row seen in the table, and the moment when the last event of each partition is seen. Both
-are looked for by key, every hundredth of a second, so that watching costs the database next to nothing.
+All contestants are observed in the same way: when the first row appears in the table, and when the
+last event of each partition has appeared. Both are cheap queries, repeated every hundredth of a
+second, so that observing costs the database next to nothing.
 """
 
 from __future__ import annotations
@@ -18,39 +19,39 @@ from instep.demo import pipeline_process
 from instep.sinks.sink import Sink
 from instep_bench import bench_servers, contestant_program, load, meters
 
-LOOK_INTERVAL_S = 0.01
-LOOKS_PER_CHECK = 50
+POLL_INTERVAL_S = 0.01
+POLLS_PER_CHECK = 50
 PATIENCE_S = 600.0
 
 
 class Contestant(abc.ABC):
-    """Something that applies a topic to a table. The process starts once and is then given orders."""
+    """A program that applies a topic to a table. It starts once and then receives orders."""
 
     name: str
 
     @abc.abstractmethod
     def go(self, declared: bench_servers.BenchPipeline) -> None:
-        """Start if need be, and begin to apply; returns at once."""
+        """Start the process if necessary, begin to apply, and return at once."""
 
     @abc.abstractmethod
     def roles(self) -> Mapping[str, meters.Pids]:
-        """Its processes, by what they are."""
+        """Return the processes by role."""
 
     @abc.abstractmethod
     def check(self) -> bool:
-        """Whether it says that its run is over; raises when that has failed."""
+        """Return whether the contestant reports the end of its run; raise if the run failed."""
 
     @abc.abstractmethod
     def done(self) -> contestant_program.StartOrder:
-        """Wait until the run is over and the next can begin, and return its answer."""
+        """Wait until the run is over and the next one can begin; return the answer."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End its processes."""
+        """End the processes of the contestant."""
 
 
 class Programmed(Contestant):
-    """A program of ours that takes orders."""
+    """A program of the benchmark that takes orders."""
 
     def __init__(self, name: str, module: str, folder: Path, *, is_spark: bool) -> None:
         self.name = name
@@ -89,7 +90,7 @@ class Programmed(Contestant):
 
 
 class Command(Contestant):
-    """The pipeline as its users run it: a process of `instep run --once`, which ends with its run."""
+    """The pipeline as users run it: one process of `instep run --once` per run."""
 
     def __init__(self, name: str, log: Path) -> None:
         self.name = name
@@ -125,7 +126,7 @@ class Command(Contestant):
 
 
 class ContestRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run came to. Times are seconds from the order to go, with a cold start from the process's start."""
+    """The result of one run. Times are seconds since the order, or since a cold process started."""
 
     first_fetch_s: float | None  # if the contestant reports it
     first_row_s: float
@@ -135,7 +136,7 @@ class ContestRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def apply_s(self) -> float:
-        """From the first fetch, or where that is not known from the first row, to the last commit."""
+        """Seconds from the first fetch, or from the first row if unknown, to the last commit."""
         return self.last_commit_s - (
             self.first_row_s if self.first_fetch_s is None else self.first_fetch_s
         )
@@ -147,7 +148,7 @@ def hold(
     truth: load.ExpectedState,
     servers: Mapping[str, meters.Pids],
 ) -> ContestRun:
-    """Let the contestant apply the whole load to an empty table; `servers` are measured as well."""
+    """Let the contestant apply the whole load to an empty table; measure the servers as well."""
     declared.empty()
     with declared.sink() as sink:
         began = time.time()
@@ -167,41 +168,44 @@ def hold(
 
 
 def _watch(contestant: Contestant, sink: Sink, truth: load.ExpectedState) -> tuple[float, float]:
-    """When the first row was seen, and when the last event of every partition was."""
+    """Return when the first row and when the last event of every partition appeared."""
     deadline = time.monotonic() + PATIENCE_S
     first_row = 0.0
-    looked = 0
+    polls = 0
     is_over = False
+    any_row = f"SELECT 1 FROM {sink.table.name} LIMIT 1"  # noqa: S608 - our names
     while True:
-        if not first_row and sink.connection.select(f"SELECT 1 FROM {sink.table.name} LIMIT 1"):  # noqa: S608 - names of ours
+        if not first_row and sink.connection.select(any_row):
             first_row = time.time()
         if first_row and _arrived(sink, truth.sentinels):
             return first_row, time.time()
         if is_over:
             raise errors.InstepError(
-                f"{contestant.name} says that it is done, and the table does not have the last events"
+                f"{contestant.name} reports that it is done, but the last events are not in the"
+                " table"
             )
         if time.monotonic() > deadline:
             raise errors.InstepError(
                 f"{contestant.name} has not applied everything within {PATIENCE_S:.0f} s"
             )
-        looked += 1
-        if looked % LOOKS_PER_CHECK == 0:
+        polls += 1
+        if polls % POLLS_PER_CHECK == 0:
             is_over = contestant.check()
-        time.sleep(LOOK_INTERVAL_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _arrived(sink: Sink, sentinels: Mapping[str, load.ExpectedRow]) -> bool:
     marks = ", ".join([sink.connection.placeholder] * len(sentinels))
-    statement = f"SELECT {sink.table.key}, version FROM {sink.table.name} WHERE {sink.table.key} IN ({marks})"  # noqa: S608 - names of ours
+    key = sink.table.key
+    statement = f"SELECT {key}, version FROM {sink.table.name} WHERE {key} IN ({marks})"  # noqa: S608 - our names
     found = dict(sink.connection.select(statement, tuple(sentinels)))
     return all(found.get(name, 0) == row.version for name, row in sentinels.items())
 
 
 def differing(sink: Sink, truth: load.ExpectedState) -> int:
-    """Documents whose row is not what it must be, missing ones and strange ones included."""
+    """Return the number of wrong rows, including missing and unexpected documents."""
     rows = sink.connection.select(
-        f"SELECT {sink.table.key}, status, version FROM {sink.table.name}"  # noqa: S608 - names of ours
+        f"SELECT {sink.table.key}, status, version FROM {sink.table.name}"  # noqa: S608 - our names
     )
     found = {name: (status, version) for name, status, version in rows}
     wrong = sum(found.get(name) != (row.status, row.version) for name, row in truth.rows.items())

@@ -1,8 +1,8 @@
-"""A program that applies a topic for each order that it reads: the order, and the answer.
+"""A program that applies a topic for each order that it reads, and the process that controls it.
 
-It reads orders from its input, one JSON object a line, and adds its answers to a file. Both ends are here: `serve` is the
-program's, `Program` is its owner's. The program is gone when its owner is, also after kill -9. Times are those of the wall
-clock, which processes share.
+The program reads orders from its standard input, one JSON object per line, and appends its answers
+to a file. `serve` runs in the program, `ContestantProgram` in its owner. The program ends when its
+owner ends, even after kill -9. Times are from the wall clock, which processes share.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from instep import errors
 from instep.local import keeper_client
 
-LOOK_INTERVAL_S = 0.01
+POLL_INTERVAL_S = 0.01
 TAIL_LINES = 15
 ERROR_CHARACTERS = 900
 
@@ -32,7 +32,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class StartOrder(msgspec.Struct, frozen=True):
-    """When the first fetch began, and when the last commit had returned; or what went wrong."""
+    """The time of the first fetch and of the last commit, or an error."""
 
     first_fetch: float = 0.0
     last_commit: float = 0.0
@@ -40,19 +40,22 @@ class StartOrder(msgspec.Struct, frozen=True):
 
 
 def serve(apply: Callable[[Order], StartOrder]) -> None:
-    """Carry out orders until there are no more."""
+    """Carry out orders until the input ends."""
     answers = Path(sys.argv[1])
     for line in sys.stdin:
         try:
             answer = apply(msgspec.json.decode(line, type=Order))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the owner must hear of it
+        except Exception as error:  # noqa: BLE001 - every error is reported to the owner
             answer = StartOrder(error=brief(f"{type(error).__name__}: {error}"))
         with answers.open("ab") as file:
             file.write(msgspec.json.encode(answer) + b"\n")
 
 
 def brief(text: str) -> str:
-    """The beginning and the end: what Spark says of an error has the cause in its middle or at its end, behind tracebacks."""
+    """Return the beginning and the end of an error message, without traceback lines.
+
+    In Spark's messages the cause is in the middle or at the end, after tracebacks.
+    """
     lines = [
         line.strip()
         for line in text.splitlines()
@@ -64,7 +67,7 @@ def brief(text: str) -> str:
 
 
 class ContestantProgram:
-    """One such program, run by `python -m MODULE`."""
+    """One such program, started with `python -m MODULE`."""
 
     def __init__(self, module: str, folder: Path) -> None:
         self._argv: Sequence[str] = [sys.executable, "-m", module]
@@ -87,9 +90,8 @@ class ContestantProgram:
         self._answers.touch()
         orders = self._folder / "orders"
         os.mkfifo(orders, 0o600)
-        self._orders = os.open(
-            orders, os.O_RDWR
-        )  # so that neither end waits for the other to be opened
+        # Opened for reading and writing, so that neither end waits for the other to be opened.
+        self._orders = os.open(orders, os.O_RDWR)
         self._keeper = keeper_client.KeeperClient()
         package_root = str(Path(__file__).parents[1])
         environment = {
@@ -118,24 +120,23 @@ class ContestantProgram:
                 raise errors.InstepError(
                     f"{self._argv[-1]} gave no answer within {timeout_s:.0f} s; {self._tail()}"
                 )
-            time.sleep(LOOK_INTERVAL_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def has_answered(self) -> bool:
         return self._answers.read_bytes().count(b"\n") > self._heard
 
     def check(self) -> None:
-        """Raise when it has ended."""
+        """Raise if the program has ended."""
         if self._keeper is None or (status := self._keeper.poll()) is not None:
             raise errors.InstepError(
-                f"{self._argv[-1]} ended by itself (status {status if self._keeper else None}); {self._tail()}"
+                f"{self._argv[-1]} ended unexpectedly"
+                f" (status {status if self._keeper else None}); {self._tail()}"
             )
 
     def _tail(self) -> str:
-        lines = (
-            self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-            if self.log.exists()
-            else []
-        )
+        lines: list[str] = []
+        if self.log.exists():
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(["the end of its log:", *lines[-TAIL_LINES:]])
 
     def close(self) -> None:

@@ -49,22 +49,22 @@ class FreshnessOptions(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: FreshnessOptions, say: Say, command: str) -> BenchResult:
     """Measure; whatever is started for it is gone afterwards."""
     _check(options)
-    account = Recorder("freshness", command)
-    with bench_servers.BenchServers(options.bootstrap, say) as ground:
-        place = ground.place(options.target)
-        topic = ground.new_topic(options.partitions)
-        declared = place.declare(ground.bootstrap, topic, history=options.history)
-        source = EventSource(ground.bootstrap, topic, options.documents)
-        others = {"broker": ground.broker_pids, "database": place.pids}
+    recorder = Recorder("freshness", command)
+    with bench_servers.BenchServers(options.bootstrap, say) as servers:
+        place = servers.place(options.target)
+        topic = servers.new_topic(options.partitions)
+        declared = place.declare(servers.bootstrap, topic, history=options.history)
+        source = EventSource(servers.bootstrap, topic, options.documents)
+        others = {"broker": servers.broker_pids, "database": place.pids}
         with (
             Sender(source) as sender,
-            MonitoredPipeline(declared, ground.folder, others) as watched,
+            MonitoredPipeline(declared, servers.folder, others) as watched,
         ):
-            bench = _Bench(options, ground, sender, watched, say)
+            bench = _Bench(options, servers, sender, watched, say)
             seen = bench.measure()
         _refuse_differences(declared, bench.next, options)
         releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
-    return account.close(
+    return recorder.close(
         options,
         {"target": place.label},
         releases,
@@ -91,12 +91,12 @@ class _Bench:
     def __init__(
         self,
         options: FreshnessOptions,
-        ground: bench_servers.BenchServers,
+        servers: bench_servers.BenchServers,
         sender: Sender,
         watched: MonitoredPipeline,
         say: Say,
     ) -> None:
-        self._options, self._ground, self._say = options, ground, say
+        self._options, self._servers, self._say = options, servers, say
         self._sender, self._watched = sender, watched
         self.next = 0  # the number of the next event
 
@@ -179,8 +179,8 @@ class _Bench:
         return self._watched.start()
 
     def _kill_broker(self) -> None:
-        self._ground.broker.kill()
-        self._ground.broker.start()
+        self._servers.broker.kill()
+        self._servers.broker.start()
 
     def _fault(
         self, name: str, fault: Callable[[], float | None], starts: dict[str, float]

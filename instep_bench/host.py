@@ -14,7 +14,7 @@ from instep.pipeline import session
 from instep.pipeline.runner import Runner
 from instep_bench import contestant_program
 
-LOOK_INTERVAL_S = 0.02
+POLL_INTERVAL_S = 0.02
 
 
 class Host:
@@ -36,7 +36,7 @@ class Host:
             runner.start()
             while runner.is_alive():
                 query = runner._query or query
-                runner.join(LOOK_INTERVAL_S)
+                runner.join(POLL_INTERVAL_S)
         if runner.error is not None:
             raise runner.error
         reports = query._jsq.recentProgress() if query is not None else []

@@ -63,19 +63,19 @@ class PollingMethod(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: PollingOptions, say: Callable[[str], None], command: str) -> BenchResult:
     """Measure both ways; everything that it starts is gone when it ends."""
     check(options)
-    account = Recorder("polling", command)
+    recorder = Recorder("polling", command)
     ways = list(_poll(options, say))
     with (
-        bench_servers.BenchServers(options.bootstrap, say) as ground,
+        bench_servers.BenchServers(options.bootstrap, say) as servers,
         contextlib.ExitStack() as stack,
     ):
-        place = ground.place(options.target)
-        system = _system(options, ground, place, stack)
+        place = servers.place(options.target)
+        system = _system(options, servers, place, stack)
         by_events, ages_ms = _by_events(options, system, stack, say)
         releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
     ways.append(by_events)
     figures = list(_figures(ways))
-    return account.close(
+    return recorder.close(
         options,
         {"target": place.label},
         releases,
@@ -147,13 +147,13 @@ def _connections(count: int) -> str:
 
 def _system(
     options: PollingOptions,
-    ground: bench_servers.BenchServers,
+    servers: bench_servers.BenchServers,
     place: bench_servers.TargetDatabase,
     stack: contextlib.ExitStack,
 ) -> Contracts:
     """The contract system on these servers; on the user's it leaves nothing."""
     system = Contracts(
-        ground.folder, ground.bootstrap, place.url, options.documents, prefix="bench"
+        servers.folder, servers.bootstrap, place.url, options.documents, prefix="bench"
     )
     if not place.is_ours:
         stack.callback(system.leave_database)

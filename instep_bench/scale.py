@@ -65,9 +65,9 @@ class ScaleOptions(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: ScaleOptions, say: Say, command: str) -> BenchResult:
     """Measure; whatever is started for it is gone afterwards."""
     _check(options)
-    account = Recorder("scale", command)
-    with bench_servers.BenchServers(options.bootstrap, say) as ground:
-        place = ground.place(options.target)
+    recorder = Recorder("scale", command)
+    with bench_servers.BenchServers(options.bootstrap, say) as servers:
+        place = servers.place(options.target)
         varied = points(options, has_distance=place.kind != bench_servers.SQLITE)
         wanted = list(
             dict.fromkeys(point for values in varied.values() for point in values.values())
@@ -76,12 +76,12 @@ def run(options: ScaleOptions, say: Say, command: str) -> BenchResult:
         trips_ms: dict[Conditions, float] = {}
         for master in dict.fromkeys(point.master for point in wanted):
             own = [point for point in wanted if point.master == master]
-            with _Group(options, ground, place, master, say) as group:
+            with _Group(options, servers, place, master, say) as group:
                 measured |= group.measure(own)
                 trips_ms |= group.trips_ms
         releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
         seen = scale_report.ScaleRun(varied, measured, trips_ms, place.label)
-    return account.close(
+    return recorder.close(
         options,
         {"target": place.label},
         releases,
@@ -168,15 +168,15 @@ class _Site:
     def __init__(
         self,
         point: Conditions,
-        ground: bench_servers.BenchServers,
+        servers: bench_servers.BenchServers,
         place: bench_servers.TargetDatabase,
         spark: settings.Spark,
         url: str,
     ) -> None:
         self.point = point
-        self._bootstrap = ground.bootstrap
-        self._topic = ground.new_topic(point.partitions)
-        self.declared = place.declare(ground.bootstrap, self._topic, spark=spark, url=url)
+        self._bootstrap = servers.bootstrap
+        self._topic = servers.new_topic(point.partitions)
+        self.declared = place.declare(servers.bootstrap, self._topic, spark=spark, url=url)
         self._next = 0
         column = {field: name for name, field in self.declared.pipeline.columns.items()}
         self._version = column["version"]
@@ -218,20 +218,20 @@ class _Group:
     def __init__(
         self,
         options: ScaleOptions,
-        ground: bench_servers.BenchServers,
+        servers: bench_servers.BenchServers,
         place: bench_servers.TargetDatabase,
         master: str,
         say: Say,
     ) -> None:
-        self._options, self._ground, self._place, self._master, self._say = (
+        self._options, self._servers, self._place, self._master, self._say = (
             options,
-            ground,
+            servers,
             place,
             master,
             say,
         )
         self._stack = contextlib.ExitStack()
-        self._folder = ground.folder / f"master-{re.sub(r'[^a-z0-9]+', '-', master)}"
+        self._folder = servers.folder / f"master-{re.sub(r'[^a-z0-9]+', '-', master)}"
         self._cluster: SparkCluster | None = None
         self.trips_ms: dict[Conditions, float] = {}
 
@@ -276,7 +276,7 @@ class _Group:
     def _site(self, point: Conditions) -> _Site:
         master = self._cluster.url if self._cluster else self._master
         spark = settings.Spark(master=master, conf=CONF if self._cluster else {})
-        site = _Site(point, self._ground, self._place, spark, self._url(point))
+        site = _Site(point, self._servers, self._place, spark, self._url(point))
         if point.delay_ms is not None:
             self.trips_ms[point] = site.trip_ms()
         return site
@@ -295,10 +295,10 @@ class _Group:
 
     def _apply(self, site: _Site, count: int) -> ScaleRound:
         """Apply what was published; the time is from the first fetch to the last commit."""
-        servers = {"broker": self._ground.broker_pids, "database": self._place.pids}
+        others = {"broker": self._servers.broker_pids, "database": self._place.pids}
         if self._cluster:
-            servers["executors"] = self._cluster.pids
-        with meters.Meter({**meters.spark(self._program.pid), **servers}) as meter:
+            others["executors"] = self._cluster.pids
+        with meters.Meter({**meters.spark(self._program.pid), **others}) as meter:
             self._program.tell(
                 contestant_program.Order(str(site.declared.config), site.declared.name)
             )

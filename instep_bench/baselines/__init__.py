@@ -1,6 +1,6 @@
-"""What one would write instead of a pipeline: a loop, Spark with its JDBC writer, Kafka Connect with a JDBC sink.
+"""Baselines: a plain loop, Spark with its JDBC writer, Kafka Connect with a JDBC sink.
 
-Each is what a good engineer would write in a day, tuned. They differ in the guarantee they keep.
+Each is what a good engineer would write in a day, tuned. They differ in their guarantees.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ SPARK_JDBC = "spark-jdbc"
 CONNECT = "connect"
 GUARANTEES: Mapping[str, str] = {
     LOOP: "exactly once, in order (version guard); bad events are dropped",
-    SPARK_JDBC: "at least once, in order (version guard, so that a repeated batch changes nothing); bad events are dropped",
-    CONNECT: "at least once, no version guard: a stale event overwrites a later one; bad events are dropped",
+    SPARK_JDBC: "at least once, in order (version guard, so that a repeated batch changes nothing);"
+    " bad events are dropped",
+    CONNECT: "at least once, no version guard: a stale event overwrites a later one;"
+    " bad events are dropped",
 }
-# events that each takes at once, unless the benchmark says; Kafka Connect's worker has bounds of its own
+# Default batch sizes in events; Kafka Connect's worker has its own limits.
 BATCHES: Mapping[str, int] = {LOOP: 20_000, SPARK_JDBC: 100_000}
 BUNDLES: Mapping[str, tuple[str, ...]] = {
     LOOP: (),

@@ -1,5 +1,8 @@
-"""Rival (c): a Kafka Connect worker with Debezium's JDBC sink, tuned. The worker is controlled through its REST interface: a connector
-of a new name for each run, which begins at the topic's start; the first one can come with the worker's start."""
+"""Baseline (c): a Kafka Connect worker with Debezium's JDBC sink, tuned.
+
+Each run uses a connector with a new name, so that it begins at the start of the topic. The first
+connector is started together with the worker, the others through the worker's REST interface.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +56,8 @@ SCHEMA = {
         },
     ],
 }
-# the worker has these itself, and two of a kind clash
-THE_WORKERS_OWN = (
+# The worker already has these libraries; a second copy would conflict.
+WORKER_LIBRARIES = (
     "jackson-",
     "connect-api-",
     "kafka-clients-",
@@ -66,12 +69,12 @@ THE_WORKERS_OWN = (
 
 
 class Connect(contest.Contestant):
-    """A standalone worker: what is measured is its sink, and it needs no topics of its own."""
+    """A standalone worker: only its sink is measured, and it needs no internal topics."""
 
     name = baselines.CONNECT
 
     def __init__(self, folder: Path, bootstrap: str, partitions: int, groups: list[str]) -> None:
-        """Describe a worker; `groups` collects the consumer groups that its sinks leave."""
+        """Describe a worker; `groups` collects the consumer groups that its sinks create."""
         self._folder, self._bootstrap, self._partitions, self._groups = (
             folder,
             bootstrap,
@@ -103,9 +106,9 @@ class Connect(contest.Contestant):
         """Return False, because a connector never ends; raise if it or its worker has failed."""
         if self._keeper is None or self._keeper.poll() is not None:
             raise errors.InstepError(
-                f"Kafka Connect's worker ended by itself; the end of its log:\n{self._tail()}"
+                f"Kafka Connect's worker ended unexpectedly; the end of its log:\n{self._tail()}"
             )
-        with contextlib.suppress(OSError):  # it has just begun and does not listen yet
+        with contextlib.suppress(OSError):  # it has just started and does not listen yet
             status = self._ask("GET", f"/connectors/{self._connector}/status")
             for one in (status["connector"], *status["tasks"]):
                 if one["state"] == "FAILED":
@@ -115,7 +118,7 @@ class Connect(contest.Contestant):
         return False
 
     def done(self) -> contestant_program.StartOrder:
-        """Take the connector away, so that its connections are gone before the table is."""
+        """Delete the connector, so that its connections are closed before the table is dropped."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -138,7 +141,7 @@ class Connect(contest.Contestant):
         plugins = self._folder / "plugins" / "debezium-jdbc"
         plugins.mkdir(parents=True)
         for jar in artifacts.jars("debezium-jdbc"):
-            if not jar.name.startswith(THE_WORKERS_OWN):
+            if not jar.name.startswith(WORKER_LIBRARIES):
                 (plugins / jar.name).symlink_to(jar)
         worker = {
             "bootstrap.servers": self._bootstrap,
@@ -170,10 +173,11 @@ class Connect(contest.Contestant):
     def _config(self, declared: bench_servers.BenchPipeline) -> dict[str, str]:
         url = target.database_url(declared.pipeline.target)
         port = f":{url.port}" if url.port else ""
+        address = f"{url.host}{port}/{url.database}"
         jdbc = {
-            "postgresql": f"jdbc:postgresql://{url.host}{port}/{url.database}?reWriteBatchedInserts=true",
-            "mariadb": f"jdbc:mariadb://{url.host}{port}/{url.database}?useBulkStmts=true&useServerPrepStmts=true",
-            "mysql": f"jdbc:mysql://{url.host}{port}/{url.database}?rewriteBatchedStatements=true",
+            "postgresql": f"jdbc:postgresql://{address}?reWriteBatchedInserts=true",
+            "mariadb": f"jdbc:mariadb://{address}?useBulkStmts=true&useServerPrepStmts=true",
+            "mysql": f"jdbc:mysql://{address}?rewriteBatchedStatements=true",
         }
         return {
             "connector.class": "io.debezium.connector.jdbc.JdbcSinkConnector",
@@ -199,7 +203,10 @@ class Connect(contest.Contestant):
         }
 
     def _ask(self, method: str, path: str, body: object = None) -> Any:
-        """One question to the worker; OSError while it does not listen or does not know the connector."""
+        """Send one request to the worker and return its response.
+
+        Raise OSError while the worker does not listen or does not know the connector.
+        """
         request = urllib.request.Request(
             f"http://{ports.HOST}:{self._port}{path}",
             method=method,
@@ -215,7 +222,7 @@ class Connect(contest.Contestant):
 
 
 def refusal(place: bench_servers.TargetDatabase) -> str | None:
-    """Why the sink cannot write to this database; None when it can."""
+    """Return why the sink cannot write to this database, or None if it can."""
     return "Debezium's JDBC sink has no SQLite dialect" if place.kind == "sqlite" else None
 
 

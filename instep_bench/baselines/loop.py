@@ -1,5 +1,8 @@
-"""Rival (a): the shortest correct loop. Reads a batch, keeps the latest event of each document, and writes it with a version
-guard and the next offsets in the same transaction. One process, one connection."""
+"""Baseline (a): the shortest correct loop, in one process with one connection.
+
+It reads a batch, keeps the latest event of each document, and writes these events with a version
+guard and the next offsets in the same transaction.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,19 @@ from instep.sinks import target
 from instep_bench import contestant_program
 
 UPSERTS: Mapping[str, str] = {
-    "postgresql": """INSERT INTO {table} AS t (doc_id, status, version, updated_at) VALUES (%s, %s, %s, %s)
-        ON CONFLICT (doc_id) DO UPDATE SET status = excluded.status, version = excluded.version, updated_at = excluded.updated_at
+    "postgresql": """INSERT INTO {table} AS t (doc_id, status, version, updated_at)
+        VALUES (%s, %s, %s, %s)
+        ON CONFLICT (doc_id) DO UPDATE SET status = excluded.status,
+            version = excluded.version, updated_at = excluded.updated_at
         WHERE t.version < excluded.version""",
-    "sqlite": """INSERT INTO {table} AS t (doc_id, status, version, updated_at) VALUES (?, ?, ?, ?)
-        ON CONFLICT (doc_id) DO UPDATE SET status = excluded.status, version = excluded.version, updated_at = excluded.updated_at
+    "sqlite": """INSERT INTO {table} AS t (doc_id, status, version, updated_at)
+        VALUES (?, ?, ?, ?)
+        ON CONFLICT (doc_id) DO UPDATE SET status = excluded.status,
+            version = excluded.version, updated_at = excluded.updated_at
         WHERE t.version < excluded.version""",
-    # assignments run from left to right: the version, which the others compare, is the last
-    "mariadb": """INSERT INTO {table} (doc_id, status, version, updated_at) VALUES (%s, %s, %s, %s) ON DUPLICATE KEY UPDATE
+    # MariaDB assigns from left to right: the version comes last because the others compare it.
+    "mariadb": """INSERT INTO {table} (doc_id, status, version, updated_at)
+        VALUES (%s, %s, %s, %s) ON DUPLICATE KEY UPDATE
         status = IF(VALUES(version) > version, VALUES(status), status),
         updated_at = IF(VALUES(version) > version, VALUES(updated_at), updated_at),
         version = GREATEST(version, VALUES(version))""",
@@ -45,7 +53,7 @@ class LoopEvent(msgspec.Struct):
 
 
 def apply(order: contestant_program.Order) -> contestant_program.StartOrder:
-    """Apply the topic from the offsets in the database to its end."""
+    """Apply the topic from the offsets stored in the database to its end."""
     declared = settings.load(Path(order.config))
     pipeline = settings.pipeline(declared, order.pipeline)
     url = target.database_url(pipeline.target)
@@ -63,9 +71,10 @@ def apply(order: contestant_program.Order) -> contestant_program.StartOrder:
     with contextlib.closing(connect(url, kind)) as connection, contextlib.closing(consumer):
         cursor = connection.cursor()
         cursor.execute(
-            f"CREATE TABLE IF NOT EXISTS {pipeline.table}_offsets (part int PRIMARY KEY, next_offset bigint)"
+            f"CREATE TABLE IF NOT EXISTS {pipeline.table}_offsets"
+            " (part int PRIMARY KEY, next_offset bigint)"
         )
-        cursor.execute(f"SELECT part, next_offset FROM {pipeline.table}_offsets")  # noqa: S608 - a name of ours
+        cursor.execute(f"SELECT part, next_offset FROM {pipeline.table}_offsets")  # noqa: S608 - our name
         known = dict(cursor.fetchall())
         connection.commit()
         parts = sorted(consumer.list_topics(pipeline.topic).topics[pipeline.topic].partitions)
@@ -95,15 +104,14 @@ def apply(order: contestant_program.Order) -> contestant_program.StartOrder:
                 connection.commit()
                 committed = time.time()
                 at |= moved
-        cursor.execute(
-            f"DROP TABLE {pipeline.table}_offsets"
-        )  # only in a benchmark: the next run begins again
+        # Only in a benchmark: the next run starts from the beginning.
+        cursor.execute(f"DROP TABLE {pipeline.table}_offsets")
         connection.commit()
     return contestant_program.StartOrder(began, committed)
 
 
 def row(event: LoopEvent, kind: str) -> tuple[str, str, int, str]:
-    """MariaDB and MySQL take no zone in a time."""
+    """Return the values of a row; MariaDB and MySQL accept no time zone in a time."""
     at = event.updated_at.removesuffix("Z") if kind == "mariadb" else event.updated_at
     return event.doc_id, event.status, event.version, at
 

@@ -1,5 +1,8 @@
-"""Rival (b): Structured Streaming's `foreachBatch` with the JDBC writer, which can only append. So each batch, reduced to the
-latest event of a document, is appended to a staging table, and one statement from the driver upserts it from there."""
+"""Baseline (b): Structured Streaming's `foreachBatch` with Spark's JDBC writer.
+
+The JDBC writer can only append. Each batch is therefore reduced to the latest event of each
+document and appended to a staging table; one statement from the driver upserts it from there.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from instep_bench import contestant_program
 EVENT = "doc_id string, status string, version long, updated_at timestamp"
 JDBC: Mapping[str, tuple[str, str, dict[str, str]]] = {
     "postgresql": ("postgresql", "org.postgresql.Driver", {"reWriteBatchedInserts": "true"}),
-    # by this scheme Spark knows how the database quotes names
+    # With this URL scheme Spark quotes names as the database expects.
     "mariadb": (
         "mysql",
         "org.mariadb.jdbc.Driver",
@@ -34,15 +37,18 @@ JDBC: Mapping[str, tuple[str, str, dict[str, str]]] = {
 STAGING: Mapping[str, str] = {
     "postgresql": "CREATE UNLOGGED TABLE {table}_staging (LIKE {table})",
     "mariadb": "CREATE TABLE {table}_staging LIKE {table}",
-    "sqlite": "CREATE TABLE {table}_staging (doc_id text, status text, version integer, updated_at text)",
+    "sqlite": "CREATE TABLE {table}_staging"
+    " (doc_id text, status text, version integer, updated_at text)",
 }
-GUARDED = """INSERT INTO {table} AS t SELECT doc_id, status, version, updated_at FROM {table}_staging WHERE true
-    ON CONFLICT (doc_id) DO UPDATE SET status = excluded.status, version = excluded.version, updated_at = excluded.updated_at
+GUARDED = """INSERT INTO {table} AS t
+    SELECT doc_id, status, version, updated_at FROM {table}_staging WHERE true
+    ON CONFLICT (doc_id) DO UPDATE SET status = excluded.status,
+        version = excluded.version, updated_at = excluded.updated_at
     WHERE t.version < excluded.version"""
 UPSERTS: Mapping[str, str] = {
     "postgresql": GUARDED,
     "sqlite": GUARDED,
-    # assignments run from left to right: the version, which the others compare, is the last
+    # MariaDB assigns from left to right: the version comes last because the others compare it.
     "mariadb": """INSERT INTO {table} SELECT s.* FROM {table}_staging s ON DUPLICATE KEY UPDATE
         status = IF(s.version > {table}.version, s.status, {table}.status),
         updated_at = IF(s.version > {table}.version, s.updated_at, {table}.updated_at),
@@ -51,7 +57,7 @@ UPSERTS: Mapping[str, str] = {
 
 
 class Job:
-    """One Spark session; a query from the topic's start to its end for each order."""
+    """One Spark session; each order runs a query from the start of the topic to its end."""
 
     def __init__(self) -> None:
         os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -115,7 +121,7 @@ class _Table:
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
-        """Create the staging table for the time of the query."""
+        """Create the staging table, and drop it after the block."""
         self._execute(STAGING[self._kind].format(table=self._name))
         try:
             yield
@@ -123,7 +129,7 @@ class _Table:
             self._execute(f"DROP TABLE {self._name}_staging")
 
     def upsert(self, batch: DataFrame) -> float:
-        """Append the batch to the staging table, then upsert it from there; when that was committed."""
+        """Append the batch to the staging table, upsert it, and return the time of the commit."""
         event = F.from_json(F.col("value").cast("string"), EVENT)
         latest = (
             batch.select(event.alias("event"))
@@ -142,7 +148,7 @@ class _Table:
         return time.time()
 
     def _execute(self, *statements: str) -> None:
-        """By a JDBC connection of the driver's, in one transaction."""
+        """Execute statements over a JDBC connection of the driver, in one transaction."""
         jvm: Any = self._spark.sparkContext._jvm
         jvm.Class.forName(
             self._properties["driver"], True, jvm.Thread.currentThread().getContextClassLoader()
@@ -164,10 +170,11 @@ class _Table:
 def _session(spark: settings.Spark) -> SparkSession:
     jars = ",".join(map(str, (*artifacts.jars("spark-kafka"), *artifacts.jars("jdbc"))))
     return (
-        SparkSession.builder.appName("rival")
+        SparkSession.builder.appName("baseline")
         .master(spark.master)
         .config("spark.jars", jars)
-        # on the class path as well: java.sql.DriverManager shows a caller only the drivers of its own class loader
+        # Also on the class path: java.sql.DriverManager offers only the drivers of the caller's
+        # class loader.
         .config("spark.driver.extraClassPath", jars.replace(",", os.pathsep))
         .config("spark.driver.memory", spark.memory)
         .config("spark.driver.host", "127.0.0.1")

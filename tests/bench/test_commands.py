@@ -116,7 +116,7 @@ def test_a_benchmark_is_refused_before_it_begins(home: Path, tmp_path: Path) -> 
     assert "1 to 500" in refused(home, "polling", "--connections", "none")
     assert "target" in refused(home, "polling", "--target", "postgre")
     assert "neither yes nor no" in refused(home, "apply", "--history", "yes,maybe")
-    assert "there is no rival 'lop'" in refused(home, "apply", "--against", "lop")
+    assert "there is no baseline 'lop'" in refused(home, "apply", "--against", "lop")
     assert "nothing to vary" in refused(
         home, "scale", *(part for thing in THINGS for part in (f"--{thing}", "none"))
     )
