@@ -1,4 +1,4 @@
-"""Commands that measure: benchmarks on this machine and the user's servers, and what was kept of them."""
+"""The `instep bench` commands: run benchmarks, and list, compare and show their results."""
 
 from __future__ import annotations
 
@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 REPORT_FILE = Path("bench-report.html")
 LATEST = "latest"
 NONE = "none"
-NOT_REPEATED = (
-    "as_json",
-    "html",
-    "_debug",
-)  # options of a command that change nothing of what is measured
+# Options that do not affect the measurement; they are not part of the recorded command.
+NOT_REPEATED = ("as_json", "html", "_debug")
 COMMAND_SHOWN = 100
 
 Options = TypeVar("Options")
@@ -51,27 +48,28 @@ def _complete_results(_context: typer.Context, incomplete: str) -> list[str]:
     )
 
 
-def _target(otherwise: str, again: str = "") -> Any:
-    known = "sqlite, postgres or mariadb, started for it, or the URL of a database of yours"
-    return typer.Option(metavar="TARGET", help=f"{known}{again}; else {otherwise}.")
+def _target(default: str, repeatable: str = "") -> Any:
+    known = "sqlite, postgres or mariadb (started for you), or the URL of your database"
+    return typer.Option(metavar="TARGET", help=f"{known}{repeatable}. Default: {default}.")
 
 
 Bootstrap = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESSES",
-        help="Brokers of yours, with a topic of our own; left out: one started for it.",
+        help="Your brokers; a new topic is used. Default: start a local broker.",
     ),
 ]
-Partitions = Annotated[int | None, typer.Option(min=1, help="Partitions of the topic; else 4.")]
+Partitions = Annotated[int | None, typer.Option(min=1, help="Partitions of the topic. Default: 4.")]
 Share = Annotated[
     float | None,
-    typer.Option(min=0, max=1, metavar="SHARE", help="Share of such events, 0 to 1; else 0."),
+    typer.Option(min=0, max=1, metavar="SHARE", help="Share of such events, 0 to 1. Default: 0."),
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="What the workload is drawn from; else 1.")]
-Rounds = Annotated[int | None, typer.Option(min=1, help="How often each is measured; else 3.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the random workload. Default: 1.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Number of measurements each. Default: 3.")]
 Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Write the result as a page as well.")
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Also write the result as an HTML page."),
 ]
 
 
@@ -79,18 +77,18 @@ Html = Annotated[
 def measure_polling(
     context: typer.Context,
     documents: Annotated[
-        int | None, typer.Option(min=1, help="How many documents; else 9000.")
+        int | None, typer.Option(min=1, help="Number of documents. Default: 9000.")
     ] = None,
     call: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="What a call takes; else 0.3.")
+        float | None, typer.Option(metavar="SECONDS", help="Duration of a call. Default: 0.3.")
     ] = None,
     sample: Annotated[
-        int | None, typer.Option(min=1, help="How many are asked one after another; else 60.")
+        int | None, typer.Option(min=1, help="Calls in the sample of one connection. Default: 60.")
     ] = None,
     connections: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="Connections at once, each number measured; else 1,10,50."
+            metavar="LIST", help="Numbers of parallel connections to measure. Default: 1,10,50."
         ),
     ] = None,
     rounds: Rounds = None,
@@ -121,24 +119,22 @@ def measure_polling(
 def measure_apply(
     context: typer.Context,
     target: Annotated[
-        list[str] | None, _target("postgres,mariadb,sqlite", "; may be given again")
+        list[str] | None, _target("postgres,mariadb,sqlite", ". Can be repeated")
     ] = None,
     events: Annotated[
-        int | None, typer.Option(min=1, help="How many events wait in the log; else 300000.")
+        int | None, typer.Option(min=1, help="Events waiting in the log. Default: 300000.")
     ] = None,
     documents: Annotated[
-        int | None, typer.Option(min=1, help="Over how many documents; else 100000.")
+        int | None, typer.Option(min=1, help="Number of documents. Default: 100000.")
     ] = None,
     partitions: Partitions = None,
     size: Annotated[
         int | None,
-        typer.Option(metavar="BYTES", help="Bytes of an event's value, about; else 150."),
+        typer.Option(metavar="BYTES", help="Approximate size of an event's value. Default: 150."),
     ] = None,
     history: Annotated[
         str | None,
-        typer.Option(
-            metavar="LIST", help="Without instep_history and with it: no, yes or both; else no,yes."
-        ),
+        typer.Option(metavar="LIST", help="Keep instep_history: no, yes or both. Default: no,yes."),
     ] = None,
     stale: Share = None,
     repeated: Share = None,
@@ -149,14 +145,15 @@ def measure_apply(
         typer.Option(
             metavar="EVENTS",
             min=1,
-            help="What instep, the loop and Spark's JDBC writer take at once; else each its own: 400000, 20000, 100000.",
+            help="Batch size of instep, the loop and Spark's JDBC writer."
+            " Default: 400000, 20000 and 100000.",
         ),
     ] = None,
     against: Annotated[
         str | None,
         typer.Option(
             metavar="LIST",
-            help="What one would use instead, or none; else loop,spark-jdbc,connect.",
+            help="Baselines to compare with, or none. Default: loop,spark-jdbc,connect.",
         ),
     ] = None,
     bootstrap: Bootstrap = None,
@@ -174,7 +171,7 @@ def measure_apply(
         documents=documents,
         partitions=partitions,
         size=size,
-        history=_truths("--history", history),
+        history=_booleans("--history", history),
         stale=stale,
         repeated=repeated,
         bad=bad,
@@ -194,37 +191,38 @@ def measure_freshness(
     rates: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="Events a second, each rate measured; else 10,100,1000,5000."
+            metavar="LIST", help="Rates to measure, in events/s. Default: 10,100,1000,5000."
         ),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="How long each rate is kept up; else 60.")
+        float | None, typer.Option(help="Duration of each rate. Default: 60.")
     ] = None,
     warm_up: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Load before the first rate; else 20.")
+        float | None,
+        typer.Option(metavar="SECONDS", help="Warm-up load before the first rate. Default: 20."),
     ] = None,
     idle: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="How long nothing happens before a last event; 0: none; else 300.",
+            help="Pause before one more event; 0 for none. Default: 300.",
         ),
     ] = None,
     faults: Annotated[
         bool | None,
         typer.Option(
             "--faults/--no-faults",
-            help="Also through a kill -9, a restart and a broker's kill, which is the default.",
+            help="Also measure a kill -9, a restart and a kill of the broker. On by default.",
         ),
     ] = None,
     documents: Annotated[
-        int | None, typer.Option(min=1, help="How many documents; else 10000.")
+        int | None, typer.Option(min=1, help="Number of documents. Default: 10000.")
     ] = None,
     partitions: Partitions = None,
     history: Annotated[
         bool | None,
         typer.Option(
-            "--history/--no-history", help="Keep every event in instep_history; else not."
+            "--history/--no-history", help="Keep every event in instep_history. Off by default."
         ),
     ] = None,
     bootstrap: Bootstrap = None,
@@ -262,34 +260,34 @@ def measure_scale(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Rows in the target; none: not varied; else 10000,1000000,10000000.",
+            help="Rows in the target, or none. Default: 10000,1000000,10000000.",
         ),
     ] = None,
     events: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="Events in the log, or none; else 100000,1000000,10000000."
+            metavar="LIST", help="Events in the log, or none. Default: 100000,1000000,10000000."
         ),
     ] = None,
     partitions: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Partitions, or none; else 1,4,12,48.")
+        str | None, typer.Option(metavar="LIST", help="Partitions, or none. Default: 1,4,12,48.")
     ] = None,
     delays: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="Milliseconds to the target, one way, or none; else 0,1,5,20."
+            metavar="LIST", help="One-way delay to the target in ms, or none. Default: 0,1,5,20."
         ),
     ] = None,
     masters: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="Spark masters, or none; else local[1],local[2],cluster."
+            metavar="LIST", help="Spark masters, or none. Default: local[1],local[2],cluster."
         ),
     ] = None,
     rounds: Rounds = None,
     base_events: Annotated[
         int | None,
-        typer.Option(min=1, help="Events where their number is not what is varied; else 100000."),
+        typer.Option(min=1, help="Events when their number is not varied. Default: 100000."),
     ] = None,
     bootstrap: Bootstrap = None,
     seed: Seed = None,
@@ -326,13 +324,13 @@ def compare_results(
     b: Annotated[
         str,
         typer.Argument(
-            metavar="B", help="What is held against it.", autocompletion=_complete_results
+            metavar="B", help="The result to compare with A.", autocompletion=_complete_results
         ),
     ],
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
-    """Two results: each figure that both have, with its range of rounds. What lies within the noise is said to."""
+    """Compare two results figure by figure, and say which differences may be noise."""
     from instep_bench import compare
 
     (id_a, in_a), (id_b, in_b) = _found(a), _found(b)
@@ -348,7 +346,7 @@ def compare_results(
         )
     )
     if found.differences:
-        typer.echo("\nnot the same for both:")
+        typer.echo("\ndifferent conditions:")
         typer.echo(
             output.table(
                 ("WHAT", "A", "B"), [(one.what, one.a, one.b) for one in found.differences]
@@ -369,18 +367,18 @@ def write_report(
         list[str] | None,
         typer.Argument(
             metavar="[RESULT]...",
-            help="Ids, files, or latest; left out: the latest.",
+            help="Ids, files, or latest. Default: latest.",
             autocompletion=_complete_results,
         ),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = REPORT_FILE,
     force: Annotated[
-        bool, typer.Option("--force", help="Also over a file that is not a report of a benchmark.")
+        bool, typer.Option("--force", help="Overwrite a file that is not a benchmark report.")
     ] = False,
     as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
-    """Write kept results as one self-contained HTML page, with spread, plots and machine."""
+    """Write results as one self-contained HTML page, with spread, plots and machine."""
     from instep_bench import page
 
     found = dict(_found(named) for named in results or [LATEST])
@@ -426,7 +424,7 @@ def _measure(
     as_json: bool,
     html: Path | None,
 ) -> None:
-    """Run a benchmark, keep what came of it, and show it."""
+    """Run a benchmark, store its result, and show it."""
     from instep_bench import page, store
 
     resources.require_spark()
@@ -443,7 +441,7 @@ def _measure(
             line.update("measuring", steps := steps + 1, None, "steps")
 
         file = store.keep(run(options, say, _command(context)), into)
-    output.say(f"kept as {file.stem}: {file}")
+    output.say(f"stored as {file.stem}: {file}")
     result = store.read(file)
     if as_json:
         output.print_json({"result": file.stem, "file": str(file), **_all_of(result)})
@@ -481,11 +479,9 @@ def _given(**options: Any) -> dict[str, Any]:
 
 def _names(text: str | None) -> tuple[str, ...] | None:
     """Parse a comma-separated list; `none` is the empty list."""
-    return (
-        None
-        if text is None
-        else tuple(name for name in text.replace(" ", "").split(",") if name and name != NONE)
-    )
+    if text is None:
+        return None
+    return tuple(name for name in text.replace(" ", "").split(",") if name and name != NONE)
 
 
 def _numbers(
@@ -495,11 +491,12 @@ def _numbers(
         return None if text is None else tuple(map(kind, _names(text) or ()))
     except ValueError:
         raise errors.SettingsError(
-            f"{option} {text!r} is no list of numbers", f"write e.g. {option} 1,10,50"
+            f"{option} {text!r} is not a list of numbers",
+            f"write for example {option} 1,10,50",
         ) from None
 
 
-def _truths(option: str, text: str | None) -> tuple[bool, ...] | None:
+def _booleans(option: str, text: str | None) -> tuple[bool, ...] | None:
     words = {"no": False, "yes": True}
     if text is None:
         return None
@@ -579,5 +576,5 @@ def _noise(found: Comparison) -> str:
     ]
     return (
         f"noise: the widest range of a figure's rounds is {' and '.join(widest)};"
-        " where both ranges of a figure overlap, what differs may be noise"
+        " if both ranges of a figure overlap, the difference may be noise"
     )

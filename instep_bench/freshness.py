@@ -1,8 +1,9 @@
-"""How old an event is when it is committed: under an even load at several rates, after a pause, and through faults.
+"""`instep bench freshness`: the age of events at commit, at even rates, after a pause, with faults.
 
-The load is open: events happen by a schedule, in a process of its own, and their age counts from when they were due; a sender
-that is late, a full queue or a broker that is away make them older, never fewer. At the end every event must have been seen
-committed and the table must hold what the events come to, else there is no result.
+The load is open: a separate process sends events by a schedule, and their age counts from the time
+when they were due. A late sender, a full queue or an unavailable broker makes events older, never
+fewer. At the end the commit of every event must have been recorded and the table must hold the
+expected rows; otherwise there is no result.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from instep_bench.recorder import Recorder
 from instep_bench.result import BenchResult
 from instep_bench.sender import EventSource, Leg, Sender
 
-FIRST_EVENTS = 200  # there before the pipeline starts
+FIRST_EVENTS = 200  # published before the pipeline starts
 SETTLE_S_MAX = 5.0
 WARM_UP_RATE_MAX = 1_000
 SINGLES = 5
@@ -31,7 +32,7 @@ Say = Callable[[str], None]
 
 
 class FreshnessOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured. Each rate is kept up for `seconds`; the pipeline was at work for `warm_up_s` before the first."""
+    """What is measured. Each rate lasts `seconds`; before the first, the load warms up."""
 
     target: str = "postgres"
     rates: tuple[int, ...] = (10, 100, 1000, 5000)
@@ -47,7 +48,7 @@ class FreshnessOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: FreshnessOptions, say: Say, command: str) -> BenchResult:
-    """Measure; whatever is started for it is gone afterwards."""
+    """Run the benchmark. Every process that it starts ends with it."""
     _check(options)
     recorder = Recorder("freshness", command)
     with bench_servers.BenchServers(options.bootstrap, say) as servers:
@@ -78,12 +79,17 @@ def run(options: FreshnessOptions, say: Say, command: str) -> BenchResult:
 def _check(options: FreshnessOptions) -> None:
     bench_servers.check_target(options.target)
     if not options.rates or min(options.rates) < 1:
-        raise errors.SettingsError("a rate is at least 1 event a second", "give one or more rates")
+        raise errors.SettingsError(
+            "a rate must be at least 1 event per second", "give one or more rates"
+        )
     if options.seconds <= 0 or options.warm_up_s < 0 or options.idle_s < 0:
-        raise errors.SettingsError("a load of no seconds measures nothing", "give a length above 0")
+        raise errors.SettingsError(
+            "a load must last longer than 0 seconds, and no time may be negative",
+            "give a length above 0",
+        )
     if options.documents < 1 or options.partitions < 1:
         raise errors.SettingsError(
-            "there must be a document and a partition", "give at least 1 of each"
+            "at least one document and one partition are needed", "give at least 1 of each"
         )
 
 
@@ -128,7 +134,7 @@ class _Bench:
         return leg
 
     def _load(self, rate: int) -> freshness_report.RateResult:
-        """One rate. What is sent before it has settled is not counted."""
+        """Measure one rate. Events that are sent while the load settles are not counted."""
         seconds, settle_s = self._options.seconds, min(SETTLE_S_MAX, self._options.warm_up_s)
         self._say(f"{rate:,} events/s for {seconds:g} s")
         with self._watched.metered() as used:
@@ -143,17 +149,16 @@ class _Bench:
         )
 
     def _idle(self) -> freshness_report.Idle:
-        """Nothing happens for long; then one event, and a few more after shorter pauses."""
+        """Send one event after a long pause, then a few more after shorter pauses."""
         idle_s = self._options.idle_s
-        self._say(f"nothing for {idle_s:g} s, then one event")
+        self._say(f"idle for {idle_s:g} s, then one event")
         with self._watched.metered() as used:
             self._watched.idle(idle_s)
         [first] = self._watched.lives(self._sender.send(self._leg(1, 1)))
         pause_s, later = min(10.0, idle_s / 10), []
         for number in range(SINGLES):
-            self._watched.idle(
-                pause_s + number * 0.037
-            )  # so that not all come at the same point of the pipeline's cycle
+            # Vary the pause, so that the events fall at different points of the pipeline's cycle.
+            self._watched.idle(pause_s + number * 0.037)
             later += self._watched.lives(self._sender.send(self._leg(1, 1)))
         return freshness_report.Idle(
             idle_s,
@@ -164,7 +169,10 @@ class _Bench:
         )
 
     def _faults(self) -> dict[str, Callable[[], float | None]]:
-        """What is done to the pipeline and its broker; each gives the seconds from a new process's start to its first commit."""
+        """Return the faults by name.
+
+        A fault that starts a new pipeline process returns the seconds until its first commit.
+        """
         if not self._options.faults:
             return {}
         ours = {} if self._options.bootstrap else {"broker kill -9": self._kill_broker}
@@ -185,7 +193,7 @@ class _Bench:
     def _fault(
         self, name: str, fault: Callable[[], float | None], starts: dict[str, float]
     ) -> freshness_report.FaultEffect:
-        """Under load, something dies and comes back."""
+        """Inject a fault under load and measure its effect."""
         rate = max(
             (rate for rate in self._options.rates if rate <= FAULT_RATE_MAX),
             default=min(self._options.rates),
@@ -215,7 +223,7 @@ class _Bench:
 def _refuse_differences(
     declared: bench_servers.BenchPipeline, events: int, options: FreshnessOptions
 ) -> None:
-    """The table must hold what the events come to, and the history each of them once."""
+    """Raise unless the table holds the expected rows and the history, if kept, every event."""
     column = {field: name for name, field in declared.pipeline.columns.items()}
     with declared.sink() as sink:
         names = f"{sink.table.key}, {column['status']}, {column['version']}"
@@ -233,7 +241,8 @@ def _refuse_differences(
     ]
     if wrong:
         raise errors.InstepError(
-            f"the table is not in step after {events:,} events: {len(wrong):,} documents differ, such as {min(wrong)}"
+            f"the table is not in step after {events:,} events:"
+            f" {len(wrong):,} documents differ, such as {min(wrong)}"
         )
     if options.history and kept != events:
         raise errors.InstepError(f"the history holds {kept:,} events of {events:,}")

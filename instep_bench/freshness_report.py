@@ -26,7 +26,7 @@ class RateResult(msgspec.Struct, frozen=True):
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """After a long pause and after short ones, with the cores that each role used in the long one."""
+    """Events after a long pause and after short ones; the cores are those of the long pause."""
 
     idle_s: float
     first: Life
@@ -36,7 +36,7 @@ class Idle(msgspec.Struct, frozen=True):
 
 
 class FaultEffect(msgspec.Struct, frozen=True):
-    """A fault under load: all its events, those that it held up, and the seconds until the table was back in step."""
+    """A fault under load: all events, the delayed ones, and the seconds until back in step."""
 
     name: str
     rate: int
@@ -48,7 +48,7 @@ class FaultEffect(msgspec.Struct, frozen=True):
 
 
 class FreshnessRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a run saw."""
+    """All measurements of a run."""
 
     starts_s: dict[str, float]  # process start to first commit, by what came before
     loads: list[RateResult]
@@ -58,7 +58,7 @@ class FreshnessRun(msgspec.Struct, frozen=True, kw_only=True):
     own_broker: bool
 
 
-# --- figures ----------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def figures(seen: FreshnessRun) -> list[Figure]:
@@ -145,7 +145,7 @@ def _memory_figures(memory: dict[str, list[tuple[float, float]]]) -> list[Figure
 
 
 def _together(memory: dict[str, list[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """The pipeline's memory: its roles are looked at in the same turns."""
+    """Return the memory of the whole pipeline; its roles are sampled at the same times."""
     turns = zip(*(memory.get(role, []) for role in PIPELINE), strict=False)
     return [(turn[0][0], sum(mb for _, mb in turn)) for turn in turns]
 
@@ -164,7 +164,7 @@ def _part(lives: Iterable[Life], part: str) -> list[float]:
     return [getattr(life, part) for life in lives]
 
 
-# --- tables -----------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def tables(seen: FreshnessRun) -> list[ReportTable]:
@@ -253,7 +253,7 @@ def _faults_table(faults: Sequence[FaultEffect]) -> ReportTable:
     )
 
 
-# --- plots ------------------------------------------------------------------------------------------------
+# --- plots ----------------------------------------------------------------------------------------
 
 
 def plots(seen: FreshnessRun) -> list[Plot]:
@@ -314,7 +314,7 @@ def _timelines(faults: Sequence[FaultEffect]) -> Plot:
 
 
 def timeline(lives: Iterable[Life], fault_ns: int) -> list[tuple[float, float]]:
-    """The greatest age of what was due in each half second, by the seconds since the fault."""
+    """Return the oldest age of the events due in each half second, by seconds since the fault."""
     oldest: dict[int, float] = {}
     for life in lives:
         bucket = int((life.due_ns - fault_ns) / 1e9 // BUCKET_S)
@@ -331,21 +331,24 @@ def _memory_plot(memory: dict[str, list[tuple[float, float]]]) -> Plot:
 def notes(seen: FreshnessRun) -> list[str]:
     """Return notes that help to read the figures correctly."""
     notes = [
-        "Freshness counts from the moment an event was due by its schedule to the return of its commit in the task; the schedule"
-        " waits for nobody, and every event that was sent was seen committed.",
-        "publish: due to the broker's answer. wait: to the begin of the task that took it. batch: to its transaction. write: to"
-        " the commit's return.",
+        "Freshness is the time from the moment an event was due to the return of its commit in the"
+        " task. The schedule does not wait for slow events, and the commit of every event was"
+        " recorded.",
+        "publish: from the due time to the broker's answer. wait: until the task that read the"
+        " event began. batch: until its transaction opened. write: until the commit returned.",
     ]
     for one in seen.loads:
         late = latency_join.percentiles(_part(one.lives, "late_ms"))["p99"]
         if late > LATE_MS:
             notes.append(
-                f"At {one.rate:,} events/s the sender itself was late: p99 {late:.1f} ms, which is part of the figures."
+                f"At {one.rate:,} events/s the sender itself was late: p99 {late:.1f} ms."
+                " The figures include this."
             )
     if seen.faults:
         notes.append(
-            "Back in step: the last event is committed that was older than a second, or than twice the oldest before the fault."
+            "Back in step: when the last event was committed that was older than a second, or than"
+            " twice the oldest before the fault if that is more."
         )
         if not seen.own_broker:
-            notes.append("The broker was not killed: it is not the benchmark's own.")
+            notes.append("The broker was not killed, because the benchmark did not start it.")
     return notes

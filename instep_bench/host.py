@@ -1,4 +1,4 @@
-"""The pipeline as `instep run --once` runs it, again and again in one Spark session: what a process is that was warm before."""
+"""The pipeline in a warm process: repeated runs, as with `run --once`, in one Spark session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLL_INTERVAL_S = 0.02
 
 
 class Host:
-    """One session, opened by the first order's settings."""
+    """One Spark session, opened with the settings of the first order."""
 
     def __init__(self) -> None:
         self._place = session.RunFolder()

@@ -1,8 +1,9 @@
-"""From what the sender and the pipeline's tasks noted to how old each event was when it was committed. Pure.
+"""Computes the age of each event at its commit from the records of the sender and the tasks. Pure.
 
-An event's life is cut into four parts: publish, from the moment it was due to the broker's answer; wait, until the task that took
-it began; batch, until its transaction was opened; write, until its commit had returned. A task may fetch an event before the
-sender has heard the broker's answer: a wait below zero is then counted as none, and as so much less of publish.
+The time from due to commit has four parts: publish, until the broker's answer; wait, until the task
+that read the event began; batch, until its transaction opened; write, until its commit returned. A
+task may begin before the sender has received the broker's answer. The wait is then zero, and
+publish ends when the task began.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ CURVE = (0.0, 25.0, 50.0, 75.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.8, 99.9, 99.95,
 
 
 class SentEvent(msgspec.Struct, frozen=True, array_like=True):
-    """One event: when it was due, when it was handed to the client, when the broker's answer came, and its place in the log."""
+    """One sent event: its times and its place in the log.
+
+    The times are when it was due, when the client got it, and when the broker's answer arrived.
+    """
 
     number: int
     due_ns: int
@@ -36,7 +40,7 @@ class SentEvent(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def late_ms(self) -> float:
-        """How far behind its schedule the sender itself was."""
+        """How late the sender was, compared with its schedule."""
         return max(0, self.sent_ns - self.due_ns) / NS
 
 
@@ -59,10 +63,11 @@ class Life(msgspec.Struct, frozen=True):
 def join(
     sent: Iterable[SentEvent], commits: Iterable[CommitTimes]
 ) -> tuple[list[Life], list[SentEvent]]:
-    """The life of every event whose commit was seen, in the order of sending, and the events whose commit was not.
+    """Return the lives of the events with a recorded commit, and the events without one.
 
-    An event belongs to the first commit that reaches it. Where a kill came between a commit and its note, that is the next one
-    of the partition: later than the truth, never earlier.
+    Both are in the order of sending. An event belongs to the first commit that reaches it. If a
+    kill came between a commit and its record, that is the next commit of the partition: the result
+    may be too late, but never too early.
     """
     reached = _advances(commits)
     lives: list[Life] = []
@@ -78,7 +83,7 @@ def join(
 
 
 def _advances(commits: Iterable[CommitTimes]) -> dict[int, tuple[list[int], list[CommitTimes]]]:
-    """Per partition the commits that went beyond all before them, and their last offsets."""
+    """Return per partition the last offsets and the commits that advanced it."""
     found: dict[int, tuple[list[int], list[CommitTimes]]] = defaultdict(lambda: ([], []))
     for commit in sorted(commits, key=lambda one: one.committed_ns):
         ends, advances = found[commit.partition]
@@ -103,17 +108,15 @@ def _life(event: SentEvent, commit: CommitTimes) -> Life:
 
 
 def percentiles(values: Iterable[float]) -> dict[str, float]:
-    """By the names of PERCENTILES; empty when there is no value."""
+    """Return the percentiles by the names in PERCENTILES, or nothing if there are no values."""
     ranked = sorted(values)
-    return (
-        {name: percentile(ranked, percent) for name, percent in PERCENTILES.items()}
-        if ranked
-        else {}
-    )
+    if not ranked:
+        return {}
+    return {name: percentile(ranked, percent) for name, percent in PERCENTILES.items()}
 
 
 def curve(values: Iterable[float]) -> list[tuple[float, float]]:
-    """Return the freshness of the slowest event in 10, 100, …, as far as there are enough events."""
+    """Return the freshness of the slowest event in 10, 100, …, as long as there are enough."""
     ranked = sorted(values)
     one_in = {percent: round(100 / (100 - percent), 2) for percent in CURVE}
     return [
@@ -124,18 +127,18 @@ def curve(values: Iterable[float]) -> list[tuple[float, float]]:
 
 
 def thirds(lives: Sequence[Life]) -> list[list[Life]]:
-    """The lives in three equal stretches of sending, for how much a figure moves within one run."""
+    """Return three equal parts in the order of sending, to show the variation within one run."""
+    if not lives:
+        return []
     size = math.ceil(len(lives) / 3)
-    return (
-        [list(lives[start : start + size]) for start in range(0, len(lives), size)] if size else []
-    )
+    return [list(lives[start : start + size]) for start in range(0, len(lives), size)]
 
 
 def period(lives: Sequence[Life], fault_ns: int) -> tuple[list[Life], float]:
-    """What a fault did: the events that it held up, and the seconds until the table was back in step.
+    """Return the events that a fault delayed, and the seconds until the table was back in step.
 
-    It is back in step when the last event that was out of step has been committed: older than a second, or than twice the oldest
-    before the fault on a machine where that is more.
+    The table is back in step when the last late event has been committed. An event is late if it is
+    older than a second, or than twice the oldest event before the fault if that is more.
     """
     before = [life.whole for life in lives if life.committed_ns <= fault_ns]
     in_step_ms = max(IN_STEP_MS, 2 * max(before, default=0.0))
@@ -143,6 +146,5 @@ def period(lives: Sequence[Life], fault_ns: int) -> tuple[list[Life], float]:
     back_ns = max(
         (life.committed_ns for life in after if life.whole > in_step_ms), default=fault_ns
     )
-    return [life for life in after if life.committed_ns <= back_ns], (
-        back_ns - fault_ns
-    ) / NS / 1000
+    delayed = [life for life in after if life.committed_ns <= back_ns]
+    return delayed, (back_ns - fault_ns) / NS / 1000

@@ -1,8 +1,9 @@
-"""The workload of a benchmark: status events from a seed, what they must come to, and their way into a topic.
+"""The workload of a benchmark: status events from a seed, the expected rows, and publishing.
 
-M documents take turns: fresh event k is version k // M + 1 of document k % M. Among them come events that are sent again
-although a later one was sent (stale), the latest of a document sent twice (repeated) and values that nobody can read (bad). The
-last events are fresh ones, so that the last record of each partition, the sentinel, says that all before it were applied.
+M documents take turns: fresh event k is version k // M + 1 of document k % M. Some records are
+older events sent again after a later one (stale), the latest event of a document sent twice
+(repeated), or malformed values (bad). The last events are fresh, so that the last record of each
+partition, the sentinel, shows that everything before it was applied.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from instep.kafka import connection, faults
 STATUSES = ("CREATED", "QUEUED", "PRINTING", "PRINTED")
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 SIZE_LEAST = 120
-TAIL = 1_000  # fresh events at the end, which every partition has its share of
+TAIL = 1_000  # fresh events at the end, enough to reach every partition
 SENT_AT_ONCE = 10_000
 FAST: Mapping[str, Any] = {
     "linger.ms": 20,
@@ -41,7 +42,7 @@ MALFORMED = (
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """How many records of which kind; the shares are of all records."""
+    """The number of records and the shares of each kind among all records."""
 
     events: int
     documents: int
@@ -60,12 +61,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         if self.stale + self.repeated + self.bad > 0.9:
             raise errors.SettingsError(
                 "more than nine of ten events are stale, repeated or bad",
-                "leave room for fresh ones",
+                "leave room for fresh events",
             )
         if self.documents < 1 or self.events < self.documents:
             raise errors.SettingsError(
                 f"{self.events:,} events are too few for {self.documents:,} documents",
-                "give at least one event a document",
+                "give at least one event per document",
             )
         if self.size < SIZE_LEAST:
             raise errors.SettingsError(
@@ -74,14 +75,14 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpectedRow(msgspec.Struct, frozen=True):
-    """What the table must hold of a document."""
+    """What the table must hold for a document."""
 
     status: str
     version: int
 
 
 class ExpectedState(msgspec.Struct, frozen=True):
-    """What a load comes to: the table's rows by document, and what became of each record."""
+    """The expected result of a load: the rows by document, and the number of records per kind."""
 
     rows: dict[str, ExpectedRow]
     records: int
@@ -93,7 +94,7 @@ class ExpectedState(msgspec.Struct, frozen=True):
 
 
 class LoadRecord(msgspec.Struct, frozen=True):
-    """A record of the load; the number is the fresh event's, -1 for a bad one."""
+    """A record of the load; the number is that of the fresh event, -1 for a bad record."""
 
     kind: str
     number: int
@@ -111,15 +112,16 @@ def status(version: int) -> str:
 
 def value(name: str, version: int, at: datetime, size: int) -> bytes:
     """Return a status event as JSON, padded to about this size."""
-    said = (
+    time_text = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    head = (
         f'{{"doc_id": "{name}", "status": "{status(version)}", "version": {version},'
-        f' "updated_at": "{at.isoformat(timespec="milliseconds").replace("+00:00", "Z")}", "note": "'
+        f' "updated_at": "{time_text}", "note": "'
     )
-    return f'{said}{"." * max(0, size - len(said) - 2)}"}}'.encode()
+    return f'{head}{"." * max(0, size - len(head) - 2)}"}}'.encode()
 
 
 def fresh(load: Load, number: int, kind: str = "fresh") -> LoadRecord:
-    """Return the new event with this number."""
+    """Return the fresh event with this number."""
     version, which = divmod(number, load.documents)
     name = document(which)
     return LoadRecord(
@@ -150,7 +152,7 @@ def records(load: Load) -> Iterator[LoadRecord]:
 
 
 def _draw(load: Load, drawn: random.Random, number: int) -> str:
-    """Choose the kind of the next record: a new event while there is nothing to repeat."""
+    """Choose the kind of the next record; it is fresh while there is nothing to repeat."""
     if not (load.stale or load.repeated or load.bad):
         return "fresh"
     at = drawn.random()
@@ -197,7 +199,7 @@ def publish(load: Load, bootstrap: str, topic: str) -> None:
 
 
 def send_all(sendings: Iterable[LoadRecord], bootstrap: str, topic: str) -> None:
-    """Send records as fast as the broker takes them, in order per document, and wait for every answer."""
+    """Send records at full speed, in order per document, and wait for every answer."""
     failed: list[KafkaError] = []
     count = 0
 
@@ -222,19 +224,23 @@ def send_all(sendings: Iterable[LoadRecord], bootstrap: str, topic: str) -> None
     finally:
         producer.close()
     if failed or left:
-        why = failed[0].str() if failed else "no answer within two minutes"
+        reason = failed[0].str() if failed else "no answer within two minutes"
         raise errors.Undelivered(
-            f"{len(failed) + left:,} of {count:,} records were not taken by topic {topic!r}: {why}"
+            f"{len(failed) + left:,} of {count:,} records were not delivered to topic {topic!r}:"
+            f" {reason}"
         )
 
 
 def _send(producer: Producer, topic: str, batch: list[dict[str, bytes]], on_delivery: Any) -> None:
-    """A batch, once there is room for all of it: taken in part, a document's later event could come before its earlier one."""
+    """Send a batch as soon as the client's queue has room for all of it.
+
+    If only a part were accepted, a later event of a document could overtake an earlier one.
+    """
     while len(producer) + len(batch) > FAST["queue.buffering.max.messages"]:
         producer.poll(0.02)
     if producer.produce_batch(topic, batch, on_delivery=on_delivery) < len(batch):
         refused = next(one for one in batch if "_error" in one)
         raise errors.Undelivered(
-            f"the client did not take a record for topic {topic!r}: {refused['_error']!r}"
+            f"the client did not accept a record for topic {topic!r}: {refused['_error']!r}"
         )
     producer.poll(0)

@@ -1,4 +1,4 @@
-"""On what was measured: the machine, and the releases of everything that took part."""
+"""The conditions of a measurement: the machine, and the versions of all software involved."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def facts() -> dict[str, str]:
 def releases(
     databases: Mapping[str, str] | None = None, *, bootstrap: str | None = None
 ) -> dict[str, str]:
-    """What took part, with its release; `databases` are URLs by the name of their target. A cluster of the user's has its own."""
+    """Return the version of each component; `databases` maps the name of a target to its URL.
+
+    The version of a user's cluster is not known, so its address is given instead.
+    """
     found = {
         "instep": instep.__version__,
         "python": platform.python_version(),
@@ -51,7 +54,7 @@ def releases(
 
 
 def database(url: str) -> str:
-    """Return the release that a database reports."""
+    """Return the version that a database reports."""
     try:
         with inspection.connection(target.database_url(url)) as opened:
             version = opened.dialect.server_version_info or ()
@@ -61,7 +64,7 @@ def database(url: str) -> str:
 
 
 def cpu_model(cpuinfo: str) -> str | None:
-    """The processor's name in /proc/cpuinfo, which not every kind of processor has there."""
+    """Return the processor's name from /proc/cpuinfo, if it is given there."""
     found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return " ".join(found[1].split()) if found else None
 
@@ -72,28 +75,29 @@ def memory(meminfo: str) -> str:
 
 
 def disk(folder: Path) -> str:
-    """What lies below a folder: the file system, its device, and what kind of disk the kernel takes that for."""
+    """Describe the storage of a folder: file system, device, and the kind of disk."""
     kind = file_system(_text(MOUNTS), folder.resolve())
     number = folder.stat().st_dev
     device = (BLOCK_DEVICES / f"{os.major(number)}:{os.minor(number)}").resolve()
-    for queue in (device / "queue", device.parent / "queue"):  # a partition has its disk's
-        if turns := _text(queue / "rotational").strip():
-            return f"{kind} on {device.name} ({'rotational' if turns == '1' else 'not rotational'}, the kernel says)"
+    for queue in (device / "queue", device.parent / "queue"):  # a partition uses its disk's queue
+        if flag := _text(queue / "rotational").strip():
+            rotational = "rotational" if flag == "1" else "not rotational"
+            return f"{kind} on {device.name} ({rotational}, according to the kernel)"
     return kind
 
 
 def file_system(mounts: str, folder: Path) -> str:
-    """The kind of file system that a folder lies on: that of the nearest mount above it."""
+    """Return the file system of a folder: that of the nearest mount above it."""
     lines = [line.split() for line in mounts.splitlines()]
     above = [line for line in lines if len(line) > 2 and folder.is_relative_to(line[1])]
     return max(above, key=lambda line: len(line[1]))[2] if above else UNKNOWN
 
 
 def _cores() -> str:
-    """Those that this process may use, which in a container may be fewer than there are."""
-    there = os.cpu_count()
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
-    return str(there or UNKNOWN) if usable == there else f"{usable} of {there}"
+    """Return the number of usable cores; in a container they may be fewer than exist."""
+    total = os.cpu_count()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
+    return str(total or UNKNOWN) if usable == total else f"{usable} of {total}"
 
 
 def _java() -> str:

@@ -1,7 +1,8 @@
-"""What processes use: CPU seconds and memory, sampled from /proc by a thread while they work.
+"""CPU time and memory of processes, sampled from /proc by a thread while they work.
 
-Resident memory (RSS) counts what processes share once for each of them; the proportional size (PSS) shares it out, and is what
-a machine must have. It costs more to ask for, so it is asked less often. Where there is no /proc nothing is measured.
+Resident memory (RSS) counts shared memory once for each process. The proportional size (PSS)
+divides it among them and is what a machine really needs. It is more expensive to read, so it is
+sampled less often. Without /proc nothing is measured.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Pids = Callable[[], Iterable[int]]
 
 
 class MemorySample(msgspec.Struct, frozen=True):
-    """Memory of one role's processes together at a time since the start; PSS as of the last measurement."""
+    """The total memory of one role's processes at a time; PSS is that of the last measurement."""
 
     at_s: float
     rss_mb: float
@@ -35,7 +36,7 @@ class MemorySample(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What one role's processes used between start and stop."""
+    """The usage of one role's processes between start and stop."""
 
     cpu_s: float
     rss_mb: float  # the peaks
@@ -44,17 +45,17 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 def present(used: Mapping[str, Usage]) -> dict[str, Usage]:
-    """The roles that had a process: a server of the user's has none here, and a file has none at all."""
+    """Return the roles that had a process; a user's server and a file have none here."""
     return {role: usage for role, usage in used.items() if usage.rss_mb}
 
 
 def tree(pid: int) -> Pids:
-    """Return a process and all its descendants."""
+    """Return a function that lists a process and all its descendants."""
     return lambda: (pid, *processes.descendants(pid))
 
 
 def spark(pid: int) -> dict[str, Pids]:
-    """The roles of a Spark application: its driver in Python, the JVM below it, and the Python workers below that."""
+    """Return the roles of a Spark application: the Python driver, its JVM, the Python workers."""
 
     def below(is_java: bool) -> Pids:
         return lambda: [
@@ -118,7 +119,7 @@ class Meter:
 
 
 class _Counter:
-    """One role. A process that ends keeps what it had used when it was last seen."""
+    """One role. A process that has ended counts with its last sample."""
 
     def __init__(self, pids: Pids) -> None:
         self._pids = pids
@@ -128,7 +129,7 @@ class _Counter:
         self._pss_mb = 0.0
 
     def begin(self) -> None:
-        """What its processes have used already is not counted."""
+        """Record the CPU time that the processes have used before, which is not counted."""
         for pid in self._pids():
             if (stat := _stat(pid)) is not None:
                 self._before[pid, stat[19]] = _cpu_s(stat)
@@ -145,7 +146,7 @@ class _Counter:
         self._samples.append(MemorySample(round(at_s, 2), round(rss_mb, 1), round(self._pss_mb, 1)))
 
     def usage(self) -> Usage:
-        cpu_s = sum(used - self._before.get(known, 0.0) for known, used in self._used.items())
+        cpu_s = sum(used - self._before.get(key, 0.0) for key, used in self._used.items())
         return Usage(
             round(cpu_s, 2),
             max((sample.rss_mb for sample in self._samples), default=0.0),
@@ -155,7 +156,10 @@ class _Counter:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on: times at 11 and 12, the start at 19, resident pages at 21."""
+    """Return the fields of /proc/PID/stat, beginning with the state, or None if it is gone.
+
+    The CPU times are at 11 and 12, the start time at 19 and the resident pages at 21.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,7 @@
-"""A pipeline under watch: `instep run` in a process of its own, its commits noted by its tasks, its memory and CPU metered."""
+"""A pipeline under observation: `instep run` in its own process, with its commits, memory and CPU.
+
+The tasks of the pipeline record their commits; the benchmark samples memory and CPU.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ from instep_bench.latency_join import Life, SentEvent
 START_PATIENCE_S = 180.0
 APPLY_PATIENCE_S = 180.0
 NOTE_PATIENCE_S = 10.0
-LOOK_S = 0.05
+POLL_S = 0.05
 METER_S = 1.0
 ROLES = ("driver", "jvm", "workers")
 
 
 class MonitoredPipeline:
-    """The pipeline, and what is known of its commits. Ended with the block."""
+    """The pipeline and its recorded commits. The process ends with the block."""
 
     def __init__(
         self, declared: bench_servers.BenchPipeline, folder: Path, others: dict[str, meters.Pids]
@@ -42,12 +45,14 @@ class MonitoredPipeline:
         self._stack = contextlib.ExitStack()
         self._sink: Sink | None = None
         self._began = time.monotonic()
-        self.memory: dict[
-            str, list[tuple[float, float]]
-        ] = {}  # MB over the seconds since the beginning, by role
+        # By role: seconds since the beginning, and MB.
+        self.memory: dict[str, list[tuple[float, float]]] = {}
 
     def start(self) -> float:
-        """Start the process; the seconds until its first commit. There must be something to commit."""
+        """Start the process and return the seconds until its first commit.
+
+        There must be something to commit.
+        """
         began_ns = time.monotonic_ns()
         self._process.start()
         self._wait(
@@ -62,16 +67,17 @@ class MonitoredPipeline:
         self._process.kill()
 
     def stop(self) -> None:
-        """End it as SIGTERM does."""
+        """Stop the process with SIGTERM."""
         status = self._process.stop(START_PATIENCE_S)
         self._process.close()
         if status != 0:
             raise errors.InstepError(
-                f"the pipeline ended with status {status}; the end of its log:\n{self._process.tail()}"
+                f"the pipeline ended with status {status};"
+                f" the end of its log:\n{self._process.tail()}"
             )
 
     def lives(self, sent: Iterable[SentEvent]) -> list[Life]:
-        """Wait until every event is committed; the life of each. One that never is fails the benchmark."""
+        """Wait until every event is committed and return their lives; raise if one never is."""
         events = list(sent)
         ends: dict[int, int] = {}
         for event in events:
@@ -80,20 +86,21 @@ class MonitoredPipeline:
             lambda: self._reached(ends), APPLY_PATIENCE_S, f"the commit of {len(events):,} events"
         )
         deadline = time.monotonic() + NOTE_PATIENCE_S
-        while True:  # a commit is in the ledger a moment before its note is in the file
+        while True:  # a commit is in the ledger shortly before its line is in the file
             lives, missing = latency_join.join(events, commit_log.read(self._notes))
             if not missing:
                 return lives
             if time.monotonic() > deadline:
                 where = f"partition {missing[0].partition} from offset {missing[0].offset} on"
                 raise errors.InstepError(
-                    f"{len(missing):,} of {len(events):,} events were sent, and nobody saw their commit: {where};"
+                    f"{len(missing):,} of {len(events):,} events were sent, but their commit was"
+                    f" not recorded: {where};"
                     f" the end of the pipeline's log:\n{self._process.tail()}"
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def idle(self, seconds: float) -> None:
-        """Let it be, and make sure that it lives on."""
+        """Wait, and raise if the pipeline ends meanwhile."""
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0:
             self._refuse_dead("being idle")
@@ -101,7 +108,7 @@ class MonitoredPipeline:
 
     @contextlib.contextmanager
     def metered(self) -> Iterator[dict[str, meters.Usage]]:
-        """What each role used within the block; there when it is left."""
+        """Measure what each role uses within the block; the result is filled in at its end."""
         used: dict[str, meters.Usage] = {}
         since = time.monotonic() - self._began
         meter = meters.Meter(
@@ -110,10 +117,8 @@ class MonitoredPipeline:
         with meter:
             yield used
         stopped = meter.stop()
-        used |= {
-            **meters.present(stopped),
-            **{role: stopped[role] for role in ROLES},
-        }  # of a pause too, so that turns agree
+        # Keep all of the pipeline's roles, so that their samples stay aligned while it is down.
+        used |= {**meters.present(stopped), **{role: stopped[role] for role in ROLES}}
         for role, usage in used.items():
             self.memory.setdefault(role, []).extend(
                 (round(since + one.at_s, 1), one.pss_mb) for one in usage.samples
@@ -135,7 +140,7 @@ class MonitoredPipeline:
         self.close()
 
     def _pids(self, role: str) -> meters.Pids:
-        """Of the process that runs at the time: it may be killed and started again meanwhile."""
+        """Return a role's processes of the current run: the pipeline may be restarted meanwhile."""
         return lambda: meters.spark(self._process.pid)[role]() if self._process.pid else ()
 
     def _first_after(self, began_ns: int) -> int | None:
@@ -159,9 +164,10 @@ class MonitoredPipeline:
             self._refuse_dead(f"waiting for {what}")
             if time.monotonic() > deadline:
                 raise errors.InstepError(
-                    f"waited {patience_s:.0f} s for {what} in vain; the end of the pipeline's log:\n{self._process.tail()}"
+                    f"{what} did not happen within {patience_s:.0f} s;"
+                    f" the end of the pipeline's log:\n{self._process.tail()}"
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _refuse_dead(self, when: str) -> None:
         if self._process.poll() is not None:

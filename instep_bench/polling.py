@@ -1,7 +1,8 @@
-"""The old way and the new one: every document asked for its status in turn, or every change published as an event.
+"""`instep bench polling`: query every document in turn, or publish every change as an event.
 
-Polling is measured on a sample of real calls to a query service that takes its time over each, and extrapolated to a round over
-all documents. By events all documents change their status once a round, and the round ends when the last is in the table.
+Polling is measured with a sample of real calls to a slow query service and extrapolated to a round
+over all documents. With events, every document changes its status once per round, and the round
+ends when the last change is in the table.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from instep_bench.result import BenchResult, Figure
 
 STATUSES = ("CREATED", "QUEUED", "PRINTING", "PRINTED")
 EVENTS = "events"
-CALLS_LESS = 10  # with several connections, each makes this many times fewer calls than one alone
+CALLS_LESS = 10  # each of several connections makes this many times fewer calls than a single one
 
 
 class PollingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +40,7 @@ class PollingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Round(msgspec.Struct, frozen=True):
-    """What one round came to: seconds for all documents, and how old a status was when it was known."""
+    """The result of one round: seconds for all documents, and the age of a status when known."""
 
     seconds: float
     p50_s: float
@@ -47,10 +48,10 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class PollingMethod(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to learn of the changes, with its rounds."""
+    """One method to learn about changes, with its rounds."""
 
     name: str
-    calls: int  # that were really made
+    calls: int  # the calls that were actually made
     calls_a_round: int
     measured_s: float
     rounds: list[Round]
@@ -61,7 +62,7 @@ class PollingMethod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: PollingOptions, say: Callable[[str], None], command: str) -> BenchResult:
-    """Measure both ways; everything that it starts is gone when it ends."""
+    """Measure polling and events. Every process that is started ends with the benchmark."""
     check(options)
     recorder = Recorder("polling", command)
     ways = list(_poll(options, say))
@@ -87,27 +88,27 @@ def run(options: PollingOptions, say: Callable[[str], None], command: str) -> Be
 
 
 def check(options: PollingOptions) -> None:
-    """Refuse what cannot be measured."""
+    """Raise SettingsError if an option is impossible."""
     for name in ("documents", "sample", "rounds"):
         if getattr(options, name) < 1:
             raise errors.SettingsError(f"{name} is {getattr(options, name)}", "give at least 1")
     if not 0 <= options.call_s <= 60:
         raise errors.SettingsError(
-            f"a call of {options.call_s} s is not to be had", "give 0 to 60 seconds"
+            f"a call of {options.call_s} s is not possible", "give 0 to 60 seconds"
         )
     if not options.connections or not all(1 <= count <= 500 for count in options.connections):
         raise errors.SettingsError(
-            "connections are 1 to 500 at once, and at least one number of them", "e.g. 1, 10 and 50"
+            "connections must be one or more numbers from 1 to 500", "give for example 1,10,50"
         )
     bench_servers.check_target(options.target)
 
 
-# --- the old way ---------------------------------------------------------------------------------------
+# --- polling --------------------------------------------------------------------------------------
 
 
 def _poll(options: PollingOptions, say: Callable[[str], None]) -> Iterator[PollingMethod]:
     documents = [f"doc-{number:05}" for number in range(options.documents)]
-    random.Random(options.seed).shuffle(documents)  # noqa: S311 - which documents are asked is no secret
+    random.Random(options.seed).shuffle(documents)  # noqa: S311 - a repeatable order, nothing secret
     with polling.QueryService(dict.fromkeys(documents, "CREATED"), options.call_s) as service:
         for connections in dict.fromkeys(options.connections):
             calls = _calls(options, connections)
@@ -128,12 +129,15 @@ def _poll(options: PollingOptions, say: Callable[[str], None]) -> Iterator[Polli
 
 
 def polled(round_s: float) -> Round:
-    """A document's status was last seen between 0 and a whole round ago, each as often: half a round at the median."""
+    """Return a polled round: the age of a status is uniform between 0 and a whole round."""
     return Round(round_s, 0.5 * round_s, 0.99 * round_s)
 
 
 def _calls(options: PollingOptions, connections: int) -> int:
-    """Calls of one round's sample: as many on each connection, and no more than there are documents."""
+    """Return the calls in the sample of one round.
+
+    Each connection makes the same number of calls; the total is at most the number of documents.
+    """
     each = options.sample / options.rounds / (1 if connections == 1 else CALLS_LESS)
     return min(options.documents, max(1, round(each)) * connections)
 
@@ -142,7 +146,7 @@ def _connections(count: int) -> str:
     return "1 connection" if count == 1 else f"{count} connections"
 
 
-# --- the new way ---------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 def _system(
@@ -151,7 +155,7 @@ def _system(
     place: bench_servers.TargetDatabase,
     stack: contextlib.ExitStack,
 ) -> Contracts:
-    """The contract system on these servers; on the user's it leaves nothing."""
+    """Prepare the contract system; on a user's servers everything is removed at the end."""
     system = Contracts(
         servers.folder, servers.bootstrap, place.url, options.documents, prefix="bench"
     )
@@ -169,7 +173,7 @@ def _by_events(
     stack: contextlib.ExitStack,
     say: Callable[[str], None],
 ) -> tuple[PollingMethod, list[float]]:
-    """Rounds in which every document changes its status once, and all ages in ms."""
+    """Measure rounds in which every document changes once; return them and all ages in ms."""
     say("starting the pipeline")
     running = system.process()
     stack.callback(running.close)
@@ -190,17 +194,18 @@ def _by_events(
             )
             seconds = time.monotonic() - began
             if number == 0:
-                continue  # Spark's first batches compile what the others only run
+                continue  # warm-up: Spark compiles code in its first batches
             found = system.freshness_ms(sink, version, since)
             ages_ms += found
             rounds.append(
                 Round(seconds, *(charts.percentile(found, percent) / 1000 for percent in (50, 99)))
             )
-            say(f"by events: {len(system.documents):,} changes in {seconds:.2f} s")
+            say(f"events: {len(system.documents):,} changes in {seconds:.2f} s")
     running.stop()
     if differences := system.differences(sink):
         raise errors.InstepError(
-            f"{differences:,} documents differ from what was published: the figures would mean nothing"
+            f"{differences:,} documents differ from what was published:"
+            " the figures would be meaningless"
         )
     way = PollingMethod(
         name=EVENTS,
@@ -212,7 +217,7 @@ def _by_events(
     return way, ages_ms
 
 
-# --- what came out -------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def _figures(ways: Sequence[PollingMethod]) -> Iterator[Figure]:
@@ -273,7 +278,7 @@ def _table(ways: Sequence[PollingMethod]) -> ReportTable:
         "a round s, highest",
         "a round takes",
     ]
-    return ReportTable("A round: every document's status is known", columns, rows)
+    return ReportTable("One round: the status of every document is known", columns, rows)
 
 
 def _plots(figures: Sequence[Figure], ages_ms: Sequence[float]) -> list[Plot]:
@@ -292,7 +297,7 @@ def _plots(figures: Sequence[Figure], ages_ms: Sequence[float]) -> list[Plot]:
             log=True,
         ),
         charts.percentiles(
-            "By events: from a change to its commit", {EVENTS: ages_ms}, unit="ms", log=False
+            "Events: from a change to its commit", {EVENTS: ages_ms}, unit="ms", log=False
         ),
     ]
 
@@ -300,13 +305,14 @@ def _plots(figures: Sequence[Figure], ages_ms: Sequence[float]) -> list[Plot]:
 def _notes(options: PollingOptions, ways: Sequence[PollingMethod]) -> list[str]:
     extrapolated = [way for way in ways if way.extrapolated]
     notes = [
-        f"A call of the query service takes {options.call_s:g} s by itself; the calls were really made, one after another on each"
-        " connection.",
-        "A polled status is on average half a round old (p50), at worst a whole one: its age is computed from a round's seconds."
-        " By events the age is measured, from the change to its commit, as the target's history has it; all documents change at"
-        " once, which is the worst case.",
-        f"A round of polling makes {options.documents:,} calls whether anything has changed or not; by events there is one"
-        " message a change.",
+        f"A call of the query service takes {options.call_s:g} s by itself. The calls were actually"
+        " made, one after another on each connection.",
+        "A polled status is half a round old on average (p50) and a whole round at worst: its age"
+        " is computed from the seconds of a round. With events the age is measured from the change"
+        " to its commit, as recorded in the target's history. All documents change at once, which"
+        " is the worst case.",
+        f"A round of polling makes {options.documents:,} calls whether anything has changed or not;"
+        " with events there is one message per change.",
     ]
     if extrapolated:
         notes.insert(

@@ -1,4 +1,4 @@
-"""How the contestants of `instep bench apply` stand: figures, a table, plots and notes from their runs. Pure."""
+"""The ranking of `instep bench apply`: figures, a table, plots and notes from the runs. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOTAL = "all of it"
 
 
 class Held(msgspec.Struct, frozen=True):
-    """A run, and what it was of."""
+    """A run with its target, contestant and kind of start."""
 
     target: str
     contestant: str
@@ -33,12 +33,15 @@ Key = tuple[str, str, Start]
 
 
 def rate_of(run: contest.ContestRun, start: Start, events: int) -> float:
-    """Events a second: warm from the first fetch to the last commit, cold from the start of the process."""
+    """Return events per second up to the last commit.
+
+    A warm run counts from the first fetch, a cold run from the start of the process.
+    """
     return events / (run.last_commit_s if start == "cold" else run.apply_s)
 
 
 def figures(held: Sequence[Held], events: int) -> list[Figure]:
-    """Every measure of every contestant, with a value for each round."""
+    """Return every figure of every contestant, with one value per round."""
     return [figure for key, runs in grouped(held).items() for figure in _figures(key, runs, events)]
 
 
@@ -75,7 +78,10 @@ class _Use(msgspec.Struct, frozen=True):
 
 
 def _used(run: contest.ContestRun, role: str) -> _Use:
-    """What one role used, or all of the contestant's own together: its peak is that of the sum, sample by sample."""
+    """Return the usage of one role, or of all of the contestant's own roles together.
+
+    The peak of all roles is the highest sum of samples taken at the same time.
+    """
     if role != TOTAL:
         use = run.usage[role]
         return _Use(use.cpu_s, use.rss_mb, use.pss_mb)
@@ -127,11 +133,11 @@ def table(held: Sequence[Held], events: int) -> ReportTable:
         "CPU s",
         "memory MB",
     ]
-    return ReportTable("How they stand", [*columns, "documents that differ", "guarantee"], rows)
+    return ReportTable("Ranking", [*columns, "documents that differ", "guarantee"], rows)
 
 
 def plots(held: Sequence[Held], measured: Sequence[Figure]) -> list[Plot]:
-    """Throughput with its spread, and the pipeline's memory over time."""
+    """Plot the throughput with its spread, and the pipeline's memory over time."""
     made = []
     for start in ("warm", "cold"):
         rates = [one for one in measured if one.name == THROUGHPUT and one.labels["start"] == start]
@@ -155,18 +161,21 @@ def plots(held: Sequence[Held], measured: Sequence[Figure]) -> list[Plot]:
 def notes(held: Sequence[Held], truth: load.ExpectedState) -> list[str]:
     """Return notes for the reader."""
     notes = [
-        f"Of {truth.records:,} records {truth.applied:,} are fresh, {truth.stale:,} stale, {truth.repeated:,} repeated and"
-        f" {truth.bad:,} bad.",
-        "Cold: a fresh process; its throughput is counted from the start of the process to the last commit. Warm: a process that"
-        f" has done the same {WARM_UPS} times; counted from its first fetch, which it tells, to the last commit.",
-        "A rival keeps no history of the events. Memory is the peak of its processes together, proportional size (PSS).",
+        f"Of {truth.records:,} records {truth.applied:,} are fresh, {truth.stale:,} stale,"
+        f" {truth.repeated:,} repeated and {truth.bad:,} bad.",
+        "Cold: a fresh process; throughput counts from the start of the process to the last commit."
+        f" Warm: a process that has already done the same work {WARM_UPS} times; throughput counts"
+        " from its first fetch, which it reports, to the last commit.",
+        "A baseline keeps no history of the events. Memory is the peak of all processes of a"
+        " contestant together, as proportional size (PSS).",
     ]
     if any(one.contestant == baselines.CONNECT for one in held):
         notes.append(
-            "Of connect the first fetch is not known: it is counted from its first row in the table, which is later."
+            "Kafka Connect does not report its first fetch. Its warm throughput counts from its"
+            " first row in the table, which is later."
         )
     for name in dict.fromkeys(one.contestant for one in held):
         worst = max(one.run.differences for one in held if one.contestant == name)
         if worst:
-            notes.append(f"{name} left up to {worst:,} documents that differ from the truth.")
+            notes.append(f"{name} left up to {worst:,} documents that differ from the expectation.")
     return notes

@@ -1,4 +1,4 @@
-"""The account of a benchmark: when it began and by which command, and in the end its result."""
+"""Records when a benchmark began and with which command, and builds its result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from instep_bench.result import BenchResult, asked
 
 
 class Recorder:
-    """Begun with the benchmark, closed with what it came to."""
+    """Created at the start of a benchmark; closed with its measurements."""
 
     def __init__(
         self, bench: Literal["polling", "apply", "freshness", "scale"], command: str
@@ -26,9 +26,9 @@ class Recorder:
         options: msgspec.Struct,
         of_target: dict[str, str],
         releases: dict[str, str],
-        **came_to: Any,
+        **outcome: Any,
     ) -> BenchResult:
-        """The result; the target stands in it by its name, as its URL is nobody else's business."""
+        """Return the result. It contains the name of the target instead of its URL."""
         return BenchResult(
             bench=self._bench,
             command=self._command,
@@ -37,5 +37,5 @@ class Recorder:
             options={**asked(options), **of_target},
             machine=machine.facts(),
             releases=releases,
-            **came_to,
+            **outcome,
         )

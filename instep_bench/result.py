@@ -1,4 +1,4 @@
-"""What a benchmark came to: figures with a value for each round, on which machine, and by which command."""
+"""The result of a benchmark: figures with a value for each round, the machine and the command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from instep.report.tables import Cell, Plot, ReportTable
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing measured, with a value for each round. The labels tell it from others of its name."""
+    """One measured quantity with a value per round; labels distinguish figures of the same name."""
 
     name: str
     unit: str
@@ -33,12 +33,12 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """What makes it the same figure in another result."""
+        """Identifies the same figure in another result."""
         return self.name, tuple(sorted(self.labels.items()))
 
 
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One benchmark's outcome; kept as JSON, shown as a page, compared with another."""
+    """The outcome of one benchmark: stored as JSON, shown as a page, compared with another."""
 
     bench: Literal["polling", "apply", "freshness", "scale"]
     command: str
@@ -50,11 +50,11 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     figures: list[Figure]
     tables: list[ReportTable] = []
     plots: list[Plot] = []
-    notes: list[str] = []  # what a reader must know to read the figures right
+    notes: list[str] = []  # what a reader must know to interpret the figures
 
 
 def asked(options: msgspec.Struct) -> dict[str, Cell]:
-    """A benchmark's options as a result holds them: a list as its members."""
+    """Return a benchmark's options as a result stores them; a list is joined with commas."""
     return {name: _cell(value) for name, value in msgspec.structs.asdict(options).items()}
 
 

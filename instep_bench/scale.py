@@ -1,8 +1,9 @@
-"""What an event costs as one thing grows and all others stay: rows in the target, events, partitions, distance, cores.
+"""`instep bench scale`: the cost per event as one thing grows: rows, events, partitions, distance.
 
-Every point has a topic and a table of its own. Its table is filled first; then, in each round, that number of further events is
-published, and applied by a pipeline that runs to the end of the log in a Spark session that is warm. The events go all over the
-table, and each raises its document's version by one: at the end the sum of the versions tells whether each was applied once.
+Every point has its own topic and table. Its table is filled first. In each round the given number
+of further events is published, and a pipeline in a warm Spark session applies them up to the end of
+the log. The events are spread over the whole table, and each raises the version of its document by
+one. At the end the sum of the versions shows whether each event was applied exactly once.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from instep_bench.scale_report import Conditions, ScaleRound
 BASE = Conditions(documents=100_000, events=0, partitions=4, delay_ms=None, master="local[2]")
 SIZE = 150
 PRIMER = Conditions(documents=10_000, events=1_000, partitions=4, delay_ms=None, master="")
-WARM_UPS = 3  # a JVM runs its first 300,000 events at a third of its later speed
+WARM_UPS = 3  # a JVM processes its first 300,000 events at a third of its later speed
 ROUND_TRIPS = 21
 ANSWER_PATIENCE_S = 180.0
 EVENTS_PER_S_LEAST = 2_000
@@ -48,7 +49,10 @@ Say = Callable[[str], None]
 
 
 class ScaleOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is varied, each alone; an empty tuple leaves a thing out. Delays are one way: a round trip takes twice as long."""
+    """What is varied, one thing at a time; an empty tuple omits it.
+
+    Delays are one-way: a round trip takes twice as long.
+    """
 
     target: str = "postgres"
     documents: tuple[int, ...] = (10_000, 1_000_000, 10_000_000)
@@ -63,7 +67,7 @@ class ScaleOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: ScaleOptions, say: Say, command: str) -> BenchResult:
-    """Measure; whatever is started for it is gone afterwards."""
+    """Run the benchmark. Every process that it starts ends with it."""
     _check(options)
     recorder = Recorder("scale", command)
     with bench_servers.BenchServers(options.bootstrap, say) as servers:
@@ -103,16 +107,14 @@ def _check(options: ScaleOptions) -> None:
     )
     if min(counts) < 1:
         raise errors.SettingsError(
-            "documents, events, partitions and rounds are at least 1", "give numbers above 0"
+            "documents, events, partitions and rounds must be at least 1", "give numbers above 0"
         )
     if min(options.delays_ms, default=0) < 0:
-        raise errors.SettingsError(
-            "a target cannot be nearer than here", "give delays of 0 ms or more"
-        )
+        raise errors.SettingsError("a delay cannot be negative", "give delays of 0 ms or more")
     for master in options.masters:
         if master != CLUSTER and not re.fullmatch(r"local\[([1-9]\d*|\*)\]", master):
             raise errors.SettingsError(
-                f"{master!r} is no master that can be measured", f"give local[N] or {CLUSTER}"
+                f"the master {master!r} cannot be measured", f"give local[N] or {CLUSTER}"
             )
     if not (
         options.documents
@@ -121,18 +123,18 @@ def _check(options: ScaleOptions) -> None:
         or options.delays_ms
         or options.masters
     ):
-        raise errors.SettingsError("there is nothing to vary", "give values for one thing at least")
+        raise errors.SettingsError("there is nothing to vary", "give values for at least one thing")
 
 
 def points(options: ScaleOptions, *, has_distance: bool) -> dict[str, dict[str, Conditions]]:
-    """For each thing that is varied its values, and the point that stands for each: the base with that one value changed."""
+    """Return for each varied thing its values and their points: the base with one value changed."""
     base = msgspec.structs.replace(BASE, events=options.base_events)
     replace = msgspec.structs.replace
     varied = {
         "documents": {str(count): replace(base, documents=count) for count in options.documents},
         "events": {str(count): replace(base, events=count) for count in options.events},
         "partitions": {str(count): replace(base, partitions=count) for count in options.partitions},
-        # all through the proxy, so that only the distance differs
+        # All of these go through the proxy, so that only the distance differs.
         "distance": {
             f"{ms:g}": replace(base, delay_ms=float(ms)) for ms in options.delays_ms if has_distance
         },
@@ -142,7 +144,7 @@ def points(options: ScaleOptions, *, has_distance: bool) -> dict[str, dict[str, 
 
 
 def stride(documents: int) -> int:
-    """A step that visits every document once before it visits one again, far from the one before."""
+    """Return a step that visits every document once per cycle, each far from the one before."""
     return next(
         step
         for step in range(max(1, int(documents * 0.618)), documents + 2)
@@ -151,7 +153,7 @@ def stride(documents: int) -> int:
 
 
 def events(documents: int, first: int, count: int) -> Iterator[load.LoadRecord]:
-    """Events by number: the k-th goes to the next document of the stride, whose version it raises by one."""
+    """Yield events by number; each raises the version of the next document of the stride by one."""
     step = stride(documents)
     for number in range(first, first + count):
         version, turn = divmod(number, documents)
@@ -188,7 +190,7 @@ class _Site:
         self._next += count
 
     def last_commit(self) -> float:
-        """When the latest of the ledger's rows was written, by the wall clock."""
+        """Return when the newest row of the ledger was written, by the wall clock."""
         with self.declared.sink() as sink:
             times = [
                 position.committed_at
@@ -265,7 +267,7 @@ class _Group:
             for site in sites:
                 self._say(f"round {number} of {self._options.rounds}: {site.point}")
                 site.publish(site.point.events)
-                # workers that had nothing to do for a minute are gone: what is measured is not their return
+                # Python workers end after a minute without work. Wake them up before measuring.
                 primer.publish(PRIMER.events)
                 self._apply(primer, PRIMER.events)
                 measured[site.point].append(self._apply(site, site.point.events))
@@ -294,7 +296,7 @@ class _Group:
         return url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
 
     def _apply(self, site: _Site, count: int) -> ScaleRound:
-        """Apply what was published; the time is from the first fetch to the last commit."""
+        """Apply the published events; the time counts from the first fetch to the last commit."""
         others = {"broker": self._servers.broker_pids, "database": self._place.pids}
         if self._cluster:
             others["executors"] = self._cluster.pids

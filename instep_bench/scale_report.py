@@ -24,7 +24,7 @@ TITLES = {
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """One set of conditions; a delay of None is a target that is reached directly."""
+    """One set of conditions; a delay of None means a direct connection to the target."""
 
     documents: int
     events: int
@@ -34,11 +34,14 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         away = "" if self.delay_ms is None else f", {self.delay_ms:g} ms away"
-        return f"{self.documents:,} rows, {self.events:,} events, {self.partitions} partitions{away}, {self.master}"
+        return (
+            f"{self.documents:,} rows, {self.events:,} events,"
+            f" {self.partitions} partitions{away}, {self.master}"
+        )
 
 
 class ScaleRound(msgspec.Struct, frozen=True):
-    """One round: events, seconds from the first fetch to the last commit, CPU seconds by role, the pipeline's peak memory."""
+    """One round. The seconds are from the first fetch to the last commit; CPU time is by role."""
 
     events: int
     seconds: float
@@ -47,17 +50,17 @@ class ScaleRound(msgspec.Struct, frozen=True):
 
     @property
     def cost_us(self) -> float:
-        """Microseconds an event."""
+        """Microseconds per event."""
         return 1e6 * self.seconds / self.events
 
     def cpu_us(self, role: str) -> float:
-        """CPU microseconds an event, of a role or of the whole pipeline."""
+        """Return the CPU microseconds per event, of a role or of the whole pipeline."""
         roles = PIPELINE if role == "pipeline" else (role,)
         return 1e6 * sum(self.cpu_s.get(one, 0.0) for one in roles) / self.events
 
 
 class ScaleRun(msgspec.Struct, frozen=True):
-    """Everything that a run saw: per thing that was varied its values and their points, and the rounds of each point."""
+    """All measurements of a run: the points by varied thing and value, and the rounds per point."""
 
     asked: dict[str, dict[str, Conditions]]
     measured: dict[Conditions, list[ScaleRound]]
@@ -66,7 +69,7 @@ class ScaleRun(msgspec.Struct, frozen=True):
 
 
 def together_mb(samples: Mapping[str, Sequence[MemorySample]]) -> float:
-    """The most memory that the pipeline's processes had at one time; roles are looked at in the same turns."""
+    """Return the peak memory of all processes of the pipeline; roles are sampled together."""
     turns = zip(*(samples[role] for role in PIPELINE if role in samples), strict=False)
     return max((sum(sample.pss_mb for sample in turn) for turn in turns), default=0.0)
 
@@ -119,7 +122,7 @@ def tables(seen: ScaleRun) -> list[ReportTable]:
 
 
 def _table(seen: ScaleRun, thing: str) -> ReportTable:
-    """Each value with its cost, and how many times the first value's that is."""
+    """Return each value with its cost, also as a multiple of the first value's cost."""
     has_trips = thing == "distance"
     rows: list[list[Cell]] = []
     first = 0.0
@@ -153,17 +156,19 @@ def _table(seen: ScaleRun, thing: str) -> ReportTable:
     ]
     trip_column = ["round trip, ms"] if has_trips else []
     return ReportTable(
-        f"µs an event by {TITLES[thing]}", [TITLES[thing], *trip_column, *columns], rows
+        f"µs per event by {TITLES[thing]}", [TITLES[thing], *trip_column, *columns], rows
     )
 
 
 def _shown(thing: str, value: str) -> Cell:
     """Return the label as a number if it is one."""
-    return value if thing == "master" else float(value) if thing == "distance" else int(value)
+    if thing == "master":
+        return value
+    return float(value) if thing == "distance" else int(value)
 
 
 def plots(seen: ScaleRun) -> list[Plot]:
-    """What an event costs, and of that the pipeline's CPU, by each thing that was varied; masters as bars."""
+    """Plot the cost and the pipeline's CPU per event by each varied thing; masters as bars."""
     return [_plot(thing, figures(seen)) for thing in seen.asked]
 
 
@@ -174,10 +179,10 @@ def _plot(thing: str, found: Sequence[Figure]) -> Plot:
         if one.labels["dimension"] == thing and one.labels.get("role", "pipeline") == "pipeline"
     ]
     per_event = [one for one in own if one.unit == "µs"]
-    title = f"What an event costs by {TITLES[thing]}"
+    title = f"Cost per event by {TITLES[thing]}"
     if thing == "master":
         return charts.bars(title, per_event, x="value")
-    log = thing != "distance"  # which begins at 0
+    log = thing != "distance"  # a distance may be 0
     return msgspec.structs.replace(
         charts.curves(title, per_event, x="value", log_x=log, log_y=log), x=TITLES[thing]
     )
@@ -186,18 +191,25 @@ def _plot(thing: str, found: Sequence[Figure]) -> Plot:
 def notes(seen: ScaleRun) -> list[str]:
     """Return notes that help to read the figures correctly."""
     notes = [
-        "Cost is the time from the first fetch to the last commit by the number of events, in a Spark session that was warm.",
-        "CPU of the pipeline is that of its driver, JVM and Python workers together, on all cores.",
-        "A batch writes a document once, however many of its events it holds: with few documents an event costs less.",
+        "Cost is the time from the first fetch to the last commit divided by the number of events,"
+        " in a warm Spark session.",
+        "CPU of the pipeline is the sum of its driver, JVM and Python workers, on all cores.",
+        "A batch writes each document once, even if it holds several of its events: with few"
+        " documents an event costs less.",
     ]
     if "distance" in seen.asked:
         notes.append(
-            "The distance is a proxy's delay in each direction; all of these points go through it, the one of 0 ms as well."
+            "The distance is the delay of a proxy in each direction. All of these points use the"
+            " proxy, including the one with 0 ms."
         )
     else:
-        notes.append(f"There is no distance to {seen.target}: a file, or nothing was asked for.")
+        notes.append(
+            f"No distance to {seen.target} was measured: the target is a file, or no delay was"
+            " requested."
+        )
     if "cluster" in seen.asked.get("master", {}):
         notes.append(
-            "The cluster's master, workers and executors share this machine with everything else: it shows that it works."
+            "The cluster's master, workers and executors share this machine with everything else:"
+            " this only shows that a cluster works."
         )
     return notes

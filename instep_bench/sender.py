@@ -1,8 +1,9 @@
-"""The source system of a freshness benchmark: sends events by a schedule that waits for nobody, in a process of its own.
+"""The source system of a freshness benchmark: sends events by a fixed schedule in its own process.
 
-An event happens when it is due, whether or not those before it were answered, and its age counts from then. The sender skips
-none: one that it could not send in time goes out as soon as it can, and how late that was is part of what it tells. It lives in
-its own process so that neither the benchmark's other work nor the pipeline's Python makes it late.
+An event happens when it is due, whether or not earlier events were answered, and its age counts
+from then. The sender skips no event: a late event is sent as soon as possible, and its delay is
+reported. The sender has its own process so that neither the benchmark's other work nor the
+pipeline's Python code makes it late.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from instep_bench import load
 from instep_bench.latency_join import SentEvent
 
 SECOND_NS = 1_000_000_000
-LEAD_NS = 20_000_000  # so that the first event is not late already
+LEAD_NS = 20_000_000  # time to prepare, so that the first event is not late
 ANSWER_PATIENCE_S = 180.0
 
 
 class EventSource(msgspec.Struct, frozen=True):
-    """Where the events go, and over how many documents they are."""
+    """The destination of the events, and the number of documents."""
 
     bootstrap: str
     topic: str
@@ -43,7 +44,7 @@ class EventSource(msgspec.Struct, frozen=True):
 
 
 class Leg(msgspec.Struct, frozen=True):
-    """Events at an even rate, from this number on."""
+    """Events at an even rate, numbered from `first`."""
 
     first: int
     count: int
@@ -51,7 +52,7 @@ class Leg(msgspec.Struct, frozen=True):
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
-    """A leg's first event is due now."""
+    """A leg has begun; its first event is due at this time."""
 
     at_ns: int
 
@@ -63,7 +64,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Events were not taken, or the sender cannot go on."""
+    """Events were not delivered, or the sender cannot continue."""
 
     what: str
     remedy: str = ""
@@ -74,7 +75,7 @@ Wanted = TypeVar("Wanted", Begun, Done)
 
 
 def due_times(begin_ns: int, leg: Leg) -> list[int]:
-    """When each event of a leg happens."""
+    """Return when each event of a leg is due."""
     return [begin_ns + round(index * SECOND_NS / leg.rate) for index in range(leg.count)]
 
 
@@ -84,7 +85,7 @@ def pace(
     clock: Callable[[], int] = time.monotonic_ns,
     sleep: Callable[[float], None] = time.sleep,
 ) -> array.array[int]:
-    """Send each event when it is due, or at once when that has passed; when each was handed over."""
+    """Send each event when it is due, or at once if it is late; return when each was sent."""
     sent_ns = array.array("q", bytes(8 * len(due_ns)))
     for index, due in enumerate(due_ns):
         while (left_ns := due - clock()) > 0:
@@ -94,11 +95,11 @@ def pace(
     return sent_ns
 
 
-# --- the benchmark's end ----------------------------------------------------------------------------------
+# --- in the benchmark's process -------------------------------------------------------------------
 
 
 class Sender:
-    """The sender's process. It ends with the block, and with whoever started it."""
+    """The sender's process. It ends with the block, and with the process that started it."""
 
     def __init__(self, source: EventSource) -> None:
         self._process = subprocess.Popen(
@@ -109,18 +110,18 @@ class Sender:
         )
 
     def begin(self, leg: Leg) -> int:
-        """Start a leg; when its first event is due, by the monotonic clock."""
+        """Start a leg and return when its first event is due, by the monotonic clock."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(msgspec.json.encode(leg) + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # what it said last is the reason
-        return self._heard(Begun).at_ns
+            pass  # the sender's last answer gives the reason
+        return self._answer(Begun).at_ns
 
     def finish(self) -> list[SentEvent]:
-        """Wait for the end of the leg; its events in the order of sending."""
-        return self._heard(Done).sent
+        """Wait for the end of the leg and return its events in the order of sending."""
+        return self._answer(Done).sent
 
     def send(self, leg: Leg) -> list[SentEvent]:
         """Send one complete leg."""
@@ -144,11 +145,13 @@ class Sender:
     ) -> None:
         self.close()
 
-    def _heard(self, kind: type[Wanted]) -> Wanted:
+    def _answer(self, kind: type[Wanted]) -> Wanted:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise errors.InstepError("the benchmark's sender ended without a word", "run it again")
+            raise errors.InstepError(
+                "the benchmark's sender ended without an answer", "run it again"
+            )
         answer = msgspec.json.decode(line, type=Answer)
         if isinstance(answer, Failed):
             raise errors.InstepError(f"the benchmark's sender failed: {answer.what}", answer.remedy)
@@ -156,7 +159,7 @@ class Sender:
         return answer
 
 
-# --- in the sender's process ------------------------------------------------------------------------------
+# --- in the sender's process ----------------------------------------------------------------------
 
 
 class _Work:
@@ -183,7 +186,7 @@ class _Work:
             )
 
         gc.collect()
-        gc.disable()  # a full collection in the middle would make events late that nobody else is to blame for
+        gc.disable()  # a full collection would delay events
         try:
             sent_ns = pace(due_ns, send)
             self._publisher.flush(ANSWER_PATIENCE_S)
@@ -212,22 +215,25 @@ class _Work:
     ) -> None:
         answers[0][index] = time.monotonic_ns()
         if place is None:
-            self._refused.append(error or errors.Undelivered("an event was not taken"))
+            self._refused.append(error or errors.Undelivered("an event was not delivered"))
         else:
             answers[1][index], answers[2][index] = place.partition, place.offset
 
 
 def _legs() -> queue.SimpleQueue[Leg]:
-    """What is asked for, line by line; when nobody can ask any more, the process ends at once, whatever it does."""
-    asked: queue.SimpleQueue[Leg] = queue.SimpleQueue()
+    """Return a queue of the legs read from standard input.
+
+    When the input ends, the process exits at once, whatever it is doing.
+    """
+    legs: queue.SimpleQueue[Leg] = queue.SimpleQueue()
 
     def listen() -> None:
         for line in sys.stdin.buffer:
-            asked.put(msgspec.json.decode(line, type=Leg))
+            legs.put(msgspec.json.decode(line, type=Leg))
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
-    return asked
+    return legs
 
 
 def _say(answer: Answer) -> None:
@@ -237,7 +243,7 @@ def _say(answer: Answer) -> None:
 
 def main(encoded_source: str) -> None:
     source = msgspec.json.decode(encoded_source, type=EventSource)
-    asked = _legs()
+    legs = _legs()
     try:
         publisher = Publisher(
             source.bootstrap,
@@ -247,7 +253,7 @@ def main(encoded_source: str) -> None:
         )
         work = _Work(source, publisher)
         while True:
-            _say(Done(work.run(asked.get(), lambda at_ns: _say(Begun(at_ns)))))
+            _say(Done(work.run(legs.get(), lambda at_ns: _say(Begun(at_ns)))))
     except errors.InstepError as error:
         _say(Failed(error.what, error.remedy))
         os._exit(1)

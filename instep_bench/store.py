@@ -1,6 +1,6 @@
-"""Results, each a file ID.json that says all of it: what was asked for, on which machine, and every round's value.
+"""Stored results: one file ID.json each, with the options, the machine and every round's value.
 
-A password in a URL is not kept, wherever it stands.
+Passwords in URLs are masked everywhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PASSWORD = re.compile(r"(?i)([?&][^=&\s]*pass[^=&\s]*=)[^&\s]*")
 
 
 def folder() -> Path:
-    """Where results are kept."""
+    """Return the folder of stored results; create it if necessary."""
     kept = paths.state() / "bench"
     with paths.explained(kept):
         kept.mkdir(exist_ok=True)
@@ -33,7 +33,7 @@ def folder() -> Path:
 
 
 def keep(result: BenchResult, into: Path) -> Path:
-    """Write a result under an id of its own."""
+    """Write a result under a new id and return its file."""
     at = datetime.now(UTC)
     while (file := into / f"{at:%Y%m%dT%H%M%S}-{result.bench}.json").exists():
         at += timedelta(seconds=1)
@@ -43,7 +43,10 @@ def keep(result: BenchResult, into: Path) -> Path:
 
 
 def sound(result: BenchResult) -> BenchResult:
-    """The result as it can be kept: without secrets, and without values that are no number, which is said in a note."""
+    """Return the result as it can be stored: without secrets and without non-finite values.
+
+    A note names the figures from which values were removed.
+    """
     figures = [
         msgspec.structs.replace(
             figure, values=[value for value in figure.values if math.isfinite(value)]
@@ -55,7 +58,7 @@ def sound(result: BenchResult) -> BenchResult:
         for figure, before in zip(figures, result.figures, strict=True)
         if figure.values != before.values
     ]
-    notes = [f"not every round gave a number: {', '.join(lost)}"] if lost else []
+    notes = [f"some rounds gave no finite number: {', '.join(lost)}"] if lost else []
     kept = msgspec.structs.replace(
         result,
         figures=[figure for figure in figures if figure.values],
@@ -71,7 +74,7 @@ def results(kept: Path) -> list[Path]:
 
 
 def find(kept: Path, named: str) -> Path:
-    """Return the result with this id or path; the newest by default."""
+    """Return the file of the result with this id or path; `latest` is the newest."""
     known = results(kept)
     if named == LATEST and known:
         return known[-1]
@@ -82,7 +85,7 @@ def find(kept: Path, named: str) -> Path:
         return Path(named)
     if not known:
         raise errors.SettingsError(
-            f"there is no result of a benchmark in {kept}", "instep bench polling makes one"
+            f"there is no result of a benchmark in {kept}", "create one with instep bench polling"
         )
     newest = ", ".join(file.stem for file in known[-3:])
     raise errors.SettingsError(
@@ -124,7 +127,10 @@ def _with_known_spreads(plot: Plot) -> Plot:
 
 
 def _plain(value: Any, *, in_cell: bool = False) -> Any:
-    """Without secrets, and without what is no number; a truth in a table's cell or an option is a word."""
+    """Return the value without secrets and without numbers that are not finite.
+
+    In table cells and options a boolean becomes yes or no.
+    """
     match value:
         case str():
             return PASSWORD.sub(r"\1***", CREDENTIALS.sub(r"\1:***@", value))

@@ -70,7 +70,7 @@ def test_compare(home: Path, kept: list[str]) -> None:
     done = bench(home, "compare", kept[0], "latest")
     assert done.returncode == 0
     lines = done.stdout.splitlines()
-    assert lines.index("not the same for both:") < next(
+    assert lines.index("different conditions:") < next(
         number for number, line in enumerate(lines) if "FIGURE" in line
     )
     [figure] = [line for line in lines if line.startswith("throughput")]
@@ -112,7 +112,7 @@ def test_report(home: Path, kept: list[str], tmp_path: Path) -> None:
 def test_a_benchmark_is_refused_before_it_begins(home: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.html").write_text("mine", encoding="utf-8")
     assert "is not a report" in refused(home, "polling", "--html", "mine.html")
-    assert "no list of numbers" in refused(home, "polling", "--connections", "1,many")
+    assert "not a list of numbers" in refused(home, "polling", "--connections", "1,many")
     assert "1 to 500" in refused(home, "polling", "--connections", "none")
     assert "target" in refused(home, "polling", "--target", "postgre")
     assert "neither yes nor no" in refused(home, "apply", "--history", "yes,maybe")

@@ -73,7 +73,7 @@ def test_what_is_no_number_is_left_out_and_said(tmp_path: Path) -> None:
     )
     found = store.read(store.keep(given, tmp_path))
     assert [(one.name, one.values) for one in found.figures] == [("throughput", [1.0, 3.0])]
-    assert "not every round gave a number: throughput a, peak memory" in found.notes
+    assert "some rounds gave no finite number: throughput a, peak memory" in found.notes
     assert found.tables[0].rows == [[None, "yes"]]
     assert isinstance(found.plots[0], Plot)
     assert found.plots[0].series[0].spread == [None]
