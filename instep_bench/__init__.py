@@ -1,1 +1,1 @@
-"""Benchmarks: the pipeline beside what a team would write instead."""
+"""Benchmarks of the pipeline and of the baselines."""

@@ -179,20 +179,20 @@ class _Match:
         ]
         for which in rounds:
             for name in tuple(self._declared):
-                with contextlib.closing(self._made(name, "cold")) as contestant:
-                    yield from self._hold(contestant, "cold", which)
+                with contextlib.closing(self._new_contestant(name, "cold")) as contestant:
+                    yield from self._run(contestant, "cold", which)
         with contextlib.ExitStack() as stack:
             contestants = [
-                stack.enter_context(contextlib.closing(self._made(name, "warm")))
+                stack.enter_context(contextlib.closing(self._new_contestant(name, "warm")))
                 for name in self._declared
             ]
             for which in (*[""] * ranking.WARM_UPS, *rounds):
                 for contestant in contestants:
                     if contestant.name in self._declared:
-                        runs = list(self._hold(contestant, "warm", which or "warming up"))
+                        runs = list(self._run(contestant, "warm", which or "warming up"))
                         yield from runs if which else ()
 
-    def _hold(self, contestant: contest.Contestant, start: Start, which: str) -> Iterator[Held]:
+    def _run(self, contestant: contest.Contestant, start: Start, which: str) -> Iterator[Held]:
         name = contestant.name
         try:
             run = contest.hold(contestant, self._declared[name], self._truth, self._server_pids)
@@ -224,7 +224,7 @@ class _Match:
         self.notes.append(text)
         self._say(text)
 
-    def _made(self, name: str, start: Start) -> contest.Contestant:
+    def _new_contestant(self, name: str, start: Start) -> contest.Contestant:
         """Return a contestant that is not started yet."""
         self._folders += 1
         folder = self._servers.folder / f"contestant-{self._place.kind}-{self._folders}"

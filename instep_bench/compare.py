@@ -1,4 +1,4 @@
-"""Two results held against each other: each figure that both have, with its noise. Pure.
+"""Compares two results: each figure that both have, with its noise. Pure.
 
 The range of a figure goes from its lowest round to its highest. If the two ranges overlap, the
 difference may be noise and is reported as such. If they do not overlap, the ratio of the medians is

@@ -70,19 +70,19 @@ class Programmed(Contestant):
 
     def check(self) -> bool:
         if self._answer is None and self._program.has_answered():
-            self._hear()
+            self._read_answer()
         self._program.check()
         return self._answer is not None
 
     def done(self) -> contestant_program.StartOrder:
-        answer = self._answer or self._hear()
+        answer = self._answer or self._read_answer()
         self._answer = None
         return answer
 
     def close(self) -> None:
         self._program.close()
 
-    def _hear(self) -> contestant_program.StartOrder:
+    def _read_answer(self) -> contestant_program.StartOrder:
         self._answer = self._program.hear(PATIENCE_S)
         if self._answer.error:
             raise errors.InstepError(f"{self.name} failed: {self._answer.error}")

@@ -50,7 +50,7 @@ class FaultEffect(msgspec.Struct, frozen=True):
 class FreshnessRun(msgspec.Struct, frozen=True, kw_only=True):
     """All measurements of a run."""
 
-    starts_s: dict[str, float]  # process start to first commit, by what came before
+    starts_s: dict[str, float]  # process start to first commit, by kind of start
     loads: list[RateResult]
     idle: Idle | None
     faults: list[FaultEffect]

@@ -65,7 +65,7 @@ def run(options: PollingOptions, say: Callable[[str], None], command: str) -> Be
     """Measure polling and events. Every process that is started ends with the benchmark."""
     check(options)
     recorder = Recorder("polling", command)
-    ways = list(_poll(options, say))
+    methods = list(_poll(options, say))
     with (
         bench_servers.BenchServers(options.bootstrap, say) as servers,
         contextlib.ExitStack() as stack,
@@ -74,16 +74,16 @@ def run(options: PollingOptions, say: Callable[[str], None], command: str) -> Be
         system = _system(options, servers, place, stack)
         by_events, ages_ms = _by_events(options, system, stack, say)
         releases = machine.releases({place.label: place.url}, bootstrap=options.bootstrap)
-    ways.append(by_events)
-    figures = list(_figures(ways))
+    methods.append(by_events)
+    figures = list(_figures(methods))
     return recorder.close(
         options,
         {"target": place.label},
         releases,
         figures=figures,
-        tables=[_table(ways)],
+        tables=[_table(methods)],
         plots=_plots(figures, ages_ms),
-        notes=_notes(options, ways),
+        notes=_notes(options, methods),
     )
 
 
@@ -207,67 +207,74 @@ def _by_events(
             f"{differences:,} documents differ from what was published:"
             " the figures would be meaningless"
         )
-    way = PollingMethod(
+    method = PollingMethod(
         name=EVENTS,
         calls=options.documents * options.rounds,
         calls_a_round=options.documents,
         measured_s=sum(one.seconds for one in rounds),
         rounds=rounds,
     )
-    return way, ages_ms
+    return method, ages_ms
 
 
 # --- results --------------------------------------------------------------------------------------
 
 
-def _figures(ways: Sequence[PollingMethod]) -> Iterator[Figure]:
-    for way in ways:
-        how = {"way": way.name, "seconds are": "extrapolated" if way.extrapolated else "measured"}
+def _figures(methods: Sequence[PollingMethod]) -> Iterator[Figure]:
+    for method in methods:
+        how = {
+            "way": method.name,
+            "seconds are": "extrapolated" if method.extrapolated else "measured",
+        }
         yield Figure(
             name="a round",
             unit="s",
             better="less",
             labels=how,
-            values=[one.seconds for one in way.rounds],
+            values=[one.seconds for one in method.rounds],
         )
-    for way in ways:
+    for method in methods:
         for percentile, values in (
-            ("p50", [one.p50_s for one in way.rounds]),
-            ("p99", [one.p99_s for one in way.rounds]),
+            ("p50", [one.p50_s for one in method.rounds]),
+            ("p99", [one.p99_s for one in method.rounds]),
         ):
-            labels = {"way": way.name, "percentile": percentile}
+            labels = {"way": method.name, "percentile": percentile}
             yield Figure(
                 name="age of a status", unit="s", better="less", labels=labels, values=values
             )
-    for way in ways:
-        kind, count = _kind(way), float(way.calls_a_round)
+    for method in methods:
+        kind, count = _kind(method), float(method.calls_a_round)
         yield Figure(
-            name="sent a round", unit=kind, better="less", labels={"way": way.name}, values=[count]
+            name="sent a round",
+            unit=kind,
+            better="less",
+            labels={"way": method.name},
+            values=[count],
         )
 
 
-def _kind(way: PollingMethod) -> str:
-    return "messages" if way.name == EVENTS else "calls"
+def _kind(method: PollingMethod) -> str:
+    return "messages" if method.name == EVENTS else "calls"
 
 
-def _table(ways: Sequence[PollingMethod]) -> ReportTable:
+def _table(methods: Sequence[PollingMethod]) -> ReportTable:
     rows: list[list[Cell]] = []
-    for way in ways:
-        seconds = [one.seconds for one in way.rounds]
-        kind = _kind(way)
+    for method in methods:
+        seconds = [one.seconds for one in method.rounds]
+        kind = _kind(method)
         how = (
-            f"extrapolated from {way.calls:,} {kind}"
-            if way.extrapolated
-            else f"measured, {way.calls:,} {kind}"
+            f"extrapolated from {method.calls:,} {kind}"
+            if method.extrapolated
+            else f"measured, {method.calls:,} {kind}"
         )
         rows.append(
             [
-                way.name,
+                method.name,
                 how,
-                round(way.measured_s, 2),
+                round(method.measured_s, 2),
                 min(seconds),
                 max(seconds),
-                f"{way.calls_a_round:,} {kind}",
+                f"{method.calls_a_round:,} {kind}",
             ]
         )
     columns = [
@@ -302,8 +309,8 @@ def _plots(figures: Sequence[Figure], ages_ms: Sequence[float]) -> list[Plot]:
     ]
 
 
-def _notes(options: PollingOptions, ways: Sequence[PollingMethod]) -> list[str]:
-    extrapolated = [way for way in ways if way.extrapolated]
+def _notes(options: PollingOptions, methods: Sequence[PollingMethod]) -> list[str]:
+    extrapolated = [method for method in methods if method.extrapolated]
     notes = [
         f"A call of the query service takes {options.call_s:g} s by itself. The calls were actually"
         " made, one after another on each connection.",
@@ -318,7 +325,7 @@ def _notes(options: PollingOptions, ways: Sequence[PollingMethod]) -> list[str]:
         notes.insert(
             1,
             "Extrapolated, not measured: the seconds of a round of "
-            + "; ".join(f"{way.name} (from {way.calls:,} calls)" for way in extrapolated)
+            + "; ".join(f"{method.name} (from {method.calls:,} calls)" for method in extrapolated)
             + ".",
         )
     return notes

@@ -138,11 +138,11 @@ def table(held: Sequence[Held], events: int) -> ReportTable:
 
 def plots(held: Sequence[Held], measured: Sequence[Figure]) -> list[Plot]:
     """Plot the throughput with its spread, and the pipeline's memory over time."""
-    made = []
+    drawn = []
     for start in ("warm", "cold"):
         rates = [one for one in measured if one.name == THROUGHPUT and one.labels["start"] == start]
         if rates:
-            made.append(charts.bars(f"Throughput, {start}", rates, x="target", by="contestant"))
+            drawn.append(charts.bars(f"Throughput, {start}", rates, x="target", by="contestant"))
     for (target, contestant, start), runs in grouped(held).items():
         if start == "cold" and contestant in NAMES.values():
             samples = {
@@ -150,12 +150,12 @@ def plots(held: Sequence[Held], measured: Sequence[Figure]) -> list[Plot]:
                 for role, use in runs[-1].usage.items()
                 if use.rss_mb
             }
-            made.append(
+            drawn.append(
                 charts.over_time(
                     f"Memory of {contestant} into {target}, from its start", samples, unit="MB"
                 )
             )
-    return made
+    return drawn
 
 
 def notes(held: Sequence[Held], truth: load.ExpectedState) -> list[str]:

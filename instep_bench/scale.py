@@ -244,7 +244,9 @@ class _Group:
         )
         if self._master == CLUSTER:
             self._say("starting a Spark cluster of two workers on this machine")
-            self._cluster = self._stack.enter_context(SparkCluster(_made(self._folder / "cluster")))
+            self._cluster = self._stack.enter_context(
+                SparkCluster(_new_folder(self._folder / "cluster"))
+            )
         self._stack.callback(self._program.close)
         return self
 
@@ -321,6 +323,6 @@ class _Group:
 DEFAULT_PORTS = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306}
 
 
-def _made(folder: Path) -> Path:
+def _new_folder(folder: Path) -> Path:
     folder.mkdir()
     return folder

@@ -59,13 +59,13 @@ class Contracts:
         self.documents = [f"doc-{number:05}" for number in range(count)]
         self.truth: dict[str, tuple[str, int]] = {}
         self.events = 0
-        self._made: list[str] = []
+        self._statements: list[str] = []
 
     # --- the parts -----------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Create the table with its documents, and the topic."""
-        self._made = preparation.prepare(self.pipeline)
+        self._statements = preparation.prepare(self.pipeline)
         with self.sink() as sink, sink.transaction():
             nothing = (UNSET,) * len(sink.table.columns)
             sink.write(guard.Changes([], dict.fromkeys(self.documents, nothing), {}, {}, []))
@@ -77,7 +77,7 @@ class Contracts:
         preparation.remove(
             self.name,
             self.pipeline,
-            own_tables=any("instep_ledger" in statement for statement in self._made),
+            own_tables=any("instep_ledger" in statement for statement in self._statements),
         )
 
     def leave_cluster(self) -> None:

@@ -61,12 +61,12 @@ class NaiveLoop:
 
     def seen(self) -> int:
         """Return how many records the loop has read."""
-        with contextlib.closing(_opened(self.file)) as database:
+        with contextlib.closing(_open(self.file)) as database:
             return int(database.execute("SELECT coalesce(sum(next), 0) FROM seen").fetchone()[0])
 
     def rows(self) -> dict[str, Row]:
         """Return the status and version of every document in the loop's table."""
-        with contextlib.closing(_opened(self.file)) as database:
+        with contextlib.closing(_open(self.file)) as database:
             found = database.execute("SELECT doc_no, print_status, print_version FROM document")
             return {name: (status, version) for name, status, version in found}
 
@@ -82,7 +82,7 @@ def consume(bootstrap: str, topic: str, file: Path) -> None:
         }
     )
     consumer.subscribe([topic])
-    with contextlib.closing(_opened(file)) as database:
+    with contextlib.closing(_open(file)) as database:
         while True:
             for message in consumer.consume(BATCH, timeout=0.2):
                 if message.error() is None:
@@ -99,7 +99,7 @@ def _apply(database: sqlite3.Connection, message: Message) -> None:
     )
 
 
-def _opened(file: Path) -> sqlite3.Connection:
+def _open(file: Path) -> sqlite3.Connection:
     database = sqlite3.connect(file, timeout=30)
     database.execute("PRAGMA journal_mode = WAL")
     for statement in TABLES:
