@@ -143,7 +143,7 @@ def test_a_result_does_nothing_to_the_terminal(home: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_the_help_tells_the_defaults(name: str, tmp_path: Path) -> None:
+def test_the_help_shows_the_defaults(name: str, tmp_path: Path) -> None:
     """Defaults live in the benchmark's options, which the command line does not read before it must."""
     text = " ".join(bench(tmp_path / "home", name, "--help").stdout.split())
     options = vars(importlib.import_module(f"instep_bench.{name}"))[f"{name.capitalize()}Options"]()
@@ -151,7 +151,7 @@ def test_the_help_tells_the_defaults(name: str, tmp_path: Path) -> None:
         if isinstance(default, float):
             default = f"{default:g}"
         if default not in (None, "yes", "no"):
-            assert re.search(rf"else {re.escape(str(default))}\.", text), option
+            assert re.search(rf"Default: {re.escape(str(default))}\.", text), option
 
 
 def test_the_command_that_repeats_it_names_every_value() -> None:
