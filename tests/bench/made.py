@@ -1,4 +1,4 @@
-"""Results made by hand, for what reads them."""
+"""Hand-made results for the tests of code that reads results."""
 
 from __future__ import annotations
 

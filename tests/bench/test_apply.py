@@ -1,4 +1,4 @@
-"""`instep bench apply` on real servers: whatever the clock says, the tables are right, and what is not is counted."""
+"""Test `instep bench apply` on real servers: the tables are correct, differences are counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOAD = load.Load(events=6_000, documents=2_000, stale=0.1, repeated=0.02, bad=0.
 
 
 class Field:
-    """The load in a topic, and a database of the user's."""
+    """A load in a topic, and a database that belongs to the user."""
 
     def __init__(self, ground: bench_servers.BenchServers, url: str) -> None:
         self.ground, self.url = ground, url

@@ -1,4 +1,4 @@
-"""Rows made by each database itself are named as the workload names its documents."""
+"""Test that rows made by each database have the names that the workload gives its documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`instep bench` as users meet it: in a process of its own, with results made by hand."""
+"""Test `instep bench` as users run it: in its own process, with hand-made results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def kept(home: Path) -> list[str]:
-    """The ids of two results that are kept, the second of them twice as fast."""
+    """Return the ids of two stored results. The second one is twice as fast."""
     folder = home / "state" / "bench"
     folder.mkdir(parents=True)
     fast = made.result(
@@ -144,7 +144,7 @@ def test_a_result_does_nothing_to_the_terminal(home: Path) -> None:
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_help_shows_the_defaults(name: str, tmp_path: Path) -> None:
-    """Defaults live in the benchmark's options, which the command line does not read before it must."""
+    """Read defaults from the benchmark's options, which the CLI imports only when needed."""
     text = " ".join(bench(tmp_path / "home", name, "--help").stdout.split())
     options = vars(importlib.import_module(f"instep_bench.{name}"))[f"{name.capitalize()}Options"]()
     for option, default in asked(options).items():

@@ -1,4 +1,4 @@
-"""Two results held against each other: what differs is reported apart from what may be noise."""
+"""Test the comparison of two results: differences are reported apart from possible noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a contestant's program tells of an error."""
+"""Test what a contestant's program reports about an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ def test_an_error_is_reported_by_its_beginning_and_its_end() -> None:
     trace = "\n".join(
         f"\tat org.apache.spark.Some.method{number}(Some.scala)" for number in range(200)
     )
-    text = f'StreamingQueryException: it ended\nTraceback:\n  File "x.py", line 3\n{trace}\nCaused by: Deadlock found\n{trace}'
+    text = (
+        f'StreamingQueryException: it ended\nTraceback:\n  File "x.py", line 3\n{trace}\n'
+        f"Caused by: Deadlock found\n{trace}"
+    )
     assert (
         contestant_program.brief(text)
         == "StreamingQueryException: it ended Traceback: Caused by: Deadlock found"

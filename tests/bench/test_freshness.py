@@ -1,4 +1,4 @@
-"""One short run on real parts, and what is reported of it."""
+"""Test one short run on real servers, and its report."""
 
 from __future__ import annotations
 

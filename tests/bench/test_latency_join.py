@@ -1,4 +1,4 @@
-"""Sender's and tasks' notes put together, on notes made by hand."""
+"""Test the join of the sender's notes and the tasks' notes, on hand-made notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workload's plain model: what was sent is what is promised, and the last record of each partition is a sentinel."""
+"""Test the workload's model: it matches the records, and each partition ends with a sentinel."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_same_seed_sends_the_same() -> None:
 
 
 def test_the_truth_is_what_the_records_come_to() -> None:
-    """Counted again by another way: one record after the other against what stands."""
+    """Count in another way: apply one record after the other to the current state."""
     stands: dict[str, tuple[str, int]] = {}
     found: Counter[str] = Counter()
     for sent in load.records(MIXED):

@@ -1,4 +1,4 @@
-"""The machine as it tells of itself; what it does not tell is unknown, and never an error."""
+"""Test the machine's description: what the system does not report is unknown, never an error."""
 
 from __future__ import annotations
 

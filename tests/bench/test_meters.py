@@ -1,4 +1,7 @@
-"""A meter on real processes: what they use is seen, also of a child that ends, and what they used before is not counted."""
+"""Test meters on real processes.
+
+They count what the processes use, including children that end, and not what was used before.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The page of a benchmark: all of the result, its spread drawn, and nothing in it is markup or comes from outside."""
+"""Test the page of a benchmark.
+
+It shows the whole result and draws its spread. No text becomes markup, and nothing is loaded from
+elsewhere.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Polling beside events, once for real with a few documents. No figure is asserted."""
+"""Test polling beside events on real servers with a few documents. No figures are asserted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the contestants stand, from runs made by hand."""
+"""Test the ranking of contestants, on hand-made runs."""
 
 from __future__ import annotations
 

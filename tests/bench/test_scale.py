@@ -1,4 +1,4 @@
-"""Which points are measured, what they are reported as, and one small run on real parts."""
+"""Test which points are measured and how they are reported, with one small run on real servers."""
 
 from __future__ import annotations
 

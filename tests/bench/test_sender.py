@@ -1,4 +1,4 @@
-"""The schedule that waits for nobody, by a clock that is moved by hand."""
+"""Test that the schedule does not wait for slow sends, with a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from instep_bench import sender
 
 
 class Clock:
-    """Time passes only by sleeping and by slow sends."""
+    """A clock that only sleeping and slow sends move."""
 
     def __init__(self) -> None:
         self.now_ns = 0

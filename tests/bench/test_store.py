@@ -1,4 +1,4 @@
-"""Results are kept whole, without secrets, and found again by id, path or as the latest."""
+"""Test that results are stored whole, without secrets, and found by id, path or as the latest."""
 
 from __future__ import annotations
 
