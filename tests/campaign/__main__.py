@@ -1,4 +1,7 @@
-"""Run a campaign: `python -m tests.campaign --seed 7 --databases postgres,mysql`. Exit status 1 on any difference."""
+"""Run a campaign and exit with status 1 on any difference.
+
+`python -m tests.campaign --seed 7 --databases postgres,mysql`
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from tests.campaign.judgement import Judgement, judge
 from tests.campaign.scenario import Scenario
 from tests.campaign.stage import Stage, dump
 
-SECONDS = 100.0  # of faults per database; start, drain and reconcile come on top
+SECONDS = 100.0  # of faults per database; start, drain and reconcile take extra time
 HEAD = (
     "database",
     "table",
@@ -36,7 +39,7 @@ HEAD = (
 
 @dataclass
 class Result:
-    """What one scenario came to. A scenario without a judgement broke off."""
+    """The result of one scenario. Without a judgement, the scenario was interrupted."""
 
     database: str
     table: str
@@ -111,7 +114,8 @@ def _arguments() -> argparse.Namespace:
     given.databases = given.databases.split(",")
     if strange := sorted(set(given.databases) - set(known)):
         parser.error(
-            f"unknown: {', '.join(strange)}; known: {', '.join(known)} (mysql needs INSTEP_TEST_MYSQL_URL)"
+            f"unknown: {', '.join(strange)}; known: {', '.join(known)} "
+            "(mysql needs INSTEP_TEST_MYSQL_URL)"
         )
     return given
 
@@ -119,7 +123,10 @@ def _arguments() -> argparse.Namespace:
 def _play(
     kind: str, brokers: broker.LocalCluster, folder: Path, given: argparse.Namespace
 ) -> list[Result]:
-    """The four scenarios of one database, each with its line printed; a campaign that breaks off has failed."""
+    """Run the four scenarios of one database and print a line for each.
+
+    A campaign that is interrupted has failed.
+    """
     folder.mkdir()
     with databases.KINDS[kind](folder) as database:
         stage = Stage(kind, database, brokers, folder, given.seed, given.guarantee)

@@ -1,4 +1,4 @@
-"""The databases of a campaign, and the faults that they can have: killed, disconnected, locked."""
+"""The databases of a campaign, and their faults: killed, disconnected, locked."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ MYSQL_URL = os.environ.get("INSTEP_TEST_MYSQL_URL")
 
 
 class Database(ABC):
-    """One database of a campaign. Use it as a context: what it started ends with it."""
+    """One database of a campaign. Use it as a context manager: it ends what it started."""
 
-    server: Postgres | MariaDB | None = None  # that is ours to kill and to pause
+    server: Postgres | MariaDB | None = None  # that we may kill and pause
     has_sessions = True
 
     @abstractmethod
     def urls(self) -> dict[str, str]:
-        """The URL for each scenario by its name, or one for all of them under the empty name."""
+        """Return the URL of each scenario by name, or one URL for all under the empty name."""
 
     @abstractmethod
     def lock(self, scenario: Scenario, seconds: float) -> None:
-        """Hold a lock on the scenario's tables for this time, as another program's session does."""
+        """Hold a lock on the scenario's tables for this time, as another program would."""
 
     @abstractmethod
     def disconnect(self) -> None:
@@ -100,13 +100,14 @@ class PostgreSQL(Database):
     def disconnect(self) -> None:
         with psycopg.connect(self._postgres.url, autocommit=True) as opened:
             opened.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database()"
                 " AND usename = current_user AND pid <> pg_backend_pid()"
             )
 
 
 class MySQL(Database):
-    """A database of its own on the server that INSTEP_TEST_MYSQL_URL names. That server is not ours to kill."""
+    """A separate database on the server at INSTEP_TEST_MYSQL_URL, which we must not kill."""
 
     def __init__(self, _folder: Path) -> None:
         self._admin = MYSQL_URL or ""
@@ -162,7 +163,7 @@ class MySQL(Database):
 
 
 class MariaDBServer(MySQL):
-    """The same on a server of our own."""
+    """The same on a server that we started."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

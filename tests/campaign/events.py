@@ -1,4 +1,4 @@
-"""The source system: events for many documents, by a plain publisher and by one that commits and aborts transactions."""
+"""The source system: events for many documents, from a plain and a transactional publisher."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from confluent_kafka import KafkaException, Producer
 from tests.support import model
 
 PARTITIONS = 3
-ALIVE = 80  # documents that get events at a time; older ones rest
+ALIVE = 80  # documents that get events at the same time; older ones get none
 ROUND = 120  # records of a topic in one round
 PAUSE_S = 0.8
-SLOTS = 30  # of each partition; documents take them from each other
+SLOTS = 30  # per partition; documents take them from each other
 TRANSACTION_MS = 10_000
 STATUSES = sorted(model.STATUSES)
 
 
 @dataclass
 class Stream:
-    """The events of one topic. Even documents are calm: full events only. Odd ones get everything that can happen.
+    """The events of one topic.
 
-    In a topic with an order, calm documents move to other partitions when it grows; see the package's docstring.
+    Even documents are calm: full events only. Odd documents get every kind of event. In a topic
+    with an order, calm documents move to other partitions when it grows; see the package's
+    docstring.
     """
 
     topic: str
@@ -40,7 +42,10 @@ class Stream:
     calm_events: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def next_round(self) -> list[tuple[str, bytes | None, int]]:
-        """Key, value and partition of some records. Every third round has calm documents only, as most real batches do."""
+        """Return key, value and partition of the next records.
+
+        Every third round has calm documents only, as most real batches do.
+        """
         calm_only = self.dice.random() < 0.33
         return [self._record(calm_only) for _ in range(ROUND)]
 
@@ -57,7 +62,7 @@ class Stream:
         return f"d{number}", self._wild(number, home), home
 
     def _calm(self, number: int) -> dict[str, Any]:
-        """A new event with every field, or now and then an earlier one again, unchanged."""
+        """Return a new event with every field, or sometimes an earlier one unchanged."""
         before = self.calm_events.setdefault(number, [])
         if before and self.dice.random() < 0.1:
             return self.dice.choice(before[-4:])
@@ -101,7 +106,10 @@ class Stream:
         }
 
     def _some(self, home: int) -> dict[str, Any]:
-        """Fields that are there only now and then. No slot is wanted in two partitions: which is first would be chance."""
+        """Return the optional fields of an event.
+
+        No slot is used in two partitions: which document is first would be random.
+        """
         slots = (None, None, *(100 * home + number for number in range(SLOTS)))
         choices = {
             "pages": (1, 2, 40, None),
@@ -117,7 +125,7 @@ class Stream:
 
 
 class Publisher:
-    """Sends rounds of each stream until it is stopped; a broker that is away is waited for."""
+    """A publisher that sends rounds of each stream until stopped, and waits for the broker."""
 
     def __init__(self, bootstrap: str, streams: list[Stream], dice: random.Random) -> None:
         self.streams, self.dice = streams, dice
@@ -134,7 +142,7 @@ class Publisher:
         self._thread.start()
 
     def grow(self, partitions: int) -> None:
-        """Use the partitions that the topics have from now on; called once the topics have them."""
+        """Use all partitions that the topics have now. Call this after the topics have grown."""
         with self._turn:
             for stream in self.streams:
                 while (
@@ -143,10 +151,10 @@ class Publisher:
                 ):
                     self._over.wait(0.1)
                 stream.partitions = partitions
-            self._transactional = None  # a new one knows the new partitions
+            self._transactional = None  # a new producer knows the new partitions
 
     def stop(self) -> None:
-        """Send what is on its way, and abort a transaction that was left open."""
+        """Flush, and abort a transaction that is still open."""
         self._over.set()
         self._thread.join()
         if self._failure:
@@ -182,9 +190,7 @@ class Publisher:
                 producer.flush(5)  # so that the aborted records are in the log
                 producer.abort_transaction(10)
                 self.aborted += 1
-        except (
-            KafkaException
-        ):  # the broker is away: whatever the transaction came to, the log knows
+        except KafkaException:  # the broker is down: the log has the outcome of the transaction
             self._transactional = None
 
     def _produce(
@@ -223,7 +229,7 @@ class Publisher:
 
 
 def settle(publisher: Publisher) -> None:
-    """Stop it; a broker that has just come back may refuse the first try."""
+    """Stop the publisher. Retry, since a restarted broker may refuse the first attempt."""
     for _ in range(2):
         with contextlib.suppress(KafkaException):
             publisher.stop()

@@ -1,4 +1,4 @@
-"""Compare what a database holds with a model that is folded from the log. Pure: no servers, no clock."""
+"""Compare a database with a model that is folded from the log. Pure: no servers, no clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FreeModel(Model):
 
 @dataclass
 class Judgement:
-    """How many events were lost, written again or written out of order, and what else differs from the model."""
+    """The number of lost, repeated and reordered events, and other differences from the model."""
 
     records: int = 0
     lost: int = 0
@@ -49,7 +49,7 @@ class Judgement:
 
 
 def fact(place: Place, key: str, value: bytes | None) -> Fact:
-    """A record as the model takes it."""
+    """Convert a record to the model's input."""
     if value is None:
         return Fact(place, key)
     try:
@@ -72,7 +72,7 @@ def judge(facts: list[Fact], found: Found, *, ordered: bool, constrained: bool) 
 
 
 def _judge_places(judged: Judgement, expected: Model, found: Found) -> None:
-    """Every record of the log has one outcome, and nothing else has."""
+    """Check that every record of the log has exactly one outcome, and that there are no others."""
     outcomes = Counter(
         [*((row[0], row[1]) for row in found.history), *((row[0], row[1]) for row in found.dead)]
     )
@@ -92,7 +92,7 @@ def _judge_places(judged: Judgement, expected: Model, found: Found) -> None:
 
 
 def _judge_outcome(judged: Judgement, expected: Model, found: Found) -> None:
-    """Rows, verdicts, dead letters and parked events are those of the model."""
+    """Check that rows, verdicts, dead letters and parked events equal those of the model."""
     judged.add("lost", "rows that are missing", sorted(expected.rows.keys() - found.rows.keys()))
     judged.add(
         "different",
@@ -140,9 +140,10 @@ def _judge_outcome(judged: Judgement, expected: Model, found: Found) -> None:
 
 
 def _judge_writes(judged: Judgement, expected: Model, found: Found, ordered: bool) -> None:
-    """The audit has one write for each event that was applied, in the log's order for each document.
+    """Check that the audit has one write per applied event, in log order for each document.
 
-    Without an order, a rewind writes the last event of a document again, once for each rewind; with one, never.
+    Without an order, a rewind writes the last event of a document again, once for each rewind; with
+    an order, never.
     """
     applied = {(row[0], row[1]) for row in found.history if row[3] == "applied"}
     due: Counter[tuple[str, str | None]] = Counter()
@@ -176,7 +177,10 @@ def _reordered(
     uids: dict[str, list[Place]],
     ordered: bool,
 ) -> list[tuple[str, str]]:
-    """Writes that came after a later one of the same document: by version, or by offset where there is no order."""
+    """Return writes that follow a later write of the same document.
+
+    Later by version, or by offset where there is no order.
+    """
     latest: dict[str, int] = {}
     found = []
     for document, uid in audit:
@@ -184,7 +188,7 @@ def _reordered(
         body = expected.facts[places[0]].body if places else None
         if (
             uid is None or body is None or (len(places) > 1 and not ordered)
-        ):  # a delete; or sent twice: which one is not known
+        ):  # a delete, or an event that was sent twice: which of the two is unknown
             continue
         rank = body["version"] if ordered else places[0][1]
         if rank < latest.get(document, rank):
@@ -194,7 +198,7 @@ def _reordered(
 
 
 def _moved(facts: Iterable[Fact]) -> set[str]:
-    """Documents that have records in more than one partition."""
+    """Return the documents that have records in more than one partition."""
     partitions: dict[str, set[int]] = defaultdict(set)
     for one in facts:
         partitions[one.document].add(one.place[0])

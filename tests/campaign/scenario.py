@@ -13,19 +13,24 @@ from tests.support.databases import run_sql
 
 COLUMNS = {**model.COLUMNS, "uid": "uid"}
 BATCH_ROWS = 2_000
-# the wording of a trigger that adds one row to the audit table
+# the statement for a trigger that adds one row to the audit table
 ROW_TRIGGERS = {
     "sqlite": "CREATE TRIGGER {name} AFTER {event} ON {table} BEGIN {insert}; END",
-    "postgres": "CREATE TRIGGER {name} AFTER {event} ON {table} FOR EACH ROW EXECUTE FUNCTION {name}()",
+    "postgres": (
+        "CREATE TRIGGER {name} AFTER {event} ON {table} FOR EACH ROW EXECUTE FUNCTION {name}()"
+    ),
     "mariadb": "CREATE TRIGGER {name} AFTER {event} ON {table} FOR EACH ROW {insert}",
     "mysql": "CREATE TRIGGER {name} AFTER {event} ON {table} FOR EACH ROW {insert}",
 }
-FUNCTION = "CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN {insert}; RETURN NULL; END'"
+FUNCTION = (
+    "CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS"
+    " 'BEGIN {insert}; RETURN NULL; END'"
+)
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a database holds of one scenario when the campaign is over."""
+    """What a database holds of one scenario at the end of the campaign."""
 
     rows: dict[str, dict[str, Any]]
     history: list[tuple[int, int, str, str]]  # partition, offset, document, verdict
@@ -39,7 +44,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One pipeline into one table. A constrained table refuses rows, and a trigger records every write of a row."""
+    """One pipeline into one table.
+
+    A constrained table refuses rows, and a trigger records every write of a row.
+    """
 
     database: str
     url: str
@@ -50,7 +58,9 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        return f"{'ordered' if self.ordered else 'unordered'}_{'constrained' if self.constrained else 'plain'}"
+        order = "ordered" if self.ordered else "unordered"
+        table = "constrained" if self.constrained else "plain"
+        return f"{order}_{table}"
 
     @property
     def table(self) -> str:
@@ -61,18 +71,19 @@ class Scenario:
         return f"audit_{self.name}"
 
     def settings(self) -> str:
-        """This pipeline's part of the settings file."""
+        """Return this pipeline's part of the settings file."""
         order = 'order = "version"\n' if self.ordered else ""
         columns = "".join(f'{column} = "{name}"\n' for column, name in COLUMNS.items())
         return (
-            f'[pipelines.{self.name}]\ntopic = "{self.topic}"\ntarget = "{self.url}"\ntable = "{self.table}"\nkey = "doc_no"\n'
+            f'[pipelines.{self.name}]\ntopic = "{self.topic}"\ntarget = "{self.url}"\n'
+            f'table = "{self.table}"\nkey = "doc_no"\n'
             f'batch_rows_max = {BATCH_ROWS}\nguarantee = "{self.guarantee}"\n'
             f'[pipelines.{self.name}.event]\ndocument = "doc_id"\nstatus = "status"\n{order}'
             f"[pipelines.{self.name}.columns]\n{columns}"
         )
 
     def make_tables(self) -> None:
-        """Create the target table; a constrained one with its audit table and triggers."""
+        """Create the target table; if it is constrained, also its audit table and triggers."""
         metadata = sa.MetaData()
         engine: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
         checks: tuple[sa.CheckConstraint, ...] = (
@@ -128,7 +139,7 @@ class Scenario:
         return statements
 
     def positions(self) -> dict[int, int]:
-        """The next offset of every partition."""
+        """Return the next offset of every partition."""
         return dict(self._own(f"{self._quoted('partition')}, next_offset", "instep_ledger"))
 
     def read(self, rewinds: int) -> Found:
@@ -148,7 +159,7 @@ class Scenario:
         )
 
     def decisions(self) -> list[Any]:
-        """The rewinds, for whoever looks into a difference."""
+        """Return the rewinds, to help explain a difference."""
         place = f"{self._quoted('partition')}, {self._quoted('offset')}, {self._quoted('at')}"
         return self._own(f"{place}, action, outcome", "instep_decisions")
 
@@ -163,7 +174,11 @@ class Scenario:
 def scenarios(
     database: str, urls: dict[str, str], ordered_topic: str, unordered_topic: str, guarantee: str
 ) -> list[Scenario]:
-    """The four of one database. `urls` has one for each name on SQLite, where pipelines get a file each, else one for all."""
+    """Return the four scenarios of one database.
+
+    On SQLite, `urls` has one URL for each name, since each pipeline gets its own file; otherwise
+    one for all.
+    """
     made = []
     for ordered in (True, False):
         for constrained in (False, True):

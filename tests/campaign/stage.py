@@ -1,4 +1,4 @@
-"""One database's part of a campaign: its run, its publisher, the faults, and the end of it all."""
+"""One database's part of a campaign: its run, its publisher, its faults, and its end."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ from tests.support.waiting import wait_until
 
 PATIENCE_S = 120.0
 DRAIN_S = 300.0
-GROWTH = 3  # partitions more, once
+GROWTH = 3  # partitions are added, once
 REWIND_TRIES = 20
-FAULTS_MIN = 6  # also where the machine is so busy that the time is over before
-HASTY = (
-    0.3  # of the faults do not wait until the pipelines are at work: they meet a run that starts
-)
+FAULTS_MIN = 6  # even if the machine is so busy that the time ends first
+HASTY = 0.3  # of the faults do not wait until the pipelines work: they hit a starting run
 ANY_TIME = (
     "run kill",
     "jvm kill",
@@ -49,7 +47,7 @@ AT_WORK = ("broker kill", "broker pause")  # a run that finds no server at its s
 
 
 class Stage:
-    """What faults happen to. Everything it starts ends with this process."""
+    """The system that the faults hit. Everything it starts ends with this process."""
 
     def __init__(
         self,
@@ -97,14 +95,17 @@ class Stage:
         self._timeline.write(f"{time.monotonic() - self._began:8.2f} {what}\n")
 
     def problem(self, what: str) -> None:
-        """Something that must not happen, whatever the tables say."""
+        """Record something that must not happen, whatever the tables contain."""
         self.note(f"PROBLEM {what}")
         self.problems.append(what)
 
-    # --- the faults ------------------------------------------------------------------------------------
+    # --- the faults -------------------------------------------------------------------------------
 
     def play(self, seconds: float) -> None:
-        """Publish, run and inject faults for this time, and at least some: all kinds in random order, then all again."""
+        """Publish, run and inject faults for this time.
+
+        Inject at least a few: all kinds in random order, then all again.
+        """
         self.publisher.start()
         self.run = self._start()
         deadline = time.monotonic() + seconds
@@ -159,7 +160,10 @@ class Stage:
         self.run = self._start()
 
     def _kill_jvm(self) -> None:
-        """Kill Spark's JVM only; the driver must notice, and end. One that is still without a JVM is killed itself."""
+        """Kill only Spark's JVM and wait until the driver notices and ends.
+
+        Kill the driver itself if it has no JVM yet.
+        """
         run = self._current()
         machines = [pid for pid in processes.descendants(run.pid) if _program(pid) == "java"]
         if not machines:
@@ -173,12 +177,15 @@ class Stage:
     def _stop_run(self) -> None:
         run = self._current()
         run.signal(signal.SIGTERM)
-        # before the driver listens for it, the signal ends it at once
+        # before the driver installs its handler, the signal ends it at once
         self._ended(run, "SIGTERM", 0, -signal.SIGTERM)
         self.run = self._start()
 
     def _second_run(self, paused_s: float) -> None:
-        """Start a run beside another, which may be paused meanwhile: one of them must end as fenced, the other one goes on."""
+        """Start a second run beside the first one, which may be paused meanwhile.
+
+        One of them must end as fenced, and the other one must continue.
+        """
         older = self._current()
         if paused_s:
             processes.freeze_tree(older.pid)
@@ -195,7 +202,7 @@ class Stage:
         self._ended(ended, "starting another one", errors.Fenced.exit_status)
 
     def _ended(self, run: PipelineProcess, after: str, *expected: int) -> None:
-        """Wait for the end of a run, and look at its exit status."""
+        """Wait for the end of a run, and check its exit status."""
         code = run.wait(PATIENCE_S)
         self.note(f"{run.log.name} ended with {code}")
         if code not in expected:
@@ -236,14 +243,14 @@ class Stage:
         self.rewinds[scenario.name] += 1
 
     def _rewind_forth(self) -> None:
-        """Move one pipeline to the end of the log by mistake and back to where it stood, while nothing runs."""
+        """Move one pipeline to the end of the log and back to where it was, while nothing runs."""
         scenario = self.dice.choice(self.scenarios)
         self._current().kill()
         self.rewinds[scenario.name] += (
-            1  # a commit that was under way may come after the look at the ledger
+            1  # a commit that was in progress may follow the read of the ledger
         )
         stood = scenario.positions()
-        if stood:  # else the pipeline has never started
+        if stood:  # otherwise the pipeline has never started
             self._rewind(scenario, places.FromEnd())
             for partition in scenario.positions():
                 self._rewind(scenario, places.Offset(stood.get(partition, 0)), [partition])
@@ -252,7 +259,7 @@ class Stage:
     def _rewind(
         self, scenario: Scenario, place: places.Place, partitions: list[int] | None = None
     ) -> None:
-        """Plan and carry out; a plan that a running pipeline has overtaken is made again."""
+        """Plan and execute a rewind. Plan again if a running pipeline made the plan out of date."""
         pipeline = self.declared.pipelines[scenario.name]
         for attempt in range(REWIND_TRIES):
             prepared = rewind.prepare(
@@ -271,7 +278,7 @@ class Stage:
                 return self.note(f"rewind of {scenario.name}: {', '.join(moves)}")
         return None
 
-    # --- the run ---------------------------------------------------------------------------------------
+    # --- the run ----------------------------------------------------------------------------------
 
     def _start(self) -> PipelineProcess:
         self._runs += 1
@@ -288,7 +295,7 @@ class Stage:
         return self.run
 
     def _wait_for_work(self) -> None:
-        """Wait until a pipeline has committed something: a fault must meet a run at work."""
+        """Wait until a pipeline has committed something: a fault must hit a working run."""
         before = {one.name: self._positions(one) for one in self.scenarios}
         deadline = time.monotonic() + PATIENCE_S
         while not any(_moved(before[one.name], self._positions(one)) for one in self.scenarios):
@@ -310,10 +317,10 @@ class Stage:
         except errors.InstepError:  # busy, or not back yet
             return {}
 
-    # --- the end ---------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Stop publishing, then apply all that is left by one more run, which ends by itself."""
+        """Stop publishing, then apply all remaining records with one more `run`."""
         settle(self.publisher)
         if self.run is not None:
             self.run.stop(PATIENCE_S)
@@ -327,7 +334,10 @@ class Stage:
                 self.problem(f"a traceback was printed: {log.name}")
 
     def reconcile(self) -> dict[str, int]:
-        """The exit status of `instep reconcile` for each scenario: of all at once, and one by one unless that is 0."""
+        """Return the exit status of `instep reconcile` for each scenario.
+
+        Reconcile all at once, then one by one unless the status is 0.
+        """
         names = [one.name for one in self.scenarios]
         if self._reconcile(names, "reconcile") == 0:
             return dict.fromkeys(names, 0)
@@ -345,7 +355,7 @@ class Stage:
         )
 
     def _command(self, *arguments: str, log: str) -> int:
-        """Run a command of instep to its end, under a keeper: it is gone when this process is."""
+        """Run a command of instep to its end, under a keeper that ends it with this process."""
         keeper = keeper_client.KeeperClient(end_signal=signal.SIGTERM)
         try:
             argv = [sys.executable, "-m", "instep", "--config", str(self.config), *arguments]
@@ -361,7 +371,7 @@ class Stage:
             keeper.close()
 
     def facts(self, topic: str) -> list[Fact]:
-        """All committed records of a topic, also written to a file."""
+        """Read all committed records of a topic, and write them to a file."""
         ends = offsets.latest(self.cluster, topic, topics.describe(self.cluster, topic).partitions)
         records = reading.messages(
             self.cluster, topic, {partition: (0, end) for partition, end in ends.items()}
@@ -390,7 +400,7 @@ class Stage:
 
 
 def _moved(before: dict[int, int], after: dict[int, int]) -> bool:
-    """Whether a partition got further; rows that a start adds to the ledger are no work."""
+    """Return whether a partition advanced. Rows that a start adds to the ledger do not count."""
     return any(offset != before.get(partition, 0) for partition, offset in after.items())
 
 
@@ -402,7 +412,7 @@ def _program(pid: int) -> str:
 
 
 def dump(folder: Path, name: str, found: Any, decisions: list[Any]) -> None:
-    """Write what the database held, for whoever looks into a difference."""
+    """Write the contents of the database to files, to help explain a difference."""
     with (folder / f"{name}.txt").open("w", encoding="utf-8") as file:
         for document, row in sorted(found.rows.items()):
             file.write(f"row {document} {row}\n")

@@ -1,4 +1,4 @@
-"""A judgement must find what it is for: each kind of damage, put into what a faultless run leaves."""
+"""Test that the judgement finds each kind of damage in the result of a faultless run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS = 8
 
 
 def log(ordered: bool) -> list[Fact]:
-    """A log of some rounds, in which the topic grows."""
+    """Return a log of several rounds, in which the topic grows."""
     stream = Stream("t", ordered, random.Random(5))
     ends = [0] * 6
     facts = []
@@ -30,7 +30,7 @@ def log(ordered: bool) -> list[Fact]:
 
 
 def faultless(facts: list[Fact], ordered: bool) -> Found:
-    """What the database holds after one event at a time, with the audit of a constrained table."""
+    """Return the result of one event at a time, with the audit of a constrained table."""
     model = FreeModel(ordered, "insert", True, {}, dict(COLUMNS))
     audit: list[tuple[str, str | None]] = []
     for one in sorted(facts, key=lambda one: one.place):
