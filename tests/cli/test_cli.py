@@ -1,4 +1,4 @@
-"""The command line as users meet it: in a process of its own, with good and bad input."""
+"""Test the command line as users run it: in its own process, with good and bad input."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ printed_at = "updated_at"
 def instep(
     folder: Path, *arguments: str, given: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own."""
+    """Run a command in its own process."""
     return commands.run(arguments, cwd=folder, env={**os.environ, **environment}, given=given)
 
 
 @pytest.fixture
 def place(tmp_path: Path, broker: LocalCluster) -> Path:
-    """A folder with a settings file, and the topic that it names."""
+    """Make a folder with a settings file, and the topic that it names."""
     topic = f"cli-{uuid.uuid4().hex[:8]}"
     (tmp_path / "instep.toml").write_text(
         SETTINGS.format(bootstrap=broker.bootstrap, topic=topic), encoding="utf-8"
@@ -95,7 +95,7 @@ def test_help_and_version(tmp_path: Path) -> None:
 
 
 def test_the_first_pipeline_and_its_proof(place: Path) -> None:
-    """init, emit, run --once, status: the way that the README shows; then reconcile, which finds and repairs damage."""
+    """Run init, emit, run --once and status as in the README, then reconcile and repair damage."""
     assert "instep_ledger" in instep(place, "init", "--sql").stdout
     assert not (place / "contracts.db").exists()
     done = instep(place, "init")
@@ -211,7 +211,7 @@ def test_status_starts_nothing(tmp_path: Path) -> None:
 
 
 def test_each_that_is_named_is_reported(place: Path) -> None:
-    """Of parked documents and dead letters that are named, those that are not there do not keep the others from being done."""
+    """Process the named parked documents and dead letters even if others do not exist."""
     text = (
         (place / "instep.toml")
         .read_text(encoding="utf-8")
@@ -258,7 +258,10 @@ def test_each_that_is_named_is_reported(place: Path) -> None:
 
 
 def test_run_shows_metrics_and_ends_cleanly_when_asked(place: Path) -> None:
-    """By SIGTERM here; test_watching does it by SIGINT, and below SIGINT comes while Spark starts."""
+    """Stop by SIGTERM.
+
+    test_watch uses SIGINT, and a test below sends SIGINT while Spark starts.
+    """
     instep(place, "init")
     instep(place, "emit", "-", given=EVENTS)
     port = free()[0]
@@ -274,7 +277,7 @@ def test_run_shows_metrics_and_ends_cleanly_when_asked(place: Path) -> None:
         ):  # counted just after the events
             whole = f'instep_{name}{{pipeline="contracts"}}'
             wait_until(lambda whole=whole, value=value: _metric(port, whole) == value, whole)  # type: ignore[misc]
-        # in the middle of a backlog; the process itself gives up waiting for Spark after 4 s
+        # in the middle of a backlog; the process itself stops waiting for Spark after 4 s
         instep(place, "emit", "-", given="\n".join([EVENTS] * 2_000))
         wait_until(
             lambda: (_metric(port, 'instep_records_total{pipeline="contracts"}') or 0) > 20,
@@ -377,7 +380,8 @@ def test_a_document_is_shown_although_another_pipeline_has_keys_of_another_type(
     url = f"sqlite:///{tmp_path}/contracts.db"
     run_sql(
         url,
-        "CREATE TABLE n (doc_no INTEGER PRIMARY KEY, print_status TEXT, print_version BIGINT, printed_at TIMESTAMP)",
+        "CREATE TABLE n (doc_no INTEGER PRIMARY KEY, print_status TEXT,"
+        " print_version BIGINT, printed_at TIMESTAMP)",
     )
     assert instep(tmp_path, "init").returncode == 0
     run_sql(url, "INSERT INTO contract_document (doc_no, print_status) VALUES ('abc', 'PRINTED')")
@@ -425,7 +429,7 @@ def test_a_bad_line_in_a_file(place: Path) -> None:
 
 
 def test_csv_and_deletions_are_published_too(place: Path) -> None:
-    """The id lies within an object, as the pipeline's settings say, and its column holds integers."""
+    """Read the id from a nested object, as the settings say, into an integer column."""
     file, database = place / "instep.toml", f"sqlite:///{place}/contracts.db"
     file.write_text(
         file.read_text(encoding="utf-8").replace('"doc_id"', '"document.no"'), encoding="utf-8"
@@ -491,7 +495,10 @@ def test_spark_settings_that_cannot_be(place: Path) -> None:
 
 
 def test_quick_commands_import_nothing_heavy(tmp_path: Path) -> None:
-    code = "import sys, instep.cli; print(sorted({'pyspark', 'sqlalchemy', 'pyarrow', 'confluent_kafka'} & set(sys.modules)))"
+    code = (
+        "import sys, instep.cli; print(sorted({'pyspark', 'sqlalchemy', 'pyarrow',"
+        " 'confluent_kafka'} & set(sys.modules)))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
     )
@@ -519,7 +526,7 @@ def test_reconcile_refuses_what_cannot_be(place: Path, arguments: list[str], say
 
 
 def test_a_command_is_found_where_the_table_says() -> None:
-    """A command is looked for in the module that the table names for it, and the help has all of them."""
+    """Find each command in the module that the table names, and list all of them in the help."""
 
     def commands(wanted: list[str] | None) -> set[str]:
         return set(get_command(cli.build_app(wanted)).commands)  # type: ignore[attr-defined]
@@ -566,7 +573,8 @@ def test_init_takes_types_from_the_topic_and_reports_every_fault(place: Path) ->
     for name in ("two", "three"):
         run_sql(
             f"sqlite:///{place}/{name}.db",
-            "CREATE TABLE customer_order (no INTEGER NOT NULL PRIMARY KEY, tota TEXT, x INT NOT NULL)",
+            "CREATE TABLE customer_order (no INTEGER NOT NULL PRIMARY KEY, tota TEXT,"
+            " x INT NOT NULL)",
         )
     reported = instep(place, "init")
     assert (reported.returncode, reported.stdout) == (2, "")

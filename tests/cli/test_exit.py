@@ -1,4 +1,4 @@
-"""How commands end: with a message and a remedy, never a traceback, and with the same status under --debug."""
+"""Test how commands end: message, remedy, no traceback, and the same status under --debug."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRONG = [
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Settings whose target's URL has a port that is none."""
+    """Write settings whose target URL has an invalid port."""
     text = SETTINGS.format(bootstrap="127.0.0.1:1", topic="t").replace(
         "sqlite:///contracts.db", "postgresql://u:hush@h:port/d"
     )
@@ -56,7 +56,7 @@ def test_a_full_disk_behind_the_output_is_reported(place: Path) -> None:
 
 
 def test_messages_that_cannot_be_written_change_nothing(place: Path) -> None:
-    """Standard error may be a log on a full disk, or closed."""
+    """Write to a standard error that is a log on a full disk, or closed."""
     command = [sys.executable, "-m", "instep"]
     with Path("/dev/full").open("w") as full:
         assert (
@@ -81,7 +81,7 @@ def test_messages_that_cannot_be_written_change_nothing(place: Path) -> None:
 
 
 class Py4JNetworkError(Exception):
-    """As py4j names what happens when its JVM is killed."""
+    """The name of py4j's error when its JVM is killed."""
 
     __module__ = "py4j.protocol"
 

@@ -1,4 +1,4 @@
-"""`instep explain`: every code that instep prints has a page, in the checkout and in a wheel."""
+"""Test `instep explain`: every code that instep prints has a page, in checkout and wheel."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_error_that_has_a_page_names_the_command(kind: type[errors.NamedStop]
 
 
 def test_the_pages_are_among_what_a_wheel_takes_along() -> None:
-    """They are docs/stops itself, so that there is one text to maintain."""
+    """Include docs/stops itself, so that there is one text to maintain."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
         "setuptools"
     ]["package-data"]

@@ -1,4 +1,4 @@
-"""`--help`: every command in a group, every summary whole, on one line where the terminal has 100 columns."""
+"""Test `--help`: every command is in a group, and every summary fits a line of 100 columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROUPS: dict[str, Any] = {
 
 
 def shown(name: str, columns: int) -> str:
-    """The help of a group of commands at this width."""
+    """Return the help of a group of commands at this width."""
     parent = None if name == "instep" else ROOT.make_context("instep", [], resilient_parsing=True)
     context = GROUPS[name].make_context(name, [], parent=parent, resilient_parsing=True)
     context.terminal_width = None

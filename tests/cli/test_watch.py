@@ -1,4 +1,4 @@
-"""What is redrawn on a terminal: the live view of `run`, and `status --watch`. Both leave the terminal as it was."""
+"""Test the live view of `run` and `status --watch`: both restore the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ODD = "[bold]x[/nothing]"  # markup to rich, a name to us
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, broker: LocalCluster) -> Path:
-    """A folder with two pipelines, one of an odd name, whose events wait."""
+    """Make a folder with two pipelines, one with an odd name, and events that wait."""
     folder, topic = tmp_path_factory.mktemp("watching"), f"cli-{uuid.uuid4().hex[:8]}"
     one = SETTINGS.format(bootstrap=broker.bootstrap, topic=topic)
     other = (
@@ -73,7 +73,8 @@ def test_status_is_redrawn_in_place_until_interrupted(place: Path) -> None:
         place, "status", "--watch", "0.2", "contracts", columns=160, NO_COLOR="1"
     ) as status:
         status.wait_for(
-            r"(?s)every 0\.2 s · Ctrl-C to stop.*\bcontracts .*every 0\.2 s · Ctrl-C to stop.*\bcontracts "
+            r"(?s)every 0\.2 s · Ctrl-C to stop.*\bcontracts .*every 0\.2 s · Ctrl-C to"
+            r" stop.*\bcontracts "
         )
         assert "\x1b[1A" in status.drawn
         assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", status.drawn)
