@@ -1,1 +1,1 @@
-"""The tests: fast pure ones, and real ones against real servers."""
+"""The tests: fast ones without servers, and integration tests against real servers."""

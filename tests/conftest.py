@@ -1,4 +1,7 @@
-"""Servers shared by the whole test run: started once, on free ports, gone when the tests are, also when those are killed."""
+"""Servers for the whole test run.
+
+They start once, on free ports, and end with the tests, also when the tests are killed.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,20 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.databases", "tests.support.pipelines"]
 
-# the same examples in every run, and no judgement by the clock: the machine may be busy
+# the same examples in every run, and no deadlines: the machine may be busy
 settings.register_profile(
     "instep", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("instep")
 
-# The JVMs of the tests live for seconds: Java's optimising compiler would cost a third of their time and never pay.
+# The JVMs of the tests live for seconds: Java's optimising compiler would take a third of their
+# time and never pay off.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
-# servers of one's own: an administrator's URL
+# servers that the user started: an administrator's URL
 MYSQL_URL = os.environ.get("INSTEP_TEST_MYSQL_URL")
 MARIADB_URL = os.environ.get("INSTEP_TEST_MARIADB_URL")
-# Folders and files that take long, the longest first. Those of a folder stay together: they share brokers.
+# Slow folders and files, the slowest first. Those of a folder stay together: they share brokers.
 LONG = (
     "test_exactly_once.py",
     "test_story.py",
@@ -59,7 +63,8 @@ LONG = (
     "emit",
 )
 
-# Files and folders whose tests need no server, no Spark and no other process: `make quick` runs them.
+# Files and folders whose tests need no server, no Spark and no other process: `make quick` runs
+# them.
 QUICK = (
     "document",
     "bench/test_compare.py",
@@ -116,7 +121,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark quick tests, select by database, and order.
 
-    Where two workers share the files, the long ones come first, so that both end together.
+    Where two workers share the files, the slow ones come first, so that both end together.
     """
     here = Path(__file__).parent
     for item in items:
@@ -146,7 +151,7 @@ def broker() -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="session")
 def secured_broker() -> Iterator[SecuredBroker]:
-    """Users, certificates and rights: a listener for each way in."""
+    """Start a broker with users, certificates and rights: one listener per way to connect."""
     with SecuredBroker() as broker:
         yield broker
 
@@ -159,7 +164,7 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="session")
 def pgbouncer(postgres: Postgres) -> Iterator[PgBouncer]:
-    """A connection pooler in transaction mode, with two sessions for all clients of a database."""
+    """Start a pooler in transaction mode, with two sessions for all clients of a database."""
     if PROGRAM is None:
         pytest.skip("pgbouncer is not installed (Debian: apt-get install pgbouncer)")
     with PgBouncer(postgres) as pooler:
@@ -177,7 +182,7 @@ def mariadb() -> Iterator[MariaDB | GivenServer]:
 
 @pytest.fixture(params=["sqlite", "postgres", "mariadb", "mysql"])
 def database_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
-    """A new, empty database of each kind in turn."""
+    """Return the URL of a new, empty database of each kind in turn."""
     return new_database(request.param)
 
 
@@ -185,7 +190,7 @@ def database_url(request: pytest.FixtureRequest, new_database: Callable[[str], s
 def new_database(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], str]]:
-    """Makes an empty database of the asked kind, and removes it afterwards."""
+    """Return a function that makes an empty database of a kind. Remove the database afterwards."""
     yield from _databases(request, tmp_path_factory)
 
 
@@ -193,7 +198,7 @@ def new_database(
 def shared_database(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], str]]:
-    """The same, for what all tests of a module look at."""
+    """Do the same for databases that all tests of a module read."""
     yield from _databases(request, tmp_path_factory)
 
 
@@ -207,7 +212,8 @@ def _databases(
             return f"sqlite:///{tmp_path_factory.mktemp('sqlite')}/target.db"
         if kind == "mysql" and not MYSQL_URL:
             pytest.skip(
-                "no MySQL: set INSTEP_TEST_MYSQL_URL=mysql://root@127.0.0.1:3306/mysql of a server to test on"
+                "no MySQL: set INSTEP_TEST_MYSQL_URL=mysql://root@127.0.0.1:3306/mysql of a"
+                " server to test on"
             )
         admin = MYSQL_URL if kind == "mysql" else request.getfixturevalue(kind).url
         assert admin is not None
@@ -237,7 +243,10 @@ def _run(kind: str, url: str, statement: str) -> None:
 
 @functools.cache
 def _mysql(host: str, port: int, user: str, password: str) -> pymysql.Connection[Any]:
-    """One connection for all databases that are made: MySQL encrypts each, which takes 30 ms of the processor."""
+    """Keep one connection for all new databases.
+
+    MySQL encrypts each connection, which takes 30 ms of CPU time.
+    """
     import pymysql
 
     return pymysql.connect(host=host, port=port, user=user, password=password, autocommit=True)

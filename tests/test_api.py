@@ -1,4 +1,4 @@
-"""The public API: what `import instep` offers is enough to publish, to run pipelines and to follow them."""
+"""Test that the public API is enough to publish, to run pipelines and to monitor them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_importing_loads_nothing_heavy() -> None:
-    """A source system publishes without Spark, and a command starts quickly."""
+    """Let a source system publish without Spark, and a command start quickly."""
     heavy = "('pyspark', 'confluent_kafka', 'sqlalchemy')"
     code = f"import sys, instep; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -109,7 +109,7 @@ def test_run_to_the_end_of_the_log(tmp_path: Path, broker_address: str, topic: s
 
 
 def test_run_in_a_thread_of_a_service(tmp_path: Path, broker_address: str, topic: str) -> None:
-    """A service keeps its signals: it ends the run by an event."""
+    """Leave the service's signal handlers alone: the service ends the run by an event."""
     file = write_settings(tmp_path, broker_address, topic)
     publish(broker_address, topic, event("C-2", "QUEUED", 1))
     command = [sys.executable, str(EXAMPLES / "embed_in_service.py"), str(file)]

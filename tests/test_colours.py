@@ -1,4 +1,4 @@
-"""Colours: on a terminal, where they mean something, around text that was made harmless before."""
+"""Test colours: only on a terminal, where they have a meaning, around escaped text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tty(io.StringIO):
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Tty:
-    """A terminal that shows colours, as stdout and stderr."""
+    """Return a terminal that shows colours, as stdout and stderr."""
     stream = Tty()
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -31,7 +31,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Tty:
     )  # pytest sets sys.stdout itself
     monkeypatch.setattr(
         typer, "echo", lambda text, err=False: stream.write(f"{text}\n")
-    )  # it keeps streams of its own
+    )  # rich keeps its own streams
     return stream
 
 
@@ -56,9 +56,9 @@ def test_without_a_terminal_a_table_is_the_same_text() -> None:
 def test_an_error_is_red_and_what_to_do_is_not(screen: Tty) -> None:
     output.say("instep: the table\x1b is gone\nmake it again")
     output.say("contracts: in step", Tone.GOOD)
-    assert (
-        screen.getvalue()
-        == f"{RED}instep: the table\\x1b is gone{OFF}\nmake it again\n\x1b[32mcontracts: in step\x1b[0m\n"
+    assert screen.getvalue() == (
+        f"{RED}instep: the table\\x1b is gone{OFF}\nmake it again\n"
+        "\x1b[32mcontracts: in step\x1b[0m\n"
     )
 
 

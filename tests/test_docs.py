@@ -1,4 +1,4 @@
-"""The documentation is true: pages come from the code, links resolve, every example runs."""
+"""Test the documentation: pages are generated from the code, links resolve, every example runs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,10 @@ def test_an_undocumented_public_name_is_an_error() -> None:
 
 @pytest.mark.parametrize("page", ROOT_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_outside_of_the_site_link_only_to_files(page: Path) -> None:
-    """README and the others are also read in the repository, where generated pages do not exist."""
+    """Allow only links to files.
+
+    README and the others are also read in the repository, where generated pages do not exist.
+    """
     for link in re.findall(r"\]\((?![a-z]+:|#)([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link
 
@@ -111,7 +114,7 @@ def test_every_command_that_is_named_exists(page: Path) -> None:
 
 
 def test_every_code_that_is_named_exists() -> None:
-    """A rule that is renamed is renamed in the pages too."""
+    """Find codes that no longer exist, for example of a renamed rule."""
     codes = {kind.code for kind in errors.NamedStop.__subclasses__()}
     codes |= rules.ALL.keys() | {reason.value for reason in Reason}
     prefixes = "|".join(part.upper() for part in judgement.PARTS)
@@ -176,7 +179,7 @@ def test_python_examples_run(
 def test_the_story_of_a_page(
     page: str, ends_with: str, print_status: LocalCluster, tmp_path: Path
 ) -> None:
-    """Run a page's commands with its settings; only the broker and the name of the topic differ."""
+    """Run a page's commands with its settings. Only the broker and the topic's name differ."""
     (declared,) = [text for name, text in blocks("toml") if name.startswith(page)]
     (tmp_path / "instep.toml").write_text(declared, encoding="utf-8")
     (console,) = [text for name, text in blocks("console") if name.startswith(page)]

@@ -1,4 +1,4 @@
-"""Parts that may be left out: what works without them, and that each is named with a command that installs it."""
+"""Test optional dependencies: what works without them, and the command that installs each."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def without(
 
 
 def test_what_needs_no_spark_works_without_it(tmp_path: Path, broker: LocalCluster) -> None:
-    """topics, init, emit, status, groups, peek, up and down."""
+    """Run topics, init, emit, status, groups, peek, up and down."""
     (tmp_path / "instep.toml").write_text(
         SETTINGS.format(bootstrap=broker.bootstrap, topic="no-spark"), encoding="utf-8"
     )

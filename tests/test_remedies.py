@@ -1,4 +1,4 @@
-"""Every error says what to do next: by its own words, or by the usual remedy of its type."""
+"""Test that every error has a remedy: its own, or the default of its type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = [
     for _, kind in inspect.getmembers(errors, inspect.isclass)
     if issubclass(kind, errors.InstepError)
 ]
-# what a generic remedy would say nothing about: these are raised with one of their own, everywhere
+# errors for which a generic remedy would not help: each is always raised with its own
 OWN_WORDS = {"SettingsError", "MissingPart", "NotAuthorised", "TargetUnfit", "TopicMissing"}
 POSTGRES = target.database_url("postgresql://app:hush@127.0.0.1:1/contracts")
 MYSQL = target.database_url("mysql://app:hush@127.0.0.1:1/contracts")
@@ -45,7 +45,7 @@ def test_every_type_has_a_usual_remedy(kind: type[errors.InstepError]) -> None:
 
 
 def _raised(tree: ast.AST) -> Iterator[tuple[str, int, ast.Call]]:
-    """Every call that makes one of the errors, by name and line."""
+    """Yield every call that makes one of the errors, by name and line."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="errors"), attr=name)) if (

@@ -1,4 +1,4 @@
-"""The settings file: what is read, what is refused, and in whose words."""
+"""Test the settings file: what is read, what is refused, and the messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def changed(old: str, new: str) -> str:
 
 
 def long(column: str) -> str:
-    """The settings with one more column."""
+    """Return the settings with one more column."""
     return f"{GOOD}extra = {column}\n"
 
 
@@ -365,7 +365,7 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
 
 
 def test_what_came_from_the_environment_is_never_shown() -> None:
-    """Whatever the key is called: only the file's own text is shown."""
+    """Show only the file's own text, whatever the key is called."""
     text = """
     [kafka]
     bootstrap = "${HOST}:9092"
@@ -415,14 +415,18 @@ def test_what_came_from_the_environment_is_never_shown() -> None:
 )
 def test_what_may_be_secret_is_masked_by_its_name(name: str) -> None:
     declared = settings.parse(
-        f'spark.conf = {{ "{name}" = "hidden" }}\npublishers.p = {{ topic = "t", config = {{ "{name}" = "hidden" }} }}',
+        f'spark.conf = {{ "{name}" = "hidden" }}\n'
+        f'publishers.p = {{ topic = "t", config = {{ "{name}" = "hidden" }} }}',
         {},
     )
     assert "hidden" not in str(settings.effective(declared))
 
 
 def test_a_password_that_looks_like_a_url_is_masked() -> None:
-    text = 'kafka.security = { protocol = "SASL_SSL", mechanism = "PLAIN", username = "u", password = "hid://den" }'
+    text = (
+        'kafka.security = { protocol = "SASL_SSL", mechanism = "PLAIN", username = "u",'
+        ' password = "hid://den" }'
+    )
     assert "den" not in str(settings.effective(settings.parse(text, {})))
 
 
@@ -482,9 +486,10 @@ def test_names_with_dots_need_no_quotes() -> None:
 
 
 def test_files_are_named_from_the_root() -> None:
-    """Spark's tasks and its JVM may work in another folder."""
+    """Make paths absolute: Spark's tasks and its JVM may run in another folder."""
     declared = settings.parse(
-        'kafka.security = { protocol = "SSL", ca = "ca.pem", certificate = "/c.pem", key = "k.pem" }',
+        'kafka.security = { protocol = "SSL", ca = "ca.pem", certificate = "/c.pem",'
+        ' key = "k.pem" }',
         {},
     )
     security = declared.kafka.security

@@ -1,4 +1,4 @@
-"""What a message brings cannot do anything to the terminal that shows it: escapes, line breaks, directions, in any place."""
+"""Test that no message can control the terminal: no escapes, line breaks or directions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from instep.local.broker import LocalCluster
 from tests.cli.test_cli import SETTINGS, instep
 from tests.support.producing import IN_ORDER
 
-# colour and title, lines of its own, a carriage return, C1 controls, directions, separators, private use, a zero width
+# colour and title, line breaks, a carriage return, C1 controls, directions, separators, private
+# use, a zero width
 EVIL = (
     "\x1b[2J\x1b[31mred\x1b]0;owned\x07\r\ncontracts: ready\t\x08\x7f\x80\x9b31m"
     "\u202egnp.exe\u2066\u2028\u2029\ue000\u200b\U000e0041"
@@ -29,7 +30,7 @@ MORE = '\n[pipelines.contracts.transitions]\nCREATED = ["QUEUED"]\nQUEUED = ["PR
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, broker: LocalCluster) -> Path:
-    """A folder in which a pipeline has met evil ids, statuses and values."""
+    """Make a folder in which a pipeline has read hostile ids, statuses and values."""
     folder, topic = tmp_path_factory.mktemp("terminal"), f"cli-{uuid.uuid4().hex[:8]}"
     text = SETTINGS.format(bootstrap=broker.bootstrap, topic=topic).replace(
         'print_status = "status"', 'print_status = "status"\nnote = "note"'
@@ -75,7 +76,7 @@ def records() -> list[tuple[bytes, dict[str, object] | bytes]]:
 
 
 def run(folder: Path, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run a command; nothing that it prints may reach the terminal as anything but a printable character."""
+    """Run a command. Check that it prints only printable characters."""
     done = instep(folder, *arguments)
     for text in (done.stdout, done.stderr):
         harmful = sorted(
@@ -125,7 +126,7 @@ def test_json_is_as_harmless_and_loses_nothing(place: Path, arguments: tuple[str
 
 
 def _texts(value: Any) -> list[str]:
-    """Every text in a JSON value."""
+    """Return every text in a JSON value."""
     if isinstance(value, (list, dict)):
         return [
             text

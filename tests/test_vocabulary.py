@@ -1,4 +1,4 @@
-"""One vocabulary: no public class name is defined twice, and words that puzzled readers stay out."""
+"""Test the vocabulary: public class names are unique, and puzzling words are not used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("instep", "instep_lab", "instep_bench")
 # Names that two packages may share, since each is the plain word for its own thing.
 SHARED_NAMES: frozenset[str] = frozenset()
-# The glossary has a word for each of these, or plain English does.
+# The glossary or plain English has a word for each of these.
 BANNED = (
     "told",
     "untold",
@@ -72,7 +72,7 @@ def test_no_public_class_name_is_defined_twice() -> None:
 
 
 def words_of(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of names, strings and comments, with names taken apart at underscores."""
+    """Yield the lines of names, strings and comments, with names split at underscores."""
     text = file.read_text(encoding="utf-8")
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.NAME:

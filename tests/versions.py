@@ -1,9 +1,11 @@
-"""Run the tests that depend on the database on other versions than the usual ones, one after another: `make versions`.
+"""Run the tests that depend on the database on other versions than the usual ones: `make versions`.
 
-    python -m tests.versions [NAME ...]      NAME: postgres-14, mariadb-10.11, …; without a name, all of them
+    python -m tests.versions [NAME ...]
 
-The names are those of the bundles that `instep/local` can fetch. Servers that you started yourself take part when their
-addresses are given, as an administrator without TLS: INSTEP_TEST_MARIADB_URL (`mariadb`) and INSTEP_TEST_MYSQL_URL (`mysql`).
+NAME is, for example, postgres-14 or mariadb-10.11; without a name, all versions are tested in turn.
+The names are those of the bundles that `instep/local` can fetch. To include servers that you
+started yourself, set their addresses, as an administrator without TLS: INSTEP_TEST_MARIADB_URL
+(`mariadb`) and INSTEP_TEST_MYSQL_URL (`mysql`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ TESTS = ("tests/sinks", "tests/pipeline", "tests/vet/test_live.py")
 GIVEN = {"mariadb": "INSTEP_TEST_MARIADB_URL", "mysql": "INSTEP_TEST_MYSQL_URL"}
 NOT_ON_GIVEN = (
     "--ignore=tests/sinks/test_tls.py",
-)  # starts servers of its own, of the usual versions
+)  # starts its own servers, of the usual versions
 
 
 def main(names: list[str]) -> int:
@@ -37,7 +39,7 @@ def main(names: list[str]) -> int:
 
 
 def versions() -> dict[str, tuple[str, str]]:
-    """Per bundle, the variable that selects it and the value."""
+    """Return the variable that selects each bundle, and its value."""
     databases = {database.name: database for database in (Postgres, MariaDB)}
     parts = {bundle: bundle.partition("-") for bundle in artifacts.BUNDLES}
     return {
