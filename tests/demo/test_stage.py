@@ -1,4 +1,4 @@
-"""How the demo is shown: bars on a terminal, lines elsewhere, and a page."""
+"""Test how the demo is shown: bars on a terminal, lines elsewhere, and a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo, as a user runs it, with what it leaves behind; and the parts it is made of."""
+"""Test the demo as a user runs it, what it leaves behind, and its parts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_demo_ends_with_no_differences_and_leaves_a_folder_to_try_things_on(
 
 
 def judge(found: dict[str, Any], documents: int) -> None:
-    """Check what holds of every demo, however fast the machine is."""
+    """Check what is true of every demo, however fast the machine is."""
     assert found["differences"] == 0
     assert (found["documents"], found["applied"], found["dead_letters"]) == (
         documents,
@@ -71,7 +71,7 @@ def judge(found: dict[str, Any], documents: int) -> None:
 
 
 def tried(command: str, folder: Path) -> str:
-    """Run a command that the demo names, by the instep that is tested, and return what it prints."""
+    """Run a command that the demo names with the instep under test, and return what it prints."""
     program, *arguments = shlex.split(command)
     assert Path(program).name in ("instep", Path(sys.executable).name)
     done = commands.run(arguments[arguments.index("--config") :], cwd=folder, env=os.environ)

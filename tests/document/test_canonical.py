@@ -1,4 +1,7 @@
-"""One text for one value, on both sides and by each database's rules; tests/pipeline/test_reconcile.py has real round trips."""
+"""Test that a value has one text, on both sides and by each database's rules.
+
+tests/reconcile/test_reconcile.py has real round trips.
+"""
 
 from __future__ import annotations
 

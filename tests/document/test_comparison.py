@@ -1,4 +1,4 @@
-"""The judgement, on every pair of sides."""
+"""Test the comparison on every pair of sides."""
 
 from __future__ import annotations
 

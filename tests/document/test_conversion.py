@@ -1,4 +1,4 @@
-"""What a column's options make of a field, and that both decoders agree on it."""
+"""Test how a column's options convert a field, and that both decoders agree."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_both_decoders_agree_on_every_record(
     assert (events, dead) == expected
 
 
-# --- the guard and time -------------------------------------------------------------------------------
+# --- the guard and time ---------------------------------------------------------------------------
 
 TIMES = st.integers(0, 1_000_000).map(
     lambda us: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)
@@ -282,7 +282,10 @@ def by_time(**column: Any) -> Decoder:
 
 @pytest.mark.parametrize("unit", [None, "s", "ms", "us"])
 def test_an_earlier_status_never_overwrites_a_later_one(unit: str | None) -> None:
-    """The guard's column is an integer. A time that is finer than its unit is quarantined, never cut."""
+    """Quarantine a time that is finer than its unit: the guard's column is an integer.
+
+    It is never truncated.
+    """
     using = by_time(unit=unit) if unit else by_time()
     rules = Rules(ordered=True, order_is_time=True)
     step = timedelta(microseconds=kinds.UNIT_US[unit or "ms"])

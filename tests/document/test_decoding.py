@@ -1,4 +1,4 @@
-"""Every class of bad record gets its reason, every good one its event, and nothing else ever comes out."""
+"""Test decoding: every class of bad record gets its reason, and every good one its event."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def record(value: Any = MISSING, key: bytes | None = b"d1", **changes: Any) -> R
 
 
 def reason(found: Record, using: Decoder | None = None) -> Reason | None:
-    """Why the record is quarantined: as a dead letter, or by parking its document. In bulk it is the same."""
+    """Return why the record is quarantined: as a dead letter, or with its parked document.
+
+    Check that bulk decoding gives the same.
+    """
     using = using or decoder()
     event, letter = None, None
     try:
@@ -103,7 +106,11 @@ def reason(found: Record, using: Decoder | None = None) -> Reason | None:
     ids=repr,
 )
 def test_what_a_column_cannot_hold_is_understood_and_refused(changes: dict[str, Any]) -> None:
-    """The document is known, so it can be parked; what cannot be understood is a dead letter, also beside it."""
+    """Park the document, since it is known.
+
+    A record that cannot be understood is a dead letter, even if it also has a value that does not
+    fit.
+    """
     events, dead = decoder().decode_all([record(**changes)])
     understood = changes.get("note") is None and changes.get("updated_at") is None
     assert (len(events), len(dead)) == ((1, 0) if understood else (0, 1))
@@ -443,7 +450,7 @@ def test_a_number_that_would_be_endless_written_out(number: str) -> None:
 def test_how_deep_a_value_may_be_nested_is_the_same_everywhere(
     depth: int, expected: Reason | None
 ) -> None:
-    """The parser's own limit depends on the interpreter, and on how deep in it the task runs."""
+    """Use one limit: the parser's own depends on the interpreter and on the task's stack depth."""
     good = b'{"doc_id":"d","status":"X","version":1,"note":"' + b"[" * 1_000 + b'\\"","x":'
     assert reason(record(good + b"[" * depth + b"]" * depth + b"}")) is expected
 
@@ -492,7 +499,7 @@ def test_a_field_name_that_cannot_be(field: str) -> None:
     "text", ["0.12345678901234567891", "[1.10,123456789012345678901234567890]", '{"a":1E-400}']
 )
 def test_a_number_in_json_is_kept_as_it_is_written(text: str) -> None:
-    """No column of this table is a decimal."""
+    """Decode for a table without decimal columns."""
     using = decoder({**COLUMNS, "note": TargetColumn("note", kinds.Json())})
     value = f'{{"doc_id":"d1","status":"X","version":1,"note":{text}}}'.encode()
     assert reason(record(value), using) is None

@@ -1,4 +1,4 @@
-"""Folding against the model of one event at a time that the guard is tested by, however the log is cut into stretches."""
+"""Test folding against the guard's model, however the log is cut into stretches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CELLS = st.sampled_from(["0", "1", "2", None])
 
 @st.composite
 def logs(draw: st.DrawFn) -> tuple[Rules, list[Event], list[int]]:
-    """The events of one document in one partition, and where the log is cut into stretches."""
+    """Generate the events of one document in one partition, and where the log is cut."""
     rules = Rules(ordered=draw(st.booleans()), order_is_time=draw(st.booleans()))
     events = []
     for offset in range(draw(st.integers(0, 14))):
@@ -117,7 +117,7 @@ ORDERED, UNORDERED = Rules(ordered=True), Rules(ordered=False)
 def in_partition(
     partition: int, *events: tuple[int, int | None, dict[str, Any] | None]
 ) -> list[FoldStep]:
-    """(time, order, values) of each event."""
+    """Build the steps of one partition from (time, order, values) of each event."""
     return [
         msgspec.structs.replace(
             step(
@@ -169,7 +169,7 @@ CLEARED = (None, "gone", UNSET)
 def test_deletes_that_clear_are_one_by_one_wherever_the_log_is_cut(
     case: tuple[Rules, list[Event], list[int]],
 ) -> None:
-    """Against a model of a few lines, and so is the guard that writes the rows."""
+    """Compare folding, and the guard that writes the rows, with a model of a few lines."""
     rules, events, cuts = case
     rules = msgspec.structs.replace(rules, deletes="clear", cleared=CLEARED)
     kept, order = None, None

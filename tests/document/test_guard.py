@@ -1,4 +1,4 @@
-"""The reducer against the model: one event at a time, in log order, written as plainly as the promise reads."""
+"""Test the guard against its model: one event at a time, in log order."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def written(
     changes: Changes,
     last: dict[Document, Row],
 ) -> None:
-    """What a sink does with changes, on plain dictionaries; it must never meet a surprise."""
+    """Apply changes to plain dictionaries as a sink does, and check that each is possible."""
     for document in changes.deletes:
         del rows[document]
     for document, values in changes.inserts.items():
@@ -219,7 +219,10 @@ WHOLE = st.tuples(*[st.integers(0, 9)] * len(COLUMNS))
 def test_what_the_database_tells_late_is_judged_as_if_it_had_been_read(
     data: st.DataObject, ordered: bool, is_time: bool
 ) -> None:
-    """The short way: written without a look at what is stored, of which only what is as late as a first event comes back."""
+    """Take the fast path: write without reading what is stored.
+
+    The database returns only stored values that are at least as late as a document's first event.
+    """
     rules = Rules(ordered=ordered, order_is_time=is_time)
     orders: dict[Document, int | None] = {}
     if ordered:
@@ -298,7 +301,7 @@ def test_events_that_meet_on_a_unique_value_keep_the_order_of_the_log() -> None:
         claim(5, "e", 9),
     ]
     rounds = [[event.offset for event in one] for one in claims.rounds(events)]
-    # c takes what a had, and e comes twice; nobody has what b had in the same round as d takes it
+    # c takes the value of a, and e occurs twice; no round has both b's old value and d's claim
     assert rounds == [[0, 1], [2, 3, 4], [5]]
     often = [claim(offset, "a", offset) for offset in range(20)] + [
         claim(20, "b", 99),
@@ -309,7 +312,7 @@ def test_events_that_meet_on_a_unique_value_keep_the_order_of_the_log() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([None, 1, 2, 3])), max_size=20))
 def test_rounds_that_hold_are_the_same_as_one_by_one(moves: list[tuple[str, int | None]]) -> None:
-    """Within a round, in whatever order its events are written, each meets what it would have met one by one."""
+    """Check that the order of writes within a round makes no difference."""
     events = [claim(offset, document, slot) for offset, (document, slot) in enumerate(moves)]
     rounds = guard.Claims([(0,)], {}).rounds(events)
     assert [event for one in rounds for event in one] == events
@@ -318,7 +321,8 @@ def test_rounds_that_hold_are_the_same_as_one_by_one(moves: list[tuple[str, int 
         for event in one:
             slot = (event.values or (None,))[0]
             others = [other for other in one if other is not event]
-            # whichever of the events before were applied, no other document of the round had or takes the value
+            # whichever earlier events were applied, no other document of the round had or takes the
+            # value
             assert slot is None or not any(slot in had.get(other.document, ()) for other in others)
             assert slot is None or not any((other.values or (None,))[0] == slot for other in others)
         for event in one:

@@ -1,4 +1,4 @@
-"""A document's id and the values of the key columns: one leads to the other, and no two documents share one."""
+"""Test that document ids and key values convert both ways, and that ids are unique."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types from a sample of records."""
+"""Test column types inferred from a sample of records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state machine of a pipeline's settings: what it lets through, how it is drawn, and what is reported of it."""
+"""Test a pipeline's state machine: what it allows, how it is drawn, and what is reported."""
 
 from __future__ import annotations
 
