@@ -1,4 +1,4 @@
-"""Topics of one's own, what stands in them, and Java's word."""
+"""Topics for one test, their contents, and Java's own classes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def topic(new_topic: Callable[..., str]) -> str:
 
 @pytest.fixture
 def read_all(broker: LocalCluster) -> Callable[..., list[Message]]:
-    """Everything in a topic, in order within each partition."""
+    """Return a function that reads a whole topic, in order within each partition."""
 
     def read(topic: str, cluster: LocalCluster = broker) -> list[Message]:
         reader = Consumer(

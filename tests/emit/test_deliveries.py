@@ -1,4 +1,4 @@
-"""Failures are reported once, and never to nobody."""
+"""Test that failures are reported exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files as records, and what is said about a wrong line."""
+"""Test files as records, and the messages about a wrong line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that break a guarantee are refused by name; those that do not, pass."""
+"""Test that settings that break a guarantee are refused by name, and others are accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The double for users' tests behaves as the publisher does."""
+"""Test that the in-memory double behaves as the publisher does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every publisher of a topic must agree on a key's partition, so Java is asked."""
+"""Test partitions against Java: every publisher of a topic must agree on a key's partition."""
 
 from __future__ import annotations
 

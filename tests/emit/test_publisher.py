@@ -1,4 +1,4 @@
-"""The publisher on a real broker: three ways to send, and what happens when it cannot."""
+"""Test the publisher on a real broker: three ways to send, and what happens on failure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_fire_and_forget_arrives_when_the_block_is_left(
 def test_order_holds_from_the_first_record_of_a_new_topic(
     broker: Bootstrap, read_all: Read
 ) -> None:
-    """Its leaders may refuse the first batch for a moment; small batches show what overtakes."""
+    """Send small batches, which show reordering if the new topic's leaders refuse the first one."""
     topic, documents = f"emit-{uuid.uuid4().hex}", [f"d-{number}" for number in range(100)]
     with connection.Cluster(settings.Kafka(), broker.bootstrap) as cluster:
         topics.create(cluster, topic, 50)
@@ -250,7 +250,7 @@ def test_an_unreachable_broker_is_named_in_bounded_time() -> None:
     began, threads = time.monotonic(), threading.active_count()
     with pytest.raises(errors.BrokerUnreachable, match=f"at {address}: tried for 1 s"):
         Publisher(address, "any", start_timeout_s=1)
-    assert time.monotonic() - began < 30  # bounded, whatever the machine does besides
+    assert time.monotonic() - began < 30  # bounded, however busy the machine is
     assert threading.active_count() <= threads
 
 
@@ -293,7 +293,8 @@ def test_weaker_guarantees_send_too(broker: Bootstrap, topic: str, read_all: Rea
     ) as publisher:
         publisher.send(event(1))
     assert set(versions(read_all(topic))) == {1}
-    # without an answer nobody knows whether a send arrived, and one may be lost: send until one is there
+    # without an answer it is unknown whether a send arrived, and one may be lost: send until one
+    # has arrived
     deadline = time.monotonic() + 90
     while 2 not in versions(read_all(topic)):
         assert time.monotonic() < deadline, "nothing sent with acks=0 ever arrived"
@@ -303,14 +304,14 @@ def test_weaker_guarantees_send_too(broker: Bootstrap, topic: str, read_all: Rea
 
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[local_broker.LocalCluster]:
-    """A broker that tests may kill."""
+    """Start a broker that tests may kill."""
     with local_broker.LocalCluster() as own:
         with connection.Cluster(settings.Kafka(), own.bootstrap) as cluster:
             topics.create(cluster, "dies", 1)
             topics.create(cluster, "comes-back", 1)
             offsets.latest(
                 cluster, "comes-back", [0]
-            )  # a leader that answers takes the first batch at the first try
+            )  # once the leader answers, it takes the first batch at the first attempt
         yield own
 
 
@@ -351,7 +352,7 @@ def test_a_broker_that_dies_is_reported_in_bounded_time(mortal: local_broker.Loc
         errors.Undelivered, match=r"5 records were not delivered.*not confirmed within 1\.5 s"
     ):
         publisher.close()
-    assert time.monotonic() - began < 30  # bounded, whatever the machine does besides
+    assert time.monotonic() - began < 30  # bounded, however busy the machine is
     assert all(isinstance(future.exception(0), errors.Undelivered) for future in futures)
 
 

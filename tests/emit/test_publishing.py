@@ -1,4 +1,4 @@
-"""What `instep emit` takes for the key, and deletions that it publishes."""
+"""Test which key `instep emit` uses, and the deletes that it publishes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.databases import declare
 
 
 def declared(**fields: str) -> settings.Settings:
-    """A pipeline of the topic for each name, with the field that holds the document's id."""
+    """Return a pipeline of the topic for each name, with the field that holds the document's id."""
     events = {
         name: {"document": field, "status": "status", "order": "version"}
         for name, field in fields.items()

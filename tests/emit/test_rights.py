@@ -1,4 +1,4 @@
-"""A publisher that the broker does not accept, or does not let write."""
+"""Test a publisher that the broker does not accept, or does not allow to write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BOB = secured.login("bob", "bob")
 
 @pytest.fixture(scope="module")
 def bootstrap(secured_broker: secured.SecuredBroker) -> str:
-    """The address where users log in; `bob` may read the topic "theirs", and no more."""
+    """Return the address where users log in. `bob` may only read the topic "theirs"."""
     with connection.Cluster(settings.Kafka(), secured_broker.bootstrap) as cluster:
         topics.create(cluster, "theirs", 1)
         secured.grant(cluster, "User:bob", "READ", topic="theirs")
