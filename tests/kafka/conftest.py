@@ -1,4 +1,4 @@
-"""A cluster to ask, topics of one's own, and Java's word."""
+"""A cluster to query, topics for one test, and Java's own classes."""
 
 from __future__ import annotations
 

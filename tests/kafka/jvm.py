@@ -1,4 +1,4 @@
-"""A JVM with Kafka's own classes, so that Java itself says what Java does."""
+"""A JVM with Kafka's own classes, so that tests can compare with what Java does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from instep.local import artifacts, java
 
 @contextlib.contextmanager
 def started() -> Iterator[Any]:
-    """The gateway's view of Kafka's classes; the JVM ends with the block."""
+    """Yield Kafka's classes as the gateway shows them. The JVM ends with the block."""
     jars = os.pathsep.join(str(jar) for jar in artifacts.jars("kafka"))
     with Path(os.devnull).open("w") as nowhere:
         port, process = launch_gateway(

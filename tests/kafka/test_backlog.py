@@ -1,4 +1,4 @@
-"""What waits in a log, to its very end; and who holds it back."""
+"""Test what waits in a log, up to its end, and which transaction blocks it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def test_words_for_what_is_held_back() -> None:
     known = OpenTransaction(1, 7, 4001, NOW, "o")
     later = OpenTransaction(1, 9, 4002, NOW, None)
     assert backlog.explained({1: 3, 2: 1}, [later, known]) == [
-        "3 records behind an open transaction since 2026-11-16T10:00:00Z, producer id 4001, transactional id 'o', partition 1",
+        (
+            "3 records behind an open transaction since 2026-11-16T10:00:00Z, producer id 4001,"
+            " transactional id 'o', partition 1"
+        ),
         "1 record behind an open transaction, partition 2",
     ]
 

@@ -1,4 +1,4 @@
-"""The settings as each client spells them."""
+"""Test the settings as each client spells them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def test_user_and_authority_for_librdkafka() -> None:
 def test_user_and_authority_for_java() -> None:
     config = connection.java_config(SCRAM, "a:1")
     assert config["sasl.jaas.config"] == (
-        'org.apache.kafka.common.security.scram.ScramLoginModule required username="instep" password="secret";'
+        'org.apache.kafka.common.security.scram.ScramLoginModule required username="instep"'
+        ' password="secret";'
     )
     assert (config["ssl.truststore.type"], config["ssl.truststore.location"]) == ("PEM", "ca.pem")
 

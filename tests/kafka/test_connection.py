@@ -1,4 +1,4 @@
-"""Clusters that do not answer."""
+"""Test clusters that do not answer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_a_closed_port_is_named_with_the_seconds_tried(capfd: pytest.CaptureFixt
             offsets.latest(cluster, "any", [0])
         with pytest.raises(errors.BrokerUnreachable):
             groups.mirror(cluster, "any", "any", {0: 1})
-    assert time.monotonic() - began < 30  # bounded, whatever the machine does besides
-    assert "instep#" not in capfd.readouterr().err  # clients of other tests may still be talking
+    assert time.monotonic() - began < 30  # bounded, however busy the machine is
+    assert "instep#" not in capfd.readouterr().err  # clients of other tests may still be connected
 
 
 def test_a_name_that_does_not_resolve() -> None:

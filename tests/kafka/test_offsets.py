@@ -1,4 +1,4 @@
-"""Places in a log on a real broker, with and without transactions."""
+"""Test places in a log on a real broker, with and without transactions."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ def test_aborted_records_and_markers_are_passed_over(
     cluster: connection.Cluster, new_topic: Callable[..., str], transactional: Producer
 ) -> None:
     topic = new_topic(2)
-    # partition 0: a 0, marker 1, x 2, abort marker 3, c 4, marker 5; partition 1: a 0, marker 1, x 2, abort marker 3
+    # partition 0: a 0, marker 1, x 2, abort marker 3, c 4, marker 5
+    # partition 1: a 0, marker 1, x 2, abort marker 3
     transactional.begin_transaction()
     write(transactional, topic, 0, b"a")
     write(transactional, topic, 1, b"a")
@@ -216,7 +217,7 @@ def test_mirroring_is_cheap(cluster: connection.Cluster, new_topic: Callable[...
         took_s.append(time.monotonic() - began)
     assert (
         statistics.median(took_s) < 0.2
-    )  # of all, so that one moment at which the machine was busy decides nothing
+    )  # the median: one busy moment of the machine makes no difference
 
 
 def test_a_group_of_another_program_is_not_taken_for_a_mirror(

@@ -1,4 +1,4 @@
-"""Places in a log: what can be written, what it means, and where it lies on a real broker."""
+"""Test places in a log: their syntax, their meaning, and their offsets on a real broker."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_place_is_read_as_it_is_written(place: places.Place) -> None:
 
 @given(any_place, any_place)
 def test_a_range_is_read_as_it_is_written(first: places.Place, last: places.Place) -> None:
-    """But for a number after a time, which is a time."""
+    """Expect the same text, except that a number after a time is a time."""
     assume(not (isinstance(first, (AtTime, Ago)) and isinstance(last, Offset)))
     written = PlaceRange(first, last)
     found = parsed(places.parse_range, str(written))

@@ -1,4 +1,4 @@
-"""Every way into a secured cluster, for every client; and every way to be refused, each with its own words."""
+"""Test every way to connect to a secured cluster, for every client, and every refusal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.waiting import wait_until
 
 
 def refused(broker: SecuredBroker, listener: str, **said: Any) -> errors.InstepError:
-    """The error of asking for a topic, and of a publisher at its start."""
+    """Return the error of describing a topic, and check that a publisher's is the same."""
     asked = kafka(broker, **said)
     found = []
     with (
@@ -72,7 +72,10 @@ def test_every_client_comes_in(secured_broker: SecuredBroker, way: str) -> None:
         ("elsewhere", r"the certificate of the broker at \S+ is for another host"),
         (
             "stranger",
-            r"the certificate of the broker at \S+ is signed by an authority that is not trusted here",
+            (
+                r"the certificate of the broker at \S+ is signed by an authority that is not"
+                r" trusted here"
+            ),
         ),
     ],
 )
@@ -312,7 +315,7 @@ def _follow(remedy: str, bootstrap: str) -> None:
 
 
 def _allowed(operation: Callable[[], object]) -> bool:
-    """Whether it may be done by now: a right takes a moment to reach the broker."""
+    """Return whether it is allowed by now: a right takes a moment to reach the broker."""
     try:
         operation()
     except errors.NotAuthorised:

@@ -1,4 +1,4 @@
-"""Topics on a real broker."""
+"""Test topics on a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster that refuses, and one that has lost a broker: what can be reported is reported, and what cannot be says why."""
+"""Test a cluster that refuses, and one that lost a broker: what is unknown has a reason."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def test_a_lost_broker_hides_only_what_it_held() -> None:
         connection.Cluster(settings.Kafka(), brokers.bootstrap) as cluster,
     ):
         topics.create(cluster, "single", 6, 1)
-        # With all three required in sync, a new leader that has not yet heard of the high watermark could never raise it.
+        # With all three required in sync, a new leader that does not know the high watermark yet
+        # could never raise it.
         topics.create(cluster, "triple", 1, 3, {"min.insync.replicas": "2"})
         producer = Producer({"bootstrap.servers": brokers.bootstrap})
         for number in range(12):
@@ -89,7 +90,7 @@ def test_a_lost_broker_hides_only_what_it_held() -> None:
             ]
 
         wait_until(lambda: bool(lost()), "the cluster to notice")
-        # its leader may have been the broker that is gone
+        # its leader may have been the lost broker
         wait_until(
             lambda: topic_details.describe(cluster, ["triple"])[0].partitions[0].end == 1,
             "a leader that answers",
@@ -107,7 +108,7 @@ def test_a_lost_broker_hides_only_what_it_held() -> None:
         assert noted == {
             number: log_bounds.NO_LEADER if number in gone else "" for number in range(6)
         }
-        # a coordinator that has just taken over shows a group only once its replicas have followed it
+        # a new coordinator shows a group only after its replicas have caught up
         wait_until(
             lambda: bool(groups.all_positions(cluster, "readers")),
             "the group at its new coordinator",

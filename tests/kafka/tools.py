@@ -1,4 +1,4 @@
-"""Kafka's own command line, run as people run it: what it says of a cluster is what ours must say."""
+"""Kafka's own command-line tools: our output must agree with theirs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ACLS = "org.apache.kafka.tools.AclCommand"
 
 
 def run(tool: str, bootstrap: str, *arguments: str) -> str:
-    """What the tool prints."""
+    """Return what the tool prints."""
     jars = os.pathsep.join(
         str(jar) for bundle in ("kafka", "kafka-tools") for jar in artifacts.jars(bundle)
     )

@@ -1,4 +1,4 @@
-"""The cluster's settings, and what only the Python client asks for, from a real broker."""
+"""Test the cluster's settings, and what only the Python client reads, on a real broker."""
 
 from __future__ import annotations
 

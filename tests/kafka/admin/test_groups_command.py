@@ -1,4 +1,4 @@
-"""`instep groups`, as users meet it, and beside Kafka's own tool."""
+"""Test `instep groups` as users run it, and against Kafka's own tool."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 def place(tmp_path: Path, broker: LocalCluster) -> Path:
-    """A folder with settings; the pipeline's topic is not there, which nobody minds here."""
+    """Make a folder with settings. The pipeline's topic does not exist, which is fine here."""
     text = SETTINGS.format(bootstrap=broker.bootstrap, topic="unseen")
     (tmp_path / "instep.toml").write_text(text, encoding="utf-8")
     return tmp_path
@@ -44,7 +44,7 @@ def group() -> str:
 def member(
     cluster: connection.Cluster, group: str, topic: str, partitions: int
 ) -> Iterator[Consumer]:
-    """A member that was assigned that many partitions; it reads and commits nothing by itself."""
+    """Yield a member with that many assigned partitions. It reads and commits nothing by itself."""
     config = {
         "group.id": group,
         "client.id": "reader-7",
@@ -117,7 +117,7 @@ def test_lag_and_members_are_those_of_kafkas_own_tool(
     ]
     assert sorted(ours) == sorted(line[:9] for line in theirs)
     assert (behind["lag_records"], 3_500 < behind["lag_seconds"] < 5_000) == (7, True)
-    # Kafka's own tool leaves these out of its sums, and does not list the second at all
+    # Kafka's own tool excludes these from its sums, and does not list the second at all
     assert (never["current"], never["lag_records"], never["note"]) == (
         None,
         4,
@@ -166,7 +166,8 @@ def test_markers_are_no_lag_and_an_open_transaction_is_said(
     end, lag, seconds, note = standing()
     assert (end, lag, seconds) == (3, 1, None)
     assert re.fullmatch(
-        r"behind an open transaction since 20.+Z, producer id \d+, transactional id '.+', partition 0",
+        r"behind an open transaction since 20.+Z, producer id \d+, transactional id '.+',"
+        r" partition 0",
         note,
     )
     producer.abort_transaction(30)

@@ -1,4 +1,4 @@
-"""`instep offsets` and `instep peek`, as users meet them, and beside Kafka's own tool."""
+"""Test `instep offsets` and `instep peek` as users run them, and against Kafka's own tool."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_offsets_are_those_of_kafkas_own_tool(
 
     assert {one["partition"]: one["end"] for one in found} == theirs("latest")
     timed = theirs(str(at))
-    # where no record is so late, Kafka's tool says nothing, and we the end
+    # where no record is that late, Kafka's tool prints nothing, and we print the end
     assert {one["partition"]: one["at"] for one in found} == {0: 2, 1: 0, 2: 2}
     assert {number: offset for number, offset in timed.items() if offset >= 0} == {0: 2, 2: 2}
     assert [(one["first"], one["records_estimated"], one["after"]) for one in found] == [

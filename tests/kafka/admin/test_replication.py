@@ -1,4 +1,4 @@
-"""Replicas planned: as many as asked, each on another broker, spread, and none moved without need."""
+"""Test planned replicas: the requested number, on different brokers, spread, and rarely moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`instep topics`, as users meet it."""
+"""Test `instep topics` as users run it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.producing import IN_ORDER
 
 @pytest.fixture
 def place(tmp_path: Path, broker: LocalCluster, new_topic: Callable[..., str]) -> Path:
-    """A folder with a settings file whose pipeline follows a topic of three partitions."""
+    """Make a folder with a settings file whose pipeline reads a topic of three partitions."""
     text = SETTINGS.format(bootstrap=broker.bootstrap, topic=new_topic(3))
     (tmp_path / "instep.toml").write_text(text, encoding="utf-8")
     return tmp_path
@@ -48,7 +48,7 @@ def refused(place: Path, *arguments: str) -> str:
 
 
 def refused_here(place: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-    """The same without a process of its own: for many small mistakes."""
+    """Return the error of a command that runs within this process: for many small mistakes."""
     monkeypatch.chdir(place)
     done = CliRunner().invoke(cli.build_app(), arguments)
     assert isinstance(done.exception, errors.SettingsError), done
@@ -292,7 +292,8 @@ def test_a_topic_is_deleted_with_execute_and_a_confirmation(
 def test_a_quick_command_imports_nothing_heavy(place: Path) -> None:
     program = (
         "import sys, contextlib\nfrom instep import cli\n"
-        "with contextlib.suppress(SystemExit):\n    sys.argv = ['instep', 'topics', 'list', '--json']\n    cli.main()\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    sys.argv = ['instep', 'topics', 'list', '--json']\n    cli.main()\n"
         "print(*sorted(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(
