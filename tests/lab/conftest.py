@@ -1,4 +1,4 @@
-"""The lab's clusters, shared by the tests of this folder: started when first asked for."""
+"""The lab's clusters, shared by the tests of this folder and started on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hand-made lab runs for the tests of everything that reads runs."""
+"""Hand-made lab runs for the tests of code that reads runs."""
 
 from __future__ import annotations
 

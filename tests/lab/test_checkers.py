@@ -1,4 +1,4 @@
-"""The checkers prove themselves: each anomaly on a history that has exactly it and on one that has not; mutations are found."""
+"""Test the checkers: histories with exactly one anomaly, histories without, and mutations."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_history_has_exactly_its_anomaly(anomaly: str, operations: list[Client
 
 @st.composite
 def clean_histories(draw: st.DrawFn) -> list[ClientOperation]:
-    """Keys in any mixture, each in order; every record sent, read and worked once."""
+    """Generate interleaved keys, each in order, with every record sent, read and processed once."""
     order = draw(st.permutations([key for key in "abc" for _ in range(draw(st.integers(2, 5)))]))
     counts: dict[str, int] = {}
     operations = []

@@ -1,4 +1,4 @@
-"""The claims as a whole: each has all its texts and refers to existing rules."""
+"""Test the claims as a whole: each has all its texts and refers to existing rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims about commits come out as they must, on a real broker; the others run the same code with other crashes."""
+"""Test claims about commits on a real broker; the others run the same code with other crashes."""
 
 from __future__ import annotations
 

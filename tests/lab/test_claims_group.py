@@ -1,4 +1,4 @@
-"""Claims about groups come out as they must, on a real broker; those with many members are left to the lab."""
+"""Test claims about groups on a real broker; `instep lab run` covers those with many members."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ def test_verdict(settle: Settle, claim: str) -> None:
 
 
 def test_what_an_event_did_to_a_group() -> None:
-    """Partition 0 stays with its member, 1 moves to another, which reads a record again; a slow member's pauses do not count."""
+    """Check the effects of an event on a group.
+
+    Partition 0 stays with its member. Partition 1 moves to another one, which reads a record again.
+    A slow member's pauses do not count.
+    """
 
     def read(at_s: float, member: str, partition: int, number: int) -> ClientOperation:
         return ClientOperation(

@@ -1,4 +1,4 @@
-"""Claims about order come out as they must, on a real broker; test_lab.py settles another."""
+"""Test claims about order on a real broker; test_lab.py settles another one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def test_verdict(settle: Settle, claim: str, verdict: ClaimVerdict) -> None:
 def test_a_broken_reader_is_noticed(
     settle: Settle, monkeypatch: pytest.MonkeyPatch, bug: str, verdict: ClaimVerdict
 ) -> None:
-    """The claim says that the order holds; a reader that breaks it, or does not read it all, must not pass for that."""
+    """Reject a reader that breaks the order or does not read everything.
+
+    The claim says that the order holds, so such a reader must not count as proof.
+    """
     handle = consuming._Reader._handle
 
     def broken(self: consuming._Reader, batch: Sequence[Message]) -> None:
@@ -53,7 +56,7 @@ def test_a_broken_reader_is_noticed(
 
     monkeypatch.setattr(consuming._Reader, "_handle", broken)
     if bug == "swaps":
-        # reading backwards is a fault of the reader's own, and has a control of its own
+        # reading backwards is a fault of the reader itself, and has its own control
         monkeypatch.setattr(checkers, "reordered", lambda *_: checkers.Anomalies("reordered", 0, 1))
     result = settle("order-2")
     assert result.verdict is verdict, result.judgement.because

@@ -1,4 +1,4 @@
-"""The claims about sending come out as they must, on real brokers. Those that take long are left to `instep lab run`."""
+"""Test the claims about sending on real brokers; `instep lab run` covers the slow ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def test_verdict(settle: Settle, claim: str, verdict: ClaimVerdict) -> None:
 
 
 def test_defaults_are_read_from_what_the_classes_print() -> None:
-    page = '<h4><a id="acks"></a></h4><tr><th>Default:</th><td>all</td></tr><h4><a id="linger.ms"></a></h4>no default'
+    page = (
+        '<h4><a id="acks"></a></h4><tr><th>Default:</th><td>all</td></tr><h4><a'
+        ' id="linger.ms"></a></h4>no default'
+    )
     assert defaults.parse(page) == {"acks": "all"}
     assert defaults.parse("nothing of the sort") == {}
 

@@ -1,4 +1,4 @@
-"""Claims about where a group starts come out as they must, on a real broker."""
+"""Test claims about where a group starts, on a real broker."""
 
 from __future__ import annotations
 

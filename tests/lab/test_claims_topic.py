@@ -1,4 +1,4 @@
-"""Claims about topics come out as they must, on a real broker."""
+"""Test claims about topics, on a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lab as a whole: interrupted, killed, resumed; on a cluster of somebody else's; with experiments that break."""
+"""Test the lab: interrupted, killed, resumed, on a user's cluster, with failing experiments."""
 
 from __future__ import annotations
 
@@ -137,7 +137,10 @@ def test_too_few_brokers_is_inconclusive(broker: LocalCluster, tmp_path: Path) -
 
 
 def test_nothing_is_left_on_a_cluster_of_the_users(broker: LocalCluster, tmp_path: Path) -> None:
-    """Also by a part of the run that was killed before it could clean up; and what others made stays."""
+    """Clean up also after a part of the run that was killed.
+
+    What others created stays.
+    """
     with connection.Cluster(settings.Kafka(), broker.bootstrap) as cluster:
         before = set(topics.names(cluster))
         topics.create(cluster, "instep-lab-of-somebody", 1)
@@ -263,7 +266,7 @@ def test_an_interruption_does_not_wait_for_a_broker_that_is_frozen(
             raise SystemExit(130)
 
     try:
-        # waited for, the publisher would be an error of its own
+        # if we waited for it, the publisher would be a separate error
         with pytest.raises(SystemExit):
             interrupt()
     finally:

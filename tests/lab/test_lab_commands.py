@@ -1,4 +1,4 @@
-"""`instep lab` as users meet it: in a process of its own, with runs made by hand and claims of the tests' own."""
+"""Test `instep lab` as users run it: in its own process, with hand-made runs and claims."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from tests.lab import labs
 from tests.support import commands
 from tests.test_terminal import EVIL
 
-# the command line, knowing three claims more
+# the command line, with additional claims
 PROGRAM = """
 from instep.cli import main
 from instep_lab.claim import experiment
 for number in (1, 2, 3):
-    experiment(f"probe-{number}", statement="acks=all loses no records", method="kill -9 of the leader", advice="Use acks=all.",
+    experiment(f"probe-{number}", statement="acks=all loses no records",
+            method="kill -9 of the leader", advice="Use acks=all.",
             rules=("TOPIC_SINGLE_REPLICA",), brokers=3, harmless=False)(lambda trial: None)
 experiment("sound-1", statement="a" * 100, method="nothing", advice="None.")(lambda trial: None)
 main()
@@ -36,7 +37,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def kept(home: Path) -> Path:
-    """Where runs are kept, with one in it."""
+    """Return the folder of runs, with one run in it."""
     folder = home / "state" / "lab"
     labs.a_run(folder)
     return folder

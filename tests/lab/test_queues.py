@@ -1,4 +1,4 @@
-"""Every queueing system on its real server: the same messages through each, and what is left when it was killed."""
+"""Test every queueing system on its real server: the same messages, and what survives a kill."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def servers(pool: ClusterPool) -> Iterator[Servers]:
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server on a busy machine may be silent for longer than what the lab waits for."""
+    """Wait longer than the lab does, since a server on a busy machine may be slow to answer."""
     monkeypatch.setattr("instep_lab.queues.system.PATIENCE_S", 30.0)
 
 
@@ -73,7 +73,7 @@ def test_what_a_kill_leaves(
 ) -> None:
     monkeypatch.setattr(
         "instep_lab.queues.system.PATIENCE_S", 5.0
-    )  # for what is lost it is waited in vain
+    )  # waiting for lost messages is in vain
     ways = [
         servers.system(kind.name, durable=durable)
         for kind in KINDS
@@ -84,7 +84,7 @@ def test_what_a_kill_leaves(
         assert not found.repeated
         if found.durable:
             assert found.lost.count == 0
-        elif found.system != "kafka":  # what acks=0 loses is a matter of moments
+        elif found.system != "kafka":  # what acks=0 loses depends on timing
             assert found.lost.count == 50
 
 
@@ -155,9 +155,10 @@ def settled(
     missing: Mapping[str, str],
     varied: float = 1.0,
 ) -> Judgement:
-    """What becomes of the claim when the systems took that many seconds for the same messages, by name; the others took 4.
+    """Judge a claim on made-up measurements.
 
-    The second round took that many times the first.
+    `seconds` has the time that a system took for the same messages, by name; the others took 4. The
+    second round took `varied` times as long as the first.
     """
     none = checkers.Anomalies("lost", 0, 100)
     speeds = [
@@ -186,7 +187,7 @@ def settled(
             2.0,
             ClaimVerdict.DEPENDS,
             ClaimVerdict.RIGHT,
-        ),  # twice as fast at every size: faster, and never slow
+        ),  # twice as fast at every size, and never slow
         (1.0, 1.9, ClaimVerdict.DEPENDS, ClaimVerdict.WRONG),
         (2.0, 1.9, ClaimVerdict.WRONG, ClaimVerdict.WRONG),
         (4.1, 2.0, ClaimVerdict.DEPENDS, ClaimVerdict.WRONG),  # slow at every size

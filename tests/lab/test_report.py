@@ -1,4 +1,4 @@
-"""What a user sees of a run: text is never markup, nothing is loaded from outside, and nothing is missing."""
+"""Test a run's report: complete, no text becomes markup, and nothing is loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from instep_lab.verdict import ClaimVerdict, Judgement, PartOutcome, Role, Verdi
 from tests.lab import labs
 
 EVIL = (
-    "<script>alert(1)</script>\"'><img src=x onerror=y>&amp;`]]>\x1b[31m\x00\r\n\u202e\ud800|*_[a](b)"
+    "<script>alert(1)</script>\"'><img src=x onerror=y>&amp;`]]>\x1b[31m\x00\r\n"
+    "\u202e\ud800|*_[a](b)"
     "</style></title>"
 )
 PICTURE = "data:image/svg+xml;base64,"

@@ -1,4 +1,4 @@
-"""Clients that are wrong on purpose, on a real broker: the checkers catch every one of them, and none of the right ones."""
+"""Test clients with seeded bugs on a real broker: the checkers catch all of them, and only them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Consume = Callable[..., list[ClientOperation]]
 
 @pytest.fixture
 def crash_and_finish(trial: Trial) -> Consume:
-    """Publish, have a consumer die at a point, let another finish; what the two did."""
+    """Publish, crash a consumer at a point, let another one finish, and return their operations."""
 
     def run(point: CrashPoint, **given: object) -> list[ClientOperation]:
         scenario, topic = trial.scenario("crash"), trial.topic(1)
@@ -87,7 +87,7 @@ def test_no_flush_is_caught(trial: Trial) -> None:
     found = {}
     for flush in (False, True):
         scenario, topic = trial.scenario(f"flush {flush}"), trial.topic(1)
-        # such a program takes what it gave to the client for sent
+        # such a program treats what it gave to the client as sent
         plan = Publishing(
             topic=topic, count=COUNT, seed=1, flush=flush, config={"linger.ms": 1_000}
         )

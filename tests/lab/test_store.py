@@ -1,4 +1,4 @@
-"""Folders of runs: one that was killed says so, what is damaged is named, and a run goes on where it ended."""
+"""Test folders of runs: killed runs are marked, damage is named, and a run can be resumed."""
 
 from __future__ import annotations
 

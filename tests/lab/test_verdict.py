@@ -1,4 +1,4 @@
-"""From parts to a verdict: every combination, and unknown is never a pass."""
+"""Test the verdict from parts: every combination, and unknown is never a pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads are repeatable, number each key without gaps, and can be reported from other records."""
+"""Test that workloads are repeatable, number each key without gaps, and can be parsed."""
 
 from __future__ import annotations
 
