@@ -1,4 +1,4 @@
-"""A home of its own for what lends servers, on the real cache, and folders that every user can enter."""
+"""A home folder for local servers, with the real cache, and folders that every user can enter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from instep.local import paths
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """An empty folder that every user can enter, which pytest's own are not for root."""
+    """Yield an empty folder that every user can enter, unlike root's folders of pytest."""
     folder = Path(tempfile.mkdtemp(prefix="instep-test-"))
     folder.chmod(0o755)
     yield folder
@@ -23,7 +23,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def home(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """INSTEP_HOME in an empty folder, the cache being the user's real one."""
+    """Set INSTEP_HOME to an empty folder, with the user's real cache."""
     (open_folder / "cache").symlink_to(paths.cache())
     monkeypatch.setenv("INSTEP_HOME", str(open_folder))
     return open_folder
@@ -31,6 +31,6 @@ def home(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def bare_home(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """INSTEP_HOME in an empty folder with nothing fetched."""
+    """Set INSTEP_HOME to an empty folder with nothing fetched."""
     monkeypatch.setenv("INSTEP_HOME", str(open_folder))
     return open_folder

@@ -26,7 +26,10 @@ def sum_of(text: bytes) -> str:
 
 
 def bring(monkeypatch: pytest.MonkeyPatch, content: bytes, name: str = "thing-1.0.jar") -> None:
-    """Let one file of this content come from Maven, and the spark-kafka bundle consist of thing-1.0.jar holding `good`."""
+    """Make Maven return one file with this content.
+
+    The spark-kafka bundle consists of thing-1.0.jar with the content `good`.
+    """
 
     def retrieve(
         keeper: keeper_client.KeeperClient, work: Path, bundle: str, modules: list[str]
@@ -151,7 +154,7 @@ def test_a_fetch_killed_half_way_leaves_nothing(bare_home: Path) -> None:
 
 
 def test_a_fetch_is_interrupted_at_once_and_leaves_nothing(bare_home: Path) -> None:
-    """By Ctrl-C, as a command is, in the middle of the first file."""
+    """Interrupt by Ctrl-C, as a user does, in the middle of the first file."""
     command = [sys.executable, "-m", "instep", "up"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as fetching:
         wait_until(lambda: any(bare_home.rglob("*.part")))
@@ -176,7 +179,7 @@ def test_no_network_is_reported(bare_home: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def tiny_disk(bare_home: Path) -> Iterator[Path]:
-    """INSTEP_HOME on a disk of 4 MB."""
+    """Set INSTEP_HOME to a disk of 4 MB."""
     if os.geteuid() != 0:
         pytest.skip("mounting a tiny disk needs root")
     mount = subprocess.run(

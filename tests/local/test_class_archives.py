@@ -1,4 +1,4 @@
-"""Class-data archives: made once, used by the JVM, made again for another Java, and never needed."""
+"""Test class-data archives: made once, used by the JVM, remade for another Java, and optional."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from instep.pipeline import session
 
 @pytest.fixture
 def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The connector's jars in a folder of the test's own."""
+    """Copy the connector's jars to a folder of the test."""
     copied = [Path(shutil.copy(jar, tmp_path)) for jar in artifacts.jars("spark-kafka")]
     monkeypatch.setattr(artifacts, "jars", lambda _bundle: copied)
     return copied
 
 
 def test_a_broker_starts_from_the_archive() -> None:
-    """`-Xshare:on` ends a JVM whose archive does not fit its class path."""
+    """Start with `-Xshare:on`, which ends a JVM whose archive does not fit its class path."""
     said: list[str] = []
     assert class_archives.prepare(class_archives.KAFKA, said.append), said
     command = broker._jvm("-Xshare:on")
@@ -90,7 +90,10 @@ def test_one_that_was_made_for_something_else_is_made_again(
 def test_it_is_made_in_the_background(
     jars: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a process of its own, whose log says what became of it; nothing is started when the archive is there."""
+    """Make the archive in a separate process, whose log has the outcome.
+
+    Start nothing when the archive exists.
+    """
     monkeypatch.setattr(artifacts, "is_kept", lambda _bundle: True)
     monkeypatch.setattr(class_archives, "_is_current", lambda *_: False)
     monkeypatch.setattr(paths, "cache", lambda: tmp_path)

@@ -1,4 +1,4 @@
-"""Other versions of the local databases. `make versions` runs many more tests on them."""
+"""Test other versions of the local databases. `make versions` runs many more tests on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers of a local cluster killed, started, paused and resumed, and what its topics show meanwhile."""
+"""Test a local cluster whose servers are killed, paused and resumed, and what its topics show."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ Cli = Callable[..., str]
 
 @pytest.fixture
 def cli(home: Path) -> Cli:
-    """The command line on a home of its own; what it said on both channels, after it ended as expected."""
+    """Return a function that runs a command and returns its output.
+
+    It uses a separate home, checks the exit status, and returns stdout and stderr.
+    """
 
     def run(*arguments: str, status: int = 0) -> str:
         done = commands.run(arguments, cwd=home, env=os.environ)
@@ -32,7 +35,10 @@ def cli(home: Path) -> Cli:
 
 
 def partition(cluster: connection.Cluster, topic: str) -> tuple[int, set[int]]:
-    """Who leads the topic's only partition, and who is in sync; nobody while the cluster does not answer."""
+    """Return the leader and the in-sync replicas of the topic's only partition.
+
+    Return -1 and no replicas while the cluster does not answer.
+    """
     try:
         found = cluster.admin.list_topics(topic, timeout=5).topics[topic].partitions[0]
     except KafkaException:
@@ -74,7 +80,7 @@ def test_three_brokers_and_a_database(cli: Cli) -> None:
 def _kill_and_start(cli: Cli, cluster: connection.Cluster, leader: int) -> None:
     assert f"kafka-{leader} is dead" in cli("up", "kill", str(leader))
     wait_until(lambda: _led_by_another(cluster, leader), "another leader")
-    local_servers.broker_on_demand(print)  # what needs the cluster leaves the dead node dead
+    local_servers.broker_on_demand(print)  # commands that need the cluster leave the dead node dead
     listed = {one["name"]: one["state"] for one in json.loads(cli("up", "status", "--json"))}
     assert listed[f"kafka-{leader}"] == "dead"
     assert list(listed.values()).count("running") == 3
@@ -88,7 +94,7 @@ def _kill_and_start(cli: Cli, cluster: connection.Cluster, leader: int) -> None:
 
 
 def _leader(cluster: connection.Cluster) -> int:
-    """Who leads, once the cluster answers."""
+    """Return the leader, once the cluster answers."""
     found: list[int] = []
 
     def answered() -> bool:

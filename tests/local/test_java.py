@@ -8,13 +8,22 @@ from instep import errors
 from instep.local import java
 
 OUTPUTS = {
-    'openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment (build 17.0.15+6-Debian-1deb12u1)': 17,
-    'java version "21.0.2" 2024-01-16 LTS\nJava(TM) SE Runtime Environment (build 21.0.2+13-LTS-58)': 21,
+    (
+        'openjdk version "17.0.15" 2025-04-15\n'
+        "OpenJDK Runtime Environment (build 17.0.15+6-Debian-1deb12u1)"
+    ): 17,
+    (
+        'java version "21.0.2" 2024-01-16 LTS\n'
+        "Java(TM) SE Runtime Environment (build 21.0.2+13-LTS-58)"
+    ): 21,
     'java version "1.8.0_442"\nJava(TM) SE Runtime Environment (build 1.8.0_442-b06)': 8,
     'openjdk version "11" 2018-09-25': 11,
     'openjdk version "25-ea" 2025-09-16': 25,
     'openjdk version "17.0.9" 2023-10-17\nIBM Semeru Runtime Open Edition 17.0.9.0': 17,
-    'Picked up JAVA_TOOL_OPTIONS: -Xmx1g\nopenjdk version "17.0.15" 2025-04-15 LTS\nOpenJDK Corretto-17.0.15.6.1': 17,
+    (
+        'Picked up JAVA_TOOL_OPTIONS: -Xmx1g\nopenjdk version "17.0.15" 2025-04-15 LTS\n'
+        "OpenJDK Corretto-17.0.15.6.1"
+    ): 17,
     "openjdk 22.0.1 2024-04-16": 22,
 }
 

@@ -17,7 +17,10 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 def state(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The state folder of a home of its own; free ports stand in for the usual ones, which this machine may use."""
+    """Return the state folder of a separate home.
+
+    Free ports replace the default ones, which this machine may use.
+    """
     chosen = ports.free(3)
     monkeypatch.setattr(
         local_servers,
@@ -62,7 +65,7 @@ def test_up_and_down_and_up_again(state: Path) -> None:
     with pytest.raises(errors.SettingsError, match="data of the local Kafka is that of 1 broker"):
         local_servers.up(brokers=3)
 
-    # The data is kept, and a usual port that is taken now gives way to a free one.
+    # The data is kept, and a default port that is now in use is replaced by a free one.
     cluster_id = (state / "kafka-of-1" / "kafka-1" / "data" / "meta.properties").read_text()
     holder = subprocess.Popen(
         [sys.executable, "-m", "http.server", "-b", "127.0.0.1", str(first[0].port)],

@@ -1,4 +1,4 @@
-"""Processes stopped for certain."""
+"""Test that processes stop reliably."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import pytest
 
 from instep.local import processes
 
-BUSY = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'while True: pass']); print(flush=True)\nwhile True: pass"
+BUSY = (
+    "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'while True: pass']);"
+    " print(flush=True)\nwhile True: pass"
+)
 
 
 def test_a_frozen_tree_has_stopped() -> None:
-    """Also processes that were computing: the signal alone does not stop them at once."""
+    """Stop also processes that are computing: the signal alone does not stop them at once."""
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as parent:
         try:
             assert parent.stdout

@@ -1,4 +1,4 @@
-"""The proxy between real sockets, and between a real client and a real broker."""
+"""Test the proxy between real sockets, and between a real client and a real broker."""
 
 from __future__ import annotations
 
@@ -118,7 +118,10 @@ def _raise() -> bytes:
 
 
 def test_a_swallowed_answer_makes_a_client_repeat_itself() -> None:
-    """A broker that is reached through the proxy: without idempotence, what was written and not answered is written again."""
+    """Reach a broker through the proxy.
+
+    Without idempotence, a record that was written and not acknowledged is written again.
+    """
     through = ports.free(1)[0]
 
     class Behind(Broker):

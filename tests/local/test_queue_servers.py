@@ -1,4 +1,4 @@
-"""Redis, RabbitMQ and ActiveMQ: killed and started again, on loopback only, and nothing of them left."""
+"""Test Redis, RabbitMQ and ActiveMQ: killed, restarted, on loopback only, and cleaned up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LISTENING = "0A"
 
 
 def listening(pids: list[int]) -> set[str]:
-    """The addresses on which these processes listen."""
+    """Return the addresses on which these processes listen."""
     inodes = set()
     for pid in pids:
         for entry in Path("/proc", str(pid), "fd").iterdir():

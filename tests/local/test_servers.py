@@ -1,4 +1,4 @@
-"""Real servers: each is killed and started again on its data, paused, refused a taken port, and outlived by nothing."""
+"""Test real servers: killed and restarted on their data, paused, on used ports, and cleaned up."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.support.local_servers import answers
 from tests.support.waiting import wait_until
 
 KINDS: tuple[type[server.Server], ...] = (broker.Broker, mariadb.MariaDB, postgres.Postgres)
-PATIENCE_S = 60  # of a client with a server that runs
+PATIENCE_S = 60  # of a client with a running server
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[Callable[[type[server.Server]], server.Server]]:
-    """One running server of each kind for the whole module."""
+    """Start one server of each kind for the whole module."""
     started: dict[type[server.Server], server.Server] = {}
 
     def get(kind: type[server.Server]) -> server.Server:
@@ -209,7 +209,8 @@ def test_a_server_that_dies_at_its_start_shows_its_log(tmp_path: Path) -> None:
     with (
         pytest.raises(
             errors.InstepError,
-            match=r"the last lines of its log:\n(?s:.)*Invalid value never (?s:.)*the complete log: .*kafka.log",
+            match=r"the last lines of its log:\n(?s:.)*Invalid value never (?s:.)*the complete log:"
+            r" .*kafka.log",
         ),
         one,
     ):
@@ -315,7 +316,7 @@ time.sleep(600)
 
 @contextmanager
 def owning(code: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that owns servers, gone at the end whatever the test finds."""
+    """Start a process that owns servers, and end it whatever the test finds."""
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as owner:
@@ -398,7 +399,10 @@ def test_a_server_whose_keeper_was_killed_starts_again() -> None:
 
 
 def test_missing_libraries_are_named_with_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    reported = "\tlibaio.so.1 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x0)\n\tlibodd.so.9 => not found\n"
+    reported = (
+        "\tlibaio.so.1 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x0)\n"
+        "\tlibodd.so.9 => not found\n"
+    )
     assert libraries.parse_missing(reported) == ["libaio.so.1", "libodd.so.9"]
     monkeypatch.setattr(
         "subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0, reported, "")
