@@ -1,4 +1,4 @@
-"""What was quarantined, on every real database: released, skipped, replayed, dropped, and what the timeline says of it."""
+"""Test release, skip, replay, drop and the timeline on every real database."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOPIC = "print-status"
 
 
 def never(_position: Any, _events: Any) -> set[int]:
-    """No event was overtaken: the pipeline has an order."""
+    """Return no event: with an order, none is overtaken."""
     return set()
 
 
@@ -263,7 +263,7 @@ def test_the_history_is_pruned_in_chunks(
 def test_a_pipeline_that_runs_meanwhile_takes_its_turn(
     kind: str, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
-    """A release that has read what waits must not miss an event that a task parks behind it."""
+    """Check that a release does not miss an event that a task parks behind it meanwhile."""
     database_url = new_database(kind)
     sink = begun(open_sink(declare(database_url, transitions=MACHINE)))
     apply(sink, [event(0, "a", 1, "CREATED"), event(1, "a", 2, "PRINTED")])

@@ -1,4 +1,4 @@
-"""A stretch of a real log applied again, to tables damaged in every way that the guard allows to repair."""
+"""Test replay of a range of a real log, on tables with all damage that the guard can repair."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNORDERED = {
 
 @pytest.fixture
 def put(cluster: Cluster, topic: str) -> Put:
-    """Publishes records, keyed by document."""
+    """Return a function that publishes records, keyed by document."""
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0, **IN_ORDER})
 
     def publish(*records: tuple[str, Any]) -> None:
@@ -123,9 +123,11 @@ def test_a_damaged_table_is_repaired(
         run_sql(
             database_url,
             "UPDATE contract_document SET print_status = 'DAMAGED' WHERE doc_no IN ('d0', 'd1')",
-            "UPDATE contract_document SET print_status = 'S1', print_version = 1 WHERE doc_no = 'd2'",
+            "UPDATE contract_document SET print_status = 'S1', print_version = 1"
+            " WHERE doc_no = 'd2'",
             "DELETE FROM contract_document WHERE doc_no = 'd3'",
-            "UPDATE contract_document SET print_status = 'NEWER', print_version = 9 WHERE doc_no = 'd4'",
+            "UPDATE contract_document SET print_status = 'NEWER', print_version = 9"
+            " WHERE doc_no = 'd4'",
         )
         plan = repaired(session, cluster, execute=False)
         assert {line.document for line in plan} == {"d0", "d1", "d2", "d3"}
@@ -156,7 +158,7 @@ def test_a_pruned_history_does_not_keep_a_row_damaged(
     put: Put,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also when the database gives the first turn up: what was met in it is met again."""
+    """Repair also when the database rolls back the first attempt: the retry finds the same."""
     url = new_database("sqlite")
     pipeline = declare(url, topic=topic)
     put(event("a", 1, "ONE"), event("a", 2, "TWO"), event("a", 2, "ANOTHER BODY"))
@@ -208,10 +210,11 @@ def test_without_an_order_the_stretch_reaches_the_ledger(
             repaired(session, cluster, last=places.FromStart(1))
         assert {line.document for line in repaired(session, cluster)} == {"a", "b", "c"}
         assert table(url) == [("a", "TWO", 1), ("c", "LATER", 1)]
-        # a dead letter of a document that has had a later event is stale, whatever it says
+        # a dead letter of a document with a later event is stale, whatever its value
         run_sql(
             url,
-            'UPDATE instep_dead_letters SET value = convert_to(\'{"doc_id": "c", "status": "OLD"}\', \'UTF8\')',
+            'UPDATE instep_dead_letters SET value = convert_to(\'{"doc_id": "c",'
+            ' "status": "OLD"}\', \'UTF8\')',
         )
         overtaken = replay.Overtaken(session, lambda: Cluster(settings.Kafka(), cluster.bootstrap))
         assert [
@@ -276,7 +279,7 @@ def test_a_row_that_the_table_refuses_is_said(
 def test_clocks_that_differ_between_runs_decide_nothing(
     database_url: str, open_sink: Open, cluster: Cluster, topic: str, put: Put
 ) -> None:
-    """Made and deleted by a machine whose clock is an hour ahead, made again by one whose clock is right."""
+    """Create and delete with a clock an hour ahead, then create again with a correct clock."""
     pipeline = declare(database_url, topic=topic)
     sink = open_sink(pipeline)
     put(event("a", 1, "FIRST"), ("a", None))

@@ -1,4 +1,4 @@
-"""`instep rewind`: what it plans, what it refuses, what it does to the ledger, and what becomes of records that come again."""
+"""Test `instep rewind`: its plan, its refusals, the ledger, and records that are read again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Open = Callable[..., Sink]
 
 
 def started(cluster: Cluster, topic: str, sink: Sink, next_offsets: dict[int, int]) -> None:
-    """Twelve records in partition 0, and a ledger at these places."""
+    """Write twelve records to partition 0, and a ledger with these positions."""
     producer = Producer({"bootstrap.servers": cluster.bootstrap, **IN_ORDER})
     for number in range(12):
         producer.produce(topic, partition=0, key=b"d", value=str(number).encode())
@@ -116,7 +116,7 @@ def test_what_is_refused(
 def test_records_that_come_again_change_and_quarantined_nothing(
     database_url: str, open_sink: Open, ordered: bool, history: bool
 ) -> None:
-    """Applied, parked, waiting behind, dead, skipped: what was decided once is not decided again."""
+    """Read applied, parked, waiting, dead and skipped records again: nothing is decided twice."""
     changes: dict[str, Any] = (
         {} if ordered else {"event": {"document": "doc_id", "status": "status"}}
     )
@@ -152,7 +152,7 @@ def test_records_that_come_again_change_and_quarantined_nothing(
     steps: list[int] = []
     again = Writer(
         1, "c", "t", {0: [(0, 9)]}
-    )  # the last of them was passed over by a move forward: it waits behind as well
+    )  # a move forward passed the last offset, so that event waits behind as well
     work = transaction.BatchTransaction(
         again,
         0,
@@ -179,7 +179,7 @@ def test_records_that_come_again_change_and_quarantined_nothing(
 def test_only_what_was_applied_counts_as_applied(
     database_url: str, open_sink: Open, cluster: Cluster, topic: str
 ) -> None:
-    """A pipeline that began at the log's end, was moved ahead by mistake and moved back: what lay between was never applied."""
+    """Start at the log's end, move ahead by mistake and back: the skipped part never counts."""
     pipeline = declare(database_url, topic=topic)
     sink = open_sink(pipeline)
     started(cluster, topic, sink, {0: 5})

@@ -1,4 +1,4 @@
-"""What is said of a pipeline: its lag to the end of the log, who holds it back, and the state of its run."""
+"""Test a pipeline's status: its lag to the end of the log, what blocks it, and its run's state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOW = datetime(2026, 11, 16, 10, tzinfo=UTC)
 def test_an_open_transaction_hides_nothing(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Start, prove: Prove
 ) -> None:
-    """Acknowledged records behind it are lag in every place that says so, and the proof does not hold."""
+    """Count acknowledged records behind the transaction as lag everywhere, and fail the proof."""
     url = new_database("sqlite")
     pipeline = following(url, topic)
     send(cluster, topic, *(event(f"a{n}", 1) for n in range(9)))
@@ -43,7 +43,7 @@ def test_an_open_transaction_hides_nothing(
     with hanging_transaction(cluster.bootstrap, topic, (b"h", b"{}"), partition=0):
         send(cluster, topic, *(event(f"b{n}", 1) for n in range(60)))
         wait_until(lambda: bool(run.progress.held_by), "the open transaction to be named")
-        # the other partitions have transactions of their own, and the lag is measured by a thread of its own
+        # the other partitions have their own transactions, and a separate thread measures the lag
         wait_until(
             lambda: _holds_all(status.read(cluster, "contracts", pipeline)),
             "everything else to be applied",
@@ -80,7 +80,7 @@ def test_an_open_transaction_hides_nothing(
 
 
 def _holds_all(found: status.PipelineStatus) -> bool:
-    """Whether all that still waits is behind the open transaction."""
+    """Return whether everything that still waits is behind the open transaction."""
     return found.held_back == found.lag_records
 
 
@@ -101,7 +101,7 @@ def test_the_state_of_a_run(database_url: str, topic: str, cluster: Cluster, run
     run.stop(60)
     wait_until(
         lambda: found().state == "stopped", "the last heartbeat"
-    )  # it has a thread of its own
+    )  # a separate thread writes it
     assert found().code is None
     run_sql(database_url, "UPDATE instep_ledger SET topic_id = 'another'")
     failed = runner(pipeline)
@@ -182,7 +182,7 @@ def test_lag_is_known_before_the_query_reports() -> None:
 def test_totals_in_the_ledger(
     database_url: str, topic: str, cluster: Cluster, runner: Start
 ) -> None:
-    """They go with the position, whatever the guarantee."""
+    """Check that totals are stored with the position, whatever the guarantee."""
     send(cluster, topic, event("a", 1), event("a", 1), event("b", 1), (b"c", b"{"))
     for guarantee in ("exactly-once", "at-least-once", "at-most-once"):
         pipeline = following(database_url, topic, guarantee=guarantee)
@@ -191,5 +191,5 @@ def test_totals_in_the_ledger(
         sums = {
             name: sum(one.get(name, 0) for one in totals) for name in ("records", "applied", "dead")
         }
-        applied = 2 if guarantee == "exactly-once" else 0  # the rows are there already
+        applied = 2 if guarantee == "exactly-once" else 0  # the rows exist already
         assert sums == {"records": 4, "applied": applied, "dead": 1}, guarantee
