@@ -1,6 +1,7 @@
-"""Bad input, one case a class: the record to send, and what must become of it.
+"""Bad input, one case per class: the record to send, and its expected outcome.
 
-The classes are those of fault 49 and 50. A case gets a document of its own, so that none waits behind another.
+The classes are those of faults 49 and 50. Each case gets its own document, so that none waits
+behind another.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ COLUMNS = {
 
 
 class Fate(StrEnum):
-    """What may become of a record."""
+    """The possible outcomes of a record."""
 
     APPLIED = "applied"
     STALE = "stale"
@@ -57,7 +58,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Sent:
-    """A record as a producer hands it over."""
+    """A record as it is given to a producer."""
 
     key: bytes | None
     value: bytes | None
@@ -71,15 +72,18 @@ Build = Callable[[str], Sent]
 
 @dataclass(frozen=True)
 class Case:
-    """One class: its last record is the odd one; good events of the same document may come before it."""
+    """One class of bad input.
+
+    Its last record is the odd one. Good events of the same document may come before it.
+    """
 
     name: str
     fate: Fate
     odd: Build
     reason: Reason | None = None
     before: tuple[Mapping[str, Any], ...] = ()
-    kept: Mapping[str, Any] | None = None  # what the row has in the end; None: no row
-    alike: str | None = None  # the document's id, where that is the point
+    kept: Mapping[str, Any] | None = None  # the row's values in the end; None: no row
+    alike: str | None = None  # the document's id, where the case is about it
     elsewhere: Mapping[str, tuple[Fate, Reason | None]] = field(
         default_factory=dict
     )  # by kind of database
@@ -96,7 +100,7 @@ class Case:
 
 
 def body(document: str, **changes: Any) -> dict[str, Any]:
-    """A good event; a change to `...` leaves the field out."""
+    """Return a good event; a change to `...` omits the field."""
     found = {"doc_id": document, "status": "CREATED", "version": 5, "updated_at": AT, **changes}
     return {name: value for name, value in found.items() if value is not ...}
 
@@ -108,7 +112,7 @@ def good(document: str, **changes: Any) -> Sent:
 
 
 def raw(text: bytes) -> Build:
-    """A value with the document's id put in."""
+    """Return a builder of a value that contains the document's id."""
     return lambda document: Sent(document.encode(), text.replace(b"DOCUMENT", document.encode()))
 
 
@@ -117,7 +121,7 @@ def changed(**changes: Any) -> Build:
 
 
 def sent(**changes: Any) -> Build:
-    """A good event in an odd record."""
+    """Return a builder of a good event in an odd record."""
 
     def build(document: str) -> Sent:
         return replace(good(document), **changes)
@@ -140,7 +144,7 @@ def applied(name: str, odd: Build, *, kept: Mapping[str, Any] | None = None, **m
     return Case(name, Fate.APPLIED, odd, kept={**ROW, **(kept or {})}, **more)
 
 
-# --- bytes --------------------------------------------------------------------------------------------
+# --- bytes ----------------------------------------------------------------------------------------
 
 
 def _bytes() -> Iterator[Case]:
@@ -193,7 +197,7 @@ def _bytes() -> Iterator[Case]:
 
 
 def _seeded() -> Iterator[Case]:
-    """Random bytes, and good events with some bytes changed. The seed is the name."""
+    """Yield random bytes, and good events with some bytes changed. The seed is the name."""
     for seed in range(12):
         dice = random.Random(seed)
         value = dice.randbytes(dice.choice((9, 40, 400, 5_000)))
@@ -230,7 +234,7 @@ def _is_utf8(value: bytes) -> bool:
     return True
 
 
-# --- keys and ids -------------------------------------------------------------------------------------
+# --- keys and ids ---------------------------------------------------------------------------------
 
 
 def _keys() -> Iterator[Case]:
@@ -277,7 +281,7 @@ def _keys() -> Iterator[Case]:
         yield applied(f"id like others: {name}", changed(), alike=document)
 
 
-# --- fields -------------------------------------------------------------------------------------------
+# --- fields ---------------------------------------------------------------------------------------
 
 
 def _fields() -> Iterator[Case]:
@@ -380,7 +384,7 @@ def _nested() -> Iterator[Case]:
     }
     double = {
         "mysql": (Fate.PARKED, Reason.NUMBER_OUT_OF_RANGE)
-    }  # it would keep the big number as a double
+    }  # MySQL would store the big number as a double
     yield applied(
         "odd values in a JSON column", changed(extra=odd), kept={"extra": odd}, elsewhere=double
     )
@@ -494,7 +498,7 @@ def _texts() -> Iterator[Case]:
     yield applied("SQL in a field's name", changed(**{SQL: 1, "print_status = 'X'": 2}))
 
 
-# --- order and status ---------------------------------------------------------------------------------
+# --- order and status -----------------------------------------------------------------------------
 
 
 def _business() -> Iterator[Case]:
@@ -541,7 +545,7 @@ def _business() -> Iterator[Case]:
     )
 
 
-# --- records ------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 def _records() -> Iterator[Case]:
@@ -602,12 +606,12 @@ def _records() -> Iterator[Case]:
 
 
 def bomb(codec: str, size: int) -> Build:
-    """A good event that is small on the way and large when it is unpacked."""
+    """Return a builder of a good event that is small when compressed and large when unpacked."""
     return lambda document: replace(good(document, x="a" * size), codec=codec)
 
 
 def fitting(document: str, batch_bytes: int) -> Sent:
-    """A good event that makes a record batch of exactly that many bytes."""
+    """Return a good event that makes a record batch of exactly that many bytes."""
     size = batch_bytes - 200
     while True:
         found = good(document, x="a" * size)
@@ -624,7 +628,7 @@ def _batch_bytes(record: Sent) -> int:
 
 
 def _varint_bytes(number: int) -> int:
-    """The length of Kafka's zigzag varint."""
+    """Return the length of Kafka's zigzag varint."""
     return max(1, -(-(number * 2).bit_length() // 7))
 
 

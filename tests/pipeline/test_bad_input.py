@@ -1,6 +1,6 @@
-"""Every class of bad input through the whole harness, on every database: 1 % among good traffic, and in a burst.
+"""Test every class of bad input on every database: 1 % among good traffic, and in a burst.
 
-One pipeline a database reads them all; the tests look at what it left behind.
+One pipeline per database reads them all; the tests check the result.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Place = tuple[int, int]
 
 @dataclass
 class Log:
-    """What was sent, and where each record came to lie."""
+    """What was sent, and the place of each record in the log."""
 
     topic: str
     odd: dict[tuple[str, str], tuple[Sent, Place]] = field(default_factory=dict)
@@ -67,7 +67,10 @@ class Landed:
 
 
 class Source:
-    """Sends records of every shape, each to a partition that the test chooses, and learns where they came to lie."""
+    """A producer of records of every shape.
+
+    The test chooses each record's partition, and the callback gets its place in the log.
+    """
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self._topic, self._bootstrap = topic, cluster.bootstrap
@@ -95,7 +98,7 @@ class Source:
             on_delivery=delivered,
         )
         if large:
-            assert producer.flush(60) == 0  # so that it has a batch of its own
+            assert producer.flush(60) == 0  # so that it has its own batch
         producer.poll(0)
 
     def done(self) -> None:
@@ -117,7 +120,10 @@ class Source:
 
 
 class Traffic:
-    """Good events of many documents, with a late and a repeated one now and then, and the model of one at a time."""
+    """Good events of many documents, and the model of one event at a time.
+
+    Some of the events are late or repeated.
+    """
 
     def __init__(self, source: Source, log: Log) -> None:
         self._source, self._log = source, log
@@ -146,7 +152,7 @@ class Traffic:
 
 @pytest.fixture(scope="module")
 def log(cluster: Cluster) -> Log:
-    """All classes, twice, among good traffic; on a topic that takes any timestamp."""
+    """Write all classes twice among good traffic, to a topic that accepts any timestamp."""
     found = Log(f"bad-{uuid.uuid4().hex[:8]}")
     topics.create(
         cluster,
@@ -184,7 +190,7 @@ def landed(
     cluster: Cluster,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[str, Landed]:
-    """One run of a pipeline over the whole log, and what is in the database then."""
+    """Run a pipeline over the whole log, and return the contents of its database."""
     url = shared_database(request.param)
     make_table(url)
     pipeline = following(
@@ -203,7 +209,7 @@ def landed(
 
 
 def make_table(url: str) -> None:
-    """The target's own table: a column of every kind."""
+    """Create the target's own table, with a column of every kind."""
     table = sa.Table(
         "contract_document",
         sa.MetaData(),
@@ -320,7 +326,7 @@ def _kept_whole(kept: dict[str, Any], sent: Sent, cut: bool = False) -> None:
 
 
 def _plain(stored: Any, like: Any) -> Any:
-    """A value as a database gave it back, in the type that the event had."""
+    """Convert a stored value to the type that the event had."""
     match stored:
         case Decimal():
             return type(like)(stored)
@@ -345,7 +351,7 @@ def test_good_documents_are_what_the_model_says(log: Log, landed: tuple[str, Lan
 
 
 def test_nothing_else_came_of_it(log: Log, landed: tuple[str, Landed]) -> None:
-    """Each record is in the history or among the dead letters, never in both; there are no other rows."""
+    """Check that each record is in the history or a dead letter, never both, and no others."""
     _, found = landed
     sent = {*log.good, *log.before, *(place for _, place in log.odd.values())}
     assert {*found.history, *found.dead} == sent
@@ -370,7 +376,7 @@ def test_a_timestamp_that_spark_cannot_read_holds_up_nobody(
     cluster: Cluster,
     runner: Callable[..., Runner],
 ) -> None:
-    """Fault 50. Such a record is applied or a dead letter as any other, and what lies around it flows."""
+    """Apply such a record, or make it a dead letter, and let all others flow: fault 50."""
     url, topic = new_database("sqlite"), any_timestamp(cluster)
     source = Source(cluster, topic)
     for number in range(30):
@@ -392,7 +398,7 @@ def test_a_timestamp_that_spark_cannot_read_holds_up_nobody(
 def test_a_log_that_ends_in_an_old_calendar_is_known_again(
     new_database: Callable[[str], str], cluster: Cluster, runner: Callable[..., Runner]
 ) -> None:
-    """The year 1 is what some sources send for no time at all."""
+    """Use the year 1, which some sources send for no time at all."""
     url, topic = new_database("sqlite"), any_timestamp(cluster)
     source = Source(cluster, topic)
     source.send(bad_input.sent(timestamp_ms=-62_135_596_800_000)("a"), 0)
@@ -407,7 +413,7 @@ def test_a_log_that_ends_in_an_old_calendar_is_known_again(
 
 
 def any_timestamp(cluster: Cluster) -> str:
-    """A new topic that takes any timestamp."""
+    """Create a topic that accepts any timestamp."""
     name = f"times-{uuid.uuid4().hex[:8]}"
     topics.create(
         cluster,
@@ -424,7 +430,7 @@ def any_timestamp(cluster: Cluster) -> str:
 def test_a_record_larger_than_the_broker_takes_never_reaches_us(
     cluster: Cluster, topic: str
 ) -> None:
-    """So the one at max.message.bytes really is at the limit."""
+    """Check that the record at max.message.bytes really is at the limit."""
     source = Source(cluster, topic)
     source.send(bad_input.fitting("a", bad_input.MESSAGE_BYTES_MAX), 0)
     source.send(bad_input.fitting("a", bad_input.MESSAGE_BYTES_MAX + 1), 0)

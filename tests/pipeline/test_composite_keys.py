@@ -1,4 +1,4 @@
-"""Tables whose key has several columns: written, guarded, deleted, parked, looked up and read whole by that key."""
+"""Test tables with a composite key: written, guarded, deleted, parked, looked up and read by it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rows(url: str, columns: str = "tenant, no, print_status, print_version") -> 
 def test_any_order_ends_as_one_by_one(
     database_url: str, open_sink: Open, ordered: bool, trusting: bool
 ) -> None:
-    """Fresh, stale, repeated, partial and deleted documents in batches of every mixture, against the model."""
+    """Mix fresh, stale, repeated, partial and deleted documents in batches, against the model."""
     columns = {**COLUMNS, "note": "note"}
     sink = begun(
         open_sink(
@@ -100,7 +100,8 @@ def test_a_loose_part_never_merges_two_documents(database_url: str, open_sink: O
         "CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
     )
     table = (
-        f"CREATE TABLE contract_document (tenant {text} NOT NULL, no INTEGER NOT NULL, print_status VARCHAR(20),"
+        f"CREATE TABLE contract_document (tenant {text} NOT NULL, no INTEGER NOT NULL,"
+        " print_status VARCHAR(20),"
         " print_version BIGINT, PRIMARY KEY (no, tenant))"
     )
     run_sql(database_url, *([loosen] if "loose" in text else []), table)
@@ -224,7 +225,8 @@ def test_a_key_that_does_not_fit_says_what_to_write(
 ) -> None:
     run_sql(
         database_url,
-        f"CREATE TABLE contract_document (print_status VARCHAR(9), print_version BIGINT, {statement})",
+        "CREATE TABLE contract_document (print_status VARCHAR(9),"
+        f" print_version BIGINT, {statement})",
     )
     event = {**EVENT, "document": "doc_id"}
     (fault, *_) = preparation.faults(declare(database_url, key=key, event=event, columns=COLUMNS))
@@ -242,13 +244,15 @@ def test_a_key_that_does_not_fit_says_what_to_write(
 def test_a_partitioned_table_of_postgresql(
     kind: str, days: tuple[str, str], new_database: Callable[[str], str], open_sink: Open
 ) -> None:
-    """Its key holds the column that it is partitioned by."""
+    """Use a key that contains the column by which the table is partitioned."""
     url = new_database("postgres")
     run_sql(
         url,
-        f"CREATE TABLE contract_document (no numeric(12), day {kind}, print_status text, print_version bigint,"
+        f"CREATE TABLE contract_document (no numeric(12), day {kind}, print_status text,"
+        " print_version bigint,"
         " PRIMARY KEY (no, day)) PARTITION BY RANGE (day)",
-        "CREATE TABLE y2026 PARTITION OF contract_document FOR VALUES FROM ('2026-01-01') TO ('2027-01-01')",
+        "CREATE TABLE y2026 PARTITION OF contract_document FOR VALUES"
+        " FROM ('2026-01-01') TO ('2027-01-01')",
     )
     settings = {
         "key": ["no", "day"],
@@ -281,7 +285,8 @@ def test_a_time_is_part_of_the_key(database_url: str, open_sink: Open) -> None:
     kind = "timestamptz" if database_url.startswith("postgres") else "DATETIME(6)"
     run_sql(
         database_url,
-        f"CREATE TABLE contract_document (no DECIMAL(10), made {kind}, print_status VARCHAR(9), print_version BIGINT,"
+        f"CREATE TABLE contract_document (no DECIMAL(10), made {kind},"
+        " print_status VARCHAR(9), print_version BIGINT,"
         " PRIMARY KEY (no, made))",
     )
     event = {**EVENT, "document": ["no", "made"]}
@@ -346,7 +351,8 @@ def test_the_key_is_judged_again_while_the_pipeline_runs(
     url = new_database("postgres")
     run_sql(
         url,
-        "CREATE TABLE contract_document (tenant text, no bigint, print_status text, print_version bigint,"
+        "CREATE TABLE contract_document (tenant text, no bigint, print_status text,"
+        " print_version bigint,"
         " PRIMARY KEY (tenant, no))",
     )
     pipeline = declare(url, key=["tenant", "no"], event=EVENT, columns=COLUMNS)
@@ -367,7 +373,8 @@ def test_a_key_of_padded_or_caseless_text_is_read_whole(
         run_sql(url, "CREATE EXTENSION citext")
     run_sql(
         url,
-        f"CREATE TABLE contract_document (tenant {kind}, no {kind}, print_status text, print_version bigint,"
+        f"CREATE TABLE contract_document (tenant {kind}, no {kind}, print_status text,"
+        " print_version bigint,"
         " PRIMARY KEY (tenant, no))",
     )
     sink = begun(
@@ -391,7 +398,8 @@ def test_a_single_padded_key_is_read_whole(
     url = new_database("postgres")
     run_sql(
         url,
-        "CREATE TABLE contract_document (no char(10) PRIMARY KEY, print_status text, print_version bigint)",
+        "CREATE TABLE contract_document (no char(10) PRIMARY KEY, print_status text,"
+        " print_version bigint)",
     )
     sink = begun(
         open_sink(declare(url, key="no", event={**EVENT, "document": "@key"}, columns=COLUMNS))

@@ -1,4 +1,4 @@
-"""What a record without a value does to a document's row: removes it, clears it, is ignored, or waits for somebody."""
+"""Test how a delete affects a row: removed, cleared, ignored, or parked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = {"print_status": "status", "print_version": "version", "note": "note"}
 
 
 def own_table(url: str) -> None:
-    """The application's table, with columns that the pipeline does not keep."""
+    """Create the application's table, with columns that the pipeline does not write."""
     key = "doc_no VARCHAR(40) NOT NULL PRIMARY KEY"
     rest = "owner VARCHAR(20), print_status VARCHAR(20), print_version BIGINT, note VARCHAR(20)"
     run_sql(url, f"CREATE TABLE contract_document ({key}, {rest})")
@@ -31,7 +31,8 @@ def own_table(url: str) -> None:
 def rows(url: str) -> list[Any]:
     return run_sql(
         url,
-        "SELECT doc_no, owner, print_status, print_version, note FROM contract_document ORDER BY doc_no",
+        "SELECT doc_no, owner, print_status, print_version, note FROM contract_document"
+        " ORDER BY doc_no",
     )
 
 
@@ -71,7 +72,7 @@ def test_clear_empties_what_the_pipeline_keeps(
     wanted = {"missing": "ignore", "deletes": "clear", "cleared_status": status, "columns": COLUMNS}
     sink = begun(open_sink(declare(database_url, **wanted, **changes)))
     assert apply(sink, LOG).verdicts[Verdict.APPLIED] == 3
-    version = 5 if ordered else None  # the guard's value stays, so that what is late stays late
+    version = 5 if ordered else None  # the guard's value stays, so that late events stay late
     assert rows(database_url) == [
         ("a", "Ann", status, version, None),
         ("b", "Bob", "PRINTED", 5, None),
@@ -94,7 +95,8 @@ def test_a_column_that_cannot_be_emptied_is_named(new_database: Callable[[str], 
     url = new_database("sqlite")
     run_sql(
         url,
-        "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY, print_status TEXT NOT NULL)",
+        "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY,"
+        " print_status TEXT NOT NULL)",
     )
     event_of = {"document": "doc_id", "status": "status"}
     pipeline = declare(

@@ -1,8 +1,9 @@
-"""Exactly once, shown: the driver killed at every step of the transaction, and the servers too.
+"""Test exactly-once: kill the driver at every step of the transaction, and the servers too.
 
-Five pipelines read one topic: exactly-once into SQLite, PostgreSQL and MariaDB, and the two weaker guarantees. None has
-an order, so the guard hides nothing: an event that is applied twice raises its document's counter, by a trigger of the
-target table. The weaker guarantees must be seen to repeat and to lose, or the trial could not have reported.
+Five pipelines read one topic: exactly-once into SQLite, PostgreSQL and MariaDB, and the two weaker
+guarantees. None has an order, so the guard hides nothing: an event that is applied twice raises its
+document's counter, by a trigger of the target table. The weaker guarantees must be seen to repeat
+and to lose events; otherwise the test could not detect a fault.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ TRAVELLERS = 10
 PARKED = 5
 TOO_LONG = "S" * 256
 PATIENCE_S = 120.0
-PAUSE_S = 0.1  # between two rounds of publishing, so that the five pipelines can follow
-STEPS = (1, 4, 6, 7, 8, 9)  # 2, 3 and 5 only compute: the database does not know them
+PAUSE_S = 0.1  # between two rounds of publishing, so that the five pipelines can keep up
+STEPS = (1, 4, 6, 7, 8, 9)  # 2, 3 and 5 only compute: the database does not see them
 WEAK_STEPS = (
     7,
     1,
@@ -49,7 +50,8 @@ WEAK_STEPS = (
 )  # 8 exists only in a single transaction; at 7 one guarantee repeats and the other loses
 EXACT = ("exact-sqlite", "exact-postgres", "exact-mariadb")
 WEAK = ("least", "most")
-# In each round every pipeline stops at a step of its own. Three rounds reach each step; six, each step on each database.
+# In each round every pipeline stops at a different step. Three rounds reach each step; six reach
+# each step on each database.
 ROUNDS = 3
 RANDOM_KILLS = 1
 
@@ -61,18 +63,27 @@ COUNTERS = {
     ],
     "postgresql": [
         "ALTER TABLE document ADD COLUMN writes INTEGER NOT NULL DEFAULT 0",
-        "CREATE FUNCTION count_writes() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.writes = OLD.writes + 1; RETURN NEW; END'",
-        "CREATE TRIGGER count_writes BEFORE UPDATE ON document FOR EACH ROW EXECUTE FUNCTION count_writes()",
+        (
+            "CREATE FUNCTION count_writes() RETURNS trigger LANGUAGE plpgsql AS"
+            " 'BEGIN NEW.writes = OLD.writes + 1; RETURN NEW; END'"
+        ),
+        (
+            "CREATE TRIGGER count_writes BEFORE UPDATE ON document FOR EACH ROW"
+            " EXECUTE FUNCTION count_writes()"
+        ),
     ],
     "mariadb": [
         "ALTER TABLE document ADD COLUMN writes INTEGER NOT NULL DEFAULT 0",
-        "CREATE TRIGGER count_writes BEFORE UPDATE ON document FOR EACH ROW SET NEW.writes = OLD.writes + 1",
+        (
+            "CREATE TRIGGER count_writes BEFORE UPDATE ON document FOR EACH ROW"
+            " SET NEW.writes = OLD.writes + 1"
+        ),
     ],
 }
 
 
 class Harness:
-    """The servers, the settings, what was published, and what must come of it."""
+    """The servers, the settings, what was published, and the expected result."""
 
     def __init__(
         self, folder: Path, brokers: kafka.LocalCluster, postgres: Postgres, mariadb: MariaDB
@@ -100,10 +111,13 @@ class Harness:
             run_sql(self.urls[name], *COUNTERS[self.urls[name].partition(":")[0]])
 
     def publish(self) -> None:
-        """New documents with one event each, and one more event for those that travel and those that are parked."""
+        """Publish new documents with one event each, and one more event for the others.
+
+        The others are the travellers and the parked documents.
+        """
         with Publisher(
             self.brokers.bootstrap, "status", flush_timeout_s=PATIENCE_S
-        ) as publisher:  # it may be killed and back
+        ) as publisher:  # the broker may be killed and restarted
             self.versions += 1
             for _ in range(SINGLES):
                 publisher.send(StatusEvent(document=f"single-{self.singles:06}", status="S"))
@@ -147,9 +161,11 @@ class Harness:
     def _settings(self) -> str:
         guarantees = {"least": "at-least-once", "most": "at-most-once"}
         tables = [
-            f'[pipelines.{name}]\ntopic = "status"\ntarget = "{url}"\ntable = "document"\nkey = "doc_no"\n'
+            f'[pipelines.{name}]\ntopic = "status"\ntarget = "{url}"\ntable = "document"\n'
+            'key = "doc_no"\n'
             f'guarantee = "{guarantees.get(name, "exactly-once")}"\n'
-            f'[pipelines.{name}.event]\nstatus = "status"\n[pipelines.{name}.columns]\nstatus = "status"\n'
+            f'[pipelines.{name}.event]\nstatus = "status"\n[pipelines.{name}.columns]\n'
+            'status = "status"\n'
             for name, url in self.urls.items()
         ]
         return f'[kafka]\nbootstrap = "{self.brokers.bootstrap}"\n' + "\n".join(tables)
@@ -174,14 +190,17 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
 
 
 def steps_of(number: int, rounds: int) -> dict[str, int]:
-    """The step at which each pipeline is killed in one of the rounds."""
+    """Return the step at which each pipeline is killed in one of the rounds."""
     first = number * (len(STEPS) // rounds)
     exact = {name: STEPS[(first + index) % len(STEPS)] for index, name in enumerate(EXACT)}
     return exact | dict.fromkeys(WEAK, WEAK_STEPS[number % len(WEAK_STEPS)])
 
 
 def kill_at(harness: Harness, number: int, steps: dict[str, int]) -> None:
-    """Run until every pipeline has reached its step, then kill -9: the driver alone, or it and all its processes."""
+    """Run until every pipeline has reached its step, then kill -9.
+
+    Kill the driver alone in some rounds, and the driver and all its processes in the others.
+    """
     folder = harness.folder / f"round-{number}"
     folder.mkdir()
     harness.publish()
@@ -200,7 +219,7 @@ def kill_at(harness: Harness, number: int, steps: dict[str, int]) -> None:
 
 @contextmanager
 def flow(harness: Harness) -> Iterator[None]:
-    """Publishes again and again until the block is left."""
+    """Publish repeatedly until the block ends."""
     over = threading.Event()
 
     def publish() -> None:
@@ -220,7 +239,7 @@ def flow(harness: Harness) -> Iterator[None]:
 
 
 def kill_at_random(harness: Harness, dice: random.Random) -> None:
-    """kill -9 in the middle of the flow, at a moment that the dice choose."""
+    """Kill -9 in the middle of the flow, at a random moment."""
     before = harness.applied("exact-sqlite")
     with flow(harness), harness.process() as process:
         wait(lambda: harness.applied("exact-sqlite") > before, process)
@@ -230,7 +249,7 @@ def kill_at_random(harness: Harness, dice: random.Random) -> None:
 
 
 def kill_servers(harness: Harness) -> None:
-    """While one pipeline process lives through it all: each database, then the broker, killed in the flow and started again."""
+    """Kill and restart each database, then the broker, while one pipeline process survives."""
     with harness.process() as process:
         with flow(harness):
             for server, name in (

@@ -1,4 +1,4 @@
-"""The ten tables of the guide "Use your existing table", as they stand there, on every database."""
+"""Test the ten tables of the guide "Use your existing table", as printed, on every database."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STATEMENT_END = re.compile(r";\s*(?:$|\n(?=(?:CREATE|ALTER|GRANT)\b))")
 Run = Callable[..., Runner]
 Made = tuple[
     str, dict[str, Any] | None, str
-]  # the record's key, what differs from the guide's event, the expected verdict
+]  # the record's key, the changes to the guide's event, the expected verdict
 
 
 def section(number: int) -> str:
@@ -49,7 +49,7 @@ def section(number: int) -> str:
 
 
 def fenced(number: int, language: str) -> list[tuple[list[str], str]]:
-    """The blocks of a section in a language, each with the words behind the language."""
+    """Return the blocks of a section in a language, each with the words after the language."""
     found = re.findall(
         rf"^```{language}([^\n]*)\n(.*?)^```", section(number), re.MULTILINE | re.DOTALL
     )
@@ -57,13 +57,13 @@ def fenced(number: int, language: str) -> list[tuple[list[str], str]]:
 
 
 def statements(number: int, kind: str) -> list[str]:
-    """The statements that create the guide's table on a database."""
+    """Return the statements that create the guide's table on a database."""
     (text,) = [text for kinds, text in fenced(number, "sql") if kind in kinds]
     return [part.strip() for part in STATEMENT_END.split(text) if part.strip()]
 
 
 def pipelines(number: int, url: str) -> dict[str, settings.Pipeline]:
-    """The guide's settings, with the test's database."""
+    """Return the guide's settings, with the test's database."""
     ((_, text),) = fenced(number, "toml")
     declared = settings.parse(text, {"DB_PASSWORD": "secret"}).pipelines
     return {
@@ -84,7 +84,7 @@ class Case(NamedTuple):
     rows: list[Any]
     parked: Mapping[str, str] = MappingProxyType({})  # the reason of each parked document
     cure: tuple[str, str] | None = (
-        None  # a parked document, and the statement that lets it be released
+        None  # a parked document, and the statement that makes its release possible
     )
     audit: list[Any] | None = None
 
@@ -101,7 +101,8 @@ def defaults(kind: str) -> Case:
             ("c-1", {"contract": "c-1", "version": 5}, "parked" if confused else "applied"),
             ("C-2", None, "applied"),
         ],
-        "SELECT contract_no, customer, print_status, print_version FROM contract WHERE contract_no <> 'c-2' ORDER BY contract_no",
+        "SELECT contract_no, customer, print_status, print_version FROM contract"
+        " WHERE contract_no <> 'c-2' ORDER BY contract_no",
         [("C-1", "Ann", "SENT", 4), ("C-9", "Eve", None, None)]
         if confused
         else [("C-1", "Ann", "SENT", 4), ("C-9", "Eve", None, None), ("c-1", None, "PRINTED", 5)],
@@ -170,7 +171,10 @@ def foreign_keys(kind: str) -> Case:
     return Case(
         [
             "INSERT INTO customer VALUES ('K-7', 'Ann')",
-            "INSERT INTO sales_order (order_no, customer_no, note) VALUES ('O-1', 'K-7', 'ring twice')",
+            (
+                "INSERT INTO sales_order (order_no, customer_no, note)"
+                " VALUES ('O-1', 'K-7', 'ring twice')"
+            ),
             "INSERT INTO sales_order_line VALUES ('O-1', 1, 'pen')",
         ],
         [("O-1", {}, "applied"), ("O-2", {"order": "O-2"}, "applied")],
@@ -225,7 +229,10 @@ def row_security(kind: str) -> Case:
     american = ("us", "Eve", None, None) if hidden else ("eu", "Eve", "REPORTED", 1)
     return Case(
         [
-            "INSERT INTO claim (claim_no, region, adjuster) VALUES ('S-1', 'eu', 'Ann'), ('S-7', 'us', 'Eve')"
+            (
+                "INSERT INTO claim (claim_no, region, adjuster)"
+                " VALUES ('S-1', 'eu', 'Ann'), ('S-7', 'us', 'Eve')"
+            )
         ],
         [("S-1", {}, "applied"), ("S-2", {"claim": "S-2"}, "applied")],
         [
@@ -235,7 +242,8 @@ def row_security(kind: str) -> Case:
             ("S-8", {"claim": "S-8", "region": "us"}, "parked" if hidden else "applied"),
             ("S-2", None, "applied"),
         ],
-        "SELECT claim_no, region, adjuster, status, version FROM claim WHERE claim_no <> 'S-8' ORDER BY claim_no",
+        "SELECT claim_no, region, adjuster, status, version FROM claim WHERE claim_no <> 'S-8'"
+        " ORDER BY claim_no",
         [("S-1", "eu", "Ann", "REPORTED", 1), ("S-7", *american)],
         {"S-7": "REFUSED_BY_TARGET", "S-8": "REFUSED_BY_TARGET"} if hidden else {},
     )
@@ -245,14 +253,20 @@ def partitioned(kind: str) -> Case:
     in_range = kind == "sqlite"
     far = "2031-01-01"
     add = {
-        "postgres": f"CREATE TABLE parcel_2031 PARTITION OF parcel FOR VALUES FROM ('{far}') TO ('2032-01-01')",
+        "postgres": (
+            "CREATE TABLE parcel_2031 PARTITION OF parcel FOR VALUES"
+            f" FROM ('{far}') TO ('2032-01-01')"
+        ),
     }.get(
         kind,
         "ALTER TABLE parcel ADD PARTITION (PARTITION parcel_2031 VALUES LESS THAN ('2032-01-01'))",
     )
     return Case(
         [
-            "INSERT INTO parcel (parcel_no, posted_on, weight) VALUES (80017, '2026-11-01', 1.5), (80017, '2027-11-01', 2.5)"
+            (
+                "INSERT INTO parcel (parcel_no, posted_on, weight)"
+                " VALUES (80017, '2026-11-01', 1.5), (80017, '2027-11-01', 2.5)"
+            )
         ],
         [
             ("80017/2026-11-01", {}, "applied"),
@@ -265,7 +279,8 @@ def partitioned(kind: str) -> Case:
             ("80018/2027-01-01", None, "applied"),
             ("80017/2026-11-01", {"version": 3, "status": "DELIVERED"}, "applied"),
         ],
-        f"SELECT parcel_no, posted_on, weight, status, version FROM parcel WHERE posted_on <> '{far}' ORDER BY posted_on",
+        "SELECT parcel_no, posted_on, weight, status, version FROM parcel"
+        f" WHERE posted_on <> '{far}' ORDER BY posted_on",
         [(80017, "2026-11-01", 1.5, "DELIVERED", 3), (80017, "2027-11-01", 2.5, None, None)],
         {} if in_range else {f"80017/{far}": "REFUSED_BY_TARGET"},
         None if in_range else (f"80017/{far}", add),
@@ -293,7 +308,8 @@ def rich_types(kind: str) -> Case:
             ("P-9", {"purchase": "P-9", "state": "OPEN", "total": 7}, "applied"),
             ("P-9", None, "applied"),
         ],
-        "SELECT purchase_no, buyer, state, items, total, changed_at FROM purchase ORDER BY purchase_no",
+        "SELECT purchase_no, buyer, state, items, total, changed_at FROM purchase"
+        " ORDER BY purchase_no",
         [
             (
                 "P-1",
@@ -323,7 +339,7 @@ CASES: dict[int, Callable[[str], Case]] = {
 
 
 def created(number: int, kind: str, url: str, own: list[str]) -> str:
-    """Create the guide's table with rows of the application; the URL that the guide's settings use."""
+    """Create the guide's table with rows of the application. Return the URL for the settings."""
     if number == 7 and kind == "postgres":
         run_sql(url, "DROP ROLE IF EXISTS instep_eu")
     run_sql(url, *statements(number, kind), *own)
@@ -331,7 +347,7 @@ def created(number: int, kind: str, url: str, own: list[str]) -> str:
 
 
 def opened(name: str, pipeline: settings.Pipeline) -> Sink:
-    """What `instep init` and a start do. The application's table is not changed."""
+    """Prepare and open as `instep init` and a start do. The application's table does not change."""
     assert preparation.faults(pipeline) == []
     made = preparation.prepare(pipeline)
     assert [
@@ -346,7 +362,7 @@ def to_record(offset: int, event: dict[str, Any], made: Made) -> Record:
 
 
 def plain(value: Any) -> Any:
-    """A value that is the same from every database."""
+    """Convert a value to a form that is the same for every database."""
     if isinstance(value, str) and value[:1] in ("[", "{"):
         return json.loads(value)
     if isinstance(value, datetime):
@@ -357,7 +373,7 @@ def plain(value: Any) -> Any:
 
 
 def insistent(sink: Sink, records: list[Record]) -> None:
-    """Apply a batch as a task does: a row that another writer seems to have changed is tried again."""
+    """Apply a batch as a task does: retry when another writer seems to have changed a row."""
     work = BatchTransaction(WRITER, 0, records, log_holds_nothing)
     for _ in range(3):
         with contextlib.suppress(errors.Outrun):
@@ -429,12 +445,15 @@ def test_settings_that_the_guide_says_are_refused(
 
 
 BILLS = ["INSERT INTO bill (bill_no, customer) VALUES ('B-1', 'Ann'), ('B-9', 'Eve')"]
-BILL_ROWS = "SELECT bill_no, customer, print_status, print_version, payment_status, payment_version FROM bill ORDER BY bill_no"
+BILL_ROWS = (
+    "SELECT bill_no, customer, print_status, print_version, payment_status, payment_version"
+    " FROM bill ORDER BY bill_no"
+)
 
 
 @pytest.mark.parametrize("kind", DATABASES)
 def test_the_guides_shared_table(kind: str, new_database: Callable[[str], str]) -> None:
-    """Two pipelines write columns of one row; a deletion by one of them leaves the other's columns."""
+    """Let two pipelines write columns of one row: a delete by one keeps the other's columns."""
     url = created(10, kind, new_database(kind), BILLS)
     printed, paid = events(10)
     with contextlib.ExitStack() as stack:
@@ -477,7 +496,8 @@ def test_the_guides_shared_table(kind: str, new_database: Callable[[str], str]) 
     assert parked(url) == [(5, "B-3", "TEXT_TOO_LONG")]
     verdicts = run_sql(
         url,
-        "SELECT pipeline, verdict, count(*) FROM instep_history GROUP BY pipeline, verdict ORDER BY 1, 2",
+        "SELECT pipeline, verdict, count(*) FROM instep_history GROUP BY pipeline, verdict"
+        " ORDER BY 1, 2",
     )
     assert verdicts == [
         ("payments", "applied", 3),
@@ -491,7 +511,7 @@ def test_the_guides_shared_table(kind: str, new_database: Callable[[str], str]) 
 def test_the_shared_table_by_spark(
     new_database: Callable[[str], str], cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
-    """The guide's two pipelines at once, from their topics to the table; then each agrees with its own topic."""
+    """Run the guide's two pipelines at once on Spark, then reconcile each with its own topic."""
     url = created(10, "postgres", new_database("postgres"), BILLS)
     suffix = uuid4().hex[:8]
     both = {
@@ -512,7 +532,8 @@ def test_the_shared_table_by_spark(
         drained(run)
     assert run_sql(
         url,
-        "SELECT count(*) FROM bill WHERE payment_status = 'PAID' AND (print_status = 'PRINTED' OR bill_no = 'B-2')",
+        "SELECT count(*) FROM bill WHERE payment_status = 'PAID' AND (print_status = 'PRINTED'"
+        " OR bill_no = 'B-2')",
     ) == [(39,)]
     for name, pipeline in both.items():
         report, listed = prove(pipeline, name)
@@ -552,7 +573,7 @@ def test_binary_uuids_of_mysql(new_database: Callable[[str], str]) -> None:
 
 
 def test_init_names_rights_that_another_user_must_grant(new_database: Callable[[str], str]) -> None:
-    """The tables of instep are there already and belong to another role: the role of the guide cannot use them yet."""
+    """Name the rights that the guide's role lacks on instep's tables, which another role owns."""
     admin = new_database("postgres")
     url = created(7, "postgres", admin, [])
     ((name, pipeline),) = pipelines(7, url).items()

@@ -1,4 +1,4 @@
-"""Starting Spark: secrets stay out of the process list, strangers out of its ports, and bad settings are refused at once."""
+"""Test how Spark starts: no secrets in the process list, no open ports, bad settings refused."""
 
 from __future__ import annotations
 

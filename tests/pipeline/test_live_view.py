@@ -1,4 +1,4 @@
-"""The live view of a run: what its rows show, at any width, with any text."""
+"""Test the live view of a run: its rows, at any width, with any text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose temporary folder is removed, as cleaners of temporary files do: on a real broker, with a real Spark session."""
+"""Test a run whose temporary folder is removed, as cleaners do, on a real broker and Spark."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_run_continues_in_a_new_session_when_its_folder_is_removed(
 
 
 def becomes_file(folder: Path) -> bool:
-    """Put a file in the folder's place; not so while the old Spark makes its folders again."""
+    """Replace the folder by a file. Return False if the old Spark recreates its folders first."""
     shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.touch(exist_ok=False)
@@ -114,7 +114,7 @@ def becomes_file(folder: Path) -> bool:
 
 @contextmanager
 def flowing(cluster: Cluster, topic: str) -> Iterator[list[tuple[int, int]]]:
-    """Send events all the time; the list has those that were sent."""
+    """Send events continuously, and yield the list of sent events."""
     sent: list[tuple[int, int]] = []
     ended = threading.Event()
 

@@ -1,6 +1,7 @@
-"""The whole harness against a model of one event at a time: thousands of mixed events, many small batches, every database.
+"""Test the whole pipeline against a model of one event at a time, on every database.
 
-Then what was quarantined is replayed, skipped and released, in both, and the harness goes on.
+Thousands of mixed events are applied in many small batches. Then what was quarantined is replayed,
+skipped and released, in both, and the pipeline continues.
 """
 
 from __future__ import annotations
@@ -43,13 +44,16 @@ KINDS = {
     "refused": 2,
     "unreadable": 2,
     "odd note": 4,
-}  # of events, and how often
-SLOTS = 30  # of each partition; documents take them from each other
+}  # the kinds of events, and their weights
+SLOTS = 30  # per partition; documents take them from each other
 
 
 @dataclass(frozen=True)
 class Harness:
-    """A pipeline of one kind. A table with constraints is written event by event, one without in whole batches."""
+    """A pipeline of one kind.
+
+    A table with constraints is written event by event, one without in whole batches.
+    """
 
     kind: str
     ordered: bool
@@ -79,8 +83,8 @@ class Harness:
 
 REPAIRED = {column: name for column, name in model.COLUMNS.items() if column != "note"}
 
-# each database with and without an order, with and without constraints, with and without a composite key; between them every
-# way to treat a missing document
+# Each database with and without an order, with and without constraints, with and without a
+# composite key; in total, every way to treat a missing document.
 VARIANTS = [
     Harness("sqlite", ordered=True, missing="insert", constrained=True),
     Harness("sqlite", ordered=False, missing="park", constrained=False, composite=True),
@@ -109,7 +113,7 @@ VARIANTS = [
 
 @dataclass
 class Log:
-    """A log that is written to the topic and reported to the model."""
+    """A log that is written to the topic and given to the model."""
 
     topic: str
     dice: random.Random
@@ -172,7 +176,10 @@ class Log:
                 return Fact(place, document, self._body(document))
 
     def _body(self, document: str, later_by: int = 1, **odd: Any) -> dict[str, Any]:
-        """An event as the source would publish it, mostly: some fields are there only now and then."""
+        """Return an event as the source would publish it, with the odd values if any.
+
+        Some fields are present only in some events.
+        """
         version = self._versions.get(document, 0) + later_by
         self._versions[document] = max(version, self._versions.get(document, 0))
         before = self._statuses.get(document)
@@ -195,7 +202,7 @@ class Log:
             "note": ("n", "", None),
         }
         partition = int(number) % PARTITIONS
-        # no slot is wanted in two partitions: which of them is first would be chance
+        # no slot is used in two partitions: which document is first would be random
         choices["slot"] = (None, None, *(100 * partition + number for number in range(SLOTS)))
         for name, values in choices.items():
             if self.dice.random() < 0.3:
@@ -204,7 +211,7 @@ class Log:
 
 
 def name_of(number: int, composite: bool) -> str:
-    """A document's id: a number, of a composite key with the tenant before it."""
+    """Return a document's id: a number; with a composite key, the tenant before it."""
     return f"t{number % 2}/{number}" if composite else str(number)
 
 
@@ -215,7 +222,7 @@ def _value(fact: Fact) -> bytes | None:
 
 
 def make_table(url: str, documents: list[str], constrained: bool, composite: bool) -> None:
-    """The target's own table, with some documents in it."""
+    """Create the target's own table, with some documents in it."""
     checks = (
         sa.CheckConstraint(f"pages <> {model.UNLUCKY_PAGES}", name="lucky"),
         sa.CheckConstraint(
@@ -259,7 +266,7 @@ def make_table(url: str, documents: list[str], constrained: bool, composite: boo
         opened.commit()
 
 
-# in `make test` every database, and between them every kind of table, key and order
+# `make test` runs every database, and in total every kind of table, key and order
 OFTEN = [harness for number, harness in enumerate(VARIANTS) if number not in (0, 3, 7)]
 
 
@@ -309,7 +316,7 @@ def test_the_whole_is_what_the_model_is(
     stood = list(log.ends)
     for fact in log.write(cluster, EVENTS_AFTER):
         expected.apply(fact)
-    # somebody moves the ledger to the end by mistake, and back again: what was passed over was never applied
+    # move the ledger to the end by mistake, and back again: the records between were never applied
     _rewind(cluster, repaired, places.FromEnd())
     for partition, offset in enumerate(stood):
         _rewind(cluster, repaired, places.Offset(offset), [partition])
@@ -321,7 +328,7 @@ def test_the_whole_is_what_the_model_is(
     drained(runner(repaired, once=True))
     _compare(url, expected, harness.composite)
 
-    # whichever clock the runs had, nothing is amiss that a replay would have to write
+    # whichever clock the runs had, there is nothing that a replay would have to write
     with MaintenanceSession("contracts", repaired, "ann") as session:
         assert (
             list(
@@ -335,7 +342,7 @@ def test_the_whole_is_what_the_model_is(
 
 
 def _shift_clock(url: str, harness: Harness) -> None:
-    """What was done so far was done by machines whose clocks were an hour ahead."""
+    """Pretend that everything so far was done by machines whose clocks were an hour ahead."""
     hour = {
         "sqlite": "strftime('%Y-%m-%d %H:%M:%f', committed_at, '+1 hour')",
         "postgres": "committed_at + INTERVAL '1 hour'",
@@ -356,7 +363,10 @@ def _rewind(
 def _decide(
     session: MaintenanceSession, expected: Model, open_cluster: Callable[[], Cluster]
 ) -> None:
-    """The same decisions in both: dead letters again, then of each three parked documents one is left as it is."""
+    """Make the same decisions in both: replay dead letters, then decide on parked documents.
+
+    Of each three parked documents, one is left as it is.
+    """
     list(
         dead_letters.replay(
             session, Selection(), replay.Overtaken(session, open_cluster), execute=True
@@ -407,7 +417,7 @@ def _compare(url: str, expected: Model, composite: bool) -> None:
     ):
         waiting.setdefault(document, []).append(((partition, offset), reason))
     assert waiting == expected.parked
-    # a document that was deleted and made again within a batch need not be remembered as deleted
+    # a document that was deleted and created again within a batch need not be stored as deleted
     deleted = dict(run_sql(url, "SELECT document, order_value FROM instep_deleted"))
     assert {
         document: deleted[document] for document in deleted if document not in expected.rows

@@ -1,4 +1,4 @@
-"""Names and settings that databases allow and few people use."""
+"""Test names and settings that databases allow and few people use."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def test_a_key_that_the_database_generates(
     rest = "print_status VARCHAR(20), print_version BIGINT"
     run_sql(
         url,
-        f"CREATE TABLE contract_document (doc_no BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, {rest})",
+        "CREATE TABLE contract_document (doc_no BIGINT GENERATED ALWAYS AS IDENTITY"
+        f" PRIMARY KEY, {rest})",
     )
     run_sql(url, "INSERT INTO contract_document (print_status) VALUES ('NEW')")
     columns = {"print_status": "status", "print_version": "version"}

@@ -1,4 +1,4 @@
-"""PostgreSQL behind a real PgBouncer: each transaction may run in another server session."""
+"""Test PostgreSQL behind a real PgBouncer: each transaction may run in another server session."""
 
 from __future__ import annotations
 
@@ -37,25 +37,28 @@ BY_TIME = {
 
 @pytest.fixture
 def direct(new_database: Callable[[str], str]) -> str:
-    """A new database, without the pooler."""
+    """Return a new database, without the pooler."""
     return new_database("postgres")
 
 
 @pytest.fixture
 def pooled(direct: str, pgbouncer: PgBouncer) -> str:
-    """The same database, through the pooler."""
+    """Return the same database, through the pooler."""
     return pgbouncer.through(direct)
 
 
 @pytest.fixture
 def other_client(pooled: str) -> Iterator[psycopg.Connection]:
-    """Another client of the pooler, which makes it open a second session while this one has a transaction open."""
+    """Connect another client.
+
+    While it has a transaction open, the pooler must open a second session.
+    """
     with psycopg.connect(pooled, autocommit=True, prepare_threshold=None) as client:
         yield client
 
 
 def sessions(sink: Sink, count: int = 6) -> list[int]:
-    """The server sessions of some consecutive transactions."""
+    """Return the server sessions of several consecutive transactions."""
     found = []
     for _ in range(count):
         with sink.transaction():
@@ -66,13 +69,17 @@ def sessions(sink: Sink, count: int = 6) -> list[int]:
 def test_batches_through_a_pooler_end_as_without_one(
     pooled: str, open_sink: Open, other_client: psycopg.Connection
 ) -> None:
-    """Fresh, late, refused and unreadable events, of two pipelines in turn, each transaction in another session."""
+    """Apply fresh, late, refused and unreadable events, of two pipelines in turn.
+
+    Each transaction runs in another session.
+    """
     other_client.execute("BEGIN")
     run_sql(pooled, "SELECT 1")
     other_client.execute("ROLLBACK")
     run_sql(
         pooled,
-        "CREATE TABLE contract_document (doc_no text PRIMARY KEY, print_status text CHECK (print_status <> 'BAD'),"
+        "CREATE TABLE contract_document (doc_no text PRIMARY KEY,"
+        " print_status text CHECK (print_status <> 'BAD'),"
         " print_version bigint, printed_at timestamptz)",
         "CREATE TABLE letter (LIKE contract_document INCLUDING ALL)",
     )
@@ -114,7 +121,7 @@ def test_batches_through_a_pooler_end_as_without_one(
 
 
 def test_the_fast_way_through_a_pooler(pooled: str, open_sink: Open) -> None:
-    """Without constraints: upserts that are rolled back to a savepoint when a row turns out to be late."""
+    """Write without constraints: upserts roll back to a savepoint when a row is late."""
     sink = begun(open_sink(declare(pooled)))
     assert sink.target.upserts
     apply(sink, [event(0, "a", 2), event(1, "b", 2)])
@@ -227,10 +234,11 @@ def assert_pooled(to: target.Target, url: str, *, pooled: bool) -> None:
 def test_a_pipeline_runs_through_a_pooler(
     pooled: str, topic: str, cluster: Cluster, runner: Callable[..., Runner], prove: Prove
 ) -> None:
-    """init, run, status, parked release, reconcile and what vet reads."""
+    """Run init, run, status, parked release, reconcile, and read what vet reads."""
     run_sql(
         pooled,
-        "CREATE TABLE contract_document (doc_no text PRIMARY KEY, print_status text, print_version bigint,"
+        "CREATE TABLE contract_document (doc_no text PRIMARY KEY, print_status text,"
+        " print_version bigint,"
         " printed_at timestamptz, CONSTRAINT known CHECK (print_status <> 'UNKNOWN'))",
     )
     pipeline = following(pooled, topic)

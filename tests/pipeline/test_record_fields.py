@@ -1,4 +1,4 @@
-"""Headers, offsets and partitions as fields: in the flow, without Spark's source, out of what was parked, and in the proof."""
+"""Test headers, offsets and partitions as fields: in the flow, parked, and in the proof."""
 
 from __future__ import annotations
 
@@ -64,14 +64,17 @@ def test_the_flow_and_the_proof_read_them(
     send("b", None)
     drained(runner(pipeline, once=True))
     expected = [("a", "a", "north", 0, 1, "print"), ("b", "b", None, 1, 1, "print")]
-    select = "SELECT doc_no, print_status, tenant, place, part, source FROM contract_document ORDER BY doc_no"
+    select = (
+        "SELECT doc_no, print_status, tenant, place, part, source FROM contract_document"
+        " ORDER BY doc_no"
+    )
     assert run_sql(url, select) == expected
     report, listed = prove(pipeline)
     assert (report.in_step, report.documents_in_step, listed) == (True, 2, [])
 
     send(
         "c", b"south", timestamp=BEYOND_SPARK_MS
-    )  # which Spark cannot read: the driver applies it, and proves it
+    )  # Spark cannot read it: the driver applies and proves it
     drained(runner(pipeline, once=True))
     assert run_sql(url, select) == [*expected, ("c", "c", "south", 2, 1, "print")]
     report, listed = prove(pipeline)

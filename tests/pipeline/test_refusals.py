@@ -1,4 +1,4 @@
-"""One refused row never stops the others, whatever refuses it, how and with which code."""
+"""Test that one refused row never stops the others, whatever refuses it and with which code."""
 
 from __future__ import annotations
 
@@ -34,15 +34,21 @@ Open = Callable[..., Sink]
 
 
 def _raise(code: str) -> list[str]:
-    body = f"BEGIN IF NEW.print_status = ''BAD'' THEN RAISE EXCEPTION ''no'' USING ERRCODE = ''{code}''; END IF; RETURN NEW; END"
+    body = (
+        "BEGIN IF NEW.print_status = ''BAD'' THEN RAISE EXCEPTION ''no''"
+        f" USING ERRCODE = ''{code}''; END IF; RETURN NEW; END"
+    )
     return [
         f"CREATE FUNCTION judge() RETURNS trigger LANGUAGE plpgsql AS '{body}'",
-        "CREATE TRIGGER judge BEFORE INSERT OR UPDATE ON contract_document FOR EACH ROW EXECUTE FUNCTION judge()",
+        (
+            "CREATE TRIGGER judge BEFORE INSERT OR UPDATE ON contract_document FOR EACH ROW"
+            " EXECUTE FUNCTION judge()"
+        ),
     ]
 
 
 def _fail(statement: str) -> list[str]:
-    """A trigger whose own code fails."""
+    """Return a trigger whose own code fails."""
     body = f"BEGIN IF NEW.print_status = ''BAD'' THEN {statement}; END IF; RETURN NEW; END"
     return [_raise("P0001")[0].partition(" AS ")[0] + f" AS '{body}'", _raise("P0001")[1]]
 
@@ -129,10 +135,14 @@ def test_one_row_is_refused(
 
 
 PARENT = {
-    "sqlite": "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY, print_status VARCHAR(20),"
-    " print_version BIGINT, references_to VARCHAR(20) REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)",
-    "postgres": "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY, print_status VARCHAR(20),"
-    " print_version BIGINT, references_to VARCHAR(20) REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)",
+    "sqlite": "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY,"
+    " print_status VARCHAR(20),"
+    " print_version BIGINT, references_to VARCHAR(20)"
+    " REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)",
+    "postgres": "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY,"
+    " print_status VARCHAR(20),"
+    " print_version BIGINT, references_to VARCHAR(20)"
+    " REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)",
 }
 
 
@@ -176,7 +186,7 @@ def test_a_delete_that_is_refused_at_the_commit(
 def test_what_is_wrong_with_the_table_parks_nobody(
     new_database: Callable[[str], str], open_sink: Open
 ) -> None:
-    """The codes are those that a trigger may raise for a row; here no row can be written at all."""
+    """Use the codes that a trigger may raise for one row, when no row can be written at all."""
     url = new_database("postgres")
     sink = begun(open_sink(declare(url)))
     run_sql(url, "REVOKE INSERT ON instep_history FROM CURRENT_USER")
@@ -232,11 +242,20 @@ def test_good_parts_of_a_batch_with_refused_rows_are_kept(
 
 SLEEP = {
     "postgres": [
-        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END'",
-        "CREATE TRIGGER slow BEFORE INSERT ON contract_document FOR EACH ROW EXECUTE FUNCTION slow()",
+        (
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
+            " 'BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END'"
+        ),
+        (
+            "CREATE TRIGGER slow BEFORE INSERT ON contract_document FOR EACH ROW"
+            " EXECUTE FUNCTION slow()"
+        ),
     ],
     "mariadb": [
-        "CREATE TRIGGER slow BEFORE INSERT ON contract_document FOR EACH ROW SET @slept = SLEEP(0.3)"
+        (
+            "CREATE TRIGGER slow BEFORE INSERT ON contract_document FOR EACH ROW"
+            " SET @slept = SLEEP(0.3)"
+        )
     ],
 }
 LIMIT: dict[str, Callable[[str], list[str]]] = {
@@ -355,7 +374,7 @@ def test_infinity_in_the_guard_s_column(
 def test_a_unique_value_moves_from_one_document_to_another(
     database_url: str, open_sink: Open
 ) -> None:
-    """In one batch as in several: who gives the value up first lets the other have it."""
+    """Allow the move in one batch as in several: the first document gives the value up first."""
     columns = {"print_status": "status", "print_version": "version", "slot": "slot"}
     rest = "print_status VARCHAR(20), print_version BIGINT, slot INTEGER UNIQUE"
     run_sql(

@@ -1,4 +1,4 @@
-"""Parked documents whose row or parent row comes later are applied by themselves, on every real database."""
+"""Test that parked documents are applied once their row or parent row exists, on every database."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ COLUMNS = {"print_status": "status", "print_version": "version", "batch": "batch
 BATCHES = [
     "CREATE TABLE batch (id VARCHAR(20) NOT NULL PRIMARY KEY)",
     "INSERT INTO batch VALUES ('known')",
-    "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY, print_status VARCHAR(20), print_version BIGINT,"
+    "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY,"
+    " print_status VARCHAR(20), print_version BIGINT,"
     " batch VARCHAR(20), FOREIGN KEY (batch) REFERENCES batch (id))",
 ]
 
@@ -40,14 +41,14 @@ def now(later_s: float = 0) -> datetime:
 
 @contextmanager
 def retrying(url: str, **changes: Any) -> Iterator[Retries]:
-    """The retries of a pipeline without their thread: the test has the clock."""
+    """Open the retries of a pipeline without their thread: the test controls the clock."""
     opened = Retries("contracts", declare(url, **changes), lambda: 1)
     yield opened
     opened._close()
 
 
 def insert(url: str, *documents: str) -> None:
-    """What the application does."""
+    """Insert rows as the application does."""
     run_sql(
         url,
         *(
@@ -106,7 +107,7 @@ def test_a_document_is_applied_once_its_row_is_inserted(database_url: str, open_
         insert(database_url, "a", "c")
         apply(
             sink, [event(4, "a", 1, "LATE"), event(5, "long", 2)]
-        )  # the flow goes on, and waits behind
+        )  # the flow continues, and these events wait behind
         assert trying.round(now(2)) == 3
     assert table(database_url) == [("a", "QUEUED", 2), ("c", "PRINTED", 1), ("long", None, None)]
     assert [(row[1], row[2]) for row in parked(database_url)] == [
@@ -223,7 +224,7 @@ def test_a_release_that_dies_before_its_commit_is_done_again(
         with monkeypatch.context() as dying:
             dying.setattr(
                 trying._opened().sink.connection, "commit", trying._opened().sink.close
-            )  # the server undoes what is open
+            )  # the server rolls back what is open
             dying.setattr(releasing, "release", _one_try(releasing.release))
             with pytest.raises(Died):
                 trying.round(now())
@@ -235,7 +236,7 @@ def test_a_release_that_dies_before_its_commit_is_done_again(
 
 
 class Died(Exception):
-    """The process is no more."""
+    """The simulated death of the process."""
 
 
 def _one_try(release: Callable[..., Any]) -> Callable[..., Any]:
@@ -250,7 +251,10 @@ def _one_try(release: Callable[..., Any]) -> Callable[..., Any]:
 def test_a_retry_does_not_wait_for_a_task(
     kind: str, new_database: Callable[[str], str], open_sink: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task holds one partition's ledger row: the release gives up, and locks no other partition's row meanwhile."""
+    """Let the release give up while a task holds one partition's ledger row.
+
+    It locks no other partition's row meanwhile.
+    """
     monkeypatch.setattr(maintenance, "TRIES_MAX", 2)
     url = new_database(kind)
     run_sql(url, KNOWN_DOCUMENTS(url))

@@ -1,4 +1,4 @@
-"""The harness on real parts: a real broker, a real Spark session, real databases."""
+"""Test the runner with a real broker, a real Spark session and real databases."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_batches_keep_to_their_size(
 def test_counts_are_kept_through_idle_times(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
 ) -> None:
-    """An idle query reports too, and must not make the next batch look known."""
+    """Report on an idle query too, without making the next batch look already reported."""
     url = new_database("sqlite")
     run = runner(following(url, topic))
     wait_until(lambda: run._last_report != "", "the report of an idle query")

@@ -1,4 +1,4 @@
-"""Pipelines on a secured cluster: Spark comes in by every way, and a right that is taken away ends a pipeline by name."""
+"""Test pipelines on a secured cluster: every way to connect, and a revoked right as named stop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RIGHTS = [("READ", "topic"), ("READ", "group")]  # all that a pipeline needs
 
 @pytest.fixture
 def plain(secured_broker: SecuredBroker) -> Iterator[Cluster]:
-    """The cluster as its administrator sees it."""
+    """Return the cluster as its administrator sees it."""
     with Cluster(settings.Kafka(), secured_broker.bootstrap) as opened:
         yield opened
 
@@ -100,7 +100,7 @@ def test_a_right_that_is_taken_away(
         assert isinstance(run.error, errors.AccessLost)
         assert f"user 'bob' lacks the right DESCRIBE on topic '{topic}'" in run.error.what
         assert "kafka-acls --add --allow-principal User:bob" in run.error.remedy
-        # nothing is lost: what came meanwhile waits in the log
+        # nothing is lost: new records wait in the log
         secured.grant(plain, "User:bob", "READ", topic=topic)
         wait_until(lambda: _may_describe(cluster, topic), "the right to reach the broker")
         again = Runner("contracts", pipeline, cluster, spark, tmp_path / "again", once=True)

@@ -1,4 +1,4 @@
-"""How Spark is set up, where that can be reported without starting it."""
+"""Test how Spark is set up, where no Spark session is needed."""
 
 from __future__ import annotations
 
@@ -97,13 +97,16 @@ def test_where_the_connector_comes_from(master: str, key: str, tmp_path: Path) -
 def test_the_folder_of_a_run_that_lives_elsewhere_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process has no id here, as in another container that shares the temporary folder."""
+    """Keep a folder whose process id is unknown here, as from another container."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with subprocess.Popen(
         [
             sys.executable,
             "-c",
-            "from instep.pipeline.session import RunFolder as W; w = W(); print(w.path, flush=True); input()",
+            (
+                "from instep.pipeline.session import RunFolder as W; w = W();"
+                " print(w.path, flush=True); input()"
+            ),
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

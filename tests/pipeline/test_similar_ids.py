@@ -1,4 +1,4 @@
-"""Ids that a table's key takes for one: never merged, the first one keeps the row, the others are parked by reason."""
+"""Test ids that a table's key treats as equal: the first keeps the row, the others are parked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Open = Callable[..., Sink]
 
 REST = "print_status VARCHAR(20), print_version BIGINT, slot INTEGER"
 COLUMNS = {"print_status": "status", "print_version": "version"}
-# keys as teams have them, and two ids that each takes for one
+# keys as teams have them, and two ids that each key treats as equal
 LOOSE_KEYS = [
     ("sqlite", "TEXT COLLATE NOCASE", "a", "A"),
     ("sqlite", "TEXT COLLATE RTRIM", "a", "a  "),
@@ -133,10 +133,16 @@ LOOSEN = {
         "ALTER TABLE contract_document ALTER COLUMN doc_no TYPE text COLLATE loose",
     ],
     "mariadb": [
-        "ALTER TABLE contract_document MODIFY doc_no VARCHAR(40) COLLATE utf8mb4_general_ci NOT NULL"
+        (
+            "ALTER TABLE contract_document MODIFY doc_no VARCHAR(40)"
+            " COLLATE utf8mb4_general_ci NOT NULL"
+        )
     ],
     "mysql": [
-        "ALTER TABLE contract_document MODIFY doc_no VARCHAR(40) COLLATE utf8mb4_0900_ai_ci NOT NULL"
+        (
+            "ALTER TABLE contract_document MODIFY doc_no VARCHAR(40)"
+            " COLLATE utf8mb4_0900_ai_ci NOT NULL"
+        )
     ],
 }
 EXACT = {
@@ -150,7 +156,10 @@ EXACT = {
 def test_a_collation_that_is_changed_while_the_pipeline_runs(
     kind: str, ordered: bool, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
-    """The sink does not know yet that the key is loose: nothing is merged, and the batch is not taken as done."""
+    """Merge nothing while the sink does not know yet that the key is loose.
+
+    The batch does not count as done.
+    """
     url = new_database(kind)
     make(url, f"VARCHAR(40){EXACT.get(kind, '')}")
     changes = {} if ordered else {"event": {"document": "doc_id", "status": "status"}}
@@ -171,7 +180,7 @@ def test_a_collation_that_is_changed_while_the_pipeline_runs(
         same_table=same_table,
     )
     decoder = Decoder(sink.target.mapping)
-    # a count that differs may be another writer's doing, the first time
+    # the first time, a different count may come from another writer
     with pytest.raises((errors.Outrun, errors.TableConstrained, errors.TargetChanged)):
         work.apply(sink, decoder)
     with pytest.raises((errors.TableConstrained, errors.TargetChanged)):
@@ -224,7 +233,8 @@ def test_text_that_the_column_s_character_set_lacks(
     url = new_database("mariadb")
     run_sql(
         url,
-        "CREATE TABLE contract_document (doc_no VARCHAR(40) PRIMARY KEY, print_status VARCHAR(20), print_version BIGINT)"
+        "CREATE TABLE contract_document (doc_no VARCHAR(40) PRIMARY KEY,"
+        " print_status VARCHAR(20), print_version BIGINT)"
         " CHARACTER SET latin1",
     )
     sink = begun(open_sink(declare(url, columns=COLUMNS)))

@@ -1,4 +1,4 @@
-"""A real Spark cluster of two workers, from the pip-installed Spark: the same job, by `--master` alone."""
+"""Test the same job on a real cluster of two workers of the pip-installed Spark."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_cluster_of_two_workers(
         (DOCUMENTS, 2)
     ]
     assert run_sql(url, "SELECT count(*) FROM instep_history") == [(2 * DOCUMENTS,)]
-    for number in (1, 2):  # the job may be done before a worker has written that it was asked
+    for number in (1, 2):  # the job may end before a worker has logged the request
         name = f"worker-{number}"
         wait_until(
             lambda name=name: "Asked to launch executor" in spark_cluster.log(name),  # type: ignore[misc]

@@ -1,6 +1,7 @@
-"""Named stops brought about on real servers: nothing wrong is written, the message says what to run, and that repairs it.
+"""Test named stops on real servers: nothing wrong is written, and the remedy works.
 
-After each the table must be what one event at a time gives: per document, the event of the highest version.
+After each stop, the table must be what one event at a time gives: per document, the event of the
+highest version.
 """
 
 from __future__ import annotations
@@ -110,17 +111,17 @@ class Harness:
         drained(self.run(once=True))
 
     def refused(self, kind: type[errors.NamedStop]) -> errors.NamedStop:
-        """The stop that a run ends with."""
+        """Run the pipeline, and return the named stop that it ends with."""
         return ended(self.run(once=True), kind)
 
     def instep(self, *arguments: str) -> str:
-        """A command as people give it; what it prints."""
+        """Run a command as a user does, and return what it prints."""
         done = instep(self.folder, *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def rewind(self, *arguments: str) -> dict[str, Any]:
-        """`instep rewind` as a message reported it: once to look, and once to do it."""
+        """Run `instep rewind` as a message suggests: first the plan, then with --execute."""
         looked = json.loads(self.instep("rewind", "contracts", *arguments, "--json"))
         done = json.loads(self.instep("rewind", "contracts", *arguments, "--json", "--execute"))
         assert (looked["executed"], done["executed"]) == (False, True)
@@ -142,13 +143,13 @@ class Harness:
         return rows(self.owner) == self.expected()
 
     def assert_in_step(self) -> None:
-        """And nothing was quarantined on the way."""
+        """Check that the table is in step, and that nothing is in quarantine."""
         assert rows(self.owner) == self.expected()
         for table in ("instep_dead_letters", "instep_parked"):
             assert run_sql(self.owner, f"SELECT count(*) FROM {table}") == [(0,)]
 
     def partition_of(self, document: str) -> int:
-        """Where the only record of this document is, asked of the broker."""
+        """Return the partition of this document's only record, from the broker."""
         found = {
             p: r
             for p, r in offsets.first_records(
@@ -166,7 +167,7 @@ class Harness:
 
 
 def ended(run: Runner, kind: type[errors.NamedStop]) -> errors.NamedStop:
-    """A run's end, by the stop that was expected; its message names a page and a command."""
+    """Wait until the run ends with the expected stop. Check that it names a page and a command."""
     wait_until(lambda: run.state is RunnerState.ENDED, f"the pipeline to end with {kind.code}")
     assert isinstance(run.error, kind), run.error
     assert str(run.error).startswith(f"{kind.code}: ")
@@ -179,7 +180,7 @@ OWN = tuple(tables.metadata.tables)
 
 
 def granted(owner: str, topic: str) -> str:
-    """The same database for a user who owns nothing there, and may do what a pipeline needs."""
+    """Return the database's URL for a user who owns nothing and has only a pipeline's rights."""
     preparation.prepare(declare(owner, topic=topic))
     name, parts = f"u_{uuid.uuid4().hex[:12]}", urlparse(owner)
     if owner.startswith("postgresql"):
@@ -202,7 +203,7 @@ def granted(owner: str, topic: str) -> str:
 
 @pytest.fixture(autouse=True)
 def _quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a runner looks at every few seconds, and what it believes only when reported again: sooner."""
+    """Shorten the interval of the runner's checks and the time until it believes a finding."""
     monkeypatch.setattr(running, "CHECK_INTERVAL_S", 0.5)
     monkeypatch.setattr(running, "DOUBT_S", 0.5)
 
@@ -279,7 +280,7 @@ def harness(
             runner.stop(patience_s=60)
 
 
-# --- the topic -----------------------------------------------------------------------------------------
+# --- the topic ------------------------------------------------------------------------------------
 
 
 def test_a_topic_that_is_gone(harness: Callable[..., Harness]) -> None:
@@ -308,7 +309,7 @@ def test_a_topic_that_is_gone(harness: Callable[..., Harness]) -> None:
 def test_a_topic_made_again(
     harness: Callable[..., Harness], kind: str, count: int, partitions: int
 ) -> None:
-    """Shorter than the ledger's place, already longer, and with fewer partitions."""
+    """Cover topics shorter than the ledger's position, longer, and with fewer partitions."""
     way = harness(kind)
     way.publish(*(event(f"a{n}", 5) for n in range(20)))
     way.drain()
@@ -340,7 +341,7 @@ def test_a_topic_made_again(
 def test_a_topic_made_again_while_it_runs(
     harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Already longer, and without the runner's own look now and then: nothing of it may arrive."""
+    """Make the topic longer, and disable the runner's checks: none of its records is applied."""
     monkeypatch.setattr(running, "CHECK_INTERVAL_S", 3_600.0)
     way = harness()
     way.publish(*(event(f"a{n}", 5) for n in range(20)))
@@ -363,7 +364,7 @@ def test_records_of_another_topic_are_not_committed(
     guarantee: settings.Guarantee,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The task itself, with records that it has read after the topic was made again."""
+    """Give the task records that it read after the topic was recreated."""
     monkeypatch.setattr(task, "TOPIC_DOUBT_S", 0.1)
     one = session("sqlite", guarantee=guarantee)
     topics.delete(one.cluster, one.topic)
@@ -381,12 +382,15 @@ def test_records_of_another_topic_are_not_committed(
     assert run_sql(one.url, "SELECT next_offset FROM instep_ledger") == [(0,)]
 
 
-# --- the log -------------------------------------------------------------------------------------------
+# --- the log --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def frail() -> Iterator[local.LocalCluster]:
-    """A broker of one's own, whose records expire quickly when reported to, and whose disk can be put back to an older state."""
+    """Start a broker for one test.
+
+    Its records expire quickly on request, and its disk can be restored to an older state.
+    """
     soon = {"log.retention.check.interval.ms": "200", "log.initial.task.delay.ms": "200"}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -410,7 +414,7 @@ def frail_harness(
 def test_a_log_that_lost_its_newest_records(
     frail: local.LocalCluster, frail_harness: Harness, tmp_path: Path
 ) -> None:
-    """While it runs, when it is started, and when the log has grown past the ledger again."""
+    """Lose records while it runs, before it starts, and in a log that is past the ledger again."""
     way, disk, copy = frail_harness, frail.nodes[0].root / "data", tmp_path / "older"
     way.publish(*(event(f"a{n}", 2) for n in range(9)))
     way.drain()
@@ -493,7 +497,7 @@ def test_records_deleted_under_a_pipeline_that_lags(harness: Callable[..., Harne
     run = way.run(batch_rows_max=30)
     wait_until(lambda: len(rows(way.owner)) > 0, "the first batch")
     ends = offsets.latest(way.cluster, way.topic, range(3))
-    # by one request: a pipeline that is stopped by the first partition must find the others cut as well
+    # by one request: a pipeline that the first partition stops must find the others cut as well
     topics.trim(way.cluster, way.topic, {partition: end - 60 for partition, end in ends.items()})
     stop = ended(run, errors.OffsetsExpired)
     for partition, start in way.next_offsets().items():
@@ -503,11 +507,14 @@ def test_records_deleted_under_a_pipeline_that_lags(harness: Callable[..., Harne
     way.assert_in_step()
 
 
-# --- other runs ----------------------------------------------------------------------------------------
+# --- other runs -----------------------------------------------------------------------------------
 
 
 def test_an_older_writer_that_wakes_up(harness: Callable[..., Harness]) -> None:
-    """Stopped in its tracks, taken over from, and resumed: it ends by itself and has written nothing since."""
+    """Pause a run, start another one, and resume the first.
+
+    It ends by itself and has written nothing since.
+    """
     way = harness("postgres")
     way.publish(event("a", 1))
     with PipelineProcess(way.config, log=way.folder / "run.log") as process:
@@ -530,7 +537,7 @@ def test_an_older_writer_that_wakes_up(harness: Callable[..., Harness]) -> None:
     assert run_sql(way.owner, "SELECT count(*) FROM instep_history") == [(41,)]
 
 
-# --- the target ----------------------------------------------------------------------------------------
+# --- the target -----------------------------------------------------------------------------------
 
 
 ALTERED = [
@@ -554,7 +561,7 @@ ALTERED = [
 
 
 def test_a_table_that_was_altered(harness: Callable[..., Harness]) -> None:
-    """Not one document is quarantined for it."""
+    """Check that no document is quarantined."""
     kind, change, repair = ALTERED[0]
     way = harness(kind)
     way.publish(*(event(f"a{n}", 1, "OK") for n in range(9)))
@@ -588,7 +595,7 @@ def test_what_a_task_makes_of_an_altered_table(
 
 
 def test_a_constraint_that_came_while_it_runs_is_no_stop(harness: Callable[..., Harness]) -> None:
-    """The query starts again by itself, and from then on the table judges every event, also within one batch."""
+    """Restart the query by itself: then the table judges every event, also within one batch."""
     way = harness("postgres")
     way.publish(event("a", 1, "OK"))
     run = way.run()
@@ -626,7 +633,7 @@ def test_a_right_that_was_revoked(harness: Callable[..., Harness], kind: str) ->
     assert kind != "mariadb" or "INSERT command denied" in stop.what
     assert way.next_offsets() == before
     run_sql(way.owner, f"GRANT INSERT ON contract_document TO {name}")
-    # MariaDB does not even show a table on which one has no right
+    # MariaDB does not even show a table on which the user has no right
     for table in (
         ("contract_document", "instep_ledger") if kind == "mariadb" else ("instep_ledger",)
     ):
@@ -727,7 +734,7 @@ def test_a_sqlite_that_takes_no_writes(mode: str) -> None:
     assert done.stdout.startswith("TARGET_READ_ONLY: "), done.stderr
 
 
-# --- a database from a backup --------------------------------------------------------------------------
+# --- a database from a backup ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -736,7 +743,10 @@ def test_a_sqlite_that_takes_no_writes(mode: str) -> None:
 def test_a_database_put_back_from_a_backup_catches_up(
     harness: Callable[..., Harness], kind: str, tmp_path: Path
 ) -> None:
-    """While it runs, with nothing new to apply: what was applied since the backup is applied again, and nothing is skipped."""
+    """Restore a backup while it runs, with nothing new to apply.
+
+    What was applied since the backup is applied again, and nothing is skipped.
+    """
     way = harness(kind)
     way.publish(*(event(f"a{n}", 1) for n in range(10)))
     run = way.run()
@@ -769,7 +779,7 @@ def _file_backup(way: Harness, tmp_path: Path) -> Callable[[], None]:
 
 
 def _table_backup(way: Harness, _tmp_path: Path) -> Callable[[], None]:
-    """Every table copied in one transaction, and put back in another that waits for the pipeline's own."""
+    """Copy every table in one transaction, and restore in one that waits for the pipeline's own."""
     tables = ("instep_ledger", "contract_document", "instep_history")
     lock = "SELECT count(*) FROM (SELECT 1 FROM instep_ledger FOR UPDATE) AS locked"
     for table in tables:
@@ -790,11 +800,14 @@ BACKUPS: dict[str, Callable[[Harness, Path], Callable[[], None]]] = {
 }
 
 
-# --- rewind, while it runs -----------------------------------------------------------------------------
+# --- rewind, while it runs ------------------------------------------------------------------------
 
 
 def test_a_running_pipeline_follows_a_rewind(harness: Callable[..., Harness]) -> None:
-    """Back: everything is applied again, and nothing quarantined for it. To the end: what lies between is passed over."""
+    """Rewind back: everything is applied again, and nothing quarantined.
+
+    Rewind to the end: what lies between is not applied.
+    """
     way = harness("postgres")
     way.publish(*(event(f"a{n % 10}", n) for n in range(60)))
     run = way.run()

@@ -1,4 +1,4 @@
-"""What a task makes of the batches that Spark hands it."""
+"""Test what a task does with the batches that Spark gives it."""
 
 from __future__ import annotations
 

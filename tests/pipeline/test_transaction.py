@@ -1,4 +1,4 @@
-"""The one transaction on every real database, against the model of one event at a time."""
+"""Test the one transaction on every real database, against the model of one event at a time."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ ORDERS = {
 def test_whole_events_in_any_order_end_as_one_by_one(
     database_url: str, open_sink: Open, order: str, trusting: bool
 ) -> None:
-    """The short way: fresh, stale, repeated and deleted documents in batches of every mixture, against the model."""
+    """Take the fast path: mix fresh, stale, repeated and deleted documents, against the model."""
     columns = {
         "print_status": "status",
         "printed_at": "updated_at",
@@ -208,7 +208,11 @@ def test_of_documents_with_several_events_only_rows_that_may_be_late_are_read(
 def test_postgres_plans_for_the_documents_that_are_asked_for(
     new_database: Callable[[str], str], open_sink: Open
 ) -> None:
-    """A prepared plan, made for any array, compares every row with every document: 75,000 of them took minutes."""
+    """Check the plan of PostgreSQL.
+
+    A prepared plan for any array compares every row with every document: 75,000 of them took
+    minutes.
+    """
     sink = begun(open_sink(declare(new_database("postgres"))))
     for number in range(12):
         apply(
@@ -466,10 +470,14 @@ def test_missing_park_waits_for_the_document(database_url: str, open_sink: Open)
     assert table(database_url, "doc_no, print_version") == [("a", 2), ("b", None)]
 
 
-SIGNAL = "BEGIN IF NEW.print_status = 'CANCELLED' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END IF; END"
+SIGNAL = (
+    "BEGIN IF NEW.print_status = 'CANCELLED' THEN SIGNAL SQLSTATE '45000'"
+    " SET MESSAGE_TEXT = 'no'; END IF; END"
+)
 REFUSE_CANCELLED = {
     "sqlite": [
-        f"CREATE TRIGGER refuse_{verb} BEFORE {verb} ON contract_document WHEN NEW.print_status = 'CANCELLED'"
+        f"CREATE TRIGGER refuse_{verb} BEFORE {verb} ON contract_document"
+        " WHEN NEW.print_status = 'CANCELLED'"
         " BEGIN SELECT RAISE(ABORT, 'no'); END"
         for verb in ("insert", "update")
     ],
@@ -541,7 +549,10 @@ def test_a_lost_answer_to_a_commit_is_settled_by_the_ledger(
 def test_a_crash_before_the_last_commit(
     database_url: str, open_sink: Open, guarantee: settings.Guarantee, left: int, again: int
 ) -> None:
-    """Step 7 parts the weaker guarantees: one has its rows by then, the other its position, and exactly-once neither."""
+    """Crash at step 7, where the weaker guarantees differ.
+
+    By then one has its rows, the other its position, and exactly-once has neither.
+    """
     sink = begun(open_sink(declare(database_url, guarantee=guarantee)))
     batch = [event(0, "a", 1), event(1, "b", 1), record(2, "c", b"{")]
 
@@ -568,7 +579,10 @@ def test_a_crash_before_the_last_commit(
 def test_a_delete_that_is_repeated_loses_nothing_behind_it(
     database_url: str, open_sink: Open, step: int, history: bool
 ) -> None:
-    """At-least-once repeats the batch in which it crashed: a delete must not take the document that came after it."""
+    """Repeat the batch of the crash, as at-least-once does.
+
+    The delete must not remove a document that was created after it.
+    """
     pipeline = declare(database_url, guarantee="at-least-once", history=history)
     sink = begun(open_sink(pipeline))
     apply(sink, [event(0, "a", 1)])
@@ -587,7 +601,7 @@ def test_a_delete_that_is_repeated_loses_nothing_behind_it(
 
 
 def test_a_ledger_that_went_back_is_not_written_past(database_url: str, open_sink: Open) -> None:
-    """A backup was put back: the records between it and the batch must not be skipped."""
+    """Restore a backup: the records between it and the batch must not be skipped."""
     sink = begun(open_sink(declare(database_url)))
     asked = []
 
@@ -627,7 +641,10 @@ def test_a_pipeline_can_start_over_beside_its_old_history(
 def test_two_partitions_that_meet_on_a_document(
     kind: str, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
-    """After a topic was given more partitions: the second writer waits for the first, and where it cannot go on, tries again."""
+    """Write one document from two partitions, as after a topic got more partitions.
+
+    The second writer waits for the first, and retries where it cannot continue.
+    """
     url = new_database(kind)
     first, second = begun(open_sink(declare(url)), partitions=2), open_sink(declare(url))
     outrun: list[BaseException] = []
@@ -663,13 +680,17 @@ def _decoded(sink: Sink, found: Record) -> Any:
 
 DROP_SILENTLY = {
     "sqlite": [
-        "CREATE TRIGGER drop_silently BEFORE INSERT ON contract_document WHEN NEW.print_status = 'DROP'"
+        "CREATE TRIGGER drop_silently BEFORE INSERT ON contract_document"
+        " WHEN NEW.print_status = 'DROP'"
         " BEGIN SELECT RAISE(IGNORE); END"
     ],
     "postgres": [
         "CREATE FUNCTION drop_silently() RETURNS trigger LANGUAGE plpgsql AS"
         " 'BEGIN IF NEW.print_status = ''DROP'' THEN RETURN NULL; END IF; RETURN NEW; END'",
-        "CREATE TRIGGER drop_silently BEFORE INSERT ON contract_document FOR EACH ROW EXECUTE FUNCTION drop_silently()",
+        (
+            "CREATE TRIGGER drop_silently BEFORE INSERT ON contract_document FOR EACH ROW"
+            " EXECUTE FUNCTION drop_silently()"
+        ),
     ],
 }
 
@@ -694,7 +715,7 @@ def test_a_row_that_the_table_passes_over_is_quarantined(
 def test_a_row_passed_over_beside_one_refused(
     new_database: Callable[[str], str], open_sink: Open
 ) -> None:
-    """Both in one batch: neither may hide the other, and the rest is written."""
+    """Put both in one batch: neither may hide the other, and the rest is written."""
     url = new_database("postgres")
     sink = begun(open_sink(declare(url)))
     run_sql(url, *DROP_SILENTLY["postgres"], *REFUSE_CANCELLED["postgresql"])
@@ -719,7 +740,8 @@ def test_a_uuid_key(kind: str, new_database: Callable[[str], str], open_sink: Op
         pytest.skip("MariaDB before 10.7 has no type UUID")
     run_sql(
         url,
-        "CREATE TABLE contract_document (doc_no UUID NOT NULL PRIMARY KEY, print_status VARCHAR(20), print_version BIGINT)",
+        "CREATE TABLE contract_document (doc_no UUID NOT NULL PRIMARY KEY,"
+        " print_status VARCHAR(20), print_version BIGINT)",
     )
     sink = begun(
         open_sink(declare(url, columns={"print_status": "status", "print_version": "version"}))
@@ -813,7 +835,7 @@ def test_a_database_that_takes_no_writes_or_not_ours(
 
 @contextmanager
 def reopened(url: str) -> Iterator[Sink]:
-    """A sink on tables that are there already: none may be made now."""
+    """Open a sink on existing tables. It must not create any."""
     sink = sinks.open_sink(inspection.inspect("contracts", declare(url)))
     try:
         yield sink
@@ -824,8 +846,14 @@ def reopened(url: str) -> Iterator[Sink]:
 COUNT_WRITES = {
     "sqlite": "CREATE TRIGGER w AFTER UPDATE OF print_status ON contract_document BEGIN"
     " UPDATE contract_document SET writes = writes + 1 WHERE doc_no = NEW.doc_no; END",
-    "mariadb": "CREATE TRIGGER w BEFORE UPDATE ON contract_document FOR EACH ROW SET NEW.writes = OLD.writes + 1",
-    "mysql": "CREATE TRIGGER w BEFORE UPDATE ON contract_document FOR EACH ROW SET NEW.writes = OLD.writes + 1",
+    "mariadb": (
+        "CREATE TRIGGER w BEFORE UPDATE ON contract_document FOR EACH ROW"
+        " SET NEW.writes = OLD.writes + 1"
+    ),
+    "mysql": (
+        "CREATE TRIGGER w BEFORE UPDATE ON contract_document FOR EACH ROW"
+        " SET NEW.writes = OLD.writes + 1"
+    ),
 }
 
 
@@ -862,7 +890,8 @@ def test_transitions_of_an_enumeration(new_database: Callable[[str], str], open_
     run_sql(
         url,
         "CREATE TYPE status AS ENUM ('CREATED', 'QUEUED', 'PRINTED')",
-        "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY, print_status status, print_version BIGINT)",
+        "CREATE TABLE contract_document (doc_no VARCHAR(40) NOT NULL PRIMARY KEY,"
+        " print_status status, print_version BIGINT)",
     )
     columns = {"print_status": "status", "print_version": "version"}
     sink = begun(
