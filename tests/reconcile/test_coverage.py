@@ -1,4 +1,4 @@
-"""Which part of the log counts as applied."""
+"""Test which part of the log counts as applied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def at(next_offset: int, since: int | None) -> dict[int, Position]:
     ("ledger", "before", "first", "applied", "skipped"),
     [
         (at(9, 0), [], 0, [(0, 9)], []),
-        (at(9, 4), [], 0, [(4, 9)], [(0, 4)]),  # began later
+        (at(9, 4), [], 0, [(4, 9)], [(0, 4)]),  # started later
         (at(9, 7), [(0, 3)], 0, [(0, 3), (7, 9)], [(3, 7)]),  # moved ahead
         (at(9, 1), [(0, 3), (7, 12)], 0, [(0, 9)], []),  # moved back, and not yet where it was
         (at(9, 7), [(0, 3)], 5, [(7, 9)], [(5, 7)]),  # the log begins at 5 now

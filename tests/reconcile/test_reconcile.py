@@ -1,4 +1,4 @@
-"""Reconcile on real parts: a broker, Spark, and each database, with the damage done by SQL."""
+"""Test reconcile with a real broker, Spark and each database, on tables damaged by SQL."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Run = Callable[..., Runner]
 FIX = repair.RepairRequest(execute=True, actor="tester")
 
 
-# test_repair repairs tables of every database, and below every kind of column is compared on each
+# test_repair repairs tables of every database, and tests below compare every kind of column on each
 @pytest.mark.parametrize("database_url", ["sqlite", "postgres"], indirect=True)
 def test_damage_is_found_and_repaired(
     database_url: str, topic: str, cluster: Cluster, runner: Run, prove: Prove
@@ -70,11 +70,15 @@ def test_damage_is_found_and_repaired(
         "DELETE FROM contract_document WHERE doc_no = 'd01'",
         "UPDATE contract_document SET print_status = 'LOST' WHERE doc_no = 'd02'",
         "UPDATE contract_document SET print_version = 7 WHERE doc_no = 'd03'",
-        "UPDATE contract_document SET print_version = 1, print_status = 'CREATED' WHERE doc_no = 'd04'",
-        "UPDATE contract_document SET print_status = NULL, print_version = NULL, printed_at = NULL WHERE doc_no = 'd05'",
-        "INSERT INTO contract_document (doc_no, print_status, print_version) VALUES ('d19', 'PRINTED', 2)",
+        "UPDATE contract_document SET print_version = 1, print_status = 'CREATED'"
+        " WHERE doc_no = 'd04'",
+        "UPDATE contract_document SET print_status = NULL,"
+        " print_version = NULL, printed_at = NULL WHERE doc_no = 'd05'",
+        "INSERT INTO contract_document (doc_no, print_status, print_version)"
+        " VALUES ('d19', 'PRINTED', 2)",
         "INSERT INTO contract_document (doc_no, print_status) VALUES ('unheard', 'PRINTED')",
-        "INSERT INTO instep_deleted (pipeline, document, order_value) VALUES ('contracts', 'unheard', 1)",
+        "INSERT INTO instep_deleted (pipeline, document, order_value)"
+        " VALUES ('contracts', 'unheard', 1)",
         "INSERT INTO contract_document (doc_no) VALUES ('own')",
     )
     report, listed = prove(pipeline)
@@ -282,7 +286,8 @@ def test_every_kind_of_column_compares_equal_after_its_round_trip(
     )
     run_sql(
         url,
-        f"CREATE TABLE kinds (id VARCHAR(20){charset}{exact} NOT NULL PRIMARY KEY, {declared}){charset}",
+        f"CREATE TABLE kinds (id VARCHAR(20){charset}{exact} NOT NULL PRIMARY KEY,"
+        f" {declared}){charset}",
     )
     pipeline = following(
         url,
@@ -293,7 +298,8 @@ def test_every_kind_of_column_compares_equal_after_its_round_trip(
         columns={name: name for name in types},
     )
     values = VALUES
-    if kind in ("sqlite", "mysql"):  # which would keep it as a double: its document would be parked
+    # these would store the number as a double, so its document would be parked
+    if kind in ("sqlite", "mysql"):
         values = [{**row, "a_json": 2**62} if row.get("a_json") == HUGE else row for row in VALUES]
     send(
         cluster,
@@ -331,7 +337,7 @@ def test_what_is_expected_is_what_the_model_says(
     runner: Run,
     prove: Prove,
 ) -> None:
-    """Partial events, late ones and deletes at random; then the table is emptied, so that every expected row shows."""
+    """Send random partial, late and delete events. Empty the table to see all expected rows."""
     chance = random.Random(7)
     log: list[tuple[bytes, Any]] = []
     for number in range(1500):
@@ -418,7 +424,8 @@ def test_lag_is_distinguished_while_the_pipeline_runs(
         run_sql(
             url,
             "INSERT INTO contract_document (doc_no, print_status) VALUES ('unheard', 'X')",
-            "INSERT INTO instep_deleted (pipeline, document, order_value) VALUES ('contracts', 'unheard', 1)",
+            "INSERT INTO instep_deleted (pipeline, document, order_value)"
+            " VALUES ('contracts', 'unheard', 1)",
         )
         report, listed = prove(
             pipeline, wait_s=90.0, fix=repair.RepairRequest(execute=True, delete_extra=True)
@@ -575,7 +582,8 @@ def test_a_compacted_topic(
     drained(runner(pipeline, once=True))
     run_sql(
         url,
-        "INSERT INTO contract_document (doc_no, print_status, print_version) VALUES ('before', 'X', 1), ('own', 'X', NULL)",
+        "INSERT INTO contract_document (doc_no, print_status, print_version)"
+        " VALUES ('before', 'X', 1), ('own', 'X', NULL)",
     )
     report, listed = prove(pipeline)
     assert (report.in_step, report.not_in_log, report.not_ours, listed) == (True, 1, 1, [])
@@ -651,7 +659,10 @@ def test_documents_that_the_table_need_not_have(
 
 
 APPLICATION = (
-    "INSERT INTO contract_document (doc_no, print_status, print_version) VALUES ('full', 'OLD', 3), ('half', 'OLD', NULL)",
+    (
+        "INSERT INTO contract_document (doc_no, print_status, print_version)"
+        " VALUES ('full', 'OLD', 3), ('half', 'OLD', NULL)"
+    ),
     "INSERT INTO contract_document (doc_no) VALUES ('bare')",
 )
 
@@ -660,7 +671,7 @@ APPLICATION = (
 def test_rows_of_the_application_are_not_compared(
     database_url: str, topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
-    """Two pipelines fill different columns of a table that has rows of its own."""
+    """Let two pipelines fill different columns of a table that has rows of its own."""
     printing = following(database_url, topic)
     mailing = following(
         database_url,
@@ -810,7 +821,7 @@ def test_after_a_rewind_the_table_is_ahead(
 def test_a_topic_that_was_made_again_is_proved_by_its_own_places(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
-    """How far the old topic had come says nothing of the new one, which is shorter."""
+    """Ignore the positions of the old topic: the new one is shorter."""
     url = new_database("sqlite")
     pipeline = following(url, topic)
     send(cluster, topic, *(event(f"d{n}", version) for version in range(1, 9) for n in range(9)))
@@ -878,7 +889,7 @@ def test_the_tasks_of_a_job_are_followed(spark: SparkSession) -> None:
     with spark_progress.followed(spark, name, lambda *progress: reported.append(progress)):
         assert len(spark.range(0, 8, 1, 4).collect()) == 8
         wait_until(lambda: (name, 4, 4, "tasks") in reported, "the progress of the job")
-    spark.range(0, 8, 1, 2).collect()  # after the block: of no group
+    spark.range(0, 8, 1, 2).collect()  # after the block: in no group
     assert spark_progress.tasks(tracker, name) == (4, 4)
 
 
@@ -894,9 +905,8 @@ def test_a_pipeline_that_cannot_be_compared_does_not_hold_up_the_others(
     good, gone = following(url, topic), following(url, f"{topic}-gone")
     send(cluster, topic, event("a", 1))
     drained(runner(good, name="good", once=True))
-    monkeypatch.setattr(
-        session, "open_session", lambda *_, **__: spark
-    )  # the one that all tests share
+    # the session that all tests share
+    monkeypatch.setattr(session, "open_session", lambda *_, **__: spark)
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
     declared = settings.Settings(pipelines={"gone": gone, "good": good})
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""Repair on real databases: what is left alone, and why."""
+"""Test repair on real databases: what is left alone, and why."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIX = repair.RepairRequest(execute=True, actor="tester")
 
 
 class Meddling(repair.Repairer):
-    """Repairs, after something else has happened between the comparison and the repair."""
+    """A repairer with an action between the comparison and the repair."""
 
     action: Callable[[], Any]
 
@@ -99,7 +99,8 @@ def test_a_row_that_the_table_refuses_is_left_out_alone(
     if database_url.startswith("sqlite"):
         run_sql(
             database_url,
-            "CREATE TRIGGER no_three BEFORE INSERT ON contract_document WHEN NEW.print_status = 'S3'"
+            "CREATE TRIGGER no_three BEFORE INSERT ON contract_document"
+            " WHEN NEW.print_status = 'S3'"
             " BEGIN SELECT RAISE(ABORT, 'no three'); END",
         )
     else:

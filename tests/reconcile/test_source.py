@@ -1,4 +1,4 @@
-"""Reconcile with another source than the topic: a file, or a query of the source's own table."""
+"""Test reconcile with another source than the topic: a file, or a query of the source's table."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_csv_of_the_source(
 def test_a_query_of_the_source(
     database_url: str, topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
-    """The source's table beside the target's, with types of its own."""
+    """Query the source's table beside the target's, with different types."""
     pipeline = following(database_url, topic)
     send(cluster, topic, *(event(f"d{n}", n + 1) for n in range(4)))
     drained(runner(pipeline, once=True))
@@ -129,7 +129,10 @@ def test_a_query_of_the_source(
             for n in range(4)
         ),
     )
-    query = "SELECT no AS doc_id, state AS status, version, changed AS updated_at FROM prints WHERE state LIKE '%:%' OR 1 = 1"
+    query = (
+        "SELECT no AS doc_id, state AS status, version, changed AS updated_at FROM prints"
+        " WHERE state LIKE '%:%' OR 1 = 1"
+    )
     asked = source.RowSource(url=database_url, query=query)
     report, listed = prove(pipeline, source=asked)
     assert (report.in_step, report.documents, listed) == (True, 4, [])
@@ -160,7 +163,7 @@ def test_a_composite_key_is_proved_and_repaired(
     prove: Prove,
     tmp_path: Path,
 ) -> None:
-    """Against the topic and against a CSV file, whose integers are as the table has them."""
+    """Compare with the topic and with a CSV file, whose integers are as in the table."""
     url = new_database("sqlite")
     pipeline = following(
         url,
