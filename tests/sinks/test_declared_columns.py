@@ -1,4 +1,4 @@
-"""Declared types become columns of each database, and a table that contradicts them is reported."""
+"""Test that declared types become columns of each database, and contradictions are reported."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ def test_a_type_that_the_table_contradicts(
 def test_all_faults_of_a_table_are_reported(database_url: str) -> None:
     make(
         database_url,
-        "print_status VARCHAR(20), pages BIGINT, owner VARCHAR(20) NOT NULL, place VARCHAR(20) NOT NULL",
+        "print_status VARCHAR(20), pages BIGINT, owner VARCHAR(20) NOT NULL, place VARCHAR(20)"
+        " NOT NULL",
     )
     columns = {
         "pint_status": "status",
@@ -141,7 +142,7 @@ def test_a_constant_or_a_unit_that_the_column_cannot_hold(
 
 
 def in_guide(name: str, url: str) -> settings.Pipeline:
-    """A pipeline's settings as they stand in the guide, with another database."""
+    """Return a pipeline's settings as printed in the guide, with another database."""
     page = (Path(__file__).parents[2] / "docs" / "guides" / "map-events-to-columns.md").read_text(
         encoding="utf-8"
     )
@@ -162,7 +163,7 @@ def test_the_guides_composite_key(database_url: str, open_sink: Open) -> None:
 
 
 def test_the_guides_example(database_url: str, open_sink: Open) -> None:
-    """The settings as they stand in the guide, on every database."""
+    """Use the settings as printed in the guide, on every database."""
     pipeline = in_guide("orders", database_url)
     sink = begun(open_sink(pipeline, name="orders"))
     order = {

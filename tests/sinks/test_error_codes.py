@@ -1,4 +1,4 @@
-"""Error codes of the drivers: which are mapped, what the default does, and that what passes is retried by type."""
+"""Test the drivers' error codes: which are mapped, the default, and retries by type."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.support.databases import declare, run_sql
 
 URL = sa.make_url("postgresql://instep@localhost/instep")
 
-# classes of SQLSTATE of which no code is mapped, and single codes of classes that are mapped code by code
+# classes of SQLSTATE without a mapped code, and single codes of classes that are mapped code by
+# code
 UNMAPPED_CLASSES = {
     "02",
     "03",
@@ -47,8 +48,9 @@ UNMAPPED_CLASSES = {
     "F0",
     "P0",
 }
-UNMAPPED_STATES = {"57000", "XX000"}  # and those of foreign tables, HV, but one
-# numbers of MariaDB and MySQL that sound like a lock, a time-out or a full disk, and are none that a pipeline can meet
+UNMAPPED_STATES = {"57000", "XX000"}  # and those of foreign tables, HV, except one
+# numbers of MariaDB and MySQL whose names suggest a lock, a timeout or a full disk, and that a
+# pipeline cannot get
 SOUNDS_PASSING = re.compile("LOCK|TIMEOUT|READ_?ONLY|MEMORY|FULL|DISK|SHUTDOWN|KILLED")
 UNMAPPED_THOUGH_SOUNDING = {
     "NORMAL_SHUTDOWN",
@@ -76,7 +78,8 @@ UNMAPPED_SQLITE = {
     "WARNING",
 }
 RETRIED: dict[type[errors.InstepError], tuple[set[str], set[int], set[int]]] = {
-    # locks: again; time-outs and limits: in smaller transactions; no connection, memory or room: waited for
+    # locks: retry; timeouts and limits: smaller transactions; no connection, memory or disk space:
+    # wait
     errors.Transient: (
         {"40001", "40P01", "55P03", "72000"},
         {1015, 1020, 1205, 1213, 1614, 1637, 3101, 3572},
@@ -148,7 +151,7 @@ def test_every_code_does_what_the_reference_says(
     codes: Callable[[], list[error_codes.Code]], translated: Callable[[str], errors.InstepError]
 ) -> None:
     for one in codes():
-        if one.code == str(mysql.NO_TLS_THERE):  # is looked into, as it has several causes
+        if one.code == str(mysql.NO_TLS_THERE):  # is examined, since it has several causes
             continue
         assert type(translated(one.code)) is (one.error or errors.RowRefused), one
 
@@ -166,10 +169,8 @@ def test_time_outs_limits_and_locks_are_retried_by_type(kind: type[errors.Instep
 
 
 UNKNOWN = {
-    "sqlite": (
-        "INSERT INTO strict_one VALUES (NULL)",
-        "NOT NULL",
-    ),  # no statement makes a code that is not mapped
+    # no statement causes a code that is not mapped
+    "sqlite": ("INSERT INTO strict_one VALUES (NULL)", "NOT NULL"),
     "postgresql": ("DO 'BEGIN RAISE EXCEPTION ''odd'' USING ERRCODE = ''ZZ123''; END'", "ZZ123"),
     "mysql": ("SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = 31999, MESSAGE_TEXT = 'odd'", "31999"),
 }

@@ -1,4 +1,4 @@
-"""The history's own way into each database: every value comes back as it was, and what does not fit is refused whole."""
+"""Test the history in each database: every value is kept exactly, or the row is refused."""
 
 from __future__ import annotations
 
@@ -137,9 +137,8 @@ def test_mariadb_loads_the_rows_where_that_is_allowed(
 
     monkeypatch.setattr(mysql.LoadingConnection, "load", noted)
     if not allowed:
-        monkeypatch.setattr(
-            mysql, "LOAD_REFUSED", (1085, 1290, 29, 13)
-        )  # what it says of a file of its own
+        # the server's errors about its own files
+        monkeypatch.setattr(mysql, "LOAD_REFUSED", (1085, 1290, 29, 13))
     keep(sink, events(400))
     keep(sink, events(400), partition=4)
     assert len(loaded) == (2 if allowed else 1)

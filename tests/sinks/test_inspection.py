@@ -1,4 +1,4 @@
-"""A table that does not fit is refused with the column and the statement that repairs it; the statement then repairs it."""
+"""Test that an unsuitable table is refused with the column and a statement that repairs it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refused(url: str, **changes: Any) -> errors.TargetUnfit:
 
 
 def repaired(url: str, statement: str, **changes: Any) -> None:
-    """The remedy, carried out, lets the pipeline be."""
+    """Run the remedy, and check that the pipeline is accepted."""
     run_sql(url, statement)
     preparation.prepare(declare(url, **changes))
     inspection.inspect("contracts", declare(url, **changes))
@@ -239,7 +239,8 @@ def test_kinds_of_columns_in_postgres(new_database: Callable[[str], str]) -> Non
         url,
         "CREATE TYPE colour AS ENUM ('red', 'green')",
         "CREATE DOMAIN short AS varchar(7)",
-        "CREATE TABLE contract_document (doc_no UUID PRIMARY KEY, a SMALLINT, b NUMERIC(6,2), c colour, d short, e JSONB,"
+        "CREATE TABLE contract_document (doc_no UUID PRIMARY KEY, a SMALLINT, b NUMERIC(6,2),"
+        " c colour, d short, e JSONB,"
         " f BOOLEAN, g DATE, h DOUBLE PRECISION, i TIMESTAMP, j TEXT)",
     )
     pipeline = declare(
@@ -268,7 +269,8 @@ def test_kinds_of_columns_in_mariadb(new_database: Callable[[str], str]) -> None
     url = new_database("mariadb")
     run_sql(
         url,
-        f"CREATE TABLE contract_document ({KEY['mariadb']}, a TINYINT(1), b INT UNSIGNED, c ENUM('x','y'), d DATETIME(3), e TEXT,"
+        f"CREATE TABLE contract_document ({KEY['mariadb']}, a TINYINT(1), b INT UNSIGNED,"
+        " c ENUM('x','y'), d DATETIME(3), e TEXT,"
         " f DECIMAL(4,1))",
     )
     pipeline = declare(url, event={"status": "status"}, columns={name: name for name in "abcdef"})
@@ -412,7 +414,7 @@ def test_tables_of_an_earlier_release_are_brought_up_to_date(database_url: str) 
 
 
 def test_columns_of_an_earlier_version_are_renamed(database_url: str) -> None:
-    """What people decided before stays, and `init` says what it renames."""
+    """Keep the decisions that people made, and let `init` report what it renames."""
     pipeline = declare(database_url)
     preparation.prepare(pipeline)
     earlier = {"action": "deed", "reason": "why", "actor": "who"}

@@ -1,4 +1,4 @@
-"""Numbers reach the table digit for digit, or their document is parked: no database changes one silently."""
+"""Test that numbers are stored digit for digit, or parked: no database changes one silently."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_a_number_is_kept_to_the_last_digit_or_parked(database_url: str, open_si
     json_type = "jsonb" if kind == "postgresql" else "JSON"
     run_sql(
         database_url,
-        f"CREATE TABLE contract_document ({KEY[kind]}, print_version BIGINT, amount DECIMAL(60, 30), detail {json_type})",
+        f"CREATE TABLE contract_document ({KEY[kind]},"
+        f" print_version BIGINT, amount DECIMAL(60, 30), detail {json_type})",
     )
     columns = {"print_version": "version", "amount": "amount", "detail": "detail"}
     sink = begun(open_sink(declare(database_url, columns=columns)))

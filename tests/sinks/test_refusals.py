@@ -1,4 +1,4 @@
-"""Databases that do not let a pipeline in, or do not let it make its tables: each is reported by name, with what to do."""
+"""Test databases that refuse a login or the creation of tables: each has its error and remedy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def another(
 
 
 def refused(url: str, kind: type[errors.InstepError], **changes: str) -> errors.InstepError:
-    """What `init` is refused with: a type, a remedy, and the URL as the user wrote it."""
+    """Return the error of `init`. Check its type, its remedy, and that no driver is named."""
     with pytest.raises(kind) as caught:
         preparation.prepare(declare(url, **changes))
     assert type(caught.value) is kind
@@ -69,7 +69,7 @@ def test_a_postgresql_user_who_may_not_create_tables(new_database: Callable[[str
         url,
         "DO $$ BEGIN CREATE ROLE reader LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$",
     )
-    # in the schema public everybody may, before PostgreSQL 15
+    # before PostgreSQL 15, everybody may in the schema public
     run_sql(url, "CREATE SCHEMA theirs", "GRANT USAGE ON SCHEMA theirs TO reader")
     error = refused(
         another(url, user="reader"), errors.NotAuthorised, table="theirs.contract_document"
@@ -93,7 +93,8 @@ def test_a_database_of_bytes_is_refused_by_name(postgres: Postgres) -> None:
     with psycopg.connect(postgres.url, autocommit=True) as opened:
         provider = " LOCALE_PROVIDER libc" if opened.info.server_version >= 150000 else ""
         opened.execute(
-            f"CREATE DATABASE raw ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'{provider}"
+            "CREATE DATABASE raw ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C'"
+            f" LC_CTYPE 'C'{provider}"
         )
         try:
             assert "ENCODING 'UTF8'" in refused(url, errors.TargetUnfit).remedy

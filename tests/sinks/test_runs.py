@@ -1,4 +1,4 @@
-"""The heartbeat of a run, and the look at a pipeline that only reads, on every database."""
+"""Test the heartbeat of a run, and read-only access to a pipeline's state, on every database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from tests.support.databases import declare, run_sql
 
 
 def test_who_may_write_the_row(database_url: str) -> None:
-    """A newer run takes it; an older or a starting one leaves it alone, unless the other has ended or is presumed dead."""
+    """Let a newer run take the row over.
+
+    An older or a starting run leaves it alone, unless the other run has ended or is presumed dead.
+    """
     pipeline = declare(database_url)
     preparation.prepare(pipeline)
     url = target.database_url(database_url)
@@ -77,7 +80,7 @@ def test_a_look_needs_only_the_right_to_read(
 
 
 def _reader(kind: str, url: str) -> str:
-    """A user of the database who may read its tables, and nothing else."""
+    """Create a database user who may only read its tables, and return the user's URL."""
     name = f"reader_{urlparse(url).path[1:]}"
     if kind == "postgres":
         run_sql(
@@ -114,7 +117,7 @@ print(ledger_reader.read("contracts", pipeline).ledger[0].next_offset)
 
 @pytest.mark.parametrize("in_use", [False, True])
 def test_a_read_only_file_in_a_read_only_folder(in_use: bool) -> None:
-    """Also while another user's pipeline has it open."""
+    """Read it also while another user's pipeline has it open."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "target.db"
         pipeline = declare(f"sqlite:///{file}")

@@ -1,4 +1,4 @@
-"""The target's URL: what is refused before anybody connects, and how it is shown."""
+"""Test the target's URL: what is refused before connecting, and how it is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS to databases: the same words for each, and each fault with its own."""
+"""Test TLS to databases: the same options for each, and a specific error for each fault."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IN_URL = "p%40ss%3Aw%2Ford%25"
 
 
 class TlsPostgres(Postgres):
-    """Speaks TLS, and asks `app` for a password."""
+    """A PostgreSQL with TLS that requires a password from `app`."""
 
     pair: Pair
     ca: Path
@@ -47,7 +47,7 @@ class TlsPostgres(Postgres):
 
 
 class TlsMariaDB(MariaDB):
-    """Speaks TLS."""
+    """A MariaDB with TLS."""
 
     pair: Pair
     ca: Path
@@ -63,7 +63,7 @@ class TlsMariaDB(MariaDB):
 
 @dataclass(frozen=True)
 class Secured:
-    """A server that speaks TLS, the authority that it trusts, and another."""
+    """A server with TLS, the authority that it trusts, and another authority."""
 
     server: Server
     authority: Authority
@@ -77,7 +77,7 @@ class Secured:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """For certificates that a database's user can read."""
+    """Make a folder for certificates that a database's user can read."""
     made = Path(
         tempfile.mkdtemp(
             prefix="instep-tls-", dir=paths.open_temporary(Path(tempfile.gettempdir()))
@@ -115,7 +115,7 @@ def secured(request: pytest.FixtureRequest, folder: Path) -> Iterator[Secured]:
 
 
 def owned(pair: Pair) -> Pair:
-    """The key as servers want it: the server user's own, and nobody else's to read."""
+    """Make the key's file as servers require it: owned and readable by the server's user only."""
     user = paths.database_user()
     if user:
         os.chown(pair.key, user.uid, user.gid)
@@ -125,7 +125,7 @@ def owned(pair: Pair) -> Pair:
 
 @pytest.fixture
 def shown(secured: Secured) -> Iterator[Callable[[Pair], None]]:
-    """Lets the server show another certificate, and the right one again afterwards."""
+    """Yield a function that makes the server show another certificate. Restore the right one."""
     server: Any = secured.server
     right = server.pair
 
@@ -145,7 +145,7 @@ def encrypted(url: str) -> bool:
 
 
 def refused(url: str) -> errors.InstepError:
-    """The error of `init`, which shows no password."""
+    """Return the error of `init`, and check that it shows no password."""
     with pytest.raises(errors.InstepError) as caught:
         preparation.prepare(declare(url))
     assert caught.value.exit_status == 2
@@ -167,7 +167,7 @@ def test_every_mode(
         {"sslmode": "require", "sslrootcert": ca},
     ):
         assert encrypted(secured.url(**options))
-    # a relative file is named from here, and found from elsewhere
+    # a relative path is resolved from here, and works from elsewhere
     monkeypatch.chdir(ca.parent)
     pipeline = declare(secured.url(sslmode="verify-full", sslrootcert=ca.name))
     preparation.prepare(pipeline)
@@ -241,7 +241,8 @@ def test_a_user_who_is_known_by_a_certificate(secured: Secured) -> None:
         )
     pair = secured.authority.issue("certified")
     pair.key.chmod(0o600)
-    asked = f"{re.sub('//.+@', '//certified@', server.url)}?sslmode=verify-full&sslrootcert={secured.authority.ca}"
+    url = re.sub("//.+@", "//certified@", server.url)
+    asked = f"{url}?sslmode=verify-full&sslrootcert={secured.authority.ca}"
     assert encrypted(f"{asked}&sslcert={pair.certificate}&sslkey={pair.key}")
     error = refused(asked)
     assert isinstance(error, errors.NotAuthorised)
