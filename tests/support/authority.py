@@ -1,4 +1,4 @@
-"""A certificate authority of the tests' own: certificates that are right, and each wrong in one way."""
+"""A certificate authority for tests: correct certificates, and some with exactly one fault."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Pair:
     key: Path
 
     def joined(self) -> Path:
-        """Both in one file, as a Kafka broker takes them."""
+        """Write both to one file, as a Kafka broker requires."""
         file = self.key.with_suffix(".joined.pem")
         file.write_bytes(self.key.read_bytes() + self.certificate.read_bytes())
         return file
 
 
 class Authority:
-    """Signs certificates; who trusts the file `ca` accepts them."""
+    """An authority that signs certificates. Clients that trust the file `ca` accept them."""
 
     def __init__(self, folder: Path, name: str = "instep-tests") -> None:
         self.folder = folder
@@ -56,7 +56,10 @@ class Authority:
         password: str | None = None,
         form: serialization.PrivateFormat = PKCS8,
     ) -> Pair:
-        """A certificate for a host, valid from and to these days from now; the key in the file may have a password."""
+        """Issue a certificate for a host.
+
+        `days` is its validity relative to today. The key's file may have a password.
+        """
         key = _new_key()
         try:
             alternative: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
@@ -78,7 +81,7 @@ class Authority:
 
 
 def relocked(pair: Pair, password: str) -> Pair:
-    """The pair with its key encrypted in the old way, the only one that Java's Kafka client reads."""
+    """Encrypt the key in the old way, the only one that Java's Kafka client reads."""
     key = pair.key.with_suffix(".java.key")
     how = [
         "-topk8",

@@ -1,10 +1,10 @@
-"""`instep` commands in processes of their own that start quickly.
+"""`instep` commands in separate processes that start quickly.
 
-Importing the libraries takes most of a short command's time. A server process imports them once and forks for each command.
-The fork then runs `python -m instep` as the interpreter would: its own arguments, folder, environment and standard streams,
-signals at their defaults, and an ordinary end of the interpreter.
+Importing the libraries takes most of a short command's time. A server process imports them once and
+forks for each command. The fork then runs `python -m instep` as the interpreter would: with its own
+arguments, folder, environment and standard streams, default signal handlers, and a normal exit.
 
-    run(["status", "--json"], cwd=folder, env=os.environ)     like subprocess.run of `python -m instep status --json`
+    run(["status", "--json"], cwd=folder, env=os.environ)
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ LIBRARIES = (
     "sqlalchemy",
 )
 PACKAGES = ("cli", "document", "emit", "kafka", "local", "pipeline", "sinks", "vet")
-PROGRAMS = (
-    "daemon",
-    "keeper",
-)  # do something when they are imported, or are never imported by a command
+# run something on import, or are never imported by a command
+PROGRAMS = ("daemon", "keeper")
 REQUEST_BYTES_MAX = 1 << 20
 
 
@@ -54,7 +52,10 @@ def run(
     timeout_s: float = 120.0,
     program: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one command to its end; `program` is the code of another program to run instead of `instep`."""
+    """Run one command to its end.
+
+    `program` is the code of another program to run instead of `instep`.
+    """
     request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "program": program}
     with (
         tempfile.TemporaryFile() as stdin,
@@ -95,7 +96,7 @@ _LOCK = threading.Lock()
 
 @functools.cache
 def _server() -> socket.socket:
-    """The connection to this process's server; the server ends when the connection does."""
+    """Return the connection to this process's server, which ends with the connection."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         command = [sys.executable, "-m", "tests.support.commands", str(theirs.fileno())]
@@ -116,15 +117,18 @@ def _end(requests: socket.socket, process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-# --- the server ---------------------------------------------------------------------------------------
+# --- the server -----------------------------------------------------------------------------------
 
 
 def serve(requests: socket.socket) -> str | None:
-    """Fork for each request; return only in the process that is to run a command, with the program to run instead."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    """Fork for each request.
+
+    Return only in the process that is to run a command, with the program to run instead.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing waits for the forks
     _import_everything()
     gc.collect()
-    gc.freeze()  # a fork need not look at all that, nor copy it
+    gc.freeze()  # a fork need neither scan nor copy these objects
     assert threading.active_count() == 1, "a process with threads must not fork"
     while True:
         said, descriptors, *_ = socket.recv_fds(requests, 16, 4)
@@ -140,7 +144,7 @@ def serve(requests: socket.socket) -> str | None:
 
 
 def _supervise(client: socket.socket) -> dict[str, Any]:
-    """Fork the command and report its end; returns in the command's process only."""
+    """Fork the command and report its end. Return in the command's process only."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     request: dict[str, Any] = json.loads(client.recv(REQUEST_BYTES_MAX))
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""Targets to write to: a table made by `instep init`, or by the test itself."""
+"""Target databases: with a table made by `instep init`, or by the test itself."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ BASE: dict[str, Any] = {
     "columns": {"print_status": "status", "print_version": "version", "printed_at": "updated_at"},
 }
 
-ENGINES: dict[str, sa.Engine] = {}  # of the servers that were asked last
+ENGINES: dict[str, sa.Engine] = {}  # of the servers used last
 ENGINES_MAX = 4
 
 
 def declare(url: str, **changes: Any) -> settings.Pipeline:
-    """A pipeline's settings, with some of them changed."""
+    """Return a pipeline's settings, with some of them changed."""
     return msgspec.convert({**BASE, "target": url, **changes}, settings.Pipeline)
 
 
 def _connection(url: str) -> AbstractContextManager[sa.Connection]:
-    """A new connection to a file, which may be replaced by another, or with TLS; to a server, the one that was used before."""
+    """Open a connection.
+
+    Connections to a file, which may be replaced by another, and with TLS are new; those to a server
+    are pooled.
+    """
     if url.startswith("sqlite") or "?" in url:
         return inspection.connection(target.database_url(url), create=True)
     engine = ENGINES.pop(url, None) or sa.create_engine(
@@ -45,7 +49,7 @@ def _connection(url: str) -> AbstractContextManager[sa.Connection]:
 
 
 def run_sql(url: str, *statements: str) -> list[Any]:
-    """Run statements as the target's own team would; the rows of the last."""
+    """Run statements as the target's own team would, and return the rows of the last one."""
     with _connection(url) as opened:
         for statement in statements:
             result = opened.execute(sa.text(statement.replace(":", "\\:")))
@@ -64,7 +68,7 @@ def has_uuid_type(url: str) -> bool:
 
 @pytest.fixture
 def open_sink() -> Iterator[Callable[[settings.Pipeline], Sink]]:
-    """Opens sinks, and closes them at the end."""
+    """Return a function that opens sinks. Close them at the end."""
     opened: list[Sink] = []
 
     def make(pipeline: settings.Pipeline, name: str = "contracts") -> Sink:

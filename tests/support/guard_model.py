@@ -17,7 +17,7 @@ COLUMNS = ("x", "y", "z")
 
 
 def bringing(columns: Collection[str] = COLUMNS, /, **named: Any) -> Values:
-    """The values of an event that has these fields."""
+    """Return the values of an event that has these fields."""
     return tuple(named.get(column, UNSET) for column in columns)
 
 

@@ -22,7 +22,7 @@ def user(
 
 
 def kafka(broker: SecuredBroker, **said: Any) -> settings.Kafka:
-    """Settings that trust the tests' authority unless they say otherwise."""
+    """Return settings that trust the tests' authority unless they say otherwise."""
     return settings.Kafka(
         security=settings.Security(**{"protocol": "SSL", "ca": broker.ca, **said})
     )

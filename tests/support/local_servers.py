@@ -1,4 +1,4 @@
-"""Whether a local server answers."""
+"""A check whether a local server answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from instep.local import server
 
 
 def answers(one: server.Server) -> bool:
-    """Whether it answers now; the look itself is short."""
+    """Return whether the server answers now. The check itself is short."""
     try:
         return one.answers()
     except OSError:

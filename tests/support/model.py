@@ -1,6 +1,6 @@
-"""The whole of instep as a plain program: one event at a time, in log order, with dictionaries for tables.
+"""A model of all of instep: one event at a time, in log order, with dictionaries for tables.
 
-It shares no code with what it is a model of. Tests run the same log through both and compare everything that is left.
+It shares no code with instep. Tests run the same log through both and compare all results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ STATUSES = {*TRANSITIONS, "PRINTED"}
 
 @dataclass(frozen=True)
 class Fact:
-    """A record, and all that the model needs to know of it. No body: a delete. A reason: nobody can read it."""
+    """A record, as the model sees it.
+
+    Without a body, it is a delete. `unreadable` is the reason if it cannot be decoded.
+    """
 
     place: Place
     document: str
@@ -57,7 +60,7 @@ class Model:
     decisions: list[tuple[Place, str, str]] = field(default_factory=list)
     facts: dict[Place, Fact] = field(default_factory=dict)
 
-    # --- the flow --------------------------------------------------------------------------------------
+    # --- the flow ---------------------------------------------------------------------------------
 
     def apply(self, fact: Fact) -> None:
         self.facts[fact.place] = fact
@@ -77,19 +80,23 @@ class Model:
         return fact.unreadable
 
     def _take(self, fact: Fact) -> str:
-        """The verdict on an event; one that is refused, or whose document is parked already, waits."""
+        """Return the verdict on an event.
+
+        An event that is refused, or whose document is parked already, waits.
+        """
         refusal = "WAITS_BEHIND" if fact.document in self.parked else None
         verdict = "" if refusal else self._settle(fact)
         refusal = refusal or (verdict if verdict.isupper() else None)
         if refusal is None:
             return verdict
+        # in log order
         self.parked[fact.document] = sorted(
             [*self.parked.get(fact.document, []), (fact.place, refusal)]
-        )  # as the log has them
+        )
         return "parked"
 
     def _settle(self, fact: Fact) -> str:
-        """A verdict in small letters, or a reason in capitals."""
+        """Return a verdict in lower case, or a reason in capitals."""
         row = self.rows.get(fact.document)
         known = row["print_version"] if row else self.deleted.get(fact.document)
         if fact.body is None:
@@ -129,18 +136,18 @@ class Model:
         return "applied"
 
     def _takes_a_slot(self, document: str, slot: int | None) -> bool:
-        """Whether another document has it: a slot is one document's at a time."""
+        """Return whether another document has the slot: only one may have it at a time."""
         return slot is not None and any(
             row["slot"] == slot for other, row in self.rows.items() if other != document
         )
 
     def gone(self) -> dict[str, int]:
-        """What a late event must not bring back."""
+        """Return the deleted documents that a late event must not restore."""
         return {
             document: order for document, order in self.deleted.items() if document not in self.rows
         }
 
-    # --- what people decide ------------------------------------------------------------------------------
+    # --- what people decide -----------------------------------------------------------------------
 
     def skip(self, document: str) -> None:
         place, reason = self.parked[document].pop(0)
@@ -162,7 +169,7 @@ class Model:
             waiting.pop(0)
 
     def replay(self) -> None:
-        """Every dead letter again: in log order, and nothing that was overtaken meanwhile."""
+        """Replay every dead letter, in log order, except those that were overtaken meanwhile."""
         letters = [self.facts[place] for place in sorted(self.dead)]
         overtaken = {fact.place for fact in letters if not self.ordered and any(self._later(fact))}
         for fact in letters:
@@ -179,7 +186,7 @@ class Model:
             )
 
     def _later(self, fact: Fact) -> Iterator[bool]:
-        """Events of the same document behind this one in the log that had their turn."""
+        """Yield, for each record, whether it is a processed later event of the same document."""
         aside = {*self.dead, *(place for waiting in self.parked.values() for place, _ in waiting)}
         aside |= {place for place, action, _ in self.decisions if action == "skipped"}
         for place, other in self.facts.items():

@@ -1,4 +1,4 @@
-"""Kafka transactions that nobody ends, and the end of those that somebody does."""
+"""Kafka transactions that stay open, and waiting for the end of others."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.waiting import wait_until
 def hanging_transaction(
     bootstrap: str, topic: str, *records: tuple[bytes, bytes], partition: int = -1
 ) -> Iterator[str]:
-    """Its producer sent records, and was abandoned. Gives the transactional id.
+    """Open a transaction, abandon its producer, and yield the transactional id.
 
-    At the end another producer of the same id has the transaction aborted.
+    At the end, another producer with the same id aborts the transaction.
     """
-    # long enough for the coordinator not to abort it during the test
+    # long enough that the coordinator does not abort it during the test
     config = {
         "bootstrap.servers": bootstrap,
         "transactional.id": f"hangs-{topic}",
@@ -39,7 +39,10 @@ def hanging_transaction(
 
 
 def wait_until_ended(cluster: connection.Cluster, topic: str, partitions: Collection[int]) -> None:
-    """Return once no transaction is open: a commit or an abort is answered before its markers are in the log."""
+    """Wait until no transaction is open.
+
+    A commit or an abort is acknowledged before its markers are in the log.
+    """
 
     def ended() -> bool:
         return offsets.latest(cluster, topic, partitions) == offsets.latest(

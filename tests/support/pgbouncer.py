@@ -18,7 +18,8 @@ PROGRAM = shutil.which(
     "pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin"
 ) or shutil.which("pgbouncer")
 
-# two server sessions for all clients: consecutive transactions of one client often get different sessions
+# two server sessions for all clients: consecutive transactions of one client often get different
+# sessions
 SETTINGS = """\
 [databases]
 * = host={host} port={server_port} user={role}
@@ -49,7 +50,7 @@ class PgBouncer(server.Server):
         return f"{ports.HOST}:{self.port}"
 
     def through(self, url: str) -> str:
-        """The URL of a database of the server behind, through the pooler."""
+        """Return the URL of a database of the server behind, through the pooler."""
         parts = urlparse(url)
         return urlunparse(parts._replace(netloc=f"{parts.username}@{self.address}"))
 
@@ -78,7 +79,7 @@ class PgBouncer(server.Server):
         return [PROGRAM, str(self.root / "pgbouncer.ini")]
 
     def answers(self) -> bool:
-        """Log in; the pooler says ReadyForQuery."""
+        """Log in and check that the pooler answers ReadyForQuery."""
         parts = urlparse(self.behind.url)
         names = f"user\0{parts.username}\0database\0{parts.path[1:]}\0\0".encode()
         with (

@@ -45,7 +45,7 @@ def cluster(broker: broker.LocalCluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def topic(cluster: Cluster) -> str:
-    """A new topic of three partitions."""
+    """Create a topic of three partitions."""
     name = f"status-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, name, 3)
     return name
@@ -55,7 +55,7 @@ def topic(cluster: Cluster) -> str:
 def runner(
     spark: SparkSession, cluster: Cluster, tmp_path: Path
 ) -> Iterator[Callable[..., Runner]]:
-    """Starts pipelines, and stops them at the end."""
+    """Return a function that starts pipelines. Stop them at the end."""
     started: list[Runner] = []
 
     def make(pipeline: settings.Pipeline, name: str = "contracts", *, once: bool = False) -> Runner:
@@ -75,7 +75,7 @@ Prove = Callable[..., tuple[ReconcileReport, list[dict[str, Any]]]]
 
 @pytest.fixture
 def prove(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Prove:
-    """Reconciles a pipeline; the report, and the rows of the file."""
+    """Return a function that reconciles a pipeline, and returns the report and the file's rows."""
 
     def do(
         pipeline: settings.Pipeline, name: str = "contracts", **asked: Any
@@ -90,7 +90,7 @@ def prove(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Prove:
 
 
 def drained(run: Runner) -> Runner:
-    """A pipeline that was run once, to its end and without error."""
+    """Wait until a pipeline has run once, to its end and without error."""
     wait_until(lambda: run.state is RunnerState.ENDED, "the pipeline to end")
     run.join(90)
     if run.error:

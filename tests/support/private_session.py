@@ -1,6 +1,7 @@
-"""A Spark session whose settings hold secrets, and every argument that any process below this one ever had; as JSON.
+"""Start a Spark session with secret settings, and print the arguments of all descendants.
 
-A program of its own: the tests' own session has been started already, and a process starts one JVM only.
+The output is JSON. This is a separate program: the tests' own session has been started already, and
+a process starts one JVM only.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _watch(seen: set[str], ended: threading.Event) -> None:
 
 
 def _ask_as_a_stranger(port: int) -> bytes:
-    """What the driver answers to a request of somebody who does not know its secret."""
+    """Return what the driver answers to a request without its secret."""
     body = b"let me in"
     frame = struct.pack(">BqI", RPC_REQUEST, 1, len(body)) + body
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:

@@ -11,12 +11,15 @@ from instep import errors
 from instep.pipeline import session
 from instep.pipeline.apply.batch import ProbeEvent
 
-TASKS = 2  # at most, that run at once
+TASKS = 2  # that run at once, at most
 FOLDER, STEPS = "INSTEP_TEST_HOLD_FOLDER", "INSTEP_TEST_HOLD_STEPS"
 
 
 def hold(moment: ProbeEvent) -> None:
-    """Stop at the step of the transaction that is given for the pipeline, leave a file that says so, and wait to be killed."""
+    """Hold the transaction at the step that is given for the pipeline.
+
+    Create a file to report it, and wait to be killed.
+    """
     if moment.step != json.loads(os.environ[STEPS])[moment.pipeline]:
         return
     Path(os.environ[FOLDER], moment.pipeline).touch()
@@ -27,7 +30,10 @@ def hold(moment: ProbeEvent) -> None:
 
 
 def restart_once(moment: ProbeEvent) -> None:
-    """Fail after a transaction was committed, as often as Spark tries a task: what it did is then in no report of the query."""
+    """Fail after a commit, as often as Spark tries a task.
+
+    The query then has no report of what was committed.
+    """
     tries = Path(os.environ[FOLDER], "tries")
     if moment.step == 9 and (
         not tries.exists() or tries.stat().st_size < session.TASK_TRIES_MAX * TASKS

@@ -1,4 +1,4 @@
-"""RabbitMQ where it is installed."""
+"""RabbitMQ, where it is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events published to a real topic, and the rows that a pipeline makes of them."""
+"""Events published to a real topic, and the rows that a pipeline writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Run = Callable[..., Runner]
 
 
 def send(cluster: Cluster, topic: str, *records: tuple[bytes | None, Any], **config: Any) -> None:
-    """Plain records, as any other producer may send them."""
+    """Send plain records, as any other producer may."""
     producer = Producer(
         {
             "bootstrap.servers": cluster.bootstrap,

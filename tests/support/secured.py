@@ -1,4 +1,4 @@
-"""A broker set up as clusters in the field are: users, certificates and rights, a listener for each way in."""
+"""A broker with users, certificates and rights, and one listener per way to connect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.authority import Authority, relocked
 
 KAFKA: Any = admin
 KEY_PASSWORD = "the key's own"
-# a password that every way of quoting gets wrong unless it is done right
+# a password that only correct quoting keeps intact
 PASSWORD = 'q"u\\o te='
 # listener: its protocol, and how its certificate is wrong
 LISTENERS = {
@@ -32,10 +32,13 @@ SCRAM = (KAFKA.ScramMechanism.SCRAM_SHA_256, KAFKA.ScramMechanism.SCRAM_SHA_512)
 
 
 class SecuredBroker(Broker):
-    """`ann` may do everything, `bob` nothing; on the plain listener, and on those without a user, everybody may do everything.
+    """A broker where `ann` may do everything and `bob` nothing.
 
-    The listeners: `login` takes PLAIN, without TLS; `scram` takes PLAIN and SCRAM over TLS; `mutual` asks for a client's
-    certificate; `expired`, `elsewhere` (for another host) and `stranger` (of another authority) show a wrong one.
+    On the plain listener, and on those without a user, everybody may do everything.
+
+    The listeners: `login` takes PLAIN, without TLS; `scram` takes PLAIN and SCRAM over TLS;
+    `mutual` requires a client's certificate; `expired`, `elsewhere` (for another host) and
+    `stranger` (of another authority) show a wrong one.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -82,7 +85,10 @@ class SecuredBroker(Broker):
         addresses = "".join(f",{name.upper()}://{self.bootstrap_of(name)}" for name in LISTENERS)
         protocols = "".join(f",{name.upper()}:{protocol}" for name, protocol in LISTENERS.items())
         password = PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
-        users = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_ann="{password}" user_bob="bob";'
+        users = (
+            "org.apache.kafka.common.security.plain.PlainLoginModule required"
+            f' user_ann="{password}" user_bob="bob";'
+        )
         scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
         found = {
             **plain,
@@ -119,7 +125,7 @@ def login(username: str, password: str) -> settings.Kafka:
 def grant(
     cluster: connection.Cluster, principal: str, operation: str, *, topic: str = "", group: str = ""
 ) -> None:
-    """Let a user do something with a topic or a group."""
+    """Allow a user an operation on a topic or a group."""
     for answer in cluster.admin.create_acls([_right(principal, operation, topic, group)]).values():
         answer.result(60)
 
@@ -127,7 +133,7 @@ def grant(
 def revoke(
     cluster: connection.Cluster, principal: str, operation: str, *, topic: str = "", group: str = ""
 ) -> None:
-    """Take back what was granted."""
+    """Revoke what was granted."""
     right = _right(principal, operation, topic, group)
     named = (
         right.restype,

@@ -7,8 +7,12 @@ from tests.support.databases import run_sql
 KEY = {
     "sqlite": "doc_no VARCHAR(40) NOT NULL PRIMARY KEY",
     "postgresql": "doc_no VARCHAR(40) NOT NULL PRIMARY KEY",
-    "mariadb": "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL PRIMARY KEY",
-    "mysql": "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_0900_bin NOT NULL PRIMARY KEY",
+    "mariadb": (
+        "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL PRIMARY KEY"
+    ),
+    "mysql": (
+        "doc_no VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_0900_bin NOT NULL PRIMARY KEY"
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""A command on a terminal of its own: what it draws there, what is typed, and how it leaves it."""
+"""A command on its own terminal: what it draws, its input, and how it leaves the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class OnTerminal:
-    """`instep ...` with stdin, stdout and stderr on one terminal."""
+    """A run of `instep ...` with stdin, stdout and stderr on one terminal."""
 
     def __init__(
         self, folder: Path, *arguments: str, columns: int = 100, lines: int = 30, **environment: str
@@ -47,7 +47,10 @@ class OnTerminal:
 
     @property
     def text(self) -> str:
-        """What was drawn, without escapes; lines that were drawn over each other follow each other."""
+        """What was drawn, without escapes.
+
+        Lines that were drawn over each other follow each other.
+        """
         return ESCAPE.sub("", self.drawn).replace("\r", "\n")
 
     def wait_for(self, pattern: str, patience_s: float = 90.0) -> str:

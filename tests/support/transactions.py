@@ -1,4 +1,4 @@
-"""Batches applied to a real sink: records and events, the writer, and what the tables then hold."""
+"""Batches applied to a real sink: records and events, the writer, and the tables' contents."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def apply(
 
 
 def log_holds_nothing(_partition: int, _start: int, _end: int) -> bool:
-    """Offsets that a batch lacks are transaction markers."""
+    """Return False: offsets that a batch lacks are transaction markers."""
     return False
 
 
@@ -79,12 +79,14 @@ def parked(url: str) -> list[Any]:
 
 
 class Crash(Exception):
-    """The process dies here."""
+    """A simulated crash of the process."""
 
 
 def _is_blocked(url: str, kind: str) -> bool:
     waiting = {
-        "postgres": "pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
+        "postgres": (
+            "pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        ),
         "mariadb": "information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
         "mysql": "information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
     }

@@ -1,4 +1,4 @@
-"""Waiting for a condition, never for a time."""
+"""Waiting for a condition, never for a fixed time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 def wait_until(
     reached: Callable[[], bool], what: str = "the condition", patience_s: float = 90.0
 ) -> None:
-    """Return once it is reached; fail when it is not for a long time."""
+    """Return once the condition is met. Fail if that takes too long."""
     deadline = time.monotonic() + patience_s
     while not reached():
         assert time.monotonic() < deadline, f"waited {patience_s:.0f} s for {what}"
