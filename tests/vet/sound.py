@@ -107,7 +107,7 @@ def partition(number: int, **changed: Any) -> PartitionFacts:
 
 
 def snapshot() -> Snapshot:
-    """Three brokers, three replicas, an idempotent Java publisher, a guard, PostgreSQL."""
+    """Return three brokers, three replicas, an idempotent Java publisher, a guard, PostgreSQL."""
     return Snapshot(
         taken_at=NOW,
         instep="0",
@@ -191,7 +191,7 @@ def snapshot() -> Snapshot:
     )
 
 
-# --- small changes ------------------------------------------------------------------------------------
+# --- small changes --------------------------------------------------------------------------------
 
 
 def changed(base: Snapshot, **fields: Any) -> Snapshot:
@@ -203,7 +203,7 @@ def with_cluster(base: Snapshot, **fields: Any) -> Snapshot:
 
 
 def with_brokers(base: Snapshot, **settings: str) -> Snapshot:
-    """Every broker with these settings; dots are written as underscores."""
+    """Give every broker these settings; dots are written as underscores."""
     given = {name.replace("_", "."): SettingInForce(value) for name, value in settings.items()}
     brokers = [
         msgspec.structs.replace(one, settings={**(one.settings or {}), **given})
@@ -244,7 +244,7 @@ def with_sample(base: Snapshot, **fields: Any) -> Snapshot:
 
 
 def with_seen(base: Snapshot, **fields: Any) -> Snapshot:
-    """What the pipeline reads from the newest records: thirty events, and nothing wrong but this."""
+    """Set what the pipeline reads from the newest records: thirty events with only this fault."""
     return with_sample(base, seen={"contracts": MappedSample(events=30, **fields)})
 
 

@@ -1,4 +1,4 @@
-"""What is said of each client is what the client itself says."""
+"""Test that each client's known defaults are those of the client itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vet, doctor and the shell's completion as users meet them: in a process of their own."""
+"""Test vet, doctor and the shell's completion as users run them: in their own process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ TOPIC_SINGLE_REPLICA = "a test"
 
 
 def complete(folder: Path, line: str, **environment: str) -> list[str]:
-    """What the shell offers for the last word of a line; it calls the program by its name."""
+    """Return what the shell offers for the last word of a line.
+
+    It calls the program by its name.
+    """
     position = str(line.count(" "))
     asked = {
         "COMP_WORDS": line,
@@ -87,7 +90,7 @@ def test_the_shell_completes_live_names(place: Path) -> None:
         for line in (place / "instep.toml").read_text().splitlines()
         if line.startswith("topic")
     )
-    # a cluster that does not answer at once is not waited for: nothing is offered then
+    # completion does not wait for a cluster that does not answer at once: it offers nothing then
     wait_until(
         lambda: complete(place, f"instep topics describe {topic[:-1]}") == [topic],
         "the name of the topic",

@@ -1,4 +1,4 @@
-"""The doctor, on this very machine: what is well, and what each fault is reported as."""
+"""Test the doctor on this machine: what is fine, and how each fault is reported."""
 
 from __future__ import annotations
 

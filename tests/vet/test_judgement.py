@@ -1,4 +1,4 @@
-"""The verdict as a whole: one sentence on what can happen, what is accepted, and what is not known."""
+"""Test the whole verdict: one sentence on what can happen, what is accepted, what is unknown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def sentence(base: snapshot.Snapshot) -> str:
 
 def test_nothing_happens_to_data_on_a_sound_pipeline() -> None:
     assert sentence(sound.snapshot()) == (
-        "With these settings, nothing is lost or repeated or reordered when a publisher, a broker, the pipeline or the database"
+        "With these settings, nothing is lost or repeated or reordered when a publisher,"
+        " a broker, the pipeline or the database"
         " dies; publishing goes on with 1 broker down, and what was acknowledged outlives 1 broker."
     )
 
@@ -38,13 +39,13 @@ def test_the_sentence_names_what_is_lost_repeated_and_reordered() -> None:
     base = with_publisher(base, "librdkafka", partitioner="murmur2")
     said = sentence(base)
     assert (
-        "can be lost when the leader of a partition dies after the other replicas fell behind (TOPIC_MIN_INSYNC_REPLICAS_ONE)"
-        in said
-    )
+        "can be lost when the leader of a partition dies after the other replicas fell behind"
+        " (TOPIC_MIN_INSYNC_REPLICAS_ONE)"
+    ) in said
     assert (
-        "may be repeated when the answer to a publisher's request is late and the request is sent again (PUBLISHER_NOT_IDEMPOTENT)"
-        in said
-    )
+        "may be repeated when the answer to a publisher's request is late and the request is"
+        " sent again (PUBLISHER_NOT_IDEMPOTENT)"
+    ) in said
     assert "may be reordered when a request fails" in said
     assert (
         "publishing goes on with 2 brokers down, and what was acknowledged may be on one disk only"
@@ -89,7 +90,10 @@ def test_what_is_accepted_is_no_error_and_stays_in_the_sentence() -> None:
     [
         (
             {"TOPIC_SINGLE_REPLICAS": "x"},
-            "there is no rule 'TOPIC_SINGLE_REPLICAS' in [vet.accept]; did you mean TOPIC_SINGLE_REPLICA",
+            (
+                "there is no rule 'TOPIC_SINGLE_REPLICAS' in [vet.accept];"
+                " did you mean TOPIC_SINGLE_REPLICA"
+            ),
         ),
         ({"TOPIC_SINGLE_REPLICA": " "}, "vet.accept.TOPIC_SINGLE_REPLICA has no reason"),
     ],
@@ -189,13 +193,13 @@ def test_a_warning_does_not_contradict_a_guarantee_that_is_kept() -> None:
     assert outcome.kept
     assert "can be lost" not in outcome.sentence
     assert (
-        "nothing is repeated or reordered when a publisher, a broker, the pipeline or the database dies"
-        in outcome.sentence
-    )
+        "nothing is repeated or reordered when a publisher, a broker,"
+        " the pipeline or the database dies"
+    ) in outcome.sentence
     assert (
-        "The warnings tell of further risks: events may be lost when more is published during an outage"
-        in outcome.sentence
-    )
+        "The warnings tell of further risks: events may be lost when more is published during"
+        " an outage"
+    ) in outcome.sentence
 
 
 def test_the_most_urgent_comes_first() -> None:

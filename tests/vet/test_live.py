@@ -1,4 +1,4 @@
-"""Rules on real servers that were set up wrong: what is gathered is what is there."""
+"""Test rules on real servers with wrong settings: the snapshot has what is there."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def look(cluster: Cluster, pipeline: settings.Pipeline, **declared: Any) -> snap
 
 
 def broken(cluster: Cluster, pipeline: settings.Pipeline) -> set[str]:
-    """The rules that are broken, when everything could be judged."""
+    """Return the broken rules, and check that every rule could be judged."""
     verdict = judgement.judge(look(cluster, pipeline))
     assert verdict.unjudged == []
     return {one.rule for one in verdict.findings}
 
 
 def broken_at_least(cluster: Cluster, pipeline: settings.Pipeline) -> set[str]:
-    """Those that are broken, though others may not be known."""
+    """Return the broken rules, though others may be unknown."""
     return {one.rule for one in judgement.judge(look(cluster, pipeline)).findings}
 
 
@@ -76,7 +76,7 @@ def cluster(broker: kafka.LocalCluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def vet(cluster: Cluster, tmp_path: Path) -> Vet:
-    """Makes a topic with these settings, and judges a pipeline into SQLite that follows it."""
+    """Return a function that makes a topic and judges a pipeline from it into SQLite."""
 
     def judge(
         partitions: int = 2,
@@ -183,7 +183,7 @@ def test_what_statuses_and_timestamps_show(vet: Vet, cluster: Cluster) -> None:
 
 
 def test_a_transaction_that_stays_open(vet: Vet, cluster: Cluster) -> None:
-    """Records of five minutes ago, in a transaction that nobody ends."""
+    """Send records of five minutes ago in a transaction that is never ended."""
     config: dict[str, Any] = {
         "bootstrap.servers": cluster.bootstrap,
         "transactional.id": uuid.uuid4().hex,
@@ -220,8 +220,10 @@ def test_what_the_ledger_shows(cluster: Cluster, tmp_path: Path) -> None:
         run_sql(
             pipeline.target,
             "DELETE FROM instep_ledger",
-            "INSERT INTO instep_ledger (pipeline, topic, partition, next_offset, epoch, cluster_id, topic_id)"
-            f" VALUES ('contracts', '{topic}', 0, {next_offset}, 1, '{now.cluster_id}', '{topic_id}')",
+            "INSERT INTO instep_ledger (pipeline, topic, partition, next_offset, epoch,"
+            " cluster_id, topic_id)"
+            f" VALUES ('contracts', '{topic}', 0, {next_offset}, 1, '{now.cluster_id}',"
+            f" '{topic_id}')",
         )
         return {rule for rule in broken(cluster, pipeline) if rule.startswith("PIPELINE")}
 
@@ -238,7 +240,7 @@ def test_what_the_ledger_shows(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_what_waits_and_what_was_quarantined(cluster: Cluster, tmp_path: Path) -> None:
-    """Records of five days ago that were not applied, in a log that keeps seven; a dead letter, a parked document."""
+    """Leave five-day-old records in a log that keeps seven, a dead letter, a parked document."""
     topic, day_s = f"vet-{uuid.uuid4().hex[:8]}", 86_400
     topics.create(cluster, topic, 1, config={"retention.bytes": "1", "segment.bytes": "1048576"})
     send(
@@ -253,7 +255,8 @@ def test_what_waits_and_what_was_quarantined(cluster: Cluster, tmp_path: Path) -
     place = f"'contracts', '{topic}', 0"
     run_sql(
         pipeline.target,
-        "INSERT INTO instep_ledger (pipeline, topic, partition, next_offset, epoch, cluster_id, topic_id)"
+        "INSERT INTO instep_ledger (pipeline, topic, partition, next_offset, epoch,"
+        " cluster_id, topic_id)"
         f" VALUES ({place}, 4, 1, '{now.cluster_id}', '{now.id}')",
         'INSERT INTO instep_dead_letters (pipeline, topic, partition, "offset", reason, at)'
         f" VALUES ({place}, 1, 'x', '2026-11-01')",
@@ -356,7 +359,7 @@ def test_a_database_as_it_should_be(cluster: Cluster, database_url: str) -> None
     topics.create(cluster, topic, 1)
     pipeline = declare(database_url, topic=topic)
     preparation.prepare(pipeline)
-    # the tests' MariaDB and MySQL are used as root
+    # the tests use MariaDB and MySQL as root
     assert {rule for rule in broken(cluster, pipeline) if rule.startswith("DATABASE")} <= {
         "DATABASE_USER_IS_SUPERUSER"
     }
@@ -386,7 +389,8 @@ def test_postgres_set_up_wrong(cluster: Cluster, new_database: Callable[[str], s
         f"ALTER DATABASE {name} SET statement_timeout = '5s'",
         f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'",
         f"ALTER DATABASE {name} SET timezone = 'Europe/Berlin'",
-        "ALTER TABLE contract_document ALTER printed_at TYPE timestamp(6) USING printed_at AT TIME ZONE 'UTC'",
+        "ALTER TABLE contract_document ALTER printed_at TYPE timestamp(6)"
+        " USING printed_at AT TIME ZONE 'UTC'",
         "CREATE TABLE page (doc_no text REFERENCES contract_document, number int)",
         "CREATE TABLE kind (name text PRIMARY KEY)",
         "ALTER TABLE contract_document ADD FOREIGN KEY (print_status) REFERENCES kind",
@@ -395,7 +399,8 @@ def test_postgres_set_up_wrong(cluster: Cluster, new_database: Callable[[str], s
         "ALTER TABLE instep_ledger SET UNLOGGED",
         "ALTER TABLE contract_document ADD UNIQUE (print_version)",
         "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
-        "CREATE TRIGGER audit AFTER INSERT ON contract_document FOR EACH ROW EXECUTE FUNCTION nothing()",
+        "CREATE TRIGGER audit AFTER INSERT ON contract_document FOR EACH ROW"
+        " EXECUTE FUNCTION nothing()",
         "ALTER TABLE contract_document ENABLE ROW LEVEL SECURITY",
         f"CREATE ROLE {role} LOGIN PASSWORD 'x' CONNECTION LIMIT 3 VALID UNTIL '{_in_days(5)}'",
         f"ALTER ROLE {role} SET idle_in_transaction_session_timeout = '2s'",
@@ -457,7 +462,10 @@ def test_postgres_set_up_wrong(cluster: Cluster, new_database: Callable[[str], s
 
 
 def _statements(fixes: set[str]) -> list[str]:
-    """The statements among the fixes, as a person would paste them; only a superuser may hand out BYPASSRLS."""
+    """Return the statements among the fixes, as a person would paste them.
+
+    BYPASSRLS is left out, since only a superuser may grant it.
+    """
     parts = [part for fix in sorted(fixes) for part in fix.split("; ")]
     return [
         part
@@ -503,7 +511,8 @@ def test_mariadb_set_up_wrong(cluster: Cluster, new_database: Callable[[str], st
         "ALTER TABLE contract_document ADD UNIQUE (print_version)",
         "ALTER TABLE instep_history ENGINE = Aria",
         "CREATE TABLE page (doc_no VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin,"
-        " FOREIGN KEY (doc_no) REFERENCES contract_document (doc_no) ON DELETE CASCADE) ENGINE = InnoDB",
+        " FOREIGN KEY (doc_no) REFERENCES contract_document (doc_no)"
+        " ON DELETE CASCADE) ENGINE = InnoDB",
         f"CREATE USER '{role}'@'127.0.0.1' IDENTIFIED BY 'x'"
         " WITH MAX_USER_CONNECTIONS 5 MAX_UPDATES_PER_HOUR 1000 MAX_STATEMENT_TIME 2",
         f"GRANT SELECT, INSERT ON {name}.* TO '{role}'@'127.0.0.1'",
@@ -527,7 +536,7 @@ def test_mariadb_set_up_wrong(cluster: Cluster, new_database: Callable[[str], st
         assert f"ALTER USER {account} WITH MAX_UPDATES_PER_HOUR 0" in fixes
         assert f"ALTER USER {account} WITH MAX_STATEMENT_TIME 0" in fixes
         run_sql(url, *_statements(fixes))
-        # which of two documents may have a value is for people to say
+        # people must decide which of two documents may have a value
         assert database_rules() == {"DELETES_REFERENCED", "SECOND_UNIQUE_KEY"}
     finally:
         run_sql(

@@ -1,4 +1,4 @@
-"""The statement that changes a setting goes to the place where it was set."""
+"""Test that the statement that changes a setting changes it where it was set."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def test_rights_are_granted_to_the_user_by_quoted_names() -> None:
     facts = Facts(
         kind="postgresql", host=None, user='"app"', database="docs", lacking_rights=lacking
     )
-    assert (
-        facts.granting
-        == 'GRANT INSERT ON "sales"."contract" TO "app"; GRANT TEMPORARY ON DATABASE "docs" TO "app"'
+    assert facts.granting == (
+        'GRANT INSERT ON "sales"."contract" TO "app"; GRANT TEMPORARY ON DATABASE "docs" TO "app"'
     )
     lacking = ["DELETE on contract", "CREATE TEMPORARY TABLES on the database"]
     facts = Facts(
         kind="mariadb", host=None, user="'app'@'%'", database="docs", lacking_rights=lacking
     )
     assert facts.granting == (
-        "GRANT DELETE ON `contract` TO 'app'@'%'; GRANT CREATE TEMPORARY TABLES ON `docs`.* TO 'app'@'%'"
+        "GRANT DELETE ON `contract` TO 'app'@'%'; GRANT CREATE TEMPORARY TABLES"
+        " ON `docs`.* TO 'app'@'%'"
     )

@@ -1,4 +1,4 @@
-"""The verdict as people read it: a short summary, then blocks of one rule each."""
+"""Test the verdict as people read it: a short summary, then blocks of one rule each."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_fix_for_the_settings_file_keeps_its_lines_and_nothing_else_does() -> 
 
 
 def test_many_findings_stay_short() -> None:
-    """Thirty publishers with the same four mistakes: four blocks, not a hundred and twenty."""
+    """Report thirty publishers with the same four mistakes in four blocks, not in 120."""
     wrong = {"acks": "1", "retries": "0", "linger.ms": "9000", "max.block.ms": "1"}
     publishers = {
         f"p{n}": PublisherFacts(topic="print-status", client="java", config=wrong)

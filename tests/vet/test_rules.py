@@ -1,4 +1,4 @@
-"""Every rule on a snapshot that breaks it, and on one that keeps it."""
+"""Test every rule on a snapshot that breaks it, and on one that does not."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def _two_pipelines(base: Snapshot) -> Snapshot:
 
 
 def _two_pipelines_under_other_names(base: Snapshot) -> Snapshot:
-    """Another user, another name of this machine, the default port and schema written out: the same table."""
+    """Name the same table differently.
+
+    Another user, another name of this machine, and the default port and schema written out.
+    """
     mine = base.writers["contracts"]
     other = msgspec.structs.replace(
         mine, target="postgresql://bob@localhost:5432/contracts", table="public.contract_document"
@@ -99,7 +102,7 @@ def _odd_broker(base: Snapshot) -> Snapshot:
     return with_cluster(base, brokers=[broker(1), broker(2), broker(3, settings=odd)])
 
 
-# rule, how bad it is then, what breaks it
+# rule, its severity, what breaks it
 BREAKS: list[tuple[str, Severity, Change]] = [
     ("CLUSTER_SINGLE_BROKER", WARNING, lambda s: with_cluster(s, brokers=[broker(1)])),
     ("CLUSTER_BROKER_DOWN", WARNING, lambda s: with_cluster(s, brokers=[broker(1), broker(2)])),

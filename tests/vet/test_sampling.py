@@ -1,4 +1,4 @@
-"""What the newest records show of a pipeline's events."""
+"""Test what the newest records show about a pipeline's events."""
 
 from __future__ import annotations
 
