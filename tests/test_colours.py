@@ -26,12 +26,10 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Tty:
     stream = Tty()
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(
-        output, "sys", SimpleNamespace(stdout=stream, stderr=stream)
-    )  # pytest sets sys.stdout itself
-    monkeypatch.setattr(
-        typer, "echo", lambda text, err=False: stream.write(f"{text}\n")
-    )  # rich keeps its own streams
+    # pytest sets sys.stdout itself
+    monkeypatch.setattr(output, "sys", SimpleNamespace(stdout=stream, stderr=stream))
+    # rich keeps its own streams
+    monkeypatch.setattr(typer, "echo", lambda text, err=False: stream.write(f"{text}\n"))
     return stream
 
 

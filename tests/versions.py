@@ -20,9 +20,8 @@ from instep.local.postgres import Postgres
 
 TESTS = ("tests/sinks", "tests/pipeline", "tests/vet/test_live.py")
 GIVEN = {"mariadb": "INSTEP_TEST_MARIADB_URL", "mysql": "INSTEP_TEST_MYSQL_URL"}
-NOT_ON_GIVEN = (
-    "--ignore=tests/sinks/test_tls.py",
-)  # starts its own servers, of the usual versions
+# starts its own servers, of the usual versions
+NOT_ON_GIVEN = ("--ignore=tests/sinks/test_tls.py",)
 
 
 def main(names: list[str]) -> int:

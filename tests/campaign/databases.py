@@ -142,9 +142,8 @@ class MySQL(Database):
                 try:
                     cursor.execute(f"KILL {int(number)}")
                 except pymysql.MySQLError as error:
-                    if (
-                        error.args[0] != pymysql.constants.ER.NO_SUCH_THREAD
-                    ):  # it ended by itself meanwhile
+                    # the session may have ended by itself meanwhile
+                    if error.args[0] != pymysql.constants.ER.NO_SUCH_THREAD:
                         raise
 
     def _run(self, statement: str) -> None:

@@ -186,9 +186,8 @@ def _reordered(
     for document, uid in audit:
         places = uids.get(uid or "", [])
         body = expected.facts[places[0]].body if places else None
-        if (
-            uid is None or body is None or (len(places) > 1 and not ordered)
-        ):  # a delete, or an event that was sent twice: which of the two is unknown
+        # skip deletes, and events that were sent twice: which of the two is unknown
+        if uid is None or body is None or (len(places) > 1 and not ordered):
             continue
         rank = body["version"] if ordered else places[0][1]
         if rank < latest.get(document, rank):

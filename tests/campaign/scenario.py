@@ -36,9 +36,8 @@ class Found:
     history: list[tuple[int, int, str, str]]  # partition, offset, document, verdict
     dead: list[tuple[int, int, str]]  # partition, offset, reason
     parked: list[tuple[int, int, str, str]]  # partition, offset, document, reason
-    audit: list[
-        tuple[str, str | None]
-    ]  # document and uid of every write, in order; a delete has no uid
+    # document and uid of every write, in order; a delete has no uid
+    audit: list[tuple[str, str | None]]
     rewinds: int = 0
 
 

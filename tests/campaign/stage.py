@@ -246,9 +246,8 @@ class Stage:
         """Move one pipeline to the end of the log and back to where it was, while nothing runs."""
         scenario = self.dice.choice(self.scenarios)
         self._current().kill()
-        self.rewinds[scenario.name] += (
-            1  # a commit that was in progress may follow the read of the ledger
-        )
+        # a commit that was in progress may follow the read of the ledger
+        self.rewinds[scenario.name] += 1
         stood = scenario.positions()
         if stood:  # otherwise the pipeline has never started
             self._rewind(scenario, places.FromEnd())

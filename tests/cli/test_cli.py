@@ -148,9 +148,8 @@ def _reconcile(place: Path) -> None:
     assert [
         json.loads(line)["document"] for line in file.read_text(encoding="utf-8").splitlines()
     ] == ["d3", ODD]
-    run_sql(
-        url, "INSERT INTO contract_document (doc_no, print_status) VALUES ('own', 'OLD')"
-    )  # the application's own row
+    # the application's own row
+    run_sql(url, "INSERT INTO contract_document (doc_no, print_status) VALUES ('own', 'OLD')")
     repaired = instep(place, "reconcile", "--fix", "--execute", "--json", "--out", "rows.jsonl")
     assert repaired.returncode == 0, repaired.stderr
     [report] = json.loads(repaired.stdout)["pipelines"]
@@ -271,10 +270,8 @@ def test_run_shows_metrics_and_ends_cleanly_when_asked(place: Path) -> None:
             lambda: _metric(port, 'instep_applied_total{pipeline="contracts"}') == 20.0,
             "the events to be applied",
         )
-        for name, value in (
-            ("lag_records", 0.0),
-            ("freshness_seconds_count", 20.0),
-        ):  # counted just after the events
+        # counted just after the events
+        for name, value in (("lag_records", 0.0), ("freshness_seconds_count", 20.0)):
             whole = f'instep_{name}{{pipeline="contracts"}}'
             wait_until(lambda whole=whole, value=value: _metric(port, whole) == value, whole)  # type: ignore[misc]
         # in the middle of a backlog; the process itself stops waiting for Spark after 4 s

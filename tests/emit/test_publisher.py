@@ -309,9 +309,8 @@ def mortal() -> Iterator[local_broker.LocalCluster]:
         with connection.Cluster(settings.Kafka(), own.bootstrap) as cluster:
             topics.create(cluster, "dies", 1)
             topics.create(cluster, "comes-back", 1)
-            offsets.latest(
-                cluster, "comes-back", [0]
-            )  # once the leader answers, it takes the first batch at the first attempt
+            # once the leader answers, it takes the first batch at the first attempt
+            offsets.latest(cluster, "comes-back", [0])
         yield own
 
 

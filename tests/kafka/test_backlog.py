@@ -82,7 +82,6 @@ def test_an_abandoned_transaction_is_counted_and_named(
         return backlog.read(cluster, topic, {1: 0})[1].held_back == 0
 
     wait_until(freed, "the transaction to be aborted")
-    assert (
-        backlog.read(cluster, topic, {1: 0})[1].records == 4
-    )  # two aborted records, a plain one and the marker
+    # two aborted records, a plain one and the marker
+    assert backlog.read(cluster, topic, {1: 0})[1].records == 4
     assert backlog.open_transactions(cluster, topic, [0, 1]) == []

@@ -215,9 +215,8 @@ def test_mirroring_is_cheap(cluster: connection.Cluster, new_topic: Callable[...
         began = time.monotonic()
         groups.mirror(cluster, group, topic, {0: position, 1: position, 2: position})
         took_s.append(time.monotonic() - began)
-    assert (
-        statistics.median(took_s) < 0.2
-    )  # the median: one busy moment of the machine makes no difference
+    # the median: one busy moment of the machine makes no difference
+    assert statistics.median(took_s) < 0.2
 
 
 def test_a_group_of_another_program_is_not_taken_for_a_mirror(

@@ -71,9 +71,8 @@ def test_messages_of_every_size_come_once_in_order_and_whole(
 def test_what_a_kill_leaves(
     servers: Servers, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "instep_lab.queues.system.PATIENCE_S", 5.0
-    )  # waiting for lost messages is in vain
+    # waiting for lost messages is in vain
+    monkeypatch.setattr("instep_lab.queues.system.PATIENCE_S", 5.0)
     ways = [
         servers.system(kind.name, durable=durable)
         for kind in KINDS
@@ -182,12 +181,8 @@ def settled(
 @pytest.mark.parametrize(
     ("redis", "rabbitmq", "first", "second"),
     [
-        (
-            1.0,
-            2.0,
-            ClaimVerdict.DEPENDS,
-            ClaimVerdict.RIGHT,
-        ),  # twice as fast at every size, and never slow
+        # twice as fast at every size, and never slow
+        (1.0, 2.0, ClaimVerdict.DEPENDS, ClaimVerdict.RIGHT),
         (1.0, 1.9, ClaimVerdict.DEPENDS, ClaimVerdict.WRONG),
         (2.0, 1.9, ClaimVerdict.WRONG, ClaimVerdict.WRONG),
         (4.1, 2.0, ClaimVerdict.DEPENDS, ClaimVerdict.WRONG),  # slow at every size

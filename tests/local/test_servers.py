@@ -272,9 +272,8 @@ def test_three_brokers_form_a_cluster_and_one_may_die() -> None:
         client = admin.AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
 
         def replicas() -> list[int]:
-            known = client.list_topics(
-                timeout=PATIENCE_S
-            ).topics  # of any broker: each learns of a new topic by itself
+            # of any broker: each learns of a new topic by itself
+            known = client.list_topics(timeout=PATIENCE_S).topics
             return sorted(known["three"].partitions[0].replicas) if "three" in known else []
 
         wait_until(lambda: set(client.list_topics(timeout=PATIENCE_S).brokers) == {1, 2, 3})

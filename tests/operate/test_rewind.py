@@ -150,9 +150,8 @@ def test_records_that_come_again_change_and_quarantined_nothing(
             msgspec.structs.replace(sink.ledger.positions(lock=True)[0], next_offset=0)
         )
     steps: list[int] = []
-    again = Writer(
-        1, "c", "t", {0: [(0, 9)]}
-    )  # a move forward passed the last offset, so that event waits behind as well
+    # a move forward passed the last offset, so that event waits behind as well
+    again = Writer(1, "c", "t", {0: [(0, 9)]})
     work = transaction.BatchTransaction(
         again,
         0,

@@ -99,9 +99,8 @@ def test_the_state_of_a_run(database_url: str, topic: str, cluster: Cluster, run
     assert (now.host, now.pid, now.epoch) == (socket.gethostname(), os.getpid(), 1)
     assert now.words.startswith("running since 20")
     run.stop(60)
-    wait_until(
-        lambda: found().state == "stopped", "the last heartbeat"
-    )  # a separate thread writes it
+    # a separate thread writes it
+    wait_until(lambda: found().state == "stopped", "the last heartbeat")
     assert found().code is None
     run_sql(database_url, "UPDATE instep_ledger SET topic_id = 'another'")
     failed = runner(pipeline)

@@ -84,9 +84,8 @@ class Case:
     before: tuple[Mapping[str, Any], ...] = ()
     kept: Mapping[str, Any] | None = None  # the row's values in the end; None: no row
     alike: str | None = None  # the document's id, where the case is about it
-    elsewhere: Mapping[str, tuple[Fate, Reason | None]] = field(
-        default_factory=dict
-    )  # by kind of database
+    # by kind of database
+    elsewhere: Mapping[str, tuple[Fate, Reason | None]] = field(default_factory=dict)
 
     def document(self, phase: str) -> str:
         return f"{self.name}, {phase}" if self.alike is None else self.alike.replace("PHASE", phase)
@@ -382,9 +381,8 @@ def _nested() -> Iterator[Case]:
         "": None,
         "a": {"a": [True, False]},
     }
-    double = {
-        "mysql": (Fate.PARKED, Reason.NUMBER_OUT_OF_RANGE)
-    }  # MySQL would store the big number as a double
+    # MySQL would store the big number as a double
+    double = {"mysql": (Fate.PARKED, Reason.NUMBER_OUT_OF_RANGE)}
     yield applied(
         "odd values in a JSON column", changed(extra=odd), kept={"extra": odd}, elsewhere=double
     )

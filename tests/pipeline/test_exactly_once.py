@@ -41,13 +41,8 @@ TOO_LONG = "S" * 256
 PATIENCE_S = 120.0
 PAUSE_S = 0.1  # between two rounds of publishing, so that the five pipelines can keep up
 STEPS = (1, 4, 6, 7, 8, 9)  # 2, 3 and 5 only compute: the database does not see them
-WEAK_STEPS = (
-    7,
-    1,
-    9,
-    4,
-    6,
-)  # 8 exists only in a single transaction; at 7 one guarantee repeats and the other loses
+# 8 exists only in a single transaction; at 7 one guarantee repeats and the other loses
+WEAK_STEPS = (7, 1, 9, 4, 6)
 EXACT = ("exact-sqlite", "exact-postgres", "exact-mariadb")
 WEAK = ("least", "most")
 # In each round every pipeline stops at a different step. Three rounds reach each step; six reach
@@ -115,9 +110,8 @@ class Harness:
 
         The others are the travellers and the parked documents.
         """
-        with Publisher(
-            self.brokers.bootstrap, "status", flush_timeout_s=PATIENCE_S
-        ) as publisher:  # the broker may be killed and restarted
+        # the broker may be killed and restarted
+        with Publisher(self.brokers.bootstrap, "status", flush_timeout_s=PATIENCE_S) as publisher:
             self.versions += 1
             for _ in range(SINGLES):
                 publisher.send(StatusEvent(document=f"single-{self.singles:06}", status="S"))
@@ -224,9 +218,8 @@ def flow(harness: Harness) -> Iterator[None]:
 
     def publish() -> None:
         while not over.wait(PAUSE_S):
-            with contextlib.suppress(
-                errors.BrokerUnreachable
-            ):  # not back yet: nothing was sent, and nothing counted
+            # while the broker is down, nothing is sent and nothing counted
+            with contextlib.suppress(errors.BrokerUnreachable):
                 harness.publish()
 
     thread = threading.Thread(target=publish)

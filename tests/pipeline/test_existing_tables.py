@@ -39,9 +39,8 @@ DATABASES = ["sqlite", "postgres", "mariadb", "mysql"]
 STATEMENT_END = re.compile(r";\s*(?:$|\n(?=(?:CREATE|ALTER|GRANT)\b))")
 
 Run = Callable[..., Runner]
-Made = tuple[
-    str, dict[str, Any] | None, str
-]  # the record's key, the changes to the guide's event, the expected verdict
+# the record's key, the changes to the guide's event, the expected verdict
+Made = tuple[str, dict[str, Any] | None, str]
 
 
 def section(number: int) -> str:
@@ -83,9 +82,8 @@ class Case(NamedTuple):
     query: str
     rows: list[Any]
     parked: Mapping[str, str] = MappingProxyType({})  # the reason of each parked document
-    cure: tuple[str, str] | None = (
-        None  # a parked document, and the statement that makes its release possible
-    )
+    # a parked document, and the statement that makes its release possible
+    cure: tuple[str, str] | None = None
     audit: list[Any] | None = None
 
 

@@ -37,6 +37,7 @@ PARTITIONS = 3
 EVENTS = 700
 EVENTS_AFTER = 150
 BATCH_ROWS = 120
+# the kinds of events, and their weights
 KINDS = {
     "good": 80,
     "late": 8,
@@ -44,7 +45,7 @@ KINDS = {
     "refused": 2,
     "unreadable": 2,
     "odd note": 4,
-}  # the kinds of events, and their weights
+}
 SLOTS = 30  # per partition; documents take them from each other
 
 

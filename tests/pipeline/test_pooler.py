@@ -140,9 +140,8 @@ def test_settings_are_those_of_the_transaction_and_no_other(
         f"ALTER DATABASE {name} SET timezone = 'Asia/Tokyo'",
         f"ALTER DATABASE {name} SET lock_timeout = '7s'",
     )
-    other_client = request.getfixturevalue(
-        "other_client"
-    )  # the pooler's sessions have these settings from here on
+    # the pooler's sessions have these settings from here on
+    other_client = request.getfixturevalue("other_client")
     sink = begun(open_sink(declare(pooled, **BY_TIME)))
     apply(sink, [event(0, "a", 0, updated_at=1_790_000_000_123)])
     # outside a transaction

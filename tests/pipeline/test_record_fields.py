@@ -72,9 +72,8 @@ def test_the_flow_and_the_proof_read_them(
     report, listed = prove(pipeline)
     assert (report.in_step, report.documents_in_step, listed) == (True, 2, [])
 
-    send(
-        "c", b"south", timestamp=BEYOND_SPARK_MS
-    )  # Spark cannot read it: the driver applies and proves it
+    # Spark cannot read it: the driver applies and proves it
+    send("c", b"south", timestamp=BEYOND_SPARK_MS)
     drained(runner(pipeline, once=True))
     assert run_sql(url, select) == [*expected, ("c", "c", "south", 2, 1, "print")]
     report, listed = prove(pipeline)

@@ -105,9 +105,8 @@ def test_a_document_is_applied_once_its_row_is_inserted(database_url: str, open_
         assert trying.round(now()) == 3, "a document that is parked for another reason was tried"
         assert trying.round(now()) == 0, "a refused document was tried again at once"
         insert(database_url, "a", "c")
-        apply(
-            sink, [event(4, "a", 1, "LATE"), event(5, "long", 2)]
-        )  # the flow continues, and these events wait behind
+        # the flow continues, and these events wait behind
+        apply(sink, [event(4, "a", 1, "LATE"), event(5, "long", 2)])
         assert trying.round(now(2)) == 3
     assert table(database_url) == [("a", "QUEUED", 2), ("c", "PRINTED", 1), ("long", None, None)]
     assert [(row[1], row[2]) for row in parked(database_url)] == [
@@ -222,9 +221,8 @@ def test_a_release_that_dies_before_its_commit_is_done_again(
     add_batch(url, "new")
     with retrying(url, columns=COLUMNS) as trying:
         with monkeypatch.context() as dying:
-            dying.setattr(
-                trying._opened().sink.connection, "commit", trying._opened().sink.close
-            )  # the server rolls back what is open
+            # the server rolls back what is open
+            dying.setattr(trying._opened().sink.connection, "commit", trying._opened().sink.close)
             dying.setattr(releasing, "release", _one_try(releasing.release))
             with pytest.raises(Died):
                 trying.round(now())
