@@ -198,7 +198,7 @@ def new_database(
 def shared_database(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], str]]:
-    """Do the same for databases that all tests of a module read."""
+    """Return the same function for databases that all tests of a module share."""
     yield from _databases(request, tmp_path_factory)
 
 

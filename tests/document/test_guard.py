@@ -301,7 +301,7 @@ def test_events_that_meet_on_a_unique_value_keep_the_order_of_the_log() -> None:
         claim(5, "e", 9),
     ]
     rounds = [[event.offset for event in one] for one in claims.rounds(events)]
-    # c takes the value of a, and e occurs twice; no round has both b's old value and d's claim
+    # c takes a's old value, and e occurs twice: each starts a round; d is a round after b
     assert rounds == [[0, 1], [2, 3, 4], [5]]
     often = [claim(offset, "a", offset) for offset in range(20)] + [
         claim(20, "b", 99),

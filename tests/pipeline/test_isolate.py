@@ -1,4 +1,4 @@
-"""The search for refused rows: everything else is written, and in which order is known."""
+"""Test the search for refused rows: all other rows are written, in order."""
 
 from __future__ import annotations
 

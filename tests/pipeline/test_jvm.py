@@ -1,4 +1,4 @@
-"""Test how Spark starts: no secrets in the process list, no open ports, bad settings refused."""
+"""Test how Spark starts: secrets stay private, ports need a secret, bad settings are refused."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ def test_infinity_in_the_guard_s_column(
 def test_a_unique_value_moves_from_one_document_to_another(
     database_url: str, open_sink: Open
 ) -> None:
-    """Allow the move in one batch as in several: the first document gives the value up first."""
+    """Allow it also in one batch: once a document gives a value up, another may take it."""
     columns = {"print_status": "status", "print_version": "version", "slot": "slot"}
     rest = "print_status VARCHAR(20), print_version BIGINT, slot INTEGER UNIQUE"
     run_sql(

@@ -206,7 +206,7 @@ def test_batches_keep_to_their_size(
 def test_counts_are_kept_through_idle_times(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
 ) -> None:
-    """Report on an idle query too, without making the next batch look already reported."""
+    """Count batches after the report of an idle query: it must not make the next one look known."""
     url = new_database("sqlite")
     run = runner(following(url, topic))
     wait_until(lambda: run._last_report != "", "the report of an idle query")

@@ -341,7 +341,7 @@ def test_a_topic_made_again(
 def test_a_topic_made_again_while_it_runs(
     harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Make the topic longer, and disable the runner's checks: none of its records is applied."""
+    """Recreate a longer topic, without the runner's checks: none of its records is applied."""
     monkeypatch.setattr(running, "CHECK_INTERVAL_S", 3_600.0)
     way = harness()
     way.publish(*(event(f"a{n}", 5) for n in range(20)))

@@ -1,4 +1,4 @@
-"""Test the history in each database: every value is kept exactly, or the row is refused."""
+"""Test the history in each database: every value is kept exactly, or the whole batch is refused."""
 
 from __future__ import annotations
 

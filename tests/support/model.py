@@ -169,7 +169,7 @@ class Model:
             waiting.pop(0)
 
     def replay(self) -> None:
-        """Replay every dead letter, in log order, except those that were overtaken meanwhile."""
+        """Replay every dead letter, in log order. Those that were overtaken meanwhile are stale."""
         letters = [self.facts[place] for place in sorted(self.dead)]
         overtaken = {fact.place for fact in letters if not self.ordered and any(self._later(fact))}
         for fact in letters:

@@ -1,4 +1,4 @@
-"""Test that each client's known defaults are those of the client itself."""
+"""Test that what vet knows about each client agrees with the client itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test planned replicas: the requested number, on different brokers, spread, and rarely moved."""
+"""Test planned replicas: the requested number, on different brokers, moved only if needed."""
 
 from __future__ import annotations
 
