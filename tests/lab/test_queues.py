@@ -142,7 +142,9 @@ def test_without_the_client_the_system_is_missing(
 ) -> None:
     monkeypatch.delitem(sys.modules, "instep_lab.queues.zeromq", raising=False)
     monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(errors.MissingPart, match=r"Python client of zeromq is missing") as caught:
+    with pytest.raises(
+        errors.MissingPart, match=r"Python client of zeromq is not installed"
+    ) as caught:
         servers.system("zeromq", durable=False)
     assert "'pika" in caught.value.remedy
 

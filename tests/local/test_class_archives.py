@@ -98,7 +98,7 @@ def test_it_is_made_in_the_background(
     monkeypatch.setattr(class_archives, "_is_current", lambda *_: False)
     monkeypatch.setattr(paths, "cache", lambda: tmp_path)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(class_archives, "_made_for", lambda *_: {})
+    monkeypatch.setattr(class_archives, "_current_note", lambda *_: {})
     said: list[str] = []
     started = class_archives.prepare_in_background(class_archives.SPARK, said.append)
     assert started is not None

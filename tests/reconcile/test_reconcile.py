@@ -616,7 +616,7 @@ def test_where_the_pipeline_began(
     )
     report, _ = prove(pipeline, begin="start")
     assert (report.in_step, report.missing) == (False, 9)
-    with pytest.raises(errors.SettingsError, match="no place"):
+    with pytest.raises(errors.SettingsError, match="not a place"):
         prove(pipeline, begin="yesterday")
     run_sql(url, "UPDATE instep_ledger SET since_offset = NULL")  # as an earlier release left it
     with pytest.raises(errors.SettingsError, match="--from"):
