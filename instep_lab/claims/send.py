@@ -486,6 +486,9 @@ def exit_without_flush(trial: Trial) -> None:
                     count=count,
                     seed=f"{trial.seed}-{number}",
                     flush=name == "with flush",
+                    # The client holds records for a second, so that the process ends before
+                    # they are sent, however slowly it ends.
+                    config={"linger.ms": 1000},
                 )
             )
             scenario.read_topic(topic)
