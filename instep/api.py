@@ -62,7 +62,7 @@ def init(
     """Create what pipelines lack in their target databases, and return the statements by pipeline.
 
     These are instep's own tables and, where it does not exist, the target table with the declared
-    column types. An existing table is never changed. Raise TargetUnfit if one does not fit.
+    column types. An existing target table is never changed. Raise TargetUnfit if one does not fit.
     """
     from instep.sinks import facts, inspection, preparation
 

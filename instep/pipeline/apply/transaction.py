@@ -190,8 +190,7 @@ class BatchTransaction:
     def _run(self, isolate_failures: bool) -> BatchOutcome:
         """Apply the part in one transaction, or in the two that a weaker guarantee uses."""
         guarantee = self.sink.target.guarantee
-        has_delete = any(event.values is None for event in self._events)
-        if guarantee == "exactly-once" or (guarantee == "at-least-once" and has_delete):
+        if guarantee == "exactly-once" or (guarantee == "at-least-once" and self._has_delete()):
             with self.sink.transaction():
                 before = self._lock()  # 1
                 outcome = self._write(before, isolate_failures)  # 2-6
@@ -209,6 +208,9 @@ class BatchTransaction:
             outcome = self._write_at_most_once(self._claim(), isolate_failures)
         self._at(9)
         return outcome
+
+    def _has_delete(self) -> bool:
+        return any(event.values is None for event in self._events)
 
     def _claim(self) -> Position:
         """Advance the ledger before the rows are written; return where it stood."""
