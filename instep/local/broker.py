@@ -255,7 +255,7 @@ class LocalCluster:
                 continue
             self._has_answered = True
             return
-        raise errors.SettingsError(
+        raise ports.PortTaken(
             f"a port of the local Kafka ({self.bootstrap}) is taken by another program", "try again"
         )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -205,14 +205,35 @@ def _start_brokers(count: int, given_port: int | None) -> None:
     if _nodes():
         _start_missing_brokers()
         return
-    root = paths.state() / f"kafka-of-{count}"
-    wanted = [(given_port or DEFAULT_PORTS["kafka"]) + index for index in range(count)]
-    use_wanted = given_port is not None or not any(ports.taken(port) for port in wanted)
-    cluster = broker.LocalCluster(
-        count, given_ports=wanted if use_wanted else None, root=root, tied=False
+    first = given_port or DEFAULT_PORTS["kafka"]
+    _start_on_port(
+        given_port,
+        [first + index for index in range(count)],
+        lambda chosen: _start_cluster(count, chosen),
     )
-    with cluster:
+
+
+def _start_cluster(count: int, given_ports: Sequence[int] | None) -> None:
+    root = paths.state() / f"kafka-of-{count}"
+    with broker.LocalCluster(count, given_ports=given_ports, root=root, tied=False) as cluster:
         _hand_over(cluster.nodes)
+
+
+def _start_on_port(
+    given_port: int | None,
+    wanted: Sequence[int],
+    start_on: Callable[[Sequence[int] | None], None],
+) -> None:
+    """Start a server on the wanted ports; if none was given and one is taken, on free ports."""
+    if given_port is not None:
+        start_on(wanted)
+        return
+    if not any(ports.taken(port) for port in wanted):
+        # Another program may still take a default port before the server does.
+        with suppress(ports.PortTaken):
+            start_on(wanted)
+            return
+    start_on(None)
 
 
 def _start_missing_brokers(only: int | None = None) -> None:
@@ -242,8 +263,15 @@ def _start_missing_brokers(only: int | None = None) -> None:
 
 
 def _start_database(name: str, given_port: int | None) -> None:
-    default = DEFAULT_PORTS[name]
-    port = given_port or (None if ports.taken(default) else default)
+    _start_on_port(
+        given_port,
+        [given_port or DEFAULT_PORTS[name]],
+        lambda chosen: _start_one_database(name, chosen),
+    )
+
+
+def _start_one_database(name: str, given_ports: Sequence[int] | None) -> None:
+    port = given_ports[0] if given_ports else None
     with DATABASES[name](port=port, root=paths.open_state() / name, tied=False) as database:
         _hand_over([database])
 

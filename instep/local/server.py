@@ -26,7 +26,7 @@ LOG_TAIL_LINES = 15
 FULL_DISK_BYTES = 1 << 20
 
 
-class PortLost(errors.SettingsError):
+class PortLost(ports.PortTaken):
     """Another program took the port between the check and the start."""
 
 

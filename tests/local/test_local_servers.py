@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -85,6 +86,31 @@ def test_up_and_down_and_up_again(state: Path) -> None:
     assert (state / "kafka-of-1" / "kafka-1" / "data" / "meta.properties").read_text() == cluster_id
     local_servers.down(purge=True)
     assert not list(state.glob("kafka*"))
+
+
+def test_default_ports_that_are_taken_during_the_start_are_replaced(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really_taken = ports.taken
+    checked: set[int] = set()
+
+    def free_at_the_first_check(port: int) -> bool:
+        if port in checked:
+            return really_taken(port)
+        checked.add(port)
+        return False
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        lost = {"kafka": one.getsockname()[1], "mariadb": other.getsockname()[1]}
+        monkeypatch.setattr(local_servers, "DEFAULT_PORTS", lost)
+        monkeypatch.setattr(ports, "taken", free_at_the_first_check)
+        started = {server.name: server.port for server in local_servers.up(databases=("mariadb",))}
+    assert started.keys() == lost.keys()
+    assert all(started[name] != port for name, port in lost.items())
+    assert checked >= set(lost.values())
 
 
 def test_a_strangers_pid_is_never_killed(state: Path) -> None:
