@@ -29,6 +29,7 @@ from typing import IO, Any, cast
 
 LIBRARIES = (
     "confluent_kafka.admin",
+    "kafka.admin",
     "psycopg",
     "pyarrow",
     "pymysql",
@@ -37,9 +38,9 @@ LIBRARIES = (
     "rich.text",
     "sqlalchemy",
 )
-PACKAGES = ("cli", "document", "emit", "kafka", "local", "pipeline", "sinks", "vet")
+PACKAGES = ("instep", "instep_lab", "instep_bench")
 # run something on import, or are never imported by a command
-PROGRAMS = ("daemon", "keeper")
+PROGRAMS = ("__main__", "daemon", "keeper")
 REQUEST_BYTES_MAX = 1 << 20
 
 
@@ -161,10 +162,10 @@ def _import_everything() -> None:
     for name in LIBRARIES:
         importlib.import_module(name)
     for name in PACKAGES:
-        package = importlib.import_module(f"instep.{name}")
-        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            if found.name.rpartition(".")[2] not in PROGRAMS:
-                importlib.import_module(found.name)
+        package = importlib.import_module(name)
+        for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+            if module.name.rpartition(".")[2] not in PROGRAMS:
+                importlib.import_module(module.name)
 
 
 def _become(request: dict[str, Any], streams: Sequence[int]) -> None:
