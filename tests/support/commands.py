@@ -38,7 +38,7 @@ LIBRARIES = (
     "rich.text",
     "sqlalchemy",
 )
-PACKAGES = ("instep", "instep_lab", "instep_bench")
+PACKAGES = ("instep", "instep_bench")  # not instep_lab: tests bring claims of their own
 # run something on import, or are never imported by a command
 PROGRAMS = ("__main__", "daemon", "keeper")
 REQUEST_BYTES_MAX = 1 << 20
