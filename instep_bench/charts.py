@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from instep.report.percentiles import percentile_values
 from instep.report.tables import Plot, PlotKind, Series
 from instep_bench.result import Figure
 
@@ -46,7 +47,7 @@ def percentiles(
 ) -> Plot:
     """Plot distributions, one line each: the value that a percentage of values does not exceed."""
     series = [
-        Series(name, [(percent, percentile(sorted(values), percent)) for percent in PERCENTILES])
+        Series(name, list(zip(PERCENTILES, percentile_values(values, PERCENTILES), strict=True)))
         for name, values in samples.items()
         if values
     ]
@@ -61,12 +62,6 @@ def over_time(
         Series(name, [(at, value) for at, value in values]) for name, values in samples.items()
     ]
     return Plot(title, "seconds", unit, series, kind=PlotKind.LINES)
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return the smallest value that at least `percent` of the values do not exceed."""
-    rank = -(-len(ordered) * percent // 100)
-    return ordered[min(len(ordered), max(1, int(rank))) - 1]
 
 
 def _of_figures(

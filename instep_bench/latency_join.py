@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from instep_bench.charts import percentile
+from instep.report.percentiles import percentile_values
 from instep_bench.commit_log import CommitTimes
 
 NS = 1_000_000
@@ -109,21 +109,20 @@ def _life(event: SentEvent, commit: CommitTimes) -> Life:
 
 def percentiles(values: Iterable[float]) -> dict[str, float]:
     """Return the percentiles by the names in PERCENTILES, or nothing if there are no values."""
-    ranked = sorted(values)
-    if not ranked:
+    known = list(values)
+    if not known:
         return {}
-    return {name: percentile(ranked, percent) for name, percent in PERCENTILES.items()}
+    return dict(zip(PERCENTILES, percentile_values(known, PERCENTILES.values()), strict=True))
 
 
 def curve(values: Iterable[float]) -> list[tuple[float, float]]:
     """Return the freshness of the slowest event in 10, 100, …, as long as there are enough."""
-    ranked = sorted(values)
-    one_in = {percent: round(100 / (100 - percent), 2) for percent in CURVE}
-    return [
-        (count, percentile(ranked, percent))
-        for percent, count in one_in.items()
-        if count <= len(ranked)
-    ]
+    known = list(values)
+    if not known:
+        return []
+    one_in = [round(100 / (100 - percent), 2) for percent in CURVE]
+    points = zip(one_in, percentile_values(known, CURVE), strict=True)
+    return [(count, value) for count, value in points if count <= len(known)]
 
 
 def thirds(lives: Sequence[Life]) -> list[list[Life]]:

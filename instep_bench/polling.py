@@ -18,6 +18,7 @@ import msgspec
 from instep import errors
 from instep.demo import polling
 from instep.demo.contract_system import Contracts
+from instep.report.percentiles import percentile_values
 from instep.report.tables import Cell, Plot, ReportTable
 from instep_bench import bench_servers, charts, machine
 from instep_bench.recorder import Recorder
@@ -197,9 +198,8 @@ def _by_events(
                 continue  # warm-up: Spark compiles code in its first batches
             found = system.freshness_ms(sink, version, since)
             ages_ms += found
-            rounds.append(
-                Round(seconds, *(charts.percentile(found, percent) / 1000 for percent in (50, 99)))
-            )
+            p50_ms, p99_ms = percentile_values(found, (50, 99))
+            rounds.append(Round(seconds, p50_ms / 1000, p99_ms / 1000))
             say(f"events: {len(system.documents):,} changes in {seconds:.2f} s")
     running.stop()
     if differences := system.differences(sink):

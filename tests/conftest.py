@@ -87,6 +87,7 @@ QUICK = (
     "pipeline/test_live_view.py",
     "pipeline/test_task.py",
     "reconcile/test_coverage.py",
+    "report",
     "test_remedies.py",
     "test_settings.py",
     "test_vocabulary.py",

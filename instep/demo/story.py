@@ -33,6 +33,7 @@ from instep.kafka.connection import Cluster
 from instep.local import broker, class_archives
 from instep.operate import timeline
 from instep.pipeline.apply.maintenance import MaintenanceSession
+from instep.report.percentiles import percentile_values
 from instep.sinks import inspection, target
 from instep.sinks.journal_entries import Selection
 from instep.sinks.sink import Sink
@@ -557,8 +558,7 @@ def _compared(found: dict[str, tuple[str, int]], truth: dict[str, tuple[str, int
 
 def _freshness(spans_ms: Sequence[float]) -> Freshness:
     """Return the percentiles of the events that were published at an even rate."""
-    return Freshness(p50=round(_share(spans_ms, 0.50), 1), p99=round(_share(spans_ms, 0.99), 1))
-
-
-def _share(values: Sequence[float], share: float) -> float:
-    return values[min(len(values) - 1, int(len(values) * share))] if values else 0.0
+    if not spans_ms:
+        return Freshness(p50=0.0, p99=0.0)
+    p50, p99 = percentile_values(spans_ms, (50, 99))
+    return Freshness(p50=round(p50, 1), p99=round(p99, 1))

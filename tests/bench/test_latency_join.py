@@ -68,14 +68,14 @@ def test_a_commit_whose_note_was_lost_is_taken_for_later_than_it_was() -> None:
 
 
 def test_percentiles() -> None:
-    assert latency_join.percentiles(range(1, 101)) == {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+    assert latency_join.percentiles(range(101)) == {"p50": 50, "p90": 90, "p99": 99, "max": 100}
     assert latency_join.percentiles([7.0]) == {"p50": 7, "p90": 7, "p99": 7, "max": 7}
     assert latency_join.percentiles([]) == {}
 
 
 def test_a_curve_says_only_what_there_are_events_for() -> None:
-    assert latency_join.curve(range(1, 101)) == [
-        (1.0, 1),
+    assert latency_join.curve(range(101)) == [
+        (1.0, 0),
         (1.33, 25),
         (2.0, 50),
         (4.0, 75),
