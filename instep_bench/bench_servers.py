@@ -13,9 +13,10 @@ import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
+import tomli_w
 
 from instep import errors, masking, settings, sinks
 from instep.kafka import connection, topics
@@ -37,6 +38,7 @@ COLUMNS = {
     "updated_at": "updated_at",
 }
 KEY = "doc_id"
+EVENT = {"document": "doc_id", "status": "status", "order": "version", "at": "updated_at"}
 
 
 def check_target(name: str) -> None:
@@ -124,14 +126,24 @@ class TargetDatabase:
         """
         name = f"bench-{uuid.uuid4().hex[:8]}"
         config = self._folder / f"{name}.toml"
-        pipeline = {
+        pipeline: dict[str, Any] = {
+            "topic": topic,
+            "target": url or self.url,
+            "table": name.replace("-", "_"),
+            "key": KEY,
             "history": history,
-            **({"batch_rows_max": batch_rows_max} if batch_rows_max else {}),
+            "event": EVENT,
+            "columns": COLUMNS,
         }
-        config.write_text(
-            _settings(name, bootstrap, topic, url or self.url, spark or settings.Spark(), pipeline),
-            encoding="utf-8",
-        )
+        if batch_rows_max:
+            pipeline["batch_rows_max"] = batch_rows_max
+        spark = spark or settings.Spark()
+        tree = {
+            "kafka": {"bootstrap": bootstrap},
+            "spark": {"master": spark.master, "memory": spark.memory, "conf": spark.conf},
+            "pipelines": {name: pipeline},
+        }
+        config.write_text(tomli_w.dumps(tree), encoding="utf-8")
         declared = BenchPipeline(name, config, self)
         self._declared.append(declared)
         declared.empty()
@@ -270,44 +282,3 @@ class BenchServers:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _settings(
-    name: str,
-    bootstrap: str,
-    topic: str,
-    url: str,
-    spark: settings.Spark,
-    pipeline: dict[str, bool | int],
-) -> str:
-    """Return the text of the settings file; JSON strings and numbers are also valid TOML."""
-
-    def shown(value: object) -> str:
-        return msgspec.json.encode(value).decode()
-
-    more = "".join(f"{key} = {shown(value)}\n" for key, value in pipeline.items())
-    conf = "".join(f"{shown(key)} = {shown(value)}\n" for key, value in spark.conf.items())
-    columns = "".join(f"{column} = {shown(field)}\n" for column, field in COLUMNS.items())
-    return f"""[kafka]
-bootstrap = {shown(bootstrap)}
-
-[spark]
-master = {shown(spark.master)}
-memory = {shown(spark.memory)}
-
-[spark.conf]
-{conf}
-[pipelines.{name}]
-topic = {shown(topic)}
-target = {shown(url)}
-table = "{name.replace("-", "_")}"
-key = "{KEY}"
-{more}
-[pipelines.{name}.event]
-document = "doc_id"
-status = "status"
-order = "version"
-at = "updated_at"
-
-[pipelines.{name}.columns]
-{columns}"""

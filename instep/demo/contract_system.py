@@ -11,8 +11,9 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-import msgspec
+import tomli_w
 from msgspec import UNSET
 
 from instep import errors, settings, sinks
@@ -178,28 +179,27 @@ class Contracts:
 
 
 def _settings(name: str, bootstrap: str, url: str, batch_rows_max: int | None) -> str:
-    table = name.replace("-", "_") + "_document"
-    return f"""[kafka]
-bootstrap = {msgspec.json.encode(bootstrap).decode()}
-
-[pipelines.{name}]
-topic = "{name}-print-status"
-target = {msgspec.json.encode(url).decode()}
-table = "{table}"
-key = "doc_no"
-{f"batch_rows_max = {batch_rows_max}" if batch_rows_max else ""}
-
-[pipelines.{name}.event]
-document = "doc_id"
-status = "status"
-order = "version"
-at = "updated_at"
-
-[pipelines.{name}.columns]
-print_status = "status"
-print_version = "version"
-printed_at = "updated_at"
-"""
+    """Return the text of the settings file."""
+    pipeline: dict[str, Any] = {
+        "topic": f"{name}-print-status",
+        "target": url,
+        "table": name.replace("-", "_") + "_document",
+        "key": "doc_no",
+        "event": {
+            "document": "doc_id",
+            "status": "status",
+            "order": "version",
+            "at": "updated_at",
+        },
+        "columns": {
+            "print_status": "status",
+            "print_version": "version",
+            "printed_at": "updated_at",
+        },
+    }
+    if batch_rows_max:
+        pipeline["batch_rows_max"] = batch_rows_max
+    return tomli_w.dumps({"kafka": {"bootstrap": bootstrap}, "pipelines": {name: pipeline}})
 
 
 def _time(value: datetime | str) -> datetime:

@@ -24,10 +24,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import tomli_w
+
 from instep import errors
 from instep.local import archives, ivy, keeper_client, maven, paths
 
 LOCK = Path(__file__).with_name("artifacts.lock")
+LOCK_HEADER = """\
+# Every jar that instep fetches, by module, and its sha256. Written by: \
+python -m instep.local.artifacts --lock
+
+"""
 MARK = ".verified"
 ACTIVEMQ_VERSION = "6.3.1"
 ACTIVEMQ_PARTS = ("broker", "client", "console", "kahadb-store", "stomp")
@@ -264,10 +271,7 @@ def _intact(folder: Path) -> bool:
 
 def write_lock(path: Path = LOCK) -> None:
     """Resolve every bundle and write the lock."""
-    lines = [
-        "# Every jar that instep fetches, by module, and its sha256. Written by:"
-        " python -m instep.local.artifacts --lock"
-    ]
+    lock: dict[str, Locked] = {}
     for name, bundle in BUNDLES.items():
         with workshop(paths.cache(), name) as (keeper, work):
             found = ivy.retrieve(keeper, work, name, bundle.modules, transitive=bundle.transitive)
@@ -275,12 +279,13 @@ def write_lock(path: Path = LOCK) -> None:
                 ":".join(jar.parent.relative_to(work / "jars").parts): sha256(jar) for jar in found
             }
             verify(found, sums)
-        lines += [
-            "",
-            f'["{name}"]' if "." in name else f"[{name}]",
-            *(f'"{module}" = "{digest}"' for module, digest in sorted(sums.items())),
-        ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        lock[name] = dict(sorted(sums.items()))
+    path.write_text(lock_text(lock), encoding="utf-8")
+
+
+def lock_text(lock: Mapping[str, Locked]) -> str:
+    """Return the text of a lock, with a first line that says how it was written."""
+    return LOCK_HEADER + tomli_w.dumps(lock)
 
 
 def main(arguments: list[str]) -> None:

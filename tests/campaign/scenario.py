@@ -69,17 +69,21 @@ class Scenario:
     def audit_table(self) -> str:
         return f"audit_{self.name}"
 
-    def settings(self) -> str:
+    def settings(self) -> dict[str, Any]:
         """Return this pipeline's part of the settings file."""
-        order = 'order = "version"\n' if self.ordered else ""
-        columns = "".join(f'{column} = "{name}"\n' for column, name in COLUMNS.items())
-        return (
-            f'[pipelines.{self.name}]\ntopic = "{self.topic}"\ntarget = "{self.url}"\n'
-            f'table = "{self.table}"\nkey = "doc_no"\n'
-            f'batch_rows_max = {BATCH_ROWS}\nguarantee = "{self.guarantee}"\n'
-            f'[pipelines.{self.name}.event]\ndocument = "doc_id"\nstatus = "status"\n{order}'
-            f"[pipelines.{self.name}.columns]\n{columns}"
-        )
+        event = {"document": "doc_id", "status": "status"}
+        if self.ordered:
+            event["order"] = "version"
+        return {
+            "topic": self.topic,
+            "target": self.url,
+            "table": self.table,
+            "key": "doc_no",
+            "batch_rows_max": BATCH_ROWS,
+            "guarantee": self.guarantee,
+            "event": event,
+            "columns": COLUMNS,
+        }
 
     def make_tables(self) -> None:
         """Create the target table; if it is constrained, also its audit table and triggers."""

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from instep import errors, settings
 from instep.demo.pipeline_process import PipelineProcess
 from instep.kafka import offsets, places, reading, topics
@@ -66,10 +68,11 @@ class Stage:
         ordered, unordered = f"{kind}-ordered", f"{kind}-unordered"
         self.scenarios = scenarios(kind, database.urls(), ordered, unordered, guarantee)
         self.config = folder / "instep.toml"
-        pipelines = "\n".join(one.settings() for one in self.scenarios)
-        self.config.write_text(
-            f'[kafka]\nbootstrap = "{brokers.bootstrap}"\n\n{pipelines}', encoding="utf-8"
-        )
+        tree = {
+            "kafka": {"bootstrap": brokers.bootstrap},
+            "pipelines": {one.name: one.settings() for one in self.scenarios},
+        }
+        self.config.write_text(tomli_w.dumps(tree), encoding="utf-8")
         self.declared = settings.load(self.config)
         self.cluster = Cluster(settings.Kafka(), brokers.bootstrap)
         streams = [

@@ -60,6 +60,11 @@ def test_a_lock_line_that_is_no_module_with_a_sum_is_refused(line: str) -> None:
         artifacts.parse_lock(f"[kafka]\n{line}\n")
 
 
+def test_a_lock_is_written_as_it_was_read() -> None:
+    kept = artifacts.LOCK.read_text(encoding="utf-8")
+    assert artifacts.lock_text(artifacts.parse_lock(kept)) == kept
+
+
 def test_a_lock_that_is_no_toml_is_refused() -> None:
     with pytest.raises(tomllib.TOMLDecodeError):
         artifacts.parse_lock("[kafka")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 from instep import errors, settings
 from instep.demo.pipeline_process import PipelineProcess
@@ -154,15 +155,21 @@ class Harness:
 
     def _settings(self) -> str:
         guarantees = {"least": "at-least-once", "most": "at-most-once"}
-        tables = [
-            f'[pipelines.{name}]\ntopic = "status"\ntarget = "{url}"\ntable = "document"\n'
-            'key = "doc_no"\n'
-            f'guarantee = "{guarantees.get(name, "exactly-once")}"\n'
-            f'[pipelines.{name}.event]\nstatus = "status"\n[pipelines.{name}.columns]\n'
-            'status = "status"\n'
+        pipelines = {
+            name: {
+                "topic": "status",
+                "target": url,
+                "table": "document",
+                "key": "doc_no",
+                "guarantee": guarantees.get(name, "exactly-once"),
+                "event": {"status": "status"},
+                "columns": {"status": "status"},
+            }
             for name, url in self.urls.items()
-        ]
-        return f'[kafka]\nbootstrap = "{self.brokers.bootstrap}"\n' + "\n".join(tables)
+        }
+        return tomli_w.dumps(
+            {"kafka": {"bootstrap": self.brokers.bootstrap}, "pipelines": pipelines}
+        )
 
 
 def wait(reached: Callable[[], bool], process: PipelineProcess) -> None:
