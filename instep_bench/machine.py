@@ -10,26 +10,29 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+
 import instep
 from instep import errors
 from instep.local import artifacts, java
+from instep.sinks import facts as sink_facts
 from instep.sinks import inspection, target
 
 GIB = 1 << 30
 UNKNOWN = "unknown"
 BLOCK_DEVICES = Path("/sys/dev/block")
-MOUNTS = Path("/proc/self/mounts")
 
 
 def facts() -> dict[str, str]:
     """Return what is known about the machine."""
     return {
+        # psutil does not know the processor's name.
         "cpu": cpu_model(_text(Path("/proc/cpuinfo")))
         or platform.processor()
         or platform.machine()
         or UNKNOWN,
         "cores": _cores(),
-        "memory": memory(_text(Path("/proc/meminfo"))),
+        "memory": f"{psutil.virtual_memory().total / GIB:.1f} GiB",
         "kernel": f"{platform.system()} {platform.release()}",
         "disk": disk(Path(tempfile.gettempdir())),
     }
@@ -69,14 +72,9 @@ def cpu_model(cpuinfo: str) -> str | None:
     return " ".join(found[1].split()) if found else None
 
 
-def memory(meminfo: str) -> str:
-    found = re.search(r"^MemTotal:\s*(\d+) kB$", meminfo, re.MULTILINE)
-    return f"{int(found[1]) * 1024 / GIB:.1f} GiB" if found else UNKNOWN
-
-
 def disk(folder: Path) -> str:
     """Describe the storage of a folder: file system, device, and the kind of disk."""
-    kind = file_system(_text(MOUNTS), folder.resolve())
+    kind = sink_facts.file_system(folder) or UNKNOWN
     number = folder.stat().st_dev
     device = (BLOCK_DEVICES / f"{os.major(number)}:{os.minor(number)}").resolve()
     for queue in (device / "queue", device.parent / "queue"):  # a partition uses its disk's queue
@@ -84,13 +82,6 @@ def disk(folder: Path) -> str:
             rotational = "rotational" if flag == "1" else "not rotational"
             return f"{kind} on {device.name} ({rotational}, according to the kernel)"
     return kind
-
-
-def file_system(mounts: str, folder: Path) -> str:
-    """Return the file system of a folder: that of the nearest mount above it."""
-    lines = [line.split() for line in mounts.splitlines()]
-    above = [line for line in lines if len(line) > 2 and folder.is_relative_to(line[1])]
-    return max(above, key=lambda line: len(line[1]))[2] if above else UNKNOWN
 
 
 def _cores() -> str:

@@ -1,28 +1,26 @@
-"""CPU time and memory of processes, sampled from /proc by a thread while they work.
+"""CPU time and memory of processes, sampled by a thread while they work.
 
 Resident memory (RSS) counts shared memory once for each process. The proportional size (PSS)
 divides it among them and is what a machine really needs. It is more expensive to read, so it is
-sampled less often. Without /proc nothing is measured.
+sampled less often. Only Linux reports it.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
+import psutil
 
 from instep.local import processes
 
 INTERVAL_S = 0.1
 PSS_EVERY = 10
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
 
 Pids = Callable[[], Iterable[int]]
 
@@ -68,8 +66,8 @@ def spark(pid: int) -> dict[str, Pids]:
 def command(pid: int) -> str:
     """Return the name of a process's program; empty if the process is gone."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
+        return psutil.Process(pid).name()
+    except psutil.Error:
         return ""
 
 
@@ -123,27 +121,32 @@ class _Counter:
 
     def __init__(self, pids: Pids) -> None:
         self._pids = pids
-        self._before: dict[tuple[int, str], float] = {}
-        self._used: dict[tuple[int, str], float] = {}
+        # A process object is equal to another one of the same process, not of the same pid.
+        self._before: dict[psutil.Process, float] = {}
+        self._used: dict[psutil.Process, float] = {}
         self._samples: list[MemorySample] = []
         self._pss_mb = 0.0
 
     def begin(self) -> None:
         """Record the CPU time that the processes have used before, which is not counted."""
-        for pid in self._pids():
-            if (stat := _stat(pid)) is not None:
-                self._before[pid, stat[19]] = _cpu_s(stat)
+        for process in self._processes():
+            with contextlib.suppress(psutil.Error):
+                self._before[process] = _cpu_s(process)
 
     def look(self, at_s: float, *, with_pss: bool) -> None:
-        pids = list(self._pids())
+        living = self._processes()
         rss_mb = 0.0
-        for pid in pids:
-            if (stat := _stat(pid)) is not None:
-                self._used[pid, stat[19]] = _cpu_s(stat)
-                rss_mb += int(stat[21]) * PAGE_MB
+        for process in living:
+            with contextlib.suppress(psutil.Error), process.oneshot():
+                self._used[process] = _cpu_s(process)
+                rss_mb += process.memory_info().rss / 1e6
         if with_pss:
-            self._pss_mb = sum(_pss_mb(pid) for pid in pids)
+            self._pss_mb = sum(_pss_mb(process) for process in living)
         self._samples.append(MemorySample(round(at_s, 2), round(rss_mb, 1), round(self._pss_mb, 1)))
+
+    def _processes(self) -> list[psutil.Process]:
+        found = (_process(pid) for pid in self._pids())
+        return [process for process in found if process is not None]
 
     def usage(self) -> Usage:
         cpu_s = sum(used - self._before.get(key, 0.0) for key, used in self._used.items())
@@ -155,27 +158,23 @@ class _Counter:
         )
 
 
-def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat, beginning with the state, or None if it is gone.
-
-    The CPU times are at 11 and 12, the start time at 19 and the resident pages at 21.
-    """
+def _process(pid: int) -> psutil.Process | None:
+    """Return a process, or None if it is gone."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
         return None
-    return text.rpartition(") ")[2].split()
 
 
-def _cpu_s(stat: list[str]) -> float:
-    return (int(stat[11]) + int(stat[12])) / TICKS_PER_S
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
-def _pss_mb(pid: int) -> float:
+def _pss_mb(process: psutil.Process) -> float:
+    """Return the proportional memory; 0 if the process is gone or belongs to another user."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    except OSError:
+        pss: int = getattr(process.memory_full_info(), "pss", 0)
+    except psutil.Error:
         return 0.0
-    return next(
-        (int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("Pss:")), 0.0
-    )
+    return pss / 1e6

@@ -15,6 +15,8 @@ from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+
 import instep
 from instep import errors, settings
 from instep.kafka import topics
@@ -259,24 +261,14 @@ def _check_room(run: Path, tier: Tier, clusters: set[int]) -> None:
                 f" {disk / GIB:.0f} GiB",
                 f"free some space there, {remedy}",
             )
-    available = _memory_available()
-    if available is not None and available < memory:
+    available = psutil.virtual_memory().available
+    if available < memory:
         raise errors.InstepError(
             f"{available / GIB:.1f} GiB of memory are available, and the lab needs"
             f" {memory / GIB:.0f} GiB for {brokers} brokers",
             "stop other programs, choose claims that need fewer brokers (see instep lab list),"
             " or use another machine",
         )
-
-
-def _memory_available() -> int | None:
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
 
 
 def _machine() -> dict[str, str]:

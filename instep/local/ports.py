@@ -56,7 +56,8 @@ def refusal(port: int, server: str) -> PortTaken:
 def _quiet_range() -> range:
     """Return ports outside the range of outgoing connections.
 
-    Such a connection could take a server's port while the server is down.
+    Such a connection could take a server's port while the server is down. psutil does not know the
+    range.
     """
     try:
         first_outgoing = int(

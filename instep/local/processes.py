@@ -14,6 +14,7 @@ import psutil
 
 from instep.waiting import wait_until
 
+# psutil knows the time of the boot, which moves with the clock, but not this id.
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 STOP_TIMEOUT_S = 10.0
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
+import psutil
 import sqlalchemy as sa
 
 from instep import errors, settings
@@ -71,7 +72,6 @@ ACCOUNT_LIMIT = re.compile(
     r" ([0-9.]+)"
 )
 NEEDED = ("SELECT", "INSERT", "UPDATE", "DELETE")
-MOUNTS = Path("/proc/self/mounts")
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -251,7 +251,7 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
             ]
             return msgspec.structs.replace(
                 found,
-                filesystem=_filesystem(file),
+                filesystem=file_system(file),
                 lacking_rights=[f"WRITE on {place}" for place in read_only],
             )
         case "postgresql":
@@ -593,16 +593,12 @@ def _quoted(opened: sa.Connection, table: TableName) -> str:
     return ".".join(quote(part) for part in (table.schema, table.name) if part)
 
 
-def _filesystem(file: Path, mounts: Path = MOUNTS) -> str | None:
-    """Return the type of a file's file system, if the operating system reports it."""
-    try:
-        lines = [line.split() for line in mounts.read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        return None
-    real = str(file.resolve())
+def file_system(file: Path) -> str | None:
+    """Return the type of a file's file system: that of the nearest mount above it."""
+    real = file.resolve()
     above = [
-        line
-        for line in lines
-        if len(line) > 2 and (real + "/").startswith(line[1].rstrip("/") + "/")
+        mount for mount in psutil.disk_partitions(all=True) if real.is_relative_to(mount.mountpoint)
     ]
-    return max(above, key=lambda line: len(line[1]))[2] if above else None
+    # Of two mounts on one folder the later one hides the earlier one.
+    nearest = max(reversed(above), key=lambda mount: len(mount.mountpoint), default=None)
+    return nearest.fstype if nearest else None

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from instep import errors, extras, settings
 from instep.kafka import faults, groups, layout, offsets
@@ -133,13 +134,7 @@ def _disk(part: str, folder: Path) -> Check:
 
 
 def _memory() -> Check:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = next(
-            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")
-        )
-    except (OSError, StopIteration):
-        return Check("memory", CheckState.NOTE, "how much is free is not known here")
+    free = psutil.virtual_memory().available
     enough = free > MEMORY_BYTES_LOW
     return Check(
         "memory",

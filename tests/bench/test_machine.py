@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from instep import __version__
 from instep_bench import machine
-
-MOUNTS = """\
-/dev/vda / ext4 rw 0 0
-tmpfs /tmp tmpfs rw 0 0
-broken
-/dev/vdb /tmp/disk xfs rw 0 0
-"""
 
 
 def test_this_machine() -> None:
@@ -27,24 +18,7 @@ def test_this_machine() -> None:
     assert {"python", "java", "spark"} <= releases.keys()
 
 
-@pytest.mark.parametrize(
-    ("folder", "kind"),
-    [
-        ("/", "ext4"),
-        ("/home/me", "ext4"),
-        ("/tmp", "tmpfs"),
-        ("/tmp/disk/a", "xfs"),
-        ("/tmp/disks", "tmpfs"),
-    ],
-)
-def test_the_file_system_is_that_of_the_nearest_mount(folder: str, kind: str) -> None:
-    assert machine.file_system(MOUNTS, Path(folder)) == kind
-
-
 def test_what_is_not_known_is_unknown() -> None:
-    assert machine.file_system("", Path("/")) == "unknown"
-    assert machine.memory("") == "unknown"
-    assert machine.memory("MemTotal:       24641520 kB\n") == "23.5 GiB"
     assert machine.cpu_model("") is None
     assert machine.cpu_model("model name\t: A  B\nmodel name\t: C\n") == "A B"
     assert machine.database("sqlite:////nowhere/x.db") == "unknown"

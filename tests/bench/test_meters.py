@@ -15,7 +15,7 @@ import pytest
 from instep_bench import meters
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="meters read /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports PSS")
 
 BUSY = """
 import time

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from instep import errors, settings
@@ -97,7 +99,7 @@ def test_too_little_room_is_said_before_anything_starts(
     if lacking == "disk":
         monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
     else:
-        monkeypatch.setattr(lab, "_memory_available", lambda: 1_000_000)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1_000_000))
     with pytest.raises(errors.InstepError, match=r"the lab needs \d"):
         lab.Lab(run, known, say=lambda _: None).run()
     assert store.read_results(run) == {}
