@@ -6,22 +6,19 @@ Passwords in URLs are masked everywhere.
 from __future__ import annotations
 
 import math
-import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from instep import errors
+from instep import errors, masking
 from instep.local import paths
 from instep.report import files
 from instep.report.tables import Plot
 from instep_bench.result import BenchResult, Figure
 
 LATEST = "latest"
-CREDENTIALS = re.compile(r"(://[^\s:/@]*):[^\s/]*@")
-PASSWORD = re.compile(r"(?i)([?&][^=&\s]*pass[^=&\s]*=)[^&\s]*")
 
 
 def folder() -> Path:
@@ -133,7 +130,7 @@ def _plain(value: Any, *, in_cell: bool = False) -> Any:
     """
     match value:
         case str():
-            return PASSWORD.sub(r"\1***", CREDENTIALS.sub(r"\1:***@", value))
+            return masking.masked_text(value)
         case dict():
             return {
                 _plain(key): _plain(one, in_cell=in_cell or key in ("rows", "options"))
