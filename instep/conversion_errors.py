@@ -63,10 +63,10 @@ def explain(message: str, kind: Any, place: str = "") -> Problem:
     )
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Suggest the most similar known word, as the end of a sentence; empty if none is similar."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def nearest(word: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.5) -> str:
+    """Suggest the most similar known words, as the end of a sentence; empty if none is similar."""
+    close = difflib.get_close_matches(word, list(known), n=count, cutoff=cutoff)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def plain(kind: Any) -> Any:

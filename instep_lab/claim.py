@@ -7,7 +7,6 @@ of the verdict, tables and plots.
 
 from __future__ import annotations
 
-import difflib
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from instep import errors
+from instep import errors, settings
 from instep.report.tables import Plot, ReportTable
 from instep_lab.verdict import ClaimVerdict, Judgement, VerdictPart
 
@@ -114,9 +113,6 @@ def select(known: Mapping[str, Claim], ids: list[str]) -> list[Claim]:
     families = {claim.family for claim in known.values()}
     for id_ in ids:
         if id_ not in known and id_ not in families:
-            near = difflib.get_close_matches(id_, [*known, *families], n=3, cutoff=0.4)
-            raise errors.SettingsError(
-                f"unknown claim {id_!r}",
-                f"did you mean {', '.join(near)}?" if near else "list all: instep lab list",
-            )
+            near = settings.nearest(id_, [*known, *families], count=3, cutoff=0.4)
+            raise errors.SettingsError(f"unknown claim {id_!r}{near}", "list all: instep lab list")
     return [claim for claim in known.values() if not ids or claim.id in ids or claim.family in ids]

@@ -7,7 +7,6 @@ texts are shown to the user.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import re
 import shlex
@@ -264,17 +263,16 @@ def _operation(right: str | None) -> str:
 def topic_missing(topic: str, bootstrap: str, known: Iterable[str]) -> errors.TopicMissing:
     """Return the error for a topic that does not exist, with similar names."""
     create = f"instep topics create {shlex.quote(topic)} --partitions 6 --execute"
-    close = near(topic, known)
+    close = similar_names(topic, known)
     return errors.TopicMissing(
         f"topic {topic!r} does not exist at {', '.join(addresses(bootstrap))}{close}",
         f"correct the name of the topic; or, if it is a new one: {create}" if close else create,
     )
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """Return similar names, as the end of a sentence."""
-    close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+def similar_names(name: str, known: Iterable[str]) -> str:
+    """Suggest similar topics or groups: a cluster has many of them, with similar names."""
+    return settings.nearest(name, known, count=3, cutoff=0.6)
 
 
 def who(security: settings.Security) -> ClientIdentity:

@@ -251,7 +251,7 @@ def _brokers(cluster: Cluster, declared: settings.Settings) -> Iterator[Check]:
     for name, pipeline in declared.pipelines.items():
         part = f"topic of {name}"
         if pipeline.topic not in found.topics:
-            near = faults.near(pipeline.topic, found.topics)
+            near = faults.similar_names(pipeline.topic, found.topics)
             fix = f"instep topics create {pipeline.topic} --execute; or have DESCRIBE on it granted"
             yield Check(
                 part,

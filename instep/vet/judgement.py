@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
 
-from instep import errors
+from instep import errors, settings
 from instep.document.showing import counted
 from instep.vet import rules
 from instep.vet.rule import NotKnown, Risk, Rule, RuleContext, Severity, Violation
@@ -171,8 +170,7 @@ def _check_accepted(accepted: dict[str, str]) -> None:
 
 
 def _no_rule(name: str, where: str = "") -> errors.SettingsError:
-    close = difflib.get_close_matches(name.upper(), rules.ALL, n=3, cutoff=0.5)
-    near = f"; did you mean {' or '.join(close)}?" if close else ""
+    near = settings.nearest(name.upper(), rules.ALL, count=3)
     return errors.SettingsError(
         f"there is no rule {name!r}{where}{near}", "all of them: instep vet explain"
     )

@@ -103,7 +103,7 @@ def test_list(home: Path, kept: Path) -> None:
         ["TOPIC_SINGLE_REPLICA"],
         False,
     )
-    assert "did you mean probe-" in refused(home, "list", "prob-1")
+    assert "did you mean 'probe-" in refused(home, "list", "prob-1")
 
 
 def test_show_the_run(home: Path, kept: Path) -> None:
@@ -148,7 +148,7 @@ def test_show_a_claim(home: Path, kept: Path) -> None:
     [found] = json.loads(lab(home, "show", "probe-1", "--json").stdout)["claims"]
     assert found["result"]["parts"][0]["outcome"] == "PASS"
     assert found["timeline"] == [{"at_s": 1.5, "fault": "kill -9", "pid": 4711}]
-    assert "did you mean probe-" in refused(home, "show", "probe-9")
+    assert "did you mean 'probe-" in refused(home, "show", "probe-9")
     assert "no run 'gone'" in refused(home, "show", "--run", "gone")
 
 

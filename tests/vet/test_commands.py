@@ -72,7 +72,7 @@ def test_a_verdict_for_people_for_programs_and_offline(place: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("vet", "explain", "TOPIC_SINGEL_REPLICA"), "did you mean TOPIC_SINGLE_REPLICA"),
+        (("vet", "explain", "TOPIC_SINGEL_REPLICA"), "did you mean 'TOPIC_SINGLE_REPLICA'"),
         (("vet", "--pipeline", "contract"), "did you mean 'contracts'"),
         (("vet", "--snapshot", "instep.toml"), "instep.toml is no snapshot"),
     ],

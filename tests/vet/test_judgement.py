@@ -92,7 +92,7 @@ def test_what_is_accepted_is_no_error_and_stays_in_the_sentence() -> None:
             {"TOPIC_SINGLE_REPLICAS": "x"},
             (
                 "there is no rule 'TOPIC_SINGLE_REPLICAS' in [vet.accept];"
-                " did you mean TOPIC_SINGLE_REPLICA"
+                " did you mean 'TOPIC_SINGLE_REPLICA'"
             ),
         ),
         ({"TOPIC_SINGLE_REPLICA": " "}, "vet.accept.TOPIC_SINGLE_REPLICA has no reason"),

@@ -136,7 +136,7 @@ def exists(cluster: connection.Cluster, group: str) -> bool:
 
 def missing(cluster: connection.Cluster, group: str, or_else: str = "") -> errors.SettingsError:
     """Return the error for a group that does not exist, with similar names and a remedy."""
-    near = faults.near(group, [one.group for one in listings(cluster)[0]])
+    near = faults.similar_names(group, [one.group for one in listings(cluster)[0]])
     where = ", ".join(faults.addresses(cluster.bootstrap))
     return errors.SettingsError(
         f"group {group!r} does not exist at {where}{near}",
