@@ -1,9 +1,13 @@
-"""Wait for a condition."""
+"""Wait for a condition, and retry what may succeed later."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
 def wait_until(
@@ -16,3 +20,30 @@ def wait_until(
             return False
         time.sleep(interval_s)
     return True
+
+
+def retrying(
+    attempt: Callable[[], Result],
+    may_retry: Callable[[Exception], bool],
+    *,
+    timeout_s: float = math.inf,
+    tries_max: float = math.inf,
+    pause_s: float = 0.05,
+    longest_pause_s: float = 1.0,
+) -> Result:
+    """Return the result of the attempt; repeat it, with growing pauses, if it raises an error.
+
+    Raise the error if `may_retry` returns False for it, if the time is over, or after `tries_max`
+    attempts.
+    """
+    deadline, tries = time.monotonic() + timeout_s, 0
+    while True:
+        try:
+            return attempt()
+        except Exception as error:
+            tries += 1
+            is_last = tries >= tries_max or time.monotonic() > deadline
+            if is_last or not may_retry(error):
+                raise
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, longest_pause_s)

@@ -24,6 +24,7 @@ from urllib.error import HTTPError
 import instep
 from instep import errors
 from instep.local import keeper_client, paths
+from instep.waiting import retrying
 
 # The environment variable that names a repository other than Maven Central.
 REPOSITORY = "INSTEP_MAVEN_REPOSITORY"
@@ -181,17 +182,13 @@ def _size(address: str) -> int:
 
 
 def _fetch_with_retries(address: str, folder: Path) -> None:
-    for tries_left in reversed(range(TRIES)):
-        try:
-            _fetch(address, folder)
-        except (OSError, HTTPException) as failure:
-            # Another try helps neither a full disk nor a missing file.
-            absent = isinstance(failure, HTTPError) and failure.code < 500
-            if not tries_left or absent or paths.is_full(failure):
-                raise
-            time.sleep(1.0)
-        else:
-            return
+    def may_retry(error: Exception) -> bool:
+        # Another try helps neither a full disk nor a missing file.
+        is_absent = isinstance(error, HTTPError) and error.code < 500
+        is_passing = isinstance(error, (OSError, HTTPException))
+        return is_passing and not is_absent and not paths.is_full(error)
+
+    retrying(lambda: _fetch(address, folder), may_retry, tries_max=TRIES, pause_s=1.0)
 
 
 def _fetch(address: str, folder: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 import urllib.error
 import urllib.request
 import uuid
@@ -21,6 +20,7 @@ import msgspec
 from instep import errors
 from instep.local import artifacts, java, keeper_client, ports
 from instep.sinks import target
+from instep.waiting import retrying
 from instep_bench import baselines, bench_servers, contest, contestant_program, meters
 
 TASKS_MAX = 4
@@ -119,16 +119,12 @@ class Connect(contest.Contestant):
 
     def done(self) -> contestant_program.StartOrder:
         """Delete the connector, so that its connections are closed before the table is dropped."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                self._ask("DELETE", f"/connectors/{self._connector}")
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-            else:
-                return contestant_program.StartOrder()
+        retrying(
+            lambda: self._ask("DELETE", f"/connectors/{self._connector}"),
+            lambda error: isinstance(error, OSError),
+            timeout_s=PATIENCE_S,
+        )
+        return contestant_program.StartOrder()
 
     def close(self) -> None:
         if self._keeper:

@@ -15,6 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from instep import errors
 from instep.kafka import faults
+from instep.waiting import retrying
 from instep_lab.queues import system
 
 ANSWER_S = 30.0
@@ -108,17 +109,13 @@ class KafkaQueue:
 
 def _retry(request: Callable[[], Answer]) -> Answer:
     """Repeat a request until a new topic has a leader or a new group a coordinator."""
-    deadline = time.monotonic() + ANSWER_S
-    while True:
-        try:
-            return request()
-        except confluent_kafka.KafkaException as error:
-            passing = faults.MEANING.get(error.args[0].code()) in (
-                errors.BrokerUnreachable,
-                errors.TopicMissing,
-            )
-            if not passing or time.monotonic() > deadline:
-                raise errors.BrokerUnreachable(
-                    f"Kafka does not respond: {error.args[0].str()}"
-                ) from error
-            time.sleep(0.02)
+
+    def is_passing(error: Exception) -> bool:
+        return isinstance(error, confluent_kafka.KafkaException) and faults.MEANING.get(
+            error.args[0].code()
+        ) in (errors.BrokerUnreachable, errors.TopicMissing)
+
+    try:
+        return retrying(request, is_passing, timeout_s=ANSWER_S, longest_pause_s=0.05)
+    except confluent_kafka.KafkaException as error:
+        raise errors.BrokerUnreachable(f"Kafka does not respond: {error.args[0].str()}") from error

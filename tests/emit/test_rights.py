@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from instep import errors, settings
 from instep.emit import Publisher, StatusEvent
 from instep.kafka import connection, topics
+from instep.waiting import retrying
 from tests.support import secured
 
 EVENT = StatusEvent(document="d-1", status="PRINTED")
@@ -31,14 +30,11 @@ def test_a_wrong_password_is_reported_at_the_start(bootstrap: str) -> None:
 
 
 def test_a_missing_right_to_write_is_reported_for_the_record(bootstrap: str) -> None:
-    deadline = time.monotonic() + 90
-    while True:
-        try:
-            publisher = Publisher(bootstrap, "theirs", security=BOB.security)
-            break
-        except errors.NotAuthorised:  # the right to read takes a moment to reach the broker
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    publisher = retrying(  # the right to read takes a moment to reach the broker
+        lambda: Publisher(bootstrap, "theirs", security=BOB.security),
+        lambda error: isinstance(error, errors.NotAuthorised),
+        timeout_s=90,
+    )
     with pytest.raises(errors.Undelivered, match="user 'bob' lacks the right") as caught:
         publisher.send(EVENT).result(60)
     assert "WRITE on topic 'theirs'" in caught.value.remedy

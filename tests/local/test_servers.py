@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from instep import errors
 from instep.local import broker, libraries, mariadb, paths, ports, postgres, processes, server
+from instep.waiting import retrying
 from tests.support.local_servers import answers
 from tests.support.waiting import wait_until
 
@@ -384,13 +384,7 @@ def test_a_server_whose_keeper_was_killed_starts_again() -> None:
         assert one._keeper
         os.kill(one._keeper.pid, signal.SIGKILL)
         wait_until(lambda: not processes.alive(one.pid))
-        deadline = time.monotonic() + 90
-        while True:
-            try:
-                one.start()
-                break
-            except errors.InstepError:
-                assert time.monotonic() < deadline
+        retrying(one.start, lambda error: isinstance(error, errors.InstepError), timeout_s=90)
         assert "kept" in read(one)
 
 

@@ -7,7 +7,6 @@ and its epoch stay as they are.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from instep.sinks import inspection
 from instep.sinks.journal_entries import Action, RecordPosition
 from instep.sinks.sink import Sink
 from instep.sinks.target import Decision, Position
+from instep.waiting import retrying
 
 TRIES_MAX = 8
 
@@ -80,15 +80,10 @@ class MaintenanceSession:
             yield self.sink.ledger.positions(lock=True, wait=self._waits)
 
     def retry(self, attempt: Callable[[], Result]) -> Result:
-        """Try again what the database gave up for another's sake."""
-        wait_s = 0.05
-        for _ in range(TRIES_MAX - 1):
-            try:
-                return attempt()
-            except errors.Transient:
-                time.sleep(wait_s)
-                wait_s = min(wait_s * 2, 1.0)
-        return attempt()
+        """Retry a transaction that the database aborted because of another one."""
+        return retrying(
+            attempt, lambda error: isinstance(error, errors.Transient), tries_max=TRIES_MAX
+        )
 
     def record(
         self, action: Action, lines: Iterable[Change], at: datetime, why: str | None = None
