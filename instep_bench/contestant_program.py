@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import msgspec
 
 from instep import errors
 from instep.local import keeper_client
+from instep.waiting import wait_until
 
 POLL_INTERVAL_S = 0.01
 TAIL_LINES = 15
@@ -109,18 +109,20 @@ class ContestantProgram:
 
     def hear(self, timeout_s: float) -> StartOrder:
         """Return the answer to the oldest unanswered order."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            lines = self._answers.read_bytes().split(b"\n")[:-1]
-            if len(lines) > self._heard:
-                self._heard += 1
-                return msgspec.json.decode(lines[self._heard - 1], type=StartOrder)
+
+        def has_answered() -> bool:
+            if self.has_answered():
+                return True
             self.check()
-            if time.monotonic() > deadline:
-                raise errors.InstepError(
-                    f"{self._argv[-1]} gave no answer within {timeout_s:.0f} s; {self._tail()}"
-                )
-            time.sleep(POLL_INTERVAL_S)
+            return False
+
+        if not wait_until(has_answered, timeout_s, interval_s=POLL_INTERVAL_S):
+            raise errors.InstepError(
+                f"{self._argv[-1]} gave no answer within {timeout_s:.0f} s; {self._tail()}"
+            )
+        self._heard += 1
+        line = self._answers.read_bytes().split(b"\n")[self._heard - 1]
+        return msgspec.json.decode(line, type=StartOrder)
 
     def has_answered(self) -> bool:
         return self._answers.read_bytes().count(b"\n") > self._heard

@@ -15,6 +15,7 @@ from typing import Self
 from instep import errors
 from instep.demo import pipeline_process
 from instep.sinks.sink import Sink
+from instep.waiting import wait_until
 from instep_bench import bench_servers, commit_log, latency_join, meters
 from instep_bench.latency_join import Life, SentEvent
 
@@ -85,19 +86,23 @@ class MonitoredPipeline:
         self._wait(
             lambda: self._reached(ends), APPLY_PATIENCE_S, f"the commit of {len(events):,} events"
         )
-        deadline = time.monotonic() + NOTE_PATIENCE_S
-        while True:  # a commit is in the ledger shortly before its line is in the file
+        lives: list[Life] = []
+        missing: list[SentEvent] = []
+
+        def all_recorded() -> bool:
+            nonlocal lives, missing
             lives, missing = latency_join.join(events, commit_log.read(self._notes))
-            if not missing:
-                return lives
-            if time.monotonic() > deadline:
-                where = f"partition {missing[0].partition} from offset {missing[0].offset} on"
-                raise errors.InstepError(
-                    f"{len(missing):,} of {len(events):,} events were sent, but their commit was"
-                    f" not recorded: {where};"
-                    f" the end of the pipeline's log:\n{self._process.tail()}"
-                )
-            time.sleep(POLL_S)
+            return not missing
+
+        # A commit is in the ledger shortly before its line is in the file.
+        if not wait_until(all_recorded, NOTE_PATIENCE_S, interval_s=POLL_S):
+            where = f"partition {missing[0].partition} from offset {missing[0].offset} on"
+            raise errors.InstepError(
+                f"{len(missing):,} of {len(events):,} events were sent, but their commit was"
+                f" not recorded: {where};"
+                f" the end of the pipeline's log:\n{self._process.tail()}"
+            )
+        return lives
 
     def idle(self, seconds: float) -> None:
         """Wait, and raise if the pipeline ends meanwhile."""
@@ -159,15 +164,17 @@ class MonitoredPipeline:
         )
 
     def _wait(self, reached: Callable[[], bool], patience_s: float, what: str) -> None:
-        deadline = time.monotonic() + patience_s
-        while not reached():
+        def is_reached() -> bool:
+            if reached():
+                return True
             self._refuse_dead(f"waiting for {what}")
-            if time.monotonic() > deadline:
-                raise errors.InstepError(
-                    f"{what} did not happen within {patience_s:.0f} s;"
-                    f" the end of the pipeline's log:\n{self._process.tail()}"
-                )
-            time.sleep(POLL_S)
+            return False
+
+        if not wait_until(is_reached, patience_s, interval_s=POLL_S):
+            raise errors.InstepError(
+                f"{what} did not happen within {patience_s:.0f} s;"
+                f" the end of the pipeline's log:\n{self._process.tail()}"
+            )
 
     def _refuse_dead(self, when: str) -> None:
         if self._process.poll() is not None:

@@ -5,9 +5,7 @@ The lab starts its own brokers when an experiment first needs them.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +16,7 @@ from instep.kafka import connection, layout
 from instep.kafka.admin import admin_extras
 from instep.local import broker, ports
 from instep.local.proxy import Proxy
+from instep.waiting import wait_until
 
 # Shorter than the defaults, so that expired sessions and deleted segments take seconds instead of
 # minutes.
@@ -104,21 +103,22 @@ class LabCluster:
 
     def wait_in_sync(self, topic: str, timeout_s: float = 60.0) -> None:
         """Wait until every replica of the topic is in sync."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            # KeyError: not every broker's metadata has a topic that was just created
-            with contextlib.suppress(errors.InstepError, KeyError):
+
+        def is_in_sync() -> bool:
+            try:
                 partitions = layout.read(self.kafka).topics[topic].partitions
-                if all(
-                    part.leader is not None and set(part.in_sync) == set(part.replicas)
-                    for part in partitions
-                ):
-                    return
-            if time.monotonic() > deadline:
-                raise errors.InstepError(
-                    f"the replicas of topic {topic!r} are not in sync after {timeout_s:.0f} s"
-                )
-            time.sleep(0.05)
+            # KeyError: not every broker's metadata has a topic that was just created
+            except (errors.InstepError, KeyError):
+                return False
+            return all(
+                part.leader is not None and set(part.in_sync) == set(part.replicas)
+                for part in partitions
+            )
+
+        if not wait_until(is_in_sync, timeout_s, interval_s=0.05):
+            raise errors.InstepError(
+                f"the replicas of topic {topic!r} are not in sync after {timeout_s:.0f} s"
+            )
 
     def close(self) -> None:
         self.kafka.close()

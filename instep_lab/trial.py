@@ -26,6 +26,7 @@ from instep.kafka import offsets, topics
 from instep.kafka.admin import consumer_groups
 from instep.local import processes
 from instep.report.tables import Cell, Plot, PlotKind, ReportTable, Series
+from instep.waiting import wait_until
 from instep_lab import history, store, verdict
 from instep_lab.claim import Tier
 from instep_lab.clients import consuming, process, publishing
@@ -318,11 +319,8 @@ class Trial:
 
     def wait(self, reached: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
         """Wait for a condition; raise if it stays false, which makes the claim inconclusive."""
-        deadline = time.monotonic() + patience_s
-        while not reached():
-            if time.monotonic() > deadline:
-                raise errors.InstepError(f"waited {patience_s:.0f} s in vain for {what}")
-            time.sleep(0.02)
+        if not wait_until(reached, patience_s):
+            raise errors.InstepError(f"waited {patience_s:.0f} s in vain for {what}")
 
     def wait_for_more(self, scenarios: Iterable[Scenario], more: int) -> None:
         """Wait until each scenario has this many more acknowledged sends than now."""

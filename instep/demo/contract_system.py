@@ -6,7 +6,6 @@ The demo uses it, and so does the benchmark that compares events with polling.
 from __future__ import annotations
 
 import contextlib
-import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from instep.kafka import topics
 from instep.kafka.connection import Cluster
 from instep.sinks import inspection, preparation
 from instep.sinks.sink import Sink
+from instep.waiting import wait_until
 
 PARTITIONS = 4
 PATIENCE_S = 180.0
@@ -169,13 +169,20 @@ class Contracts:
         what: str,
         look_s: float = 0.02,
     ) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not reached():
-            if running.poll() is not None or time.monotonic() > deadline:
-                raise errors.InstepError(
-                    f"the pipeline failed while {what}; the end of its log:\n{running.tail()}"
-                )
-            time.sleep(look_s)
+        """Wait for a condition; raise if the pipeline ends before, or if it takes too long."""
+        is_over = False
+
+        def is_reached_or_over() -> bool:
+            nonlocal is_over
+            if reached():
+                return True
+            is_over = running.poll() is not None
+            return is_over
+
+        if not wait_until(is_reached_or_over, PATIENCE_S, interval_s=look_s) or is_over:
+            raise errors.InstepError(
+                f"the pipeline failed while {what}; the end of its log:\n{running.tail()}"
+            )
 
 
 def _settings(name: str, bootstrap: str, url: str, batch_rows_max: int | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +12,7 @@ from typing import Self
 
 from instep import errors
 from instep.local import keeper_client, processes
+from instep.waiting import wait_until
 
 END_TIMEOUT_S = 10.0
 
@@ -52,14 +52,13 @@ class PipelineProcess:
 
     def wait(self, timeout_s: float) -> int:
         """Wait until the process has ended; return its exit status."""
-        deadline = time.monotonic() + timeout_s
-        while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise errors.InstepError(
-                    f"the pipeline did not end within {timeout_s:.0f} s:\n{self.tail()}"
-                )
-            time.sleep(0.05)
-        return code
+        wait_until(lambda: self.poll() is not None, timeout_s, interval_s=0.05)
+        status = self.poll()
+        if status is None:
+            raise errors.InstepError(
+                f"the pipeline did not end within {timeout_s:.0f} s:\n{self.tail()}"
+            )
+        return status
 
     def stop(self, timeout_s: float = END_TIMEOUT_S) -> int:
         """Stop the process with SIGTERM and return its exit status."""

@@ -38,6 +38,7 @@ from instep.sinks import inspection, target
 from instep.sinks.journal_entries import Selection
 from instep.sinks.sink import Sink
 from instep.terminal import Tone
+from instep.waiting import wait_until
 
 FIRST = 50
 KILL_AT_SHARE = 0.25
@@ -340,9 +341,7 @@ class _Story:
 
     def _wait_for_naive(self) -> None:
         """Wait until the naive loop has read everything: its table is compared, not its speed."""
-        deadline = time.monotonic() + NAIVE_PATIENCE_S
-        while self.naive.seen() < self.records and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: self.naive.seen() >= self.records, NAIVE_PATIENCE_S, interval_s=0.05)
         self.naive.close()
 
     def _wait(self, reached: Callable[[], bool], what: str) -> None:

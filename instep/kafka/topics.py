@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from instep import errors
 from instep.kafka import connection, faults, layout
+from instep.waiting import wait_until
 
 BROKER_DEFAULT = -1
 
@@ -208,23 +208,21 @@ def _cluster_id(cluster: connection.Cluster, topic: str) -> str:
 
 def _await(cluster: connection.Cluster, topic: str, reached: Callable[[Any], bool]) -> None:
     """Wait until the metadata shows a change: the controller answers before the brokers know."""
-    deadline = time.monotonic() + cluster.timeout_s
-    while True:
+
+    def is_reached() -> bool:
         try:
-            found = cluster.retry(lambda: _description(cluster, topic))
+            return reached(cluster.retry(lambda: _description(cluster, topic)))
         except errors.TopicMissing:
-            found = None
-        if reached(found):
-            return
-        if time.monotonic() > deadline:
-            raise faults.translate(
-                KafkaError(
-                    KafkaError.LEADER_NOT_AVAILABLE,
-                    f"the change to topic {topic!r} has not arrived everywhere",
-                ),
-                cluster.operation(f"wait for topic {topic!r}", topic=topic),
-            )
-        time.sleep(connection.SLICE_S)
+            return reached(None)
+
+    if not wait_until(is_reached, cluster.timeout_s, interval_s=connection.SLICE_S):
+        raise faults.translate(
+            KafkaError(
+                KafkaError.LEADER_NOT_AVAILABLE,
+                f"the change to topic {topic!r} has not arrived everywhere",
+            ),
+            cluster.operation(f"wait for topic {topic!r}", topic=topic),
+        )
 
 
 def _led_partitions(found: Any) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import msgspec
 
 from instep import errors
 from instep.local import keeper_client
+from instep.waiting import wait_until
 from instep_lab.clients.consuming import Consuming
 from instep_lab.clients.publishing import Publishing
 
@@ -48,13 +48,12 @@ class ClientProcess:
 
     def wait(self, timeout_s: float = 60.0) -> int:
         """Wait until the process has ended; return its exit status."""
-        deadline = time.monotonic() + timeout_s
-        while (status := self.status) is None:
-            if time.monotonic() > deadline:
-                raise errors.InstepError(
-                    f"a lab client did not end within {timeout_s:.0f} s:\n{self.output()}"
-                )
-            time.sleep(0.01)
+        wait_until(lambda: self.status is not None, timeout_s, interval_s=0.01)
+        status = self.status
+        if status is None:
+            raise errors.InstepError(
+                f"a lab client did not end within {timeout_s:.0f} s:\n{self.output()}"
+            )
         return status
 
     def output(self) -> str:

@@ -19,6 +19,7 @@ import zmq
 
 from instep import errors
 from instep.local import keeper_client, ports
+from instep.waiting import wait_until
 from instep_lab.queues import system
 
 SENT = "sent all"
@@ -132,11 +133,12 @@ def _address() -> str:
 
 
 def _wait_sent(keeper: keeper_client.KeeperClient, log: Path) -> None:
-    deadline = time.monotonic() + ANSWER_S
-    while SENT not in (output := log.read_text(encoding="utf-8", errors="replace")):
-        if keeper.poll() is not None or time.monotonic() > deadline:
-            raise errors.InstepError(f"the ZeroMQ sender failed: {output.strip() or 'no output'}")
-        time.sleep(0.01)
+    def output() -> str:
+        return log.read_text(encoding="utf-8", errors="replace")
+
+    wait_until(lambda: SENT in output() or keeper.poll() is not None, ANSWER_S, interval_s=0.01)
+    if SENT not in output():
+        raise errors.InstepError(f"the ZeroMQ sender failed: {output().strip() or 'no output'}")
 
 
 def _write(file: Path, messages: Sequence[bytes]) -> None:

@@ -31,6 +31,7 @@ from instep.local import broker as kafka
 from instep.local.mariadb import MariaDB
 from instep.local.postgres import Postgres
 from instep.sinks import preparation
+from instep.waiting import wait_until
 from tests.support import probes
 from tests.support.databases import run_sql
 
@@ -173,13 +174,13 @@ class Harness:
 
 
 def wait(reached: Callable[[], bool], process: PipelineProcess) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not reached():
+    def is_reached() -> bool:
+        if reached():
+            return True
         assert process.poll() is None, f"the pipeline ended:\n{process.tail()}"
-        assert time.monotonic() < deadline, (
-            f"nothing happened for {PATIENCE_S} s:\n{process.tail()}"
-        )
-        time.sleep(0.05)
+        return False
+
+    assert wait_until(is_reached, PATIENCE_S), f"nothing happened:\n{process.tail()}"
 
 
 @pytest.fixture

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+
+from instep import waiting
 
 
 def wait_until(
     reached: Callable[[], bool], what: str = "the condition", patience_s: float = 90.0
 ) -> None:
     """Return once the condition is met. Fail if that takes too long."""
-    deadline = time.monotonic() + patience_s
-    while not reached():
-        assert time.monotonic() < deadline, f"waited {patience_s:.0f} s for {what}"
-        time.sleep(0.02)
+    assert waiting.wait_until(reached, patience_s), f"waited {patience_s:.0f} s for {what}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from instep.document.showing import counted
 from instep.kafka import configs, connection, faults, layout, offsets, reading, topics
 from instep.kafka.admin import outcomes
 from instep.kafka.configs import ConfigValue
+from instep.waiting import wait_until
 
 SAMPLED_PER_PARTITION = 100
 
@@ -181,18 +181,19 @@ def _await_settings(
     cluster: connection.Cluster, topic: str, given: Mapping[str, str], unset: Collection[str]
 ) -> configs.Settings:
     """Wait until the brokers show a change: the controller answers before they know."""
-    deadline = time.monotonic() + cluster.timeout_s
-    while True:
+    found: configs.Settings = {}
+
+    def is_shown() -> bool:
+        nonlocal found
         found = _settings(cluster, topic)
-        set_right = all(
+        are_set = all(
             found[name].source == configs.OF_TOPIC and found[name].value in (value, None)
             for name, value in given.items()
         )
-        if (
-            set_right and not any(found[name].source == configs.OF_TOPIC for name in unset)
-        ) or time.monotonic() > deadline:
-            return found
-        time.sleep(connection.SLICE_S)
+        return are_set and not any(found[name].source == configs.OF_TOPIC for name in unset)
+
+    wait_until(is_shown, cluster.timeout_s, interval_s=connection.SLICE_S)
+    return found
 
 
 def _sampled_keys(
