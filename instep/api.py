@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,9 +105,7 @@ def run(
             "instep.run was called from a thread that cannot receive signals, without `stop`",
             "pass stop=threading.Event(), and set it to end the run",
         )
-    for package in ("pyspark", "pyarrow"):
-        if find_spec(package) is None:
-            raise extras.missing(package, "spark")
+    extras.require_spark()
     from instep.kafka.connection import Cluster
     from instep.local import artifacts, java, local_servers
     from instep.pipeline import supervisor

@@ -63,5 +63,12 @@ def missing(what: str, extra: str) -> errors.MissingPart:
     return errors.MissingPart(f"{what} is not installed", command(extra))
 
 
+def require_spark() -> None:
+    """Raise an error if the packages of the extra `spark` are missing."""
+    for package in ("pyspark", "pyarrow"):
+        if find_spec(package) is None:
+            raise missing(package, "spark")
+
+
 def _is_of(requirement: str, extra: str) -> bool:
     return re.search(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""", requirement) is not None

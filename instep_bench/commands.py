@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from instep import errors, terminal
-from instep.cli import completion, output, pages, resources
+from instep import errors, extras, terminal
+from instep.cli import completion, output, pages
 from instep.cli import help as help_pages
 from instep.cli.options import AsJson, Debug
 from instep.document.showing import counted
@@ -427,7 +427,7 @@ def _measure(
     """Run a benchmark, store its result, and show it."""
     from instep_bench import page, store
 
-    resources.require_spark()
+    extras.require_spark()
     if html:
         pages.refuse_file(page.KIND, html, force=False, option="--html")
     into = store.folder()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from instep import errors, settings
+from instep import errors, extras, settings
 from instep.cli import options, output, resources
 from instep.cli.options import GLOBAL, AsJson, Config, Debug, PipelineNames
 
@@ -172,7 +172,7 @@ def _prepare_class_archives() -> None:
     from instep.local import class_archives
 
     with contextlib.suppress(errors.MissingPart):
-        resources.require_spark()
+        extras.require_spark()
         class_archives.prepare_in_background(class_archives.SPARK, output.say)
 
 

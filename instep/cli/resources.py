@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,17 +65,10 @@ def maintenance_session(declared: settings.Settings, name: str) -> MaintenanceSe
     return MaintenanceSession(name, settings.pipeline(declared, name), current_user())
 
 
-def require_spark() -> None:
-    """Raise an error if the packages of the extra `spark` are missing."""
-    for package in ("pyspark", "pyarrow"):
-        if find_spec(package) is None:
-            raise extras.missing(package, "spark")
-
-
 @contextmanager
 def spark_jars() -> Iterator[Sequence[Path]]:
     """Yield the jars that Spark needs. If the command is interrupted, leave no JVM behind."""
-    require_spark()
+    extras.require_spark()
     from instep.local import artifacts, java, processes
 
     java.find()
