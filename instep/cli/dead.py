@@ -230,14 +230,11 @@ def _require_selection(selection: Selection, everything: bool) -> None:
 def _print_changes(
     changes: Sequence[Change], missing: Sequence[RecordPosition], execute: bool, as_json: bool
 ) -> None:
-    """Print what happens to dead letters. Exit with an error if a named one does not exist."""
-    if changes or not missing:
-        output.print_changes(
-            changes,
-            execute,
-            as_json,
-            nothing="no dead letter matches",
-            not_found=list(map(str, missing)),
-        )
-    problems = [f"there is no dead letter at {place}" for place in missing]
-    quarantine.refuse_missing(problems, "instep dead list --each", changes)
+    quarantine.print_changes(
+        changes,
+        execute,
+        as_json,
+        nothing="no dead letter matches",
+        missing={str(place): f"there is no dead letter at {place}" for place in missing},
+        list_command="instep dead list --each",
+    )

@@ -177,16 +177,14 @@ def release(
             "events that are refused again stay parked: fix the cause, or skip the blocking event"
             " with: instep parked skip"
         )
-    if changes or not missing:
-        output.print_changes(
-            changes,
-            execute,
-            as_json,
-            nothing="no parked document matches",
-            not_found=missing,
-        )
-    problems = [f"document {name!r} is not parked" for name in missing]
-    quarantine.refuse_missing(problems, "instep parked list", changes)
+    quarantine.print_changes(
+        changes,
+        execute,
+        as_json,
+        nothing="no parked document matches",
+        missing={name: f"document {name!r} is not parked" for name in missing},
+        list_command="instep parked list",
+    )
     if is_refused:
         raise typer.Exit(1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -60,17 +60,30 @@ def parse_position(session: MaintenanceSession, text: str) -> RecordPosition:
     return RecordPosition(session.sink.target.topic, int(partition), int(offset))
 
 
-def refuse_missing(problems: Sequence[str], command: str, changes: Sequence[Change]) -> None:
-    """Exit with an error if something that was named does not exist.
+def print_changes(
+    changes: Sequence[Change],
+    execute: bool,
+    as_json: bool,
+    *,
+    nothing: str,
+    missing: Mapping[str, str],
+    list_command: str,
+) -> None:
+    """Print what happens to the chosen items. Exit with an error if a named one does not exist.
 
-    The other items have been processed by then, unless there were none.
+    `missing` maps the names that do not exist to their errors. These come first, so that the last
+    line of a plan stays the last one. The other items have been processed by then, unless there
+    were none.
     """
-    if problems and not changes:
-        raise errors.SettingsError(f"nothing was done: {'; '.join(problems)}", f"run: {command}")
-    for problem in problems:
+    remedy = f"run: {list_command}"
+    if missing and not changes:
+        raise errors.SettingsError(f"nothing was done: {'; '.join(missing.values())}", remedy)
+    for problem in missing.values():
         output.say(f"{output.ERROR}{problem}")
-    if problems:
-        output.say(f"run: {command}")
+    if missing:
+        output.say(remedy)
+    output.print_changes(changes, execute, as_json, nothing=nothing, not_found=list(missing))
+    if missing:
         raise typer.Exit(1)
 
 

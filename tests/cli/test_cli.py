@@ -242,6 +242,18 @@ def test_each_that_is_named_is_reported(place: Path) -> None:
     )
     planned = instep(place, "parked", "release", "a", "b")
     assert planned.stderr == f"2 applied\n{output.DRY_RUN}\n"
+    partly = instep(place, "parked", "release", "a", "x")
+    assert partly.returncode == 1
+    assert partly.stderr.splitlines() == [
+        "instep: document 'x' is not parked",
+        "run: instep parked list",
+        "1 applied",
+        output.DRY_RUN,
+    ]
+    partly = instep(place, "dead", "drop", "0:9", "0:2", "--why", "void")
+    assert partly.returncode == 1
+    assert partly.stderr.splitlines()[0] == "instep: there is no dead letter at 0:9"
+    assert partly.stderr.splitlines()[-1] == output.DRY_RUN
     done = instep(place, "parked", "release", "a", "x", "b", "--execute")
     assert (done.returncode, done.stdout.count("applied")) == (1, 2), done
     assert "instep: document 'x' is not parked\nrun: instep parked list\n" in done.stderr
