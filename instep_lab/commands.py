@@ -215,6 +215,7 @@ def write_report(
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite a file even if it is not a lab report.")
     ] = False,
+    as_json: AsJson = False,
     _debug: Debug = False,
 ) -> None:
     """Write a run as one self-contained HTML page, with numbers and plots for each claim."""
@@ -222,7 +223,11 @@ def write_report(
 
     report = _report(run)
     pages.write(page.KIND, lambda: page.render(report), out, force=force)
-    output.say(f"{out.absolute()}: run {report.run.id}, {_counted(report)}")
+    if as_json:
+        file = str(out.absolute())
+        output.print_json({"file": file, "run": report.run.id, "counts": report.counts})
+    else:
+        output.say(f"{out.absolute()}: run {report.run.id}, {_counted(report)}")
 
 
 @app.command("runs")

@@ -165,6 +165,9 @@ def test_report(home: Path, kept: Path, tmp_path: Path) -> None:
     assert mine.read_text(encoding="utf-8") == "mine"
     assert lab(home, "report", "--out", "mine.html", "--force").returncode == 0
     assert mine.read_bytes() == file.read_bytes()
+    printed = json.loads(lab(home, "report", "--json").stdout)
+    assert (printed["file"], printed["run"]) == (str(file), labs.ID)
+    assert sum(printed["counts"].values()) == 3
 
 
 @pytest.mark.parametrize(
