@@ -61,6 +61,7 @@ def demo(
             )
     except SystemExit:  # interrupted; after an error the folder stays, because its logs help
         story.discard(results)
+        output.say("interrupted: the demo's servers were stopped, and its folder was removed")
         raise
     commands = [] if target else _commands(results, result)
     page: Path | None = results / PAGE

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from instep import errors
 from instep.demo import polling, story
+from instep.local import processes
 from instep.local.broker import LocalCluster
 from instep.report import web_page
 from tests.support import commands
@@ -42,6 +45,29 @@ def test_the_demo_ends_with_no_differences_and_leaves_a_folder_to_try_things_on(
     assert len(letters.splitlines()) == 1 + 8
     assert found["dead_letter"] in letters
     assert letter
+
+
+def test_ctrl_c_stops_the_servers_and_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "instep", "demo", "--documents", "100"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as demo:
+        assert demo.stderr is not None
+        # by then the broker runs, and the pipeline is being started
+        for line in demo.stderr:
+            if line == "starting the pipeline\n":
+                break
+        started = [psutil.Process(pid) for pid in processes.descendants(demo.pid)]
+        assert any(process.name() == "java" for process in started)
+        demo.send_signal(signal.SIGINT)
+        printed = demo.communicate(timeout=120)
+    assert demo.returncode == 130
+    assert printed == (
+        "",
+        "interrupted: the demo's servers were stopped, and its folder was removed\n",
+    )
+    assert [process for process in started if process.is_running()] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def judge(found: dict[str, Any], documents: int) -> None:
