@@ -53,6 +53,14 @@ def _target(default: str, repeatable: str = "") -> Any:
     return typer.Option(metavar="TARGET", help=f"{known}{repeatable}. Default: {default}.")
 
 
+def _list(help_: str) -> Any:
+    return typer.Option(metavar="LIST", help=help_)
+
+
+def _documents(default: int) -> Any:
+    return typer.Option(min=1, help=f"Number of documents. Default: {default}.")
+
+
 Bootstrap = Annotated[
     str | None,
     typer.Option(
@@ -76,9 +84,7 @@ Html = Annotated[
 @app.command("polling")
 def measure_polling(
     context: typer.Context,
-    documents: Annotated[
-        int | None, typer.Option(min=1, help="Number of documents. Default: 9000.")
-    ] = None,
+    documents: Annotated[int | None, _documents(9_000)] = None,
     call: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Duration of a call. Default: 0.3.")
     ] = None,
@@ -86,10 +92,7 @@ def measure_polling(
         int | None, typer.Option(min=1, help="Calls in the sample of one connection. Default: 60.")
     ] = None,
     connections: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST", help="Numbers of parallel connections to measure. Default: 1,10,50."
-        ),
+        str | None, _list("Numbers of parallel connections to measure. Default: 1,10,50.")
     ] = None,
     rounds: Rounds = None,
     target: Annotated[str | None, _target("sqlite")] = None,
@@ -124,17 +127,14 @@ def measure_apply(
     events: Annotated[
         int | None, typer.Option(min=1, help="Events waiting in the log. Default: 300000.")
     ] = None,
-    documents: Annotated[
-        int | None, typer.Option(min=1, help="Number of documents. Default: 100000.")
-    ] = None,
+    documents: Annotated[int | None, _documents(100_000)] = None,
     partitions: Partitions = None,
     size: Annotated[
         int | None,
         typer.Option(metavar="BYTES", help="Approximate size of an event's value. Default: 150."),
     ] = None,
     history: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="Keep instep_history: no, yes or both. Default: no,yes."),
+        str | None, _list("Keep instep_history: no, yes or both. Default: no,yes.")
     ] = None,
     stale: Share = None,
     repeated: Share = None,
@@ -150,11 +150,7 @@ def measure_apply(
         ),
     ] = None,
     against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Baselines to compare with, or none. Default: loop,spark-jdbc,connect.",
-        ),
+        str | None, _list("Baselines to compare with, or none. Default: loop,spark-jdbc,connect.")
     ] = None,
     bootstrap: Bootstrap = None,
     seed: Seed = None,
@@ -189,10 +185,7 @@ def measure_freshness(
     context: typer.Context,
     target: Annotated[str | None, _target("postgres")] = None,
     rates: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST", help="Rates to measure, in events/s. Default: 10,100,1000,5000."
-        ),
+        str | None, _list("Rates to measure, in events/s. Default: 10,100,1000,5000.")
     ] = None,
     seconds: Annotated[
         float | None, typer.Option(help="Duration of each rate. Default: 60.")
@@ -215,9 +208,7 @@ def measure_freshness(
             help="Also measure a kill -9, a restart and a kill of the broker. On by default.",
         ),
     ] = None,
-    documents: Annotated[
-        int | None, typer.Option(min=1, help="Number of documents. Default: 10000.")
-    ] = None,
+    documents: Annotated[int | None, _documents(10_000)] = None,
     partitions: Partitions = None,
     history: Annotated[
         bool | None,
@@ -257,32 +248,17 @@ def measure_scale(
     context: typer.Context,
     target: Annotated[str | None, _target("postgres")] = None,
     documents: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Rows in the target, or none. Default: 10000,1000000,10000000.",
-        ),
+        str | None, _list("Rows in the target, or none. Default: 10000,1000000,10000000.")
     ] = None,
     events: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST", help="Events in the log, or none. Default: 100000,1000000,10000000."
-        ),
+        str | None, _list("Events in the log, or none. Default: 100000,1000000,10000000.")
     ] = None,
-    partitions: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Partitions, or none. Default: 1,4,12,48.")
-    ] = None,
+    partitions: Annotated[str | None, _list("Partitions, or none. Default: 1,4,12,48.")] = None,
     delays: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST", help="One-way delay to the target in ms, or none. Default: 0,1,5,20."
-        ),
+        str | None, _list("One-way delay to the target in ms, or none. Default: 0,1,5,20.")
     ] = None,
     masters: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST", help="Spark masters, or none. Default: local[1],local[2],cluster."
-        ),
+        str | None, _list("Spark masters, or none. Default: local[1],local[2],cluster.")
     ] = None,
     rounds: Rounds = None,
     base_events: Annotated[
