@@ -10,7 +10,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from instep.document.showing import plain
@@ -185,12 +184,7 @@ class ProgressLine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clear()
 
     def update(self, what: str, done: float, total: float | None, unit: str = "") -> None:

@@ -12,7 +12,6 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -275,10 +274,5 @@ class BenchServers:
         class_archives.prepare(class_archives.SPARK, self._say)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -9,7 +9,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from instep import errors
@@ -136,12 +135,7 @@ class MonitoredPipeline:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _pids(self, role: str) -> meters.Pids:

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
@@ -137,12 +136,7 @@ class Sender:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _answer(self, kind: type[Wanted]) -> Wanted:

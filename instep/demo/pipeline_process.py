@@ -7,17 +7,16 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from instep import errors
 from instep.local import keeper_client, processes
+from instep.local.lifetime import Lifetime
 from instep.waiting import wait_until
 
 END_TIMEOUT_S = 10.0
 
 
-class PipelineProcess:
+class PipelineProcess(Lifetime):
     """`instep run` under a keeper: it ends when this process ends, even after kill -9."""
 
     def __init__(
@@ -79,15 +78,3 @@ class PipelineProcess:
         if self._keeper:
             self._keeper.close()
             self._keeper = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

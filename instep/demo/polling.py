@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Self
 from urllib.parse import quote, unquote
 
@@ -53,12 +52,7 @@ class QueryService:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from instep import errors
 from instep.local import artifacts, class_archives, java, ports, server
+from instep.local.lifetime import Lifetime
 from instep.waiting import wait_until
 
 JVM_FLAGS = (
@@ -186,7 +186,7 @@ class Broker(server.Server):
         return None
 
 
-class LocalCluster:
+class LocalCluster(Lifetime):
     """One broker or three, operated together; `nodes` gives access to a single one."""
 
     def __init__(
@@ -283,22 +283,6 @@ class LocalCluster:
         """End every node for good and remove temporary data."""
         with futures.ThreadPoolExecutor(len(self.nodes)) as pool:
             list(pool.map(Broker.close, self.nodes))
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _choose_ports(self) -> None:
         chosen = ports.free(2 * len(self.nodes))

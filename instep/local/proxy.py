@@ -12,7 +12,6 @@ import contextlib
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
 from instep.local import ports
@@ -103,12 +102,7 @@ class Proxy:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:

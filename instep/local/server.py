@@ -14,11 +14,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from instep import errors
 from instep.local import keeper_client, paths, ports, processes
+from instep.local.lifetime import Lifetime
 from instep.waiting import wait_until
 
 ATTEMPTS_ON_FREE_PORTS = 5
@@ -30,7 +30,7 @@ class PortLost(ports.PortTaken):
     """Another program took the port between the check and the start."""
 
 
-class Server(abc.ABC):
+class Server(Lifetime):
     """One server on one port, with its data and its log below one folder."""
 
     name: ClassVar[str]
@@ -222,22 +222,6 @@ class Server(abc.ABC):
             self._keeper.leave()
             self._keeper = None
         return self.pid
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --- internals --------------------------------------------------------------------------------
 

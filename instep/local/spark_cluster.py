@@ -9,12 +9,11 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import instep
 from instep import errors, extras
 from instep.local import keeper_client, ports, processes
+from instep.local.lifetime import Lifetime
 from instep.waiting import wait_until
 
 START_TIMEOUT_S = 90.0
@@ -27,7 +26,7 @@ CONF = {
 }
 
 
-class SparkCluster:
+class SparkCluster(Lifetime):
     """A master and workers under keepers: they end with the block, and with this process."""
 
     def __init__(self, folder: Path, workers: int = 2) -> None:
@@ -68,22 +67,6 @@ class SparkCluster:
     def close(self) -> None:
         """End all processes."""
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _launch(self, name: str, program: str, *arguments: str) -> None:
         found = find_spec("pyspark")

@@ -9,7 +9,6 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlparse, urlunparse
 
@@ -46,12 +45,7 @@ class Database(ABC):
             self.server.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.server:
             self.server.close()
 
@@ -117,12 +111,7 @@ class MySQL(Database):
         self._run(f"CREATE DATABASE {self._name}")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._run(f"DROP DATABASE {self._name}")
 
     def urls(self) -> dict[str, str]:
@@ -173,12 +162,7 @@ class MariaDBServer(MySQL):
         self._admin = self._mariadb.url
         return super().__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._mariadb.close()
 
 
