@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from instep import errors
-from instep.local import keeper_client
+from instep.local import keeper_client, paths
 from instep.waiting import wait_until
 
 POLL_INTERVAL_S = 0.01
@@ -93,15 +93,11 @@ class ContestantProgram:
         # Opened for reading and writing, so that neither end waits for the other to be opened.
         self._orders = os.open(orders, os.O_RDWR)
         self._keeper = keeper_client.KeeperClient()
-        package_root = str(Path(__file__).parents[1])
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, (package_root, os.environ.get("PYTHONPATH")))
-            ),
-        }
         self.pid = self._keeper.launch(
-            [*self._argv, str(self._answers)], log=self.log, given=orders, env=environment
+            [*self._argv, str(self._answers)],
+            log=self.log,
+            given=orders,
+            env=paths.python_environment(),
         )
 
     def tell(self, order: Order) -> None:

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import instep
 from instep import errors
 from instep.local import artifacts, ivy, java, keeper_client, paths
 from instep.waiting import wait_until
@@ -104,7 +103,6 @@ def prepare_in_background(
         f" once for this Java and this {program.title}"
     )
     log = paths.cache() / f"{program.title.lower()}-classes.log"
-    package_root = str(Path(instep.__file__).parent.parent)
     with paths.explained(log.parent), log.open("wb") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "instep.local.class_archives", program.title],
@@ -112,12 +110,7 @@ def prepare_in_background(
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(
-                    filter(None, (package_root, os.environ.get("PYTHONPATH")))
-                ),
-            },
+            env=paths.python_environment(),
         )
 
 

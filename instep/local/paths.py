@@ -20,6 +20,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+import instep
 from instep import errors
 from instep.local import keeper_client
 
@@ -109,6 +110,13 @@ def is_full(error: BaseException) -> bool:
 def tells_full_disk(log: str) -> bool:
     """Return whether a program's output says that the disk is full."""
     return any(words in log for words in FULL_DISK_WORDS)
+
+
+def python_environment() -> dict[str, str]:
+    """Return the environment of a Python process that imports this copy of instep."""
+    root = str(Path(instep.__file__).parents[1])
+    search = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": search}
 
 
 def _home(part: str, variable: str, default: str) -> Path:

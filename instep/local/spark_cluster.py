@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import sys
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-import instep
 from instep import errors, extras
-from instep.local import keeper_client, ports, processes
+from instep.local import keeper_client, paths, ports, processes
 from instep.local.lifetime import Lifetime
 from instep.waiting import wait_until
 
@@ -72,12 +70,9 @@ class SparkCluster(Lifetime):
         found = find_spec("pyspark")
         if found is None or found.origin is None:
             raise extras.missing("pyspark", "spark")
-        home, package_root = Path(found.origin).parent, str(Path(instep.__file__).parents[1])
+        home = Path(found.origin).parent
         environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, (package_root, os.environ.get("PYTHONPATH")))
-            ),
+            **paths.python_environment(),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_HOME": str(home),

@@ -35,10 +35,7 @@ class ListQueue:
     def dequeue(self, count: int) -> list[bytes]:
         found: list[bytes] = []
         while len(found) < count:
-            wanted = min(
-                count - len(found),
-                system.batch_size(len(found[0]) if found else system.BATCH_BYTES),
-            )
+            wanted = system.next_batch(count, found)
             with self._client.pipeline(transaction=False) as pipeline:
                 for _ in range(wanted):
                     if self._durable:
@@ -78,10 +75,7 @@ class StreamQueue:
     def dequeue(self, count: int) -> list[bytes]:
         found: list[bytes] = []
         while len(found) < count:
-            wanted = min(
-                count - len(found),
-                system.batch_size(len(found[0]) if found else system.BATCH_BYTES),
-            )
+            wanted = system.next_batch(count, found)
             answer: Any = self._client.xreadgroup(
                 GROUP, READER, {self._name: ">"}, count=wanted, noack=not self._durable
             )

@@ -125,6 +125,12 @@ def batches(messages: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
         yield messages[first : first + size]
 
 
+def next_batch(count: int, found: Sequence[bytes]) -> int:
+    """Return how many messages to request next if `count` are wanted in total."""
+    size = len(found[0]) if found else BATCH_BYTES
+    return min(count - len(found), batch_size(size))
+
+
 def batch_size(message_bytes: int) -> int:
     """Return how many messages of this size may be in flight at once."""
     return max(1, min(BATCH_MESSAGES, BATCH_BYTES // message_bytes))

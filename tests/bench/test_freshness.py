@@ -67,7 +67,11 @@ def test_what_was_seen_is_reported_in_figures() -> None:
     found = seen()
     assert value(found, "freshness", rate="100", part="whole", percentile="p50") == [234.5]
     assert value(found, "freshness", rate="100", part="wait", percentile="p99") == [50]
-    assert value(found, "freshness in each third", rate="100", percentile="p50") == [134.5, 234.5, 334.5]
+    assert value(found, "freshness in each third", rate="100", percentile="p50") == [
+        134.5,
+        234.5,
+        334.5,
+    ]
     assert value(found, "process start to first commit", start="after kill -9") == [8.25]
     assert value(found, "CPU when idle", role="pipeline") == [4]
     assert value(found, "first event after a pause", pause="300 s") == [10]
