@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import tomli_w
 
 from instep import errors, settings
@@ -408,8 +409,8 @@ def _moved(before: dict[int, int], after: dict[int, int]) -> bool:
 
 def _program(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
-    except OSError:
+        return psutil.Process(pid).name()
+    except psutil.NoSuchProcess:
         return ""
 
 

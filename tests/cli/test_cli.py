@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 from typer.main import get_command
 
@@ -482,9 +483,7 @@ def test_a_dead_jvm_ends_it_with_an_error(place: Path) -> None:
     instep(place, "init")
     with PipelineProcess(place / "instep.toml", log=place / "run.log") as process:
         wait_until(lambda: "contracts: running" in process.tail(), "the pipeline to run")
-        java = next(
-            pid for pid in process.children() if Path(f"/proc/{pid}/exe").readlink().name == "java"
-        )
+        java = next(pid for pid in process.children() if psutil.Process(pid).name() == "java")
         os.kill(java, signal.SIGKILL)
         assert process.wait(90) == 1
     assert "Spark's JVM is gone" in process.tail()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from instep import errors
@@ -183,8 +184,8 @@ def java_below(pid: int) -> list[int]:
 
 def program(pid: int) -> str:
     try:
-        return Path("/proc", str(pid), "exe").readlink().name
-    except OSError:  # it has just ended
+        return psutil.Process(pid).name()
+    except psutil.NoSuchProcess:  # it has just ended
         return ""
 
 

@@ -8,36 +8,15 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from instep import errors
 from instep.local import activemq, artifacts, ports, processes, rabbitmq, redis, server
 from instep_bench import meters
-from tests.support.local_servers import answers
+from tests.support.local_servers import LOOPBACK, answers, listening_addresses
 from tests.support.queue_servers import needs_rabbitmq
 from tests.support.waiting import wait_until
-
-LOOPBACK = {"0100007F", "00000000000000000000000001000000"}  # as /proc writes 127.0.0.1 and ::1
-LISTENING = "0A"
-
-
-def listening(pids: list[int]) -> set[str]:
-    """Return the addresses on which these processes listen."""
-    inodes = set()
-    for pid in pids:
-        for entry in Path("/proc", str(pid), "fd").iterdir():
-            try:
-                target = str(entry.readlink())
-            except FileNotFoundError:  # closed meanwhile
-                continue
-            if target.startswith("socket:["):
-                inodes.add(target[len("socket:[") : -1])
-    rows = [
-        line.split()
-        for table in ("tcp", "tcp6")
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]
-    ]
-    return {row[1].split(":")[0] for row in rows if row[3] == LISTENING and row[9] in inodes}
 
 
 @pytest.fixture(
@@ -53,7 +32,7 @@ def test_it_listens_on_loopback_comes_back_on_its_port_and_leaves_nothing(
     one: server.Server,
 ) -> None:
     tree = [one.pid, *processes.descendants(one.pid)]
-    found = listening(tree)
+    found = listening_addresses(tree)
     assert found
     assert found <= LOOPBACK
     address, root = one.address, one.root
@@ -98,11 +77,8 @@ def test_without_redis_on_the_path_one_is_fetched(monkeypatch: pytest.MonkeyPatc
         lambda name, path=None: None if name == "redis-server" else found(name, path=path),
     )
     with redis.Redis() as one:
-        assert (
-            Path("/proc", str(one.pid), "exe")
-            .readlink()
-            .is_relative_to(artifacts.unpacked("redis"))
-        )
+        program = Path(psutil.Process(one.pid).exe())
+        assert program.is_relative_to(artifacts.unpacked("redis"))
 
 
 def test_a_port_that_another_program_holds_is_named() -> None:

@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+import psutil
 import psycopg
 import pymysql
 import pytest
@@ -22,7 +23,7 @@ from confluent_kafka.cimpl import NewTopic
 from instep import errors
 from instep.local import broker, libraries, mariadb, paths, ports, postgres, processes, server
 from instep.waiting import retrying
-from tests.support.local_servers import answers
+from tests.support.local_servers import LOOPBACK, answers, listening_addresses
 from tests.support.waiting import wait_until
 
 KINDS: tuple[type[server.Server], ...] = (broker.Broker, mariadb.MariaDB, postgres.Postgres)
@@ -155,7 +156,7 @@ def test_a_paused_database_also_holds_open_connections_still(servers: Any) -> No
         one.pause()
         try:
             pid = session.info.backend_pid
-            assert Path("/proc", str(pid), "stat").read_text().rpartition(") ")[2][0] == "T"
+            assert processes.paused(pid)
         finally:
             one.resume()
         assert session.execute("SELECT 1").fetchone() == (1,)
@@ -189,19 +190,9 @@ def test_a_port_lost_while_starting_is_replaced(monkeypatch: pytest.MonkeyPatch)
 
 @each_kind
 def test_every_server_listens_on_the_loopback_only(kind: type[server.Server], servers: Any) -> None:
-    one = servers(kind)
-    inodes = set()
-    for link in Path("/proc", str(one.pid), "fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            inodes.add(str(link.readlink()))
-    listening = [
-        row[1].split(":")[0]
-        for table in ("tcp", "tcp6")
-        for row in (line.split() for line in Path("/proc/net", table).read_text().splitlines()[1:])
-        if row[3] == "0A" and f"socket:[{row[9]}]" in inodes
-    ]
-    assert listening
-    assert set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+    found = listening_addresses([servers(kind).pid])
+    assert found
+    assert found <= LOOPBACK
 
 
 def test_a_server_that_dies_at_its_start_shows_its_log(tmp_path: Path) -> None:
@@ -243,8 +234,9 @@ def test_the_user_of_postgres_can_run_no_programs(servers: Any) -> None:
 def test_a_database_does_not_run_as_root(servers: Any) -> None:
     for kind in (postgres.Postgres, mariadb.MariaDB):
         one = servers(kind)
-        assert Path("/proc", str(one.pid)).stat().st_uid != 0
-        assert one.root.stat().st_uid == Path("/proc", str(one.pid)).stat().st_uid
+        user = psutil.Process(one.pid).uids().effective
+        assert user != 0
+        assert one.root.stat().st_uid == user
 
 
 def test_the_lock_file_of_a_gone_postgres_does_not_bind_a_stranger(servers: Any) -> None:

@@ -6,13 +6,15 @@ a process starts one JVM only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import struct
 import sys
 import threading
-from pathlib import Path
+
+import psutil
 
 from instep import settings
 from instep.local import artifacts, processes
@@ -59,15 +61,8 @@ def main() -> None:
 def _watch(seen: set[str], ended: threading.Event) -> None:
     while not ended.wait(0.005):
         for pid in processes.descendants(os.getpid()):
-            try:
-                seen.add(
-                    Path(f"/proc/{pid}/cmdline")
-                    .read_bytes()
-                    .replace(b"\0", b" ")
-                    .decode("utf-8", "replace")
-                )
-            except OSError:
-                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                seen.add(" ".join(psutil.Process(pid).cmdline()))
 
 
 def _ask_as_a_stranger(port: int) -> bytes:
