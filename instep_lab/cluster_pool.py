@@ -63,7 +63,7 @@ class LabCluster:
 
         group.version 1 is the new consumer protocol, share.version 1 means share groups.
         """
-        with admin_extras.opened(self.kafka) as extras:
+        with admin_extras.connect(self.kafka) as extras:
             return (extras.features() if extras else None) or {}
 
     @property

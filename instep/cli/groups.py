@@ -19,10 +19,10 @@ from instep.cli.options import GLOBAL, All, AsJson, Config, Debug, Execute, Yes
 from instep.document.showing import counted
 
 if TYPE_CHECKING:
-    from instep.kafka.admin.consumer_groups import Group, Standing
-    from instep.kafka.admin.resets import GroupMove, How, Moved
+    from instep.kafka.admin.consumer_groups import Group, PartitionPosition
+    from instep.kafka.admin.resets import Destination, GroupMove, GroupMoveResult
     from instep.kafka.connection import Cluster
-    from instep.kafka.offsets import Spot
+    from instep.kafka.offsets import TopicPartitionPair
 
 DESCRIBE_COLUMNS = (
     "GROUP",
@@ -203,7 +203,7 @@ def reset(
     """Move a group that has no members to another place in the log."""
     from instep.kafka.admin import resets
 
-    how = _destination(
+    destination = _destination(
         group,
         to,
         to_earliest,
@@ -215,7 +215,9 @@ def reset(
         to_current,
         from_file,
     )
-    if isinstance(how, resets.ToOffsets) == bool(topic or all_topics) or (topic and all_topics):
+    if isinstance(destination, resets.ToOffsets) == bool(topic or all_topics) or (
+        topic and all_topics
+    ):
         raise errors.SettingsError(
             "it is not clear what to reset",
             "give --topic TOPIC[:0,1] or --all-topics; with --from-file, which names topics,"
@@ -229,11 +231,11 @@ def reset(
             f" instep rewind {shlex.quote(mirrored)} --to PLACE"
         )
     with resources.cluster(declared) as cluster:
-        if isinstance(how, resets.ToOffsets):
-            spots = list(how.offsets)
+        if isinstance(destination, resets.ToOffsets):
+            pairs = list(destination.offsets)
         else:
-            spots = resets.chosen(cluster, group, topic or (), all_topics=all_topics)
-        moves = resets.plan(cluster, group, spots, how, new_group=new_group)
+            pairs = resets.select_partitions(cluster, group, topic or (), all_topics=all_topics)
+        moves = resets.plan(cluster, group, pairs, destination, new_group=new_group)
         moved = resets.execute(cluster, group, moves) if execute else []
     if export:
         typer.echo(resets.to_csv(moves), nl=False)
@@ -282,7 +284,7 @@ def _deletion_plan(cluster: Cluster, name: str) -> str:
     group = consumer_groups.describe(cluster, name)
     if group.members:
         raise consumer_groups.occupied(name, group.members)
-    return f"would be deleted with {counted(len(group.standings), 'offset')}"
+    return f"would be deleted with {counted(len(group.positions), 'offset')}"
 
 
 def _mirrored_pipeline(declared: settings.Settings, group: str) -> str | None:
@@ -306,14 +308,14 @@ def _print_group(declared: settings.Settings, group: Group) -> None:
     if note := _mirror_note(declared, group.group):
         output.say(f"{note}: instep status shows its position")
     rows: list[Sequence[Any]] = []
-    topics = list(dict.fromkeys(part.topic for part in group.standings))
+    topics = list(dict.fromkeys(part.topic for part in group.positions))
     for topic in topics:
-        parts = [part for part in group.standings if part.topic == topic]
-        rows += [_standing_row(group, part) for part in parts]
+        parts = [part for part in group.positions if part.topic == topic]
+        rows += [_position_row(group, part) for part in parts]
         if len(parts) > 1:
             rows.append(_total_row(group.group, topic, parts))
     if len(topics) > 1:
-        rows.append(_total_row(group.group, "all", group.standings))
+        rows.append(_total_row(group.group, "all", group.positions))
     for member in group.members:
         if not member.assigned:
             identity = (member.id, member.host, member.client_id)
@@ -324,7 +326,7 @@ def _print_group(declared: settings.Settings, group: Group) -> None:
         output.say("it has neither members nor offsets")
 
 
-def _standing_row(group: Group, part: Standing) -> Sequence[Any]:
+def _position_row(group: Group, part: PartitionPosition) -> Sequence[Any]:
     member = part.member
     identity = (member.id, member.host, member.client_id) if member else ("-", "-", "-")
     current = "-" if part.current is None else part.current
@@ -341,12 +343,12 @@ def _standing_row(group: Group, part: Standing) -> Sequence[Any]:
     )
 
 
-def _total_row(group: str, topic: str, parts: Sequence[Standing]) -> Sequence[Any]:
+def _total_row(group: str, topic: str, parts: Sequence[PartitionPosition]) -> Sequence[Any]:
     lag, seconds = _totals(parts)
     return (group, topic, "all", "", "", lag, seconds, "", "", "", "")
 
 
-def _totals(parts: Sequence[Standing]) -> tuple[int | None, float | None]:
+def _totals(parts: Sequence[PartitionPosition]) -> tuple[int | None, float | None]:
     """Return the sum of records and the longest time, or None where one of them is unknown."""
     lags, times = [part.lag_records for part in parts], [part.lag_seconds for part in parts]
     return (
@@ -357,11 +359,12 @@ def _totals(parts: Sequence[Standing]) -> tuple[int | None, float | None]:
 
 def _json(declared: settings.Settings, group: Group) -> dict[str, Any]:
     topics = {}
-    for topic in dict.fromkeys(part.topic for part in group.standings):
-        lag, seconds = _totals([part for part in group.standings if part.topic == topic])
+    for topic in dict.fromkeys(part.topic for part in group.positions):
+        lag, seconds = _totals([part for part in group.positions if part.topic == topic])
         topics[topic] = {"lag_records": lag, "lag_seconds": seconds}
-    lag, seconds = _totals(group.standings)
+    lag, seconds = _totals(group.positions)
     shown: dict[str, Any] = msgspec.to_builtins(group)
+    shown["standings"] = shown.pop("positions")  # the key in the JSON output of earlier versions
     return {
         **shown,
         "mirrors_pipeline": bool(_mirrored_pipeline(declared, group.group)),
@@ -382,28 +385,28 @@ def _destination(
     shift_by: int | None,
     to_current: bool,
     from_file: str | None,
-) -> How:
+) -> Destination:
     """Return where to move the group. Exactly one of the options must be given."""
     from instep.kafka import places
     from instep.kafka.admin import resets
 
-    given: dict[str, How] = {}
+    given: dict[str, Destination] = {}
     if to is not None:
-        given["--to"] = resets.To(places.parse_place(to))
+        given["--to"] = resets.ToPlace(places.parse_place(to))
     if to_earliest:
-        given["--to-earliest"] = resets.To(places.FromStart())
+        given["--to-earliest"] = resets.ToPlace(places.FromStart())
     if to_latest:
-        given["--to-latest"] = resets.To(places.FromEnd())
+        given["--to-latest"] = resets.ToPlace(places.FromEnd())
     if to_offset is not None:
-        given["--to-offset"] = resets.To(places.Offset(to_offset))
+        given["--to-offset"] = resets.ToPlace(places.Offset(to_offset))
     if to_datetime is not None:
         moment = options.parse_time(to_datetime)
         assert moment is not None
-        given["--to-datetime"] = resets.To(places.AtTime(moment))
+        given["--to-datetime"] = resets.ToPlace(places.AtTime(moment))
     if by_duration is not None:
-        given["--by-duration"] = resets.To(places.parse_duration(by_duration))
+        given["--by-duration"] = resets.ToPlace(places.parse_duration(by_duration))
     if shift_by is not None:
-        given["--shift-by"] = resets.Shift(shift_by)
+        given["--shift-by"] = resets.ShiftBy(shift_by)
     if to_current:
         given["--to-current"] = resets.ToCurrent()
     if from_file is not None:
@@ -416,7 +419,7 @@ def _destination(
     return next(iter(given.values()))
 
 
-def _read_offsets(name: str, group: str) -> Mapping[Spot, int]:
+def _read_offsets(name: str, group: str) -> Mapping[TopicPartitionPair, int]:
     from instep.kafka.admin import resets
 
     try:
@@ -429,12 +432,16 @@ def _read_offsets(name: str, group: str) -> Mapping[Spot, int]:
 
 
 def _move_row(group: str, move: GroupMove) -> Sequence[Any]:
-    new = f"{move.new} (requested: {move.asked})" if move.asked is not None else move.new
+    new = str(move.new)
+    if move.clamped_from is not None:
+        new += f" (requested: {move.clamped_from})"
     current, delta = ("none", "") if move.current is None else (move.current, f"{move.delta:+d}")
     return (group, move.topic, move.partition, current, new, delta)
 
 
-def _json_moves(group: str, moves: Sequence[GroupMove], moved: Sequence[Moved]) -> dict[str, Any]:
+def _json_moves(
+    group: str, moves: Sequence[GroupMove], moved: Sequence[GroupMoveResult]
+) -> dict[str, Any]:
     results = {(one.move.topic, one.move.partition): one for one in moved}
     rows = []
     for move in moves:
@@ -446,7 +453,7 @@ def _json_moves(group: str, moves: Sequence[GroupMove], moved: Sequence[Moved]) 
                 "current": move.current,
                 "new": move.new,
                 "delta": move.delta,
-                "clamped_from": move.asked,
+                "clamped_from": move.clamped_from,
                 "now": result.now if result else move.current,
                 "error": str(result.error) if result and result.error else None,
             }
@@ -454,7 +461,7 @@ def _json_moves(group: str, moves: Sequence[GroupMove], moved: Sequence[Moved]) 
     return {"group": group, "executed": bool(moved), "moves": rows}
 
 
-def _report_moves(group: str, moved: Sequence[Moved], planned: int) -> None:
+def _report_moves(group: str, moved: Sequence[GroupMoveResult], planned: int) -> None:
     """Report each move that failed and the number of those that succeeded."""
     if not planned:
         output.say("nothing to move")

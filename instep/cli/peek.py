@@ -101,8 +101,8 @@ def peek(
                 cluster, topic, log_range, numbers, wanted_key, committed=not uncommitted
             )
             records = () if follow else tail.records(cluster, part, wanted, limit)
-        if part.unled:
-            listed = ", ".join(map(str, part.unled))
+        if part.without_leader:
+            listed = ", ".join(map(str, part.without_leader))
             output.say(f"partition {listed} is left out: it currently has no leader")
         if is_filtered and not follow:
             listed = ", ".join(map(str, part.ranges))
@@ -111,7 +111,7 @@ def peek(
             if follow:
                 batches = tail.follow(cluster, part, wanted, limit)
                 shown = sum(_print(batch, render) for batch in batches)
-            elif render is _line and part.offsets <= tail.HELD_MAX:
+            elif render is _line and part.offsets <= tail.SORTED_RECORDS_MAX:
                 shown = _print_table(list(records))
             else:
                 shown = _print(records, render)

@@ -329,7 +329,7 @@ def delete(
     declared = settings.load(GLOBAL.config)
     followers = topic_admin.followers(declared, name)
     with resources.cluster(declared) as cluster:
-        topics.placed(cluster, [name])  # raises TopicMissing, with similar names
+        topics.read_layouts(cluster, [name])  # raises TopicMissing, with similar names
         if followers and not force:
             raise errors.SettingsError(
                 f"pipeline {', '.join(map(repr, followers))} reads topic {name!r}"

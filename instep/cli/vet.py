@@ -74,7 +74,7 @@ def explain(
     """Explain a rule: what it checks, why it matters, the remedy, and when it is acceptable."""
     from instep.vet import judgement, rules
 
-    selected = [judgement.explained(rule)] if rule else list(rules.ALL.values())
+    selected = [judgement.find_rule(rule)] if rule else list(rules.ALL.values())
     if as_json:
         output.print_json([{key: getattr(one, key) for key in RULE_KEYS} for one in selected])
     elif rule:

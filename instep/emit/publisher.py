@@ -79,7 +79,7 @@ class Publisher:
         self._operation = faults.Operation(
             f"publish to topic {topic!r}",
             bootstrap,
-            faults.who(kafka.security),
+            faults.identity(kafka.security),
             topic,
             right="WRITE",
         )
@@ -101,7 +101,7 @@ class Publisher:
             raise faults.translate(failure.args[0], self._operation) from failure
         try:
             with connection.Cluster(
-                kafka, bootstrap, start_timeout_s, further=guarantees.for_any_client(config)
+                kafka, bootstrap, start_timeout_s, extra_config=guarantees.for_any_client(config)
             ) as cluster:
                 partitions = topics.describe(cluster, topic).partitions
                 # A broker accepts any first sequence number from a producer that it does not know.

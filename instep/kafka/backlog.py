@@ -8,6 +8,7 @@ behind an open transaction are counted separately.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from instep.document.showing import counted
 from instep.kafka import connection, offsets
 from instep.kafka.admin import admin_extras
 from instep.kafka.admin.admin_extras import OpenTransaction
-from instep.kafka.offsets import Spot
+from instep.kafka.offsets import TopicPartitionPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +57,36 @@ def read(
     cluster: connection.Cluster, topic: str, positions: Mapping[int, int]
 ) -> dict[int, PartitionBacklog]:
     """Return what waits in each of these partitions from its position on."""
-    # the ends first, so that a transaction that ends meanwhile does not count as open
+    # The ends are read first. In the other order, a transaction that is committed in between
+    # would look open: its records would lie between the committed end and the end.
     ends = offsets.latest(cluster, topic, positions, committed=False)
     committed = offsets.latest(cluster, topic, positions)
-    behind = {partition: at for partition, at in positions.items() if at < committed[partition]}
-    records = offsets.first_records(cluster, topic, behind) if behind else {}
+    unread = {
+        partition: position
+        for partition, position in positions.items()
+        if position < committed[partition]
+    }
+    records = offsets.first_records(cluster, topic, unread) if unread else {}
     return {
         partition: PartitionBacklog(
             partition,
-            at,
+            position,
             max(ends[partition], committed[partition]),
             committed[partition],
             records.get(partition),
         )
-        for partition, at in positions.items()
+        for partition, position in positions.items()
     }
 
 
-def still_held(before: Mapping[int, int], committed: Mapping[int, int]) -> dict[int, int]:
+def still_held_back(
+    earlier_ends: Mapping[int, int], committed: Mapping[int, int]
+) -> dict[int, int]:
     """Return the partitions, with their earlier end, whose committed end is still before it."""
     return {
-        partition: end for partition, end in before.items() if committed.get(partition, end) < end
+        partition: end
+        for partition, end in earlier_ends.items()
+        if committed.get(partition, end) < end
     }
 
 
@@ -86,55 +96,62 @@ def open_transactions(
     """Return the open transactions in these partitions; none if the cluster does not tell."""
     if not partitions:
         return []
-    with admin_extras.opened(cluster) as admin:
-        return (admin.open_transactions(topic, sorted(partitions)) if admin else None) or []
+    with admin_extras.connect(cluster) as extras:
+        if extras is None:
+            return []
+        return extras.open_transactions(topic, sorted(partitions)) or []
 
 
-def holders_of_each(
-    cluster: connection.Cluster, spots: Collection[Spot]
-) -> dict[Spot, OpenTransaction]:
+def blocking_transactions(
+    cluster: connection.Cluster, pairs: Collection[TopicPartitionPair]
+) -> dict[TopicPartitionPair, OpenTransaction]:
     """Return the open transaction at which readers of each partition stop, if known."""
-    found: dict[Spot, OpenTransaction] = {}
-    if not spots:
-        return found
-    with admin_extras.opened(cluster) as admin:
-        if admin is None:
-            return found
-        for topic in sorted({spot[0] for spot in spots}):
-            partitions = [part for name, part in spots if name == topic]
-            opened = admin.open_transactions(topic, partitions)
-            found |= {(topic, part): one for part, one in holders(opened or ()).items()}
-    return found
+    blocking: dict[TopicPartitionPair, OpenTransaction] = {}
+    if not pairs:
+        return blocking
+    with admin_extras.connect(cluster) as extras:
+        if extras is None:
+            return blocking
+        for topic in sorted({topic for topic, _ in pairs}):
+            partitions = [partition for name, partition in pairs if name == topic]
+            transactions = extras.open_transactions(topic, partitions) or ()
+            for partition, transaction in first_by_partition(transactions).items():
+                blocking[topic, partition] = transaction
+    return blocking
 
 
-def holders(found: Collection[OpenTransaction]) -> dict[int, OpenTransaction]:
+def first_by_partition(transactions: Collection[OpenTransaction]) -> dict[int, OpenTransaction]:
     """Return, by partition, the first open transaction, at which readers stop."""
     first: dict[int, OpenTransaction] = {}
-    for one in sorted(found, key=lambda one: (one.partition, one.start_offset)):
-        first.setdefault(one.partition, one)
+    for transaction in sorted(transactions, key=operator.attrgetter("start_offset")):
+        first.setdefault(transaction.partition, transaction)
     return first
 
 
-def explained(held: Mapping[int, int], found: Collection[OpenTransaction]) -> list[str]:
+def describe_held_back(
+    held_back: Mapping[int, int], transactions: Collection[OpenTransaction]
+) -> list[str]:
     """Describe the open transactions that hold records back: how many, by whom, since when."""
-    by = holders(found)
+    blocking = first_by_partition(transactions)
     return [
-        f"{counted(count, 'record')} behind {named(partition, by.get(partition))}"
-        for partition, count in sorted(held.items())
+        f"{counted(count, 'record')} behind {describe(partition, blocking.get(partition))}"
+        for partition, count in sorted(held_back.items())
     ]
 
 
-def named(partition: int, one: OpenTransaction | None) -> str:
+def describe(partition: int, transaction: OpenTransaction | None) -> str:
     """Describe an open transaction, as far as it is known."""
-    if one is None:
+    if transaction is None:
         return f"an open transaction, partition {partition}"
-    since = f" since {one.since:%Y-%m-%dT%H:%M:%SZ}" if one.since else ""
-    by = f", transactional id {one.transactional_id!r}" if one.transactional_id else ""
-    return f"an open transaction{since}, producer id {one.producer}{by}, partition {partition}"
+    since = f" since {transaction.since:%Y-%m-%dT%H:%M:%SZ}" if transaction.since else ""
+    producer = f"producer id {transaction.producer}"
+    if transaction.transactional_id:
+        producer += f", transactional id {transaction.transactional_id!r}"
+    return f"an open transaction{since}, {producer}, partition {partition}"
 
 
-def age_s(one: OpenTransaction, now: datetime | None = None) -> float | None:
+def age_s(transaction: OpenTransaction, now: datetime | None = None) -> float | None:
     """Return for how long a transaction has been open, by our clock."""
-    if one.since is None:
+    if transaction.since is None:
         return None
-    return max(0.0, ((now or datetime.now(UTC)) - one.since).total_seconds())
+    return max(0.0, ((now or datetime.now(UTC)) - transaction.since).total_seconds())

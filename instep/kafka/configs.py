@@ -24,7 +24,7 @@ SOURCES: Mapping[int, str] = {
     ConfigSource.STATIC_BROKER_CONFIG.value: "broker's file",
     ConfigSource.DEFAULT_CONFIG.value: DEFAULT,
 }
-AT_ONCE = 500
+TOPICS_PER_REQUEST = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ Settings = Mapping[str, ConfigValue]
 
 def of_topics(cluster: connection.Cluster, names: Collection[str]) -> dict[str, Settings]:
     """Return the effective settings of each topic."""
-    listed = list(names)
+    topics = list(names)
     found: dict[str, Settings] = {}
-    for start in range(0, len(listed), AT_ONCE):
-        found |= _read_topics(cluster, listed[start : start + AT_ONCE])
+    for start in range(0, len(topics), TOPICS_PER_REQUEST):
+        found |= _read_topics(cluster, topics[start : start + TOPICS_PER_REQUEST])
     return found
 
 
@@ -56,7 +56,7 @@ def of_brokers(cluster: connection.Cluster, nodes: Collection[int]) -> dict[int,
 def alter_topic(
     cluster: connection.Cluster,
     topic: str,
-    given: Mapping[str, str],
+    new_values: Mapping[str, str],
     unset: Collection[str] = (),
     *,
     validate_only: bool = False,
@@ -64,15 +64,15 @@ def alter_topic(
     """Set and unset some settings of a topic; all others stay unchanged."""
     changes = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in given.items()
+        for name, value in new_values.items()
     ]
     changes += [
         ConfigEntry(name, None, incremental_operation=AlterConfigOpType.DELETE) for name in unset
     ]
-    asked = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=changes)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=changes)
     answer = cluster.admin.incremental_alter_configs(
-        [asked], validate_only=validate_only, request_timeout=cluster.timeout_s
-    )[asked]
+        [resource], validate_only=validate_only, request_timeout=cluster.timeout_s
+    )[resource]
     cluster.wait(
         answer,
         cluster.operation(
@@ -82,10 +82,10 @@ def alter_topic(
 
 
 def _read_topics(cluster: connection.Cluster, names: Collection[str]) -> dict[str, Settings]:
-    asked = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
+    resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
 
-    def ask() -> dict[str, Settings]:
-        answers = cluster.admin.describe_configs(asked, request_timeout=cluster.timeout_s)
+    def request() -> dict[str, Settings]:
+        answers = cluster.admin.describe_configs(resources, request_timeout=cluster.timeout_s)
         operations = {
             name: cluster.operation(
                 f"read the settings of topic {name!r}", topic=name, right="DESCRIBE_CONFIGS"
@@ -93,31 +93,31 @@ def _read_topics(cluster: connection.Cluster, names: Collection[str]) -> dict[st
             for name in names
         }
         return {
-            one.name: _settings(cluster.wait(answer, operations[one.name]))
-            for one, answer in answers.items()
+            resource.name: _settings(cluster.wait(answer, operations[resource.name]))
+            for resource, answer in answers.items()
         }
 
-    return cluster.retry(ask)
+    return cluster.retry(request)
 
 
 def _read_broker(cluster: connection.Cluster, node: int) -> Settings:
-    asked = ConfigResource(ConfigResource.Type.BROKER, str(node))
+    resource = ConfigResource(ConfigResource.Type.BROKER, str(node))
     operation = cluster.operation(f"read the settings of broker {node}", right="DESCRIBE_CONFIGS")
 
-    def ask() -> Settings:
-        answer = cluster.admin.describe_configs([asked], request_timeout=cluster.timeout_s)[asked]
-        return _settings(cluster.wait(answer, operation))
+    def request() -> Settings:
+        answers = cluster.admin.describe_configs([resource], request_timeout=cluster.timeout_s)
+        return _settings(cluster.wait(answers[resource], operation))
 
     # only this broker can answer, so it is of no use to wait for one that is down
-    return cluster.briefly(ask)
+    return cluster.try_briefly(request)
 
 
-def _settings(found: Mapping[str, Any]) -> Settings:
+def _settings(entries: Mapping[str, Any]) -> Settings:
     return {
         entry.name: ConfigValue(
             entry.name,
             None if entry.is_sensitive else entry.value,
             SOURCES.get(entry.source, "unknown"),
         )
-        for entry in found.values()
+        for entry in entries.values()
     }

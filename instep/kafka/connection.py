@@ -21,12 +21,12 @@ from instep import certificates, errors, settings
 from instep.kafka import faults
 
 TIMEOUT_S = 10.0
-SLICE_S = 0.05
-SILENCE_S = 3.0
+SLICE_S = 0.05  # waits are this short, so that Ctrl-C and a refusal are noticed
+SILENCE_S = 3.0  # after this long without an answer, a new client is tried
 REFRESH_S = 1.0
 METADATA_SLICE_S = 1.0
 READER_GROUP = "instep-reader"
-RETIRED_MAX = 4
+RETIRED_MAX = 4  # replaced clients that are kept open
 LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -46,10 +46,11 @@ READING: dict[str, Any] = {
 }
 PBES2 = bytes.fromhex("06092a864886f70d01050d")  # its object identifier, in DER
 
-# not a member, so there is no session; but closing waits this long for a pending commit
+# A committer is no member of the group, so it has no session. But closing it waits this long for
+# a pending commit.
 COMMITTING = {"session.timeout.ms": 1_000, "heartbeat.interval.ms": 500}
-# to a commit: the error of the whole, and of each partition
-Answers = list[tuple[KafkaError | None, list[TopicPartition]]]
+# What brokers answer to a commit: the error of the whole request, and that of each partition.
+CommitAnswers = list[tuple[KafkaError | None, list[TopicPartition]]]
 
 Result = TypeVar("Result")
 
@@ -98,7 +99,7 @@ def java_config(kafka: settings.Kafka, bootstrap: str) -> dict[str, str]:
     return config
 
 
-class _Patience(threading.local):
+class _ThreadTimeout(threading.local):
     """The time that this thread waits for an answer."""
 
     def __init__(self, s: float) -> None:
@@ -129,19 +130,19 @@ class Cluster:
         kafka: settings.Kafka,
         bootstrap: str,
         timeout_s: float = TIMEOUT_S,
-        further: Mapping[str, Any] | None = None,
+        extra_config: Mapping[str, Any] | None = None,
     ) -> None:
         """Take `further` settings of librdkafka that the settings file does not have."""
         self.kafka = kafka
         self.bootstrap = bootstrap
-        self.who = faults.who(kafka.security)
+        self.identity = faults.identity(kafka.security)
         self.timeout_s = timeout_s
         self.reader_lock = threading.Lock()
         self.error_log = faults.ErrorLog()
-        self._patience = _Patience(timeout_s)
+        self._timeout = _ThreadTimeout(timeout_s)
         check_files(kafka.security)
         own = client_config(kafka, bootstrap)
-        self._config = {**own, **(further or {})}
+        self._config = {**own, **(extra_config or {})}
         self._uses_settings = all(
             own.get(name) == value
             for name, value in self._config.items()
@@ -150,7 +151,7 @@ class Cluster:
         self._lock = threading.Lock()
         self._admin: AdminClient | None = None
         self._reader: Consumer | None = None
-        self._committers: dict[str, tuple[Consumer, Answers]] = {}
+        self._committers: dict[str, tuple[Consumer, CommitAnswers]] = {}
         self._retired: list[object] = []
 
     @property
@@ -172,15 +173,17 @@ class Cluster:
                 self._reader = self._make(Consumer, {**READING, "queued.min.messages": 1})
             return self._reader
 
-    def committer(self, group: str) -> tuple[Consumer, Answers]:
+    def committer(self, group: str) -> tuple[Consumer, CommitAnswers]:
         """Return a client that commits to a group without joining it, and the brokers' answers."""
         with self._lock:
             if group not in self._committers:
-                answers: Answers = []
+                answers: CommitAnswers = []
                 config = {
                     "group.id": group,
                     "enable.auto.commit": False,
-                    "on_commit": lambda error, places: answers.append((error, places)),
+                    "on_commit": lambda error, topic_partitions: answers.append(
+                        (error, topic_partitions)
+                    ),
                     **COMMITTING,
                 }
                 self._committers[group] = (self._make(Consumer, config), answers)
@@ -200,7 +203,7 @@ class Cluster:
         It does not wait any longer if every broker has refused our credentials.
         """
         since = refreshed_at = time.monotonic()
-        deadline = since + self._patience.s
+        deadline = since + self._timeout.s
         is_checked = False
         while True:
             try:
@@ -216,7 +219,7 @@ class Cluster:
                     ) from None
                 if not is_checked and self.error_log.all_down(since):
                     is_checked = True
-                    if fault := self._fault():
+                    if fault := self._listener_fault():
                         raise fault from None
                 if time.monotonic() - refreshed_at > REFRESH_S:
                     self._refresh_metadata()
@@ -253,7 +256,7 @@ class Cluster:
         since, is_renewed = time.monotonic(), False
         while True:
             try:
-                return attempt() if is_renewed else self.briefly(attempt)
+                return attempt() if is_renewed else self.try_briefly(attempt)
             except errors.BrokerUnreachable:
                 waited_s = time.monotonic() - since
                 if waited_s > self.timeout_s:
@@ -263,13 +266,13 @@ class Cluster:
                     is_renewed = True
                 time.sleep(SLICE_S)
 
-    def briefly(self, attempt: Callable[[], Result]) -> Result:
+    def try_briefly(self, attempt: Callable[[], Result]) -> Result:
         """Try once, with a short timeout."""
-        self._patience.s = min(SILENCE_S, self.timeout_s)
+        self._timeout.s = min(SILENCE_S, self.timeout_s)
         try:
             return attempt()
         finally:
-            self._patience.s = self.timeout_s
+            self._timeout.s = self.timeout_s
 
     def _refresh_metadata(self) -> None:
         """Refresh the metadata: a request to a dead leader does not look for the new one."""
@@ -285,10 +288,10 @@ class Cluster:
         is_silent = isinstance(ours, errors.BrokerUnreachable) and error.code() < 0
         is_refused = isinstance(ours, errors.NotAuthorised) and error.code() not in faults.RIGHTS
         if is_silent or is_refused:
-            return self._fault() or ours
+            return self._listener_fault() or ours
         return ours
 
-    def _fault(self) -> errors.InstepError | None:
+    def _listener_fault(self) -> errors.InstepError | None:
         """Examine the listeners, because the client reports many causes alike; None if unclear."""
         if not self._uses_settings:
             return None
@@ -298,14 +301,14 @@ class Cluster:
 
     def operation(
         self,
-        doing: str,
+        action: str,
         topic: str | None = None,
         group: str | None = None,
         right: str | None = None,
     ) -> faults.Operation:
         """Return the context of an operation for error messages; `right` is Kafka's name of it."""
         return faults.Operation(
-            doing, self.bootstrap, self.who, topic, group, self.timeout_s, right
+            action, self.bootstrap, self.identity, topic, group, self.timeout_s, right
         )
 
     def renew(self) -> None:
@@ -314,7 +317,7 @@ class Cluster:
         A client that knows a newer epoch of a partition than the cluster gets no answers.
         """
         with self._lock:
-            # another thread may be waiting for an answer to the last one
+            # Another thread may still wait for a future of the old client, which must outlive it.
             self._retired = [*self._retired, self._admin, self._reader][-RETIRED_MAX:]
             self._admin, self._reader = None, None
 
@@ -338,10 +341,10 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _make(self, client: Any, further: dict[str, Any]) -> Any:
+    def _make(self, client: Any, extra_config: dict[str, Any]) -> Any:
         try:
             return client(
-                {**self._config, **further, "error_cb": self.error_log.add}, logger=faults.log
+                {**self._config, **extra_config, "error_cb": self.error_log.add}, logger=faults.log
             )
         except KafkaException as failure:
             raise self.translate(

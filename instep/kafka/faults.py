@@ -107,21 +107,24 @@ class ClientIdentity:
     def __str__(self) -> str:
         if self.user:
             return f"user {self.user!r}"
-        return f"the certificate {self.certificate}" if self.certificate else "user 'ANONYMOUS'"
+        if self.certificate:
+            return f"the certificate {self.certificate}"
+        return "user 'ANONYMOUS'"
 
     @property
     def principal(self) -> str:
         """Return the principal for kafka-acls; only the broker knows the name of a certificate."""
-        return f"User:{self.user or ('NAME' if self.certificate else 'ANONYMOUS')}"
+        unnamed = "NAME" if self.certificate else "ANONYMOUS"
+        return f"User:{self.user or unnamed}"
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """The context of an error message: the operation, its topic and group, and the user."""
 
-    doing: str
+    action: str
     bootstrap: str
-    who: ClientIdentity = ClientIdentity()
+    identity: ClientIdentity = ClientIdentity()
     topic: str | None = None
     group: str | None = None
     tried_s: float | None = None
@@ -193,7 +196,7 @@ def translate(
     if kind is errors.TopicMissing and operation.topic is not None:
         return topic_missing(operation.topic, operation.bootstrap, ())
     return kind(
-        f"cannot {operation.doing}: {readable(error)} ({error.name()})",
+        f"cannot {operation.action}: {readable(error)} ({error.name()})",
         REMEDIES.get(error.code(), ""),
     )
 
@@ -227,12 +230,12 @@ def unreachable(operation: Operation, last: KafkaError | None) -> errors.BrokerU
 
 def not_accepted(error: KafkaError, operation: Operation) -> errors.NotAuthorised:
     """Return the error for a user or certificate that the brokers do not accept."""
-    checked = (
-        "username, password and mechanism" if operation.who.user else "ca, certificate and key"
-    )
+    checked = "ca, certificate and key"
+    if operation.identity.user:
+        checked = "username, password and mechanism"
     return errors.NotAuthorised(
         f"the broker at {', '.join(addresses(operation.bootstrap))} does not accept"
-        f" {operation.who}: {readable(error)}",
+        f" {operation.identity}: {readable(error)}",
         f"check kafka.security: {checked}",
     )
 
@@ -248,25 +251,29 @@ def not_allowed(error: KafkaError, operation: Operation) -> errors.NotAuthorised
         KafkaError.CLUSTER_AUTHORIZATION_FAILED: "--cluster",
     }.get(error.code(), "…")
     return errors.NotAuthorised(
-        f"cannot {operation.doing}: {operation.who} lacks {lacking} ({error.name()})",
+        f"cannot {operation.action}: {operation.identity} lacks {lacking} ({error.name()})",
         "have the cluster's administrator grant it: kafka-acls --add"
-        f" --allow-principal {shlex.quote(operation.who.principal)}"
+        f" --allow-principal {shlex.quote(operation.identity.principal)}"
         f" --operation {_operation(operation.right)} {resource}",
     )
 
 
 def _operation(right: str | None) -> str:
     """Return a right as kafka-acls spells it: DescribeConfigs."""
-    return "".join(word.capitalize() for word in right.split("_")) if right else "OPERATION"
+    if not right:
+        return "OPERATION"
+    return "".join(word.capitalize() for word in right.split("_"))
 
 
 def topic_missing(topic: str, bootstrap: str, known: Iterable[str]) -> errors.TopicMissing:
     """Return the error for a topic that does not exist, with similar names."""
     create = f"instep topics create {shlex.quote(topic)} --partitions 6 --execute"
-    close = similar_names(topic, known)
+    similar = similar_names(topic, known)
+    remedy = create
+    if similar:
+        remedy = f"correct the name of the topic; or, if it is a new one: {create}"
     return errors.TopicMissing(
-        f"topic {topic!r} does not exist at {', '.join(addresses(bootstrap))}{close}",
-        f"correct the name of the topic; or, if it is a new one: {create}" if close else create,
+        f"topic {topic!r} does not exist at {', '.join(addresses(bootstrap))}{similar}", remedy
     )
 
 
@@ -275,7 +282,7 @@ def similar_names(name: str, known: Iterable[str]) -> str:
     return settings.nearest(name, known, count=3, cutoff=0.6)
 
 
-def who(security: settings.Security) -> ClientIdentity:
+def identity(security: settings.Security) -> ClientIdentity:
     """Return our identity for the brokers."""
     return ClientIdentity(security.username, security.certificate)
 

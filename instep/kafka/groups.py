@@ -15,9 +15,9 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaExcep
 
 from instep import errors
 from instep.kafka import connection, faults
-from instep.kafka.offsets import Spot
+from instep.kafka.offsets import TopicPartitionPair
 
-AT_ONCE = 100
+GROUPS_PER_ROUND = 100
 MIRROR_PREFIX = "instep-"
 MARK = "mirror of an instep pipeline"  # in the metadata of each commit
 
@@ -31,8 +31,8 @@ def mirror(
     cluster: connection.Cluster, group: str, topic: str, positions: Mapping[int, int]
 ) -> None:
     """Commit the next offsets to the group; the first commit on a new cluster takes longer."""
-    spots = {(topic, part): offset for part, offset in positions.items()}
-    for failure in commit(cluster, group, spots, MARK).values():
+    by_pair = {(topic, partition): offset for partition, offset in positions.items()}
+    for failure in commit(cluster, group, by_pair, MARK).values():
         raise failure
 
 
@@ -47,27 +47,33 @@ def foreign_offsets(
     operation = cluster.operation(
         f"read the offsets of group {group!r}", topic=topic, group=group, right="DESCRIBE"
     )
-    asked = [TopicPartition(topic, partition) for partition in partitions]
+    topic_partitions = [TopicPartition(topic, partition) for partition in partitions]
 
-    def ask() -> list[int]:
+    def request() -> list[int]:
         since = time.monotonic()
         try:
-            found = cluster.committer(group)[0].committed(asked, timeout=cluster.timeout_s)
+            committed = cluster.committer(group)[0].committed(
+                topic_partitions, timeout=cluster.timeout_s
+            )
         except KafkaException as failure:
             raise cluster.translate(failure.args[0], operation, since) from failure
-        return sorted(one.partition for one in found if one.offset >= 0 and one.metadata != MARK)
+        return sorted(
+            topic_partition.partition
+            for topic_partition in committed
+            if topic_partition.offset >= 0 and topic_partition.metadata != MARK
+        )
 
-    return cluster.retry(ask)
+    return cluster.retry(request)
 
 
 def refuse_foreign(
     cluster: connection.Cluster, group: str, topic: str, partitions: Iterable[int]
 ) -> None:
     """Raise if another program has offsets in a group: a mirror would overwrite them."""
-    if found := foreign_offsets(cluster, group, topic, partitions):
+    if foreign := foreign_offsets(cluster, group, topic, partitions):
         raise errors.SettingsError(
             f"group {group!r} has offsets of another program in {topic}"
-            f" ({', '.join(map(str, found))}), so it is not a mirror",
+            f" ({', '.join(map(str, foreign))}), so it is not a mirror",
             "use another group.id in that program;"
             f" or, if nobody needs the offsets: instep groups delete {group} --execute",
         )
@@ -82,57 +88,67 @@ def positions(cluster: connection.Cluster, group: str, topic: str) -> dict[int, 
     }
 
 
-def all_positions(cluster: connection.Cluster, group: str) -> dict[Spot, int]:
+def all_positions(cluster: connection.Cluster, group: str) -> dict[TopicPartitionPair, int]:
     """Return the group's next offsets in every topic, without partitions that have none."""
     return positions_of_each(cluster, [group])[group]
 
 
 def positions_of_each(
     cluster: connection.Cluster, names: Sequence[str]
-) -> dict[str, dict[Spot, int]]:
+) -> dict[str, dict[TopicPartitionPair, int]]:
     """Return the next offsets of several groups; requests are sent in batches."""
-    found: dict[str, dict[Spot, int]] = {}
-    for start in range(0, len(names), AT_ONCE):
-        found |= _positions(cluster, names[start : start + AT_ONCE])
+    found: dict[str, dict[TopicPartitionPair, int]] = {}
+    for start in range(0, len(names), GROUPS_PER_ROUND):
+        found |= _positions(cluster, names[start : start + GROUPS_PER_ROUND])
     return found
 
 
-def _positions(cluster: connection.Cluster, names: Sequence[str]) -> dict[str, dict[Spot, int]]:
-    def ask() -> dict[str, dict[Spot, int]]:
+def _positions(
+    cluster: connection.Cluster, names: Sequence[str]
+) -> dict[str, dict[TopicPartitionPair, int]]:
+    def request() -> dict[str, dict[TopicPartitionPair, int]]:
         answers: dict[str, concurrent.futures.Future[ConsumerGroupTopicPartitions]] = {}
         for name in names:
-            asked = [ConsumerGroupTopicPartitions(name)]
+            wanted = [ConsumerGroupTopicPartitions(name)]
             answers |= cluster.admin.list_consumer_group_offsets(
-                asked, request_timeout=cluster.timeout_s
+                wanted, request_timeout=cluster.timeout_s
             )
         return {name: offsets_of(name, answer) for name, answer in answers.items()}
 
     def offsets_of(
         name: str, answer: concurrent.futures.Future[ConsumerGroupTopicPartitions]
-    ) -> dict[Spot, int]:
+    ) -> dict[TopicPartitionPair, int]:
         operation = cluster.operation(
             f"read the offsets of group {name!r}", group=name, right="DESCRIBE"
         )
-        places = cluster.wait(answer, operation).topic_partitions
+        topic_partitions = cluster.wait(answer, operation).topic_partitions
         return {
-            (place.topic, place.partition): place.offset
-            for place in places or ()
-            if place.offset >= 0
+            (topic_partition.topic, topic_partition.partition): topic_partition.offset
+            for topic_partition in topic_partitions or ()
+            if topic_partition.offset >= 0
         }
 
-    return cluster.retry(ask)
+    return cluster.retry(request)
 
 
 def commit(
-    cluster: connection.Cluster, group: str, positions: Mapping[Spot, int], metadata: str = ""
-) -> dict[Spot, errors.InstepError]:
+    cluster: connection.Cluster,
+    group: str,
+    positions: Mapping[TopicPartitionPair, int],
+    metadata: str = "",
+) -> dict[TopicPartitionPair, errors.InstepError]:
     """Commit next offsets to a group without members; return the refused partitions."""
-    return cluster.retry(lambda: _commit(cluster, group, positions, metadata)) if positions else {}
+    if not positions:
+        return {}
+    return cluster.retry(lambda: _commit(cluster, group, positions, metadata))
 
 
 def _commit(
-    cluster: connection.Cluster, group: str, positions: Mapping[Spot, int], metadata: str
-) -> dict[Spot, errors.InstepError]:
+    cluster: connection.Cluster,
+    group: str,
+    positions: Mapping[TopicPartitionPair, int],
+    metadata: str,
+) -> dict[TopicPartitionPair, errors.InstepError]:
     """Commit with a consumer.
 
     The admin client's request can abort the process when a broker comes back meanwhile.
@@ -146,12 +162,12 @@ def _commit(
     since = time.monotonic()
     committer, answers = cluster.committer(group)
     answers.clear()
-    places = [
+    topic_partitions = [
         TopicPartition(topic, part, offset, metadata=metadata)
         for (topic, part), offset in positions.items()
     ]
     try:
-        committer.commit(offsets=places, asynchronous=True)
+        committer.commit(offsets=topic_partitions, asynchronous=True)
         while not answers:
             message = committer.poll(connection.SLICE_S)
             error = message.error() if message is not None else None
@@ -164,21 +180,29 @@ def _commit(
                 raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), operation, since)
     except KafkaException as failure:
         raise cluster.translate(failure.args[0], operation, since) from failure
-    whole, each = answers[-1]
-    refused = {(place.topic, place.partition): place.error for place in each if place.error}
-    if whole is not None and (
-        not refused or faults.MEANING.get(whole.code()) is errors.BrokerUnreachable
+    error_of_all, results = answers[-1]
+    refused = {
+        (topic_partition.topic, topic_partition.partition): topic_partition.error
+        for topic_partition in results
+        if topic_partition.error
+    }
+    if error_of_all is not None and (
+        not refused or faults.MEANING.get(error_of_all.code()) is errors.BrokerUnreachable
     ):
-        raise cluster.translate(whole, operation, since) from KafkaException(whole)
-    return {spot: _refusal(cluster, group, spot, error, since) for spot, error in refused.items()}
+        raise cluster.translate(error_of_all, operation, since) from KafkaException(error_of_all)
+    return {pair: _refusal(cluster, group, pair, error, since) for pair, error in refused.items()}
 
 
 def _refusal(
-    cluster: connection.Cluster, group: str, spot: Spot, error: KafkaError, since: float
+    cluster: connection.Cluster,
+    group: str,
+    pair: TopicPartitionPair,
+    error: KafkaError,
+    since: float,
 ) -> errors.InstepError:
     operation = cluster.operation(
-        f"commit offsets to group {group!r} in {spot[0]} {spot[1]}",
-        topic=spot[0],
+        f"commit offsets to group {group!r} in {pair[0]} {pair[1]}",
+        topic=pair[0],
         group=group,
         right="READ",
     )

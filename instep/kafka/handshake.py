@@ -40,8 +40,8 @@ def fault_of_any(
     """Return the problem with the first address that shows one, within a short time."""
     deadline = time.monotonic() + TIMEOUT_S
     for address in addresses:
-        if time.monotonic() < deadline and (found := fault(security, address)):
-            return found
+        if time.monotonic() < deadline and (problem := fault(security, address)):
+            return problem
     return None
 
 
@@ -50,53 +50,55 @@ def fault(security: settings.Security, address: str) -> errors.InstepError | Non
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or int(port) > PORT_MAX:
         return None
-    place = (host.strip("[]"), int(port))
+    host_and_port = (host.strip("[]"), int(port))
     wants_tls = security.protocol.endswith("SSL")
     files = connection.files(security)
     try:
-        found = _ask(place, security, files.context() if wants_tls else None)
+        listener = _sasl_handshake(host_and_port, security, files.context() if wants_tls else None)
     except ssl.SSLCertVerificationError as failure:
         return files.distrusted(f"the broker at {address}", failure)
     except ssl.SSLError as failure:
         if refused := files.refused(f"the broker at {address}", failure.reason or ""):
             return refused
-        found = None
+        listener = None
     except (TimeoutError, ConnectionRefusedError, socket.gaierror, UnicodeError):
         return None
     except OSError:
-        found = None
-    if found is not None:
-        return judge(security, address, found)
-    if wants_tls and _tries(place, security, None):
+        listener = None
+    if listener is not None:
+        return check_listener(security, address, listener)
+    if wants_tls and _answers(host_and_port, security, None):
         plain = "SASL_PLAINTEXT" if security.protocol == "SASL_SSL" else "PLAINTEXT"
         return _other_protocol(security, address, "does not support TLS", plain)
-    if not wants_tls and _tries(place, security, _unverified()):
+    if not wants_tls and _answers(host_and_port, security, _unverified()):
         return _other_protocol(
             security, address, "uses TLS", "SASL_SSL" if security.mechanism else "SSL"
         )
     return None
 
 
-def judge(
-    security: settings.Security, address: str, found: ListenerFacts
+def check_listener(
+    security: settings.Security, address: str, listener: ListenerFacts
 ) -> errors.InstepError | None:
     """Return the error if the settings do not fit what the listener requires."""
-    named = ", ".join(found.mechanisms)
-    if security.mechanism is None and found.takes_users:
+    named = ", ".join(listener.mechanisms)
+    if security.mechanism is None and listener.takes_users:
         protocol = "SASL_SSL" if security.protocol == "SSL" else "SASL_PLAINTEXT"
         return _other_protocol(
             security, address, f"requires a user (mechanisms: {named})", protocol
         )
-    if security.mechanism is not None and not found.takes_users:
+    if security.mechanism is not None and not listener.takes_users:
         return _other_protocol(
             security,
             address,
             "does not authenticate users",
             security.protocol.removeprefix("SASL_"),
         )
-    if security.mechanism is not None and security.mechanism not in found.mechanisms:
+    if security.mechanism is not None and security.mechanism not in listener.mechanisms:
         ours = [
-            mechanism for mechanism in get_args(settings.Mechanism) if mechanism in found.mechanisms
+            mechanism
+            for mechanism in get_args(settings.Mechanism)
+            if mechanism in listener.mechanisms
         ]
         remedy = f"set kafka.security.mechanism to {' or '.join(ours)}"
         if not ours:
@@ -111,18 +113,20 @@ def judge(
 
 
 def _other_protocol(
-    security: settings.Security, address: str, says: str, protocol: str
+    security: settings.Security, address: str, observed: str, protocol: str
 ) -> errors.InstepError:
     return errors.NotAuthorised(
-        f"the listener at {address} {says}, but kafka.security.protocol is {security.protocol}",
+        f"the listener at {address} {observed}, but kafka.security.protocol is {security.protocol}",
         f"set kafka.security.protocol to {protocol}, or use the address of another listener",
     )
 
 
-def _tries(place: tuple[str, int], security: settings.Security, tls: ssl.SSLContext | None) -> bool:
+def _answers(
+    host_and_port: tuple[str, int], security: settings.Security, tls: ssl.SSLContext | None
+) -> bool:
     """Return whether the listener answers this way. A request for a certificate counts too."""
     try:
-        _ask(place, security, tls)
+        _sasl_handshake(host_and_port, security, tls)
     except ssl.SSLError as failure:
         return tls is not None and "ALERT" in (failure.reason or "")
     except OSError:
@@ -130,15 +134,15 @@ def _tries(place: tuple[str, int], security: settings.Security, tls: ssl.SSLCont
     return True
 
 
-def _ask(
-    place: tuple[str, int], security: settings.Security, tls: ssl.SSLContext | None
+def _sasl_handshake(
+    host_and_port: tuple[str, int], security: settings.Security, tls: ssl.SSLContext | None
 ) -> ListenerFacts:
     """Send a SaslHandshake request, with TLS if given; raise OSError without an answer."""
     mechanism = (security.mechanism or "PLAIN").encode()
     head = struct.pack(">hhih6s", SASL_HANDSHAKE, VERSION, CORRELATION, 6, b"instep")
     body = head + struct.pack(">h", len(mechanism)) + mechanism
-    with socket.create_connection(place, timeout=TIMEOUT_S) as opened:
-        stream_socket = tls.wrap_socket(opened, server_hostname=place[0]) if tls else opened
+    with socket.create_connection(host_and_port, timeout=TIMEOUT_S) as opened:
+        stream_socket = tls.wrap_socket(opened, server_hostname=host_and_port[0]) if tls else opened
         with stream_socket, stream_socket.makefile("rb") as stream:
             stream_socket.sendall(struct.pack(">i", len(body)) + body)
             size, correlation, code, count = struct.unpack(">iihi", _exactly(stream.read(14), 14))

@@ -14,7 +14,7 @@ from instep.kafka.admin import admin_extras
 
 INTERNAL = "__"
 MIN_IN_SYNC = "min.insync.replicas"
-FEW = 200
+CHEAP_TOPICS_MAX = 200  # for more topics, reading only one setting of each pays
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,18 @@ class Layout:
         """Return whether it is one of Kafka's own topics, by its name."""
         return self.topic.startswith(INTERNAL)
 
-    def refuse_strange(self, partitions: Iterable[int]) -> None:
+    def check_partitions(self, partitions: Iterable[int]) -> None:
         """Raise SettingsError for partitions that the topic does not have."""
-        if strange := sorted(
+        if unknown := sorted(
             number for number in set(partitions) if number >= len(self.partitions)
         ):
             raise errors.SettingsError(
-                f"topic {self.topic!r} has no partition {', '.join(map(str, strange))}",
+                f"topic {self.topic!r} has no partition {', '.join(map(str, unknown))}",
                 f"it has 0 to {len(self.partitions) - 1}",
             )
 
     @property
-    def led(self) -> tuple[int, ...]:
+    def with_leader(self) -> tuple[int, ...]:
         """Return the partitions that have a leader."""
         return tuple(part.partition for part in self.partitions if part.leader is not None)
 
@@ -76,26 +76,26 @@ class Layouts:
 
 def read(cluster: connection.Cluster) -> Layouts:
     """Read the layout of all topics in one request."""
-    found = cluster.metadata(cluster.operation("list the topics"))
+    metadata = cluster.metadata(cluster.operation("list the topics"))
     topics = {
         name: Layout(
             name,
             tuple(
                 Partition(
                     number,
-                    part.leader if part.leader in found.brokers else None,
+                    part.leader if part.leader in metadata.brokers else None,
                     tuple(part.replicas),
                     tuple(part.isrs),
                 )
                 for number, part in sorted(topic.partitions.items())
             ),
         )
-        for name, topic in sorted(found.topics.items())
+        for name, topic in sorted(metadata.topics.items())
     }
     brokers = {
-        node: (broker.host or "", broker.port) for node, broker in sorted(found.brokers.items())
+        node: (broker.host or "", broker.port) for node, broker in sorted(metadata.brokers.items())
     }
-    return Layouts(brokers, topics, found.cluster_id or "")
+    return Layouts(brokers, topics, metadata.cluster_id or "")
 
 
 def too_few_brokers(topic: str, replicas: int, brokers: int) -> errors.SettingsError:
@@ -112,24 +112,24 @@ def matching(names: Iterable[str], pattern: str | None, *, is_regex: bool = Fals
     if pattern is None:
         return list(names)
     try:
-        wanted = re.compile(pattern if is_regex else fnmatch.translate(pattern))
+        compiled = re.compile(pattern if is_regex else fnmatch.translate(pattern))
     except re.error as failure:
         raise errors.SettingsError(
             f"{pattern!r} is not a regular expression: {failure}", "write e.g. '^orders-[0-9]+$'"
         ) from None
-    return [name for name in names if wanted.search(name)]
+    return [name for name in names if compiled.search(name)]
 
 
 def min_in_sync(cluster: connection.Cluster, topics: Collection[str]) -> dict[str, int]:
     """Return min.insync.replicas of each topic, without topics that do not report it."""
-    found: Mapping[str, str | None] | None = None
-    if len(topics) > FEW:
-        with admin_extras.opened(cluster) as admin:
-            found = admin.setting(topics, MIN_IN_SYNC) if admin else None
-    if found is None:
-        found = {
+    values: Mapping[str, str | None] | None = None
+    if len(topics) > CHEAP_TOPICS_MAX:
+        with admin_extras.connect(cluster) as extras:
+            values = extras.setting(topics, MIN_IN_SYNC) if extras else None
+    if values is None:
+        values = {
             name: settings[MIN_IN_SYNC].value
             for name, settings in configs.of_topics(cluster, topics).items()
             if MIN_IN_SYNC in settings
         }
-    return {name: int(value) for name, value in found.items() if value is not None}
+    return {name: int(value) for name, value in values.items() if value is not None}

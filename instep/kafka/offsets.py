@@ -29,11 +29,12 @@ from instep import errors
 from instep.document import event
 from instep.kafka import connection, faults, topics
 
-NONE_SO_LATE = -1
-SPOTS_PER_S = 1_000
-Spot = tuple[str, int]  # a topic and a partition of it
-Answers = dict[Spot, "concurrent.futures.Future[ListOffsetsResultInfo]"]
-LOG_WAS_CUT = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+NO_LATER_RECORD = -1  # Kafka's answer if no record has the timestamp or a later one
+PARTITIONS_PER_S = 1_000  # a request for many partitions gets more time
+TopicPartitionPair = tuple[str, int]  # a topic and a partition of it
+OffsetFutures = dict[TopicPartitionPair, "concurrent.futures.Future[ListOffsetsResultInfo]"]
+# Retention deleted the records at our position while we were reading.
+OFFSET_DELETED_CODES = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def earliest(
 ) -> dict[int, int]:
     """Return the first offset that each partition still has."""
     spec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-    return _ask(cluster, topic, partitions, spec, IsolationLevel.READ_UNCOMMITTED)
+    return _list_offsets(cluster, topic, partitions, spec, IsolationLevel.READ_UNCOMMITTED)
 
 
 def latest(
@@ -79,7 +80,7 @@ def latest(
 ) -> dict[int, int]:
     """Return the end of each partition; if `committed`, before the first open transaction."""
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-    return _ask(cluster, topic, partitions, OffsetSpec.latest(), level)  # type: ignore[no-untyped-call]
+    return _list_offsets(cluster, topic, partitions, OffsetSpec.latest(), level)  # type: ignore[no-untyped-call]
 
 
 def at_time(
@@ -89,60 +90,67 @@ def at_time(
 
     A time without a zone is UTC.
     """
-    # The ends first: a record that arrives meanwhile must not be skipped.
+    # The ends are read first: if no record is late enough, the end is the answer, and a record
+    # that arrives meanwhile must not be skipped.
     ends = latest(cluster, topic, partitions, committed=False)
     spec = OffsetSpec.for_timestamp(max(0, int(event.utc(when).timestamp() * 1000)))
-    found = _ask(cluster, topic, partitions, spec, IsolationLevel.READ_UNCOMMITTED)
+    offset_of = _list_offsets(cluster, topic, partitions, spec, IsolationLevel.READ_UNCOMMITTED)
     return {
-        partition: ends[partition] if offset == NONE_SO_LATE else offset
-        for partition, offset in found.items()
+        partition: ends[partition] if offset == NO_LATER_RECORD else offset
+        for partition, offset in offset_of.items()
     }
 
 
 def spans(
-    cluster: connection.Cluster, spots: Collection[Spot], *, newest: bool = False
-) -> dict[Spot, Span]:
+    cluster: connection.Cluster,
+    pairs: Collection[TopicPartitionPair],
+    *,
+    newest: bool = False,
+) -> dict[TopicPartitionPair, Span]:
     """Return the spans of partitions of any topics, in a few requests.
 
     Partitions that do not answer are omitted. Those whose leader died are tried a second time:
     they may have another leader by then.
     """
-    found = _spans(cluster, spots, newest)
-    unanswered = [spot for spot in spots if spot not in found]
-    return {**found, **_spans(cluster, unanswered, newest)} if unanswered else found
+    found = _spans(cluster, pairs, newest)
+    unanswered = [pair for pair in pairs if pair not in found]
+    return found | _spans(cluster, unanswered, newest)
 
 
-def _spans(cluster: connection.Cluster, spots: Collection[Spot], newest: bool) -> dict[Spot, Span]:
-    if not spots:
+def _spans(
+    cluster: connection.Cluster, pairs: Collection[TopicPartitionPair], newest: bool
+) -> dict[TopicPartitionPair, Span]:
+    if not pairs:
         return {}
     uncommitted, committed = IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED
     # All requests are sent before the first answer is awaited. The committed end is requested
     # before the end, so that it is never after it.
     requests = [
-        _futures(cluster, spots, OffsetSpec.earliest(), uncommitted),  # type: ignore[no-untyped-call]
-        _futures(cluster, spots, OffsetSpec.latest(), committed),  # type: ignore[no-untyped-call]
-        _futures(cluster, spots, OffsetSpec.latest(), uncommitted),  # type: ignore[no-untyped-call]
+        _futures(cluster, pairs, OffsetSpec.earliest(), uncommitted),  # type: ignore[no-untyped-call]
+        _futures(cluster, pairs, OffsetSpec.latest(), committed),  # type: ignore[no-untyped-call]
+        _futures(cluster, pairs, OffsetSpec.latest(), uncommitted),  # type: ignore[no-untyped-call]
     ]
-    newest_requests: Answers = {}
+    newest_requests: OffsetFutures = {}
     if newest:
         spec = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
-        newest_requests = _futures(cluster, spots, spec, uncommitted)
-    answers = [_answered(cluster, futures) for futures in requests]
+        newest_requests = _futures(cluster, pairs, spec, uncommitted)
+    answers = [_results(cluster, futures) for futures in requests]
     # an offset below 0 means that the client got no answer
     firsts, committed_ends, ends = (
-        {spot: one for spot, one in found.items() if one.offset >= 0} for found in answers
+        {pair: info for pair, info in results.items() if info.offset >= 0} for results in answers
     )
-    times = _answered(cluster, newest_requests, errors.SettingsError) if newest else {}
-    return {
-        spot: Span(
-            firsts[spot].offset,
-            max(ends[spot].offset, committed_ends[spot].offset),
-            committed_ends[spot].offset,
-            times[spot].timestamp if spot in times and times[spot].timestamp >= 0 else None,
-        )
-        for spot in spots
-        if spot in firsts and spot in committed_ends and spot in ends
+    # Old brokers refuse this request: then only the newest timestamp is unknown.
+    newest_records = _results(cluster, newest_requests, errors.SettingsError)
+    newest_ms = {
+        pair: info.timestamp for pair, info in newest_records.items() if info.timestamp >= 0
     }
+    found = {}
+    for pair in pairs:
+        if pair in firsts and pair in committed_ends and pair in ends:
+            committed_end = committed_ends[pair].offset
+            end = max(ends[pair].offset, committed_end)
+            found[pair] = Span(firsts[pair].offset, end, committed_end, newest_ms.get(pair))
+    return found
 
 
 def first_records(
@@ -155,14 +163,14 @@ def first_records(
     deadline = time.monotonic() + timeout_s
     starts = earliest(cluster, topic, positions)
     ends = latest(cluster, topic, positions)
-    found: dict[int, LogRecord | None] = dict.fromkeys(positions)
+    records: dict[int, LogRecord | None] = dict.fromkeys(positions)
     waiting = {}
     for partition, position in positions.items():
         start = max(position, starts[partition])
         if start < ends[partition]:
             waiting[partition] = start
     if not waiting:
-        return found
+        return records
     with cluster.reader_lock:
         reader = cluster.reader
         reader.assign(
@@ -170,43 +178,49 @@ def first_records(
         )
         try:
             while waiting:
-                message = _next(cluster, reader, topic, timeout_s, deadline)
+                message = _poll(cluster, reader, topic, timeout_s, deadline)
                 number = message.partition()
                 assert number is not None
                 if waiting.pop(number, None) is not None:
-                    found[number] = None if message.error() else record(message, number)
+                    records[number] = None if message.error() else record(message, number)
                     reader.incremental_unassign([TopicPartition(topic, number)])
         except errors.BrokerUnreachable:
             cluster.renew()
             raise
         finally:
             reader.unassign()
-    return found
+    return records
 
 
 def _futures(
-    cluster: connection.Cluster, spots: Collection[Spot], spec: OffsetSpec, level: IsolationLevel
-) -> Answers:
-    wanted = {TopicPartition(*spot): spec for spot in spots}
-    answers = cluster.admin.list_offsets(
-        wanted,
+    cluster: connection.Cluster,
+    pairs: Collection[TopicPartitionPair],
+    spec: OffsetSpec,
+    level: IsolationLevel,
+) -> OffsetFutures:
+    specs = {TopicPartition(*pair): spec for pair in pairs}
+    futures = cluster.admin.list_offsets(
+        specs,
         isolation_level=level,
-        request_timeout=connection.SILENCE_S + len(spots) / SPOTS_PER_S,
+        request_timeout=connection.SILENCE_S + len(pairs) / PARTITIONS_PER_S,
     )
-    return {(place.topic, place.partition): answer for place, answer in answers.items()}
+    return {
+        (topic_partition.topic, topic_partition.partition): future
+        for topic_partition, future in futures.items()
+    }
 
 
-def _answered(
-    cluster: connection.Cluster, answers: Answers, *ignored: type[errors.InstepError]
-) -> dict[Spot, ListOffsetsResultInfo]:
+def _results(
+    cluster: connection.Cluster, futures: OffsetFutures, *ignored: type[errors.InstepError]
+) -> dict[TopicPartitionPair, ListOffsetsResultInfo]:
     """Return the answers, without partitions that have no leader and `ignored` errors."""
-    found = {}
-    for spot, answer in answers.items():
+    results = {}
+    for (topic, partition), future in futures.items():
         try:
-            found[spot] = cluster.wait(
-                answer,
+            results[topic, partition] = cluster.wait(
+                future,
                 cluster.operation(
-                    f"ask for offsets of topic {spot[0]!r}", topic=spot[0], right="DESCRIBE"
+                    f"list offsets of topic {topic!r}", topic=topic, right="DESCRIBE"
                 ),
             )
         except errors.InstepError as failure:
@@ -215,10 +229,10 @@ def _answered(
             )
             if not is_ignored and faults.code(failure) != KafkaError._NOENT:
                 raise
-    return found
+    return results
 
 
-def _ask(
+def _list_offsets(
     cluster: connection.Cluster,
     topic: str,
     partitions: Collection[int],
@@ -227,27 +241,25 @@ def _ask(
 ) -> dict[int, int]:
     if not partitions:
         return {}
-    wanted = {TopicPartition(topic, partition): spec for partition in partitions}
-    operation = cluster.operation(
-        f"ask for offsets of topic {topic!r}", topic=topic, right="DESCRIBE"
-    )
+    specs = {TopicPartition(topic, partition): spec for partition in partitions}
+    operation = cluster.operation(f"list offsets of topic {topic!r}", topic=topic, right="DESCRIBE")
 
-    def ask() -> dict[int, int]:
+    def request() -> dict[int, int]:
         answers = cluster.admin.list_offsets(
-            wanted, isolation_level=level, request_timeout=cluster.timeout_s
+            specs, isolation_level=level, request_timeout=cluster.timeout_s
         )
-        found = {
-            place.partition: cluster.wait(answer, operation).offset
-            for place, answer in answers.items()
+        offset_of = {
+            topic_partition.partition: cluster.wait(answer, operation).offset
+            for topic_partition, answer in answers.items()
         }
-        if OFFSET_INVALID in found.values():  # the client got no answer
+        if OFFSET_INVALID in offset_of.values():  # the client got no answer
             raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), operation, time.monotonic())
-        return found
+        return offset_of
 
-    def ask_or_explain() -> dict[int, int]:
+    def request_or_explain() -> dict[int, int]:
         """Find out why there is no leader: a connection that broke looks like that too."""
         try:
-            return ask()
+            return request()
         except errors.BrokerUnreachable:
             raise
         except errors.InstepError as failure:
@@ -255,17 +267,17 @@ def _ask(
                 isinstance(failure, errors.TopicMissing)
                 or faults.code(failure) == KafkaError._NOENT
             ):
-                raise _unled(cluster, topic, partitions) from failure.__cause__
+                raise _no_leader(cluster, topic, partitions) from failure.__cause__
             raise
 
     try:
-        return cluster.retry(ask_or_explain)
+        return cluster.retry(request_or_explain)
     except errors.BrokerUnreachable:
         cluster.renew()
         raise
 
 
-def _unled(
+def _no_leader(
     cluster: connection.Cluster, topic: str, partitions: Collection[int]
 ) -> errors.InstepError:
     """Return why the client found no leader.
@@ -273,10 +285,10 @@ def _unled(
     It reports a missing topic, a missing partition and a missing right alike.
     """
     known = topics.describe(cluster, topic).partitions
-    strange = sorted(set(partitions) - set(known))
-    if strange:
+    unknown = sorted(set(partitions) - set(known))
+    if unknown:
         return errors.TopicMissing(
-            f"topic {topic!r} has no partition {', '.join(map(str, strange))}",
+            f"topic {topic!r} has no partition {', '.join(map(str, unknown))}",
             f"it has {', '.join(map(str, known))}",
         )
     return errors.BrokerUnreachable(
@@ -284,7 +296,7 @@ def _unled(
     )
 
 
-def _next(
+def _poll(
     cluster: connection.Cluster, reader: Consumer, topic: str, timeout_s: float, deadline: float
 ) -> Message:
     """Return the next record or, as a message with an error, the end of a partition."""
@@ -297,7 +309,7 @@ def _next(
         error = message.error() if message is not None else None
         if message and (not error or error.code() == KafkaError._PARTITION_EOF):
             return message
-        if message and error and error.code() in LOG_WAS_CUT:
+        if message and error and error.code() in OFFSET_DELETED_CODES:
             partition = message.partition()
             assert partition is not None
             reader.seek(
@@ -313,8 +325,8 @@ def record(message: Message, partition: int) -> LogRecord:
     """Return a message of the client as a record."""
     offset = message.offset()
     assert offset is not None
-    given: Any = message.headers()  # pairs, whatever the client's types say
-    headers = tuple((name, value) for name, value in given or ())
+    pairs: Any = message.headers()  # pairs, whatever the client's types say
+    headers = tuple((name, value) for name, value in pairs or ())
     return LogRecord(
         partition, offset, message.timestamp()[1], message.key(), message.value(), headers
     )

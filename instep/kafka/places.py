@@ -122,20 +122,20 @@ def parse_place(text: str) -> Place:
 
 def parse_range(text: str) -> PlaceRange:
     """Parse a range: two places, or one place up to the end."""
-    alone = _place(text)
-    if alone is not None:
-        return PlaceRange(alone, FromEnd())
-    found = next(_splits(text), None)
-    if found is None:
+    single = _place(text)
+    if single is not None:
+        return PlaceRange(single, FromEnd())
+    place_range = next(_splits(text), None)
+    if place_range is None:
         raise errors.SettingsError(f"{text!r} is not a range of places in a log", GRAMMAR + RANGES)
-    match found.first, found.last:
+    match place_range.first, place_range.last:
         case (Offset(a), Offset(b)) if a > b:
             raise _reversed(text)
         case (AtTime(start), AtTime(end)) if start > end:
             raise _reversed(text)
         case (Ago(longer), Ago(shorter)) if longer < shorter:
             raise _reversed(text)
-    return found
+    return place_range
 
 
 def moment(place: Place) -> datetime:
@@ -164,23 +164,26 @@ def resolve(
     end = offsets.latest(cluster, topic, partitions, committed)
     match place:
         case Offset(offset):
-            asked = dict.fromkeys(partitions, offset)
+            requested = dict.fromkeys(partitions, offset)
         case FromStart(count):
-            asked = {partition: first[partition] + count for partition in partitions}
+            requested = {partition: first[partition] + count for partition in partitions}
         case FromEnd(count):
-            asked = {partition: end[partition] - count for partition in partitions}
+            requested = {partition: end[partition] - count for partition in partitions}
         case AtTime() | Ago():
             timed = offsets.at_time(cluster, topic, partitions, moment(place))
-            # a time after the last record means the end
-            asked = {partition: min(timed[partition], end[partition]) for partition in partitions}
+            # A time after the last record means the end. The last record may be behind an open
+            # transaction, so with `committed` the offset of a time is limited to that end too.
+            requested = {
+                partition: min(timed[partition], end[partition]) for partition in partitions
+            }
     found = {
         partition: min(max(offset, first[partition]), end[partition])
-        for partition, offset in asked.items()
+        for partition, offset in requested.items()
     }
-    return Resolved(
-        found,
-        {partition: offset for partition, offset in asked.items() if offset != found[partition]},
-    )
+    clamped = {
+        partition: offset for partition, offset in requested.items() if offset != found[partition]
+    }
+    return Resolved(found, clamped)
 
 
 def _place(text: str) -> Place | None:

@@ -12,7 +12,7 @@ from instep import errors
 from instep.kafka import connection, faults, offsets
 from instep.kafka.offsets import LogRecord
 
-AT_ONCE = 1_000
+RECORDS_PER_POLL = 1_000
 SILENCE_S = 30.0
 
 
@@ -33,42 +33,44 @@ def messages(
     ranges: Mapping[int, tuple[int, int]],
     *,
     committed: bool = True,
-    enough: Collection[int] = (),
+    finished: Collection[int] = (),
 ) -> Iterator[tuple[int, Message]]:
     """Return messages of ranges; the caller adds a partition to `enough` to stop reading it."""
     ends = offsets.latest(cluster, topic, ranges, committed)
-    left = {
+    ends_left = {
         part: min(end, ends[part])
         for part, (start, end) in ranges.items()
         if start < min(end, ends[part])
     }
-    if not left:
+    if not ends_left:
         return
-    first = offsets.earliest(cluster, topic, left)
-    places = [TopicPartition(topic, part, max(ranges[part][0], first[part])) for part in left]
+    first = offsets.earliest(cluster, topic, ends_left)
+    topic_partitions = [
+        TopicPartition(topic, part, max(ranges[part][0], first[part])) for part in ends_left
+    ]
     operation = dataclasses.replace(
         cluster.operation(f"read topic {topic!r}", topic=topic, right="READ"), tried_s=SILENCE_S
     )
     scanner = cluster.scanner(committed)
     try:
-        scanner.assign(places)
+        scanner.assign(topic_partitions)
         received_at = time.monotonic()
-        while left:
-            for message in scanner.consume(AT_ONCE, connection.SLICE_S):
+        while ends_left:
+            for message in scanner.consume(RECORDS_PER_POLL, connection.SLICE_S):
                 received_at = time.monotonic()
                 error, partition, offset = message.error(), message.partition(), message.offset()
-                if partition not in left:
+                if partition not in ends_left:
                     continue
                 if error is None:
                     assert offset is not None
-                    if offset < left[partition]:
+                    if offset < ends_left[partition]:
                         yield partition, message
-                    if offset >= left[partition] - 1 or partition in enough:
-                        _done(scanner, topic, partition, left)
+                    if offset >= ends_left[partition] - 1 or partition in finished:
+                        _finish(scanner, topic, partition, ends_left)
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    _done(scanner, topic, partition, left)
+                    _finish(scanner, topic, partition, ends_left)
                 else:
-                    _refuse(cluster, topic, partition, error, operation, received_at)
+                    _raise_if_permanent(cluster, topic, partition, error, operation, received_at)
             if (
                 cluster.error_log.refused_by_all(received_at)
                 or time.monotonic() - received_at > SILENCE_S
@@ -89,12 +91,12 @@ def follow(
         while True:
             since = time.monotonic()
             received: list[tuple[int, Message]] = []
-            for message in scanner.consume(AT_ONCE, connection.SLICE_S):
+            for message in scanner.consume(RECORDS_PER_POLL, connection.SLICE_S):
                 error, partition = message.error(), message.partition()
                 if error is None and partition is not None:
                     received.append((partition, message))
                 elif error is not None:
-                    _refuse(cluster, topic, partition, error, operation, since)
+                    _raise_if_permanent(cluster, topic, partition, error, operation, since)
             yield received
             if cluster.error_log.refused_by_all(since):
                 raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), operation, since)
@@ -102,7 +104,7 @@ def follow(
         scanner.close()
 
 
-def _refuse(
+def _raise_if_permanent(
     cluster: connection.Cluster,
     topic: str,
     partition: int | None,
@@ -111,7 +113,7 @@ def _refuse(
     since: float,
 ) -> None:
     """Raise permanent errors."""
-    if error.code() in offsets.LOG_WAS_CUT:
+    if error.code() in offsets.OFFSET_DELETED_CODES:
         raise errors.OffsetsExpired(
             f"records of topic {topic!r}, partition {partition}, were deleted while they were read",
             "run the command again",
@@ -120,6 +122,6 @@ def _refuse(
         raise cluster.translate(error, operation, since)
 
 
-def _done(scanner: Consumer, topic: str, partition: int, left: dict[int, int]) -> None:
-    del left[partition]
+def _finish(scanner: Consumer, topic: str, partition: int, ends_left: dict[int, int]) -> None:
+    del ends_left[partition]
     scanner.incremental_unassign([TopicPartition(topic, partition)])

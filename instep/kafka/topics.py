@@ -42,7 +42,7 @@ def describe(cluster: connection.Cluster, topic: str) -> Topic:
     )
 
 
-def ask_id(cluster: connection.Cluster, topic: str) -> Callable[[], str]:
+def request_id(cluster: connection.Cluster, topic: str) -> Callable[[], str]:
     """Request the topic's id, and return a function that waits for the answer.
 
     The function raises TopicMissing if the topic does not exist.
@@ -59,7 +59,7 @@ def ask_id(cluster: connection.Cluster, topic: str) -> Callable[[], str]:
 def ids(cluster: connection.Cluster, names: Collection[str]) -> dict[str, str]:
     """Return the id of each topic, in one request, in Kafka's spelling."""
 
-    def ask() -> dict[str, str]:
+    def request() -> dict[str, str]:
         answers = cluster.admin.describe_topics(
             TopicCollection(list(names)), request_timeout=cluster.timeout_s
         )
@@ -71,31 +71,33 @@ def ids(cluster: connection.Cluster, names: Collection[str]) -> dict[str, str]:
             name: str(cluster.wait(answer, operations[name]).topic_id)
             for name, answer in answers.items()
         }
-        return {name: spelled(id_) for name, id_ in found.items()}
+        return {name: kafka_spelling(id_) for name, id_ in found.items()}
 
-    return cluster.retry(ask)
+    return cluster.retry(request)
 
 
-def spelled(id_: str) -> str:
+def kafka_spelling(id_: str) -> str:
     """Return an id in Kafka's spelling; the client and the ledger have + and / for - and _."""
     return id_.replace("+", "-").replace("/", "_")
 
 
 def is_compacted(cluster: connection.Cluster, topic: str) -> bool:
     """Return whether the topic is compacted."""
-    asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
 
-    def ask() -> bool:
-        answer = cluster.admin.describe_configs([asked], request_timeout=cluster.timeout_s)[asked]
-        found = cluster.wait(
+    def request() -> bool:
+        answer = cluster.admin.describe_configs([resource], request_timeout=cluster.timeout_s)[
+            resource
+        ]
+        config = cluster.wait(
             answer,
             cluster.operation(
                 f"read the settings of topic {topic!r}", topic=topic, right="DESCRIBE_CONFIGS"
             ),
         )
-        return "compact" in (found["cleanup.policy"].value or "")
+        return "compact" in (config["cleanup.policy"].value or "")
 
-    return cluster.retry(ask)
+    return cluster.retry(request)
 
 
 def create(
@@ -112,22 +114,26 @@ def create(
 
     `on` are the brokers of every partition; the first one leads.
     """
-    parts = BROKER_DEFAULT if partitions is None else partitions
-    place: dict[str, Any] = {"replication_factor": BROKER_DEFAULT if replicas is None else replicas}
+    count = BROKER_DEFAULT if partitions is None else partitions
+    replication: dict[str, Any] = {
+        "replication_factor": BROKER_DEFAULT if replicas is None else replicas
+    }
     if on:
-        place = {"replica_assignment": [list(on)] * max(parts, 1)}
-    new = NewTopic(name, max(parts, 1) if on else parts, config=dict(config or {}), **place)
+        # An explicit assignment lists every partition, so the broker's default cannot be used.
+        count = max(count, 1)
+        replication = {"replica_assignment": [list(on)] * count}
+    new = NewTopic(name, count, config=dict(config or {}), **replication)
     answer = cluster.admin.create_topics(
         [new], validate_only=validate_only, request_timeout=cluster.timeout_s
     )[name]
     cluster.wait(answer, cluster.operation(f"create topic {name!r}", topic=name, right="CREATE"))
     if not validate_only:
-        _await(
+        _wait_until(
             cluster,
             name,
-            lambda found: (
-                found is not None
-                and _led_partitions(found) == (partitions or len(found.partitions))
+            lambda topic: (
+                topic is not None
+                and _led_partitions(topic) == (partitions or len(topic.partitions))
             ),
         )
 
@@ -143,24 +149,26 @@ def grow(cluster: connection.Cluster, name: str, partitions: int) -> None:
             f"increase topic {name!r} to {partitions} partitions", topic=name, right="ALTER"
         ),
     )
-    _await(cluster, name, lambda found: _led_partitions(found) == partitions)
+    _wait_until(cluster, name, lambda topic: _led_partitions(topic) == partitions)
 
 
 def delete(cluster: connection.Cluster, name: str) -> None:
     """Delete the topic and wait until the cluster's metadata does not have it any more."""
     answer = cluster.admin.delete_topics([name], request_timeout=cluster.timeout_s)[name]
     cluster.wait(answer, cluster.operation(f"delete topic {name!r}", topic=name, right="DELETE"))
-    _await(cluster, name, lambda found: found is None)
+    _wait_until(cluster, name, lambda topic: topic is None)
 
 
 def trim(cluster: connection.Cluster, name: str, before: Mapping[int, int]) -> dict[int, int]:
     """Delete the records below these offsets; return the new first offset of each partition."""
-    places = [TopicPartition(name, partition, offset) for partition, offset in before.items()]
-    answers = cluster.admin.delete_records(places, request_timeout=cluster.timeout_s)
+    topic_partitions = [
+        TopicPartition(name, partition, offset) for partition, offset in before.items()
+    ]
+    answers = cluster.admin.delete_records(topic_partitions, request_timeout=cluster.timeout_s)
     operation = cluster.operation(f"delete records of topic {name!r}", topic=name, right="DELETE")
     return {
-        place.partition: cluster.wait(answer, operation).low_watermark
-        for place, answer in answers.items()
+        topic_partition.partition: cluster.wait(answer, operation).low_watermark
+        for topic_partition, answer in answers.items()
     }
 
 
@@ -169,15 +177,16 @@ def names(cluster: connection.Cluster) -> list[str]:
     return list(layout.read(cluster).topics)
 
 
-def placed(cluster: connection.Cluster, names: Collection[str]) -> layout.Layouts:
+def read_layouts(cluster: connection.Cluster, names: Collection[str]) -> layout.Layouts:
     """Return the layout; raise for a topic that does not exist, or that we may not see."""
-    known = layout.read(cluster)
+    layouts = layout.read(cluster)
     for name in names:
-        if name not in known.topics:
-            # the list omits topics that we may not see; a request by name distinguishes the two
+        if name not in layouts.topics:
+            # The list omits topics that we may not see. A request by name distinguishes the two:
+            # it raises NotAuthorised.
             describe(cluster, name)
             raise missing(cluster, name)
-    return known
+    return layouts
 
 
 def missing(cluster: connection.Cluster, topic: str) -> errors.TopicMissing:
@@ -206,14 +215,14 @@ def _cluster_id(cluster: connection.Cluster, topic: str) -> str:
     return cluster.metadata(cluster.operation("ask for the cluster's id"), topic).cluster_id or ""
 
 
-def _await(cluster: connection.Cluster, topic: str, reached: Callable[[Any], bool]) -> None:
+def _wait_until(cluster: connection.Cluster, topic: str, is_done: Callable[[Any], bool]) -> None:
     """Wait until the metadata shows a change: the controller answers before the brokers know."""
 
     def is_reached() -> bool:
         try:
-            return reached(cluster.retry(lambda: _description(cluster, topic)))
+            return is_done(cluster.retry(lambda: _description(cluster, topic)))
         except errors.TopicMissing:
-            return reached(None)
+            return is_done(None)
 
     if not wait_until(is_reached, cluster.timeout_s, interval_s=connection.SLICE_S):
         raise faults.translate(
@@ -225,7 +234,7 @@ def _await(cluster: connection.Cluster, topic: str, reached: Callable[[Any], boo
         )
 
 
-def _led_partitions(found: Any) -> int:
-    if found is None:
+def _led_partitions(description: Any) -> int:
+    if description is None:
         return 0
-    return sum(part.leader is not None and part.leader.id >= 0 for part in found.partitions)
+    return sum(part.leader is not None and part.leader.id >= 0 for part in description.partitions)

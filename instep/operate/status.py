@@ -179,7 +179,7 @@ def _with_log(
             for transaction in transactions
         ],
         partitions=partitions,
-        notes=backlog.explained(held_back, transactions),
+        notes=backlog.describe_held_back(held_back, transactions),
     )
 
 

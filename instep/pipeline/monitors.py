@@ -95,9 +95,9 @@ class LagWatch:
         self._ended.set()
 
     def _measure(self) -> None:
-        spots = [(self._topic, partition) for partition in self.partitions]
-        spans = {spot[1]: span for spot, span in offsets.spans(self._cluster, spots).items()}
-        if len(spans) < len(spots):
+        pairs = [(self._topic, partition) for partition in self.partitions]
+        spans = {pair[1]: span for pair, span in offsets.spans(self._cluster, pairs).items()}
+        if len(spans) < len(pairs):
             return  # a partition without a leader: its end is unknown
         progress = self._progress
         progress.see_ends({partition: span.end for partition, span in spans.items()})
@@ -112,7 +112,7 @@ class LagWatch:
         if time.monotonic() - self._named_at >= NAME_INTERVAL_S:
             transactions = backlog.open_transactions(self._cluster, self._topic, held_back)
             self._named_at = time.monotonic()
-            self._progress.held_by = backlog.explained(held_back, transactions)
+            self._progress.held_by = backlog.describe_held_back(held_back, transactions)
 
 
 class HeartbeatWatch:

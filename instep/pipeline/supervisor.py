@@ -110,7 +110,7 @@ def _measure(
         say(f"{name}: {counted(records, 'record')} waiting; starting Spark")
         held_back = {p: one.held_back for p, one in partitions.items() if one.held_back}
         transactions = backlog.open_transactions(cluster, pipeline.topic, held_back)
-        for text in backlog.explained(held_back, transactions):
+        for text in backlog.describe_held_back(held_back, transactions):
             say(f"{name}: {text}")
     return backlogs
 

@@ -165,7 +165,7 @@ class SameTopic:
         self._confirmed = True
 
     def _request_id(self) -> Callable[[], str]:
-        return topics.ask_id(_cluster(self._plan), self._plan.target.topic)
+        return topics.request_id(_cluster(self._plan), self._plan.target.topic)
 
     def _request_again(self) -> str:
         try:

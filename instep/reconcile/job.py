@@ -547,7 +547,7 @@ class _Comparison:
         if counts:
             cluster, topic = self.log.cluster, self.log.topic.name
             transactions = backlog.open_transactions(cluster, topic, counts)
-            self.notes += backlog.explained(counts, transactions)
+            self.notes += backlog.describe_held_back(counts, transactions)
         return sum(counts.values())
 
     def _never_applied(self) -> int:

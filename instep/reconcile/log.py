@@ -74,7 +74,7 @@ class PipelineLog:
         while True:
             committed = self.ends()
             ends = {p: min(end, goal[p]) for p, end in committed.items()}
-            self.held_back = backlog.still_held(goal, committed)
+            self.held_back = backlog.still_held_back(goal, committed)
             with self.sink.translated():
                 positions = {p: row.next_offset for p, row in self.sink.ledger.positions().items()}
             start = start or positions

@@ -20,7 +20,7 @@ from instep.emit import guarantees
 
 MURMUR2, CRC32, NO_KEYS = "murmur2", "CRC32", "none: keys are ignored"
 UNLIMITED = 2**31 - 1
-WHOLE = ("all", "-1")
+ACKS_ALL = ("all", "-1")
 ON = ("true", "t", "1", "on", "yes")
 
 JAVA: Mapping[str, str] = {
@@ -117,7 +117,7 @@ IGNORE_KEYS = ("roundrobinpartitioner", "uniformstickypartitioner")
 
 
 class Effective(msgspec.Struct, frozen=True, kw_only=True):
-    """How a publisher sends. `said` has, by name, where a value comes from."""
+    """How a publisher sends. `origins` says, by name, where a value comes from."""
 
     acks: str
     idempotent: bool
@@ -133,7 +133,7 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
     block_ms: int | None  # how long send() waits; None where a client has no such limit
     compression: str
     transactional_id: str | None
-    said: dict[str, str]
+    origins: dict[str, str]
     refused: str | None = None
     misspelt: list[tuple[str, str]] = []
 
@@ -143,7 +143,7 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
     given = _canonical(config)
     defaults = DEFAULTS[client]
     values = {**defaults, **given}
-    said = {name: "set" if name in given else f"default of {client}" for name in values}
+    origins = {name: "set" if name in given else f"default of {client}" for name in values}
     transactional = bool(given.get("transactional.id"))
     idempotent = transactional or values["enable.idempotence"].lower() in ON
     explicit = transactional or "enable.idempotence" in given
@@ -156,9 +156,11 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
     conflicts = _conflicts(given) if idempotent else []
     refused = None
     if conflicts and (explicit or client not in ("java", "kafka-python")):
-        refused = f"idempotence does not go with {' and '.join(conflicts)}"
+        refused = f"idempotence conflicts with {' and '.join(conflicts)}"
     elif conflicts:
-        idempotent, said["enable.idempotence"] = False, f"turned off by {' and '.join(conflicts)}"
+        # Java and kafka-python turn a default idempotence off; other clients refuse to start.
+        idempotent = False
+        origins["enable.idempotence"] = f"turned off by {' and '.join(conflicts)}"
     if idempotent and client in ("librdkafka", "aiokafka") and not refused:
         values |= {
             "acks": "all",
@@ -167,12 +169,12 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
             ),
         }
     if client == "java" and "delivery.timeout.ms" in given:
-        refused = refused or _too_hasty(values)
+        refused = refused or _delivery_too_short(values)
     if client == "instep":
         refused = refused or _refused_by_emit(config)
     refused = refused or _not_a_value(client, given)
     return Effective(
-        acks="all" if values["acks"].lower() in WHOLE else values["acks"],
+        acks="all" if values["acks"].lower() in ACKS_ALL else values["acks"],
         idempotent=idempotent,
         in_flight=_number(values["max.in.flight.requests.per.connection"]),
         hashing=_hashing(client, values, given),
@@ -186,7 +188,7 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
         block_ms=_number(values["max.block.ms"]) if client in ("java", "kafka-python") else None,
         compression=values["compression.type"].lower() or "none",
         transactional_id=given.get("transactional.id") or None,
-        said=said,
+        origins=origins,
         refused=refused,
         misspelt=_misspelt(config),
     )
@@ -200,7 +202,7 @@ def _canonical(config: Mapping[str, str]) -> dict[str, str]:
 def _conflicts(given: Mapping[str, str]) -> list[str]:
     """Return the given settings that conflict with an idempotent producer."""
     found = []
-    if given.get("acks", "all").lower() not in WHOLE:
+    if given.get("acks", "all").lower() not in ACKS_ALL:
         found.append(f"acks={given['acks']}")
     if given.get("transactional.id") and given.get("enable.idempotence", "true").lower() not in ON:
         found.append("enable.idempotence=false and a transactional.id")
@@ -217,7 +219,7 @@ def _not_a_value(client: settings.Client, given: Mapping[str, str]) -> str | Non
     """Return why no client accepts the value of a setting, or None."""
     for name in NUMBERS:
         if name in given and not _is_number(given[name]):
-            return f"{name}={given[name]} is no number"
+            return f"{name}={given[name]} is not a number"
     if given.get("acks", "all").lower() not in ACKS:
         return f"acks={given['acks']} is none of {', '.join(ACKS)}"
     compression = given.get("compression.type", "none").lower()
@@ -240,15 +242,15 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _too_hasty(values: Mapping[str, str]) -> str | None:
+def _delivery_too_short(values: Mapping[str, str]) -> str | None:
     """Return why the delivery timeout is too short: one request must fit into it."""
     request = values.get("request.timeout.ms", "30000")
     if _number(values["delivery.timeout.ms"]) >= _number(values["linger.ms"]) + _number(request):
         return None
     whole = f"delivery.timeout.ms={values['delivery.timeout.ms']}"
     return (
-        f"{whole} is less than linger.ms={values['linger.ms']} and"
-        f" request.timeout.ms={request} together"
+        f"{whole} is less than the sum of linger.ms={values['linger.ms']} and"
+        f" request.timeout.ms={request}"
     )
 
 
@@ -261,11 +263,9 @@ def _hashing(client: settings.Client, values: Mapping[str, str], given: Mapping[
         or named.rpartition(".")[2].lower() in IGNORE_KEYS
     ):
         return NO_KEYS
-    return (
-        named
-        if "partitioner" in given and named.lower() not in ("murmur2", "defaultpartitioner", "")
-        else MURMUR2
-    )
+    if "partitioner" in given and named.lower() not in ("murmur2", "defaultpartitioner", ""):
+        return named
+    return MURMUR2
 
 
 def _refused_by_emit(config: Mapping[str, str]) -> str | None:
@@ -278,11 +278,11 @@ def _refused_by_emit(config: Mapping[str, str]) -> str | None:
 
 def of_interest(config: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that the rules check, and similar names. Logins and keys are left out."""
-    strange = {name for name, _ in _misspelt(config)}
+    misspelt = {name for name, _ in _misspelt(config)}
     return {
         name: value
         for name, value in config.items()
-        if name.strip().replace("_", ".") in KNOWN or name in strange
+        if name.strip().replace("_", ".") in KNOWN or name in misspelt
     }
 
 
@@ -291,12 +291,9 @@ def _misspelt(config: Mapping[str, str]) -> list[tuple[str, str]]:
     found = []
     for name in config:
         dotted = name.strip().replace("_", ".")
-        close = (
-            difflib.get_close_matches(dotted, KNOWN, n=1, cutoff=0.85)
-            if dotted not in KNOWN
-            else []
-        )
-        found += [(name, meant) for meant in close]
+        if dotted not in KNOWN:
+            close = difflib.get_close_matches(dotted, KNOWN, n=1, cutoff=0.85)
+            found += [(name, meant) for meant in close]
     return found
 
 

@@ -244,8 +244,8 @@ def _brokers(cluster: Cluster, declared: settings.Settings) -> Iterator[Check]:
         CheckState.GOOD,
         f"cluster {found.cluster_id} with {len(found.brokers)} brokers lets us in",
     )
-    with admin_extras.opened(cluster) as asked:
-        quorum = asked.quorum() if asked else None
+    with admin_extras.connect(cluster) as extras:
+        quorum = extras.quorum() if extras else None
     if quorum is not None and quorum.leader_clock_s is not None:
         yield _clock("the cluster's controller", quorum.leader_clock_s - time.time())
     for name, pipeline in declared.pipelines.items():
@@ -270,12 +270,12 @@ def _brokers(cluster: Cluster, declared: settings.Settings) -> Iterator[Check]:
 
 
 def _readable(cluster: Cluster, topic: layout.Layout) -> Check:
-    firsts = offsets.earliest(cluster, topic.topic, topic.led)
+    firsts = offsets.earliest(cluster, topic.topic, topic.with_leader)
     offsets.first_records(cluster, topic.topic, firsts)
     return Check(
         "",
         CheckState.GOOD,
-        f"{topic.topic} can be read: {len(topic.led)} of {len(topic.partitions)} partitions"
+        f"{topic.topic} can be read: {len(topic.with_leader)} of {len(topic.partitions)} partitions"
         " are led",
     )
 
@@ -287,7 +287,7 @@ def _group(cluster: Cluster, name: str, topic: layout.Layout) -> Check:
         return Check(
             "", CheckState.WRONG, f"group {name} has members: {', '.join(map(str, members))}", fix
         )
-    groups.refuse_foreign(cluster, name, topic.topic, topic.led)
+    groups.refuse_foreign(cluster, name, topic.topic, topic.with_leader)
     return Check("", CheckState.GOOD, f"group {name} can be seen, and is the pipeline's own")
 
 

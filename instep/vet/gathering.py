@@ -23,8 +23,7 @@ from instep.kafka.admin import admin_extras, consumer_groups
 from instep.kafka.connection import Cluster
 from instep.sinks import facts, inspection, target
 from instep.sinks.target import Target
-from instep.vet import clients, sampling
-from instep.vet import snapshot as found
+from instep.vet import clients, sampling, snapshot
 
 SAMPLED_PER_PARTITION = 20
 STATUSES_MAX = 1_000
@@ -40,7 +39,7 @@ def gather(
     declared: settings.Settings,
     names: list[str],
     loaded: settings.Loaded | None = None,
-) -> found.Snapshot:
+) -> snapshot.Snapshot:
     """Read everything that the rules need about these pipelines.
 
     `loaded` has the origin of each setting, if the settings were read from a file.
@@ -49,7 +48,7 @@ def gather(
 
 
 class Gathering:
-    """One look at everything; `unknown` collects what could not be found out."""
+    """Reads the snapshot; `unknown` collects what could not be found out."""
 
     def __init__(
         self, cluster: Cluster, declared: settings.Settings, loaded: settings.Loaded | None
@@ -60,7 +59,7 @@ class Gathering:
         self.unknown: dict[str, str] = {}
         self.now_s = time.time()
 
-    def of(self, names: list[str]) -> found.Snapshot:
+    def of(self, names: list[str]) -> snapshot.Snapshot:
         pipelines = {name: settings.pipeline(self.declared, name) for name in names}
         self.layouts = layout.read(self.cluster)
         databases = {name: facts.read(name, pipeline) for name, pipeline in pipelines.items()}
@@ -68,11 +67,11 @@ class Gathering:
             name: self._target(name, pipelines[name], databases[name]) for name in names
         }
         wanted = dict.fromkeys(pipeline.topic for pipeline in pipelines.values())
-        with admin_extras.opened(self.cluster) as asked:
-            folders = asked.log_dirs([*wanted]) if asked else None
-            known_topics = {name: self._topic(name, asked, folders) for name in wanted}
-            known_cluster = self._cluster(asked, folders)
-        return found.Snapshot(
+        with admin_extras.connect(self.cluster) as extras:
+            log_dirs = extras.log_dirs([*wanted]) if extras else None
+            known_topics = {name: self._topic(name, extras, log_dirs) for name in wanted}
+            known_cluster = self._cluster(extras, log_dirs)
+        return snapshot.Snapshot(
             taken_at=datetime.now(UTC),
             instep=__version__,
             outage_hours_max=self.declared.vet.outage_hours_max,
@@ -86,9 +85,9 @@ class Gathering:
             },
             databases=databases,
             writers={name: _writer(one) for name, one in self.declared.pipelines.items()},
-            spark=found.SparkFacts(
+            spark=snapshot.SparkFacts(
                 master=self.declared.spark.master,
-                conf=_kept_of(self.declared.spark.conf, SPARK_READ),
+                conf=_only(self.declared.spark.conf, SPARK_READ),
             ),
             accepted=dict(self.declared.vet.accept),
             unknown=self.unknown,
@@ -97,22 +96,24 @@ class Gathering:
     # --- the cluster ------------------------------------------------------------------------------
 
     def _cluster(
-        self, asked: admin_extras.Inquiry | None, folders: list[admin_extras.LogDir] | None
-    ) -> found.ClusterFacts:
-        racks = (asked.racks() if asked else None) or {}
-        quorum = asked.quorum() if asked else None
+        self, extras: admin_extras.AdminExtras | None, log_dirs: list[admin_extras.LogDir] | None
+    ) -> snapshot.ClusterFacts:
+        racks = (extras.racks() if extras else None) or {}
+        quorum = extras.quorum() if extras else None
         clock_ahead_s = (
             quorum.leader_clock_s - time.time() if quorum and quorum.leader_clock_s else None
         )
-        return found.ClusterFacts(
+        return snapshot.ClusterFacts(
             cluster_id=self.layouts.cluster_id,
             bootstrap=[
                 address.strip() for address in self.cluster.bootstrap.split(",") if address.strip()
             ],
             protocol=self.cluster.kafka.security.protocol,
-            brokers=[self._broker(node, racks.get(node), folders) for node in self.layouts.brokers],
+            brokers=[
+                self._broker(node, racks.get(node), log_dirs) for node in self.layouts.brokers
+            ],
             voters=list(quorum.voters) if quorum else None,
-            features=asked.features() if asked else None,
+            features=extras.features() if extras else None,
             clock_ahead_s=clock_ahead_s,
             internal={
                 name: self._internal(name) for name in INTERNAL if name in self.layouts.topics
@@ -120,29 +121,29 @@ class Gathering:
         )
 
     def _broker(
-        self, node: int, rack: str | None, folders: list[admin_extras.LogDir] | None
-    ) -> found.BrokerFacts:
+        self, node: int, rack: str | None, log_dirs: list[admin_extras.LogDir] | None
+    ) -> snapshot.BrokerFacts:
         host, port = self.layouts.brokers[node]
         values = self._try(
             f"settings of broker {node}", lambda: configs.of_brokers(self.cluster, [node])[node]
         )
         disks = [
-            found.Disk(
-                path=one.path,
-                total_bytes=one.total_bytes,
-                free_bytes=one.free_bytes,
-                error=one.error,
+            snapshot.Disk(
+                path=log_dir.path,
+                total_bytes=log_dir.total_bytes,
+                free_bytes=log_dir.free_bytes,
+                error=log_dir.error,
             )
-            for one in folders or ()
-            if one.broker == node
+            for log_dir in log_dirs or ()
+            if log_dir.broker == node
         ]
-        return found.BrokerFacts(
+        return snapshot.BrokerFacts(
             node=node,
             host=host,
             port=port,
             rack=rack,
             settings=_values(values) if values else None,
-            disks=disks or None,  # without the right to see them, a broker tells of none
+            disks=disks or None,  # a broker reports none to a user without the right to see them
         )
 
     def _internal(self, name: str) -> tuple[int, int | None]:
@@ -155,40 +156,42 @@ class Gathering:
         return replicas, in_sync
 
     def _near_topics(self, wanted: Iterable[str]) -> dict[str, str]:
-        """For each topic that is not there, the one whose name is nearest."""
-        there = [name for name in self.layouts.topics if not name.startswith("__")]
-        near = {
-            name: difflib.get_close_matches(name, there, n=1)
+        """Return, for each topic that does not exist, the one with the most similar name."""
+        existing = [name for name in self.layouts.topics if not name.startswith("__")]
+        similar = {
+            name: difflib.get_close_matches(name, existing, n=1)
             for name in wanted
             if name not in self.layouts.topics
         }
-        return {name: close[0] for name, close in near.items() if close}
+        return {name: close[0] for name, close in similar.items() if close}
 
     # --- topics -----------------------------------------------------------------------------------
 
     def _topic(
         self,
         name: str,
-        asked: admin_extras.Inquiry | None,
-        folders: list[admin_extras.LogDir] | None,
-    ) -> found.TopicFacts | None:
+        extras: admin_extras.AdminExtras | None,
+        log_dirs: list[admin_extras.LogDir] | None,
+    ) -> snapshot.TopicFacts | None:
         if name not in self.layouts.topics:
             return None
-        parts = self.layouts.topics[name]
+        topic_layout = self.layouts.topics[name]
         values = self._try(
             f"settings of topic {name}", lambda: configs.of_topics(self.cluster, [name])[name]
         )
         spans = (
             self._try(
                 f"offsets of topic {name}",
-                lambda: offsets.spans(self.cluster, [(name, number) for number in parts.led]),
+                lambda: offsets.spans(
+                    self.cluster, [(name, number) for number in topic_layout.with_leader]
+                ),
             )
             or {}
         )
         sizes = {
-            (one.broker, number): size
-            for one in folders or ()
-            for (topic, number), size in one.replicas.items()
+            (log_dir.broker, number): size
+            for log_dir in log_dirs or ()
+            for (topic, number), size in log_dir.replicas.items()
             if topic == name
         }
         opened = (
@@ -197,7 +200,7 @@ class Gathering:
             )
             or {}
         )
-        return found.TopicFacts(
+        return snapshot.TopicFacts(
             name=name,
             id=(
                 self._try(f"id of topic {name}", lambda: topics.ids(self.cluster, [name])[name])
@@ -208,29 +211,33 @@ class Gathering:
                 _partition(
                     part, spans.get((name, part.partition)), sizes, opened.get(part.partition)
                 )
-                for part in parts.partitions
+                for part in topic_layout.partitions
             ],
             sample=self._try(f"newest records of topic {name}", lambda: self._sample(name, spans)),
-            idempotent_producers=asked.producers(name, parts.led) if asked else None,
+            idempotent_producers=extras.producer_count(name, topic_layout.with_leader)
+            if extras
+            else None,
             span_s=self._try(f"oldest record of topic {name}", lambda: self._span_s(name, spans)),
         )
 
     def _open_transactions(
-        self, topic: str, spans: Mapping[offsets.Spot, offsets.Span]
+        self, topic: str, spans: Mapping[offsets.TopicPartitionPair, offsets.Span]
     ) -> dict[int, int]:
-        """Where a transaction begins that has been open for a while, by partition."""
-        held = {
+        """Return the first offset of a transaction that has been open for a while, by partition."""
+        held_back = {
             number: span.committed_end
             for (_, number), span in spans.items()
             if span.committed_end < span.end
         }
-        if not held:
+        if not held_back:
             return {}
-        before = datetime.fromtimestamp(self.now_s - OPEN_TRANSACTION_S, UTC)
-        young = offsets.at_time(self.cluster, topic, list(held), before)
-        return {number: first for number, first in held.items() if first < young[number]}
+        limit = datetime.fromtimestamp(self.now_s - OPEN_TRANSACTION_S, UTC)
+        young = offsets.at_time(self.cluster, topic, list(held_back), limit)
+        return {number: first for number, first in held_back.items() if first < young[number]}
 
-    def _sample(self, topic: str, spans: Mapping[offsets.Spot, offsets.Span]) -> found.RecordSample:
+    def _sample(
+        self, topic: str, spans: Mapping[offsets.TopicPartitionPair, offsets.Span]
+    ) -> snapshot.RecordSample:
         """Return what the newest records show."""
         ranges = {
             number: (
@@ -243,7 +250,7 @@ class Gathering:
         count = len(self.layouts.topics[topic].partitions)
         keyed = [record for record in records if record.key is not None]
         times = [record.timestamp_ms / 1000 for record in records if record.timestamp_ms >= 0]
-        return found.RecordSample(
+        return snapshot.RecordSample(
             records=len(records),
             keyless=len(records) - len(keyed),
             in_murmur2_place=sum(
@@ -261,7 +268,7 @@ class Gathering:
             unreadable=self._unreadable(topic, records),
             before_2000=sum(when < sampling.YEAR_2000_S for when in times),
             seen={
-                name: sampling.seen(to.mapping, records, self.now_s)
+                name: sampling.read_sample(to.mapping, records, self.now_s)
                 for name, to in self._followers(topic).items()
             },
         )
@@ -273,17 +280,19 @@ class Gathering:
         }
 
     def _unreadable(self, topic: str, records: list[offsets.LogRecord]) -> dict[str, int]:
-        """How many of the records each pipeline of the topic could not apply, by reason."""
+        """Return how many records each pipeline of the topic could not apply, by reason."""
         counts: dict[str, int] = {}
         for name, to in self._followers(topic).items():
             decoder = Decoder(to.mapping)
             for record in records:
-                reason = _refused(decoder, record)
+                reason = _refusal(decoder, record)
                 if reason:
                     counts[f"{name}: {reason}"] = counts.get(f"{name}: {reason}", 0) + 1
         return counts
 
-    def _span_s(self, topic: str, spans: Mapping[offsets.Spot, offsets.Span]) -> float | None:
+    def _span_s(
+        self, topic: str, spans: Mapping[offsets.TopicPartitionPair, offsets.Span]
+    ) -> float | None:
         firsts = {
             number: span.first
             for (_, number), span in spans.items()
@@ -303,18 +312,20 @@ class Gathering:
         self, name: str, pipeline: settings.Pipeline, database: facts.Facts
     ) -> Target | None:
         if database.unreachable or database.unfit:
-            why = database.unreachable or (database.unfit or ("",))[0]
+            reason = database.unreachable or (database.unfit or ("",))[0]
             for what in ("database", "ledger", "dead letters", "parked documents", "newest events"):
-                self.unknown[f"{what} of {name}"] = why.partition("\n")[0]
+                self.unknown[f"{what} of {name}"] = reason.partition("\n")[0]
             return None
         return self._try(f"target of {name}", lambda: inspection.inspect(name, pipeline))
 
     def _pipeline(
-        self, name: str, pipeline: settings.Pipeline, topic: found.TopicFacts | None
-    ) -> found.PipelineFacts:
+        self, name: str, pipeline: settings.Pipeline, topic: snapshot.TopicFacts | None
+    ) -> snapshot.PipelineFacts:
         to = self.targets[name]
-        kept = self._try(f"ledger of {name}", lambda: self._kept(to, topic)) if to else None
-        ledger, dead, parked, statuses = kept or (None, None, None, None)
+        stored = (
+            self._try(f"ledger of {name}", lambda: self._read_database(to, topic)) if to else None
+        )
+        ledger, dead, parked, statuses = stored or (None, None, None, None)
         group = groups.mirror_name(name)
         members = self._try(
             f"members of group {group}", lambda: consumer_groups.members(self.cluster, group)
@@ -322,7 +333,14 @@ class Gathering:
         foreign = self._try(
             f"offsets of group {group}", lambda: self._foreign_offsets(group, pipeline.topic, topic)
         )
-        return found.PipelineFacts(
+        group_members, group_foreign, status_column = None, None, None
+        if members is not None:
+            group_members = [str(member) for member in members]
+        if foreign is not None:
+            group_foreign = [f"{pipeline.topic} {partition}" for partition in foreign]
+        if to is not None and to.mapping.status_column:
+            status_column = to.mapping.status_column.name
+        return snapshot.PipelineFacts(
             topic=pipeline.topic,
             guarantee=pipeline.guarantee,
             start=pipeline.start,
@@ -339,19 +357,17 @@ class Gathering:
             ledger=ledger,
             dead_letters=dead,
             parked_documents=parked,
-            group_members=[str(member) for member in members] if members is not None else None,
-            group_foreign=[f"{pipeline.topic} {partition}" for partition in foreign]
-            if foreign is not None
-            else None,
+            group_members=group_members,
+            group_foreign=group_foreign,
             password_written=self._writes_password(name, pipeline),
-            status_column=to.mapping.status_column.name
-            if to and to.mapping.status_column
-            else None,
+            status_column=status_column,
             followers=dict(pipeline.transitions),
             statuses=statuses,
         )
 
-    def _foreign_offsets(self, group: str, name: str, topic: found.TopicFacts | None) -> list[int]:
+    def _foreign_offsets(
+        self, group: str, name: str, topic: snapshot.TopicFacts | None
+    ) -> list[int]:
         """Return the partitions in which another program has committed to the mirror group."""
         if topic is None:
             return []
@@ -360,16 +376,16 @@ class Gathering:
         )
 
     def _writes_password(self, name: str, pipeline: settings.Pipeline) -> bool | None:
-        """Whether the target's password stands in the settings file itself."""
+        """Return whether the target's password is in the settings file itself."""
         if self.loaded is None:
             return None
         origin = self.loaded.origin(f"pipelines.{name}.target")
         in_file = "${" not in origin and not origin.startswith(settings.ENVIRONMENT_PREFIX)
         return bool(target.database_url(pipeline.target).password) and in_file
 
-    def _kept(
-        self, to: Target, topic: found.TopicFacts | None
-    ) -> tuple[list[found.PartitionProgress], int, int, list[str]]:
+    def _read_database(
+        self, to: Target, topic: snapshot.TopicFacts | None
+    ) -> tuple[list[snapshot.PartitionProgress], int, int, list[str]]:
         """Read the ledger, the size of the quarantine, and the statuses in the table."""
         sink = sinks.open_sink(to)
         try:
@@ -389,23 +405,25 @@ class Gathering:
             number: row.next_offset
             for number, row in positions.items()
             if topic
-            and topics.spelled(row.topic_id) == topic.id
+            and topics.kafka_spelling(row.topic_id) == topic.id
             and (ends.get(number, (None, None))[1] or 0) > row.next_offset
         }
-        waiting = (
-            self._try(f"waiting records of {to.pipeline}", lambda: self._waiting(to.topic, behind))
+        next_records = (
+            self._try(
+                f"waiting records of {to.pipeline}", lambda: self._next_records(to.topic, behind)
+            )
             or {}
         )
         ages = {
-            number: self.now_s - one.timestamp_ms / 1000
-            for number, one in waiting.items()
-            if one and one.timestamp_ms >= 0
+            number: self.now_s - record.timestamp_ms / 1000
+            for number, record in next_records.items()
+            if record and record.timestamp_ms >= 0
         }
         rows = [
-            found.PartitionProgress(
+            snapshot.PartitionProgress(
                 partition=number,
                 next_offset=row.next_offset,
-                topic_id=topics.spelled(row.topic_id),
+                topic_id=topics.kafka_spelling(row.topic_id),
                 cluster_id=row.cluster_id,
                 waiting_age_s=ages.get(number),
             )
@@ -413,20 +431,20 @@ class Gathering:
         ]
         return rows, dead, parked, statuses
 
-    def _waiting(
+    def _next_records(
         self, topic: str, behind: Mapping[int, int]
     ) -> dict[int, offsets.LogRecord | None]:
         return offsets.first_records(self.cluster, topic, behind) if behind else {}
 
-    def _try(self, what: str, ask: Callable[[], Fact]) -> Fact | None:
+    def _try(self, what: str, read: Callable[[], Fact]) -> Fact | None:
         try:
-            return ask()
+            return read()
         except errors.InstepError as error:
             self.unknown[what] = error.what
             return None
 
 
-def _refused(decoder: Decoder, record: offsets.LogRecord) -> str | None:
+def _refusal(decoder: Decoder, record: offsets.LogRecord) -> str | None:
     try:
         event = decoder.decode(record_of(record))
     except Unfit as unfit:
@@ -439,8 +457,8 @@ def _partition(
     span: offsets.Span | None,
     sizes: Mapping[tuple[int, int], int],
     open_from: int | None,
-) -> found.PartitionFacts:
-    return found.PartitionFacts(
+) -> snapshot.PartitionFacts:
+    return snapshot.PartitionFacts(
         partition=part.partition,
         leader=part.leader,
         replicas=list(part.replicas),
@@ -452,31 +470,31 @@ def _partition(
     )
 
 
-def _values(given: configs.Settings) -> found.Values:
+def _values(given: configs.Settings) -> snapshot.Values:
     """Return the settings without those whose names suggest a secret."""
     return {
-        name: found.SettingInForce(one.value, one.source)
-        for name, one in given.items()
+        name: snapshot.EffectiveSetting(setting.value, setting.source)
+        for name, setting in given.items()
         if not settings.SECRET.search(name)
     }
 
 
-def _writer(one: settings.Pipeline) -> found.DeclaredWriter:
-    shown = target.shown(target.database_url(one.target))
-    return found.DeclaredWriter(
-        target=shown, table=one.table, columns=list(one.columns), topic=one.topic
+def _writer(pipeline: settings.Pipeline) -> snapshot.DeclaredWriter:
+    shown = target.shown(target.database_url(pipeline.target))
+    return snapshot.DeclaredWriter(
+        target=shown, table=pipeline.table, columns=list(pipeline.columns), topic=pipeline.topic
     )
 
 
-def _publisher(one: settings.DeclaredPublisher) -> found.PublisherFacts:
+def _publisher(publisher: settings.DeclaredPublisher) -> snapshot.PublisherFacts:
     texts = {
         name: msgspec.json.encode(value).decode() if isinstance(value, bool) else str(value)
-        for name, value in one.config.items()
+        for name, value in publisher.config.items()
     }
-    return found.PublisherFacts(
-        topic=one.topic, client=one.client, config=clients.of_interest(texts)
+    return snapshot.PublisherFacts(
+        topic=publisher.topic, client=publisher.client, config=clients.of_interest(texts)
     )
 
 
-def _kept_of(config: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+def _only(config: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
     return {name: value for name, value in config.items() if name in names}

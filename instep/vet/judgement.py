@@ -16,7 +16,7 @@ from instep.vet.snapshot import Snapshot
 PARTS = ("publisher", "cluster", "topic", "records", "pipeline", "database")
 SEVERITIES = tuple(Severity)
 URGENT = (Risk.LOSS, Risk.DISORDER, Risk.REPETITION, Risk.STANDSTILL, Risk.EXPOSURE)
-WHENS_SAID_MAX = 3
+CONDITIONS_SHOWN_MAX = 3
 HAPPENS = {Risk.LOSS: "lost", Risk.REPETITION: "repeated", Risk.DISORDER: "reordered"}
 
 
@@ -38,7 +38,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unjudged(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules that could not be judged, for want of a fact."""
+    """Rules that could not be judged, because a fact is not known."""
 
     why: str
     rules: list[str]
@@ -84,40 +84,45 @@ def judge(snapshot: Snapshot) -> VetReport:
     judged = [_judge(RuleContext(snapshot, name)) for name in snapshot.pipelines]
     merged: dict[tuple[str, str, tuple[str, ...]], Finding] = {}
     unknown: dict[str, dict[str, None]] = {}
-    for one in judged:
-        for finding in one.findings:
+    for pipeline in judged:
+        for finding in pipeline.findings:
             key = (finding.rule, finding.subject, tuple(finding.evidence))
             merged[key] = _merged(merged.get(key), finding)
-        for rule, why in one.unjudged.items():
-            unknown.setdefault(why, {})[rule] = None
+        for rule, reason in pipeline.unjudged.items():
+            unknown.setdefault(reason, {})[rule] = None
     findings = sorted(merged.values(), key=_rank)
     return VetReport(
         findings=findings,
-        unjudged=[Unjudged(why=why, rules=list(ids)) for why, ids in sorted(unknown.items())],
-        outcomes=[_outcome(one) for one in judged],
+        unjudged=[Unjudged(why=reason, rules=list(ids)) for reason, ids in sorted(unknown.items())],
+        outcomes=[_outcome(pipeline) for pipeline in judged],
         rules=len(rules.ALL),
         summary=_summary(findings, {rule for ids in unknown.values() for rule in ids}),
     )
 
 
 def _summary(findings: list[Finding], unjudged: set[str]) -> Summary:
-    still = [one for one in findings if one.accepted is None]
-    counts = {severity: sum(one.severity == severity for one in still) for severity in Severity}
+    open_findings = [finding for finding in findings if finding.accepted is None]
+    counts = {
+        severity: sum(finding.severity == severity for finding in open_findings)
+        for severity in Severity
+    }
     return Summary(
         errors=counts[Severity.ERROR],
         warnings=counts[Severity.WARNING],
         notes=counts[Severity.NOTE],
-        accepted=len(findings) - len(still),
+        accepted=len(findings) - len(open_findings),
         unjudged=len(unjudged),
-        most_urgent=list(dict.fromkeys(one.rule for one in still if one.severity != Severity.NOTE))[
-            :3
-        ],
+        most_urgent=list(
+            dict.fromkeys(
+                finding.rule for finding in open_findings if finding.severity != Severity.NOTE
+            )
+        )[:3],
     )
 
 
 @dataclass(frozen=True)
 class _Judged:
-    """One pipeline: what is broken, and what could not be judged, by rule, with why."""
+    """The findings of one pipeline, and the reason why a rule could not be judged, by rule."""
 
     case: RuleContext
     findings: list[Finding]
@@ -129,13 +134,13 @@ def _judge(case: RuleContext) -> _Judged:
     unjudged: dict[str, str] = {}
     for rule in rules.ALL.values():
         try:
-            findings += [_finding(case, rule, one) for one in rule.check(case)]
+            findings += [_finding(case, rule, violation) for violation in rule.check(case)]
         except NotKnown as failure:
             unjudged[rule.id] = str(failure)
     return _Judged(case, sorted(findings, key=_rank), unjudged)
 
 
-def explained(id_: str) -> Rule:
+def find_rule(id_: str) -> Rule:
     """Return the rule with this id, or raise an error that names similar ids."""
     name = id_.upper().replace("-", "_")
     if name not in rules.ALL:
@@ -165,29 +170,29 @@ def _check_accepted(accepted: dict[str, str]) -> None:
         if not reason.strip():
             raise errors.SettingsError(
                 f"vet.accept.{name} has no reason",
-                "give a reason: whoever reads it later needs it",
+                "give a reason: others need it later",
             )
 
 
 def _no_rule(name: str, where: str = "") -> errors.SettingsError:
-    near = settings.nearest(name.upper(), rules.ALL, count=3)
+    similar = settings.nearest(name.upper(), rules.ALL, count=3)
     return errors.SettingsError(
-        f"there is no rule {name!r}{where}{near}", "all of them: instep vet explain"
+        f"there is no rule {name!r}{where}{similar}", "list all rules: instep vet explain"
     )
 
 
-def _finding(case: RuleContext, rule: Rule, one: Violation) -> Finding:
+def _finding(case: RuleContext, rule: Rule, violation: Violation) -> Finding:
     return Finding(
         rule=rule.id,
-        severity=one.severity,
+        severity=violation.severity,
         threat=rule.threat,
-        subject=one.subject,
+        subject=violation.subject,
         pipelines=[case.name],
-        evidence=list(one.evidence),
+        evidence=list(violation.evidence),
         what=rule.what,
         consequence=rule.consequence,
-        when=one.when or rule.when,
-        fix=one.fix,
+        when=violation.when or rule.when,
+        fix=violation.fix,
         page=f"instep explain {rule.id}",
         accepted=case.snapshot.accepted.get(rule.id),
     )
@@ -200,66 +205,78 @@ def _merged(before: Finding | None, now: Finding) -> Finding:
     return msgspec.structs.replace(worse, pipelines=[*before.pipelines, *now.pipelines])
 
 
-def _rank(one: Finding) -> tuple[bool, int, int, int, int, str]:
+def _rank(finding: Finding) -> tuple[bool, int, int, int, int, str]:
     """Return the sort key: by severity, then what happens now, then the risk for data."""
-    if one.when.startswith("now"):
+    if finding.when.startswith("now"):
         soon = 0
-    elif one.when.startswith(("always", "the pipeline is started")):
+    elif finding.when.startswith(("always", "the pipeline is started")):
         soon = 1
     else:
         soon = 2
-    severity, threat = SEVERITIES.index(Severity(one.severity)), URGENT.index(Risk(one.threat))
+    severity, threat = (
+        SEVERITIES.index(Severity(finding.severity)),
+        URGENT.index(Risk(finding.threat)),
+    )
     return (
-        one.accepted is not None,
+        finding.accepted is not None,
         severity,
         soon,
         threat,
-        PARTS.index(rules.ALL[one.rule].part),
-        one.rule,
+        PARTS.index(rules.ALL[finding.rule].part),
+        finding.rule,
     )
 
 
 # --- what can happen ------------------------------------------------------------------------------
 
 
-def _outcome(one: _Judged) -> GuaranteeOutlook:
-    wrong = [finding for finding in one.findings if finding.severity == Severity.ERROR]
-    doubtful = [finding for finding in one.findings if finding.severity == Severity.WARNING]
-    parts = [*_happenings(one, wrong, doubtful), *_stops(wrong, "is"), *_tolerance(one.case)]
+def _outcome(judged: _Judged) -> GuaranteeOutlook:
+    wrong = [finding for finding in judged.findings if finding.severity == Severity.ERROR]
+    doubtful = [finding for finding in judged.findings if finding.severity == Severity.WARNING]
+    parts = [
+        *_data_risks(judged, wrong, doubtful),
+        *_stops(wrong, "is"),
+        *_failure_tolerance(judged.case),
+    ]
     risks = [*_risks(doubtful), *_stops(doubtful, "may be")]
     sentence = f"With these settings, {'; '.join(parts) or 'no error was found'}."
     if risks:
-        sentence += f" The warnings tell of further risks: {'; '.join(risks)}."
+        sentence += f" The warnings are about further risks: {'; '.join(risks)}."
+    kept: bool | None = True
+    if wrong:
+        kept = False
+    elif judged.unjudged or not judged.case.publishers:
+        kept = None
     return GuaranteeOutlook(
-        pipeline=one.case.name,
-        guarantee=one.case.pipeline.guarantee,
-        kept=False if wrong else None if one.unjudged or not one.case.publishers else True,
+        pipeline=judged.case.name,
+        guarantee=judged.case.pipeline.guarantee,
+        kept=kept,
         sentence=sentence,
     )
 
 
 def _stops(findings: list[Finding], verb: str) -> list[str]:
-    whens = _whens(findings, Risk.STANDSTILL)
-    return [f"the flow {verb} held up {whens}"] if whens else []
+    whens = _conditions(findings, Risk.STANDSTILL)
+    return [f"the pipeline {verb} delayed or stopped {whens}"] if whens else []
 
 
-def _happenings(one: _Judged, wrong: list[Finding], doubtful: list[Finding]) -> Iterator[str]:
+def _data_risks(judged: _Judged, wrong: list[Finding], doubtful: list[Finding]) -> Iterator[str]:
     """Yield when events can be lost, repeated or reordered by one failure, or that they cannot."""
     never, unknown = [], []
     for threat, word in HAPPENS.items():
-        whens = _whens(wrong, threat, _by_guarantee(one.case, threat))
+        whens = _conditions(wrong, threat, _by_guarantee(judged.case, threat))
         if whens:
             yield f"status events can be {word} {whens}"
-        elif any(rules.ALL[rule].threat is threat for rule in one.unjudged):
+        elif any(rules.ALL[rule].threat is threat for rule in judged.unjudged):
             unknown.append(word)
         elif not any(finding.threat == threat for finding in doubtful):
             never.append(word)
     if never:
-        dying = "a publisher, a broker" if one.case.publishers else "a broker"
+        dying = "a publisher, a broker" if judged.case.publishers else "a broker"
         yield f"nothing is {' or '.join(never)} when {dying}, the pipeline or the database dies"
     if unknown:
         yield f"whether anything is {' or '.join(unknown)} could not be judged in full"
-    if not one.case.publishers:
+    if not judged.case.publishers:
         yield (
             "what publishers lose, repeat or reorder before the broker is not known"
             " (PUBLISHER_NOT_DECLARED)"
@@ -269,7 +286,7 @@ def _happenings(one: _Judged, wrong: list[Finding], doubtful: list[Finding]) -> 
 def _risks(doubtful: list[Finding]) -> Iterator[str]:
     """Yield what the warnings say about data if a second failure follows."""
     for threat, word in HAPPENS.items():
-        whens = _whens(doubtful, threat)
+        whens = _conditions(doubtful, threat)
         if whens:
             yield f"events may be {word} {whens}"
 
@@ -284,43 +301,40 @@ def _by_guarantee(case: RuleContext, threat: Risk) -> list[str]:
     return []
 
 
-def _whens(findings: list[Finding], threat: Risk, more: list[str] | None = None) -> str:
-    said = dict.fromkeys(more or [])
-    for one in findings:
-        if one.threat == threat:
-            word = "" if one.when.startswith(("now", "always")) else "when "
-            said[f"{word}{one.when} ({one.rule})"] = None
-    shown = list(said)[:WHENS_SAID_MAX]
-    if len(said) > len(shown):
-        shown.append(f"for {counted(len(said) - len(shown), 'further reason')}")
+def _conditions(findings: list[Finding], threat: Risk, further: list[str] | None = None) -> str:
+    conditions = dict.fromkeys(further or [])
+    for finding in findings:
+        if finding.threat == threat:
+            word = "" if finding.when.startswith(("now", "always")) else "when "
+            conditions[f"{word}{finding.when} ({finding.rule})"] = None
+    shown = list(conditions)[:CONDITIONS_SHOWN_MAX]
+    if len(conditions) > len(shown):
+        shown.append(f"for {counted(len(conditions) - len(shown), 'further reason')}")
     return ", or ".join(shown)
 
 
-def _tolerance(case: RuleContext) -> list[str]:
-    """How many deaths the topic bears, where its replicas are known."""
+def _failure_tolerance(case: RuleContext) -> list[str]:
+    """Return how many broker failures the topic tolerates, if its replicas are known."""
     try:
         replicas, needed = case.replicas, case.number("min.insync.replicas")
     except NotKnown:
         return []
-    needed = min(needed, replicas)  # brokers count no further
+    needed = min(needed, replicas)  # brokers require no more than there are
     in_sync = min(len(part.in_sync) for part in case.topic.partitions)
     more = "" if in_sync == replicas else " more"
-    spare, safe = in_sync - needed, needed - 1
-    going = (
-        f"publishing goes on with {_brokers(spare, more)} down"
-        if spare > 0
-        else f"publishing stops with one{more} broker down"
-    )
-    if spare < 0:
-        going = "publishing stands still in some partitions"
-    if any(one.acks != "all" for one in case.publishers.values()):
-        return [going]
-    kept = (
-        f"what was acknowledged outlives {_brokers(safe)}"
-        if safe
-        else "what was acknowledged may be on one disk only"
-    )
-    return [f"{going}, and {kept}"]
+    spare, survivable = in_sync - needed, needed - 1
+    if spare > 0:
+        publishing = f"publishing continues with {_brokers(spare, more)} down"
+    elif spare == 0:
+        publishing = f"publishing stops with one{more} broker down"
+    else:
+        publishing = "publishing has stopped in some partitions"
+    if any(publisher.acks != "all" for publisher in case.publishers.values()):
+        return [publishing]
+    durability = "acknowledged records may be on one disk only"
+    if survivable:
+        durability = f"acknowledged records survive the loss of {_brokers(survivable)}"
+    return [f"{publishing}, and {durability}"]
 
 
 def _brokers(count: int, more: str = "") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from instep.sinks.facts import Facts
 
 RESTARTED = ("max_connections",)
-# a session may set these, so a role's own value wins over the server's command line
+# A session may set these, so the value of a role overrides the server's command line.
 OF_SESSIONS = (
     "synchronous_commit",
     "statement_timeout",
@@ -30,7 +30,7 @@ def setting(facts: Facts, name: str, value: str, pipeline: str) -> str:
     if facts.kind == "mysql":
         return f"SET PERSIST {name} = {value}"
     return (
-        f"SET GLOBAL {name} = {value}; and keep it over a restart: {name} = {value} under"
+        f"SET GLOBAL {name} = {value}; and to keep it after a restart, {name} = {value} below"
         " [mariadbd] in the server's my.cnf"
     )
 
@@ -76,7 +76,7 @@ def connection_limit(facts: Facts, which: str, wanted: int, pipeline: str) -> st
 
 
 def own_account(facts: Facts, name: str, tables: list[str]) -> str:
-    """Statements that make an account with the rights that a pipeline needs, and no others."""
+    """Return the statements that create an account with only the rights that a pipeline needs."""
     rights = "SELECT, INSERT, UPDATE, DELETE"
     quoted = [facts.quoted(*table.split(".")) for table in tables]
     if facts.kind == "postgresql":

@@ -15,27 +15,31 @@ MARGIN = " " * 10
 
 def text(verdict: VetReport) -> str:
     """Return the whole report."""
-    found = [*summary(verdict), ""]
+    lines = [*summary(verdict), ""]
     several = len(verdict.outcomes) > 1
     groups = _groups(verdict)
     for group in groups:
         if group[0].severity != Severity.NOTE:
-            found += [*_block(group, several=several), ""]
+            lines += [*_block(group, several=several), ""]
     for group in groups:
         if group[0].severity == Severity.NOTE:
-            found += _note(group, several=several)
-    for one in verdict.findings:
-        if one.accepted is not None:
-            found.append(f"accepted  {one.rule}  {plain(one.subject)}: {plain(one.accepted)}")
+            lines += _note(group, several=several)
+    for finding in verdict.findings:
+        if finding.accepted is not None:
+            lines.append(
+                f"accepted  {finding.rule}  {plain(finding.subject)}: {plain(finding.accepted)}"
+            )
     for unknown in verdict.unjudged:
-        found += [
-            f"not judged, as it is not known: {plain(unknown.why)}",
+        lines += [
+            f"not judged, because this is not known: {plain(unknown.why)}",
             f"{MARGIN}{', '.join(unknown.rules)}",
         ]
-    if found[-1]:
-        found.append("")
-    found += [f"{plain(_held(one))}. {plain(one.sentence)}" for one in verdict.outcomes]
-    return "\n".join(found)
+    if lines[-1]:
+        lines.append("")
+    lines += [
+        f"{plain(_guarantee(finding))}. {plain(finding.sentence)}" for finding in verdict.outcomes
+    ]
+    return "\n".join(lines)
 
 
 def summary(verdict: VetReport) -> list[str]:
@@ -46,12 +50,14 @@ def summary(verdict: VetReport) -> list[str]:
         counted(counts.warnings, "warning"),
         counted(counts.notes, "note"),
     ]
-    aside = [f"{verdict.rules} rules"]
-    aside += [f"{counts.accepted} accepted"] if counts.accepted else []
-    aside += [f"{counts.unjudged} not judged"] if counts.unjudged else []
+    details = [f"{verdict.rules} rules"]
+    if counts.accepted:
+        details.append(f"{counts.accepted} accepted")
+    if counts.unjudged:
+        details.append(f"{counts.unjudged} not judged")
     lines = [
-        f"{', '.join(parts)} ({', '.join(aside)})",
-        "; ".join(plain(_held(one)) for one in verdict.outcomes),
+        f"{', '.join(parts)} ({', '.join(details)})",
+        "; ".join(plain(_guarantee(one)) for one in verdict.outcomes),
     ]
     groups = {group[0].rule: group for group in reversed(_groups(verdict))}
     for number, rule in enumerate(counts.most_urgent, start=1):
@@ -63,21 +69,20 @@ def summary(verdict: VetReport) -> list[str]:
     return lines
 
 
-def _held(one: GuaranteeOutlook) -> str:
-    if one.kept is False:
-        return f"{one.pipeline} falls short of {one.guarantee}"
-    return (
-        f"{one.pipeline} keeps"
-        f" {one.guarantee}{', as far as could be judged' if one.kept is None else ''}"
-    )
+def _guarantee(outlook: GuaranteeOutlook) -> str:
+    if outlook.kept is False:
+        return f"{outlook.pipeline} does not keep {outlook.guarantee}"
+    if outlook.kept is None:
+        return f"{outlook.pipeline} keeps {outlook.guarantee}, as far as could be judged"
+    return f"{outlook.pipeline} keeps {outlook.guarantee}"
 
 
 def _groups(verdict: VetReport) -> list[list[Finding]]:
     """Group findings by rule and severity, the most urgent first."""
     groups: dict[tuple[str, str], list[Finding]] = {}
-    for one in verdict.findings:
-        if one.accepted is None:
-            groups.setdefault((one.severity, one.rule), []).append(one)
+    for finding in verdict.findings:
+        if finding.accepted is None:
+            groups.setdefault((finding.severity, finding.rule), []).append(finding)
     return list(groups.values())
 
 
@@ -90,11 +95,11 @@ def _block(group: list[Finding], *, several: bool) -> Iterator[str]:
         yield f"{MARGIN}found:   {_evidence(first)}"
         yield from _fix(first.fix)
         return
-    shared = len({one.fix for one in group}) == 1
-    for one in group[:PLACES_SHOWN_MAX]:
-        yield f"{MARGIN}found:   {_subject(one, several=several)}: {_evidence(one)}"
+    shared = len({finding.fix for finding in group}) == 1
+    for finding in group[:PLACES_SHOWN_MAX]:
+        yield f"{MARGIN}found:   {_subject(finding, several=several)}: {_evidence(finding)}"
         if not shared:
-            yield from _fix(one.fix)
+            yield from _fix(finding.fix)
     if len(group) > PLACES_SHOWN_MAX:
         yield f"{MARGIN}and {len(group) - PLACES_SHOWN_MAX} more places: --json lists all"
     if shared:
@@ -103,33 +108,33 @@ def _block(group: list[Finding], *, several: bool) -> Iterator[str]:
 
 def _note(group: list[Finding], *, several: bool) -> Iterator[str]:
     """Yield two lines per finding: the evidence and the fix."""
-    for one in group[:PLACES_SHOWN_MAX]:
+    for finding in group[:PLACES_SHOWN_MAX]:
         yield (
-            f"{one.severity.upper():8}  {one.rule}  {_subject(one, several=several)}:"
-            f" {_evidence(one)}"
+            f"{finding.severity.upper():8}  {finding.rule}  {_subject(finding, several=several)}:"
+            f" {_evidence(finding)}"
         )
-        yield from _fix(one.fix)
+        yield from _fix(finding.fix)
     if len(group) > PLACES_SHOWN_MAX:
         yield f"{MARGIN}and {len(group) - PLACES_SHOWN_MAX} more places: --json lists all"
 
 
-def _subject(one: Finding, *, several: bool) -> str:
-    named = (
-        f" ({', '.join(one.pipelines)})"
-        if several and f"pipeline {one.pipelines[0]}" != one.subject
-        else ""
-    )
-    return plain(f"{one.subject}{named}")
+def _subject(finding: Finding, *, several: bool) -> str:
+    subject = finding.subject
+    if several and subject != f"pipeline {finding.pipelines[0]}":
+        subject += f" ({', '.join(finding.pipelines)})"
+    return plain(subject)
 
 
-def _when(one: Finding) -> str:
-    return plain(one.when if one.when.startswith(("now", "always")) else f"when {one.when}")
+def _when(finding: Finding) -> str:
+    if finding.when.startswith(("now", "always")):
+        return plain(finding.when)
+    return plain(f"when {finding.when}")
 
 
-def _evidence(one: Finding) -> str:
-    shown = one.evidence[:EVIDENCE_SHOWN_MAX]
-    if len(one.evidence) > EVIDENCE_SHOWN_MAX:
-        shown.append(f"and {len(one.evidence) - EVIDENCE_SHOWN_MAX} more")
+def _evidence(finding: Finding) -> str:
+    shown = finding.evidence[:EVIDENCE_SHOWN_MAX]
+    if len(finding.evidence) > EVIDENCE_SHOWN_MAX:
+        shown.append(f"and {len(finding.evidence) - EVIDENCE_SHOWN_MAX} more")
     return plain("; ".join(shown))
 
 

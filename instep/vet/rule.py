@@ -17,9 +17,9 @@ from instep.vet import clients
 from instep.vet.snapshot import (
     BrokerFacts,
     ClusterFacts,
+    EffectiveSetting,
     PartitionProgress,
     PipelineFacts,
-    SettingInForce,
     Snapshot,
     TopicFacts,
     Values,
@@ -36,6 +36,16 @@ class Severity(enum.StrEnum):
     ERROR = "error"
     WARNING = "warning"
     NOTE = "note"
+
+
+def error_if(condition: object, *, otherwise: Severity = Severity.WARNING) -> Severity:
+    """Return ERROR if the condition holds, or else a warning or what `otherwise` says."""
+    return Severity.ERROR if condition else otherwise
+
+
+def warning_if(condition: object) -> Severity:
+    """Return WARNING if the condition holds, or else NOTE."""
+    return Severity.WARNING if condition else Severity.NOTE
 
 
 class Risk(enum.StrEnum):
@@ -127,7 +137,7 @@ class RuleContext:
 
     @property
     def guarded(self) -> bool:
-        """Whether a version or time of the event decides, not the place in the log."""
+        """Whether an order value decides which event is newer, not the position in the log."""
         return self.pipeline.order is not None
 
     @property
@@ -138,7 +148,7 @@ class RuleContext:
     # --- the topic --------------------------------------------------------------------------------
 
     @property
-    def is_there(self) -> bool:
+    def topic_exists(self) -> bool:
         return self.snapshot.topics.get(self.pipeline.topic) is not None
 
     @property
@@ -152,7 +162,7 @@ class RuleContext:
     def topic_settings(self) -> Values:
         return self.known(self.topic.settings, f"settings of topic {self.topic.name}")
 
-    def setting(self, name: str) -> SettingInForce:
+    def setting(self, name: str) -> EffectiveSetting:
         """Return a topic's effective setting, wherever it was set."""
         return self.known(self.topic_settings.get(name), f"{name} of topic {self.topic.name}")
 
@@ -161,16 +171,18 @@ class RuleContext:
         try:
             return int(value)
         except ValueError:
-            raise NotKnown(f"{name} of topic {self.topic.name}: {value!r} is no number") from None
+            raise NotKnown(
+                f"{name} of topic {self.topic.name}: {value!r} is not a number"
+            ) from None
 
-    def found(self, name: str) -> str:
+    def evidence(self, name: str) -> str:
         """Return a topic's setting as evidence."""
         setting = self.setting(name)
         return f"{name}={setting.value} ({setting.source})"
 
     @property
     def replicas(self) -> int:
-        """Copies of the partition that has fewest."""
+        """The number of replicas of the partition that has the fewest."""
         if not self.topic.partitions:
             raise NotKnown(f"partitions of topic {self.topic.name}")
         return min(len(part.replicas) for part in self.topic.partitions)
@@ -189,7 +201,7 @@ class RuleContext:
 
     # --- the cluster ------------------------------------------------------------------------------
 
-    def broker_value(self, broker: BrokerFacts, name: str) -> SettingInForce:
+    def broker_value(self, broker: BrokerFacts, name: str) -> EffectiveSetting:
         values = self.known(broker.settings, f"settings of broker {broker.node}")
         return self.known(values.get(name), f"{name} of broker {broker.node}")
 
@@ -231,6 +243,6 @@ class RuleContext:
 
     def known(self, value: Fact | None, what: str) -> Fact:
         if value is None:
-            why = self.snapshot.unknown.get(what)
-            raise NotKnown(f"{what}: {why}" if why else what)
+            reason = self.snapshot.unknown.get(what)
+            raise NotKnown(f"{what}: {reason}" if reason else what)
         return value

@@ -16,34 +16,34 @@ from instep.document.decoding import Decoder, Event, record_of
 from instep.document.mapping import KEY, TIMESTAMP, Mapping, Path
 from instep.document.reasons import Unfit
 from instep.kafka import offsets
-from instep.vet import snapshot as found
+from instep.vet import snapshot
 
 YEAR_2000_S = 946_684_800
 DAY_S = 86_400
 MICROS = 1_000_000
-EVENTS_TELLING = 5
+EVENTS_MIN = 5
 ZONE = re.compile(r"(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)$")
 
 
-def seen(
+def read_sample(
     mapping: Mapping, records: Iterable[offsets.LogRecord], now_s: float
-) -> found.MappedSample:
+) -> snapshot.MappedSample:
     """Return what the events of these records show. Records without an event are left out."""
     decoder = Decoder(mapping)
     events = [
-        (one, event)
-        for one in sorted(records, key=_place)
-        if (event := _event(decoder, one)) is not None
+        (record, event)
+        for record in sorted(records, key=_log_position)
+        if (event := _event(decoder, record)) is not None
     ]
-    bodies = [msgspec.json.decode(one.value or b"{}") for one, _ in events]
+    bodies = [msgspec.json.decode(record.value or b"{}") for record, _ in events]
     keys: dict[object, set[bytes]] = {}
     differing = 0
-    for one, event in events:
-        keys.setdefault(event.document, set()).add(one.key or b"")
-        differing += not mapping.is_keyed and not _is_key_of(decoder, one, event)
+    for record, event in events:
+        keys.setdefault(event.document, set()).add(record.key or b"")
+        differing += not mapping.is_keyed and not _is_key_of(decoder, record, event)
     times = [event.at_us / MICROS for _, event in events if event.at_us is not None]
     order = _Order.of(mapping, events)
-    return found.MappedSample(
+    return snapshot.MappedSample(
         events=len(events),
         key_differs=differing,
         two_keys=sum(len(several) > 1 for several in keys.values()),
@@ -57,7 +57,7 @@ def seen(
         statuses=dict(
             sorted(Counter(event.status for _, event in events if event.status is not None).items())
         ),
-        absent=_absent(mapping, events, bodies) if len(events) >= EVENTS_TELLING else {},
+        absent=_absent(mapping, events, bodies) if len(events) >= EVENTS_MIN else {},
     )
 
 
@@ -72,7 +72,7 @@ def _whole_seconds(
 ) -> int:
     """Count events whose order value has no fraction of a second."""
     if mapping.order == (TIMESTAMP,):
-        return sum(one.timestamp_ms % 1000 == 0 for one, _ in events)
+        return sum(record.timestamp_ms % 1000 == 0 for record, _ in events)
     return sum(kinds.instant(_raw(body, mapping.order or ())).microsecond == 0 for body in bodies)
 
 
@@ -96,30 +96,30 @@ def _absent(
     return missing
 
 
-def _names(body: Any, above: str = "") -> Iterator[str]:
+def _names(body: Any, prefix: str = "") -> Iterator[str]:
     """Return the fields of an event. Nested fields are joined with dots."""
     if isinstance(body, dict):
         for name, value in body.items():
-            yield f"{above}{name}"
-            yield from _names(value, f"{above}{name}.")
+            yield f"{prefix}{name}"
+            yield from _names(value, f"{prefix}{name}.")
 
 
-def _place(one: offsets.LogRecord) -> tuple[int, int]:
-    return one.partition, one.offset
+def _log_position(record: offsets.LogRecord) -> tuple[int, int]:
+    return record.partition, record.offset
 
 
-def _event(decoder: Decoder, one: offsets.LogRecord) -> Event | None:
+def _event(decoder: Decoder, record: offsets.LogRecord) -> Event | None:
     """Return the event of a record, or None for a delete or a record without an event."""
     try:
-        event = decoder.decode(record_of(one))
+        event = decoder.decode(record_of(record))
     except Unfit:
         return None
     return event if event.values is not None else None
 
 
-def _is_key_of(decoder: Decoder, one: offsets.LogRecord, event: Event) -> bool:
+def _is_key_of(decoder: Decoder, record: offsets.LogRecord, event: Event) -> bool:
     try:
-        return decoder.document((one.key or b"").decode("utf-8")) == event.document
+        return decoder.document((record.key or b"").decode("utf-8")) == event.document
     except (errors.SettingsError, UnicodeDecodeError):
         return False
 
@@ -134,19 +134,20 @@ class _Order(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, mapping: Mapping, events: list[tuple[offsets.LogRecord, Event]]) -> _Order:
         repeated, same, backwards = 0, 0, 0
-        before: dict[tuple[int, object], Event] = {}
+        last_events: dict[tuple[int, object], Event] = {}
         statuses: dict[tuple[object, int], str | None] = {}
-        for one, event in events:
+        for record, event in events:
             if event.order is not None:
-                known = (event.document, event.order) in statuses
+                is_known = (event.document, event.order) in statuses
                 status = statuses.setdefault((event.document, event.order), event.status)
-                repeated += known and status == event.status
-                same += known and status != event.status and not mapping.order_is_time
-            last = before.get((one.partition, event.document))
+                repeated += is_known and status == event.status
+                same += is_known and status != event.status and not mapping.order_is_time
+            last = last_events.get((record.partition, event.document))
             if last is not None:
-                now, then = (
-                    (event.order, last.order) if mapping.order else (event.at_us, last.at_us)
-                )
+                # Without an order value, the event's time is the best evidence.
+                now, then = event.at_us, last.at_us
+                if mapping.order:
+                    now, then = event.order, last.order
                 backwards += now is not None and then is not None and now < then
-            before[one.partition, event.document] = event
+            last_events[record.partition, event.document] = event
         return cls(repeated, same, backwards)

@@ -1,7 +1,7 @@
 """The state of cluster, topics, publishers, pipelines and databases at one time, saved as JSON.
 
 Rules check only a snapshot, so a saved one can be checked offline. It contains no secrets.
-What could not be found out is None, and `unknown` says why: unknown is never taken for good.
+What could not be found out is None, and `unknown` says why. Unknown never counts as good.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from instep.sinks.facts import Facts
 FORMAT = 1
 
 
-class SettingInForce(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A value in force, and where it was set."""
+class EffectiveSetting(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An effective value, and where it was set."""
 
     value: str | None
     source: str = "default"
 
 
-Values = dict[str, SettingInForce]
+Values = dict[str, EffectiveSetting]
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A broker's folder for logs."""
+    """A log directory of a broker."""
 
     path: str
     total_bytes: int | None = None
@@ -53,8 +53,8 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     brokers: list[BrokerFacts]
     voters: list[int] | None = None
     features: dict[str, int] | None = None
-    clock_ahead_s: float | None = None  # of ours, by the controller that leads
-    # replicas and min.insync.replicas of the internal topics that are there, by name
+    clock_ahead_s: float | None = None  # the clock of the leading controller, compared to ours
+    # replicas and min.insync.replicas of the internal topics that exist, by name
     internal: dict[str, tuple[int, int | None]] = {}
 
 
@@ -66,30 +66,27 @@ class PartitionFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     first: int | None = None
     end: int | None = None
     size_bytes: int | None = None
-    open_from: int | None = (
-        None  # where a transaction begins that has been open for more than a minute
-    )
+    # the first offset of a transaction that has been open for more than a minute
+    open_from: int | None = None
 
 
 class MappedSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a pipeline's mapping reads from the newest records."""
 
     events: int = 0
-    key_differs: int = 0  # events whose record has another key than the document's id
-    two_keys: int = 0  # documents with events under two keys
-    same_order: int = (
-        0  # events with the order of an earlier one of their document, and another status
-    )
+    key_differs: int = 0  # events whose record's key is not the document's id
+    two_keys: int = 0  # documents whose events have different keys
+    # events with the order value of an earlier event of their document, but another status
+    same_order: int = 0
     backwards: int = 0  # events with a lower order value, or an earlier time, than the one before
     whole_seconds: int | None = None  # events whose order is a time without a fraction of a second
     before_2000: int = 0  # events that happened before 2000, by their own time
     ahead: int = 0  # events that happen more than a day from now, by their own time
     statuses: dict[str, int] = {}
     repeated: int = 0  # events with the order and the status of an earlier one of their document
-    without_zone: int = 0  # events whose own time is a text that names no time zone
-    absent: dict[
-        str, str
-    ] = {}  # columns whose field is in no event, with the field, and the one that may be meant
+    without_zone: int = 0  # events whose own time is a text without a time zone
+    # columns whose field is in no event, with the field and the one that was probably meant
+    absent: dict[str, str] = {}
 
 
 class RecordSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -113,7 +110,7 @@ class TopicFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     settings: Values | None = None
     partitions: list[PartitionFacts] = []
     sample: RecordSample | None = None
-    idempotent_producers: int | None = None  # whose records the log holds still
+    idempotent_producers: int | None = None  # that the leaders remember
     span_s: float | None = None  # from the oldest record to now
 
 
@@ -124,7 +121,7 @@ class PublisherFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class PartitionProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How far a partition was applied, and how old the first record behind it is."""
+    """How far a partition was applied, and the age of the first record that was not."""
 
     partition: int
     next_offset: int
@@ -151,17 +148,16 @@ class PipelineFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     dead_letters: int | None = None
     parked_documents: int | None = None
     group_members: list[str] | None = None  # of the mirror group: there should be none
-    group_foreign: list[str] | None = (
-        None  # partitions that another program committed for in the mirror group
-    )
-    password_written: bool | None = None  # in the settings file, and not taken from the environment
+    # partitions of the mirror group for which another program has committed offsets
+    group_foreign: list[str] | None = None
+    password_written: bool | None = None  # in the settings file, not in the environment
     status_column: str | None = None
     followers: dict[str, list[str]] = {}  # the declared transitions
-    statuses: list[str] | None = None  # that the table holds, where transitions are declared
+    statuses: list[str] | None = None  # statuses in the table, if transitions are declared
 
 
 class DeclaredWriter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a declared pipeline writes, whether it is judged or not."""
+    """What a declared pipeline writes, whether it is checked or not."""
 
     target: str
     table: str
@@ -181,9 +177,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outage_hours_max: int
     cluster: ClusterFacts
     topics: dict[str, TopicFacts | None]  # None: the cluster has no such topic
-    near_topics: dict[
-        str, str
-    ] = {}  # of a topic that is not there: the one that is nearest by its name
+    near_topics: dict[str, str] = {}  # for a topic that does not exist, one with a similar name
     publishers: dict[str, PublisherFacts] = {}
     pipelines: dict[str, PipelineFacts] = {}
     databases: dict[str, Facts] = {}
@@ -213,8 +207,8 @@ def load(file: Path) -> Snapshot:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.SettingsError(
-            f"{file} is no snapshot: {error}",
-            "make one where the cluster can be reached: instep vet --snapshot FILE",
+            f"{file} is not a snapshot: {error}",
+            "take one where the cluster can be reached: instep vet --snapshot FILE",
         ) from error
 
 

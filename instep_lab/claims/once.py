@@ -75,9 +75,9 @@ def idempotent_producer(trial: Trial) -> None:
         scenario.read_topic(topics[name], partitions)
         found[name] = checkers.repeated(scenario.history(), by=OperationKind.READ)
         lost += checkers.lost(scenario.history(), by=OperationKind.READ).count
-    with admin_extras.opened(trial.cluster.kafka) as extras:
-        remembered = {
-            name: (extras.remembered(topic, range(partitions)) if extras else None)
+    with admin_extras.connect(trial.cluster.kafka) as extras:
+        producer_states = {
+            name: (extras.producer_states(topic, range(partitions)) if extras else None)
             for name, topic in topics.items()
         }
     trial.plot(
@@ -98,7 +98,7 @@ def idempotent_producer(trial: Trial) -> None:
                 one.last_sequence,
                 _records_in(scenarios[name], one.partition),
             ]
-            for name, some in remembered.items()
+            for name, some in producer_states.items()
             for one in some or ()
         ],
     )
@@ -119,7 +119,7 @@ def idempotent_producer(trial: Trial) -> None:
         not with_,
         f"{with_.count} of {with_.of:,} repeated",
     )
-    known, others = remembered["idempotent"], remembered["not idempotent"]
+    known, others = producer_states["idempotent"], producer_states["not idempotent"]
     if known is None or others is None:
         trial.statement(
             "the broker identifies the producer by id and sequence",
@@ -252,8 +252,8 @@ def restarted_idempotent_producer(trial: Trial) -> None:
 
 
 def _producer_ids(trial: Trial, topic: str) -> set[int] | None:
-    with admin_extras.opened(trial.cluster.kafka) as extras:
-        found = extras.remembered(topic, [0]) if extras else None
+    with admin_extras.connect(trial.cluster.kafka) as extras:
+        found = extras.producer_states(topic, [0]) if extras else None
     return None if found is None else {one.producer for one in found}
 
 
@@ -415,7 +415,7 @@ def _restore_leaders(trial: Trial, topics: Iterable[str]) -> int:
     """
     known = layout.read(trial.cluster.kafka).topics
     leaderless = [topic for topic in topics if known[topic].partitions[0].leader is None]
-    with admin_extras.opened(trial.cluster.kafka) as extras:
+    with admin_extras.connect(trial.cluster.kafka) as extras:
         for topic in leaderless:
             if extras:
                 extras.elect_unclean(topic, 0)

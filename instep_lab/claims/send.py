@@ -160,7 +160,7 @@ def acks_all_with_one_replica(trial: Trial) -> None:
     trial.cluster.wait_in_sync(topics["3 replicas"])
     if not (stays := senders.leader_of(trial, topics["1 replica"]) is not None):
         # Kafka knows which replicas were complete, and does not elect an empty one unless forced to
-        with admin_extras.opened(trial.cluster.kafka) as extras:
+        with admin_extras.connect(trial.cluster.kafka) as extras:
             forced = extras is not None and extras.elect_unclean(topics["1 replica"], 0)
         trial.note(f"no leader: an unclean election was {'forced' if forced else 'refused'}")
     for name, scenario in scenarios.items():

@@ -47,7 +47,7 @@ def test_what_waits(
 def test_words_for_what_is_held_back() -> None:
     known = OpenTransaction(1, 7, 4001, NOW, "o")
     later = OpenTransaction(1, 9, 4002, NOW, None)
-    assert backlog.explained({1: 3, 2: 1}, [later, known]) == [
+    assert backlog.describe_held_back({1: 3, 2: 1}, [later, known]) == [
         (
             "3 records behind an open transaction since 2026-11-16T10:00:00Z, producer id 4001,"
             " transactional id 'o', partition 1"
@@ -76,7 +76,7 @@ def test_an_abandoned_transaction_is_counted_and_named(
         )
         assert holder.since is not None
         assert abs((holder.since - before).total_seconds()) < 60
-        assert backlog.still_held({0: 0, 1: 3}, {0: 0, 1: 0}) == {1: 3}
+        assert backlog.still_held_back({0: 0, 1: 3}, {0: 0, 1: 0}) == {1: 3}
 
     def freed() -> bool:
         return backlog.read(cluster, topic, {1: 0})[1].held_back == 0

@@ -13,7 +13,7 @@ from instep.kafka import faults
 OPERATION = faults.Operation(
     "read topic 'print-status'",
     "a:1,b:2",
-    who=faults.ClientIdentity("ann"),
+    identity=faults.ClientIdentity("ann"),
     topic="print-status",
     group="contracts",
     tried_s=10,

@@ -26,16 +26,16 @@ from tests.support.waiting import wait_until
 
 def refused(broker: SecuredBroker, listener: str, **said: Any) -> errors.InstepError:
     """Return the error of describing a topic, and check that a publisher's is the same."""
-    asked = kafka(broker, **said)
+    kafka_settings = kafka(broker, **said)
     found = []
     with (
         pytest.raises(errors.InstepError) as caught,
-        connection.Cluster(asked, broker.bootstrap_of(listener)) as cluster,
+        connection.Cluster(kafka_settings, broker.bootstrap_of(listener)) as cluster,
     ):
         topics.describe(cluster, "any")
     found.append(caught.value)
     with pytest.raises(errors.InstepError) as caught:
-        Publisher(broker.bootstrap_of(listener), "any", security=asked.security)
+        Publisher(broker.bootstrap_of(listener), "any", security=kafka_settings.security)
     found.append(caught.value)
     assert len({str(error) for error in found}) == 1
     assert found[0].exit_status == 2
@@ -46,21 +46,21 @@ def refused(broker: SecuredBroker, listener: str, **said: Any) -> errors.InstepE
 @pytest.mark.parametrize("way", WAYS)
 def test_every_client_comes_in(secured_broker: SecuredBroker, way: str) -> None:
     listener, said = WAYS[way]
-    asked, bootstrap = (
+    kafka_settings, bootstrap = (
         kafka(secured_broker, **said(secured_broker)),
         secured_broker.bootstrap_of(listener),
     )
     name = f"in-{uuid.uuid4().hex[:8]}"
-    with connection.Cluster(asked, bootstrap) as cluster:
+    with connection.Cluster(kafka_settings, bootstrap) as cluster:
         topics.create(cluster, name, 1)
-        with Publisher(bootstrap, name, security=asked.security) as publisher:
+        with Publisher(bootstrap, name, security=kafka_settings.security) as publisher:
             publisher.send(StatusEvent(document="d-1", status="PRINTED")).result(60)
         assert offsets.latest(cluster, name, [0]) == {0: 1}
         (record,) = reading.read(cluster, name, {0: (0, 1)})
         assert record.key == b"d-1"
         groups.mirror(cluster, name, name, {0: 1})
         assert groups.positions(cluster, name, name) == {0: 1}
-        with admin_extras.opened(cluster) as second:
+        with admin_extras.connect(cluster) as second:
             assert second is not None
             assert second.quorum() is not None
 
@@ -159,7 +159,7 @@ def test_the_second_client_verifies_too(secured_broker: SecuredBroker) -> None:
             connection.Cluster(
                 kafka(secured_broker), secured_broker.bootstrap_of(listener), timeout_s=0.5
             ) as cluster,
-            admin_extras.opened(cluster) as second,
+            admin_extras.connect(cluster) as second,
         ):
             assert second is None
 
@@ -167,9 +167,11 @@ def test_the_second_client_verifies_too(secured_broker: SecuredBroker) -> None:
 def test_a_call_that_cannot_be_interrupted_tells_the_refusal_too(
     secured_broker: SecuredBroker,
 ) -> None:
-    asked = kafka(secured_broker, **user("SCRAM-SHA-512", password="wrong"))
+    kafka_settings = kafka(secured_broker, **user("SCRAM-SHA-512", password="wrong"))
     with (
-        connection.Cluster(asked, secured_broker.bootstrap_of("scram"), timeout_s=3) as cluster,
+        connection.Cluster(
+            kafka_settings, secured_broker.bootstrap_of("scram"), timeout_s=3
+        ) as cluster,
         pytest.raises(errors.NotAuthorised, match="does not accept user 'ann'"),
     ):
         topics.names(cluster)
@@ -217,19 +219,19 @@ def test_files_that_are_wrong_are_named(secured_broker: SecuredBroker, tmp_path:
 
 def test_a_key_in_a_form_that_java_does_not_read(secured_broker: SecuredBroker) -> None:
     old = secured_broker.authority.issue("pkcs1", form=PKCS1)
-    asked = kafka(secured_broker, **files(old))
+    kafka_settings = kafka(secured_broker, **files(old))
     with pytest.raises(
         errors.SettingsError, match="is not in PKCS #8, the only form that Java reads"
     ) as caught:
-        connection.java_config(asked, "a:1")
+        connection.java_config(kafka_settings, "a:1")
     assert caught.value.remedy.startswith("openssl pkcs8 -topk8 -nocrypt -in")
-    asked = kafka(
+    kafka_settings = kafka(
         secured_broker, **files(secured_broker.ann_pbes2, key_password=secured.KEY_PASSWORD)
     )
     with pytest.raises(
         errors.SettingsError, match="is encrypted with PBES2, which Java's Kafka client cannot read"
     ):
-        connection.java_config(asked, "a:1")
+        connection.java_config(kafka_settings, "a:1")
 
 
 def test_what_a_look_cannot_tell_is_left_open() -> None:
@@ -239,9 +241,9 @@ def test_what_a_look_cannot_tell_is_left_open() -> None:
 
 
 def test_a_mechanism_that_instep_does_not_have_is_not_recommended() -> None:
-    asked = settings.Security(**user("PLAIN"))
-    error = handshake.judge(
-        asked, "a:1", handshake.ListenerFacts(takes_users=True, mechanisms=("GSSAPI",))
+    security = settings.Security(**user("PLAIN"))
+    error = handshake.check_listener(
+        security, "a:1", handshake.ListenerFacts(takes_users=True, mechanisms=("GSSAPI",))
     )
     assert error is not None
     assert "it supports GSSAPI" in error.what
@@ -249,7 +251,7 @@ def test_a_mechanism_that_instep_does_not_have_is_not_recommended() -> None:
         error.remedy
         == "use the address of a listener that supports PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"
     )
-    error = handshake.judge(
+    error = handshake.check_listener(
         settings.Security(**user("PLAIN")),
         "a:1",
         handshake.ListenerFacts(takes_users=False, mechanisms=()),
@@ -299,9 +301,9 @@ def test_each_missing_right_is_named_with_the_command_that_grants_it(
                 topics.is_compacted(cluster, name)
             _follow(caught.value.remedy, plain.bootstrap)
             wait_until(lambda: _allowed(lambda: topics.is_compacted(cluster, name)))
-        asked = kafka(secured_broker, **files(secured_broker.bob))
+        kafka_settings = kafka(secured_broker, **files(secured_broker.bob))
         with (
-            connection.Cluster(asked, secured_broker.bootstrap_of("mutual")) as cluster,
+            connection.Cluster(kafka_settings, secured_broker.bootstrap_of("mutual")) as cluster,
             pytest.raises(
                 errors.NotAuthorised, match=r"the certificate \S+bob.pem lacks the right DESCRIBE"
             ),

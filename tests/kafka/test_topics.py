@@ -117,4 +117,4 @@ def test_whether_a_topic_is_compacted(
 
 
 def test_an_id_in_kafkas_spelling() -> None:
-    assert topics.spelled("7OlMDsnlTtq/Ylgy+kXCHA") == "7OlMDsnlTtq_Ylgy-kXCHA"
+    assert topics.kafka_spelling("7OlMDsnlTtq/Ylgy+kXCHA") == "7OlMDsnlTtq_Ylgy-kXCHA"

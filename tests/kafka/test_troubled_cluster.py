@@ -115,16 +115,16 @@ def test_a_lost_broker_hides_only_what_it_held() -> None:
         )
         lags = {
             one.partition: one.lag_records
-            for one in consumer_groups.describe(cluster, "readers").standings
+            for one in consumer_groups.describe(cluster, "readers").positions
         }
         assert lags == {number: None if number in gone else 1 for number in range(6)}
         part = tail.resolve_range(cluster, "single", places.parse_range("-1"))
-        assert part.unled == tuple(gone)
+        assert part.without_leader == tuple(gone)
         assert len(list(tail.records(cluster, part, None, None))) == 6 - len(gone)
         with pytest.raises(errors.BrokerUnreachable, match=f"no leader for partition {gone[0]}"):
             resets.plan(
                 cluster,
                 "readers",
                 [("single", number) for number in range(6)],
-                resets.To(places.FromStart()),
+                resets.ToPlace(places.FromStart()),
             )

@@ -13,13 +13,13 @@ from instep.vet.snapshot import (
     ClusterFacts,
     DeclaredWriter,
     Disk,
+    EffectiveSetting,
     MappedSample,
     PartitionFacts,
     PartitionProgress,
     PipelineFacts,
     PublisherFacts,
     RecordSample,
-    SettingInForce,
     Snapshot,
     SparkFacts,
     TopicFacts,
@@ -86,7 +86,7 @@ def broker(node: int, **changed: Any) -> BrokerFacts:
         node=node,
         host="127.0.0.1",
         port=9091 + node,
-        settings={name: SettingInForce(value) for name, value in BROKER_SETTINGS.items()},
+        settings={name: EffectiveSetting(value) for name, value in BROKER_SETTINGS.items()},
         disks=[Disk(path="/var/lib/kafka", total_bytes=100 * GIB, free_bytes=60 * GIB)],
     )
     return msgspec.structs.replace(base, **changed)
@@ -126,7 +126,7 @@ def snapshot() -> Snapshot:
             "print-status": TopicFacts(
                 name="print-status",
                 id="t1",
-                settings={name: SettingInForce(value) for name, value in TOPIC_SETTINGS.items()},
+                settings={name: EffectiveSetting(value) for name, value in TOPIC_SETTINGS.items()},
                 partitions=[partition(number) for number in range(3)],
                 sample=RecordSample(
                     records=30,
@@ -204,7 +204,7 @@ def with_cluster(base: Snapshot, **fields: Any) -> Snapshot:
 
 def with_brokers(base: Snapshot, **settings: str) -> Snapshot:
     """Give every broker these settings; dots are written as underscores."""
-    given = {name.replace("_", "."): SettingInForce(value) for name, value in settings.items()}
+    given = {name.replace("_", "."): EffectiveSetting(value) for name, value in settings.items()}
     brokers = [
         msgspec.structs.replace(one, settings={**(one.settings or {}), **given})
         for one in base.cluster.brokers
@@ -222,7 +222,7 @@ def with_settings(base: Snapshot, **settings: str) -> Snapshot:
     found = base.topics["print-status"]
     assert found is not None
     given = {
-        name.replace("_", "."): SettingInForce(value, "topic") for name, value in settings.items()
+        name.replace("_", "."): EffectiveSetting(value, "topic") for name, value in settings.items()
     }
     return with_topic(base, settings={**(found.settings or {}), **given})
 

@@ -79,12 +79,12 @@ def test_our_own_publisher_is_what_emit_makes() -> None:
         (
             "java",
             {"acks": "1", "enable.idempotence": "true"},
-            ("1", True, "idempotence does not go with acks=1"),
+            ("1", True, "idempotence conflicts with acks=1"),
         ),
         (
             "java",
             {"transactional.id": "x", "acks": "0"},
-            ("0", True, "idempotence does not go with acks=0"),
+            ("0", True, "idempotence conflicts with acks=0"),
         ),
         ("kafka-python", {"retries": "0"}, ("all", False, None)),
         ("librdkafka", {}, ("all", False, None)),
@@ -95,7 +95,7 @@ def test_our_own_publisher_is_what_emit_makes() -> None:
             (
                 "all",
                 True,
-                "idempotence does not go with enable.idempotence=false and a transactional.id",
+                "idempotence conflicts with enable.idempotence=false and a transactional.id",
             ),
         ),
         ("aiokafka", {}, ("1", False, None)),

@@ -54,7 +54,7 @@ def test_a_verdict_for_people_for_programs_and_offline(place: Path) -> None:
     assert first.returncode == 1
     assert "ERROR     TOPIC_SINGLE_REPLICA" in first.stdout
     assert (
-        "contracts falls short of exactly-once. With these settings, status events can be lost when"
+        "contracts does not keep exactly-once. With these settings, status events can be lost when"
         in first.stdout
     )
     again = instep(place, "vet", "--snapshot", "found.json", INSTEP__KAFKA__BOOTSTRAP="127.0.0.1:1")
@@ -74,7 +74,7 @@ def test_a_verdict_for_people_for_programs_and_offline(place: Path) -> None:
     [
         (("vet", "explain", "TOPIC_SINGEL_REPLICA"), "did you mean 'TOPIC_SINGLE_REPLICA'"),
         (("vet", "--pipeline", "contract"), "did you mean 'contracts'"),
-        (("vet", "--snapshot", "instep.toml"), "instep.toml is no snapshot"),
+        (("vet", "--snapshot", "instep.toml"), "instep.toml is not a snapshot"),
     ],
 )
 def test_bad_input_is_one_clear_error(place: Path, arguments: tuple[str, ...], words: str) -> None:

@@ -30,7 +30,8 @@ def test_nothing_happens_to_data_on_a_sound_pipeline() -> None:
     assert sentence(sound.snapshot()) == (
         "With these settings, nothing is lost or repeated or reordered when a publisher,"
         " a broker, the pipeline or the database"
-        " dies; publishing goes on with 1 broker down, and what was acknowledged outlives 1 broker."
+        " dies; publishing continues with 1 broker down, and acknowledged records survive the"
+        " loss of 1 broker."
     )
 
 
@@ -48,7 +49,7 @@ def test_the_sentence_names_what_is_lost_repeated_and_reordered() -> None:
     ) in said
     assert "may be reordered when a request fails" in said
     assert (
-        "publishing goes on with 2 brokers down, and what was acknowledged may be on one disk only"
+        "publishing continues with 2 brokers down, and acknowledged records may be on one disk only"
         in said
     )
 
@@ -136,8 +137,8 @@ def test_without_publishers_nothing_is_said_of_them() -> None:
     )
 
 
-def test_what_a_publisher_does_not_wait_for_outlives_nothing() -> None:
-    assert "outlives" not in sentence(with_publisher(sound.snapshot(), acks="1"))
+def test_without_acks_all_no_durability_is_claimed() -> None:
+    assert "survive" not in sentence(with_publisher(sound.snapshot(), acks="1"))
 
 
 def test_each_pipeline_is_judged_by_its_own_guarantee() -> None:
@@ -178,7 +179,7 @@ def test_a_snapshot_goes_to_a_file_and_back(tmp_path: Path) -> None:
     assert snapshot.load(file) == sound.snapshot()
     for text in ("", "[]", '{"format": 1}', "\xff"):
         file.write_text(text, encoding="latin-1")
-        with pytest.raises(errors.SettingsError, match="is no snapshot"):
+        with pytest.raises(errors.SettingsError, match="is not a snapshot"):
             snapshot.load(file)
     with pytest.raises(errors.SettingsError, match="cannot be read"):
         snapshot.load(file.with_name("none"))
@@ -197,7 +198,7 @@ def test_a_warning_does_not_contradict_a_guarantee_that_is_kept() -> None:
         " the pipeline or the database dies"
     ) in outcome.sentence
     assert (
-        "The warnings tell of further risks: events may be lost when more is published during"
+        "The warnings are about further risks: events may be lost when more is published during"
         " an outage"
     ) in outcome.sentence
 

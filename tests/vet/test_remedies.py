@@ -57,7 +57,7 @@ def test_postgres(source: str, name: str, statement: str) -> None:
             "mariadb",
             "server",
             "sync_binlog",
-            "SET GLOBAL sync_binlog = 1; and keep it over a restart",
+            "SET GLOBAL sync_binlog = 1; and to keep it after a restart",
         ),
         (
             "mariadb",

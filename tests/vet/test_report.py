@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from instep.vet import judgement, report, rules
-from instep.vet.snapshot import PublisherFacts, SettingInForce, Snapshot
+from instep.vet.snapshot import EffectiveSetting, PublisherFacts, Snapshot
 from tests.vet import sound
 from tests.vet.sound import (
     changed,
@@ -16,7 +16,7 @@ from tests.vet.sound import (
     with_settings,
 )
 
-LAGGING = {"replica.lag.time.max.ms": SettingInForce("600000")}
+LAGGING = {"replica.lag.time.max.ms": EffectiveSetting("600000")}
 
 
 def lines(base: Snapshot) -> list[str]:
@@ -31,7 +31,7 @@ def test_the_summary_has_five_lines_at_most_and_stands_first() -> None:
     )
     said = lines(base)
     assert said[0].startswith("3 errors, ")
-    assert said[1] == "contracts falls short of exactly-once"
+    assert said[1] == "contracts does not keep exactly-once"
     assert said[2].startswith(
         "1. error PUBLISHER_ACKS_NOT_ALL, publisher print-system: The publisher does not wait"
     )
@@ -73,7 +73,7 @@ def test_a_fix_that_is_the_same_everywhere_is_said_once() -> None:
     at = said.index("WARNING   CLUSTER_REPLICA_LAG_TIMEOUT_LONG  3 places")
     block = said[at : said.index("", at)]
     assert [line for line in block if "fix:" in line] == [
-        "          fix:     replica.lag.time.max.ms=30000 in server.properties"
+        "          fix:     set replica.lag.time.max.ms=30000 in server.properties"
     ]
 
 
@@ -86,7 +86,7 @@ def test_several_pipelines_are_named() -> None:
         databases=dict.fromkeys(("contracts", "other"), base.databases["contracts"]),
     )
     said = lines(base)
-    assert said[1] == "contracts falls short of exactly-once; other falls short of exactly-once"
+    assert said[1] == "contracts does not keep exactly-once; other does not keep exactly-once"
     assert "ERROR     TOPIC_SINGLE_REPLICA  topic print-status (contracts, other)" in said
 
 

@@ -10,7 +10,7 @@ import pytest
 from instep.sinks.facts import Reference
 from instep.vet import judgement, rules
 from instep.vet.rule import Severity
-from instep.vet.snapshot import Disk, PublisherFacts, SettingInForce, Snapshot, SparkFacts
+from instep.vet.snapshot import Disk, EffectiveSetting, PublisherFacts, Snapshot, SparkFacts
 from tests.vet import sound
 from tests.vet.sound import (
     GIB,
@@ -97,7 +97,7 @@ def _publishers(base: Snapshot, **given: PublisherFacts) -> Snapshot:
 def _odd_broker(base: Snapshot) -> Snapshot:
     odd = {
         **(base.cluster.brokers[2].settings or {}),
-        "unclean.leader.election.enable": SettingInForce("true"),
+        "unclean.leader.election.enable": EffectiveSetting("true"),
     }
     return with_cluster(base, brokers=[broker(1), broker(2), broker(3, settings=odd)])
 

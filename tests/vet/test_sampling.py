@@ -41,7 +41,7 @@ def seen(
         records.append(
             LogRecord(0, offset, int(NOW_S * 1000), keys[offset] if keys else b"C-1", value)
         )
-    return sampling.seen(mapping, records, NOW_S)
+    return sampling.read_sample(mapping, records, NOW_S)
 
 
 def event(**changes: Any) -> dict[str, Any]:

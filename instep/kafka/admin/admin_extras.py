@@ -49,7 +49,7 @@ class Quorum:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class ProducerState:
     """An idempotent producer that a partition's leader remembers, and its last sequence number."""
 
     partition: int
@@ -69,7 +69,7 @@ class OpenTransaction:
     transactional_id: str | None
 
 
-class Inquiry:
+class AdminExtras:
     """Requests to one cluster; each returns None if the cluster does not answer it."""
 
     def __init__(self, admin: Any) -> None:
@@ -78,16 +78,20 @@ class Inquiry:
     def log_dirs(self, topics: Collection[str] | None = None) -> list[LogDir] | None:
         """Return every log directory with the replicas of these topics, or of all."""
 
-        def ask() -> list[LogDir]:
+        def request() -> list[LogDir]:
             answer = self._admin.describe_log_dirs(None if topics is None else list(topics))
-            return [_log_dir(one["broker"], found) for one in answer for found in one["log_dirs"]]
+            return [
+                _log_dir(broker["broker"], log_dir)
+                for broker in answer
+                for log_dir in broker["log_dirs"]
+            ]
 
-        return _answered(ask)
+        return _or_none(request)
 
     def setting(self, topics: Collection[str], name: str) -> dict[str, str] | None:
         """Return one setting of many topics; librdkafka reads all settings, which takes longer."""
 
-        def ask() -> dict[str, str]:
+        def request() -> dict[str, str]:
             from kafka.admin import ConfigResource, ConfigResourceType
 
             resources = [
@@ -96,12 +100,12 @@ class Inquiry:
             answer = self._admin.describe_configs(resources, config_filter="all")["topic"]
             return {topic: values[name]["value"] for topic, values in answer.items()}
 
-        return _answered(ask)
+        return _or_none(request)
 
     def eligible(self, topics: Collection[str]) -> dict[tuple[str, int], tuple[int, ...]] | None:
         """Return the eligible leader replicas (ELR): not in sync, but electable without loss."""
 
-        def ask() -> dict[tuple[str, int], tuple[int, ...]]:
+        def request() -> dict[tuple[str, int], tuple[int, ...]]:
             answer = self._admin.describe_topic_partitions(list(topics))["topics"]
             parts = [(topic["name"], part) for topic in answer for part in topic["partitions"]]
             return {
@@ -109,38 +113,45 @@ class Inquiry:
                 for name, p in parts
             }
 
-        return _answered(ask)
+        return _or_none(request)
 
     def racks(self) -> dict[int, str | None] | None:
         """Return the rack of each broker."""
-        return _answered(
+        return _or_none(
             lambda: {
                 broker["broker_id"]: broker["rack"]
                 for broker in self._admin.describe_cluster()["brokers"]
             }
         )
 
-    def producers(self, topic: str, partitions: Collection[int]) -> int | None:
+    def producer_count(self, topic: str, partitions: Collection[int]) -> int | None:
         """Return how many idempotent producers the leaders of these partitions remember."""
-        found = self.remembered(topic, partitions)
+        found = self.producer_states(topic, partitions)
         return None if found is None else len({one.producer for one in found})
 
-    def remembered(self, topic: str, partitions: Collection[int]) -> list[Remembered] | None:
+    def producer_states(
+        self, topic: str, partitions: Collection[int]
+    ) -> list[ProducerState] | None:
         """Return the idempotent producers that leaders remember, by default for a day."""
 
-        def ask() -> list[Remembered]:
+        def request() -> list[ProducerState]:
             from kafka import TopicPartition
 
             states = self._admin.describe_producers(
                 [TopicPartition(topic, partition) for partition in partitions]
             )
             return [
-                Remembered(place.partition, one.producer_id, one.producer_epoch, one.last_sequence)
-                for place, state in sorted(states.items())
-                for one in state.active_producers
+                ProducerState(
+                    topic_partition.partition,
+                    producer.producer_id,
+                    producer.producer_epoch,
+                    producer.last_sequence,
+                )
+                for topic_partition, state in sorted(states.items())
+                for producer in state.active_producers
             ]
 
-        return _answered(ask)
+        return _or_none(request)
 
     def open_transactions(
         self, topic: str, partitions: Collection[int]
@@ -150,93 +161,105 @@ class Inquiry:
         Their start is the coordinator's, or else the time of the last record.
         """
 
-        def ask() -> list[OpenTransaction]:
+        def request() -> list[OpenTransaction]:
             from kafka import TopicPartition
 
             states = self._admin.describe_producers(
                 [TopicPartition(topic, partition) for partition in partitions]
             )
-            writing = [
-                (place.partition, one)
-                for place, state in sorted(states.items())
-                for one in state.active_producers
-                if one.current_transaction_start_offset >= 0
+            producers = [
+                (topic_partition.partition, producer)
+                for topic_partition, state in sorted(states.items())
+                for producer in state.active_producers
+                if producer.current_transaction_start_offset >= 0
             ]
-            known = (
-                _answered(lambda: self._transactions({one.producer_id for _, one in writing})) or {}
-            )
+            producer_ids = {producer.producer_id for _, producer in producers}
+            transactions = _or_none(lambda: self._transactions(producer_ids)) or {}
             found = []
-            for partition, one in writing:
-                named, since_ms = known.get(one.producer_id, (None, one.last_timestamp))
+            for partition, producer in producers:
+                transactional_id, since_ms = transactions.get(
+                    producer.producer_id, (None, producer.last_timestamp)
+                )
                 since = datetime.fromtimestamp(since_ms / 1000, UTC) if since_ms > 0 else None
                 found.append(
                     OpenTransaction(
                         partition,
-                        one.current_transaction_start_offset,
-                        one.producer_id,
+                        producer.current_transaction_start_offset,
+                        producer.producer_id,
                         since,
-                        named,
+                        transactional_id,
                     )
                 )
             return found
 
-        return _answered(ask)
+        return _or_none(request)
 
     def _transactions(self, producers: Collection[int]) -> dict[int, tuple[str, int]]:
         """Return transactional id and start time by producer id, as far as coordinators know."""
         if not producers:
             return {}
         listed = self._admin.list_transactions(producer_id_filters=list(producers))
-        names = [one.transactional_id for some in listed.values() for one in some]
+        names = [
+            transaction.transactional_id
+            for of_broker in listed.values()
+            for transaction in of_broker
+        ]
         described = self._admin.describe_transactions(names) if names else {}
         return {
-            one.producer_id: (name, one.transaction_start_time_ms)
-            for name, one in described.items()
-            if one.transaction_start_time_ms > 0
+            transaction.producer_id: (name, transaction.transaction_start_time_ms)
+            for name, transaction in described.items()
+            if transaction.transaction_start_time_ms > 0
         }
 
     def quorum(self) -> Quorum | None:
         """Return the controllers' quorum."""
 
-        def ask() -> Quorum:
-            found = self._admin.describe_metadata_quorum()["topics"][0]["partitions"][0]
+        def request() -> Quorum:
+            quorum = self._admin.describe_metadata_quorum()["topics"][0]["partitions"][0]
             voters = {
                 voter["replica_id"]: voter["last_caught_up_timestamp"]
-                for voter in found["current_voters"]
+                for voter in quorum["current_voters"]
             }
-            # a leader has always just caught up with itself: this is its clock
-            clock_ms = voters.get(found["leader_id"], -1)
+            # The leader has always just caught up with itself, so this timestamp is its clock.
+            clock_ms = voters.get(quorum["leader_id"], -1)
             return Quorum(
-                found["leader_id"], tuple(sorted(voters)), clock_ms / 1000 if clock_ms > 0 else None
+                quorum["leader_id"],
+                tuple(sorted(voters)),
+                clock_ms / 1000 if clock_ms > 0 else None,
             )
 
-        return _answered(ask)
+        return _or_none(request)
 
     def reassign(self, topic: str, replicas: Mapping[int, list[int]]) -> dict[int, int]:
         """Move partitions to these brokers; return the error code of each, 0 if accepted."""
         from kafka import TopicPartition
         from kafka import errors as client_errors
 
-        wanted = {TopicPartition(topic, partition): nodes for partition, nodes in replicas.items()}
+        assignment = {
+            TopicPartition(topic, partition): nodes for partition, nodes in replicas.items()
+        }
         try:
-            answer = self._admin.alter_partition_reassignments(wanted)
+            answer = self._admin.alter_partition_reassignments(assignment)
         except client_errors.KafkaError as failure:
             return dict.fromkeys(replicas, failure.errno or UNKNOWN)
-        return {place.partition: error.errno if error else 0 for place, error in answer.items()}
+        return {
+            topic_partition.partition: error.errno if error else 0
+            for topic_partition, error in answer.items()
+        }
 
     def elect_unclean(self, topic: str, partition: int) -> bool:
         """Elect any live replica as leader, even if records are lost; return whether it worked."""
 
-        def ask() -> bool:
+        def request() -> bool:
             self._admin.elect_leaders(UNCLEAN_ELECTION, {topic: [partition]})
             return True
 
-        return _answered(ask) or False
+        return _or_none(request) or False
 
     def features(self) -> dict[str, int] | None:
         """Return the finalized features of the cluster and their levels."""
 
-        def ask() -> dict[str, int]:
+        def request() -> dict[str, int]:
             found = self._admin.describe_features()
             return {
                 name: levels["finalized"][1]
@@ -244,17 +267,17 @@ class Inquiry:
                 if "finalized" in levels
             }
 
-        return _answered(ask)
+        return _or_none(request)
 
 
 @contextmanager
-def opened(cluster: connection.Cluster) -> Iterator[Inquiry | None]:
+def connect(cluster: connection.Cluster) -> Iterator[AdminExtras | None]:
     """Open a second client to the cluster; None if it does not accept one."""
     from kafka import errors as client_errors
     from kafka.admin import KafkaAdminClient
 
     try:
-        # only brokers that are up: this client waits for an address that does not answer
+        # Only brokers that are up: kafka-python waits for an address that does not answer.
         brokers = cluster.metadata(cluster.operation("look for the brokers")).brokers.values()
         bootstrap = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
         admin = KafkaAdminClient(**client_config(cluster.kafka, bootstrap, cluster.timeout_s))
@@ -262,7 +285,7 @@ def opened(cluster: connection.Cluster) -> Iterator[Inquiry | None]:
         yield None
         return
     try:
-        yield Inquiry(admin)
+        yield AdminExtras(admin)
     finally:
         admin.close()
 
@@ -289,26 +312,26 @@ def client_config(kafka: settings.Kafka, bootstrap: str, timeout_s: float) -> di
     return {name: value for name, value in config.items() if value is not None}
 
 
-def _log_dir(broker: int, found: Mapping[str, Any]) -> LogDir:
+def _log_dir(broker: int, description: Mapping[str, Any]) -> LogDir:
     replicas = {
         (topic["name"], part["partition_index"]): part["partition_size"]
-        for topic in found["topics"]
+        for topic in description["topics"]
         for part in topic["partitions"]
         if not part.get("is_future_key")
     }
-    # unknown before Kafka 3.3
+    # Kafka before 3.3 does not report them.
     total, free = (
         size if size >= 0 else None
-        for size in (found.get("total_bytes", -1), found.get("usable_bytes", -1))
+        for size in (description.get("total_bytes", -1), description.get("usable_bytes", -1))
     )
-    return LogDir(broker, found["log_dir"], total, free, replicas, found["error_code"])
+    return LogDir(broker, description["log_dir"], total, free, replicas, description["error_code"])
 
 
-def _answered(ask: Callable[[], Result]) -> Result | None:
+def _or_none(request: Callable[[], Result]) -> Result | None:
     from kafka import errors as client_errors
 
     try:
-        return ask()
+        return request()
     except (client_errors.KafkaError, OSError, KeyError, IndexError) as failure:
         log.debug("the cluster does not answer: %r", failure)
         return None

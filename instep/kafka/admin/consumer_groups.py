@@ -19,13 +19,13 @@ from instep import errors
 from instep.document.showing import counted
 from instep.kafka import backlog, connection, faults, groups, layout, offsets
 from instep.kafka.admin import admin_extras
-from instep.kafka.offsets import Spot
+from instep.kafka.offsets import TopicPartitionPair
 
 NEVER_COMMITTED = "never committed: counted from its first record"
 MARKERS_ONLY = "transaction markers only"
 NO_LEADER = "no leader"
-NO_TOPIC = "no such topic or partition now"
-EXPIRED = "records below {first} are gone"
+NO_TOPIC = "the topic or partition does not exist"
+EXPIRED = "records below {first} have expired"
 BEYOND = "beyond the end of the log"
 DEAD = "Dead"
 
@@ -47,14 +47,14 @@ class Member:
     client_id: str
     host: str
     instance_id: str | None
-    assigned: tuple[Spot, ...]
+    assigned: tuple[TopicPartitionPair, ...]
 
     def __str__(self) -> str:
         return f"{self.client_id} at {self.host}"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PartitionPosition:
     """The group's position in one partition. What is unknown is None."""
 
     topic: str
@@ -77,7 +77,7 @@ class Group:
     assignor: str
     coordinator: str
     members: tuple[Member, ...]
-    standings: tuple[Standing, ...]
+    positions: tuple[PartitionPosition, ...]
 
 
 def listings(cluster: connection.Cluster) -> tuple[list[Listing], list[errors.InstepError]]:
@@ -89,14 +89,15 @@ def listings(cluster: connection.Cluster) -> tuple[list[Listing], list[errors.In
             cluster.admin.list_consumer_groups(request_timeout=cluster.timeout_s), operation
         )
 
-    found = cluster.retry(ask)
-    failures = [cluster.translate(failure, operation, since) for failure in found.errors or ()]
-    if failures and not found.valid:
+    result = cluster.retry(ask)
+    failures = [cluster.translate(failure, operation, since) for failure in result.errors or ()]
+    if failures and not result.valid:
         raise failures[0]
     listed = [
-        Listing(one.group_id, _words(one.state), _words(one.type).lower()) for one in found.valid
+        Listing(group.group_id, _kafka_spelling(group.state), _kafka_spelling(group.type).lower())
+        for group in result.valid
     ]
-    return sorted(listed, key=lambda one: one.group), failures
+    return sorted(listed, key=lambda group: group.group), failures
 
 
 def members(cluster: connection.Cluster, group: str) -> tuple[Member, ...]:
@@ -111,20 +112,22 @@ def describe(cluster: connection.Cluster, group: str) -> Group:
 
 def describe_each(cluster: connection.Cluster, names: Sequence[str]) -> list[Group]:
     """Return several groups with their lag; common facts are read once."""
-    found, committed = described(cluster, names), groups.positions_of_each(cluster, names)
+    descriptions, committed = described(cluster, names), groups.positions_of_each(cluster, names)
     for name in names:
-        if found[name].state == DEAD and not committed[name]:
+        if descriptions[name].state == DEAD and not committed[name]:
             raise missing(cluster, name)
     assigned = {
-        name: {spot: one for one in found[name].members for spot in one.assigned} for name in names
+        name: {pair: member for member in descriptions[name].members for pair in member.assigned}
+        for name in names
     }
-    ground = _survey(
-        cluster, {spot for name in names for spot in (*committed[name], *assigned[name])}
+    logs = _read_logs(
+        cluster,
+        {pair for name in names for pair in (*committed[name], *assigned[name])},
     )
     return [
         dataclasses.replace(
-            found[name],
-            standings=tuple(_standings(cluster, ground, committed[name], assigned[name])),
+            descriptions[name],
+            positions=tuple(_positions(cluster, logs, committed[name], assigned[name])),
         )
         for name in names
     ]
@@ -134,13 +137,13 @@ def exists(cluster: connection.Cluster, group: str) -> bool:
     return described(cluster, [group])[group].state != DEAD
 
 
-def missing(cluster: connection.Cluster, group: str, or_else: str = "") -> errors.SettingsError:
+def missing(cluster: connection.Cluster, group: str, alternative: str = "") -> errors.SettingsError:
     """Return the error for a group that does not exist, with similar names and a remedy."""
-    near = faults.similar_names(group, [one.group for one in listings(cluster)[0]])
+    similar = faults.similar_names(group, [listing.group for listing in listings(cluster)[0]])
     where = ", ".join(faults.addresses(cluster.bootstrap))
     return errors.SettingsError(
-        f"group {group!r} does not exist at {where}{near}",
-        f"see which there are: instep groups list{or_else}",
+        f"group {group!r} does not exist at {where}{similar}",
+        f"see which there are: instep groups list{alternative}",
     )
 
 
@@ -163,14 +166,14 @@ def delete(cluster: connection.Cluster, group: str) -> str:
             case KafkaError.NON_EMPTY_GROUP:
                 raise occupied(group, members(cluster, group)) from failure.__cause__
         raise
-    return "is deleted"
+    return "deleted"
 
 
-def occupied(group: str, there: Collection[Member]) -> errors.SettingsError:
+def occupied(group: str, present: Collection[Member]) -> errors.SettingsError:
     """Return the error for a change of a group that has members."""
-    named = "; ".join(f"{member} ({member.id})" for member in there) or "they have just come"
+    named = "; ".join(f"{member} ({member.id})" for member in present) or "they have just joined"
     return errors.SettingsError(
-        f"group {group!r} has {counted(len(there), 'member')}: {named}",
+        f"group {group!r} has {counted(len(present), 'member')}: {named}",
         "stop them first; nothing was changed",
     )
 
@@ -191,94 +194,108 @@ def _description(
     cluster: connection.Cluster, group: str, answer: concurrent.futures.Future[Any]
 ) -> Group:
     try:
-        found = cluster.wait(
+        description = cluster.wait(
             answer, cluster.operation(f"describe group {group!r}", group=group, right="DESCRIBE")
         )
     except errors.InstepError as failure:
         if faults.code(failure) == KafkaError.GROUP_ID_NOT_FOUND:
             return Group(group, DEAD, "", "", "", (), ())
         raise
-    node = found.coordinator
+    node = description.coordinator
     coordinator = f"{node.id} ({node.host}:{node.port})" if node is not None else "unknown"
-    there = tuple(
-        sorted((_member(one) for one in found.members), key=lambda one: (one.client_id, one.id))
+    group_members = tuple(
+        sorted(
+            (_member(member) for member in description.members),
+            key=lambda member: (member.client_id, member.id),
+        )
     )
     return Group(
         group,
-        _words(found.state),
-        _words(found.type).lower(),
-        found.partition_assignor,
+        _kafka_spelling(description.state),
+        _kafka_spelling(description.type).lower(),
+        description.partition_assignor,
         coordinator,
-        there,
+        group_members,
         (),
     )
 
 
-def _member(one: Any) -> Member:
-    assigned = sorted((place.topic, place.partition) for place in one.assignment.topic_partitions)
+def _member(description: Any) -> Member:
+    assigned = sorted(
+        (topic_partition.topic, topic_partition.partition)
+        for topic_partition in description.assignment.topic_partitions
+    )
     return Member(
-        one.member_id, one.client_id, one.host.lstrip("/"), one.group_instance_id, tuple(assigned)
+        description.member_id,
+        description.client_id,
+        description.host.lstrip("/"),
+        description.group_instance_id,
+        tuple(assigned),
     )
 
 
-def _words(value: Any) -> str:
+def _kafka_spelling(value: Any) -> str:
     """Return a state or a type of the client in Kafka's spelling."""
     named = "".join(part.capitalize() for part in value.name.split("_"))
     return named.replace("Rebalancing", "Rebalance")
 
 
 @dataclass(frozen=True, slots=True)
-class _Ground:
-    """Existing partitions, and the spans of those that answer."""
+class _LogState:
+    """The partitions of some topics: those that exist, and the spans of those that answer."""
 
-    there: Collection[Spot]
-    spans: Mapping[Spot, offsets.Span]
-    holders: Mapping[Spot, admin_extras.OpenTransaction]
-
-
-def _survey(cluster: connection.Cluster, spots: Collection[Spot]) -> _Ground:
-    known = layout.read(cluster).topics if spots else {}
-    # all partitions of the group's topics, also those without a commit
-    there = {
-        (topic, part.partition)
-        for topic in {spot[0] for spot in spots} & set(known)
-        for part in known[topic].partitions
-    }
-    spans = offsets.spans(
-        cluster, [spot for spot in sorted(there) if spot[1] in known[spot[0]].led]
-    )
-    held = [spot for spot, span in spans.items() if span.committed_end < span.end]
-    return _Ground(there, spans, backlog.holders_of_each(cluster, held))
+    existing: Collection[TopicPartitionPair]
+    spans: Mapping[TopicPartitionPair, offsets.Span]
+    blocking: Mapping[TopicPartitionPair, admin_extras.OpenTransaction]
 
 
-def _standings(
+def _read_logs(cluster: connection.Cluster, pairs: Collection[TopicPartitionPair]) -> _LogState:
+    """Read the state of all partitions of these topics, also of those without a commit."""
+    if not pairs:
+        return _LogState((), {}, {})
+    layouts = layout.read(cluster).topics
+    existing: list[TopicPartitionPair] = []
+    with_leader: list[TopicPartitionPair] = []
+    for topic in sorted({topic for topic, _ in pairs} & set(layouts)):
+        existing += [(topic, part.partition) for part in layouts[topic].partitions]
+        with_leader += [(topic, partition) for partition in layouts[topic].with_leader]
+    spans = offsets.spans(cluster, with_leader)
+    held_back = [pair for pair, span in spans.items() if span.committed_end < span.end]
+    return _LogState(set(existing), spans, backlog.blocking_transactions(cluster, held_back))
+
+
+def _positions(
     cluster: connection.Cluster,
-    ground: _Ground,
-    committed: Mapping[Spot, int],
-    assigned: Mapping[Spot, Member],
-) -> list[Standing]:
-    topics, spans, there = {spot[0] for spot in (*committed, *assigned)}, ground.spans, ground.there
-    spots = sorted({*committed, *assigned, *(spot for spot in there if spot[0] in topics)})
-    begun = {
-        spot: committed.get(spot, span.first) for spot, span in spans.items() if spot[0] in topics
-    }
-    waiting = _next_records(cluster, {s: o for s, o in begun.items() if o < spans[s].committed_end})
+    logs: _LogState,
+    committed: Mapping[TopicPartitionPair, int],
+    assigned: Mapping[TopicPartitionPair, Member],
+) -> list[PartitionPosition]:
+    """Return the group's position in every partition of its topics, with the lag."""
+    topics = {topic for topic, _ in (*committed, *assigned)}
+    pairs = {*committed, *assigned, *(pair for pair in logs.existing if pair[0] in topics)}
+    # The age of the lag is that of the next record, so only partitions with unread records are
+    # read. A partition without a commit counts from its first record.
+    unread: dict[TopicPartitionPair, int] = {}
+    for pair, span in logs.spans.items():
+        start = committed.get(pair, span.first)
+        if pair[0] in topics and start < span.committed_end:
+            unread[pair] = start
+    next_records = _next_records(cluster, unread)
     now_ms = time.time() * 1000
-    found = []
-    for spot in spots:
-        span, current = spans.get(spot), committed.get(spot)
-        lag: int | None = None
-        seconds: float | None = None
-        note = NO_LEADER if spot in there else NO_TOPIC
-        if span is not None:
-            lag, seconds, note = _lag(span, current, waiting.get(spot), now_ms)
-        if span is not None and span.committed_end < span.end and lag:
-            note = "; ".join(
-                filter(None, (note, f"behind {backlog.named(spot[1], ground.holders.get(spot))}"))
-            )
-        end = span.end if span else None
-        found.append(Standing(*spot, current, end, lag, seconds, note, assigned.get(spot)))
-    return found
+    positions = []
+    for pair in sorted(pairs):
+        current, member = committed.get(pair), assigned.get(pair)
+        log_span = logs.spans.get(pair)
+        if log_span is None:
+            note = NO_LEADER if pair in logs.existing else NO_TOPIC
+            positions.append(PartitionPosition(*pair, current, None, None, None, note, member))
+            continue
+        lag, age_s, note = _lag(log_span, current, next_records.get(pair), now_ms)
+        if lag and log_span.committed_end < log_span.end:
+            blocked = f"behind {backlog.describe(pair[1], logs.blocking.get(pair))}"
+            note = f"{note}; {blocked}" if note else blocked
+        positions.append(PartitionPosition(*pair, current, log_span.end, lag, age_s, note, member))
+    return positions
 
 
 def _lag(
@@ -292,29 +309,27 @@ def _lag(
     if current == span.end:
         return 0, 0.0, ""
     if record is not None or current < span.first:
-        age = (
-            max(0.0, (now_ms - record.timestamp_ms) / 1000)
-            if record and record.timestamp_ms >= 0
-            else None
-        )
-        return (
-            span.end - current,
-            age,
-            EXPIRED.format(first=span.first) if current < span.first else "",
-        )
+        age_s = None
+        if record is not None and record.timestamp_ms >= 0:
+            age_s = max(0.0, (now_ms - record.timestamp_ms) / 1000)
+        note = EXPIRED.format(first=span.first) if current < span.first else ""
+        return span.end - current, age_s, note
+    # From here on there is no committed record after the position.
     if span.committed_end < span.end:
         return span.end - max(current, span.committed_end), None, ""
     return 0, 0.0, MARKERS_ONLY
 
 
 def _next_records(
-    cluster: connection.Cluster, positions: Mapping[Spot, int]
-) -> dict[Spot, offsets.LogRecord | None]:
-    found: dict[Spot, offsets.LogRecord | None] = {}
-    for topic in sorted({spot[0] for spot in positions}):
-        of_topic = {part: offset for (name, part), offset in positions.items() if name == topic}
-        found |= {
-            (topic, part): one
-            for part, one in offsets.first_records(cluster, topic, of_topic).items()
+    cluster: connection.Cluster, positions: Mapping[TopicPartitionPair, int]
+) -> dict[TopicPartitionPair, offsets.LogRecord | None]:
+    records: dict[TopicPartitionPair, offsets.LogRecord | None] = {}
+    for topic in sorted({pair[0] for pair in positions}):
+        topic_positions = {
+            partition: offset for (name, partition), offset in positions.items() if name == topic
         }
-    return found
+        records |= {
+            (topic, partition): record
+            for partition, record in offsets.first_records(cluster, topic, topic_positions).items()
+        }
+    return records

@@ -20,7 +20,7 @@ import msgspec
 
 from instep import errors
 from instep.kafka import places
-from instep.kafka.admin.tail import TailRecord, Wanted
+from instep.kafka.admin.tail import Condition, TailRecord
 
 GRAMMAR = (
     "write FIELD=VALUE (or != < <= > >= ~ !~), where FIELD is key, value, header.NAME"
@@ -45,20 +45,20 @@ ABSENT = object()
 Field = Callable[[TailRecord], Any]
 
 
-def parse(texts: Iterable[str]) -> Wanted:
+def parse(texts: Iterable[str]) -> Condition:
     """Return a function that tells whether a record meets all of the conditions."""
     conditions = [_condition(text) for text in texts]
-    return lambda record: all(met(record) for met in conditions)
+    return lambda record: all(matches(record) for matches in conditions)
 
 
-def _condition(text: str) -> Wanted:
-    found = _CONDITION.fullmatch(text)
-    if found is None:
+def _condition(text: str) -> Condition:
+    parsed = _CONDITION.fullmatch(text)
+    if parsed is None:
         raise errors.SettingsError(f"{text!r} is no condition", GRAMMAR)
-    name, sign, value = found[1].removeprefix("@"), found[2], found[3]
+    name, sign, value = parsed[1].removeprefix("@"), parsed[2], parsed[3]
     field = _field(name)
     if sign in ("~", "!~"):
-        return _searched(field, value, wanted=sign == "~")
+        return _regex_condition(field, value, expected=sign == "~")
     if name == "timestamp" and not value.lstrip("-").isdigit():
         value = str(
             int(places.moment(places.parse_place(f"@{value.removeprefix('@')}")).timestamp() * 1000)
@@ -66,25 +66,25 @@ def _condition(text: str) -> Wanted:
     compare = COMPARISONS[sign]
     number = _number(value)
 
-    def met(record: TailRecord) -> bool:
-        held = field(record)
-        if held is ABSENT:
+    def matches(record: TailRecord) -> bool:
+        actual = field(record)
+        if actual is ABSENT:
             return sign == "!="
-        if isinstance(held, (int, float)) and number is not None:
-            return compare(held, number)
+        if isinstance(actual, (int, float)) and number is not None:
+            return compare(actual, number)
         if (
-            isinstance(held, str)
+            isinstance(actual, str)
             and number is not None
-            and (own := _number(held)) is not None
+            and (actual_number := _number(actual)) is not None
             and sign not in ("=", "!=")
         ):
-            return compare(own, number)
-        return compare(_text(held), value)
+            return compare(actual_number, number)
+        return compare(_text(actual), value)
 
-    return met
+    return matches
 
 
-def _searched(field: Field, value: str, *, wanted: bool) -> Wanted:
+def _regex_condition(field: Field, value: str, *, expected: bool) -> Condition:
     try:
         pattern = re.compile(value)
     except re.error as failure:
@@ -92,11 +92,11 @@ def _searched(field: Field, value: str, *, wanted: bool) -> Wanted:
             f"{value!r} is not a regular expression: {failure}", "write e.g. key~^C-1"
         ) from None
 
-    def met(record: TailRecord) -> bool:
-        held = field(record)
-        return (held is not ABSENT and pattern.search(_text(held)) is not None) is wanted
+    def matches(record: TailRecord) -> bool:
+        actual = field(record)
+        return (actual is not ABSENT and pattern.search(_text(actual)) is not None) is expected
 
-    return met
+    return matches
 
 
 def _field(name: str) -> Field:
@@ -112,31 +112,36 @@ def _field(name: str) -> Field:
             (_decoded(value) for one, value in record.headers if one == header), ABSENT
         )
     path = name.removeprefix(".").split(".")
-    return lambda record: _descended(record.value, path)
+    return lambda record: _lookup(record.value, path)
 
 
-def _descended(value: bytes | None, path: list[str]) -> Any:
+def _lookup(value: bytes | None, path: list[str]) -> Any:
     try:
-        held = msgspec.json.decode(value) if value is not None else ABSENT
+        actual = msgspec.json.decode(value) if value is not None else ABSENT
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ABSENT
     for step in path:
-        if isinstance(held, dict) and step in held:
-            held = held[step]
-        elif isinstance(held, list) and step.isascii() and step.isdigit() and int(step) < len(held):
-            held = held[int(step)]
+        if isinstance(actual, dict) and step in actual:
+            actual = actual[step]
+        elif (
+            isinstance(actual, list)
+            and step.isascii()
+            and step.isdigit()
+            and int(step) < len(actual)
+        ):
+            actual = actual[int(step)]
         else:
             return ABSENT
-    # true and false are words here; in Python they are numbers
-    return _text(held) if isinstance(held, bool) else held
+    # A Python bool is an int. Here, true and false compare as texts.
+    return _text(actual) if isinstance(actual, bool) else actual
 
 
 def _decoded(value: bytes | None) -> Any:
     return ABSENT if value is None else value.decode("utf-8", "replace")
 
 
-def _text(held: Any) -> str:
-    return held if isinstance(held, str) else msgspec.json.encode(held).decode()
+def _text(actual: Any) -> str:
+    return actual if isinstance(actual, str) else msgspec.json.encode(actual).decode()
 
 
 def _number(text: str) -> float | int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from instep.kafka import connection, offsets, places, topics
 
 NO_LEADER = "no leader"
-HELD_BACK = "an open transaction: readers of what is committed stop at {end}"
+HELD_BACK = "an open transaction: readers of committed records stop at {end}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +33,23 @@ def read(
     place: places.Place | None,
 ) -> list[Bounds]:
     """Return the bounds of these partitions, or of all, of each topic."""
-    known = topics.placed(cluster, names).topics
+    layouts = topics.read_layouts(cluster, names).topics
     wanted: dict[str, list[int]] = {}
     for name in names:
-        known[name].refuse_strange(partitions)
-        wanted[name] = sorted(set(partitions)) or list(range(len(known[name].partitions)))
-    led = {
-        name: [number for number in numbers if number in known[name].led]
+        layouts[name].check_partitions(partitions)
+        wanted[name] = sorted(set(partitions)) or list(range(len(layouts[name].partitions)))
+    with_leader = {
+        name: [number for number in numbers if number in layouts[name].with_leader]
         for name, numbers in wanted.items()
     }
     spans = offsets.spans(
-        cluster, [(name, number) for name, numbers in led.items() for number in numbers]
+        cluster, [(name, number) for name, numbers in with_leader.items() for number in numbers]
     )
-    offset_of = {
-        (name, number): offset
-        for name, numbers in led.items()
-        if place is not None and numbers
-        for number, offset in places.resolve(cluster, name, numbers, place, committed=False).items()
-    }
+    offset_of: dict[offsets.TopicPartitionPair, int] = {}
+    for name, numbers in with_leader.items():
+        if place is not None and numbers:
+            resolved = places.resolve(cluster, name, numbers, place, committed=False)
+            offset_of |= {(name, number): offset for number, offset in resolved.items()}
     return [
         _bounds(name, number, spans.get((name, number)), offset_of.get((name, number)))
         for name, numbers in wanted.items()

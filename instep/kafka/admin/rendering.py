@@ -24,7 +24,7 @@ from instep.kafka.admin.tail import TailRecord
 Render = Callable[[TailRecord], bytes]
 ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "\\": b"\\"}
 _TOKEN = re.compile(r"%(.)|\\x([0-9A-Fa-f]{2})|\\(.)|([^%\\]+)|(.)", re.DOTALL)
-# written by the publisher; may contain anything
+# Written by the publisher, so it may contain anything, such as escape sequences of a terminal.
 TEXTS: dict[str, Callable[[TailRecord], bytes]] = {
     "s": lambda record: record.value or b"",
     "v": lambda record: record.value or b"",
@@ -33,7 +33,7 @@ TEXTS: dict[str, Callable[[TailRecord], bytes]] = {
         name.encode() + b"=" + (value or b"") for name, value in record.headers
     ),
 }
-FACTS: dict[str, Callable[[TailRecord], bytes]] = {
+METADATA: dict[str, Callable[[TailRecord], bytes]] = {
     "S": lambda record: b"%d" % _length(record.value),
     "R": lambda record: struct.pack(">i", _length(record.value)),
     "K": lambda record: b"%d" % _length(record.key),
@@ -50,13 +50,15 @@ def parse(text: str, *, safe: bool) -> Render:
     parts: list[Render] = []
     for letter, code, escape, plain, broken in _TOKEN.findall(text):
         if letter in TEXTS and letter:
-            parts.append(_shown(TEXTS[letter]) if safe else TEXTS[letter])
-        elif letter in FACTS and letter:
-            parts.append(FACTS[letter])
-        elif plain or code or escape in ESCAPES:
-            parts.append(
-                _constant(plain.encode() or (bytes.fromhex(code) if code else ESCAPES[escape]))
-            )
+            parts.append(_escaped(TEXTS[letter]) if safe else TEXTS[letter])
+        elif letter in METADATA and letter:
+            parts.append(METADATA[letter])
+        elif plain:
+            parts.append(_constant(plain.encode()))
+        elif code:
+            parts.append(_constant(bytes.fromhex(code)))
+        elif escape in ESCAPES:
+            parts.append(_constant(ESCAPES[escape]))
         else:
             wrong = broken
             if letter:
@@ -64,7 +66,7 @@ def parse(text: str, *, safe: bool) -> Render:
             elif escape:
                 wrong = f"\\{escape}"
             raise errors.SettingsError(
-                f"{wrong!r} in the format means nothing",
+                f"the format contains {wrong!r}, which has no meaning",
                 "write %s (value) %k %t %p %o %T %h %S %K %R %% \\n \\t \\xHH, as in kcat",
             )
     return lambda record: b"".join(part(record) for part in parts)
@@ -72,7 +74,7 @@ def parse(text: str, *, safe: bool) -> Render:
 
 def envelope(record: TailRecord) -> bytes:
     """Return one line of JSON with kcat's keys; bytes that are not UTF-8 become base 64."""
-    held = {
+    fields = {
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,
@@ -82,7 +84,7 @@ def envelope(record: TailRecord) -> bytes:
         "key": _json(record.key),
         "payload": _json(record.value),
     }
-    return showing.plain_json(msgspec.json.encode(held).decode()).encode() + b"\n"
+    return showing.plain_json(msgspec.json.encode(fields).decode()).encode() + b"\n"
 
 
 def _json(value: bytes | None) -> Any:
@@ -92,7 +94,7 @@ def _json(value: bytes | None) -> Any:
         return {"base64": base64.b64encode(value or b"").decode()}
 
 
-def _shown(part: Render) -> Render:
+def _escaped(part: Render) -> Render:
     return lambda record: showing.plain(part(record).decode("utf-8", "backslashreplace")).encode()
 
 

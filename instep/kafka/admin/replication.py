@@ -15,7 +15,7 @@ from instep.kafka import connection, layout, topics
 from instep.kafka.admin import admin_extras
 
 POLL_S = 0.5
-SAID_EVERY_S = 10.0
+REPORT_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,44 +27,48 @@ class ReplicaMove:
     new: tuple[int, ...]
 
 
-def plan(cluster: connection.Cluster, topic: str, copies: int) -> list[ReplicaMove]:
+def plan(cluster: connection.Cluster, topic: str, replicas: int) -> list[ReplicaMove]:
     """Return the new replicas of each partition that changes."""
-    known = topics.placed(cluster, [topic])
-    if copies > len(known.brokers):
-        raise layout.too_few_brokers(topic, copies, len(known.brokers))
-    with admin_extras.opened(cluster) as asked:
-        racks = (asked.racks() if asked else None) or {}
-    return spread(known.topics[topic], {node: racks.get(node) for node in known.brokers}, copies)
+    layouts = topics.read_layouts(cluster, [topic])
+    if replicas > len(layouts.brokers):
+        raise layout.too_few_brokers(topic, replicas, len(layouts.brokers))
+    racks: Mapping[int, str | None] | None = None
+    with admin_extras.connect(cluster) as extras:
+        if extras is not None:
+            racks = extras.racks()
+    rack_of = {node: (racks or {}).get(node) for node in layouts.brokers}
+    return spread(layouts.topics[topic], rack_of, replicas)
 
 
 def spread(
-    topic: layout.Layout, brokers: Mapping[int, str | None], copies: int
+    topic: layout.Layout, brokers: Mapping[int, str | None], replicas: int
 ) -> list[ReplicaMove]:
     """Return the moves to a number of replicas.
 
     Replicas on live brokers stay. New ones go to racks without a replica, then to the brokers with
     the fewest replicas of this topic. Of too many replicas, the leader and those in sync stay.
     """
-    held = Counter(node for part in topic.partitions for node in part.replicas)
+    replica_count = Counter(node for part in topic.partitions for node in part.replicas)
     moves = []
     for part in topic.partitions:
         living = [node for node in part.replicas if node in brokers]
         kept = sorted(living, key=lambda node: (node != part.leader, node not in part.in_sync))[
-            :copies
+            :replicas
         ]
         new = [node for node in part.replicas if node in kept]
-        while len(new) < copies:
-            used = {brokers.get(node) for node in new} - {None}
+        while len(new) < replicas:
+            used_racks = {brokers.get(node) for node in new} - {None}
             free = [node for node in brokers if node not in new]
+            # The last term only breaks ties: it starts at another broker for each partition.
             best = min(
                 free,
                 key=lambda node: (
-                    brokers[node] in used,
-                    held[node],
+                    brokers[node] in used_racks,
+                    replica_count[node],
                     (node - part.partition) % (max(brokers) + 1),
                 ),
             )
-            held[best] += 1
+            replica_count[best] += 1
             new.append(best)
         if tuple(new) != part.replicas:
             moves.append(ReplicaMove(part.partition, part.replicas, tuple(new)))
@@ -72,7 +76,7 @@ def spread(
 
 
 def execute(
-    cluster: connection.Cluster, topic: str, moves: list[ReplicaMove], say: Callable[[str], None]
+    cluster: connection.Cluster, topic: str, moves: list[ReplicaMove], report: Callable[[str], None]
 ) -> None:
     """Start the reassignment and wait until every replica is in sync.
 
@@ -81,10 +85,12 @@ def execute(
     operation = cluster.operation(
         f"change the replicas of topic {topic!r}", topic=topic, right="ALTER"
     )
-    with admin_extras.opened(cluster) as asked:
-        if asked is None:
-            raise errors.BrokerUnreachable("the cluster takes no request for this now", "try again")
-        codes = asked.reassign(topic, {move.partition: list(move.new) for move in moves})
+    with admin_extras.connect(cluster) as extras:
+        if extras is None:
+            raise errors.BrokerUnreachable(
+                "the cluster does not accept a connection for this request", "try again"
+            )
+        codes = extras.reassign(topic, {move.partition: list(move.new) for move in moves})
     refused = {partition: code for partition, code in codes.items() if code}
     if refused:
         first = KafkaError(next(iter(refused.values())))
@@ -92,36 +98,38 @@ def execute(
         accepted = len(codes) - len(refused)
         which = f"partition {', '.join(map(str, sorted(refused)))}; {accepted} were accepted"
         raise type(failure)(f"{failure.what}: {which}", failure.remedy) from KafkaException(first)
-    _await(cluster, topic, {move.partition: set(move.new) for move in moves}, say)
+    _wait_until_in_sync(cluster, topic, {move.partition: set(move.new) for move in moves}, report)
 
 
-def _await(
+def _wait_until_in_sync(
     cluster: connection.Cluster,
     topic: str,
     wanted: Mapping[int, set[int]],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     """Wait until every replica is in sync, and report progress and what is missing."""
-    said, said_at = -1, 0.0
+    reported, reported_at = -1, 0.0
     while True:
         parts = [
             part
-            for part in topics.placed(cluster, [topic]).topics[topic].partitions
+            for part in topics.read_layouts(cluster, [topic]).topics[topic].partitions
             if part.partition in wanted
         ]
-        late = [
+        unfinished = [
             part
             for part in parts
             if not set(part.replicas) == wanted[part.partition] <= set(part.in_sync)
         ]
-        done = len(wanted) - len(late)
-        if done != said or time.monotonic() - said_at > SAID_EVERY_S:
+        done = len(wanted) - len(unfinished)
+        if done != reported or time.monotonic() - reported_at > REPORT_EVERY_S:
             behind = sorted(
-                {node for part in late for node in wanted[part.partition] - set(part.in_sync)}
+                {node for part in unfinished for node in wanted[part.partition] - set(part.in_sync)}
             )
-            waiting = f"; broker {', '.join(map(str, behind))} still copies" if behind else ""
-            say(f"{done} of {counted(len(wanted), 'partition')} done{waiting}")
-            said, said_at = done, time.monotonic()
-        if not late:
+            progress = f"{done} of {counted(len(wanted), 'partition')} done"
+            if behind:
+                progress += f"; not in sync yet: broker {', '.join(map(str, behind))}"
+            report(progress)
+            reported, reported_at = done, time.monotonic()
+        if not unfinished:
             return
         time.sleep(POLL_S)

@@ -20,9 +20,9 @@ from instep import errors
 from instep.document import partition as hashing
 from instep.kafka import connection, layout, places, reading, topics
 
-HELD_MAX = 100_000
+SORTED_RECORDS_MAX = 100_000  # more are returned unsorted, as they are read
 NEWEST = 10
-FURTHER = 8
+WIDEN_FACTOR = 8  # if a range has too few records, the next one has this many times its offsets
 KINDS = {TIMESTAMP_CREATE_TIME: "create", TIMESTAMP_LOG_APPEND_TIME: "logappend"}
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -42,7 +42,7 @@ class TailRecord:
     headers: Headers
 
 
-Wanted = Callable[[TailRecord], bool]
+Condition = Callable[[TailRecord], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class TailRange:
     newest_first: bool
     committed: bool
     key: bytes | None = None
-    unled: tuple[int, ...] = ()
+    without_leader: tuple[int, ...] = ()
     is_whole: bool = False
 
     @property
@@ -76,58 +76,66 @@ def resolve_range(
     committed: bool = True,
 ) -> TailRange:
     """Resolve a range of places, in these partitions, in that of the key, or in all."""
-    known = topics.placed(cluster, [topic]).topics[topic]
-    asked = _asked(known, partitions, key)
-    unled = tuple(number for number in asked if number not in known.led)
-    if unled and (partitions or key is not None or len(unled) == len(asked)):
+    topic_layout = topics.read_layouts(cluster, [topic]).topics[topic]
+    selected = _select_partitions(topic_layout, partitions, key)
+    without_leader = tuple(number for number in selected if number not in topic_layout.with_leader)
+    if without_leader and (partitions or key is not None or len(without_leader) == len(selected)):
         raise errors.BrokerUnreachable(
-            f"topic {topic!r} has no leader for partition {', '.join(map(str, unled))}",
+            f"topic {topic!r} has no leader for partition {', '.join(map(str, without_leader))}",
             "start the broker that has it, or name other partitions with -p",
         )
-    asked = [number for number in asked if number in known.led]
-    first = places.resolve(cluster, topic, asked, where.first, committed=committed)
-    last = places.resolve(cluster, topic, asked, where.last, committed=committed)
-    ranges = {part: (first[part], last[part]) for part in asked}
+    selected = [number for number in selected if number in topic_layout.with_leader]
+    first = places.resolve(cluster, topic, selected, where.first, committed=committed)
+    last = places.resolve(cluster, topic, selected, where.last, committed=committed)
+    ranges = {partition: (first[partition], last[partition]) for partition in selected}
     return TailRange(
         topic,
         ranges,
         isinstance(where.first, places.FromEnd),
         committed,
         key,
-        unled,
-        set(first.clamped) == set(asked),
+        without_leader,
+        set(first.clamped) == set(selected),
     )
 
 
 def records(
-    cluster: connection.Cluster, part: TailRange, wanted: Wanted | None, limit: int | None
+    cluster: connection.Cluster, tail_range: TailRange, matches: Condition | None, limit: int | None
 ) -> Iterator[TailRecord]:
     """Return the wanted records of the range, or all; at most `limit`."""
-    enough: set[int] = set()
+    finished: set[int] = set()
     read = reading.messages(
-        cluster, part.topic, part.ranges, committed=part.committed, enough=enough
+        cluster,
+        tail_range.topic,
+        tail_range.ranges,
+        committed=tail_range.committed,
+        finished=finished,
     )
-    found = _wanted(part, read, wanted)
-    # with a condition, the first records of a partition may be far from its start
-    narrowed = wanted is not None or part.key is not None
+    found = _matching(tail_range, read, matches)
+    # Without a condition, `limit` records of each partition are enough. With one, the matching
+    # records may be far from the start, so the whole range is read.
+    is_conditional = matches is not None or tail_range.key is not None
     first_few = (
-        not narrowed
+        not is_conditional
         and limit is not None
-        and not part.newest_first
-        and limit * len(part.ranges) <= HELD_MAX
+        and not tail_range.newest_first
+        and limit * len(tail_range.ranges) <= SORTED_RECORDS_MAX
     )
-    last_few = part.newest_first and limit is not None
-    if part.offsets > HELD_MAX and not first_few and not last_few:
+    last_few = tail_range.newest_first and limit is not None
+    if tail_range.offsets > SORTED_RECORDS_MAX and not first_few and not last_few:
         return _limited(found, limit)
-    held: dict[int, deque[TailRecord]] = {}
-    for one in found:
-        held.setdefault(one.partition, deque(maxlen=limit if last_few else None)).append(one)
-        if first_few and len(held[one.partition]) == limit:
-            enough.add(one.partition)
-    ordered = list(heapq.merge(*held.values(), key=lambda one: one.timestamp_ms))
+    kept_max = limit if last_few else None
+    by_partition: dict[int, deque[TailRecord]] = {}
+    for record in found:
+        kept = by_partition.setdefault(record.partition, deque(maxlen=kept_max))
+        kept.append(record)
+        if first_few and len(kept) == limit:
+            finished.add(record.partition)
+    # Sorting by timestamp alone could reorder the records of a partition; a merge cannot.
+    ordered = list(heapq.merge(*by_partition.values(), key=lambda record: record.timestamp_ms))
     if limit is None:
         return iter(ordered)
-    return iter(ordered[-limit:] if part.newest_first else ordered[:limit])
+    return iter(ordered[-limit:] if tail_range.newest_first else ordered[:limit])
 
 
 def newest(
@@ -144,27 +152,33 @@ def newest(
     """
     back = count
     while True:
-        part = resolve_range(
+        tail_range = resolve_range(
             cluster,
             topic,
             places.PlaceRange(places.FromEnd(back), places.FromEnd()),
             partitions,
             committed=committed,
         )
-        found = list(records(cluster, part, None, count))
-        if len(found) >= count or part.is_whole or part.offsets * FURTHER > HELD_MAX:
-            return part, found
-        back *= FURTHER
+        found = list(records(cluster, tail_range, None, count))
+        if (
+            len(found) >= count
+            or tail_range.is_whole
+            or tail_range.offsets * WIDEN_FACTOR > SORTED_RECORDS_MAX
+        ):
+            return tail_range, found
+        back *= WIDEN_FACTOR
 
 
 def follow(
-    cluster: connection.Cluster, part: TailRange, wanted: Wanted | None, limit: int | None
+    cluster: connection.Cluster, tail_range: TailRange, matches: Condition | None, limit: int | None
 ) -> Iterator[list[TailRecord]]:
     """Return the wanted records as they arrive, from the start of the range up to the limit."""
     left = limit
-    starts = {number: start for number, (start, _) in part.ranges.items()}
-    for received in reading.follow(cluster, part.topic, starts, committed=part.committed):
-        found = list(_wanted(part, received, wanted))[:left]
+    starts = {number: start for number, (start, _) in tail_range.ranges.items()}
+    for received in reading.follow(
+        cluster, tail_range.topic, starts, committed=tail_range.committed
+    ):
+        found = list(_matching(tail_range, received, matches))[:left]
         yield found
         if left is not None:
             left -= len(found)
@@ -172,7 +186,7 @@ def follow(
                 return
 
 
-def seen(topic: str, partition: int, message: Message) -> TailRecord:
+def to_record(topic: str, partition: int, message: Message) -> TailRecord:
     """Return a message of the client as a record."""
     kind, at_ms = message.timestamp()
     offset = message.offset()
@@ -190,27 +204,31 @@ def seen(topic: str, partition: int, message: Message) -> TailRecord:
     )
 
 
-def _wanted(
-    part: TailRange, messages: Iterable[tuple[int, Message]], wanted: Wanted | None
+def _matching(
+    tail_range: TailRange, messages: Iterable[tuple[int, Message]], matches: Condition | None
 ) -> Iterator[TailRecord]:
     for number, message in messages:
-        if part.key is None or message.key() == part.key:
-            one = seen(part.topic, number, message)
-            if wanted is None or wanted(one):
-                yield one
+        if tail_range.key is None or message.key() == tail_range.key:
+            record = to_record(tail_range.topic, number, message)
+            if matches is None or matches(record):
+                yield record
 
 
 def _limited(found: Iterator[TailRecord], limit: int | None) -> Iterator[TailRecord]:
-    for number, one in enumerate(found, start=1):
-        yield one
+    for number, record in enumerate(found, start=1):
+        yield record
         if number == limit:
             return
 
 
-def _asked(known: layout.Layout, partitions: Collection[int], key: bytes | None) -> list[int]:
+def _select_partitions(
+    topic_layout: layout.Layout, partitions: Collection[int], key: bytes | None
+) -> list[int]:
     """Return the named partitions, that of the key, or all."""
-    count = len(known.partitions)
-    known.refuse_strange(partitions)
-    return sorted(set(partitions)) or (
-        [hashing.partition_of(key, count)] if key is not None else list(range(count))
-    )
+    count = len(topic_layout.partitions)
+    topic_layout.check_partitions(partitions)
+    if partitions:
+        return sorted(set(partitions))
+    if key is not None:
+        return [hashing.partition_of(key, count)]
+    return list(range(count))

@@ -55,7 +55,7 @@ def create(
         try:
             topics.create(cluster, name, partitions, replicas, config, validate_only=validate_only)
         except errors.SettingsError as failure:
-            return _explained(cluster, name, partitions, replicas, config, failure, if_not_exists)
+            return _explain(cluster, name, partitions, replicas, config, failure, if_not_exists)
         return f"{'would have' if validate_only else 'has'} {counted(partitions, 'partition')}"
 
     return outcomes.of_each(names, make)
@@ -64,49 +64,52 @@ def create(
 def alter(
     cluster: connection.Cluster,
     topic: str,
-    given: Mapping[str, str],
+    new_values: Mapping[str, str],
     unset: Collection[str],
     *,
     validate_only: bool = False,
 ) -> list[ConfigChange]:
     """Change some settings of a topic and wait until the cluster shows the change."""
-    if not given and not unset:
-        raise errors.SettingsError("nothing is to be changed", "say -c NAME=VALUE or --unset NAME")
-    if both := sorted(set(given) & set(unset)):
+    if not new_values and not unset:
+        raise errors.SettingsError("no change is given", "give -c NAME=VALUE or --unset NAME")
+    if both := sorted(set(new_values) & set(unset)):
         raise errors.SettingsError(
-            f"{', '.join(both)} cannot be both set and unset", "leave one of the two out"
+            f"{', '.join(both)} cannot be both set and unset", "give one of the two only"
         )
     before = _settings(cluster, topic)
-    for name in (*given, *unset):
+    for name in (*new_values, *unset):
         if name not in before:
             raise _unknown(name, before)
-    configs.alter_topic(cluster, topic, given, unset, validate_only=validate_only)
+    configs.alter_topic(cluster, topic, new_values, unset, validate_only=validate_only)
+    after: dict[str, ConfigValue] = {}
     if validate_only:
-        shown = {
-            **before,
-            **{name: ConfigValue(name, value, configs.OF_TOPIC) for name, value in given.items()},
-        }
-        shown |= {name: ConfigValue(name, "the cluster's default", "") for name in unset}
+        for name, value in new_values.items():
+            after[name] = ConfigValue(name, value, configs.OF_TOPIC)
+        for name in unset:
+            after[name] = ConfigValue(name, "the cluster's default", "")
     else:
-        shown = dict(_await_settings(cluster, topic, given, unset))
-    return [ConfigChange(before[name], shown[name]) for name in (*given, *unset)]
+        after |= _await_settings(cluster, topic, new_values, unset)
+    return [ConfigChange(before[name], after[name]) for name in (*new_values, *unset)]
 
 
 def plan_growth(cluster: connection.Cluster, topic: str, new: int) -> Growth:
     """Return what more partitions would mean for the topic's keys."""
-    known = topics.placed(cluster, [topic]).topics[topic]
-    now = len(known.partitions)
+    topic_layout = topics.read_layouts(cluster, [topic]).topics[topic]
+    now = len(topic_layout.partitions)
     if new <= now:
+        problem = f"topic {topic!r} already has {counted(now, 'partition')}"
+        if new < now:
+            problem += ", and their number cannot be reduced"
         raise errors.SettingsError(
-            f"topic {topic!r} has {counted(now, 'partition')}"
-            + (", and a topic cannot shrink" if new < now else " already"),
-            f"choose more than {now}; for fewer, create another topic and publish there",
+            problem, f"choose more than {now}; for fewer, create another topic and publish there"
         )
-    keys = _sampled_keys(cluster, topic, known.led)
+    keys = _sampled_keys(cluster, topic, topic_layout.with_leader)
     moved = sum(
         partition.partition_of(key, now) != partition.partition_of(key, new) for key in keys
     )
-    elsewhere = sum(found != {partition.partition_of(key, now)} for key, found in keys.items())
+    elsewhere = sum(
+        partitions != {partition.partition_of(key, now)} for key, partitions in keys.items()
+    )
     return Growth(topic, now, new, partition.moved_share(now, new), len(keys), moved, elsewhere)
 
 
@@ -124,18 +127,18 @@ def unguarded(declared: settings.Settings, topic: str) -> list[str]:
 
 def parse_config(texts: Iterable[str]) -> dict[str, str]:
     """Parse settings from NAME=VALUE texts."""
-    found: dict[str, str] = {}
+    config: dict[str, str] = {}
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name.strip():
             raise errors.SettingsError(
                 f"{text!r} is not NAME=VALUE", "write e.g. -c retention.ms=604800000"
             )
-        found[name.strip()] = value
-    return found
+        config[name.strip()] = value
+    return config
 
 
-def _explained(
+def _explain(
     cluster: connection.Cluster,
     name: str,
     partitions: int,
@@ -145,28 +148,31 @@ def _explained(
     if_not_exists: bool,
 ) -> str:
     """Raise a helpful error; return the outcome if the topic exists and that is allowed."""
-    known = layout.read(cluster)
+    layouts = layout.read(cluster)
     code = faults.code(failure)
-    if code == KafkaError.TOPIC_ALREADY_EXISTS and if_not_exists and name in known.topics:
-        there = len(known.topics[name].partitions)
-        return f"is there already, with {counted(there, 'partition')}" + (
-            f" (asked: {partitions})" if there != partitions else ""
-        )
-    if code == KafkaError.INVALID_REPLICATION_FACTOR and replicas and replicas > len(known.brokers):
-        raise layout.too_few_brokers(name, replicas, len(known.brokers)) from failure.__cause__
-    if code == KafkaError.INVALID_CONFIG and known.topics:
-        some = next(iter(known.topics))
-        understood = configs.of_topics(cluster, [some])[some]
+    if code == KafkaError.TOPIC_ALREADY_EXISTS and if_not_exists and name in layouts.topics:
+        existing = len(layouts.topics[name].partitions)
+        requested = "" if existing == partitions else f" (requested: {partitions})"
+        return f"already exists, with {counted(existing, 'partition')}{requested}"
+    if (
+        code == KafkaError.INVALID_REPLICATION_FACTOR
+        and replicas
+        and replicas > len(layouts.brokers)
+    ):
+        raise layout.too_few_brokers(name, replicas, len(layouts.brokers)) from failure.__cause__
+    if code == KafkaError.INVALID_CONFIG and layouts.topics:
+        any_topic = next(iter(layouts.topics))
+        known_settings = configs.of_topics(cluster, [any_topic])[any_topic]
         for setting in config:
-            if setting not in understood:
-                raise _unknown(setting, understood) from failure.__cause__
+            if setting not in known_settings:
+                raise _unknown(setting, known_settings) from failure.__cause__
     raise failure
 
 
 def _unknown(name: str, known: Iterable[str]) -> errors.SettingsError:
     return errors.SettingsError(
         f"topics have no setting {name!r}{settings.nearest(name, sorted(known))}",
-        "see what there is: instep topics describe TOPIC",
+        "list the settings of a topic: instep topics describe TOPIC",
     )
 
 
@@ -178,22 +184,23 @@ def _settings(cluster: connection.Cluster, topic: str) -> configs.Settings:
 
 
 def _await_settings(
-    cluster: connection.Cluster, topic: str, given: Mapping[str, str], unset: Collection[str]
+    cluster: connection.Cluster, topic: str, new_values: Mapping[str, str], unset: Collection[str]
 ) -> configs.Settings:
     """Wait until the brokers show a change: the controller answers before they know."""
-    found: configs.Settings = {}
+    current: configs.Settings = {}
 
     def is_shown() -> bool:
-        nonlocal found
-        found = _settings(cluster, topic)
+        nonlocal current
+        current = _settings(cluster, topic)
+        # A secret has no value to compare.
         are_set = all(
-            found[name].source == configs.OF_TOPIC and found[name].value in (value, None)
-            for name, value in given.items()
+            current[name].source == configs.OF_TOPIC and current[name].value in (value, None)
+            for name, value in new_values.items()
         )
-        return are_set and not any(found[name].source == configs.OF_TOPIC for name in unset)
+        return are_set and not any(current[name].source == configs.OF_TOPIC for name in unset)
 
     wait_until(is_shown, cluster.timeout_s, interval_s=connection.SLICE_S)
-    return found
+    return current
 
 
 def _sampled_keys(
@@ -202,8 +209,8 @@ def _sampled_keys(
     """Return keys of the newest records, and their partitions."""
     ends = offsets.latest(cluster, topic, partitions)
     ranges = {number: (max(0, end - SAMPLED_PER_PARTITION), end) for number, end in ends.items()}
-    found: dict[bytes, set[int]] = {}
+    partitions_of: dict[bytes, set[int]] = {}
     for record in reading.read(cluster, topic, ranges):
         if record.key is not None:
-            found.setdefault(record.key, set()).add(record.partition)
-    return found
+            partitions_of.setdefault(record.key, set()).add(record.partition)
+    return partitions_of

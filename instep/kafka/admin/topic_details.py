@@ -46,22 +46,20 @@ class TopicDetail:
 
 def describe(cluster: connection.Cluster, names: Collection[str]) -> list[TopicDetail]:
     """Return each topic in detail; raise TopicMissing, with similar names."""
-    known = topics.placed(cluster, names)
+    layouts = topics.read_layouts(cluster, names)
     ids = topics.ids(cluster, names)
     settings = {name: _settings(cluster, name) for name in names}
-    spots = [(name, partition) for name in names for partition in known.topics[name].led]
-    spans = offsets.spans(cluster, spots, newest=True)
-    # again: a dead leader may have been replaced meanwhile
-    known = topics.placed(cluster, names)
-    with admin_extras.opened(cluster) as asked:
-        folders = asked.log_dirs(names) if asked else None
-        eligible = asked.eligible(names) if asked else None
-    sizes: dict[tuple[int | None, str, int], int]
-    sizes = {
-        (folder.broker, *spot): size
-        for folder in folders or ()
-        for spot, size in folder.replicas.items()
-    }
+    pairs = [(name, partition) for name in names for partition in layouts.topics[name].with_leader]
+    spans = offsets.spans(cluster, pairs, newest=True)
+    # Read the layout again: a dead leader may have been replaced meanwhile.
+    layouts = topics.read_layouts(cluster, names)
+    with admin_extras.connect(cluster) as extras:
+        log_dirs = extras.log_dirs(names) if extras else None
+        eligible = extras.eligible(names) if extras else None
+    sizes: dict[tuple[int | None, str, int], int] = {}
+    for log_dir in log_dirs or ():
+        for pair, size in log_dir.replicas.items():
+            sizes[log_dir.broker, *pair] = size
     return [
         TopicDetail(
             name,
@@ -71,12 +69,12 @@ def describe(cluster: connection.Cluster, names: Collection[str]) -> list[TopicD
             tuple(
                 _detail(
                     part,
-                    known.brokers,
+                    layouts.brokers,
                     spans.get((name, part.partition)),
                     sizes.get((part.leader, name, part.partition)),
                     None if eligible is None else eligible.get((name, part.partition), ()),
                 )
-                for part in known.topics[name].partitions
+                for part in layouts.topics[name].partitions
             ),
         )
         for name in names

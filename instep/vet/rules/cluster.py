@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from instep.document.showing import counted
-from instep.vet.rule import Risk, RuleContext, Severity, Violation, rule
+from instep.vet.rule import Risk, RuleContext, Severity, Violation, error_if, rule
 
 LOOPBACK = ("localhost", "::1")
 FREE_SHARE_LOW, FREE_SHARE_FULL = 0.15, 0.05
@@ -14,8 +14,8 @@ TEMPORARY = ("/tmp/", "/var/tmp/", "/private/tmp/")  # noqa: S108 - looked at on
 REPLICA_LAG_MS_MAX = 60_000
 CLOCK_S_MAX = 5.0
 TRANSACTION_LEVEL = 2
-# settings on which brokers must agree, else what a topic gets depends on who leads its partition
-ALIKE = (
+# Topics inherit these settings. If brokers disagree, the value depends on a partition's leader.
+SAME_ON_ALL_BROKERS = (
     "unclean.leader.election.enable",
     "min.insync.replicas",
     "auto.create.topics.enable",
@@ -63,17 +63,17 @@ def single_broker(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="For minutes, during a rolling restart.",
 )
 def broker_down(case: RuleContext) -> Iterator[Violation]:
-    living = {broker.node for broker in case.cluster.brokers}
-    holders = {node for part in case.topic.partitions for node in part.replicas}
-    gone = sorted(holders - living)
-    if gone:
-        named = ", ".join(map(str, gone))
+    up = {broker.node for broker in case.cluster.brokers}
+    needed = {node for part in case.topic.partitions for node in part.replicas}
+    down = sorted(needed - up)
+    if down:
+        named = ", ".join(map(str, down))
         yield Violation(
             Severity.WARNING,
             "the cluster",
             (
-                f"topic {case.topic.name} has replicas on brokers {named}",
-                f"living: {', '.join(map(str, sorted(living)))}",
+                f"topic {case.topic.name} has replicas on broker {named}",
+                f"brokers that are up: {', '.join(map(str, sorted(up)))}",
             ),
             f"start broker {named}",
         )
@@ -91,16 +91,16 @@ def broker_down(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="In development.",
 )
 def auto_creates_topics(case: RuleContext) -> Iterator[Violation]:
-    guilty = [
-        b.node
-        for b in case.cluster.brokers
-        if case.broker_value(b, "auto.create.topics.enable").value == "true"
+    brokers = [
+        broker.node
+        for broker in case.cluster.brokers
+        if case.broker_value(broker, "auto.create.topics.enable").value == "true"
     ]
-    if guilty:
+    if brokers:
         yield Violation(
             Severity.WARNING,
             "the cluster",
-            (f"auto.create.topics.enable=true on broker {', '.join(map(str, guilty))}",),
+            (f"auto.create.topics.enable=true on broker {', '.join(map(str, brokers))}",),
             "set auto.create.topics.enable=false in every broker's server.properties, and"
             " restart them one by one",
         )
@@ -117,7 +117,7 @@ def auto_creates_topics(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="While a change is being rolled out.",
 )
 def broker_settings_differ(case: RuleContext) -> Iterator[Violation]:
-    for name in ALIKE:
+    for name in SAME_ON_ALL_BROKERS:
         values: dict[str | None, list[int]] = {}
         for broker in case.cluster.brokers:
             settings = case.known(broker.settings, f"settings of broker {broker.node}")
@@ -131,7 +131,7 @@ def broker_settings_differ(case: RuleContext) -> Iterator[Violation]:
                     f"{name}={value} on broker {', '.join(map(str, nodes))}"
                     for value, nodes in values.items()
                 ),
-                f"give {name} one value on all brokers",
+                f"set {name} to the same value on all brokers",
             )
 
 
@@ -178,7 +178,7 @@ def disk_nearly_full(case: RuleContext) -> Iterator[Violation]:
                 continue
             share = disk.free_bytes / disk.total_bytes
             yield Violation(
-                Severity.ERROR if share < FREE_SHARE_FULL else Severity.WARNING,
+                error_if(share < FREE_SHARE_FULL),
                 f"broker {broker.node}",
                 (
                     f"{disk.path}: {share:.0%} free, {disk.free_bytes / 2**30:.1f} of"
@@ -206,7 +206,7 @@ def logs_in_tmp(case: RuleContext) -> Iterator[Violation]:
                     Severity.WARNING,
                     f"broker {broker.node}",
                     (f"log.dirs={disk.path}",),
-                    "log.dirs=/var/lib/kafka in server.properties",
+                    "set log.dirs=/var/lib/kafka in server.properties",
                 )
 
 
@@ -244,7 +244,7 @@ def disk_offline(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If only instep reads from this cluster.",
 )
 def offsets_topic_under_replicated(case: RuleContext) -> Iterator[Violation]:
-    yield from _fragile(case, "__consumer_offsets", Severity.NOTE)
+    yield from _under_replicated(case, "__consumer_offsets", Severity.NOTE)
 
 
 @rule(
@@ -260,44 +260,43 @@ def offsets_topic_under_replicated(case: RuleContext) -> Iterator[Violation]:
 )
 def transaction_log_under_replicated(case: RuleContext) -> Iterator[Violation]:
     if any(one.transactional for one in case.publishers.values()):
-        yield from _fragile(
+        yield from _under_replicated(
             case,
             "__transaction_state",
-            Severity.ERROR if case.must_not_lose else Severity.NOTE,
+            error_if(case.must_not_lose, otherwise=Severity.NOTE),
             in_sync_min=2,
         )
 
 
-def _fragile(
+def _under_replicated(
     case: RuleContext, topic: str, severity: Severity, in_sync_min: int = 1
 ) -> Iterator[Violation]:
     if topic in case.cluster.internal:
         replicas, in_sync = case.cluster.internal[topic]
-    elif topic == "__transaction_state":  # not made yet: the brokers' settings say how it will be
+    elif topic == "__transaction_state":
+        # It does not exist yet. The brokers' settings say how it will be created.
         replicas = min(
-            int(case.broker_value(b, "transaction.state.log.replication.factor").value or 0)
-            for b in case.cluster.brokers
+            int(case.broker_value(broker, "transaction.state.log.replication.factor").value or 0)
+            for broker in case.cluster.brokers
         )
         in_sync = min(
-            int(case.broker_value(b, "transaction.state.log.min.isr").value or 0)
-            for b in case.cluster.brokers
+            int(case.broker_value(broker, "transaction.state.log.min.isr").value or 0)
+            for broker in case.cluster.brokers
         )
     else:
         return
     wanted = min(3, max(2, len(case.cluster.brokers)))
     weak_in_sync = in_sync is not None and in_sync < in_sync_min
     if replicas < wanted or weak_in_sync:
-        steps = (
-            [f"add brokers until there are {wanted}"] if len(case.cluster.brokers) < wanted else []
-        )
-        steps += (
-            [f"instep topics replicate {topic} -r {wanted} --execute"] if replicas < wanted else []
-        )
-        steps += (
-            [f"instep topics alter {topic} -c min.insync.replicas={in_sync_min} --execute"]
-            if weak_in_sync
-            else []
-        )
+        steps = []
+        if len(case.cluster.brokers) < wanted:
+            steps.append(f"add brokers until there are {wanted}")
+        if replicas < wanted:
+            steps.append(f"instep topics replicate {topic} -r {wanted} --execute")
+        if weak_in_sync:
+            steps.append(
+                f"instep topics alter {topic} -c min.insync.replicas={in_sync_min} --execute"
+            )
         yield Violation(
             severity,
             f"topic {topic}",
@@ -318,7 +317,7 @@ def _fragile(
 )
 def single_bootstrap_address(case: RuleContext) -> Iterator[Violation]:
     if len(case.cluster.bootstrap) == 1 and len(case.cluster.brokers) > 1:
-        all_of_them = ",".join(f"{broker.host}:{broker.port}" for broker in case.cluster.brokers)
+        addresses = ",".join(f"{broker.host}:{broker.port}" for broker in case.cluster.brokers)
         yield Violation(
             Severity.WARNING,
             "kafka.bootstrap",
@@ -326,7 +325,7 @@ def single_bootstrap_address(case: RuleContext) -> Iterator[Violation]:
                 f'kafka.bootstrap="{case.cluster.bootstrap[0]}"',
                 f"{len(case.cluster.brokers)} brokers",
             ),
-            f'[kafka]\nbootstrap = "{all_of_them}"',
+            f'[kafka]\nbootstrap = "{addresses}"',
         )
 
 
@@ -341,17 +340,17 @@ def single_bootstrap_address(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="On a network that is itself encrypted, such as a service mesh.",
 )
 def not_encrypted(case: RuleContext) -> Iterator[Violation]:
-    far = [
+    remote = [
         f"{broker.host}:{broker.port}"
         for broker in case.cluster.brokers
         if not is_loopback(broker.host)
     ]
-    if far and case.cluster.protocol in ("PLAINTEXT", "SASL_PLAINTEXT"):
+    if remote and case.cluster.protocol in ("PLAINTEXT", "SASL_PLAINTEXT"):
         protocol = "SASL_SSL" if case.cluster.protocol.startswith("SASL") else "SSL"
         yield Violation(
             Severity.WARNING,
             "kafka.security",
-            (f'protocol="{case.cluster.protocol}" to {", ".join(far)}',),
+            (f'protocol="{case.cluster.protocol}" to {", ".join(remote)}',),
             f'[kafka.security]\nprotocol = "{protocol}"\nca = "ca.pem"',
         )
 
@@ -367,17 +366,17 @@ def not_encrypted(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If only trusted programs can reach the brokers.",
 )
 def no_authorizer(case: RuleContext) -> Iterator[Violation]:
-    open_to_all = [
-        b.node
-        for b in case.cluster.brokers
-        if not case.broker_value(b, "authorizer.class.name").value
+    brokers = [
+        broker.node
+        for broker in case.cluster.brokers
+        if not case.broker_value(broker, "authorizer.class.name").value
     ]
-    if open_to_all:
+    if brokers:
         yield Violation(
             Severity.NOTE,
             "the cluster",
-            (f"authorizer.class.name is empty on broker {', '.join(map(str, open_to_all))}",),
-            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer in"
+            (f"authorizer.class.name is empty on broker {', '.join(map(str, brokers))}",),
+            "set authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer in"
             " server.properties",
         )
 
@@ -400,7 +399,7 @@ def replica_lag_timeout_long(case: RuleContext) -> Iterator[Violation]:
                 Severity.WARNING,
                 f"broker {broker.node}",
                 (f"replica.lag.time.max.ms={lag.value} ({lag.source})",),
-                "replica.lag.time.max.ms=30000 in server.properties",
+                "set replica.lag.time.max.ms=30000 in server.properties",
             )
 
 
@@ -422,7 +421,7 @@ def offsets_retention_short(case: RuleContext) -> Iterator[Violation]:
                 Severity.NOTE,
                 f"broker {broker.node}",
                 (f"offsets.retention.minutes={kept.value} ({kept.source})",),
-                "offsets.retention.minutes=10080 in server.properties",
+                "set offsets.retention.minutes=10080 in server.properties",
             )
 
 
@@ -495,7 +494,7 @@ def clock_differs(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             "the cluster",
             (f"its clock is {abs(ahead_s):.1f} s {word} ours",),
-            "set the clocks, best by NTP",
+            "synchronize the clocks, preferably with NTP",
         )
 
 
@@ -510,13 +509,13 @@ def clock_differs(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="While ACLs are being introduced.",
 )
 def allows_everyone_without_acl(case: RuleContext) -> Iterator[Violation]:
-    guilty = _with_setting(case, "allow.everyone.if.no.acl.found", "true")
-    if guilty:
+    brokers = _brokers_with(case, "allow.everyone.if.no.acl.found", "true")
+    if brokers:
         yield Violation(
             Severity.NOTE,
             "the cluster",
-            (f"allow.everyone.if.no.acl.found=true on broker {guilty}",),
-            "allow.everyone.if.no.acl.found=false in server.properties of every broker",
+            (f"allow.everyone.if.no.acl.found=true on broker {brokers}",),
+            "set allow.everyone.if.no.acl.found=false in server.properties of every broker",
         )
 
 
@@ -531,13 +530,13 @@ def allows_everyone_without_acl(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="Never.",
 )
 def controlled_shutdown_off(case: RuleContext) -> Iterator[Violation]:
-    guilty = _with_setting(case, "controlled.shutdown.enable", "false")
-    if guilty:
+    brokers = _brokers_with(case, "controlled.shutdown.enable", "false")
+    if brokers:
         yield Violation(
             Severity.WARNING,
             "the cluster",
-            (f"controlled.shutdown.enable=false on broker {guilty}",),
-            "controlled.shutdown.enable=true in server.properties of every broker",
+            (f"controlled.shutdown.enable=false on broker {brokers}",),
+            "set controlled.shutdown.enable=true in server.properties of every broker",
         )
 
 
@@ -553,17 +552,18 @@ def controlled_shutdown_off(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="Never with transactions.",
 )
 def transaction_verification_off(case: RuleContext) -> Iterator[Violation]:
-    guilty = _with_setting(case, "transaction.partition.verification.enable", "false")
-    if guilty and any(one.transactional for one in case.publishers.values()):
+    brokers = _brokers_with(case, "transaction.partition.verification.enable", "false")
+    if brokers and any(one.transactional for one in case.publishers.values()):
         yield Violation(
             Severity.WARNING,
             "the cluster",
-            (f"transaction.partition.verification.enable=false on broker {guilty}",),
-            "transaction.partition.verification.enable=true in server.properties of every broker",
+            (f"transaction.partition.verification.enable=false on broker {brokers}",),
+            "set transaction.partition.verification.enable=true in server.properties of every"
+            " broker",
         )
 
 
-def _with_setting(case: RuleContext, name: str, value: str) -> str:
+def _brokers_with(case: RuleContext, name: str, value: str) -> str:
     """Return the brokers with this value of a setting, except those that do not know it."""
     found = []
     for broker in case.cluster.brokers:

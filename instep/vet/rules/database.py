@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from instep.vet import remedies
-from instep.vet.rule import Risk, RuleContext, Severity, Violation, rule
+from instep.vet.rule import Risk, RuleContext, Severity, Violation, error_if, rule, warning_if
 from instep.vet.rules.cluster import is_loopback
 
 VERSIONS_MIN = {"postgresql": (13,), "mariadb": (10, 6), "mysql": (8, 0, 19), "sqlite": (3, 35)}
@@ -53,13 +53,13 @@ def _subject(case: RuleContext) -> str:
     acceptable_when="If it is down on purpose, for less than the log's retention.",
 )
 def unreachable(case: RuleContext) -> Iterator[Violation]:
-    found = case.known(case.snapshot.databases.get(case.name), f"database of {case.name}")
-    if found.unreachable:
-        said, _, remedy = found.unreachable.partition("\n")
+    database = case.known(case.snapshot.databases.get(case.name), f"database of {case.name}")
+    if database.unreachable:
+        problem, _, remedy = database.unreachable.partition("\n")
         yield Violation(
             Severity.ERROR,
             _subject(case),
-            (said,),
+            (problem,),
             remedy or f"correct pipelines.{case.name}.target",
         )
 
@@ -96,16 +96,18 @@ def table_does_not_match(case: RuleContext) -> Iterator[Violation]:
 def read_only(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
     named = ("in_recovery", "transaction_read_only", "read_only", "super_read_only", "tx_read_only")
-    on = [name for name in named if values.get(name, "off").lower() in ("on", "1")]
-    if on:
+    read_only_settings = [name for name in named if values.get(name, "off").lower() in ("on", "1")]
+    if read_only_settings:
+        fix = f"change the host in pipelines.{case.name}.target to that of the primary server"
+        is_standby = values.get("in_recovery", "off") != "off"
+        if values.get("default_transaction_read_only", "off") == "on" and not is_standby:
+            name = "default_transaction_read_only"
+            fix = remedies.setting(case.database, name, "off", case.name)
         yield Violation(
             Severity.ERROR,
             _subject(case),
-            tuple(f"{name}={values[name]}" for name in on),
-            remedies.setting(case.database, "default_transaction_read_only", "off", case.name)
-            if values.get("default_transaction_read_only", "off") == "on"
-            and values.get("in_recovery", "off") == "off"
-            else f"change the host in pipelines.{case.name}.target to that of the primary server",
+            tuple(f"{name}={values[name]}" for name in read_only_settings),
+            fix,
         )
 
 
@@ -127,13 +129,11 @@ def crash_safety_off(case: RuleContext) -> Iterator[Violation]:
         return
     for name in wanted:
         if case.database_setting(name).lower() in ("off", "0", "false"):
-            fix = (
-                remedies.setting(case.database, name, "on", case.name)
-                if case.database.kind == "postgresql"
-                else f"{name} = ON in the server's my.cnf, then restart the server"
-            )
+            fix = f"set {name} = ON in the server's my.cnf, then restart the server"
+            if case.database.kind == "postgresql":
+                fix = remedies.setting(case.database, name, "on", case.name)
             yield Violation(
-                Severity.ERROR if case.must_not_lose else Severity.WARNING,
+                error_if(case.must_not_lose),
                 _subject(case),
                 (f"{name}={case.database_setting(name)}",),
                 fix,
@@ -152,8 +152,8 @@ def crash_safety_off(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="For speed, as long as the log still has the records.",
 )
 def commits_asynchronously(case: RuleContext) -> Iterator[Violation]:
-    lazy = {"postgresql": ("synchronous_commit", ("off",), "on")}
-    name, weak, strong = lazy.get(
+    settings = {"postgresql": ("synchronous_commit", ("off",), "on")}
+    name, weak, strong = settings.get(
         case.database.kind, ("innodb_flush_log_at_trx_commit", ("0", "2"), "1")
     )
     if case.database.kind != "sqlite" and case.database_setting(name).lower() in weak:
@@ -202,7 +202,7 @@ def table_unlogged(case: RuleContext) -> Iterator[Violation]:
     for table, kept in case.database.engines.items():
         if kept == "unlogged":
             yield Violation(
-                Severity.ERROR if case.must_not_lose else Severity.WARNING,
+                error_if(case.must_not_lose),
                 f"table {table}",
                 ("unlogged",),
                 f"ALTER TABLE {case.database.quoted(*table.split('.'))} SET LOGGED",
@@ -249,11 +249,11 @@ def table_has_triggers(case: RuleContext) -> Iterator[Violation]:
             Severity.NOTE,
             f"table {case.pipeline.table}",
             tuple(f"trigger {name}" for name in case.database.triggers),
-            "look whether they do what the pipeline's user expects",
+            "check that they work with the pipeline's user",
         )
 
 
-# seconds of a unit, and the fewest seconds that leave a pipeline in peace
+# For each timeout: its unit in seconds, and the shortest time that does not disturb a pipeline.
 TIMEOUTS = {
     "statement_timeout": (0.001, STATEMENT_S_MIN),
     "transaction_timeout": (0.001, STATEMENT_S_MIN),
@@ -321,36 +321,37 @@ def connection_limit_low(case: RuleContext) -> Iterator[Violation]:
     tasks = _tasks(case)
     needed = tasks + CONNECTIONS_SPARE
     for name, limit in allowed.items():
-        # an account's own limit shows as the session's variable too
+        # The limit of an account also appears as a session variable: report it once.
         if limit < needed and not (
             name == "max_user_connections" and "MAX_USER_CONNECTIONS" in allowed
         ):
             wanted = 4 * needed + (reserved if name == "max_connections" else 0)
             yield Violation(
-                Severity.WARNING if limit > tasks else Severity.ERROR,
+                error_if(limit <= tasks),
                 _subject(case),
                 (
-                    f"{_words(name)}: {limit}",
-                    f"{tasks} tasks at a time and {CONNECTIONS_SPARE} to spare",
+                    f"{_limit_name(name)}: {limit}",
+                    f"needed: {tasks} for tasks and {CONNECTIONS_SPARE} to spare",
                 ),
                 remedies.connection_limit(case.database, name, wanted, case.name),
             )
 
 
-def _words(limit: str) -> str:
+def _limit_name(limit: str) -> str:
     named = {
         "ROLE_CONNECTIONS": "connection limit of the role",
         "DATABASE_CONNECTIONS": "connection limit of the database",
     }
-    return named.get(limit, f"{limit} of the account" if limit.isupper() else limit)
+    if limit in named:
+        return named[limit]
+    return f"{limit} of the account" if limit.isupper() else limit
 
 
 def _tasks(case: RuleContext) -> int:
     """Return how many tasks may run at once: one per partition, limited by local threads."""
+    tasks = len(case.topic.partitions)
     threads = re.match(r"local\[(\d+)", case.snapshot.spark.master)
-    return (
-        min(len(case.topic.partitions), int(threads[1])) if threads else len(case.topic.partitions)
-    )
+    return min(tasks, int(threads[1])) if threads else tasks
 
 
 @rule(
@@ -389,13 +390,11 @@ def hourly_limits(case: RuleContext) -> Iterator[Violation]:
 def password_expires(case: RuleContext) -> Iterator[Violation]:
     left_s = case.database.password_valid_s
     if left_s is not None and left_s < PASSWORD_DAYS_MIN * 86_400:
+        expiry = f"expires in {left_s / 86_400:.0f} days" if left_s > 0 else "has expired"
         yield Violation(
-            Severity.ERROR if left_s < 86_400 else Severity.WARNING,
+            error_if(left_s < 86_400),
             _subject(case),
-            (
-                f"the password of {case.database.user} "
-                + (f"expires in {left_s / 86_400:.0f} days" if left_s > 0 else "expired"),
-            ),
+            (f"the password of {case.database.user} {expiry}",),
             f"ALTER ROLE {case.database.user} VALID UNTIL 'infinity'",
         )
 
@@ -414,20 +413,21 @@ def password_expires(case: RuleContext) -> Iterator[Violation]:
 def delete_affects_other_tables(case: RuleContext) -> Iterator[Violation]:
     if not case.deletes_rows:
         return
-    for one in case.database.referenced_by:
-        refused = one.on_delete in ("NO ACTION", "RESTRICT")
+    for reference in case.database.referenced_by:
+        when, alternative = None, "CASCADE"
+        if reference.on_delete not in ("NO ACTION", "RESTRICT"):
+            when = f"the source deletes a document: rows of {reference.table} change with it"
+            alternative = "RESTRICT"
         yield Violation(
             Severity.WARNING,
             f"table {case.pipeline.table}",
-            (f"{one.table} ({', '.join(one.columns)}) points to it, ON DELETE {one.on_delete}",),
+            (
+                f"{reference.table} ({', '.join(reference.columns)}) references it, ON DELETE"
+                f" {reference.on_delete}",
+            ),
             f"let the source send no deletes for {case.pipeline.table}, or declare ON DELETE"
-            f" CASCADE in {one.table}"
-            if refused
-            else f"let the source send no deletes for {case.pipeline.table}, or declare ON"
-            f" DELETE RESTRICT in {one.table}",
-            when=None
-            if refused
-            else f"the source deletes a document: rows of {one.table} change with it",
+            f" {alternative} in {reference.table}",
+            when,
         )
 
 
@@ -442,12 +442,12 @@ def delete_affects_other_tables(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If parents always exist before their documents.",
 )
 def parent_row_may_be_missing(case: RuleContext) -> Iterator[Violation]:
-    for one in case.database.references:
+    for reference in case.database.references:
         yield Violation(
             Severity.NOTE,
             f"table {case.pipeline.table}",
-            (f"({', '.join(one.columns)}) points to {one.refers_to}",),
-            f"fill {one.refers_to} before the pipeline is started; later: instep parked list"
+            (f"({', '.join(reference.columns)}) references {reference.refers_to}",),
+            f"fill {reference.refers_to} before the pipeline is started; later: instep parked list"
             f" {case.name}",
         )
 
@@ -587,7 +587,8 @@ def binlog_not_synced(case: RuleContext) -> Iterator[Violation]:
 def timestamps_without_time_zone(case: RuleContext) -> Iterator[Violation]:
     values = case.database.settings or {}
     zone = values.get("TimeZone") or values.get("time_zone") or "UTC"
-    zone = values.get("system_time_zone", "UTC") if zone.upper() == "SYSTEM" else zone
+    if zone.upper() == "SYSTEM":
+        zone = values.get("system_time_zone", "UTC")
     columns = case.database.times_without_zone
     if not columns or zone.upper() in (
         "UTC",
@@ -606,14 +607,14 @@ def timestamps_without_time_zone(case: RuleContext) -> Iterator[Violation]:
         f" {case.database.quoted(name)} AT TIME ZONE 'UTC'"
         for name in columns
     )
+    fix = f"ALTER TABLE {table} {changes}"
+    if case.database.kind != "postgresql":
+        fix = f"run SET time_zone = '+00:00' first in every program that uses {', '.join(columns)}"
     yield Violation(
         Severity.NOTE,
         f"table {case.pipeline.table}",
         (f"{', '.join(columns)} without a time zone", f"the server's time zone is {zone}"),
-        f"ALTER TABLE {table} {changes}"
-        if case.database.kind == "postgresql"
-        else f"let every program that uses {', '.join(columns)} begin with SET time_zone ="
-        " '+00:00'",
+        fix,
     )
 
 
@@ -629,15 +630,13 @@ def timestamps_without_time_zone(case: RuleContext) -> Iterator[Violation]:
 )
 def max_packet_small(case: RuleContext) -> Iterator[Violation]:
     if _is_mysql(case):
-        packet, record = (
-            int(case.database_setting("max_allowed_packet")),
-            case.number("max.message.bytes"),
-        )
+        packet = int(case.database_setting("max_allowed_packet"))
+        record = case.number("max.message.bytes")
         if packet < PACKET_SHARE * record:
             yield Violation(
                 Severity.WARNING,
                 _subject(case),
-                (f"max_allowed_packet={packet}", case.found("max.message.bytes")),
+                (f"max_allowed_packet={packet}", case.evidence("max.message.bytes")),
                 remedies.setting(
                     case.database, "max_allowed_packet", str(_packet(4 * record)), case.name
                 ),
@@ -688,7 +687,7 @@ def rights_missing(case: RuleContext) -> Iterator[Violation]:
     if lacking:
         needed = [right for right in lacking if right != f"DELETE on {case.pipeline.table}"]
         yield Violation(
-            Severity.ERROR if needed else Severity.WARNING,
+            error_if(needed),
             _subject(case),
             tuple(f"lacks {right}" for right in lacking),
             case.database.granting,
@@ -728,7 +727,7 @@ def row_security_hides_rows(case: RuleContext) -> Iterator[Violation]:
 def user_is_superuser(case: RuleContext) -> Iterator[Violation]:
     if case.database.superuser:
         yield Violation(
-            Severity.NOTE if is_loopback(case.database.host) else Severity.WARNING,
+            warning_if(not is_loopback(case.database.host)),
             _subject(case),
             (f"{case.database.user or 'the user'} has every right on the server",),
             remedies.own_account(case.database, case.name, [*case.database.engines]),
@@ -770,10 +769,10 @@ def certificate_not_verified(case: RuleContext) -> Iterator[Violation]:
     facts = case.database
     if facts.encrypted and not is_loopback(facts.host) and facts.sslmode != "verify-full":
         yield Violation(
-            Severity.NOTE if facts.sslmode == "verify-ca" else Severity.WARNING,
+            warning_if(facts.sslmode != "verify-ca"),
             _subject(case),
             (f"sslmode={facts.sslmode or 'not set'} to {facts.host}",),
-            "sslmode=verify-full&sslrootcert=ca.pem among the options of"
+            "set sslmode=verify-full&sslrootcert=ca.pem in the options of"
             f" pipelines.{case.name}.target",
         )
 
@@ -788,17 +787,14 @@ def certificate_not_verified(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If the pipeline has been tested on it.",
 )
 def version_old(case: RuleContext) -> Iterator[Violation]:
-    version, least = (
-        case.known(case.database.version, f"version of the database of {case.name}"),
-        VERSIONS_MIN,
-    )
-    wanted = least[case.database.kind]
+    version = case.known(case.database.version, f"version of the database of {case.name}")
+    wanted = VERSIONS_MIN[case.database.kind]
     if version[: len(wanted)] < wanted:
         yield Violation(
             Severity.WARNING,
             _subject(case),
             (f"{case.database.kind} {'.'.join(map(str, version))}",),
-            f"{case.database.kind} {'.'.join(map(str, wanted))} or newer",
+            f"upgrade to {case.database.kind} {'.'.join(map(str, wanted))} or newer",
         )
 
 
@@ -838,7 +834,10 @@ def clock_differs(case: RuleContext) -> Iterator[Violation]:
         word = "ahead of" if ahead_s > 0 else "behind"
         evidence = f"its clock is {abs(ahead_s):.1f} s {word} ours"
         yield Violation(
-            Severity.WARNING, _subject(case), (evidence,), "set the clocks, best by NTP"
+            Severity.WARNING,
+            _subject(case),
+            (evidence,),
+            "synchronize the clocks, preferably with NTP",
         )
 
 
@@ -852,28 +851,32 @@ def clock_differs(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If the constraint allows everything that is ever sent.",
 )
 def check_constraints(case: RuleContext) -> Iterator[Violation]:
-    sample = case.topic.sample if case.is_there else None
-    seen = sample.seen[case.name].statuses if sample and case.name in sample.seen else {}
+    sample = case.topic.sample if case.topic_exists else None
+    statuses: set[str] = set()
+    if sample and case.name in sample.seen:
+        statuses = set(sample.seen[case.name].statuses)
+    status_column = case.pipeline.status_column
+    table = case.database.quoted(*case.pipeline.table.split("."))
     for name, condition in case.database.checks.items():
-        of_status = (
-            case.pipeline.status_column is not None and case.pipeline.status_column in condition
-        )
-        allowed = (
-            {text.replace("''", "'") for text in LITERAL.findall(condition)} if of_status else set()
-        )
-        strange = sorted(set(seen) - allowed) if allowed else []
+        # The texts in a condition on the status column are probably the allowed statuses.
+        allowed: set[str] = set()
+        if status_column is not None and status_column in condition:
+            allowed = {text.replace("''", "'") for text in LITERAL.findall(condition)}
+        refused = sorted(statuses - allowed) if allowed else []
+        fix = f"compare it with what the source sends: instep peek {case.pipeline.topic} -n 20"
+        if refused:
+            fix = (
+                f"ALTER TABLE {table} DROP CONSTRAINT {case.database.quoted(name)};"
+                " and add it again with every status that the source sends"
+            )
         yield Violation(
-            Severity.WARNING if strange else Severity.NOTE,
+            warning_if(refused),
             f"table {case.pipeline.table}",
             (
                 f"{name}: CHECK ({condition})",
-                *(f"the newest events have the status {status!r}" for status in strange),
+                *(f"the newest events have the status {status!r}" for status in refused),
             ),
-            f"ALTER TABLE {case.database.quoted(*case.pipeline.table.split('.'))} DROP"
-            f" CONSTRAINT {case.database.quoted(name)};"
-            " and add it again with every status that the source sends"
-            if strange
-            else f"compare it with what the source sends: instep peek {case.pipeline.topic} -n 20",
+            fix,
         )
 
 
@@ -890,15 +893,14 @@ def check_constraints(case: RuleContext) -> Iterator[Violation]:
 def order_column_small(case: RuleContext) -> Iterator[Violation]:
     if case.database.order_column is not None:
         name, kind, highest = case.database.order_column
-        table, column = (
-            case.database.quoted(*case.pipeline.table.split(".")),
-            case.database.quoted(name),
-        )
+        table = case.database.quoted(*case.pipeline.table.split("."))
+        column = case.database.quoted(name)
+        fix = f"ALTER TABLE {table} MODIFY {column} BIGINT"
+        if case.database.kind == "postgresql":
+            fix = f"ALTER TABLE {table} ALTER COLUMN {column} TYPE bigint"
         yield Violation(
             Severity.WARNING,
             f"table {case.pipeline.table}",
             (f"{name} is {kind}: at most {highest:,}",),
-            f"ALTER TABLE {table} ALTER COLUMN {column} TYPE bigint"
-            if case.database.kind == "postgresql"
-            else f"ALTER TABLE {table} MODIFY {column} BIGINT",
+            fix,
         )

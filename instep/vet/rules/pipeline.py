@@ -9,7 +9,7 @@ import msgspec
 
 from instep.document import transitions
 from instep.kafka import groups
-from instep.vet.rule import Risk, RuleContext, Severity, Violation, rule
+from instep.vet.rule import Risk, RuleContext, Severity, Violation, error_if, rule, warning_if
 from instep.vet.rules.cluster import is_loopback
 from instep.vet.snapshot import PartitionFacts, PartitionProgress
 
@@ -76,7 +76,7 @@ def ordered_by_several_clocks(case: RuleContext) -> Iterator[Violation]:
 def skips_existing_records(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.start != "earliest" and not case.ledger:
         yield Violation(
-            Severity.WARNING if case.must_not_lose else Severity.NOTE,
+            warning_if(case.must_not_lose),
             f"pipeline {case.name}",
             (f'pipelines.{case.name}.start="{case.pipeline.start}"', "the ledger is empty"),
             f'[pipelines.{case.name}]\nstart = "earliest"',
@@ -93,32 +93,34 @@ def skips_existing_records(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If they never have documents in common.",
 )
 def shares_columns(case: RuleContext) -> Iterator[Violation]:
-    mine = case.pipeline
+    pipeline = case.pipeline
     for name, other in case.snapshot.writers.items():
-        both = sorted(set(case.written) & set(other.columns))
+        shared = sorted(set(case.written) & set(other.columns))
         if (
             name != case.name
-            and _place(other.target, other.table) == _place(mine.target, mine.table)
-            and both
+            and _table_identity(other.target, other.table)
+            == _table_identity(pipeline.target, pipeline.table)
+            and shared
         ):
             yield Violation(
                 Severity.ERROR,
-                f"table {mine.table}",
-                (f"{' and '.join(sorted((case.name, name)))} both write {', '.join(both)}",),
-                f"take {', '.join(both)} out of [pipelines.{case.name}.columns] or of"
+                f"table {pipeline.table}",
+                (f"{' and '.join(sorted((case.name, name)))} both write {', '.join(shared)}",),
+                f"remove {', '.join(shared)} from [pipelines.{case.name}.columns] or from"
                 f" [pipelines.{name}.columns]",
             )
 
 
-def _place(target: str, table: str) -> tuple[str, str, int | None, str, str]:
-    """Which table that is, whoever logs in and by whatever name of this machine."""
+def _table_identity(target: str, table: str) -> tuple[str, str, int | None, str, str]:
+    """Return the identity of a table, whatever the user and the name of this machine."""
     url = urlsplit(target)
     kind = url.scheme.partition("+")[0].replace("mariadb", "mysql")
     host = "" if is_loopback(url.hostname) else str(url.hostname)
     database = url.path.lstrip("/")
     schema, _, name = table.rpartition(".")
-    usual = database if kind == "mysql" else "public" if kind == "postgresql" else "main"
-    return kind, host, url.port or DEFAULT_PORTS.get(kind), database, f"{schema or usual}.{name}"
+    default_schema = {"mysql": database, "postgresql": "public"}.get(kind, "main")
+    port = url.port or DEFAULT_PORTS.get(kind)
+    return kind, host, port, database, f"{schema or default_schema}.{name}"
 
 
 @rule(
@@ -131,25 +133,24 @@ def _place(target: str, table: str) -> tuple[str, str, int | None, str, str]:
     acceptable_when="Never.",
 )
 def topic_replaced(case: RuleContext) -> Iterator[Violation]:
-    strange = [
+    foreign = [
         row
         for row in case.ledger
         if (row.topic_id, row.cluster_id) != (case.topic_id, case.cluster.cluster_id)
     ]
-    if strange:
+    if foreign:
         yield Violation(
             Severity.ERROR,
             f"pipeline {case.name}",
             (
-                f"the ledger knows topic id {strange[0].topic_id} of cluster"
-                f" {strange[0].cluster_id}",
-                f"now: {case.topic_id} of {case.cluster.cluster_id}",
+                f"the ledger has topic id {foreign[0].topic_id} of cluster {foreign[0].cluster_id}",
+                f"now it is {case.topic_id} of cluster {case.cluster.cluster_id}",
             ),
             f"instep rewind {case.name} --to start --accept-new-topic",
         )
 
 
-def _met(case: RuleContext) -> list[tuple[PartitionProgress, PartitionFacts]]:
+def _ledger_and_log(case: RuleContext) -> list[tuple[PartitionProgress, PartitionFacts]]:
     """Return the ledger's rows of this topic, each with its partition."""
     parts = {part.partition: part for part in case.topic.partitions}
     return [
@@ -162,7 +163,7 @@ def _met(case: RuleContext) -> list[tuple[PartitionProgress, PartitionFacts]]:
 @rule(
     "PIPELINE_RECORDS_EXPIRED",
     Risk.LOSS,
-    when="now: they are gone",
+    when="now: the log no longer has them",
     what="Records that have not been applied are no longer in the log.",
     consequence="The pipeline stops with OFFSETS_EXPIRED, because continuing would hide the loss.",
     remedy="Publish the lost events again or repair the table from the source, then rewind.",
@@ -171,7 +172,7 @@ def _met(case: RuleContext) -> list[tuple[PartitionProgress, PartitionFacts]]:
 def records_expired(case: RuleContext) -> Iterator[Violation]:
     lost = [
         (row, part.first)
-        for row, part in _met(case)
+        for row, part in _ledger_and_log(case)
         if part.first is not None and row.next_offset < part.first
     ]
     if lost:
@@ -179,7 +180,8 @@ def records_expired(case: RuleContext) -> Iterator[Violation]:
             Severity.ERROR,
             f"pipeline {case.name}",
             tuple(
-                f"partition {row.partition}: next {row.next_offset}, the log begins at {start}"
+                f"partition {row.partition}: next offset {row.next_offset}, the log begins at"
+                f" {start}"
                 for row, start in lost
             ),
             f"instep rewind {case.name} --to start; then instep reconcile {case.name} with the"
@@ -201,7 +203,7 @@ def records_expired(case: RuleContext) -> Iterator[Violation]:
 def ahead_of_log(case: RuleContext) -> Iterator[Violation]:
     beyond = [
         (row, part.end)
-        for row, part in _met(case)
+        for row, part in _ledger_and_log(case)
         if part.end is not None and row.next_offset > part.end
     ]
     if beyond:
@@ -209,7 +211,7 @@ def ahead_of_log(case: RuleContext) -> Iterator[Violation]:
             Severity.ERROR,
             f"pipeline {case.name}",
             tuple(
-                f"partition {row.partition}: next {row.next_offset}, the log ends at {end}"
+                f"partition {row.partition}: next offset {row.next_offset}, the log ends at {end}"
                 for row, end in beyond
             ),
             f"instep rewind {case.name} --to end",
@@ -238,11 +240,11 @@ def records_expire_soon(case: RuleContext) -> Iterator[Violation]:
             f"pipeline {case.name}",
             (
                 *(
-                    f"partition {row.partition}: a record waits for"
+                    f"partition {row.partition}: a record has been waiting for"
                     f" {(row.waiting_age_s or 0) / 3600:.1f} h"
                     for row in old
                 ),
-                case.found("retention.ms"),
+                case.evidence("retention.ms"),
             ),
             f"instep run {case.name}; or instep topics alter {case.topic.name} -c"
             f" retention.ms={2 * kept_ms} --execute",
@@ -264,7 +266,7 @@ def has_quarantine(case: RuleContext) -> Iterator[Violation]:
     parked = case.known(case.pipeline.parked_documents, f"parked documents of {case.name}")
     if dead or parked:
         yield Violation(
-            Severity.WARNING if parked else Severity.NOTE,
+            warning_if(parked),
             f"pipeline {case.name}",
             (f"{dead} dead letters", f"{parked} parked documents"),
             "instep parked list; instep dead list",
@@ -288,7 +290,7 @@ def group_in_use(case: RuleContext) -> Iterator[Violation]:
     foreign = case.known(case.pipeline.group_foreign, f"offsets of group {group}")
     if members or foreign:
         yield Violation(
-            Severity.ERROR if members else Severity.WARNING,
+            error_if(members),
             f"group {group}",
             (
                 *(f"member {member}" for member in members),
@@ -334,21 +336,21 @@ def sqlite_on_cluster(case: RuleContext) -> Iterator[Violation]:
 def localhost_on_cluster(case: RuleContext) -> Iterator[Violation]:
     if case.snapshot.spark.master.startswith("local"):
         return
-    near = [
+    local = [
         f"broker {broker.node} at {broker.host}"
         for broker in case.cluster.brokers
         if is_loopback(broker.host)
     ]
     database = case.snapshot.databases.get(case.name)
     if database is not None and database.kind != "sqlite" and is_loopback(database.host):
-        near.append(f"database at {database.host or 'a local socket'}")
-    if near:
+        local.append(f"database at {database.host or 'a local socket'}")
+    if local:
         yield Violation(
             Severity.WARNING,
             f"pipeline {case.name}",
-            (f'spark.master="{case.snapshot.spark.master}"', *near),
-            "advertised.listeners of the brokers, and the target's host, by names that the"
-            " workers know",
+            (f'spark.master="{case.snapshot.spark.master}"', *local),
+            "use names that the workers can resolve in the brokers' advertised.listeners and in"
+            " the target's host",
         )
 
 
@@ -368,7 +370,7 @@ def speculation_on(case: RuleContext) -> Iterator[Violation]:
             Severity.WARNING,
             "[spark] conf",
             ("spark.speculation=true",),
-            'take "spark.speculation" out of [spark] conf',
+            'remove "spark.speculation" from [spark] conf',
         )
 
 
@@ -447,7 +449,7 @@ def deletes_unmapped_columns(case: RuleContext) -> Iterator[Violation]:
     others = case.database.other_columns
     if case.deletes_rows and others:
         yield Violation(
-            Severity.NOTE if case.pipeline.missing == "insert" else Severity.WARNING,
+            warning_if(case.pipeline.missing != "insert"),
             f"pipeline {case.name}",
             (f"columns that it does not write: {', '.join(others)}",),
             f'[pipelines.{case.name}]\ndeletes = "clear"',
@@ -470,23 +472,23 @@ def status_not_declared(case: RuleContext) -> Iterator[Violation]:
         return
     known = set(transitions.statuses(declared))
     sample = case.topic.sample
-    seen = sample.seen[case.name].statuses if sample and case.name in sample.seen else {}
-    strange = {status: count for status, count in seen.items() if status not in known}
+    counts: dict[str, int] = {}
+    if sample and case.name in sample.seen:
+        counts = sample.seen[case.name].statuses
+    unknown = {status: count for status, count in counts.items() if status not in known}
     stored = sorted(set(case.pipeline.statuses or ()) - known)
-    if strange or stored:
+    if unknown or stored:
         evidence = [
-            f"{count} of the newest {sum(seen.values())} events: {status!r}"
-            for status, count in strange.items()
+            f"{count} of the newest {sum(counts.values())} events: {status!r}"
+            for status, count in unknown.items()
         ]
-        evidence += [f"the table holds {status!r}" for status in stored]
+        evidence += [f"the table contains {status!r}" for status in stored]
         lines = "\n".join(
             f"{msgspec.json.encode(status).decode()} = []"
-            for status in dict.fromkeys([*strange, *stored])
+            for status in dict.fromkeys([*unknown, *stored])
         )
         yield Violation(
-            Severity.ERROR
-            if 2 * sum(strange.values()) >= max(1, sum(seen.values()))
-            else Severity.WARNING,
+            error_if(2 * sum(unknown.values()) >= max(1, sum(counts.values()))),
             f"pipeline {case.name}",
             tuple(evidence),
             f"[pipelines.{case.name}.transitions]\n{lines}",
@@ -509,18 +511,15 @@ def status_unreachable(case: RuleContext) -> Iterator[Violation]:
     if not declared:
         return
     evidence = transitions.findings(declared)
-    lonely = [(status, near) for status, near in transitions.doubtful(declared)]
     if evidence:
-        corrected = (
-            f"write {lonely[0][1]!r} in place of {lonely[0][0]!r}"
-            if lonely
-            else "let another status lead to it"
-        )
+        correction = "let another status lead to it"
+        for misspelt, similar in transitions.doubtful(declared)[:1]:
+            correction = f"write {similar!r} instead of {misspelt!r}"
         yield Violation(
             Severity.WARNING,
             f"pipeline {case.name}",
             tuple(evidence),
-            f"{corrected} in [pipelines.{case.name}.transitions]; instep settings draws them",
+            f"{correction} in [pipelines.{case.name}.transitions]; instep settings draws them",
         )
 
 
@@ -538,14 +537,13 @@ def status_unreachable(case: RuleContext) -> Iterator[Violation]:
 def guarantee_weak(case: RuleContext) -> Iterator[Violation]:
     if case.pipeline.guarantee != "exactly-once":
         loses = case.pipeline.guarantee == "at-most-once"
+        twice = "the pipeline dies in the middle of a batch: its events are applied twice"
         yield Violation(
-            Severity.WARNING if loses else Severity.NOTE,
+            warning_if(loses),
             f"pipeline {case.name}",
             (f'pipelines.{case.name}.guarantee="{case.pipeline.guarantee}"',),
             f'[pipelines.{case.name}]\nguarantee = "exactly-once"',
-            when=None
-            if loses
-            else "the pipeline dies in the middle of a batch: its events are applied twice",
+            when=None if loses else twice,
         )
 
 
@@ -585,7 +583,7 @@ def password_in_file(case: RuleContext) -> Iterator[Violation]:
         yield Violation(
             Severity.NOTE,
             f"pipeline {case.name}",
-            (f"pipelines.{case.name}.target holds a password",),
-            f"write ${{DB_PASSWORD}} in place of the password in pipelines.{case.name}.target,"
+            (f"pipelines.{case.name}.target contains a password",),
+            f"write ${{DB_PASSWORD}} instead of the password in pipelines.{case.name}.target,"
             " and export DB_PASSWORD",
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from instep import settings
 from instep.vet import clients
 from instep.vet.clients import Effective
-from instep.vet.rule import Risk, RuleContext, Severity, Violation, rule
+from instep.vet.rule import Risk, RuleContext, Severity, Violation, error_if, rule, warning_if
 
 DELIVERY_MS_MIN = 30_000
 LINGER_MS_MAX = 500
@@ -16,30 +16,30 @@ IN_FLIGHT_ORDERED_MAX = 5
 RETRIES_MIN = 20
 REQUEST_MS_MIN = 5_000
 BLOCK_MS_MIN = 5_000
-# what a batch adds to its records
+# The overhead that a batch adds to its records.
 BATCH_BYTES = 100
 
 
-def _found(one: Effective, name: str, value: object) -> str:
-    return f"{name}={value} ({one.said.get(name, 'set')})"
+def _evidence(publisher: Effective, name: str, value: object) -> str:
+    return f"{name}={value} ({publisher.origins.get(name, 'set')})"
 
 
 def _fix(name: str, change: str) -> str:
     return f"{change} in the publisher, and the same in [publishers.{name}] config"
 
 
-def _remove(name: str, setting: str) -> str:
+def _fix_by_removing(name: str, setting: str) -> str:
     return (
         f"remove {setting} from the publisher's settings and from [publishers.{name}]"
         " config: the default is right"
     )
 
 
-def _repeating(case: RuleContext) -> Severity:
+def _repetition_severity(case: RuleContext) -> Severity:
     """Return how bad repetitions are. A guard that compares a version skips them."""
     if not case.must_not_repeat:
         return Severity.NOTE
-    return Severity.WARNING if case.guarded and not case.pipeline.order_is_time else Severity.ERROR
+    return error_if(not case.guarded or case.pipeline.order_is_time)
 
 
 @rule(
@@ -58,7 +58,7 @@ def not_declared(case: RuleContext) -> Iterator[Violation]:
         yield Violation(
             Severity.NOTE,
             f"topic {case.pipeline.topic}",
-            ("no table below [publishers] names this topic",),
+            ("no entry of [publishers] names this topic",),
             f'[publishers."{case.pipeline.topic}"]\n'
             f'topic = "{case.pipeline.topic}"\nclient = "java"',
         )
@@ -76,12 +76,12 @@ def not_declared(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="With the guarantee at-most-once.",
 )
 def acks_not_all(case: RuleContext) -> Iterator[Violation]:
-    for name, one in case.publishers.items():
-        if one.acks != "all":
+    for name, publisher in case.publishers.items():
+        if publisher.acks != "all":
             yield Violation(
-                Severity.ERROR if case.must_not_lose else Severity.NOTE,
+                error_if(case.must_not_lose, otherwise=Severity.NOTE),
                 f"publisher {name}",
-                (_found(one, "acks", one.acks),),
+                (_evidence(publisher, "acks", publisher.acks),),
                 _fix(name, "set acks=all"),
             )
 
@@ -99,31 +99,31 @@ def acks_not_all(case: RuleContext) -> Iterator[Violation]:
     "repetitions in the history do not matter.",
 )
 def not_idempotent(case: RuleContext) -> Iterator[Violation]:
-    for name, one in case.publishers.items():
-        if not one.idempotent and not one.refused:
+    sent_again = "the application itself sends again what was not acknowledged"
+    for name, publisher in case.publishers.items():
+        if not publisher.idempotent and not publisher.refused:
             yield Violation(
-                _repeating(case),
+                _repetition_severity(case),
                 f"publisher {name}",
-                (_found(one, "enable.idempotence", "false"),),
-                _fix(name, _idempotent(one)),
-                when=None
-                if one.retries > 0
-                else "the application itself sends again what was not confirmed",
+                (_evidence(publisher, "enable.idempotence", "false"),),
+                _fix(name, _idempotence_fix(publisher)),
+                when=None if publisher.retries > 0 else sent_again,
             )
 
 
-def _idempotent(one: Effective) -> str:
+def _idempotence_fix(publisher: Effective) -> str:
     """Return what turns idempotence on, without settings that the client would refuse."""
-    weak = (("acks", one.acks != "all"), ("retries", one.retries < 1))
-    clashing = [name for name, is_weak in weak if is_weak and one.said.get(name) == "set"]
+    weak = (("acks", publisher.acks != "all"), ("retries", publisher.retries < 1))
+    clashing = [name for name, is_weak in weak if is_weak and publisher.origins.get(name) == "set"]
     if (
-        one.in_flight > IN_FLIGHT_ORDERED_MAX
-        and one.said.get("max.in.flight.requests.per.connection") == "set"
+        publisher.in_flight > IN_FLIGHT_ORDERED_MAX
+        and publisher.origins.get("max.in.flight.requests.per.connection") == "set"
     ):
         clashing.append("max.in.flight.requests.per.connection")
-    return "set enable.idempotence=true" + (
-        f" and remove {' and '.join(clashing)}" if clashing else ""
-    )
+    fix = "set enable.idempotence=true"
+    if clashing:
+        fix += f" and remove {' and '.join(clashing)}"
+    return fix
 
 
 @rule(
@@ -137,16 +137,23 @@ def _idempotent(one: Effective) -> str:
     acceptable_when="If the guard compares a version, which restores the order.",
 )
 def reorders_on_retry(case: RuleContext) -> Iterator[Violation]:
-    for name, one in case.publishers.items():
-        if not one.idempotent and one.in_flight > 1 and one.retries > 0 and not one.refused:
+    for name, publisher in case.publishers.items():
+        if (
+            not publisher.idempotent
+            and publisher.in_flight > 1
+            and publisher.retries > 0
+            and not publisher.refused
+        ):
             yield Violation(
-                Severity.WARNING if case.guarded else Severity.ERROR,
+                error_if(not case.guarded),
                 f"publisher {name}",
                 (
-                    _found(one, "max.in.flight.requests.per.connection", one.in_flight),
-                    _found(one, "enable.idempotence", "false"),
+                    _evidence(
+                        publisher, "max.in.flight.requests.per.connection", publisher.in_flight
+                    ),
+                    _evidence(publisher, "enable.idempotence", "false"),
                 ),
-                _fix(name, _idempotent(one)),
+                _fix(name, _idempotence_fix(publisher)),
             )
 
 
@@ -163,17 +170,18 @@ def reorders_on_retry(case: RuleContext) -> Iterator[Violation]:
     "of a key, uses the same hash.",
 )
 def partitioner_not_murmur2(case: RuleContext) -> Iterator[Violation]:
-    for name, one in case.publishers.items():
-        if one.hashing != clients.MURMUR2:
-            scatters = one.hashing == clients.NO_KEYS
+    for name, publisher in case.publishers.items():
+        if publisher.hashing != clients.MURMUR2:
+            ignores_keys = publisher.hashing == clients.NO_KEYS
+            fix = _fix_by_removing(name, "the partitioner setting")
+            if case.snapshot.publishers[name].client == "librdkafka":
+                fix = _fix(name, "set partitioner=murmur2")
             yield Violation(
-                Severity.ERROR if scatters and not case.guarded else Severity.WARNING,
+                error_if(ignores_keys and not case.guarded),
                 f"publisher {name}",
-                (f"keys are hashed by {one.hashing} ({one.said['partitioner']})",),
-                _fix(name, "set partitioner=murmur2")
-                if case.snapshot.publishers[name].client == "librdkafka"
-                else _remove(name, "the partitioner setting"),
-                when="any document has a second event" if scatters else None,
+                (f"keys are hashed by {publisher.hashing} ({publisher.origins['partitioner']})",),
+                fix,
+                when="any document has a second event" if ignores_keys else None,
             )
 
 
@@ -188,11 +196,11 @@ def partitioner_not_murmur2(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If they never publish the same document.",
 )
 def partitioners_differ(case: RuleContext) -> Iterator[Violation]:
-    hashes = {name: one.hashing for name, one in case.publishers.items()}
+    hashes = {name: publisher.hashing for name, publisher in case.publishers.items()}
     if len(set(hashes.values())) > 1:
         odd = [name for name, hashing in hashes.items() if hashing != clients.MURMUR2]
         yield Violation(
-            Severity.WARNING if case.guarded else Severity.ERROR,
+            error_if(not case.guarded),
             f"topic {case.pipeline.topic}",
             tuple(f"{name}: {hashing}" for name, hashing in hashes.items()),
             f"set partitioner=murmur2 in {', '.join(odd)}",
@@ -211,13 +219,13 @@ def partitioners_differ(case: RuleContext) -> Iterator[Violation]:
     "what was not acknowledged.",
 )
 def does_not_retry(case: RuleContext) -> Iterator[Violation]:
-    for name, one in case.publishers.items():
-        if one.retries < 1:
+    for name, publisher in case.publishers.items():
+        if publisher.retries < 1:
             yield Violation(
-                Severity.ERROR if case.must_not_lose else Severity.NOTE,
+                error_if(case.must_not_lose, otherwise=Severity.NOTE),
                 f"publisher {name}",
-                (_found(one, "retries", one.retries),),
-                _remove(name, f"retries={one.retries}"),
+                (_evidence(publisher, "retries", publisher.retries),),
+                _fix_by_removing(name, f"retries={publisher.retries}"),
             )
 
 
@@ -232,13 +240,13 @@ def does_not_retry(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If the publisher itself publishes again what was not acknowledged.",
 )
 def too_few_retries(case: RuleContext) -> Iterator[Violation]:
-    for name, one in case.publishers.items():
-        if 1 <= one.retries < RETRIES_MIN:
+    for name, publisher in case.publishers.items():
+        if 1 <= publisher.retries < RETRIES_MIN:
             yield Violation(
-                Severity.WARNING if case.must_not_lose else Severity.NOTE,
+                warning_if(case.must_not_lose),
                 f"publisher {name}",
-                (_found(one, "retries", one.retries),),
-                _remove(name, f"retries={one.retries}"),
+                (_evidence(publisher, "retries", publisher.retries),),
+                _fix_by_removing(name, f"retries={publisher.retries}"),
             )
 
 
@@ -253,12 +261,12 @@ def too_few_retries(case: RuleContext) -> Iterator[Violation]:
     "publishes it again.",
 )
 def delivery_timeout_short(case: RuleContext) -> Iterator[Violation]:
-    for name, one in case.publishers.items():
-        if one.delivery_timeout_ms < DELIVERY_MS_MIN and one.retries >= 1:
+    for name, publisher in case.publishers.items():
+        if publisher.delivery_timeout_ms < DELIVERY_MS_MIN and publisher.retries >= 1:
             yield Violation(
-                Severity.WARNING if case.must_not_lose else Severity.NOTE,
+                warning_if(case.must_not_lose),
                 f"publisher {name}",
-                (_found(one, "delivery.timeout.ms", one.delivery_timeout_ms),),
+                (_evidence(publisher, "delivery.timeout.ms", publisher.delivery_timeout_ms),),
                 _fix(name, "set delivery.timeout.ms=120000"),
             )
 
@@ -273,13 +281,13 @@ def delivery_timeout_short(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="Never.",
 )
 def settings_conflict(case: RuleContext) -> Iterator[Violation]:
-    for name, one in case.publishers.items():
-        if one.refused:
+    for name, publisher in case.publishers.items():
+        if publisher.refused:
             yield Violation(
                 Severity.ERROR,
                 f"publisher {name}",
-                (one.refused,),
-                f"take one of them out of [publishers.{name}] config",
+                (publisher.refused,),
+                f"remove one of them from [publishers.{name}] config",
             )
 
 
@@ -294,13 +302,13 @@ def settings_conflict(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If it is a setting of the application, not of the client.",
 )
 def setting_misspelt(case: RuleContext) -> Iterator[Violation]:
-    for name, one in case.publishers.items():
-        for wrong, meant in one.misspelt:
+    for name, publisher in case.publishers.items():
+        for wrong, meant in publisher.misspelt:
             value = case.snapshot.publishers[name].config.get(wrong, "")
             yield Violation(
                 Severity.WARNING,
                 f"publisher {name}",
-                (f"{wrong}; {meant} is meant?",),
+                (f"{wrong}; did you mean {meant}?",),
                 _fix(name, f"rename {wrong} to {meant}: {meant}={value}"),
             )
 
@@ -317,17 +325,17 @@ def setting_misspelt(case: RuleContext) -> Iterator[Violation]:
 )
 def record_limit_above_topic(case: RuleContext) -> Iterator[Violation]:
     limit = case.number("max.message.bytes")
-    for name, one in case.publishers.items():
-        if one.record_bytes_max > limit + BATCH_BYTES:
+    for name, publisher in case.publishers.items():
+        if publisher.record_bytes_max > limit + BATCH_BYTES:
             yield Violation(
                 Severity.WARNING,
                 f"publisher {name}",
                 (
-                    _found(one, "max.request.size", one.record_bytes_max),
-                    case.found("max.message.bytes"),
+                    _evidence(publisher, "max.request.size", publisher.record_bytes_max),
+                    case.evidence("max.message.bytes"),
                 ),
                 f"instep topics alter {case.topic.name} -c"
-                f" max.message.bytes={one.record_bytes_max + BATCH_BYTES} --execute",
+                f" max.message.bytes={publisher.record_bytes_max + BATCH_BYTES} --execute",
             )
 
 
@@ -341,12 +349,12 @@ def record_limit_above_topic(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If being seconds behind does not matter.",
 )
 def linger_long(case: RuleContext) -> Iterator[Violation]:
-    for name, one in case.publishers.items():
-        if one.linger_ms > LINGER_MS_MAX:
+    for name, publisher in case.publishers.items():
+        if publisher.linger_ms > LINGER_MS_MAX:
             yield Violation(
                 Severity.WARNING,
                 f"publisher {name}",
-                (_found(one, "linger.ms", one.linger_ms),),
+                (_evidence(publisher, "linger.ms", publisher.linger_ms),),
                 _fix(name, "set linger.ms=5"),
             )
 
@@ -362,12 +370,12 @@ def linger_long(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If transactions are long by nature, and waiting for them is right.",
 )
 def transaction_timeout_long(case: RuleContext) -> Iterator[Violation]:
-    for name, one in case.publishers.items():
-        if one.transactional and one.transaction_timeout_ms > TRANSACTION_MS_MAX:
+    for name, publisher in case.publishers.items():
+        if publisher.transactional and publisher.transaction_timeout_ms > TRANSACTION_MS_MAX:
             yield Violation(
                 Severity.WARNING,
                 f"publisher {name}",
-                (_found(one, "transaction.timeout.ms", one.transaction_timeout_ms),),
+                (_evidence(publisher, "transaction.timeout.ms", publisher.transaction_timeout_ms),),
                 _fix(name, f"set transaction.timeout.ms={TRANSACTION_MS_MAX}"),
             )
 
@@ -382,20 +390,24 @@ def transaction_timeout_long(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="Never.",
 )
 def transaction_timeout_refused(case: RuleContext) -> Iterator[Violation]:
-    sending = {name: one for name, one in case.publishers.items() if one.transactional}
-    if not sending:
+    transactional = {
+        name: publisher for name, publisher in case.publishers.items() if publisher.transactional
+    }
+    if not transactional:
         return
     allowed = min(
         int(case.broker_value(b, "transaction.max.timeout.ms").value or 0)
         for b in case.cluster.brokers
     )
-    for name, one in sending.items():
-        if one.transaction_timeout_ms > allowed:
+    for name, publisher in transactional.items():
+        if publisher.transaction_timeout_ms > allowed:
             yield Violation(
                 Severity.ERROR,
                 f"publisher {name}",
                 (
-                    _found(one, "transaction.timeout.ms", one.transaction_timeout_ms),
+                    _evidence(
+                        publisher, "transaction.timeout.ms", publisher.transaction_timeout_ms
+                    ),
                     f"transaction.max.timeout.ms={allowed} of the brokers",
                 ),
                 _fix(name, f"set transaction.timeout.ms={min(allowed, TRANSACTION_MS_MAX)}"),
@@ -415,21 +427,24 @@ def transaction_timeout_refused(case: RuleContext) -> Iterator[Violation]:
 )
 def transactional_id_shared(case: RuleContext) -> Iterator[Violation]:
     declared = {
-        name: clients.effective(one.client, one.config)
-        for name, one in case.snapshot.publishers.items()
+        name: clients.effective(publisher.client, publisher.config)
+        for name, publisher in case.snapshot.publishers.items()
     }
-    for name, one in case.publishers.items():
+    for name, publisher in case.publishers.items():
         others = [
             other
             for other, its in declared.items()
-            if other != name and its.transactional_id == one.transactional_id
+            if other != name and its.transactional_id == publisher.transactional_id
         ]
-        if one.transactional_id and others:
+        if publisher.transactional_id and others:
             yield Violation(
                 Severity.ERROR,
                 f"publisher {name}",
-                (f"transactional.id={one.transactional_id}, as {' and '.join(others)} has",),
-                _fix(name, f"set transactional.id={one.transactional_id}-{name}"),
+                (
+                    f"transactional.id={publisher.transactional_id}, also used by"
+                    f" {' and '.join(others)}",
+                ),
+                _fix(name, f"set transactional.id={publisher.transactional_id}-{name}"),
             )
 
 
@@ -444,13 +459,13 @@ def transactional_id_shared(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If the publisher is idempotent and the brokers are known to answer quickly.",
 )
 def request_timeout_short(case: RuleContext) -> Iterator[Violation]:
-    for name, one in case.publishers.items():
-        if 0 < one.request_timeout_ms < REQUEST_MS_MIN:
+    for name, publisher in case.publishers.items():
+        if 0 < publisher.request_timeout_ms < REQUEST_MS_MIN:
             yield Violation(
-                Severity.NOTE if one.idempotent else Severity.WARNING,
+                warning_if(not publisher.idempotent),
                 f"publisher {name}",
-                (_found(one, "request.timeout.ms", one.request_timeout_ms),),
-                _remove(name, f"request.timeout.ms={one.request_timeout_ms}"),
+                (_evidence(publisher, "request.timeout.ms", publisher.request_timeout_ms),),
+                _fix_by_removing(name, f"request.timeout.ms={publisher.request_timeout_ms}"),
             )
 
 
@@ -466,13 +481,13 @@ def request_timeout_short(case: RuleContext) -> Iterator[Violation]:
     "and publishes it again.",
 )
 def block_timeout_short(case: RuleContext) -> Iterator[Violation]:
-    for name, one in case.publishers.items():
-        if one.block_ms is not None and one.block_ms < BLOCK_MS_MIN:
+    for name, publisher in case.publishers.items():
+        if publisher.block_ms is not None and publisher.block_ms < BLOCK_MS_MIN:
             yield Violation(
-                Severity.WARNING if case.must_not_lose else Severity.NOTE,
+                warning_if(case.must_not_lose),
                 f"publisher {name}",
-                (_found(one, "max.block.ms", one.block_ms),),
-                _remove(name, f"max.block.ms={one.block_ms}"),
+                (_evidence(publisher, "max.block.ms", publisher.block_ms),),
+                _fix_by_removing(name, f"max.block.ms={publisher.block_ms}"),
             )
 
 
@@ -487,16 +502,16 @@ def block_timeout_short(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If other programs read that topic.",
 )
 def topic_without_pipeline(case: RuleContext) -> Iterator[Violation]:
-    followed = {one.topic for one in case.snapshot.writers.values() if one.topic}
-    for name, one in case.snapshot.publishers.items():
-        if followed and one.topic not in followed:
-            near = settings.nearest(one.topic, sorted(followed))
+    followed = {writer.topic for writer in case.snapshot.writers.values() if writer.topic}
+    for name, publisher in case.snapshot.publishers.items():
+        if followed and publisher.topic not in followed:
+            similar = settings.nearest(publisher.topic, sorted(followed))
             yield Violation(
                 Severity.WARNING,
                 f"publisher {name}",
                 (
-                    f'publishers.{name}.topic="{one.topic}"{near}',
-                    f"followed: {', '.join(sorted(followed))}",
+                    f'publishers.{name}.topic="{publisher.topic}"{similar}',
+                    f"topics that pipelines read: {', '.join(sorted(followed))}",
                 ),
                 f'[publishers.{name}]\ntopic = "{case.pipeline.topic}"',
             )
@@ -513,15 +528,18 @@ def topic_without_pipeline(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If the publisher's compression cannot be changed and the topic must be small.",
 )
 def compression_differs(case: RuleContext) -> Iterator[Violation]:
-    wanted = case.topic_settings.get("compression.type")
-    kind = wanted.value if wanted else None
-    if kind in (None, "producer"):
+    setting = case.topic_settings.get("compression.type")
+    compression = setting.value if setting else None
+    if compression in (None, "producer"):
         return
-    for name, one in case.publishers.items():
-        if one.compression != ("none" if kind == "uncompressed" else kind):
+    for name, publisher in case.publishers.items():
+        if publisher.compression != ("none" if compression == "uncompressed" else compression):
             yield Violation(
                 Severity.NOTE,
                 f"publisher {name}",
-                (_found(one, "compression.type", one.compression), case.found("compression.type")),
+                (
+                    _evidence(publisher, "compression.type", publisher.compression),
+                    case.evidence("compression.type"),
+                ),
                 f"instep topics alter {case.topic.name} -c compression.type=producer --execute",
             )

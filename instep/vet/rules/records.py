@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from instep.vet.rule import Risk, RuleContext, Severity, Violation, rule
+from instep.vet.rule import Risk, RuleContext, Severity, Violation, error_if, rule, warning_if
 from instep.vet.snapshot import MappedSample, RecordSample
 
 AHEAD_S_MAX = 60.0
 NEAR_LIMIT_SHARE = 0.8
-EVENTS_TELLING = 10
-FAR_BEYOND = 2  # the active segment outlives its time by as much as a segment lasts
-# a producer id is forgotten a day after its last record, by default
+EVENTS_MIN = 10
+# Whole segments are deleted, so a record outlives its retention by up to the span of a segment.
+RETENTION_FACTOR = 2
+# By default, brokers forget a producer id a day after its last record. Rely on half of that.
 PRODUCER_MEMORY_S = 12 * 3600.0
 
 
@@ -36,8 +37,8 @@ def without_key(case: RuleContext) -> Iterator[Violation]:
             Severity.ERROR,
             f"topic {case.topic.name}",
             (f"{sample.keyless} of the newest {sample.records} records have no key",),
-            f"instep peek {case.topic.name} -n 20 shows them; then let the publisher send the"
-            " document's id as key",
+            f"look at them with instep peek {case.topic.name} -n 20; then let the publisher send"
+            " the document's id as the key",
         )
 
 
@@ -59,17 +60,19 @@ def in_wrong_partition(case: RuleContext) -> Iterator[Violation]:
     if len(case.topic.partitions) < 2 or sample.in_murmur2_place == keyed:
         return
     consistent = sample.in_crc32_place == keyed
-    seen = [
-        f"{sample.in_murmur2_place} of the newest {keyed} records with a key lie where murmur2"
-        " puts them"
+    evidence = [
+        f"{sample.in_murmur2_place} of the newest {keyed} records with a key are in the partition"
+        " that murmur2 chooses"
     ]
     if sample.in_crc32_place > keyed / len(case.topic.partitions) * 1.5:
-        seen.append(f"{sample.in_crc32_place} lie where CRC32 does, the default of librdkafka")
+        evidence.append(
+            f"{sample.in_crc32_place} are in the partition that CRC32 chooses, librdkafka's default"
+        )
     yield Violation(
-        Severity.WARNING if consistent or case.guarded else Severity.ERROR,
+        error_if(not consistent and not case.guarded),
         f"topic {case.topic.name}",
-        tuple(seen),
-        "partitioner=murmur2 in every publisher that is built on librdkafka",
+        tuple(evidence),
+        "set partitioner=murmur2 in every publisher that uses librdkafka",
     )
 
 
@@ -89,13 +92,13 @@ def not_idempotent(case: RuleContext) -> Iterator[Violation]:
     age_s = _sample(case).newest_age_s
     if producers == 0 and age_s is not None and age_s < PRODUCER_MEMORY_S:
         yield Violation(
-            Severity.WARNING if case.guarded or not case.must_not_repeat else Severity.ERROR,
+            error_if(case.must_not_repeat and not case.guarded),
             f"topic {case.topic.name}",
             (
                 f"the newest record is {age_s / 60:.0f} min old, and no idempotent producer is"
                 " known",
             ),
-            "enable.idempotence=true in the publisher",
+            "set enable.idempotence=true in the publisher",
         )
 
 
@@ -112,20 +115,21 @@ def not_idempotent(case: RuleContext) -> Iterator[Violation]:
 )
 def unreadable(case: RuleContext) -> Iterator[Violation]:
     sample = _sample(case)
-    mine = {
+    counts = {
         key.partition(": ")[2]: count
         for key, count in sample.unreadable.items()
         if key.partition(": ")[0] == case.name
     }
-    if mine:
+    if counts:
         yield Violation(
-            Severity.ERROR if 2 * sum(mine.values()) >= sample.records else Severity.WARNING,
+            error_if(2 * sum(counts.values()) >= sample.records),
             f"topic {case.topic.name}",
             tuple(
                 f"{count} of the newest {sample.records} records: {reason}"
-                for reason, count in sorted(mine.items())
+                for reason, count in sorted(counts.items())
             ),
-            f"instep peek {case.topic.name} -n 20; then correct [pipelines.{case.name}.event]",
+            f"look at them with instep peek {case.topic.name} -n 20; then correct"
+            f" [pipelines.{case.name}.event]",
         )
 
 
@@ -146,7 +150,7 @@ def near_size_limit(case: RuleContext) -> Iterator[Violation]:
         yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
-            (f"largest record {largest:,} bytes", case.found("max.message.bytes")),
+            (f"largest record {largest:,} bytes", case.evidence("max.message.bytes")),
             f"instep topics alter {case.topic.name} -c max.message.bytes={2 * limit} --execute",
         )
 
@@ -169,31 +173,31 @@ def timestamps_too_old(case: RuleContext) -> Iterator[Violation]:
         return
     kept_ms, sample = case.number("retention.ms"), _sample(case)
     deletes = "delete" in (case.setting("cleanup.policy").value or "") and kept_ms >= 0
-    # the newest of the newest: a topic at rest has old records, and rightly
-    old = (
+    # Only the newest timestamp counts: old records are normal in a topic without new ones.
+    is_old = (
         deletes
         and sample.newest_age_s is not None
-        and sample.newest_age_s * 1000 > FAR_BEYOND * kept_ms
+        and sample.newest_age_s * 1000 > RETENTION_FACTOR * kept_ms
     )
-    if not old and not sample.before_2000:
+    if not is_old and not sample.before_2000:
         return
-    seen = []
+    evidence = []
     if sample.before_2000:
-        seen.append(
+        evidence.append(
             f"{sample.before_2000} of the newest {sample.records} records have a timestamp"
             " before 2000"
         )
-    if old:
-        seen.append(f"the newest timestamp is {(sample.newest_age_s or 0) / 86_400:.0f} days old")
+    if is_old:
+        evidence.append(
+            f"the newest timestamp is {(sample.newest_age_s or 0) / 86_400:.0f} days old"
+        )
     yield Violation(
-        Severity.ERROR
-        if deletes and sample.before_2000 and case.must_not_lose
-        else Severity.WARNING,
+        error_if(deletes and sample.before_2000 and case.must_not_lose),
         f"topic {case.topic.name}",
-        (*seen, case.found("retention.ms"), case.found("cleanup.policy")),
+        (*evidence, case.evidence("retention.ms"), case.evidence("cleanup.policy")),
         f"instep topics alter {case.topic.name} -c message.timestamp.type=LogAppendTime"
-        " --execute; or stamp records in milliseconds",
-        when=None if deletes else "the cleaner or a place such as @-1h goes by the timestamp",
+        " --execute; or send timestamps in milliseconds",
+        when=None if deletes else "the log cleaner or a place such as @-1h uses the timestamp",
     )
 
 
@@ -212,14 +216,14 @@ def timestamps_in_future(case: RuleContext) -> Iterator[Violation]:
     ahead_s = _sample(case).ahead_s_max
     if ahead_s > AHEAD_S_MAX:
         yield Violation(
-            Severity.ERROR if case.pipeline.order == "@timestamp" else Severity.WARNING,
+            error_if(case.pipeline.order == "@timestamp"),
             f"topic {case.topic.name}",
-            (f"a record's timestamp lies {ahead_s:.0f} s ahead",),
-            "set the publisher's clock right, best by NTP",
+            (f"a record's timestamp is {ahead_s:.0f} s in the future",),
+            "synchronize the publisher's clock, preferably with NTP",
         )
 
 
-def _seen(case: RuleContext) -> MappedSample:
+def _mapped_sample(case: RuleContext) -> MappedSample:
     return case.known(
         _sample(case).seen.get(case.name, MappedSample() if case.has_target else None),
         f"newest events of {case.name}",
@@ -238,19 +242,19 @@ def _seen(case: RuleContext) -> MappedSample:
     "and the source deletes nothing.",
 )
 def key_is_not_document_id(case: RuleContext) -> Iterator[Violation]:
-    seen = _seen(case)
-    if seen.key_differs:
+    mapped = _mapped_sample(case)
+    if mapped.key_differs:
         evidence = [
-            f"{seen.key_differs} of the newest {seen.events} events have another key than"
+            f"{mapped.key_differs} of the newest {mapped.events} events have a key that is not"
             " their document's id"
         ]
-        if seen.two_keys:
-            evidence.append(f"{seen.two_keys} documents have events under two keys or more")
+        if mapped.two_keys:
+            evidence.append(f"{mapped.two_keys} documents have events with different keys")
         yield Violation(
-            Severity.ERROR if seen.two_keys and not case.guarded else Severity.WARNING,
+            error_if(mapped.two_keys and not case.guarded),
             f"topic {case.topic.name}",
             tuple(evidence),
-            f"send the field that pipelines.{case.name}.event.document names as the record's key",
+            f"use the field in pipelines.{case.name}.event.document as the record's key",
         )
 
 
@@ -265,17 +269,16 @@ def key_is_not_document_id(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If the first of them is the right one.",
 )
 def same_order_value(case: RuleContext) -> Iterator[Violation]:
-    seen = _seen(case)
-    if seen.same_order:
+    mapped = _mapped_sample(case)
+    if mapped.same_order:
         yield Violation(
-            Severity.ERROR if case.must_not_lose else Severity.WARNING,
+            error_if(case.must_not_lose),
             f"topic {case.topic.name}",
             (
-                f"{seen.same_order} of the newest {seen.events} events repeat a"
-                f" {case.pipeline.order} of their document"
-                " with another status",
+                f"{mapped.same_order} of the newest {mapped.events} events have the same"
+                f" {case.pipeline.order} as an earlier event of their document, but another status",
             ),
-            f"count {case.pipeline.order} up in the source with every change; or remove order"
+            f"increment {case.pipeline.order} in the source with every change; or remove order"
             f" from [pipelines.{case.name}.event]",
         )
 
@@ -293,14 +296,14 @@ def same_order_value(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="With a guard, after the source has published old events again.",
 )
 def out_of_order(case: RuleContext) -> Iterator[Violation]:
-    seen = _seen(case)
-    if seen.backwards:
+    mapped = _mapped_sample(case)
+    if mapped.backwards:
         yield Violation(
-            Severity.WARNING if case.guarded else Severity.ERROR,
+            error_if(not case.guarded),
             f"topic {case.topic.name}",
             (
-                f"{seen.backwards} of the newest {seen.events} events are older than the one"
-                " before of their document",
+                f"{mapped.backwards} of the newest {mapped.events} events are older than the"
+                " previous event of their document",
             ),
             "set enable.idempotence=true in every publisher of the topic, and let one"
             " publisher send each document",
@@ -318,17 +321,17 @@ def out_of_order(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If no document changes twice within a second.",
 )
 def order_in_whole_seconds(case: RuleContext) -> Iterator[Violation]:
-    seen = _seen(case)
+    mapped = _mapped_sample(case)
     if (
-        seen.whole_seconds is not None
-        and seen.events >= EVENTS_TELLING
-        and seen.whole_seconds == seen.events
+        mapped.whole_seconds is not None
+        and mapped.events >= EVENTS_MIN
+        and mapped.whole_seconds == mapped.events
     ):
         yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
             (
-                f"all of the newest {seen.events} events have a {case.pipeline.order} of whole"
+                f"all of the newest {mapped.events} events have a {case.pipeline.order} in whole"
                 " seconds",
             ),
             f"send {case.pipeline.order} with microseconds, as in 2026-11-01T08:00:00.123456Z",
@@ -348,18 +351,20 @@ def order_in_whole_seconds(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If the events really happened then.",
 )
 def event_time_implausible(case: RuleContext) -> Iterator[Violation]:
-    seen = _seen(case)
-    wrong = [
-        f"{count} of the newest {seen.events} events happened {words}"
-        for count, words in (
-            (seen.before_2000, "before 2000"),
-            (seen.ahead, "more than a day from now"),
+    mapped = _mapped_sample(case)
+    wrong = []
+    if mapped.before_2000:
+        wrong.append(
+            f"{mapped.before_2000} of the newest {mapped.events} events have a time before 2000"
         )
-        if count
-    ]
+    if mapped.ahead:
+        wrong.append(
+            f"{mapped.ahead} of the newest {mapped.events} events have a time more than a day"
+            " from now"
+        )
     if wrong:
         yield Violation(
-            Severity.ERROR if case.pipeline.order_is_time else Severity.WARNING,
+            error_if(case.pipeline.order_is_time),
             f"topic {case.topic.name}",
             tuple(wrong),
             f"send {case.pipeline.at or 'the timestamp of the record'} in milliseconds since"
@@ -378,18 +383,21 @@ def event_time_implausible(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If only some events have the field, and none of the newest does.",
 )
 def field_missing(case: RuleContext) -> Iterator[Violation]:
-    seen = _seen(case)
-    for column, field in seen.absent.items():
-        name, _, near = field.partition("; did you mean ")
-        meant = near.strip("'?")
+    mapped = _mapped_sample(case)
+    for column, field in mapped.absent.items():
+        name, _, similar = field.partition("; did you mean ")
+        meant = similar.strip("'?")
+        fix = (
+            f"remove {column} from [pipelines.{case.name}.columns], or let the publisher send"
+            f" {name}"
+        )
+        if meant:
+            fix = f'[pipelines.{case.name}.columns]\n{column} = "{meant}"'
         yield Violation(
             Severity.WARNING,
             f"pipeline {case.name}",
-            (f"{column}: none of the newest {seen.events} events has {field}",),
-            f'[pipelines.{case.name}.columns]\n{column} = "{meant}"'
-            if meant
-            else f"remove {column} from [pipelines.{case.name}.columns], or let the publisher"
-            f" send {name}",
+            (f"{column}: none of the newest {mapped.events} events has {field}",),
+            fix,
         )
 
 
@@ -404,13 +412,13 @@ def field_missing(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If the publisher sends UTC.",
 )
 def time_without_zone(case: RuleContext) -> Iterator[Violation]:
-    seen = _seen(case)
-    if seen.without_zone:
+    mapped = _mapped_sample(case)
+    if mapped.without_zone:
         yield Violation(
-            Severity.WARNING if case.pipeline.order_is_time else Severity.NOTE,
+            warning_if(case.pipeline.order_is_time),
             f"topic {case.topic.name}",
             (
-                f"{seen.without_zone} of the newest {seen.events} events have a"
+                f"{mapped.without_zone} of the newest {mapped.events} events have a"
                 f" {case.pipeline.at} without a zone",
             ),
             f"send {case.pipeline.at} as 2026-11-01T08:00:00Z or 2026-11-01T09:00:00+01:00",
@@ -428,18 +436,17 @@ def time_without_zone(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If they really mean different things.",
 )
 def status_spellings_differ(case: RuleContext) -> Iterator[Violation]:
-    alike: dict[str, list[str]] = {}
-    for status in _seen(case).statuses:
-        alike.setdefault(
-            "".join(status.split()).casefold().replace("_", "").replace("-", ""), []
-        ).append(status)
-    for several in alike.values():
-        if len(several) > 1:
+    by_letters: dict[str, list[str]] = {}
+    for status in _mapped_sample(case).statuses:
+        letters = "".join(status.split()).casefold().replace("_", "").replace("-", "")
+        by_letters.setdefault(letters, []).append(status)
+    for spellings in by_letters.values():
+        if len(spellings) > 1:
             yield Violation(
                 Severity.NOTE,
                 f"topic {case.topic.name}",
-                (" and ".join(map(repr, several)),),
-                f"send {several[0]!r} in place of {' and '.join(map(repr, several[1:]))}",
+                (" and ".join(map(repr, spellings)),),
+                f"send {spellings[0]!r} instead of {' and '.join(map(repr, spellings[1:]))}",
             )
 
 
@@ -455,11 +462,11 @@ def status_spellings_differ(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="After the source has published old events again.",
 )
 def repeated(case: RuleContext) -> Iterator[Violation]:
-    seen = _seen(case)
-    if seen.repeated:
+    mapped = _mapped_sample(case)
+    if mapped.repeated:
         yield Violation(
             Severity.NOTE,
             f"topic {case.topic.name}",
-            (f"{seen.repeated} of the newest {seen.events} events repeat an earlier one",),
+            (f"{mapped.repeated} of the newest {mapped.events} events repeat an earlier one",),
             "set enable.idempotence=true in every publisher of the topic",
         )

@@ -1,4 +1,4 @@
-"""Rules about the topic: its copies, what it keeps and for how long."""
+"""Rules about the topic: its replicas, what it keeps and for how long."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from instep.document.showing import counted
-from instep.vet.rule import Risk, RuleContext, Severity, Violation, rule
+from instep.vet.rule import Risk, RuleContext, Severity, Violation, error_if, rule, warning_if
 
 REPLICAS_WANTED = 3
 SEGMENT_MS_MIN, SEGMENT_BYTES_MIN = 600_000, 2**20
-TIMES_UNBOUNDED_MS = 24 * 3_600_000
+TIMESTAMP_AHEAD_MS_MAX = 24 * 3_600_000
 RECORD_BYTES_LOW = 64 * 1024
-# a partition's log is deleted by whole segments, so a little more than the limit is kept
+# Retention deletes whole segments, so a partition keeps a little more than the limit.
 SPAN_SLACK = 1.5
 
 
@@ -26,18 +26,19 @@ SPAN_SLACK = 1.5
     acceptable_when="Before the first deployment.",
 )
 def missing(case: RuleContext) -> Iterator[Violation]:
-    if not case.is_there:
-        topic, near = case.pipeline.topic, case.snapshot.near_topics.get(case.pipeline.topic)
-        yield Violation(
-            Severity.ERROR,
-            f"topic {topic}",
-            (f"the cluster has no such topic{f'; it has {near}' if near else ''}",),
-            f'[pipelines.{case.name}]\ntopic = "{near}"'
-            if near
-            else f"instep topics create {topic} -p 6 -r 3 -c min.insync.replicas=2 --execute"
-            if len(case.cluster.brokers) >= REPLICAS_WANTED
-            else f"instep topics create {topic} -p 6 -r {len(case.cluster.brokers)} --execute",
-        )
+    if case.topic_exists:
+        return
+    topic, similar = case.pipeline.topic, case.snapshot.near_topics.get(case.pipeline.topic)
+    brokers = len(case.cluster.brokers)
+    evidence = "the cluster has no such topic"
+    if similar:
+        evidence += f"; it has {similar}"
+        fix = f'[pipelines.{case.name}]\ntopic = "{similar}"'
+    elif brokers >= REPLICAS_WANTED:
+        fix = f"instep topics create {topic} -p 6 -r 3 -c min.insync.replicas=2 --execute"
+    else:
+        fix = f"instep topics create {topic} -p 6 -r {brokers} --execute"
+    yield Violation(Severity.ERROR, f"topic {topic}", (evidence,), fix)
 
 
 @rule(
@@ -52,12 +53,12 @@ def missing(case: RuleContext) -> Iterator[Violation]:
 )
 def single_replica(case: RuleContext) -> Iterator[Violation]:
     if case.replicas == 1:
-        alone = sum(len(part.replicas) == 1 for part in case.topic.partitions)
+        single = sum(len(part.replicas) == 1 for part in case.topic.partitions)
         yield Violation(
-            Severity.ERROR if case.must_not_lose else Severity.NOTE,
+            error_if(case.must_not_lose, otherwise=Severity.NOTE),
             f"topic {case.topic.name}",
-            (f"{alone} of {len(case.topic.partitions)} partitions have 1 replica",),
-            _durable(case),
+            (f"{single} of {len(case.topic.partitions)} partitions have 1 replica",),
+            _replication_fix(case),
         )
 
 
@@ -75,7 +76,7 @@ def single_replica(case: RuleContext) -> Iterator[Violation]:
 def two_replicas(case: RuleContext) -> Iterator[Violation]:
     if case.replicas == REPLICAS_WANTED - 1:
         yield Violation(
-            Severity.WARNING, f"topic {case.topic.name}", ("2 replicas",), _durable(case)
+            Severity.WARNING, f"topic {case.topic.name}", ("2 replicas",), _replication_fix(case)
         )
 
 
@@ -93,10 +94,10 @@ def two_replicas(case: RuleContext) -> Iterator[Violation]:
 def min_insync_replicas_one(case: RuleContext) -> Iterator[Violation]:
     if case.replicas > 1 and case.number("min.insync.replicas") < 2:
         yield Violation(
-            Severity.ERROR if case.must_not_lose else Severity.NOTE,
+            error_if(case.must_not_lose, otherwise=Severity.NOTE),
             f"topic {case.topic.name}",
-            (case.found("min.insync.replicas"), counted(case.replicas, "replica")),
-            _durable(case),
+            (case.evidence("min.insync.replicas"), counted(case.replicas, "replica")),
+            _replication_fix(case),
         )
 
 
@@ -116,8 +117,8 @@ def min_insync_replicas_all(case: RuleContext) -> Iterator[Violation]:
         yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
-            (case.found("min.insync.replicas"), counted(case.replicas, "replica")),
-            _durable(case),
+            (case.evidence("min.insync.replicas"), counted(case.replicas, "replica")),
+            _replication_fix(case),
         )
 
 
@@ -136,8 +137,8 @@ def min_insync_replicas_too_high(case: RuleContext) -> Iterator[Violation]:
         yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
-            (case.found("min.insync.replicas"), counted(case.replicas, "replica")),
-            _durable(case),
+            (case.evidence("min.insync.replicas"), counted(case.replicas, "replica")),
+            _replication_fix(case),
         )
 
 
@@ -154,9 +155,9 @@ def min_insync_replicas_too_high(case: RuleContext) -> Iterator[Violation]:
 def unclean_election_allowed(case: RuleContext) -> Iterator[Violation]:
     if case.setting("unclean.leader.election.enable").value == "true":
         yield Violation(
-            Severity.ERROR if case.must_not_lose else Severity.WARNING,
+            error_if(case.must_not_lose),
             f"topic {case.topic.name}",
-            (case.found("unclean.leader.election.enable"),),
+            (case.evidence("unclean.leader.election.enable"),),
             f"instep topics alter {case.topic.name} -c unclean.leader.election.enable=false"
             " --execute",
         )
@@ -172,16 +173,17 @@ def unclean_election_allowed(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="For the seconds that an election takes.",
 )
 def without_leader(case: RuleContext) -> Iterator[Violation]:
-    bare = [part for part in case.topic.partitions if part.leader is None]
-    if bare:
+    leaderless = [part for part in case.topic.partitions if part.leader is None]
+    if leaderless:
+        brokers = sorted({node for part in leaderless for node in part.replicas})
         yield Violation(
             Severity.ERROR,
             f"topic {case.topic.name}",
             tuple(
                 f"partition {part.partition}: no leader, replicas {_nodes(part.replicas)}"
-                for part in bare
+                for part in leaderless
             ),
-            f"start broker {_nodes(sorted({node for part in bare for node in part.replicas}))}",
+            f"start broker {_nodes(brokers)}",
         )
 
 
@@ -196,25 +198,27 @@ def without_leader(case: RuleContext) -> Iterator[Violation]:
 )
 def under_min_insync_replicas(case: RuleContext) -> Iterator[Violation]:
     needed = case.number("min.insync.replicas")
-    # brokers ask for no more than there are
-    short = [
+    # A broker requires no more in-sync replicas than the partition has.
+    too_few = [
         part
         for part in case.topic.partitions
         if len(part.in_sync) < min(needed, len(part.replicas))
     ]
-    if short:
-        out = sorted({node for part in short for node in part.replicas if node not in part.in_sync})
+    if too_few:
+        out_of_sync = sorted(
+            {node for part in too_few for node in part.replicas if node not in part.in_sync}
+        )
         yield Violation(
             Severity.ERROR,
             f"topic {case.topic.name}",
             (
-                case.found("min.insync.replicas"),
+                case.evidence("min.insync.replicas"),
                 *(
                     f"partition {p.partition}: in sync {_nodes(p.in_sync)} of {_nodes(p.replicas)}"
-                    for p in short
+                    for p in too_few
                 ),
             ),
-            f"start broker {_nodes(out)}, or see why it lags",
+            f"start broker {_nodes(out_of_sync)}, or find out why it lags",
         )
 
 
@@ -230,7 +234,7 @@ def under_min_insync_replicas(case: RuleContext) -> Iterator[Violation]:
 def under_replicated(case: RuleContext) -> Iterator[Violation]:
     behind = [part for part in case.topic.partitions if len(part.in_sync) < len(part.replicas)]
     if behind:
-        out = sorted(
+        out_of_sync = sorted(
             {node for part in behind for node in part.replicas if node not in part.in_sync}
         )
         yield Violation(
@@ -240,7 +244,7 @@ def under_replicated(case: RuleContext) -> Iterator[Violation]:
                 f"partition {p.partition}: in sync {_nodes(p.in_sync)} of {_nodes(p.replicas)}"
                 for p in behind
             ),
-            f"start broker {_nodes(out)}, or see why it lags",
+            f"start broker {_nodes(out_of_sync)}, or find out why it lags",
         )
 
 
@@ -257,23 +261,23 @@ def replicas_in_one_rack(case: RuleContext) -> Iterator[Violation]:
     racks = {broker.node: broker.rack for broker in case.cluster.brokers if broker.rack is not None}
     if len(set(racks.values())) < 2:
         return
-    huddled = [
+    in_one_rack = [
         part
         for part in case.topic.partitions
         if len(part.replicas) > 1
         and all(node in racks for node in part.replicas)
         and len({racks[node] for node in part.replicas}) == 1
     ]
-    if huddled:
+    if in_one_rack:
         yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
             tuple(
                 f"partition {part.partition}: all replicas in rack {racks[part.replicas[0]]}"
-                for part in huddled
+                for part in in_one_rack
             ),
             f"instep topics replicate {case.topic.name} -r {case.replicas + 1} --execute,"
-            " which takes another rack",
+            " which puts a replica into another rack",
         )
 
 
@@ -294,11 +298,11 @@ def retention_short(case: RuleContext) -> Iterator[Violation]:
     kept_ms = case.number("retention.ms")
     if 0 <= kept_ms < case.outage_ms:
         yield Violation(
-            Severity.ERROR if case.must_not_lose else Severity.NOTE,
+            error_if(case.must_not_lose, otherwise=Severity.NOTE),
             f"topic {case.topic.name}",
             (
-                f"{case.found('retention.ms')}: {_age(kept_ms)}",
-                f"vet.outage_hours_max={case.snapshot.outage_hours_max}: {_age(case.outage_ms)}",
+                f"{case.evidence('retention.ms')}: {_hours(kept_ms)}",
+                f"vet.outage_hours_max={case.snapshot.outage_hours_max}: {_hours(case.outage_ms)}",
             ),
             f"instep topics alter {case.topic.name} -c"
             f" retention.ms={max(7 * 86_400_000, 2 * case.outage_ms)} --execute",
@@ -321,21 +325,20 @@ def retention_by_size(case: RuleContext) -> Iterator[Violation]:
     ):
         return
     limit, span_s = case.number("retention.bytes"), case.topic.span_s
-    # only a log that was cut near its limit shows how long records last
+    # Only a log from which retention by size has deleted records shows how long they last.
     was_cut = any(
         (part.first or 0) > 0 and (part.size_bytes or 0) > limit / 2
         for part in case.topic.partitions
     )
-    short = was_cut and span_s is not None and span_s * 1000 < case.outage_ms / SPAN_SLACK
-    seen = (
-        (f"the oldest record is {_age(int(span_s * 1000))} old, and older ones were deleted",)
-        if short and span_s
-        else ()
-    )
+    is_short = was_cut and span_s is not None and span_s * 1000 < case.outage_ms / SPAN_SLACK
+    evidence = [f"{case.evidence('retention.bytes')}: {limit / 2**20:.1f} MiB per partition"]
+    if is_short and span_s:
+        age = _hours(int(span_s * 1000))
+        evidence.append(f"the oldest record is {age} old, and older ones were deleted")
     yield Violation(
-        Severity.ERROR if short and case.must_not_lose else Severity.WARNING,
+        error_if(is_short and case.must_not_lose),
         f"topic {case.topic.name}",
-        (f"{case.found('retention.bytes')}: {limit / 2**20:.1f} MiB a partition", *seen),
+        tuple(evidence),
         f"instep topics alter {case.topic.name} -c retention.bytes=-1 --execute",
     )
 
@@ -352,29 +355,25 @@ def retention_by_size(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If only the last status matters: history = false and no transitions.",
 )
 def compacted(case: RuleContext) -> Iterator[Violation]:
-    if case.compacted:
-        spared = case.number("min.compaction.lag.ms") >= case.outage_ms
-        needs = [
-            name
-            for name, on in (
-                ("history", case.pipeline.history),
-                ("transitions", case.pipeline.transitions),
-            )
-            if on
-        ]
-        severity = Severity.ERROR if case.pipeline.transitions else Severity.WARNING
-        yield Violation(
-            Severity.NOTE if spared or not needs else severity,
-            f"topic {case.topic.name}",
-            (
-                case.found("cleanup.policy"),
-                case.found("min.compaction.lag.ms"),
-                f"the pipeline has {' and '.join(needs)}"
-                if needs
-                else "only the last status counts",
-            ),
-            f"instep topics alter {case.topic.name} -c cleanup.policy=delete --execute",
-        )
+    if not case.compacted:
+        return
+    is_protected = case.number("min.compaction.lag.ms") >= case.outage_ms
+    needs_all = []
+    if case.pipeline.history:
+        needs_all.append("history")
+    if case.pipeline.transitions:
+        needs_all.append("transitions")
+    severity, use = Severity.NOTE, "only the last status counts"
+    if needs_all:
+        use = f"the pipeline has {' and '.join(needs_all)}"
+        if not is_protected:
+            severity = error_if(case.pipeline.transitions)
+    yield Violation(
+        severity,
+        f"topic {case.topic.name}",
+        (case.evidence("cleanup.policy"), case.evidence("min.compaction.lag.ms"), use),
+        f"instep topics alter {case.topic.name} -c cleanup.policy=delete --execute",
+    )
 
 
 @rule(
@@ -382,18 +381,21 @@ def compacted(case: RuleContext) -> Iterator[Violation]:
     Risk.LOSS,
     when="the pipeline is stopped for longer than deletes are kept",
     what="A compacted log removes deletes before the longest planned outage is over.",
-    consequence="A delete that is gone from the log is never applied: the document's row stays "
+    consequence="A delete that the log no longer has is never applied: the document's row stays "
     "forever.",
     remedy="Raise delete.retention.ms above vet.outage_hours_max.",
     acceptable_when="If the source never deletes documents.",
 )
 def delete_retention_short(case: RuleContext) -> Iterator[Violation]:
-    if case.compacted and case.number("delete.retention.ms") < case.outage_ms:
+    if not case.compacted:
+        return
+    kept_ms = case.number("delete.retention.ms")
+    if kept_ms < case.outage_ms:
         yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
             (
-                f"{case.found('delete.retention.ms')}: {_age(case.number('delete.retention.ms'))}",
+                f"{case.evidence('delete.retention.ms')}: {_hours(kept_ms)}",
                 f"vet.outage_hours_max={case.snapshot.outage_hours_max}",
             ),
             f"instep topics alter {case.topic.name} -c"
@@ -418,10 +420,10 @@ def uses_log_append_time(case: RuleContext) -> Iterator[Violation]:
         ordered_by_it = case.pipeline.order == "@timestamp"
         if ordered_by_it or case.pipeline.at in (None, "@timestamp"):
             yield Violation(
-                Severity.WARNING if ordered_by_it else Severity.NOTE,
+                warning_if(ordered_by_it),
                 f"topic {case.topic.name}",
                 (
-                    case.found("message.timestamp.type"),
+                    case.evidence("message.timestamp.type"),
                     f'event.order="{case.pipeline.order}", event.at="{case.pipeline.at}"',
                 ),
                 f"instep topics alter {case.topic.name} -c message.timestamp.type=CreateTime"
@@ -445,12 +447,12 @@ def timestamps_unbounded(case: RuleContext) -> Iterator[Violation]:
     if (
         case.pipeline.order == "@timestamp"
         and by_publishers
-        and case.number(name) > TIMES_UNBOUNDED_MS
+        and case.number(name) > TIMESTAMP_AHEAD_MS_MAX
     ):
         yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
-            (case.found(name), 'event.order="@timestamp"'),
+            (case.evidence(name), 'event.order="@timestamp"'),
             f"instep topics alter {case.topic.name} -c {name}=3600000 --execute",
         )
 
@@ -475,7 +477,7 @@ def refuses_old_timestamps(case: RuleContext) -> Iterator[Violation]:
         yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
-            (f"{case.found(name)}: {_age(case.number(name))}",),
+            (f"{case.evidence(name)}: {_hours(case.number(name))}",),
             f"instep topics alter {case.topic.name} --unset {name} --execute",
         )
 
@@ -495,7 +497,7 @@ def max_record_size_low(case: RuleContext) -> Iterator[Violation]:
         yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
-            (case.found("max.message.bytes"),),
+            (case.evidence("max.message.bytes"),),
             f"instep topics alter {case.topic.name} --unset max.message.bytes --execute",
         )
 
@@ -519,7 +521,7 @@ def segments_tiny(case: RuleContext) -> Iterator[Violation]:
         yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
-            tuple(map(case.found, small)),
+            tuple(map(case.evidence, small)),
             f"instep topics alter {case.topic.name}"
             f" {' '.join(f'--unset {name}' for name in small)} --execute",
         )
@@ -537,9 +539,9 @@ def segments_tiny(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If transactions are long by nature, and waiting for them is right.",
 )
 def transaction_open(case: RuleContext) -> Iterator[Violation]:
-    held = [part for part in case.topic.partitions if part.open_from is not None]
-    if held:
-        first = held[0]
+    blocked = [part for part in case.topic.partitions if part.open_from is not None]
+    if blocked:
+        first = blocked[0]
         servers = ",".join(case.cluster.bootstrap)
         yield Violation(
             Severity.ERROR,
@@ -547,7 +549,7 @@ def transaction_open(case: RuleContext) -> Iterator[Violation]:
             tuple(
                 f"partition {part.partition}: open from offset {part.open_from}, and the log"
                 f" ends at {part.end}"
-                for part in held
+                for part in blocked
             ),
             f"kafka-transactions.sh --bootstrap-server {servers} abort --topic {case.topic.name}"
             f" --partition {first.partition} --start-offset {first.open_from}",
@@ -566,14 +568,14 @@ def transaction_open(case: RuleContext) -> Iterator[Violation]:
 )
 def replication_throttled(case: RuleContext) -> Iterator[Violation]:
     names = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
-    on = [name for name in names if name in case.topic_settings and case.setting(name).value]
-    if on:
+    throttled = [name for name in names if name in case.topic_settings and case.setting(name).value]
+    if throttled:
         yield Violation(
             Severity.WARNING,
             f"topic {case.topic.name}",
-            tuple(map(case.found, on)),
+            tuple(map(case.evidence, throttled)),
             f"instep topics alter {case.topic.name}"
-            f" {' '.join(f'--unset {name}' for name in on)} --execute",
+            f" {' '.join(f'--unset {name}' for name in throttled)} --execute",
         )
 
 
@@ -589,12 +591,12 @@ def replication_throttled(case: RuleContext) -> Iterator[Violation]:
 )
 def led_by_one_broker(case: RuleContext) -> Iterator[Violation]:
     leaders = {part.leader for part in case.topic.partitions}
-    holders = {node for part in case.topic.partitions for node in part.replicas}
+    replica_brokers = {node for part in case.topic.partitions for node in part.replicas}
     if (
         len(case.topic.partitions) > 1
         and len(leaders) == 1
         and None not in leaders
-        and len(holders) > 1
+        and len(replica_brokers) > 1
     ):
         yield Violation(
             Severity.NOTE,
@@ -604,7 +606,7 @@ def led_by_one_broker(case: RuleContext) -> Iterator[Violation]:
         )
 
 
-def _durable(case: RuleContext) -> str:
+def _replication_fix(case: RuleContext) -> str:
     """Return the change of replicas and min.insync.replicas that all rules about them ask for."""
     replicas = max(case.replicas, REPLICAS_WANTED)
     in_sync = min(max(case.number("min.insync.replicas"), 2), replicas - 1)
@@ -621,5 +623,5 @@ def _nodes(nodes: list[int]) -> str:
     return ", ".join(map(str, nodes)) or "none"
 
 
-def _age(ms: int) -> str:
+def _hours(ms: int) -> str:
     return f"{timedelta(milliseconds=ms).total_seconds() / 3600:.1f} h"

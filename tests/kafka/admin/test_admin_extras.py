@@ -29,13 +29,14 @@ def test_what_only_the_python_client_asks(
     cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(2)
-    with admin_extras.opened(cluster) as asked:
-        assert asked is not None
+    with admin_extras.connect(cluster) as extras:
+        assert extras is not None
         wait_until(
-            lambda: any((topic, 1) in one.replicas for one in asked.log_dirs() or ()), "the new log"
+            lambda: any((topic, 1) in one.replicas for one in extras.log_dirs() or ()),
+            "the new log",
         )
-        quorum, features, folders = asked.quorum(), asked.features(), asked.log_dirs()
-        reported = asked.setting([topic], "cleanup.policy")
+        quorum, features, folders = extras.quorum(), extras.features(), extras.log_dirs()
+        reported = extras.setting([topic], "cleanup.policy")
     assert reported == {topic: "delete"}
     assert quorum is not None
     assert (quorum.leader, quorum.voters) == (1, (1,))

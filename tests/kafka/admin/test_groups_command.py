@@ -155,7 +155,7 @@ def test_markers_are_no_lag_and_an_open_transaction_is_said(
     groups.commit(cluster, group, {(topic, 0): 1})
 
     def standing() -> tuple[int | None, int | None, float | None, str]:
-        (found,) = consumer_groups.describe(cluster, group).standings
+        (found,) = consumer_groups.describe(cluster, group).positions
         return found.end, found.lag_records, found.lag_seconds, found.note
 
     wait_until_ended(cluster, topic, [0])
@@ -178,7 +178,7 @@ def test_markers_are_no_lag_and_an_open_transaction_is_said(
 @pytest.mark.parametrize(
     ("span", "current", "lag"),
     [
-        (offsets.Span(5, 9, 9, None), 2, (7, None, "records below 5 are gone")),
+        (offsets.Span(5, 9, 9, None), 2, (7, None, "records below 5 have expired")),
         (offsets.Span(0, 9, 9, None), 12, (None, None, consumer_groups.BEYOND)),
         (offsets.Span(0, 9, 9, None), 9, (0, 0.0, "")),
     ],
@@ -295,16 +295,16 @@ def test_an_exported_plan_is_that_of_kafkas_own_tool_and_comes_back(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "empty: it names no offset"),
-        ("\n\n", "empty: it names no offset"),
+        ("", "has no offsets"),
+        ("\n\n", "has no offsets"),
         ("a,0,1\na,1\n", "line 2 has 2 fields"),
-        ("a,0,x\n", "line 1 names no topic, partition and offset"),
-        ("TOPIC,PARTITION,OFFSET\n", "line 1 names no topic"),
-        ("a,0,-1\n", "line 1 names no topic"),
-        (",0,1\n", "line 1 names no topic"),
-        ("other,a,0,1\n", "line 1 is about group 'other'"),
-        ("a,0,1\na,0,2\n", "line 2 names a 0 again"),
-        ("a,0," + "9" * 30, "line 1 names no topic"),
+        ("a,0,x\n", "line 1 has no valid topic, partition and offset"),
+        ("TOPIC,PARTITION,OFFSET\n", "line 1 has no valid topic"),
+        ("a,0,-1\n", "line 1 has no valid topic"),
+        (",0,1\n", "line 1 has no valid topic"),
+        ("other,a,0,1\n", "line 1 names group 'other'"),
+        ("a,0,1\na,0,2\n", "line 2 repeats a 0"),
+        ("a,0," + "9" * 30, "line 1 has no valid topic"),
     ],
 )
 def test_a_broken_file_is_refused_by_its_line(text: str, says: str) -> None:
@@ -381,7 +381,7 @@ def test_each_group_that_is_deleted_is_reported(
     assert [
         (one["name"], one["done"], one["error"] is None) for one in json.loads(done.stdout)
     ] == [
-        (group, "is deleted", True),
+        (group, "deleted", True),
         ("nowhere", None, False),
     ]
     assert not consumer_groups.exists(cluster, group)

@@ -318,7 +318,7 @@ def test_a_pipe_that_closes_ends_it_quietly(
         (["-o", "@yesterday-ish"], "'@yesterday-ish' is not a range of places"),
         (["-o", "9:3"], "ends before it begins"),
         (["-p", "9"], "has no partition 9"),
-        (["-f", "%z"], "'%z' in the format means nothing"),
+        (["-f", "%z"], "the format contains '%z', which has no meaning"),
         (["-f", "%s", "-J"], "exclude each other"),
         (["--filter", "status"], "'status' is no condition"),
         (["--filter", "key~("], "is not a regular expression"),
@@ -420,5 +420,5 @@ def test_a_terminal_is_shown_no_escapes() -> None:
 
 @pytest.mark.parametrize("text", ["%", "%z", "\\", r"\q", r"\x4"])
 def test_a_format_that_means_nothing_is_refused(text: str) -> None:
-    with pytest.raises(errors.SettingsError, match="means nothing"):
+    with pytest.raises(errors.SettingsError, match="has no meaning"):
         rendering.parse(text, safe=False)

@@ -139,7 +139,7 @@ def test_a_topic_is_described(
 def test_a_partition_without_a_leader_is_shown_and_asked_nothing() -> None:
     part = layout.Partition(0, None, (1, 2), ())
     assert part.is_under_replicated
-    assert layout.Layout("t", (part, layout.Partition(1, 1, (1, 2), (1, 2)))).led == (1,)
+    assert layout.Layout("t", (part, layout.Partition(1, 1, (1, 2), (1, 2)))).with_leader == (1,)
     shown = topic_details._detail(part, (1,), None, None, (2,))
     assert (
         shown.offline,
@@ -172,7 +172,7 @@ def test_each_topic_that_is_created_is_reported(place: Path, cluster: connection
     assert [line.split(": ")[:2] for line in done.stderr.splitlines() if line != remedy] == [
         [f"topic {good}", "has 2 partitions"],
         ["instep", f"topic {bad}"],
-        [f"topic {followed(place)}", "is there already, with 3 partitions (asked"],
+        [f"topic {followed(place)}", "already exists, with 3 partitions (requested"],
     ]
     assert configs.of_topics(cluster, [good])[good]["retention.ms"].value == "1000"
     assert len(topics.describe(cluster, good).partitions) == 2
@@ -228,7 +228,7 @@ def test_settings_change_one_by_one(
     assert "did you mean 'retention.ms'" in refused(
         place, "topics", "alter", topic, "-c", "retentio.ms=1"
     )
-    assert "nothing is to be changed" in refused(place, "topics", "alter", topic)
+    assert "no change is given" in refused(place, "topics", "alter", topic)
     assert "both set and unset" in refused(
         place, "topics", "alter", topic, "-c", "a=1", "--unset", "a"
     )
@@ -259,7 +259,7 @@ def test_growing_shows_which_keys_move(
 
 def test_growing_asks_for_the_guard(place: Path, cluster: connection.Cluster) -> None:
     topic, file = followed(place), place / "instep.toml"
-    assert "cannot shrink" in refused(place, "topics", "grow", topic, "-p", "2")
+    assert "cannot be reduced" in refused(place, "topics", "grow", topic, "-p", "2")
     assert "has 3 partitions already" in refused(place, "topics", "grow", topic, "-p", "3")
     planned = instep(place, "topics", "grow", topic, "-p", "6")
     assert "guarded by version" in planned.stderr
