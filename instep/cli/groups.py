@@ -76,29 +76,34 @@ def list_groups(
     declared = settings.load(GLOBAL.config)
     with resources.cluster(declared) as cluster:
         listings, failures = consumer_groups.listings(cluster)
-    wanted = set(layout.matching([one.group for one in listings], pattern))
+    wanted = set(layout.matching([listing.group for listing in listings], pattern))
     states = {word.lower() for word in state or ()}
     shown = [
-        one
-        for one in listings
-        if one.group in wanted and (not states or one.state.lower() in states)
+        listing
+        for listing in listings
+        if listing.group in wanted and (not states or listing.state.lower() in states)
     ]
     if as_json:
         groups = [
             {
-                "group": one.group,
-                "state": one.state,
-                "protocol": one.protocol,
-                "mirrors_pipeline": bool(_mirrored_pipeline(declared, one.group)),
+                "group": listing.group,
+                "state": listing.state,
+                "protocol": listing.protocol,
+                "mirrors_pipeline": bool(_mirrored_pipeline(declared, listing.group)),
             }
-            for one in shown
+            for listing in shown
         ]
         output.print_json({"groups": groups})
     else:
         if shown:
             rows = [
-                (one.group, one.state, one.protocol, _mirror_note(declared, one.group))
-                for one in shown
+                (
+                    listing.group,
+                    listing.state,
+                    listing.protocol,
+                    _mirror_note(declared, listing.group),
+                )
+                for listing in shown
             ]
             typer.echo(output.table(("GROUP", "STATE", "PROTOCOL", "NOTE"), rows))
         hint = output.missing_rights_hint(declared, listings)
@@ -132,15 +137,15 @@ def describe(
         )
     declared = settings.load(GLOBAL.config)
     with resources.cluster(declared) as cluster:
-        wanted = names or [one.group for one in consumer_groups.listings(cluster)[0]]
-        found = consumer_groups.describe_each(cluster, list(dict.fromkeys(wanted)))
+        wanted = names or [group.group for group in consumer_groups.listings(cluster)[0]]
+        groups = consumer_groups.describe_each(cluster, list(dict.fromkeys(wanted)))
     if as_json:
-        output.print_json({"groups": [_json(declared, one) for one in found]})
+        output.print_json({"groups": [_json(declared, group) for group in groups]})
         return
-    for number, one in enumerate(found):
+    for number, group in enumerate(groups):
         if number:
             typer.echo("")
-        _print_group(declared, one)
+        _print_group(declared, group)
 
 
 @app.command("reset")
@@ -236,15 +241,15 @@ def reset(
         else:
             pairs = resets.select_partitions(cluster, group, topic or (), all_topics=all_topics)
         moves = resets.plan(cluster, group, pairs, destination, new_group=new_group)
-        moved = resets.execute(cluster, group, moves) if execute else []
+        results = resets.execute(cluster, group, moves) if execute else []
     if export:
         typer.echo(resets.to_csv(moves), nl=False)
     elif as_json:
-        output.print_json(_json_moves(group, moves, moved))
+        output.print_json(_json_moves(group, moves, results))
     else:
         head = ("GROUP", "TOPIC", "PARTITION", "CURRENT", "NEW", "DELTA")
         typer.echo(output.table(head, [_move_row(group, move) for move in moves]))
-    _report_moves(group, moved, len(moves))
+    _report_moves(group, results, len(moves))
 
 
 @app.command("delete")
@@ -308,12 +313,12 @@ def _print_group(declared: settings.Settings, group: Group) -> None:
     if note := _mirror_note(declared, group.group):
         output.say(f"{note}: instep status shows its position")
     rows: list[Sequence[Any]] = []
-    topics = list(dict.fromkeys(part.topic for part in group.positions))
+    topics = list(dict.fromkeys(position.topic for position in group.positions))
     for topic in topics:
-        parts = [part for part in group.positions if part.topic == topic]
-        rows += [_position_row(group, part) for part in parts]
-        if len(parts) > 1:
-            rows.append(_total_row(group.group, topic, parts))
+        of_topic = [position for position in group.positions if position.topic == topic]
+        rows += [_position_row(group, position) for position in of_topic]
+        if len(of_topic) > 1:
+            rows.append(_total_row(group.group, topic, of_topic))
     if len(topics) > 1:
         rows.append(_total_row(group.group, "all", group.positions))
     for member in group.members:
@@ -326,41 +331,43 @@ def _print_group(declared: settings.Settings, group: Group) -> None:
         output.say("it has neither members nor offsets")
 
 
-def _position_row(group: Group, part: PartitionPosition) -> Sequence[Any]:
-    member = part.member
+def _position_row(group: Group, position: PartitionPosition) -> Sequence[Any]:
+    member = position.member
     identity = (member.id, member.host, member.client_id) if member else ("-", "-", "-")
-    current = "-" if part.current is None else part.current
+    current = "-" if position.current is None else position.current
     return (
         group.group,
-        part.topic,
-        part.partition,
+        position.topic,
+        position.partition,
         current,
-        part.end,
-        part.lag_records,
-        part.lag_seconds,
+        position.end,
+        position.lag_records,
+        position.lag_seconds,
         *identity,
-        part.note,
+        position.note,
     )
 
 
-def _total_row(group: str, topic: str, parts: Sequence[PartitionPosition]) -> Sequence[Any]:
-    lag, seconds = _totals(parts)
+def _total_row(group: str, topic: str, positions: Sequence[PartitionPosition]) -> Sequence[Any]:
+    lag, seconds = _totals(positions)
     return (group, topic, "all", "", "", lag, seconds, "", "", "", "")
 
 
-def _totals(parts: Sequence[PartitionPosition]) -> tuple[int | None, float | None]:
+def _totals(positions: Sequence[PartitionPosition]) -> tuple[int | None, float | None]:
     """Return the sum of records and the longest time, or None where one of them is unknown."""
-    lags, times = [part.lag_records for part in parts], [part.lag_seconds for part in parts]
-    return (
-        None if None in lags else sum(lag or 0 for lag in lags),
-        None if None in times else max((seconds or 0.0 for seconds in times), default=0.0),
-    )
+    lags = [position.lag_records for position in positions if position.lag_records is not None]
+    ages = [position.lag_seconds for position in positions if position.lag_seconds is not None]
+    lag = sum(lags) if len(lags) == len(positions) else None
+    seconds = max(ages, default=0.0) if len(ages) == len(positions) else None
+    return lag, seconds
 
 
 def _json(declared: settings.Settings, group: Group) -> dict[str, Any]:
     topics = {}
-    for topic in dict.fromkeys(part.topic for part in group.positions):
-        lag, seconds = _totals([part for part in group.positions if part.topic == topic])
+    for topic in dict.fromkeys(position.topic for position in group.positions):
+        lag, seconds = _totals(
+            [position for position in group.positions if position.topic == topic]
+        )
         topics[topic] = {"lag_records": lag, "lag_seconds": seconds}
     lag, seconds = _totals(group.positions)
     shown: dict[str, Any] = msgspec.to_builtins(group)
@@ -440,9 +447,9 @@ def _move_row(group: str, move: GroupMove) -> Sequence[Any]:
 
 
 def _json_moves(
-    group: str, moves: Sequence[GroupMove], moved: Sequence[GroupMoveResult]
+    group: str, moves: Sequence[GroupMove], executed: Sequence[GroupMoveResult]
 ) -> dict[str, Any]:
-    results = {(one.move.topic, one.move.partition): one for one in moved}
+    results = {(one.move.topic, one.move.partition): one for one in executed}
     rows = []
     for move in moves:
         result = results.get((move.topic, move.partition))
@@ -458,22 +465,24 @@ def _json_moves(
                 "error": str(result.error) if result and result.error else None,
             }
         )
-    return {"group": group, "executed": bool(moved), "moves": rows}
+    return {"group": group, "executed": bool(executed), "moves": rows}
 
 
-def _report_moves(group: str, moved: Sequence[GroupMoveResult], planned: int) -> None:
+def _report_moves(group: str, results: Sequence[GroupMoveResult], planned: int) -> None:
     """Report each move that failed and the number of those that succeeded."""
     if not planned:
         output.say("nothing to move")
         return
-    if not moved:
+    if not results:
         output.say_dry_run()
         return
-    failed = [one for one in moved if one.error is not None or one.now != one.move.new]
-    for one in failed:
-        position = "none" if one.now is None else one.now
-        reason = one.error or f"is at {position}: another client moved it"
-        output.say(f"{output.ERROR}{one.move.topic} {one.move.partition}: {reason}")
-    output.say(f"group {group}: {len(moved) - len(failed)} of {len(moved)} partitions moved")
+    failed = [
+        result for result in results if result.error is not None or result.now != result.move.new
+    ]
+    for result in failed:
+        position = "none" if result.now is None else result.now
+        reason = result.error or f"is at {position}: another client moved it"
+        output.say(f"{output.ERROR}{result.move.topic} {result.move.partition}: {reason}")
+    output.say(f"group {group}: {len(results) - len(failed)} of {len(results)} partitions moved")
     if failed:
         raise typer.Exit(failed[0].error.exit_status if failed[0].error else 1)

@@ -41,8 +41,8 @@ def show_offsets(
         output.print_json({"at": at, "partitions": bounds})
         return
     rows: list[Sequence[Any]] = []
-    for topic in dict.fromkeys(one.topic for one in bounds):
-        parts = [one for one in bounds if one.topic == topic]
+    for topic in dict.fromkeys(part.topic for part in bounds):
+        parts = [part for part in bounds if part.topic == topic]
         rows += [_row(part, with_place=place is not None) for part in parts]
         if len(parts) > 1:
             rows.append(_total_row(topic, parts, with_place=place is not None))

@@ -80,38 +80,38 @@ def peek(
     from instep.kafka.admin import filters, rendering, tail
 
     if format_ is not None and as_json:
-        raise errors.SettingsError("-f and -J exclude each other", "give one of them")
+        raise errors.SettingsError("-f and -J cannot be used together", "give one of them")
     wanted_key = None if key is None else key.encode()
     is_filtered = wanted_key is not None or bool(condition)
     newest_only = where is None and not is_filtered and not follow
     log_range = places.parse_range(where or ("end" if follow else "start"))
     numbers = options.parse_partitions(partition)
-    wanted = filters.parse(condition) if condition else None
+    matches = filters.parse(condition) if condition else None
     render: Callable[[TailRecord], bytes] = rendering.envelope if as_json else _line
     if format_ is not None:
         render = rendering.parse(format_, safe=sys.stdout.isatty())
     with resources.cluster(settings.load(GLOBAL.config)) as cluster:
         records: Iterable[TailRecord]
         if newest_only:
-            part, records = tail.newest(
+            tail_range, records = tail.newest(
                 cluster, topic, limit or tail.NEWEST, numbers, committed=not uncommitted
             )
         else:
-            part = tail.resolve_range(
+            tail_range = tail.resolve_range(
                 cluster, topic, log_range, numbers, wanted_key, committed=not uncommitted
             )
-            records = () if follow else tail.records(cluster, part, wanted, limit)
-        if part.without_leader:
-            listed = ", ".join(map(str, part.without_leader))
+            records = () if follow else tail.records(cluster, tail_range, matches, limit)
+        if tail_range.without_leader:
+            listed = ", ".join(map(str, tail_range.without_leader))
             output.say(f"partition {listed} is left out: it currently has no leader")
         if is_filtered and not follow:
-            listed = ", ".join(map(str, part.ranges))
-            output.say(f"reading {part.offsets:,} offsets of {topic}, partition {listed}")
+            listed = ", ".join(map(str, tail_range.ranges))
+            output.say(f"reading {tail_range.offsets:,} offsets of {topic}, partition {listed}")
         try:
             if follow:
-                batches = tail.follow(cluster, part, wanted, limit)
+                batches = tail.follow(cluster, tail_range, matches, limit)
                 shown = sum(_print(batch, render) for batch in batches)
-            elif render is _line and part.offsets <= tail.SORTED_RECORDS_MAX:
+            elif render is _line and tail_range.offsets <= tail.SORTED_RECORDS_MAX:
                 shown = _print_table(list(records))
             else:
                 shown = _print(records, render)
@@ -123,7 +123,7 @@ def peek(
         return
     if not newest_only:
         output.say(_no_match(topic, wanted_key, numbers))
-    elif uncommitted or not part.offsets:
+    elif uncommitted or not tail_range.offsets:
         output.say(f"topic {topic} has no records")
     else:
         output.say(f"topic {topic} has no committed records; --uncommitted shows all")

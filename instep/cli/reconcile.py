@@ -130,16 +130,19 @@ def reconcile(
         from instep.reconcile.report import ReconcileVerdict
         from instep.reconcile.source import RowSource
 
+        row_source, repair_request = None, None
+        if source or source_url:
+            row_source = RowSource(source, source_url, query, key)
+        if fix:
+            repair_request = repair.RepairRequest(
+                execute=execute, delete_extra=delete_extra, actor=resources.current_user()
+            )
         request = job.Request(
             begin=from_,
             wait_s=wait,
-            source=RowSource(source, source_url, query, key) if source or source_url else None,
+            source=row_source,
             out=_emptied(out),
-            fix=repair.RepairRequest(
-                execute=execute, delete_extra=delete_extra, actor=resources.current_user()
-            )
-            if fix
-            else None,
+            fix=repair_request,
             strict=strict,
         )
         reports: list[ReconcileReport] = []
@@ -182,9 +185,13 @@ def _check_source(
     from_: str | None,
 ) -> None:
     if source and source_url:
-        raise errors.SettingsError("--source and --source-url exclude each other", "give one")
+        raise errors.SettingsError(
+            "--source and --source-url cannot be used together", "give one of them"
+        )
     if bool(source_url) != bool(query):
-        raise errors.SettingsError("--source-url and --query belong together", "give both")
+        raise errors.SettingsError(
+            "--source-url and --query must be used together", "give both of them"
+        )
     if (source or source_url) and len(names) > 1:
         raise errors.SettingsError(
             "a source can only be compared with one pipeline",
@@ -192,7 +199,7 @@ def _check_source(
         )
     if (source or source_url) and from_:
         raise errors.SettingsError(
-            "--from is a place in the log, but another source is given", "leave one of them out"
+            "--from is a place in the log, but another source is given", "give one of them"
         )
 
 
@@ -227,7 +234,7 @@ def _print(report: ReconcileReport, request: Request) -> None:
         typer.echo("\n" + output.table(("COLUMN", "DIFFERENT"), differing))
     if report.first_rows:
         keys = (*ROW_KEYS, "repair") if request.fix else ROW_KEYS
-        head = [key.upper() for key in ROW_KEYS] + (["REPAIR"] if request.fix else [])
+        head = [key.upper() for key in keys]
         rows = [[_cell(row.get(key, "")) for key in keys] for row in report.first_rows]
         typer.echo("\n" + output.table(head, rows))
     for note in report.notes:

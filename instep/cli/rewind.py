@@ -61,7 +61,7 @@ def rewind(
         head = ("PIPELINE", "TOPIC", "PARTITION", "CURRENT", "NEW", "DELTA")
         rows = [(plan.pipeline, plan.topic, *_move(move)) for move in plan.moves]
         typer.echo(output.table(head, rows))
-        for line in plan.words:
+        for line in plan.notes:
             typer.echo(line)
     if execute:
         rewinding.execute(pipeline, target, prepared, actor=resources.current_user(), reason=why)
@@ -80,8 +80,8 @@ def rewind(
 
 def _move(move: LedgerMove) -> Sequence[Any]:
     new = "none" if move.new is None else str(move.new)
-    if move.new is not None and move.asked is not None:
-        new = f"{move.new} (requested: {move.asked})"
+    if move.new is not None and move.clamped_from is not None:
+        new = f"{move.new} (requested: {move.clamped_from})"
     return (
         move.partition,
         "none" if move.current is None else move.current,

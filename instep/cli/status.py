@@ -106,7 +106,7 @@ def _pipeline_row(one: PipelineStatus) -> Sequence[Any]:
         one.committed_at,
         one.dead_letters,
         one.parked_documents,
-        one.run.words if one.run else None,
+        one.run.description if one.run else None,
     )
 
 

@@ -82,10 +82,12 @@ def list_topics(
 
     declared = settings.load(GLOBAL.config)
     with resources.cluster(declared) as cluster:
-        found = layout.read(cluster)
-        names = layout.matching(found.topics, pattern, is_regex=regex)
+        layouts = layout.read(cluster)
+        names = layout.matching(layouts.topics, pattern, is_regex=regex)
         shown = [
-            found.topics[name] for name in names if internal or not found.topics[name].is_internal
+            layouts.topics[name]
+            for name in names
+            if internal or not layouts.topics[name].is_internal
         ]
         if under_replicated or under_min_isr or unavailable:
             minimum: Mapping[str, int] = {}
@@ -99,16 +101,20 @@ def list_topics(
                 or ((unavailable or under_min_isr) and part.leader is None)
                 or len(part.in_sync) < minimum.get(topic.topic, 0)
             ]
-            _print_partitions(unhealthy, found, as_json)
+            _print_partitions(unhealthy, layouts, as_json)
             return
     hidden = len(names) - len(shown)
     if as_json:
-        output.print_json({"topics": [_overview(one) for one in shown], "internal_hidden": hidden})
+        output.print_json(
+            {"topics": [_overview(topic) for topic in shown], "internal_hidden": hidden}
+        )
         return
     if shown:
-        rows = [(one.topic, len(one.partitions), one.replicas, _state(one)) for one in shown]
+        rows = [
+            (topic.topic, len(topic.partitions), topic.replicas, _state(topic)) for topic in shown
+        ]
         typer.echo(output.table(("NAME", "PARTITIONS", "REPLICAS", "IN-SYNC"), rows))
-    partitions = counted(sum(len(one.partitions) for one in shown), "partition")
+    partitions = counted(sum(len(topic.partitions) for topic in shown), "partition")
     own = f"; {hidden} of Kafka's own topics are hidden (--internal shows them)" if hidden else ""
     hint = output.missing_rights_hint(declared, names)
     output.say(f"{counted(len(shown), 'topic')}, {partitions}{own}{hint}")
@@ -125,15 +131,15 @@ def describe(
     from instep.kafka.admin import topic_details
 
     with resources.cluster(settings.load(GLOBAL.config)) as cluster:
-        found = topic_details.describe(cluster, list(dict.fromkeys(names)))
+        details = topic_details.describe(cluster, list(dict.fromkeys(names)))
     if as_json:
-        output.print_json({"topics": found})
+        output.print_json({"topics": details})
         return
-    for number, one in enumerate(found):
+    for number, detail in enumerate(details):
         if number:
             typer.echo("")
-        _print_detail(one)
-    compacted = "compacted records, " if any(one.is_compacted for one in found) else ""
+        _print_detail(detail)
+    compacted = "compacted records, " if any(detail.is_compacted for detail in details) else ""
     output.say(
         f"RECORDS is estimated as END - FIRST: {compacted}transaction markers and aborted records"
         " count too"
@@ -209,13 +215,13 @@ def alter(
     else:
         rows = [
             (
-                one.before.name,
-                one.before.value,
-                one.before.source,
-                one.after.value,
-                one.after.source,
+                change.before.name,
+                change.before.value,
+                change.before.source,
+                change.after.value,
+                change.after.source,
             )
-            for one in changes
+            for change in changes
         ]
         typer.echo(output.table(("SETTING", "BEFORE", "FROM", "AFTER", "FROM"), rows))
     if not execute:
@@ -333,7 +339,7 @@ def delete(
         if followers and not force:
             raise errors.SettingsError(
                 f"pipeline {', '.join(map(repr, followers))} reads topic {name!r}"
-                " and stops when it is gone (TOPIC_GONE)",
+                " and would stop with TOPIC_GONE",
                 "remove the pipeline from the settings first, or accept that with --force",
             )
         (detail,) = topic_details.describe(cluster, [name])
@@ -375,7 +381,7 @@ def _state(topic: Layout) -> str:
 
 
 def _print_partitions(
-    partitions: Sequence[tuple[str, Any, int | None]], found: Layouts, as_json: bool
+    partitions: Sequence[tuple[str, Any, int | None]], layouts: Layouts, as_json: bool
 ) -> None:
     if as_json:
         parts = [
@@ -397,7 +403,7 @@ def _print_partitions(
             topic,
             part.partition,
             NO_LEADER if part.leader is None else part.leader,
-            _nodes(part.replicas, _down(part, found)),
+            _nodes(part.replicas, _down(part, layouts)),
             _nodes(part.in_sync),
             "" if minimum is None else minimum,
         )
@@ -408,22 +414,22 @@ def _print_partitions(
     output.say(counted(len(rows), "partition"))
 
 
-def _down(part: Any, found: Layouts) -> list[int]:
-    return [node for node in part.replicas if node not in found.brokers]
+def _down(part: Any, layouts: Layouts) -> list[int]:
+    return [node for node in part.replicas if node not in layouts.brokers]
 
 
-def _print_detail(one: TopicDetail) -> None:
-    replicas = max((len(part.replicas) for part in one.partitions), default=0)
-    counts = f"{counted(len(one.partitions), 'partition')}, {counted(replicas, 'replica')}"
-    typer.echo(f"topic {one.topic}, id {one.id}, {counts}\n")
-    if one.settings is None:
+def _print_detail(topic: TopicDetail) -> None:
+    replicas = max((len(part.replicas) for part in topic.partitions), default=0)
+    counts = f"{counted(len(topic.partitions), 'partition')}, {counted(replicas, 'replica')}"
+    typer.echo(f"topic {topic.topic}, id {topic.id}, {counts}\n")
+    if topic.settings is None:
         output.say(
-            f"the settings of {one.topic} are unknown:"
+            f"the settings of {topic.topic} are unknown:"
             " reading them needs the DESCRIBE_CONFIGS right and a healthy cluster"
         )
-    elif one.settings:
+    elif topic.settings:
         rows = [
-            (s.name, "(secret)" if s.value is None else s.value, s.source) for s in one.settings
+            (s.name, "(secret)" if s.value is None else s.value, s.source) for s in topic.settings
         ]
         typer.echo(output.table(("SETTING", "VALUE", "FROM"), rows) + "\n")
     head = (
@@ -437,18 +443,18 @@ def _print_detail(one: TopicDetail) -> None:
         "SIZE",
         "LAST-RECORD",
     )
-    body: list[Sequence[Any]] = [_detail_row(part) for part in one.partitions]
-    records, size = (_total(one, field) for field in ("records_estimated", "size_bytes"))
+    body: list[Sequence[Any]] = [_detail_row(part) for part in topic.partitions]
+    records, size = (_total(topic, field) for field in ("records_estimated", "size_bytes"))
     newest = max(
-        (part.last_record_ms for part in one.partitions if part.last_record_ms is not None),
+        (part.last_record_ms for part in topic.partitions if part.last_record_ms is not None),
         default=None,
     )
     body.append(("all", "", "", "", "", "", records, output.size(size), _time(newest, records)))
     typer.echo(output.table(head, body))
-    unled = sum(part.leader is None for part in one.partitions)
-    if unled:
+    leaderless = sum(part.leader is None for part in topic.partitions)
+    if leaderless:
         output.say(
-            f"{unled} without a leader: no reads or writes are possible there until one of the"
+            f"{leaderless} without a leader: no reads or writes are possible there until one of the"
             " replicas is back"
         )
 
@@ -484,8 +490,8 @@ def _time(at_ms: int | None, records: int | None) -> datetime | str | None:
         return f"{at_ms} ms"
 
 
-def _total(one: TopicDetail, field: str) -> int | None:
-    values = [getattr(part, field) for part in one.partitions]
+def _total(topic: TopicDetail, field: str) -> int | None:
+    values = [getattr(part, field) for part in topic.partitions]
     return None if None in values else sum(values)
 
 

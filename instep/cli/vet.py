@@ -76,11 +76,11 @@ def explain(
 
     selected = [judgement.find_rule(rule)] if rule else list(rules.ALL.values())
     if as_json:
-        output.print_json([{key: getattr(one, key) for key in RULE_KEYS} for one in selected])
+        output.print_json([{key: getattr(entry, key) for key in RULE_KEYS} for entry in selected])
     elif rule:
         typer.echo(judgement.page(selected[0]))
     else:
-        rows = [(one.id, one.threat, one.what) for one in selected]
+        rows = [(entry.id, entry.threat, entry.what) for entry in selected]
         typer.echo(output.table(("RULE", "THREAT", "CHECKS"), rows))
 
 

@@ -95,24 +95,29 @@ def _replay(
             for letter in sink.journal.dead_letters(Selection(places=tuple(positions)))
         }
         # Of a record that was too large, only the beginning is kept: it stays a dead letter.
-        cut = [letter for letter in letters.values() if letter.reason == Reason.RECORD_TOO_LARGE]
+        truncated = [
+            letter for letter in letters.values() if letter.reason == Reason.RECORD_TOO_LARGE
+        ]
         events, dead = session.decoder.decode_all(
-            [letter.record for letter in letters.values() if letter not in cut]
+            [letter.record for letter in letters.values() if letter not in truncated]
         )
         dead += [
-            DeadLetter(letter.record, Reason.RECORD_TOO_LARGE, letter.detail) for letter in cut
+            DeadLetter(letter.record, Reason.RECORD_TOO_LARGE, letter.detail)
+            for letter in truncated
         ]
-        late = overtaken(ledger[partition], events) if events and partition in ledger else set()
-        live = [event for event in events if event.offset not in late]
-        before = sink.table.look_up(event.document for event in live)
-        verdicts, parked = rows.write(sink, live, isolate_failures=True)
-        after = sink.table.look_up(event.document for event in live)
+        overtaken_offsets: set[int] = set()
+        if events and partition in ledger:
+            overtaken_offsets = overtaken(ledger[partition], events)
+        current = [event for event in events if event.offset not in overtaken_offsets]
+        before = sink.table.look_up(event.document for event in current)
+        verdicts, parked = rows.write(sink, current, isolate_failures=True)
+        after = sink.table.look_up(event.document for event in current)
         changes = [
             Change(letters[event.offset].place, str(event.document), Verdict.STALE.value)
             for event in events
-            if event.offset in late
+            if event.offset in overtaken_offsets
         ]
-        changes += _changes(live, verdicts, parked, letters, before, after)
+        changes += _changes(current, verdicts, parked, letters, before, after)
         if sink.target.history and changes:
             verdict_at = {change.place.offset: Verdict(change.verdict) for change in changes}
             final = [verdict_at[event.offset] for event in events]

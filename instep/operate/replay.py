@@ -82,22 +82,22 @@ def resolve_range(
             f"topic {topic.name!r} has no partition {', '.join(map(str, unknown))}",
             f"it has {', '.join(map(str, topic.partitions))}",
         )
-    chosen = sorted(set(partitions or topic.partitions) & set(ledger))
-    begin = places.resolve(cluster, topic.name, chosen, first or places.FromStart())
-    end = places.resolve(cluster, topic.name, chosen, last or places.FromEnd())
-    log_start = offsets.earliest(cluster, topic.name, chosen)
+    selected = sorted(set(partitions or topic.partitions) & set(ledger))
+    begin = places.resolve(cluster, topic.name, selected, first or places.FromStart())
+    end = places.resolve(cluster, topic.name, selected, last or places.FromEnd())
+    log_start = offsets.earliest(cluster, topic.name, selected)
     ranges = {}
-    for partition in chosen:
+    for partition in selected:
         upper = min(end[partition], ledger[partition].next_offset)
         ranges[partition] = (begin[partition], max(begin[partition], upper))
-    to_ledger = all(end[p] >= ledger[p].next_offset for p in chosen)
+    to_ledger = all(end[p] >= ledger[p].next_offset for p in selected)
     if not session.sink.target.rules.ordered and not to_ledger:
         raise errors.SettingsError(
             f"pipeline {session.name!r} has no order, so a range that ends before the ledger would"
             " bring back older statuses",
             "leave out --to",
         )
-    from_start = all(begin[p] == log_start[p] == 0 for p in chosen)
+    from_start = all(begin[p] == log_start[p] == 0 for p in selected)
     return ReplayRange(
         ranges, from_start, to_ledger, frozenset(map(session.decoder.document, documents))
     )
@@ -110,7 +110,7 @@ def _no_progress() -> None:
 def replay(
     session: MaintenanceSession,
     cluster: Cluster,
-    part: ReplayRange,
+    selected: ReplayRange,
     *,
     execute: bool,
     progress: Callable[[], None] = _no_progress,
@@ -118,15 +118,17 @@ def replay(
     """Replay a range; yield the documents whose rows change, or would, or are refused."""
     excluded = _excluded(session)
     if not session.sink.target.rules.ordered:
-        yield from _replay_unordered(session, cluster, part, excluded, execute, progress)
+        yield from _replay_unordered(session, cluster, selected, excluded, execute, progress)
         return
     highest_orders: dict[Document, int] = {}  # by document, of the events read so far
-    for partition, bounds in part.ranges.items():
-        events = _events(session, cluster, {partition: bounds}, part.documents, excluded, progress)
+    for partition, bounds in selected.ranges.items():
+        events = _events(
+            session, cluster, {partition: bounds}, selected.documents, excluded, progress
+        )
         while chunk := list(itertools.islice(events, CHUNK_EVENTS)):
             yield from session.retry(
                 functools.partial(
-                    _replay_ordered, session, part, partition, chunk, highest_orders, execute
+                    _replay_ordered, session, selected, partition, chunk, highest_orders, execute
                 )
             )
 
@@ -195,7 +197,7 @@ def _events(
 
 def _replay_ordered(
     session: MaintenanceSession,
-    part: ReplayRange,
+    selected: ReplayRange,
     partition: int,
     events: Sequence[Event],
     highest_orders: dict[Document, int],
@@ -208,29 +210,29 @@ def _replay_ordered(
         parked = sink.journal.parked_among(documents)
         next_offset = ledger[partition].next_offset if partition in ledger else 0
         stored = sink.stored(documents)
-        written = sink.journal.row_origins(documents) if sink.target.history else None
+        row_origins = sink.journal.row_origins(documents) if sink.target.history else None
         due: list[Event] = []
         chunk_orders: dict[Document, int] = {}
         for event in events:
             if event.offset >= next_offset or event.document in parked:
                 continue
             before = stored.get(event.document, guard.ABSENT)
-            tie = before.present and event.order is not None and event.order == before.order
+            is_tie = before.present and event.order is not None and event.order == before.order
             highest = chunk_orders.get(event.document, highest_orders.get(event.document))
-            if (tie or event.values is None) and not _wrote_the_row(
-                session, part, partition, event, written, highest
+            if (is_tie or event.values is None) and not _wrote_the_row(
+                session, selected, partition, event, row_origins, highest
             ):
                 continue
-            if tie and event.order is not None and not sink.target.rules.order_is_time:
+            if is_tie and event.order is not None and not sink.target.rules.order_is_time:
                 # The guard would call the event repeated. It wrote the row that is to be
                 # restored, so let the guard see a lower stored version. A tie of times needs no
                 # such help: there the guard applies the later event.
                 stored[event.document] = msgspec.structs.replace(before, order=event.order - 1)
             due.append(event)
             if event.order is not None:
-                chunk_orders[event.document] = (
-                    event.order if highest is None else max(event.order, highest)
-                )
+                if highest is None or highest < event.order:
+                    highest = event.order
+                chunk_orders[event.document] = highest
         changes = _write(
             session,
             due,
@@ -239,33 +241,34 @@ def _replay_ordered(
             execute,
         )
         session.record(Action.REPLAYED, changes, at)
-    # Only now: if the database aborts the transaction, the chunk is tried again.
+    # Remember the orders only after the commit. If the database aborts the transaction, the chunk
+    # is tried again, and its own orders must not make its events look like repetitions.
     highest_orders |= chunk_orders
     return changes
 
 
 def _wrote_the_row(
     session: MaintenanceSession,
-    part: ReplayRange,
+    selected: ReplayRange,
     partition: int,
     event: Event,
-    written: RowOrigins | None,
+    row_origins: RowOrigins | None,
     highest: int | None,
 ) -> bool:
     """Return whether this event is known to have written, or removed, its document's row.
 
     The history may have been pruned. An event that it does not know is judged as without a history.
     """
-    if written is not None:
+    if row_origins is not None:
         name, order = event.document, event.order
-        writer = written.last(name) if order is None else written.by_order(name, order)
+        writer = row_origins.last(name) if order is None else row_origins.by_order(name, order)
         if writer is not None:
             return writer == RecordPosition(session.sink.target.topic, partition, event.offset)
     if event.values is None:
         return False
     if session.sink.target.rules.order_is_time:
-        return part.to_ledger
-    return part.from_start and (highest is None or highest < (event.order or 0))
+        return selected.to_ledger
+    return selected.from_start and (highest is None or highest < (event.order or 0))
 
 
 # --- without an order: fold first -----------------------------------------------------------------
@@ -302,13 +305,13 @@ class _Fold:
 def _replay_unordered(
     session: MaintenanceSession,
     cluster: Cluster,
-    part: ReplayRange,
+    selected: ReplayRange,
     excluded: set[RecordPosition],
     execute: bool,
     progress: Callable[[], None],
 ) -> Iterator[Change]:
     folds: dict[Document, _Fold] = {}
-    read_to = {partition: start for partition, (start, _) in part.ranges.items()}
+    read_to = {partition: start for partition, (start, _) in selected.ranges.items()}
 
     def read_up_to(ends: Mapping[int, int]) -> None:
         rules = session.sink.target.rules
@@ -316,7 +319,7 @@ def _replay_unordered(
             if partition not in read_to or end <= read_to[partition]:
                 continue
             unread = {partition: (read_to[partition], end)}
-            for event in _events(session, cluster, unread, part.documents, excluded, progress):
+            for event in _events(session, cluster, unread, selected.documents, excluded, progress):
                 folds.setdefault(event.document, _Fold()).add(partition, event, rules)
             read_to[partition] = end
 
@@ -339,7 +342,7 @@ def _replay_unordered(
             session.record(Action.REPLAYED, changes, at)
         return changes
 
-    read_up_to({partition: end for partition, (_, end) in part.ranges.items()})
+    read_up_to({partition: end for partition, (_, end) in selected.ranges.items()})
     for chunk in chunks(list(folds), CHUNK_EVENTS):
         yield from session.retry(functools.partial(replay_documents, chunk))
 

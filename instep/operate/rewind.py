@@ -29,35 +29,45 @@ from instep.sinks.target import Decision, Position
 TOPIC_CHARACTERS_MAX = 249
 
 
-class LedgerMove(msgspec.Struct, frozen=True):
+# The keys of the JSON output, where they differ from the names of the fields.
+MOVE_KEYS = {
+    "reapplied": "again",
+    "clamped_from": "asked",
+    "skipped": "passed_over",
+    "expired_before": "gone_before",
+}
+PLAN_KEYS = {"archived_as": "kept_as", "notes": "words"}
+
+
+class LedgerMove(msgspec.Struct, frozen=True, rename=MOVE_KEYS):
     """The move of one partition. It has no delta if the topic is a new one."""
 
     partition: int
     current: int | None
     new: int | None
     delta: int | None
-    again: int = 0  # number of offsets that will be applied again
-    asked: int | None = None  # the requested offset, if the log does not hold it
-    passed_over: tuple[int, int] | None = None  # first and last record that will not be applied
-    gone_before: int | None = None  # of these records, those below are no longer in the log
-    diverged: str | None = None  # what shows that the log is not the one that was applied
+    reapplied: int = 0  # number of offsets that will be applied again
+    clamped_from: int | None = None  # the requested offset, if the log does not hold it
+    skipped: tuple[int, int] | None = None  # first and last record that will not be applied
+    expired_before: int | None = None  # of the skipped records, those below are not in the log
+    diverged: str | None = None  # the evidence that the log is not the one that was applied
 
 
-class RewindPlan(msgspec.Struct, frozen=True):
+class RewindPlan(msgspec.Struct, frozen=True, rename=PLAN_KEYS):
     """What a rewind would change."""
 
     pipeline: str
     topic: str
     to: str
     new_topic: bool
-    kept_as: str | None  # the topic name under which the data of overwritten offsets is kept
+    archived_as: str | None  # the topic name under which the data of overwritten offsets is kept
     moves: list[LedgerMove]
-    words: list[str]
+    notes: list[str]
 
     @property
     def needs_reason(self) -> bool:
         """Return whether records would never be applied."""
-        return any(move.passed_over for move in self.moves)
+        return any(move.skipped for move in self.moves)
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -78,7 +88,7 @@ def prepare(
     accept_new_topic: bool = False,
 ) -> Prepared:
     """Plan the move of these partitions, or of all if none is named."""
-    with _opened(name, pipeline) as sink, sink.translated():
+    with _open_sink(name, pipeline) as sink, sink.translated():
         ledger = sink.ledger.positions()
     if not ledger:
         raise errors.SettingsError(
@@ -99,28 +109,28 @@ def prepare(
             f"topic {topic.name!r} has no partition {_listed(unknown)}",
             f"it has {_listed(topic.partitions)}",
         )
-    chosen = sorted(partitions or topic.partitions)
-    new = places.resolve(cluster, topic.name, chosen, place)
-    first = offsets.earliest(cluster, topic.name, chosen)
-    end = offsets.latest(cluster, topic.name, chosen)
+    selected = sorted(partitions or topic.partitions)
+    new = places.resolve(cluster, topic.name, selected, place)
+    first = offsets.earliest(cluster, topic.name, selected)
+    end = offsets.latest(cluster, topic.name, selected)
     # Positions in the log that the ledger follows; offsets of another topic mean nothing here.
-    known = {} if new_topic else {p: ledger[p] for p in chosen if p in ledger}
+    known = {} if new_topic else {p: ledger[p] for p in selected if p in ledger}
     diverged = continuity.diverged(cluster, topic, known)
-    last_applied = {p: new[p] - 1 for p in chosen if new[p] > first[p]}
+    last_applied = {p: new[p] - 1 for p in selected if new[p] > first[p]}
     digests = continuity.digests(cluster, topic, last_applied)
     epoch = max(position.epoch for position in ledger.values())
     rows = {}
     moves = []
-    for p in chosen:
+    for p in selected:
         rows[p] = Position(p, new[p], epoch, topic.cluster_id, topic.id, digests.get(p))
         moves.append(
             _move(p, new, (first[p], end[p]), known.get(p), diverged.get(p), ledger.get(p))
         )
     removed = sorted(set(ledger) - set(topic.partitions))
     moves += [LedgerMove(p, ledger[p].next_offset, None, None) for p in removed]
-    kept_as = _kept_as(topic.name, ledger, new_topic) if new_topic or diverged else None
-    plan = RewindPlan(name, topic.name, str(place), new_topic, kept_as, moves, [])
-    described = msgspec.structs.replace(plan, words=list(_describe(plan, pipeline)))
+    archived_as = _archive_name(topic.name, ledger, new_topic) if new_topic or diverged else None
+    plan = RewindPlan(name, topic.name, str(place), new_topic, archived_as, moves, [])
+    described = msgspec.structs.replace(plan, notes=list(_describe(plan, pipeline)))
     return Prepared(described, ledger, rows)
 
 
@@ -133,25 +143,25 @@ def execute(
         raise errors.SettingsError(
             "records would be skipped without being applied", "give the reason: --why TEXT"
         )
-    with _opened(name, pipeline) as sink, sink.transaction():
+    with _open_sink(name, pipeline) as sink, sink.transaction():
         ledger = sink.ledger.positions(lock=True)
         if _offsets(ledger) != _offsets(prepared.ledger):
             raise errors.SettingsError(
                 f"the ledger of {name!r} has moved since the plan was made, because the pipeline is"
                 " running; nothing was changed",
-                "try again; if the ledger never rests, stop the pipeline first",
+                "try again; if the ledger moves every time, stop the pipeline first",
             )
         applied: AppliedRanges = {}
         if not plan.new_topic:
             applied = _applied(sink.ledger.applied_ranges(), plan.moves, ledger)
         sink.ledger.replace_applied_ranges(applied)
         for move in plan.moves:
-            if plan.kept_as and (plan.new_topic or move.diverged):
+            if plan.archived_as and (plan.new_topic or move.diverged):
                 sink.journal.archive_positions(
-                    plan.kept_as, move.partition, 0 if plan.new_topic else move.new or 0
+                    plan.archived_as, move.partition, 0 if plan.new_topic else move.new or 0
                 )
             _write(sink, move, prepared.rows.get(move.partition), ledger)
-        decisions = [_decision(move, actor, reason) for move in plan.moves if _moves(move)]
+        decisions = [_decision(move, actor, reason) for move in plan.moves if _is_move(move)]
         sink.journal.add_decisions(decisions, datetime.now(UTC))
 
 
@@ -163,7 +173,7 @@ def _applied(
     If the log has diverged, only ranges below the new offset count: the rest was another log.
     """
     after = {partition: list(ranges) for partition, ranges in before.items()}
-    for move in filter(_moves, moves):
+    for move in filter(_is_move, moves):
         row = ledger.get(move.partition)
         ranges = after.setdefault(move.partition, [])
         if row is not None:
@@ -194,21 +204,28 @@ def _move(
 ) -> LedgerMove:
     new, (first, end) = resolved[partition], bounds
     # Without a position in this topic, the partition would begin at its first record.
-    due = known.next_offset if known else first
+    expected, delta, reapplied = first, None, 0
+    if known is not None:
+        expected, delta = known.next_offset, new - known.next_offset
+        reapplied = max(0, min(known.next_offset, end) - new)
+    skipped, expired_before = None, None
+    if new > expected:
+        skipped = (expected, new - 1)
+        expired_before = first if first > expected else None
     return LedgerMove(
         partition,
         row.next_offset if row else None,
         new,
-        new - known.next_offset if known else None,
-        max(0, min(known.next_offset, end) - new) if known else 0,
+        delta,
+        reapplied,
         resolved.clamped.get(partition),
-        (due, new - 1) if new > due else None,
-        first if new > due and first > due else None,
+        skipped,
+        expired_before,
         diverged,
     )
 
 
-def _moves(move: LedgerMove) -> bool:
+def _is_move(move: LedgerMove) -> bool:
     return move.delta != 0 or move.diverged is not None
 
 
@@ -222,7 +239,7 @@ def _decision(move: LedgerMove, actor: str, reason: str | None) -> Decision:
     return Decision(move.partition, offset, Action.REWOUND.value, outcome, actor, reason)
 
 
-def _kept_as(topic: str, ledger: Mapping[int, Position], new_topic: bool) -> str:
+def _archive_name(topic: str, ledger: Mapping[int, Position], new_topic: bool) -> str:
     """Return the topic name under which data of records that the log no longer holds is kept.
 
     It ends in the id of the old topic, or in the current time if only the log has diverged.
@@ -241,7 +258,7 @@ def _offsets(ledger: Mapping[int, Position]) -> dict[int, tuple[int, str]]:
 
 
 @contextmanager
-def _opened(name: str, pipeline: settings.Pipeline) -> Iterator[Sink]:
+def _open_sink(name: str, pipeline: settings.Pipeline) -> Iterator[Sink]:
     sink = sinks.open_sink(inspection.inspect(name, pipeline))
     try:
         yield sink
@@ -259,7 +276,7 @@ def _describe(plan: RewindPlan, pipeline: settings.Pipeline) -> Iterator[str]:
         yield "the topic is not the one in the ledger: CURRENT shows offsets of the old topic"
         yield (
             "history, quarantine and decisions of the old topic are kept"
-            f" under the topic name {plan.kept_as}"
+            f" under the topic name {plan.archived_as}"
         )
         if ordered:
             yield (
@@ -268,9 +285,9 @@ def _describe(plan: RewindPlan, pipeline: settings.Pipeline) -> Iterator[str]:
             )
     for move in plan.moves:
         yield from _describe_move(plan, move)
-    again = sum(move.again for move in plan.moves)
-    if again:
-        yield f"{_records(again)} will be applied again; their history rows stay as they are"
+    reapplied = sum(move.reapplied for move in plan.moves)
+    if reapplied:
+        yield f"{_records(reapplied)} will be applied again; their history rows stay as they are"
         if ordered:
             yield "the guard keeps them from overwriting newer values"
         else:
@@ -278,7 +295,7 @@ def _describe(plan: RewindPlan, pipeline: settings.Pipeline) -> Iterator[str]:
                 "the pipeline has no order: documents will show older statuses until it has caught"
                 " up"
             )
-    if not any(map(_moves, plan.moves)):
+    if not any(map(_is_move, plan.moves)):
         yield "nothing moves: every partition is already there"
 
 
@@ -289,19 +306,19 @@ def _describe_move(plan: RewindPlan, move: LedgerMove) -> Iterator[str]:
     if move.diverged:
         yield (
             f"{move.diverged}: history, quarantine and decisions of records from {move.new} on are"
-            f" kept under the topic name {plan.kept_as}"
+            f" kept under the topic name {plan.archived_as}"
         )
         yield (
             f"{partition}: choose a place before the loss: new records of the log below {move.new}"
             " are not applied"
         )
-    if move.passed_over:
-        start, last = move.passed_over
-        gone = ""
-        if move.gone_before:
-            gone = f" ({start} to {min(last, move.gone_before - 1)} are no longer in the log)"
+    if move.skipped:
+        start, last = move.skipped
+        expired = ""
+        if move.expired_before:
+            expired = f" ({start} to {min(last, move.expired_before - 1)} are no longer in the log)"
         yield (
-            f"{partition}: {start} to {last} will be skipped{gone}: {_records(last - start + 1)}"
+            f"{partition}: {start} to {last} will be skipped{expired}: {_records(last - start + 1)}"
             " missing from the table unless applied later (instep replay)"
         )
 

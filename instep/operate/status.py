@@ -21,11 +21,11 @@ from instep.sinks.target import Position
 NO_BROKER = "the local Kafka is not running, so the lag is unknown\nstart it: instep up"
 
 
-class RunStatus(msgspec.Struct, frozen=True):
+class RunStatus(msgspec.Struct, frozen=True, rename={"description": "words"}):
     """The latest run of a pipeline, by its heartbeat. Times are those of the database's clock."""
 
     state: str  # running, waiting, starting, stopped, dead or never
-    words: str  # the state as a sentence
+    description: str  # the state as a sentence
     since: datetime | None = None  # when the state began; the last heartbeat of a dead run
     started_at: datetime | None = None
     host: str | None = None
@@ -50,7 +50,7 @@ class PartitionStatus(msgspec.Struct, frozen=True):
     held_back: int | None = None  # the part of the lag that is behind an open transaction
 
 
-class HolderStatus(msgspec.Struct, frozen=True):
+class OpenTransactionStatus(msgspec.Struct, frozen=True):
     """An open transaction that holds readers back. None means that the cluster does not say."""
 
     partition: int
@@ -71,7 +71,7 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     lag_records: int | None = None
     lag_seconds: float | None = None
     held_back: int | None = None
-    open_transactions: list[HolderStatus] = []
+    open_transactions: list[OpenTransactionStatus] = []
     dead_letters: int | None = None
     parked_documents: int | None = None
     committed_at: datetime | None = None
@@ -103,18 +103,18 @@ def run_status(run: runs.Run | None, now: datetime) -> RunStatus:
     state, since, detail = run.state, run.state_at, run.detail
     if run.is_silent(now):
         state, since = "dead", run.heartbeat_at
-        words = f"presumed dead: no heartbeat since {_clock(since)} ({where})"
+        description = f"presumed dead: no heartbeat since {_clock(since)} ({where})"
     elif state == runs.STOPPED:
-        words = f"stopped at {_clock(since)}"
+        description = f"stopped at {_clock(since)}"
         if run.code:
-            words += f" with {run.code}: {detail}"
+            description += f" with {run.code}: {detail}"
     elif state == "waiting":
-        words = f"waiting since {_clock(since)} {where}: {detail}"
+        description = f"waiting since {_clock(since)} {where}: {detail}"
     else:
-        words = f"{state} since {_clock(run.started_at)} {where}"
+        description = f"{state} since {_clock(run.started_at)} {where}"
     return RunStatus(
         state,
-        words,
+        description,
         since,
         run.started_at,
         run.host,
@@ -151,14 +151,14 @@ def _with_log(
 ) -> PipelineStatus:
     """Add what the log knows."""
     topic = topics.describe(cluster, pipeline.topic)
-    # Of a partition that the ledger lacks, only the end is used.
+    # If the ledger lacks a partition, only the end of its log is reported, so 0 does no harm.
     positions = {}
     for partition in topic.partitions:
         row = view.ledger.get(partition)
         positions[partition] = row.next_offset if row else 0
-    waiting = backlog.read(cluster, topic.name, positions)
+    backlogs = backlog.read(cluster, topic.name, positions)
     now = datetime.now(UTC)
-    partitions = [_partition(p, view.ledger.get(p), waiting[p], now) for p in topic.partitions]
+    partitions = [_partition(p, view.ledger.get(p), backlogs[p], now) for p in topic.partitions]
     held_back = {part.partition: part.held_back for part in partitions if part.held_back}
     transactions = backlog.open_transactions(cluster, topic.name, held_back)
     records = [part.lag_records for part in partitions if part.lag_records is not None]
@@ -169,7 +169,7 @@ def _with_log(
         lag_seconds=max(seconds, default=0.0) if len(seconds) == len(partitions) else None,
         held_back=sum(held_back.values()),
         open_transactions=[
-            HolderStatus(
+            OpenTransactionStatus(
                 transaction.partition,
                 transaction.producer,
                 transaction.transactional_id,
@@ -184,15 +184,15 @@ def _with_log(
 
 
 def _partition(
-    partition: int, row: Position | None, waiting: PartitionBacklog | None, now: datetime | None
+    partition: int, row: Position | None, unread: PartitionBacklog | None, now: datetime | None
 ) -> PartitionStatus:
     return PartitionStatus(
         partition=partition,
         next_offset=row.next_offset if row else None,
-        end_offset=waiting.end if waiting else None,
-        lag_records=waiting.records if row and waiting else None,
-        lag_seconds=waiting.age_s(now) if row and waiting and now else None,
+        end_offset=unread.end if unread else None,
+        lag_records=unread.records if row and unread else None,
+        lag_seconds=unread.age_s(now) if row and unread and now else None,
         committed_at=row.committed_at if row else None,
         epoch=row.epoch if row else None,
-        held_back=waiting.held_back if waiting else None,
+        held_back=unread.held_back if unread else None,
     )

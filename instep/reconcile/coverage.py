@@ -70,7 +70,8 @@ def from_offsets(ledger: Mapping[int, Position], begin: Mapping[int, int]) -> Co
 def segment(ranges: Ranges, offset: int) -> int:
     """Return the number of the range (odd) or of the gap between ranges (even) of an offset."""
     at = bisect_right(ranges, offset, key=lambda bounds: bounds[0])
-    return 2 * at - 1 if at and offset < ranges[at - 1][1] else 2 * at
+    is_inside = at > 0 and offset < ranges[at - 1][1]
+    return 2 * at - 1 if is_inside else 2 * at
 
 
 def contains(ranges: Ranges, offset: int) -> bool:

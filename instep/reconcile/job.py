@@ -234,8 +234,8 @@ class _Comparison:
         source_rows = self._source_rows()
         # The table may be ahead of the ledger, or newer than the source: what is behind is then
         # decided per document, with the log's end as it is after everything else was read.
-        self.explain_by_waiting = self.from_source or self._table_may_be_ahead()
-        if self.explain_by_waiting:
+        self.marks_decide_behind = self.from_source or self._table_may_be_ahead()
+        if self.marks_decide_behind:
             ends = self.log.ends()
         self.end = {p: max(ends.get(p, 0), at) for p, at in self.applied.items()}
         self.plan = self._plan()
@@ -246,7 +246,7 @@ class _Comparison:
             arrow.map_batches(records, steps, spark_steps.SPARK_SCHEMA),
             self.snapshot.parts.frame(self.spark),
         ]
-        if waiting_marks is not None and self.explain_by_waiting:
+        if waiting_marks is not None and self.marks_decide_behind:
             sides.append(waiting_marks)
         compared = self._compared(sides, count + self.snapshot.parts.rows)  # 4
         try:
@@ -380,10 +380,10 @@ class _Comparison:
         guard = names.index(mapping.guard) if mapping.guard and rules.ordered else None
         is_time = guard is not None and isinstance(mapping.columns[guard].kind, kinds.Timestamp)
         whole = self.from_source or self._log_is_complete()
-        signs = self._signs(guard, whole=whole)
+        signs = self._sign_columns(guard, whole=whole)
         return Question(rules=rules, whole=whole, guard=guard, guard_is_time=is_time, signs=signs)
 
-    def _signs(self, guard: int | None, *, whole: bool) -> tuple[int, ...]:
+    def _sign_columns(self, guard: int | None, *, whole: bool) -> tuple[int, ...]:
         """Return the columns in which a value shows that the pipeline wrote an unexplained row.
 
         They are needed where instep's own tables are incomplete: the history may be off or pruned,
@@ -394,7 +394,11 @@ class _Comparison:
             return every
         if self.from_source or not whole:
             return every if guard is None else (guard,)
-        return () if self.sink.target.history or guard is None else (guard,)
+        if self.sink.target.history or guard is None:
+            return ()
+        # The log is complete but there is no history: a value in the guard column is the only
+        # sign that the pipeline wrote the row.
+        return (guard,)
 
     def _log_is_complete(self) -> bool:
         """Return whether the log holds every event of the pipeline. Notes say why not."""
@@ -434,6 +438,8 @@ class _Comparison:
         together = functools.reduce(lambda frame, side: frame.union(side), sides)
         cores = self.spark.sparkContext.defaultParallelism
         tasks = 1 if rows <= ONE_TASK_ROWS_MAX else max(cores, rows // ROWS_PER_TASK + 1)
+        # All steps of a document reach the same task. The sort puts its marks, which have negative
+        # partition numbers, before its events, and the events into the order of the log.
         ranked = together.repartition(tasks, "document").sortWithinPartitions(
             "document", "partition", "offset"
         )
@@ -450,7 +456,7 @@ class _Comparison:
         """Count the findings, write them to the file, repair them if asked to, and report."""
         with spark_progress.followed(self.spark, "comparing", self.progress):
             counts = findings.counts(compared)
-        if self.explain_by_waiting:
+        if self.marks_decide_behind:
             self.behind = Behind(self.behind.records, counts.of(DocumentState.BEHIND))
         rows_file, first_rows, repaired = self._list_and_repair(compared, counts)
         left = counts.of(*comparison.REAL) - (repaired.done if repaired else 0)
@@ -495,7 +501,7 @@ class _Comparison:
             verdict=verdict,
             held_back=held_back,
             not_ours=not_ours,
-            passed_over=skipped,
+            skipped=skipped,
         )
 
     def _list_and_repair(

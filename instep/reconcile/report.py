@@ -53,7 +53,7 @@ class ReconcileVerdict(StrEnum):
     HELD_BACK = "held back by an open transaction"
 
 
-class ReconcileReport(msgspec.Struct, frozen=True):
+class ReconcileReport(msgspec.Struct, frozen=True, rename={"skipped": "passed_over"}):
     """The result of comparing one pipeline."""
 
     pipeline: str
@@ -80,7 +80,7 @@ class ReconcileReport(msgspec.Struct, frozen=True):
     verdict: ReconcileVerdict = ReconcileVerdict.IN_STEP
     held_back: int = 0  # offsets that an open transaction kept out of the comparison
     not_ours: int = 0  # rows that the pipeline never wrote, which are not compared
-    passed_over: int = 0  # offsets never applied: before the start, or skipped by a rewind
+    skipped: int = 0  # offsets never applied: before the start, or skipped by a rewind
 
 
 def verdict(*, differs: bool, held_back: int) -> ReconcileVerdict:

@@ -218,6 +218,7 @@ def compare_documents(plan: ComparisonPlan, batches: Batches) -> Batches:
         ]
         yield from _batches(FINDINGS, iter(findings))
     last = comparer.finish()
+    # Each task returns its counts as one more row, in the column `expected`.
     rows = [] if last is None else [last]
     rows.append((COUNTS, *[None] * 9, msgspec.json.encode(comparer.counts), None))
     yield from _batches(FINDINGS, iter(rows))
@@ -253,6 +254,8 @@ class _DocumentComparer:
             if shape == UNREADABLE:
                 self._unreadable = line
             elif self._took_effect(partition, offset):
+                # Each partition has an order of its own, so each gets a state. `folding.joined`
+                # combines them if a document has events in several partitions.
                 if partition != self._partition:
                     self._partition = partition
                     self._states.append(FoldedState())
@@ -383,8 +386,8 @@ def _stepper(plan: ComparisonPlan) -> Callable[[int, Event, int], FoldStep | Non
     return step_of
 
 
-def _unreadable(name: str, partition: int, offset: int, why: DeadLetter | Refusal) -> Row:
-    line = f"{why.reason}: {why.detail}".encode()
+def _unreadable(name: str, partition: int, offset: int, problem: DeadLetter | Refusal) -> Row:
+    line = f"{problem.reason}: {problem.detail}".encode()
     return (name, partition, offset, -1, None, None, UNREADABLE, line)
 
 
@@ -394,9 +397,9 @@ def _chunks(batches: Batches, *, from_source: bool = False) -> Iterator[dict[int
     count = size = 0
     for batch in batches:
         for partition, offset, timestamp_ms, key, value, headers in arrow_records.rows(batch):
-            place = NO_LOG if from_source else partition
+            own_partition = NO_LOG if from_source else partition
             records.setdefault(partition, []).append(
-                Record(offset, timestamp_ms, key, value, place, headers)
+                Record(offset, timestamp_ms, key, value, own_partition, headers)
             )
             count += 1
             size += len(value) if value is not None else 0

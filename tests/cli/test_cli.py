@@ -519,9 +519,9 @@ def test_quick_commands_import_nothing_heavy(tmp_path: Path) -> None:
         (["--execute"], "--execute and --delete-extra require --fix"),
         (
             ["--source", "a.csv", "--source-url", "sqlite:///x.db", "--query", "SELECT 1"],
-            "exclude each other",
+            "cannot be used together",
         ),
-        (["--source-url", "sqlite:///x.db"], "--source-url and --query belong together"),
+        (["--source-url", "sqlite:///x.db"], "--source-url and --query must be used together"),
         (["--source", "a.csv", "--from", "start"], "--from is a place in the log"),
         (["nobody"], "there is no pipeline 'nobody'"),
         (["--out", "nowhere/rows.jsonl"], "cannot be written"),

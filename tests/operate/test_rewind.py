@@ -52,9 +52,9 @@ def test_a_plan_and_its_execution(
 
     back = rewind.prepare(cluster, "contracts", pipeline, places.Offset(2), [0])
     [move] = back.plan.moves
-    assert (move.current, move.new, move.delta, move.again, move.passed_over) == (5, 2, -3, 3, None)
-    assert any("up to 3 records will be applied again" in words for words in back.plan.words)
-    assert any("from overwriting newer values" in words for words in back.plan.words)
+    assert (move.current, move.new, move.delta, move.reapplied, move.skipped) == (5, 2, -3, 3, None)
+    assert any("up to 3 records will be applied again" in words for words in back.plan.notes)
+    assert any("from overwriting newer values" in words for words in back.plan.notes)
     rewind.execute("contracts", pipeline, back, actor="tester", reason=None)
     stood = sink.ledger.positions()[0]
     found = offsets.first_records(cluster, topic, {0: 1})[0]
@@ -66,11 +66,11 @@ def test_a_plan_and_its_execution(
 
     ahead = rewind.prepare(cluster, "contracts", pipeline, places.Offset(99))
     first, second, third = ahead.plan.moves
-    assert (first.new, first.asked, first.passed_over) == (12, 99, (2, 11))
+    assert (first.new, first.clamped_from, first.skipped) == (12, 99, (2, 11))
     assert (second.new, second.delta, third.current, third.new) == (0, 0, None, 0)
     assert any(
         "partition 0: 2 to 11 will be skipped: up to 10 records missing" in words
-        for words in ahead.plan.words
+        for words in ahead.plan.notes
     )
     with pytest.raises(errors.SettingsError, match="skipped"):
         rewind.execute("contracts", pipeline, ahead, actor="tester", reason=None)
@@ -107,7 +107,7 @@ def test_what_is_refused(
         rewind.execute("contracts", pipeline, prepared, actor="tester", reason=None)
     assert sink.ledger.positions()[0].next_offset == 6
     stays = rewind.prepare(cluster, "contracts", pipeline, places.Offset(6), [0])
-    assert stays.plan.words == ["nothing moves: every partition is already there"]
+    assert stays.plan.notes == ["nothing moves: every partition is already there"]
     assert json.loads(msgspec.json.encode(stays.plan))["moves"][0]["delta"] == 0
 
 

@@ -97,7 +97,7 @@ def test_the_state_of_a_run(database_url: str, topic: str, cluster: Cluster, run
     wait_until(lambda: found().state == "running", "the heartbeat")
     now = found()
     assert (now.host, now.pid, now.epoch) == (socket.gethostname(), os.getpid(), 1)
-    assert now.words.startswith("running since 20")
+    assert now.description.startswith("running since 20")
     run.stop(60)
     # a separate thread writes it
     wait_until(lambda: found().state == "stopped", "the last heartbeat")
@@ -106,7 +106,7 @@ def test_the_state_of_a_run(database_url: str, topic: str, cluster: Cluster, run
     failed = runner(pipeline)
     wait_until(lambda: failed.state is RunnerState.ENDED, "the stop")
     wait_until(lambda: found().code == "TOPIC_REPLACED", "the last heartbeat")
-    assert " with TOPIC_REPLACED: " in found().words
+    assert " with TOPIC_REPLACED: " in found().description
 
 
 def known(state: str, silent_s: float = 1.0, **changes: Any) -> Run:
@@ -148,7 +148,7 @@ def known(state: str, silent_s: float = 1.0, **changes: Any) -> Run:
     ],
 )
 def test_states_in_words(run: Run | None, words: str) -> None:
-    assert status.run_status(run, NOW).words == words
+    assert status.run_status(run, NOW).description == words
 
 
 def test_what_is_held_back_is_reported_from_what_is_open_for_a_moment() -> None:

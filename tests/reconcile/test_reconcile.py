@@ -607,7 +607,7 @@ def test_where_the_pipeline_began(
         9,
         list(ends.values()),
     )
-    assert report.passed_over == 9
+    assert report.skipped == 9
     report, _ = prove(pipeline, begin=f"@{begun:%Y-%m-%dT%H:%M:%S.%fZ}")
     assert (report.in_step, report.documents, [part.begin for part in report.partitions]) == (
         True,
@@ -766,7 +766,7 @@ def test_records_that_were_passed_over_are_not_expected(
     send(cluster, topic, event("later", 3, "LATER"))
     drained(runner(pipeline, once=True))
     report, listed = prove(pipeline)
-    assert (report.in_step, report.documents, report.passed_over, listed) == (True, 3, 4, [])
+    assert (report.in_step, report.documents, report.skipped, listed) == (True, 3, 4, [])
     assert any("up to 4 records of the log were never applied" in note for note in report.notes)
 
     run_sql(url, "UPDATE contract_document SET print_status = 'LOST' WHERE doc_no = 'later'")

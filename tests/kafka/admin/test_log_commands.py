@@ -319,7 +319,7 @@ def test_a_pipe_that_closes_ends_it_quietly(
         (["-o", "9:3"], "ends before it begins"),
         (["-p", "9"], "has no partition 9"),
         (["-f", "%z"], "the format contains '%z', which has no meaning"),
-        (["-f", "%s", "-J"], "exclude each other"),
+        (["-f", "%s", "-J"], "cannot be used together"),
         (["--filter", "status"], "'status' is no condition"),
         (["--filter", "key~("], "is not a regular expression"),
     ],

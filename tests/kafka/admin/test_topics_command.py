@@ -260,7 +260,7 @@ def test_growing_shows_which_keys_move(
 def test_growing_asks_for_the_guard(place: Path, cluster: connection.Cluster) -> None:
     topic, file = followed(place), place / "instep.toml"
     assert "cannot be reduced" in refused(place, "topics", "grow", topic, "-p", "2")
-    assert "has 3 partitions already" in refused(place, "topics", "grow", topic, "-p", "3")
+    assert "already has 3 partitions" in refused(place, "topics", "grow", topic, "-p", "3")
     planned = instep(place, "topics", "grow", topic, "-p", "6")
     assert "guarded by version" in planned.stderr
     assert "50%" in planned.stdout
