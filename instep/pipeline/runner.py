@@ -404,7 +404,7 @@ class Runner(threading.Thread):
         A changed unique key or collation decides how rows must be written, but refuses none.
         """
         assert self._target is not None
-        inspection.refuse_restrained(self._target, self.pipeline)
+        inspection.refuse_constrained(self._target, self.pipeline)
 
     def _check_log(self, ledger: dict[int, Position]) -> None:
         """Raise if the topic was replaced or its log has diverged: Spark would not notice."""

@@ -190,7 +190,7 @@ def _log_holds(plan: TaskPlan, partition: int, start: int, end: int) -> bool:
 
 def _refuse_changed(plan: TaskPlan) -> None:
     """Raise a named stop if the table was altered: its refusals must not park documents."""
-    inspection.refuse_restrained(plan.target, plan.pipeline)
+    inspection.refuse_constrained(plan.target, plan.pipeline)
 
 
 def _cluster(plan: TaskPlan) -> Cluster:

@@ -223,42 +223,46 @@ def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> F
     table = target.table_name(pipeline.table)
     view = sa.inspect(opened)
     own = [TableName(None, name) for name in inspection.own_tables(view)]
-    existing = [table] if view.has_table(table.name, schema=table.schema) else []
-    reader = inspection.TableReader(opened, table) if existing else None
-    found = msgspec.structs.replace(
-        blank,
-        version=tuple(
-            part for part in opened.dialect.server_version_info or () if isinstance(part, int)
-        ),
-        unique_keys=sorted([sorted(key) for key in reader.unique_keys()]) if reader else [],
-        other_columns=[
-            name for name in reader.columns if name not in (*pipeline.keys, *pipeline.columns)
-        ]
-        if reader
-        else [],
-        triggers=reader.triggers() if reader else [],
-        references=_references(reader, pipeline) if reader else [],
-        referenced_by=_referenced_by(opened, table) if reader else [],
-        times_without_zone=_times_without_zone(reader, pipeline) if reader else [],
-        checks=_checks(reader, pipeline) if reader else {},
-        order_column=_order_column(reader, pipeline) if reader else None,
+    version = tuple(
+        part for part in opened.dialect.server_version_info or () if isinstance(part, int)
     )
+    found = msgspec.structs.replace(blank, version=version)
+    exists = view.has_table(table.name, schema=table.schema)
+    if exists:
+        found = _with_table(opened, found, table, pipeline)
+        own.insert(0, table)
     match blank.kind:
         case "sqlite":
             file = Path(str(opened.engine.url.database).removeprefix("file:"))
-            read_only = [
-                str(place) for place in (file, file.parent) if not os.access(place, os.W_OK)
-            ]
+            read_only = [path for path in (file, file.parent) if not os.access(path, os.W_OK)]
             return msgspec.structs.replace(
                 found,
                 filesystem=file_system(file),
-                lacking_rights=[f"WRITE on {place}" for place in read_only],
+                lacking_rights=[f"WRITE on {path}" for path in read_only],
             )
         case "postgresql":
-            return _read_postgres(opened, found, [*existing, *own], pipeline if existing else None)
+            return _read_postgres(opened, found, own, pipeline if exists else None)
         case _:
-            key = pipeline.keys[0] if existing else None
-            return _read_mysql(opened, found, [*existing, *own], key)
+            return _read_mysql(opened, found, own, pipeline.keys[0] if exists else None)
+
+
+def _with_table(
+    opened: sa.Connection, found: Facts, table: TableName, pipeline: settings.Pipeline
+) -> Facts:
+    """Add the facts about the target's table."""
+    reader = inspection.TableReader(opened, table)
+    written = (*pipeline.keys, *pipeline.columns)
+    return msgspec.structs.replace(
+        found,
+        unique_keys=sorted(sorted(key) for key in reader.unique_keys()),
+        other_columns=[name for name in reader.columns if name not in written],
+        triggers=reader.triggers(),
+        references=_references(reader, pipeline),
+        referenced_by=_referenced_by(opened, table),
+        times_without_zone=_times_without_zone(reader, pipeline),
+        checks=_checks(reader, pipeline),
+        order_column=_order_column(reader, pipeline),
+    )
 
 
 def _references(reader: inspection.TableReader, pipeline: settings.Pipeline) -> list[Reference]:
@@ -354,11 +358,8 @@ def _order_column(
     bits = inspection.INTEGER_BITS.get(type(kind).__name__, 64)
     if name is None or bits >= 32:
         return None
-    return (
-        name,
-        type(kind).__name__,
-        2**bits - 1 if getattr(kind, "unsigned", False) else 2 ** (bits - 1) - 1,
-    )
+    value_bits = bits if getattr(kind, "unsigned", False) else bits - 1
+    return name, type(kind).__name__, 2**value_bits - 1
 
 
 def _text(value: object) -> str:
@@ -398,9 +399,8 @@ def _read_postgres(
         )
     ).one()
     limits = {"ROLE_CONNECTIONS": float(role[2]), "DATABASE_CONNECTIONS": float(role[5])}
-    values["in_recovery"] = (
-        "on" if opened.execute(sa.text("SELECT pg_is_in_recovery()")).scalar() else "off"
-    )
+    in_recovery = opened.execute(sa.text("SELECT pg_is_in_recovery()")).scalar()
+    values["in_recovery"] = "on" if in_recovery else "off"
     engines, lacking, hidden = {}, [], False
     for table in known:
         quoted = _quoted(opened, table)
@@ -414,13 +414,12 @@ def _read_postgres(
         engines[str(table)] = {"u": "unlogged", "t": "temporary"}.get(row[0], "logged")
         hidden = hidden or bool(row[1])
         for right in NEEDED:
-            may = opened.execute(
+            on_table = opened.execute(
                 sa.text("SELECT has_table_privilege(:table, :right)"),
                 {"table": quoted, "right": right},
             ).scalar()
-            if not may and not _may_columns(
-                opened, quoted, right, _columns_for(right, table, pipeline)
-            ):
+            columns = _columns_for(right, table, pipeline)
+            if not on_table and not _may_columns(opened, quoted, right, columns):
                 lacking.append(f"{right} on {table}")
     if not opened.execute(
         sa.text("SELECT has_database_privilege(current_database(), 'TEMP')")
@@ -479,6 +478,9 @@ def _read_mysql(
     granted = [str(row[0]) for row in opened.execute(sa.text("SHOW GRANTS"))]
     cipher = opened.execute(sa.text("SHOW STATUS LIKE 'Ssl_cipher'")).one_or_none()
     engines = {str(table): _engine(opened, table) for table in known}
+    lacking = [f"{right} on {table}" for table in known for right in _refused(opened, table, key)]
+    if _no_temporary(opened):
+        lacking.append("CREATE TEMPORARY TABLES on the database")
     return msgspec.structs.replace(
         found,
         settings=values,
@@ -493,10 +495,7 @@ def _read_mysql(
             for name, value in values.items()
         },
         limits=_account_limits(opened),
-        lacking_rights=[
-            *(f"{right} on {table}" for table in known for right in _refused(opened, table, key)),
-            *(["CREATE TEMPORARY TABLES on the database"] if _no_temporary(opened) else []),
-        ],
+        lacking_rights=lacking,
     )
 
 
@@ -514,8 +513,10 @@ def _literal(text: str) -> str:
 
 def _grants_everything(statement: str) -> bool:
     """Return whether a line of SHOW GRANTS makes its account an administrator."""
-    found = ALL_GRANTED.match(statement)
-    rights = {right.strip() for right in found["rights"].split(",")} if found else set()
+    granted = ALL_GRANTED.match(statement)
+    if granted is None:
+        return False
+    rights = {right.strip() for right in granted["rights"].split(",")}
     return bool(rights & {"ALL PRIVILEGES", "SUPER", "CREATE USER", "SYSTEM_USER"})
 
 
@@ -535,12 +536,14 @@ def _no_temporary(opened: sa.Connection) -> bool:
         opened.exec_driver_sql("CREATE TEMPORARY TABLE instep_check (a INT)")
         opened.exec_driver_sql("DROP TEMPORARY TABLE instep_check")
     except sa.exc.DBAPIError as error:
-        cause = error.orig
-        ours = (
-            inspection.translate(opened.engine.url, cause) if isinstance(cause, Exception) else None
-        )
-        return isinstance(ours, (errors.PermissionLost, errors.NotAuthorised))
+        return isinstance(_translated(opened, error), (errors.PermissionLost, errors.NotAuthorised))
     return False
+
+
+def _translated(opened: sa.Connection, error: sa.exc.DBAPIError) -> errors.InstepError | None:
+    if not isinstance(error.orig, Exception):
+        return None
+    return inspection.translate(opened.engine.url, error.orig)
 
 
 def _clock_ahead_s(opened: sa.Connection, question: str) -> float:
@@ -563,9 +566,8 @@ def _engine(opened: sa.Connection, table: TableName) -> str | None:
 
 def _refused(opened: sa.Connection, table: TableName, key: str | None) -> list[str]:
     """Return the missing rights: EXPLAIN needs the rights of its statement, and changes nothing."""
-    column = opened.dialect.identifier_preparer.quote_identifier(
-        "pipeline" if table.name in tables.metadata.tables else str(key)
-    )
+    name = "pipeline" if table.name in tables.metadata.tables else str(key)
+    column = opened.dialect.identifier_preparer.quote_identifier(name)
     quoted, refused = _quoted(opened, table), []
     for right, statement in {
         "SELECT": f"SELECT {column} FROM {quoted} WHERE 1 = 0",
@@ -576,14 +578,8 @@ def _refused(opened: sa.Connection, table: TableName, key: str | None) -> list[s
         try:
             opened.exec_driver_sql(f"EXPLAIN {statement}").all()
         except sa.exc.DBAPIError as error:
-            cause = error.orig
-            ours = (
-                inspection.translate(opened.engine.url, cause)
-                if isinstance(cause, Exception)
-                else None
-            )
-            # a read-only server refuses for other reasons, which are reported elsewhere
-            if isinstance(ours, errors.PermissionLost):
+            # A read-only server refuses for other reasons, which are reported elsewhere.
+            if isinstance(_translated(opened, error), errors.PermissionLost):
                 refused.append(right)
     return refused
 

@@ -42,15 +42,15 @@ TEXT_BYTES = {
     "MEDIUMTEXT": 2**24 - 1,
     "LONGTEXT": 2**32 - 1,
 }
-# databases that store numbers in JSON as doubles; the others keep every digit
+# Databases that store numbers in JSON as doubles. The others keep every digit.
 JSON_DOUBLES: dict[str, Literal["all", "whole"]] = {"mysql": "all", "sqlite": "whole"}
-# how deep JSON may be nested; PostgreSQL accepts more than an event may have
+# How deep JSON may be nested. PostgreSQL accepts more than an event may have.
 JSON_DEPTH = {"mysql": 100, "mariadb": 31}
 DECIMAL_ID_DIGITS = 18  # of a decimal number that is a key: fits into 64 bits
 UUID_BYTES = 16
 TIME_DIGITS = 6  # of a second, in a key
 JSON_CHECK = re.compile(r"json_valid\(.*\)")  # MariaDB's own, which our values always satisfy
-# pairs of ids that a collation may confuse: case, trailing space, one letter in two Unicode forms
+# Pairs of ids that a collation may confuse: case, trailing space, one letter in two Unicode forms.
 CONFUSABLE = {
     "a and A": ("a", "A"),
     "a and a with a space behind it": ("a", "a "),
@@ -111,7 +111,9 @@ def _reading_mode(file: Path) -> dict[str, str]:
     as it is.
     """
     unused = not Path(f"{file}-wal").exists() and not os.access(file.parent, os.W_OK)
-    return {"mode": "ro", "immutable": "1"} if unused and file.exists() else {"mode": "ro"}
+    if unused and file.exists():
+        return {"mode": "ro", "immutable": "1"}
+    return {"mode": "ro"}
 
 
 def _refuse_raw_bytes(opened: sa.Connection, url: sa.URL) -> None:
@@ -137,10 +139,11 @@ def _arguments(url: sa.URL) -> dict[str, Any]:
             return {}
         case "postgresql":
             tls.check(url)
-            # behind a pooler each statement may run in another session
+            # Behind a pooler each statement may run in another session, which does not know the
+            # prepared statement.
             return {"connect_timeout": 5, "prepare_threshold": None, "client_encoding": "utf8"}
         case _:
-            # the server's default mode may change the meaning of quotes
+            # The server's default mode may change the meaning of quotes.
             return {
                 "connect_timeout": 5,
                 "sql_mode": "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION",
@@ -169,14 +172,14 @@ def inspect(name: str, pipeline: settings.Pipeline) -> Target:
     table = target.table_name(pipeline.table)
     with connection(url) as opened:
         view = sa.inspect(opened)
-        judge_own(opened, url, own_tables(view))
+        check_own_tables(opened, url, own_tables(view))
         if not view.has_table(table.name, schema=table.schema):
             schemas.refuse_missing(view, table, url)
             raise errors.TargetUnfit(
                 f"{target.shown(url)} has no table {table}", "run: instep init"
             )
         reader = TableReader(opened, table)
-        compiled = reader.judge(pipeline)
+        compiled = reader.check(pipeline)
         refuses = reader.refuses(pipeline)
         upserts = not refuses and reader.upserts(compiled)
         unique = tuple(
@@ -236,48 +239,48 @@ def _cleared(
     return tuple(values)
 
 
-def refuse_restrained(known: Target, pipeline: settings.Pipeline) -> None:
+def refuse_constrained(original: Target, pipeline: settings.Pipeline) -> None:
     """Raise if the table has changed since a running pipeline was started.
 
     TargetChanged ends the pipeline. TableConstrained restarts it: a constraint, a trigger, a
     unique key or another collation of the key changes how rows must be written.
     """
-    found = refuse_changed(known, pipeline)
-    if (found.refuses, found.upserts, found.unique, found.loose_key) != (
-        known.refuses,
-        known.upserts,
-        known.unique,
-        known.loose_key,
+    current = refuse_changed(original, pipeline)
+    if (current.refuses, current.upserts, current.unique, current.loose_key) != (
+        original.refuses,
+        original.upserts,
+        original.unique,
+        original.loose_key,
     ):
         raise errors.TableConstrained(
-            f"the constraints, triggers or keys of table {found.table} were changed"
+            f"the constraints, triggers or keys of table {current.table} were changed"
         )
 
 
-def refuse_changed(known: Target, pipeline: settings.Pipeline) -> Target:
+def refuse_changed(original: Target, pipeline: settings.Pipeline) -> Target:
     """Return the current target; raise TargetChanged if its columns changed since the start."""
-    remedy = f"undo the change, or accept it; then: instep run {shlex.quote(known.pipeline)}"
+    remedy = f"undo the change, or accept it; then: instep run {shlex.quote(original.pipeline)}"
     try:
-        found = inspect(known.pipeline, pipeline)
+        current = inspect(original.pipeline, pipeline)
     except errors.TargetUnfit as unfit:
         raise errors.TargetChanged(
-            unfit.what, f"{unfit.remedy}; then: instep run {shlex.quote(known.pipeline)}"
+            unfit.what, f"{unfit.remedy}; then: instep run {shlex.quote(original.pipeline)}"
         ) from unfit
     for before, after in zip(
-        (*known.mapping.keys, *known.mapping.columns),
-        (*found.mapping.keys, *found.mapping.columns),
+        (*original.mapping.keys, *original.mapping.columns),
+        (*current.mapping.keys, *current.mapping.columns),
         strict=True,
     ):
         if before != after:
             raise errors.TargetChanged(
-                f"table {known.table}: column {before.name!r} was {_worded(before)}"
-                f" and is {_worded(after)} now",
+                f"table {original.table}: column {before.name!r} was {_description(before)}"
+                f" and is {_description(after)} now",
                 remedy,
             )
-    return found
+    return current
 
 
-def _worded(column: mapping.TargetColumn) -> str:
+def _description(column: mapping.TargetColumn) -> str:
     words = column.declared
     if column.collation and "COLLATE" not in column.declared:
         words += f" COLLATE {column.collation}"
@@ -294,11 +297,11 @@ def own_tables(view: sa.Inspector) -> dict[str, set[str]]:
     }
 
 
-def judge_own(opened: sa.Connection, url: sa.URL, own: dict[str, set[str]]) -> None:
+def check_own_tables(opened: sa.Connection, url: sa.URL, own: dict[str, set[str]]) -> None:
     """Raise TargetUnfit if one of instep's own tables, or one of their columns, is missing."""
     for name, table in sorted(tables.metadata.tables.items()):
         if name not in own:
-            # MariaDB and MySQL hide tables without rights; this query raises a better error
+            # MariaDB and MySQL hide tables without rights; this query raises a better error.
             sa.inspect(opened).has_table(name)
             raise errors.TargetUnfit(f"{target.shown(url)} has no table {name}", "run: instep init")
         for column in tables.missing_columns(table, own[name]):
@@ -331,17 +334,17 @@ class TableReader:
             self.dialect.identifier_preparer.quote_identifier(name), self.dialect
         )
 
-    def judge(self, pipeline: settings.Pipeline) -> mapping.Mapping:
+    def check(self, pipeline: settings.Pipeline) -> mapping.Mapping:
         """Return the compiled mapping; raise TargetUnfit for the first thing that does not fit."""
-        self.judge_table(pipeline)
+        self.check_table(pipeline)
         columns = {name: self._column(name) for name in pipeline.columns} | self._key_columns(
             pipeline
         )
         if pipeline.missing == "insert":
-            self._judge_unmapped(pipeline)
+            self._check_unmapped(pipeline)
         compiled = mapping.compile_mapping(pipeline, columns)
         if compiled.guard:
-            self._judge_guard(columns[compiled.guard], compiled.order_is_time)
+            self._check_guard(columns[compiled.guard], compiled.order_is_time)
         for fault in declared_columns.faults(str(self.table), pipeline, columns):
             raise fault
         return compiled
@@ -350,37 +353,37 @@ class TableReader:
         self, pipeline: settings.Pipeline, *, may_lack: bool = False
     ) -> list[errors.TargetUnfit]:
         """Return everything that does not fit; with `may_lack`, missing columns are accepted."""
-        found: list[errors.TargetUnfit] = []
+        faults: list[errors.TargetUnfit] = []
 
-        def attempt(judge: Callable[..., Any], *arguments: Any) -> Any:
+        def attempt(check: Callable[..., Any], *arguments: Any) -> Any:
             try:
-                return judge(*arguments)
+                return check(*arguments)
             except errors.TargetUnfit as unfit:
-                found.append(unfit)
+                faults.append(unfit)
 
-        attempt(self.judge_table, pipeline)
+        attempt(self.check_table, pipeline)
         checked = [name for name in pipeline.columns if name in self.columns or not may_lack]
         columns = {
             name: column for name in checked if (column := attempt(self._column, name)) is not None
         }
         if pipeline.missing == "insert":
             for name in self.columns:
-                attempt(self._judge_unmapped, pipeline, name)
+                attempt(self._check_unmapped, pipeline, name)
         if (
             self.columns.keys() >= set(pipeline.keys)
-            and not found
+            and not faults
             and not (pipeline.columns.keys() - columns.keys())
         ):
             columns |= self._key_columns(pipeline)
             compiled = mapping.compile_mapping(pipeline, columns)
             if compiled.guard:
-                attempt(self._judge_guard, columns[compiled.guard], compiled.order_is_time)
-        return [*found, *declared_columns.faults(str(self.table), pipeline, columns)]
+                attempt(self._check_guard, columns[compiled.guard], compiled.order_is_time)
+        return [*faults, *declared_columns.faults(str(self.table), pipeline, columns)]
 
-    def judge_table(self, pipeline: settings.Pipeline) -> None:
+    def check_table(self, pipeline: settings.Pipeline) -> None:
         """Check engine and key, which must be right before the table is changed or written."""
         self._refuse_view()
-        self._judge_database()
+        self._check_database()
         written = pipeline.missing == "insert"
         for name in pipeline.keys:
             if name not in self.columns:
@@ -389,7 +392,7 @@ class TableReader:
                     f"table {self.table} has no column {name!r}{near}",
                     "correct `key` in the settings",
                 )
-            self._judge_key_column(name, self._key_column(name, written=written), pipeline)
+            self._check_key_column(name, self._key_column(name, written=written), pipeline)
             if written and (self.columns[name].get("identity") or {}).get("always"):
                 raise self._unfit(
                     name,
@@ -398,7 +401,7 @@ class TableReader:
                     f"ALTER TABLE {self.quoted}"
                     f" ALTER COLUMN {self.quote(name)} SET GENERATED BY DEFAULT",
                 )
-        self._judge_key(pipeline.keys)
+        self._check_key(pipeline.keys)
 
     def refuses(self, pipeline: settings.Pipeline) -> bool:
         """Return whether constraints on mapped columns, or triggers, may refuse values that fit."""
@@ -431,28 +434,30 @@ class TableReader:
         """
         key = {column.name for column in compiled.keys}
         others = [column for name, column in self.columns.items() if name not in key]
-        counts_up = any(
+        has_sequence = any(
             column.get("autoincrement") is True
             or column.get("identity")
             or "nextval" in str(column.get("default"))
             for column in others
         )
-        filters = (
+        hides_rows = (
             self.dialect.name == "postgresql"
             and self.connection.execute(
                 sa.text("SELECT relrowsecurity FROM pg_class WHERE oid = CAST(:table AS regclass)"),
                 {"table": self.quoted},
             ).scalar()
         )
-        # SQLite stores times as text, in the form in which they were written
+        # SQLite stores times as text, in the form in which they were written, so it cannot
+        # compare them.
         comparable = (
             self.dialect.name != "sqlite"
             or not compiled.guard
             or isinstance(self._column(compiled.guard).kind, kinds.Integer)
         )
-        # an upsert of MariaDB and MySQL uses whichever unique key it meets first
+        # MariaDB and MySQL upsert by any unique key, so a second one could update another
+        # document's row.
         by_key = not self.is_mysql or all(set(unique) == key for unique in self.unique_keys())
-        return not counts_up and not filters and comparable and by_key
+        return not has_sequence and not hides_rows and comparable and by_key
 
     def triggers(self) -> list[str]:
         """Return the names of the table's triggers."""
@@ -515,7 +520,7 @@ class TableReader:
                 return msgspec.structs.replace(column, kind=kinds.Integer(-limit, limit))
         return column
 
-    def _judge_key_column(
+    def _check_key_column(
         self, name: str, column: mapping.TargetColumn, pipeline: settings.Pipeline
     ) -> None:
         if len(pipeline.keys) == 1 and not isinstance(column.kind, identity.KINDS):
@@ -550,7 +555,7 @@ class TableReader:
         if column.nullable and name not in self._primary_key():
             raise self._unfit(name, "is the key and may be null", self._set_not_null(name, column))
 
-    def _judge_key(self, names: tuple[str, ...]) -> None:
+    def _check_key(self, names: tuple[str, ...]) -> None:
         """Check that the key's columns are unique together, by an immediate constraint."""
         if not any(set(unique) == set(names) for unique in self.unique_keys()):
             raise self._not_unique(names)
@@ -564,11 +569,9 @@ class TableReader:
         """
         primary, columns = self._primary_key(), ", ".join(map(self.quote, names))
         add = f"ALTER TABLE {self.quoted} ADD UNIQUE ({columns})"
-        wider = (
-            primary
-            if set(primary) > set(names)
-            else next((key for key in self.unique_keys() if set(key) > set(names)), ())
-        )
+        wider = primary
+        if not set(primary) > set(names):
+            wider = next((key for key in self.unique_keys() if set(key) > set(names)), ())
         if wider:
             listed = ", ".join(f'"{name}"' for name in wider)
             return errors.TargetUnfit(
@@ -607,14 +610,10 @@ class TableReader:
 
     def confused_ids(self, name: str) -> str | None:
         """Describe ids that the key's collation takes for equal; None if there are none."""
-        return next(
-            (
-                words
-                for words, (one, other) in CONFUSABLE.items()
-                if self._confuses(name, one, other)
-            ),
-            None,
-        )
+        for description, (one, other) in CONFUSABLE.items():
+            if self._confuses(name, one, other):
+                return description
+        return None
 
     def _confuses(self, name: str, one: str, other: str) -> bool:
         """Ask the database whether two ids are equal in this column."""
@@ -645,12 +644,11 @@ class TableReader:
 
     def _sqlite_collation(self, name: str) -> str:
         for index in self.connection.exec_driver_sql(f"PRAGMA index_list({self.quoted})").all():
-            parts = (
-                self.connection.exec_driver_sql(f"PRAGMA index_xinfo({self.quote(index[1])})")
-                if index[2]
-                else ()
-            )
-            for row in parts:
+            is_unique = index[2]
+            if not is_unique:
+                continue
+            statement = f"PRAGMA index_xinfo({self.quote(index[1])})"
+            for row in self.connection.exec_driver_sql(statement):
                 if row[5] and row[2] == name and str(row[4]).upper() != "BINARY":
                     return str(row[4]).upper()
         return "BINARY"
@@ -680,7 +678,7 @@ class TableReader:
 
     # --- the other columns ---------------------------------------------------------------------
 
-    def _judge_unmapped(self, pipeline: settings.Pipeline, only: str | None = None) -> None:
+    def _check_unmapped(self, pipeline: settings.Pipeline, only: str | None = None) -> None:
         for name, column in self.columns.items():
             if name in pipeline.keys or name in pipeline.columns or only not in (None, name):
                 continue
@@ -698,7 +696,7 @@ class TableReader:
                     'give it a default, map it, or set missing = "park" or "ignore"',
                 )
 
-    def _judge_guard(self, column: mapping.TargetColumn, is_time: bool) -> None:
+    def _check_guard(self, column: mapping.TargetColumn, is_time: bool) -> None:
         if isinstance(column.kind, kinds.Integer):
             return
         if not isinstance(column.kind, kinds.Timestamp):
@@ -719,7 +717,7 @@ class TableReader:
                 f"ALTER TABLE {self.quoted} {change}",
             )
 
-    def _judge_database(self) -> None:
+    def _check_database(self) -> None:
         if self.is_mysql:
             engine = self._schema_value("SELECT engine FROM information_schema.tables")
             if engine and engine.lower() != "innodb":
@@ -736,35 +734,36 @@ class TableReader:
                 )
 
     def _column(self, name: str, *, written: bool = True) -> mapping.TargetColumn:
-        found = self.columns.get(name)
-        if found is None:
+        column = self.columns.get(name)
+        if column is None:
             raise errors.TargetUnfit(
                 f"table {self.table} has no column {name!r}{settings.nearest(name, self.columns)}",
                 "correct the name in the settings,"
                 " or add the column with: instep init --add-columns",
             )
-        if found.get("computed") and written:
+        if column.get("computed") and written:
             raise self._unfit(
                 name, "is computed by the database and cannot be written", "map another column"
             )
-        kind = self._kind(name, found["type"])
+        kind = self._kind(name, column["type"])
         if kind is None:
             raise self._unfit(
                 name,
                 f"is {self._declared(name)}, a type that instep does not write",
-                self._instead_of(name, found["type"]),
+                self._unsupported_remedy(name, column["type"]),
             )
+        collation = None
+        if isinstance(kind, kinds.Text):
+            collation = getattr(column["type"], "collation", None)
         return mapping.TargetColumn(
             name=name,
             kind=kind,
-            nullable=bool(found["nullable"]),
+            nullable=bool(column["nullable"]),
             declared=self._declared(name),
-            collation=getattr(found["type"], "collation", None)
-            if isinstance(kind, kinds.Text)
-            else None,
+            collation=collation,
         )
 
-    def _instead_of(self, name: str, kind: Any) -> str:
+    def _unsupported_remedy(self, name: str, kind: Any) -> str:
         """Return the remedy for a column of an unsupported type."""
         if (
             self.dialect.name == "mysql"
@@ -783,7 +782,7 @@ class TableReader:
         if isinstance(kind, postgresql.DOMAIN):
             kind = kind.data_type
         if self.is_mysql and isinstance(kind, types.String) and not isinstance(kind, types.Enum):
-            self._judge_charset(name, kind)
+            self._check_charset(name, kind)
         if self.dialect.name == "mariadb" and self._is_json(name):
             return kinds.Json(depth=JSON_DEPTH["mariadb"])
         match kind:
@@ -833,7 +832,7 @@ class TableReader:
         )
         return f"json_valid({self.quote(name)})" in {row[0] for row in rows}
 
-    def _judge_charset(self, name: str, kind: Any) -> None:
+    def _check_charset(self, name: str, kind: Any) -> None:
         rows = self._column_facts(name)
         kind.charset, kind.collation = rows["character_set_name"], rows["collation_name"]
         if kind.charset not in (None, *kinds.UNICODE, *kinds.UNICODE_BMP, *kinds.CODECS):
@@ -874,12 +873,12 @@ class TableReader:
         if not self.is_mysql:
             return str(self.columns[name]["type"])
         facts = self._column_facts(name)
-        charset = (
-            f" CHARACTER SET {facts['character_set_name']} COLLATE {facts['collation_name']}"
-            if facts["collation_name"]
-            else ""
-        )
-        return f"{facts['column_type']}{charset}"
+        declared = str(facts["column_type"])
+        if facts["collation_name"]:
+            declared += (
+                f" CHARACTER SET {facts['character_set_name']} COLLATE {facts['collation_name']}"
+            )
+        return declared
 
     def _postgres_types(self) -> dict[str, str]:
         rows = self.connection.execute(

@@ -83,7 +83,7 @@ def reasons(name: str, pipeline: settings.Pipeline, since: datetime) -> dict[str
 def _opened(pipeline: settings.Pipeline) -> Iterator[sa.Connection]:
     url = target.database_url(pipeline.target)
     with inspection.connection(url, read_only=True) as opened:
-        inspection.judge_own(opened, url, inspection.own_tables(sa.inspect(opened)))
+        inspection.check_own_tables(opened, url, inspection.own_tables(sa.inspect(opened)))
         yield opened
 
 

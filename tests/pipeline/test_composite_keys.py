@@ -361,7 +361,7 @@ def test_the_key_is_judged_again_while_the_pipeline_runs(
     with pytest.raises(
         errors.TargetChanged, match="column 'no' was bigint NOT NULL and is integer NOT NULL now"
     ):
-        inspection.refuse_restrained(sink.target, pipeline)
+        inspection.refuse_constrained(sink.target, pipeline)
 
 
 @pytest.mark.parametrize("kind", ["char(10)", "citext"])

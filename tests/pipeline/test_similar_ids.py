@@ -170,7 +170,7 @@ def test_a_collation_that_is_changed_while_the_pipeline_runs(
     known = sink.target
 
     def same_table() -> None:
-        inspection.refuse_restrained(known, pipeline)
+        inspection.refuse_constrained(known, pipeline)
 
     work = BatchTransaction(
         WRITER,
@@ -208,7 +208,7 @@ def test_a_unique_key_that_is_added_while_the_pipeline_runs(
     assert table(url) == [("a", "FIRST", 1), ("b", "PRINTED", 2), ("d", "PRINTED", 1)]
     assert parked(url) == [(2, "c", "REFUSED_BY_TARGET")]
     with pytest.raises(errors.TableConstrained):
-        inspection.refuse_restrained(sink.target, pipeline)
+        inspection.refuse_constrained(sink.target, pipeline)
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])

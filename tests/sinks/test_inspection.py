@@ -141,7 +141,7 @@ def test_a_key_whose_collation_confuses_ids(
     assert inspection.inspect("contracts", declare(url)).loose_key
     with inspection.connection(target.database_url(url)) as opened:
         found = inspection.TableReader(opened, target.table_name("contract_document"))
-        found.judge(declare(url))
+        found.check(declare(url))
         assert words in (found.confused_ids("doc_no") or "")
 
 
