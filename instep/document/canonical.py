@@ -88,8 +88,10 @@ def _former(column: TargetColumn, database: str) -> Former:
         case kinds.Text() if (
             not is_sqlite and PADDED.fullmatch(declared) and "varying" not in declared
         ):
+            # CHAR is padded with spaces, which do not count in a comparison.
             return lambda value: _text(value).rstrip(" ")
         case kinds.Text() if declared.startswith("set("):
+            # MySQL returns the members of a SET in the order of their declaration.
             return lambda value: ",".join(sorted(_text(value).split(",")))
         case kinds.Integer():
             return lambda value: str(value if type(value) is int else _integer(value))
@@ -125,7 +127,8 @@ def _text(value: Any) -> str:
 
 def _integer(value: Any) -> int:
     number = int(value)
-    if number != (Decimal(value) if isinstance(value, str) else value):
+    exact = Decimal(value) if isinstance(value, str) else value
+    if number != exact:  # int() drops a fraction
         raise ValueError(value)
     return number
 
@@ -136,6 +139,8 @@ def _float(single: bool, scale: int | None) -> Former:
         if scale is not None:
             number = round(number, scale)
         if single:
+            # Lose the digits that a column of four bytes loses. A number beyond its range stays:
+            # no such column can contain it, so it differs.
             with contextlib.suppress(OverflowError):
                 number = struct.unpack("f", struct.pack("f", number))[0]
         return repr(number + 0.0)  # -0.0 becomes 0.0
@@ -144,6 +149,8 @@ def _float(single: bool, scale: int | None) -> Former:
 
 
 def _numeric(value: Any) -> str:
+    # SQLite stores decimals as floats: repr has the digits that were written, Decimal(float)
+    # would have those of the binary fraction.
     number = Decimal(repr(value) if type(value) is float else value)
     if not number.is_finite():
         return str(number)
@@ -184,6 +191,7 @@ def _number(text: str | int) -> int | Decimal:
 
 JSON_DECODER = msgspec.json.Decoder(float_hook=_number)
 JSON_ENCODER = msgspec.json.Encoder(order="sorted", decimal_format="number")
+# An integer that may have more than 64 bits. Without one, the walk through the content is skipped.
 HUGE_INTEGER = re.compile(r"(?<![\d.eE+-])-?\d{19,}(?![\d.eE])")
 
 

@@ -33,11 +33,14 @@ LOGIN_MODULES = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 READING: dict[str, Any] = {
+    # librdkafka requires a group. The reader never joins it and commits nothing.
     "group.id": READER_GROUP,
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
+    # Without it, the end of a partition cannot be distinguished from a slow broker.
     "enable.partition.eof": True,
     "isolation.level": "read_committed",
+    # A position that the log no longer has must be an error. Any reset would hide a loss.
     "auto.offset.reset": "error",
     "allow.auto.create.topics": False,
     "fetch.wait.max.ms": 10,
@@ -143,6 +146,8 @@ class Cluster:
         check_files(kafka.security)
         own = client_config(kafka, bootstrap)
         self._config = {**own, **(extra_config or {})}
+        # With other security settings than those of the file, an examination of the listener
+        # would report the wrong problem (see `_listener_fault`).
         self._uses_settings = all(
             own.get(name) == value
             for name, value in self._config.items()
@@ -212,7 +217,7 @@ class Cluster:
                 self.admin.poll(0)
                 raise self.translate(failure.args[0], operation, since) from failure
             except concurrent.futures.TimeoutError:
-                self.admin.poll(0)
+                self.admin.poll(0)  # calls the error callback, which fills the error log
                 if self.error_log.refused_by_all(since) or time.monotonic() > deadline:
                     raise self.translate(
                         KafkaError(KafkaError._TIMED_OUT), operation, since

@@ -167,10 +167,11 @@ class ErrorLog:
 
     def refused_by_all(self, since: float) -> bool:
         """Return whether all brokers refused us, so that waiting is of no use."""
+        # The client reports all brokers as down when the last of them has refused us too.
         return self._refused_at >= since and self._all_down_at >= self._refused_at
 
 
-# remedies of errors whose type has no useful one
+# Remedies of errors whose type has no useful one.
 REMEDIES = {
     KafkaError.TOPIC_EXCEPTION: (
         "use 1 to 249 letters, digits, dots, underscores and hyphens for a topic's name"

@@ -180,6 +180,8 @@ def _commit(
                 raise cluster.translate(KafkaError(KafkaError._TIMED_OUT), operation, since)
     except KafkaException as failure:
         raise cluster.translate(failure.args[0], operation, since) from failure
+    # A temporary error of the whole request is raised, so that it is retried. If partitions were
+    # refused one by one, the caller gets them.
     error_of_all, results = answers[-1]
     refused = {
         (topic_partition.topic, topic_partition.partition): topic_partition.error

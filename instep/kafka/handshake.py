@@ -21,7 +21,7 @@ from instep.kafka import connection
 
 TIMEOUT_S = 2.0
 SASL_HANDSHAKE, VERSION, CORRELATION = 17, 1, 1
-ILLEGAL_STATE = 34
+ILLEGAL_STATE = 34  # the answer of a listener that does not authenticate users
 PORT_MAX = 65535
 ANSWER_BYTES_MAX = 64 * 1024
 
@@ -138,6 +138,9 @@ def _sasl_handshake(
     host_and_port: tuple[str, int], security: settings.Security, tls: ssl.SSLContext | None
 ) -> ListenerFacts:
     """Send a SaslHandshake request, with TLS if given; raise OSError without an answer."""
+    # The header of a request: API key, API version, correlation id, length and text of the client
+    # id. The answer begins with its size, the correlation id, the error code and the number of
+    # mechanisms. A listener with another protocol closes the connection or sends something else.
     mechanism = (security.mechanism or "PLAIN").encode()
     head = struct.pack(">hhih6s", SASL_HANDSHAKE, VERSION, CORRELATION, 6, b"instep")
     body = head + struct.pack(">h", len(mechanism)) + mechanism

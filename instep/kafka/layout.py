@@ -83,6 +83,7 @@ def read(cluster: connection.Cluster) -> Layouts:
             tuple(
                 Partition(
                     number,
+                    # Metadata may still name a leader that has just died.
                     part.leader if part.leader in metadata.brokers else None,
                     tuple(part.replicas),
                     tuple(part.isrs),

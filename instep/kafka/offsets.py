@@ -183,6 +183,7 @@ def first_records(
                 assert number is not None
                 if waiting.pop(number, None) is not None:
                     records[number] = None if message.error() else record(message, number)
+                    # One record per partition is enough: do not fetch any more of it.
                     reader.incremental_unassign([TopicPartition(topic, number)])
         except errors.BrokerUnreachable:
             cluster.renew()
@@ -310,6 +311,7 @@ def _poll(
         if message and (not error or error.code() == KafkaError._PARTITION_EOF):
             return message
         if message and error and error.code() in OFFSET_DELETED_CODES:
+            # Retention was faster than we: continue at the first record that is left.
             partition = message.partition()
             assert partition is not None
             reader.seek(

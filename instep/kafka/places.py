@@ -196,7 +196,9 @@ def _place(text: str) -> Place | None:
     number = int(text)
     if text[0] == "+":
         return FromStart(number)
-    return FromEnd(-number) if text[0] == "-" else Offset(number)
+    if text[0] == "-":
+        return FromEnd(-number)
+    return Offset(number)
 
 
 def _time(text: str) -> AtTime | Ago | None:
@@ -207,7 +209,9 @@ def _time(text: str) -> AtTime | Ago | None:
             return _ago(int(ago[1]), ago[2])
         if _TIME.fullmatch(text):
             at = datetime.fromisoformat(text)
-            return AtTime((at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC))
+            if at.tzinfo is None:
+                at = at.replace(tzinfo=UTC)
+            return AtTime(at.astimezone(UTC))
     except (ValueError, OverflowError):  # the thirteenth month, or a year after 9999
         return None
     return None
@@ -238,12 +242,16 @@ def _ago(count: int, unit: str) -> Ago:
 
 def _splits(text: str) -> Iterator[PlaceRange]:
     """Return the ways to read a text as two places; times contain colons themselves."""
+    # Any colon may be the one between the places: @08:00:09:00 has three of them.
     for colon in re.finditer(":", text):
         first, rest = _place(text[: colon.start()]), text[colon.end() :]
-        if first is not None:
-            last = (_time(rest) if isinstance(first, (AtTime, Ago)) else None) or _place(rest)
-            if last is not None:
-                yield PlaceRange(first, last)
+        if first is None:
+            continue
+        last = _place(rest)
+        if isinstance(first, (AtTime, Ago)):
+            last = _time(rest) or last
+        if last is not None:
+            yield PlaceRange(first, last)
 
 
 def _reversed(text: str) -> errors.SettingsError:

@@ -44,6 +44,7 @@ def messages(
     }
     if not ends_left:
         return
+    # A range may begin below the first offset of the log, which would be an error for the client.
     first = offsets.earliest(cluster, topic, ends_left)
     topic_partitions = [
         TopicPartition(topic, part, max(ranges[part][0], first[part])) for part in ends_left
@@ -68,6 +69,8 @@ def messages(
                     if offset >= ends_left[partition] - 1 or partition in finished:
                         _finish(scanner, topic, partition, ends_left)
                 elif error.code() == KafkaError._PARTITION_EOF:
+                    # A range may end in transaction markers or aborted records, which are not
+                    # delivered. Then only the end of the partition shows that it is finished.
                     _finish(scanner, topic, partition, ends_left)
                 else:
                     _raise_if_permanent(cluster, topic, partition, error, operation, received_at)

@@ -33,6 +33,7 @@ def describe(cluster: connection.Cluster, topic: str) -> Topic:
         description = cluster.retry(lambda: _description(cluster, topic))
     except errors.TopicMissing as failure:
         raise missing(cluster, topic) from failure.__cause__
+    # The topic's id alone would not show that the settings now point to another cluster.
     cluster_id = cluster.retry(lambda: _cluster_id(cluster, topic))
     return Topic(
         topic,

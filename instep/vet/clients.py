@@ -52,7 +52,7 @@ DEFAULTS: Mapping[settings.Client, Mapping[str, str]] = {
         **JAVA,
         "acks": "1",
         "enable.idempotence": "false",
-        # it has one batch of a partition on its way at a time
+        # It sends one batch of a partition at a time.
         "max.in.flight.requests.per.connection": "1",
         "linger.ms": "0",
         "delivery.timeout.ms": "40000",
@@ -65,14 +65,15 @@ DEFAULTS: Mapping[settings.Client, Mapping[str, str]] = {
         "max.request.size": "1048588",
     },
 }
-# other spellings of the names above
+# Other spellings of the names above.
 NAMES: Mapping[str, str] = {
     **{old: new for old, new in guarantees.ALIASES.items() if new in JAVA},
     "message.timeout.ms": "delivery.timeout.ms",
     "message.max.bytes": "max.request.size",
     "partitioner.class": "partitioner",
 }
-# names that are judged, and neighbours of theirs that are right too
+# Names that the rules use, and similar names that are correct too, so that these are not
+# reported as misspelt.
 KNOWN = frozenset(
     {
         *JAVA,
@@ -148,8 +149,8 @@ def effective(client: settings.Client, config: Mapping[str, str]) -> Effective:
     idempotent = transactional or values["enable.idempotence"].lower() in ON
     explicit = transactional or "enable.idempotence" in given
     if client in ("librdkafka", "instep") and _number(values["delivery.timeout.ms"]) == 0:
-        values["delivery.timeout.ms"] = str(UNLIMITED)
-    if client == "aiokafka":
+        values["delivery.timeout.ms"] = str(UNLIMITED)  # librdkafka: 0 means no limit
+    if client == "aiokafka":  # it has no delivery timeout of its own
         values["delivery.timeout.ms"] = given.get(
             "request.timeout.ms", values["delivery.timeout.ms"]
         )

@@ -98,11 +98,12 @@ class Gathering:
     def _cluster(
         self, extras: admin_extras.AdminExtras | None, log_dirs: list[admin_extras.LogDir] | None
     ) -> snapshot.ClusterFacts:
-        racks = (extras.racks() if extras else None) or {}
-        quorum = extras.quorum() if extras else None
-        clock_ahead_s = (
-            quorum.leader_clock_s - time.time() if quorum and quorum.leader_clock_s else None
-        )
+        racks: dict[int, str | None] | None = None
+        quorum, features, clock_ahead_s = None, None, None
+        if extras is not None:
+            racks, quorum, features = extras.racks(), extras.quorum(), extras.features()
+        if quorum is not None and quorum.leader_clock_s is not None:
+            clock_ahead_s = quorum.leader_clock_s - time.time()
         return snapshot.ClusterFacts(
             cluster_id=self.layouts.cluster_id,
             bootstrap=[
@@ -110,10 +111,11 @@ class Gathering:
             ],
             protocol=self.cluster.kafka.security.protocol,
             brokers=[
-                self._broker(node, racks.get(node), log_dirs) for node in self.layouts.brokers
+                self._broker(node, (racks or {}).get(node), log_dirs)
+                for node in self.layouts.brokers
             ],
             voters=list(quorum.voters) if quorum else None,
-            features=extras.features() if extras else None,
+            features=features,
             clock_ahead_s=clock_ahead_s,
             internal={
                 name: self._internal(name) for name in INTERNAL if name in self.layouts.topics
@@ -231,6 +233,8 @@ class Gathering:
         }
         if not held_back:
             return {}
+        # The committed end is the first record of the open transaction. If an offset that is a
+        # minute old comes after it, the transaction has been open for longer than that.
         limit = datetime.fromtimestamp(self.now_s - OPEN_TRANSACTION_S, UTC)
         young = offsets.at_time(self.cluster, topic, list(held_back), limit)
         return {number: first for number, first in held_back.items() if first < young[number]}

@@ -201,6 +201,7 @@ def _finding(case: RuleContext, rule: Rule, violation: Violation) -> Finding:
 def _merged(before: Finding | None, now: Finding) -> Finding:
     if before is None:
         return now
+    # Pipelines may share a finding but have different guarantees: report the worst severity.
     worse = min(before, now, key=_rank)
     return msgspec.structs.replace(worse, pipelines=[*before.pipelines, *now.pipelines])
 

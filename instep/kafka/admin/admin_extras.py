@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from instep import errors, settings
 from instep.kafka import connection
 
+# kafka-python logs every failed request. Here a failed request only leaves a fact unknown.
 log = logging.getLogger("kafka")
 log.addHandler(logging.NullHandler())
 log.propagate = False

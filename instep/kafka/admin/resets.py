@@ -188,7 +188,7 @@ def parse_csv(text: str, group: str, name: str) -> dict[TopicPartitionPair, int]
 
 
 def to_csv(moves: Iterable[GroupMove]) -> str:
-    """Return the plan in the format of Kafka's own tool."""
+    """Return the plan in the format of Kafka's own tool, which has no header."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(
         (move.topic, move.partition, move.new) for move in moves
