@@ -103,28 +103,28 @@ def faults(
 
 
 def _conversion_faults(
-    table: str, column: mapping.TargetColumn, one: settings.ColumnMapping
+    table: str, column: mapping.TargetColumn, declared: settings.ColumnMapping
 ) -> Iterator[errors.TargetUnfit]:
-    place = f"table {table}: column {column.name!r} is {column.declared}"
+    subject = f"table {table}: column {column.name!r} is {column.declared}"
     unsupported = conversion.problem(
-        conversion.Conversion(one.convert, one.round, one.trim), column.kind
+        conversion.Conversion(declared.convert, declared.round, declared.trim), column.kind
     )
     if unsupported is not None:
         yield errors.TargetUnfit(
-            f"{place}, which does not allow {unsupported}",
+            f"{subject}, which does not allow {unsupported}",
             "remove it from the settings, or change the column's type",
         )
-    if one.unit is not None and not isinstance(column.kind, kinds.Integer):
+    if declared.unit is not None and not isinstance(column.kind, kinds.Integer):
         yield errors.TargetUnfit(
-            f'{place}, but unit = "{one.unit}" requires an integer column',
+            f'{subject}, but unit = "{declared.unit}" requires an integer column',
             "remove `unit` from the settings",
         )
-    if one.value is not None:
+    if declared.value is not None:
         try:
-            decoding.converter(mapping.Field(column, (), constant=one.value))(one.value)
+            decoding.converter(mapping.Field(column, (), constant=declared.value))(declared.value)
         except Unfit as unfit:
             yield errors.TargetUnfit(
-                f"{place}, which cannot hold the value {one.value!r}: {unfit.detail}",
+                f"{subject}, which cannot hold the value {declared.value!r}: {unfit.detail}",
                 "correct the value",
             )
 

@@ -131,11 +131,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             by_table[table] = f"{by_table[table]}, {what}" if table in by_table else what
         user = self.user or "the user of the pipeline"
         return "; ".join(
-            f"GRANT {self._named(f'{what} on {table}')} TO {user}"
+            f"GRANT {self._grant(f'{what} on {table}')} TO {user}"
             for table, what in by_table.items()
         )
 
-    def _named(self, right: str) -> str:
+    def _grant(self, right: str) -> str:
         """Return `INSERT on a.b` as a GRANT statement has it."""
         what, _, where = right.partition(" on ")
         if where == "the database":
@@ -164,14 +164,14 @@ def read(name: str, pipeline: settings.Pipeline) -> Facts:
     )
     try:
         with inspection.connection(url) as opened:
-            found = _read(opened, msgspec.structs.replace(blank, kind=_kind(opened)), pipeline)
+            facts = _read(opened, msgspec.structs.replace(blank, kind=_kind(opened)), pipeline)
     except errors.InstepError as error:
         return msgspec.structs.replace(blank, unreachable=str(error))
     try:
         inspection.inspect(name, pipeline)
     except errors.InstepError as error:
-        return msgspec.structs.replace(found, unfit=(error.what, error.remedy))
-    return found
+        return msgspec.structs.replace(facts, unfit=(error.what, error.remedy))
+    return facts
 
 
 def refuse_own_without_rights(name: str, pipeline: settings.Pipeline) -> None:
@@ -179,17 +179,17 @@ def refuse_own_without_rights(name: str, pipeline: settings.Pipeline) -> None:
 
     Another user may have created them.
     """
-    found = read(name, pipeline)
+    facts = read(name, pipeline)
     lacking = [
         right
-        for right in found.lacking_rights or []
+        for right in facts.lacking_rights or []
         if right.partition(" on ")[2] in tables.metadata.tables
     ]
     if lacking:
         shown = list(dict.fromkeys(right.partition(" on ")[2] for right in lacking))
-        own = msgspec.structs.replace(found, lacking_rights=lacking)
+        own = msgspec.structs.replace(facts, lacking_rights=lacking)
         raise errors.NotAuthorised(
-            f"{found.user or 'the user of the pipeline'} lacks rights on {', '.join(shown)},"
+            f"{facts.user or 'the user of the pipeline'} lacks rights on {', '.join(shown)},"
             " which another user created",
             f"have the owner run: {own.granting}",
         )
@@ -222,38 +222,38 @@ def _kind(opened: sa.Connection) -> str:
 def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> Facts:
     table = target.table_name(pipeline.table)
     view = sa.inspect(opened)
-    own = [TableName(None, name) for name in inspection.own_tables(view)]
+    existing = [TableName(None, name) for name in inspection.own_tables(view)]
     version = tuple(
         part for part in opened.dialect.server_version_info or () if isinstance(part, int)
     )
-    found = msgspec.structs.replace(blank, version=version)
+    facts = msgspec.structs.replace(blank, version=version)
     exists = view.has_table(table.name, schema=table.schema)
     if exists:
-        found = _with_table(opened, found, table, pipeline)
-        own.insert(0, table)
+        facts = _with_table(opened, facts, table, pipeline)
+        existing.insert(0, table)
     match blank.kind:
         case "sqlite":
             file = Path(str(opened.engine.url.database).removeprefix("file:"))
             read_only = [path for path in (file, file.parent) if not os.access(path, os.W_OK)]
             return msgspec.structs.replace(
-                found,
+                facts,
                 filesystem=file_system(file),
                 lacking_rights=[f"WRITE on {path}" for path in read_only],
             )
         case "postgresql":
-            return _read_postgres(opened, found, own, pipeline if exists else None)
+            return _read_postgres(opened, facts, existing, pipeline if exists else None)
         case _:
-            return _read_mysql(opened, found, own, pipeline.keys[0] if exists else None)
+            return _read_mysql(opened, facts, existing, pipeline.keys[0] if exists else None)
 
 
 def _with_table(
-    opened: sa.Connection, found: Facts, table: TableName, pipeline: settings.Pipeline
+    opened: sa.Connection, facts: Facts, table: TableName, pipeline: settings.Pipeline
 ) -> Facts:
     """Add the facts about the target's table."""
     reader = inspection.TableReader(opened, table)
     written = (*pipeline.keys, *pipeline.columns)
     return msgspec.structs.replace(
-        found,
+        facts,
         unique_keys=sorted(sorted(key) for key in reader.unique_keys()),
         other_columns=[name for name in reader.columns if name not in written],
         triggers=reader.triggers(),
@@ -293,7 +293,7 @@ def _referenced_by(opened: sa.Connection, table: TableName) -> list[Reference]:
                 " AND c.confrelid = CAST(:table AS regclass)"
             )
             rows = opened.execute(sa.text(query), {"table": _quoted(opened, table)})
-            found = [
+            references = [
                 (row[0], list(row[1]), DELETE_RULES.get(_text(row[2]), "NO ACTION")) for row in rows
             ]
         case _:
@@ -308,10 +308,10 @@ def _referenced_by(opened: sa.Connection, table: TableName) -> list[Reference]:
                 " GROUP BY k.table_schema, k.table_name, k.constraint_name, r.delete_rule"
             )
             rows = opened.execute(sa.text(query), {"schema": table.schema, "table": table.name})
-            found = [(str(row[0]), str(row[1]).split(","), str(row[2])) for row in rows]
+            references = [(str(row[0]), str(row[1]).split(","), str(row[2])) for row in rows]
     return [
         Reference(table=name, columns=columns, refers_to=str(table), on_delete=rule)
-        for name, columns, rule in sorted(found)
+        for name, columns, rule in sorted(references)
     ]
 
 
@@ -332,10 +332,10 @@ def _referenced_by_sqlite(opened: sa.Connection, table: TableName) -> list[Refer
 
 def _checks(reader: inspection.TableReader, pipeline: settings.Pipeline) -> dict[str, str]:
     """Return the CHECK constraints on mapped columns, without those that MariaDB uses for JSON."""
-    found = reader.view.get_check_constraints(reader.table.name, schema=reader.table.schema)
+    constraints = reader.view.get_check_constraints(reader.table.name, schema=reader.table.schema)
     return {
         str(check["name"] or "check"): str(check["sqltext"])
-        for check in found
+        for check in constraints
         if any(
             re.search(rf"(?<!\w){re.escape(name)}(?!\w)", check["sqltext"])
             for name in pipeline.columns
@@ -383,8 +383,8 @@ def _times_without_zone(reader: inspection.TableReader, pipeline: settings.Pipel
 
 def _read_postgres(
     opened: sa.Connection,
-    found: Facts,
-    known: Iterable[TableName],
+    facts: Facts,
+    existing: Iterable[TableName],
     pipeline: settings.Pipeline | None,
 ) -> Facts:
     query = sa.text("SELECT name, setting, source FROM pg_settings WHERE name = ANY(:names)")
@@ -402,7 +402,7 @@ def _read_postgres(
     in_recovery = opened.execute(sa.text("SELECT pg_is_in_recovery()")).scalar()
     values["in_recovery"] = "on" if in_recovery else "off"
     engines, lacking, hidden = {}, [], False
-    for table in known:
+    for table in existing:
         quoted = _quoted(opened, table)
         row = opened.execute(
             sa.text(
@@ -426,14 +426,14 @@ def _read_postgres(
     ).scalar():
         lacking.append("TEMPORARY on the database")
     return msgspec.structs.replace(
-        found,
+        facts,
         settings=values,
         engines=engines,
         row_security=hidden,
         lacking_rights=lacking,
         clock_ahead_s=_clock_ahead_s(opened, "SELECT extract(epoch FROM clock_timestamp())"),
         superuser=bool(role[1]),
-        user=found.quoted(str(role[0])),
+        user=facts.quoted(str(role[0])),
         database=str(role[4]),
         sources=sources,
         limits={name: limit for name, limit in limits.items() if limit >= 0},
@@ -470,19 +470,21 @@ def _may_columns(opened: sa.Connection, quoted: str, right: str, columns: list[s
 
 
 def _read_mysql(
-    opened: sa.Connection, found: Facts, known: list[TableName], key: str | None
+    opened: sa.Connection, facts: Facts, existing: list[TableName], key: str | None
 ) -> Facts:
     values = _variables(opened, "SHOW VARIABLES")
     server = _variables(opened, "SHOW GLOBAL VARIABLES")
     name, _, host = str(opened.execute(sa.text("SELECT CURRENT_USER()")).scalar()).rpartition("@")
     granted = [str(row[0]) for row in opened.execute(sa.text("SHOW GRANTS"))]
     cipher = opened.execute(sa.text("SHOW STATUS LIKE 'Ssl_cipher'")).one_or_none()
-    engines = {str(table): _engine(opened, table) for table in known}
-    lacking = [f"{right} on {table}" for table in known for right in _refused(opened, table, key)]
-    if _no_temporary(opened):
+    engines = {str(table): _engine(opened, table) for table in existing}
+    lacking = [
+        f"{right} on {table}" for table in existing for right in _missing_rights(opened, table, key)
+    ]
+    if _lacks_temporary_tables(opened):
         lacking.append("CREATE TEMPORARY TABLES on the database")
     return msgspec.structs.replace(
-        found,
+        facts,
         settings=values,
         engines={name: engine for name, engine in engines.items() if engine},
         encrypted=bool(cipher and cipher[1]),
@@ -531,7 +533,7 @@ def _account_limits(opened: sa.Connection) -> dict[str, float]:
     }
 
 
-def _no_temporary(opened: sa.Connection) -> bool:
+def _lacks_temporary_tables(opened: sa.Connection) -> bool:
     try:
         opened.exec_driver_sql("CREATE TEMPORARY TABLE instep_check (a INT)")
         opened.exec_driver_sql("DROP TEMPORARY TABLE instep_check")
@@ -564,7 +566,7 @@ def _engine(opened: sa.Connection, table: TableName) -> str | None:
     return engine
 
 
-def _refused(opened: sa.Connection, table: TableName, key: str | None) -> list[str]:
+def _missing_rights(opened: sa.Connection, table: TableName, key: str | None) -> list[str]:
     """Return the missing rights: EXPLAIN needs the rights of its statement, and changes nothing."""
     name = "pipeline" if table.name in tables.metadata.tables else str(key)
     column = opened.dialect.identifier_preparer.quote_identifier(name)

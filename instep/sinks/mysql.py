@@ -429,10 +429,10 @@ class MysqlTargetTable(TargetTable):
         alternatives: list[str] = []
         values: list[Any] = []
         mark = self.connection.placeholder
-        for place, name in enumerate(self.keys):
-            equal = [f"{before} = {mark}" for before in self.keys[:place]]
+        for number, name in enumerate(self.keys):
+            equal = [f"{before} = {mark}" for before in self.keys[:number]]
             alternatives.append(" AND ".join([*equal, f"{name} > {mark}"]))
-            values += last[: place + 1]
+            values += last[: number + 1]
         return f"({' OR '.join(f'({one})' for one in alternatives)})", values
 
     def key_equals(self, key: TargetColumn, left: str, right: str) -> str:

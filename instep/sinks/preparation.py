@@ -84,12 +84,14 @@ def untyped(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[s
         reader = _reader(opened, pipeline)
     if reader is not None and not add_columns:
         return []
-    known = set(reader.columns) if reader else set()
-    keys = [name for name, kind in pipeline.key_types.items() if name not in known and kind is None]
+    existing = set(reader.columns) if reader else set()
+    keys = [
+        name for name, kind in pipeline.key_types.items() if name not in existing and kind is None
+    ]
     columns = [
         name
         for name, column in pipeline.mapped.items()
-        if name not in known
+        if name not in existing
         and column.type is None
         and declared_columns.usual_type(pipeline, column) is None
     ]
@@ -129,11 +131,11 @@ def _missing(opened: sa.Connection, pipeline: settings.Pipeline, add_columns: bo
             target.table_name(pipeline.table),
             target.database_url(pipeline.target),
         )
-    known = set(reader.columns) if reader is not None else None
+    existing = set(reader.columns) if reader is not None else None
     view = sa.inspect(opened)
     own = inspection.own_tables(view)
     return [
-        *_table_statements(opened.dialect, pipeline, known),
+        *_table_statements(opened.dialect, pipeline, existing),
         *tables.create_statements(opened.dialect, own),
         *tables.index_statements(
             opened.dialect,
@@ -143,7 +145,7 @@ def _missing(opened: sa.Connection, pipeline: settings.Pipeline, add_columns: bo
 
 
 def _table_statements(
-    dialect: sa.Dialect, pipeline: settings.Pipeline, known: set[str] | None
+    dialect: sa.Dialect, pipeline: settings.Pipeline, existing: set[str] | None
 ) -> list[str]:
     """Return the statements that create the target table, or add its missing mapped columns."""
     name = target.table_name(pipeline.table)
@@ -151,7 +153,7 @@ def _table_statements(
         sa.Column(column, declared_columns.type_of(pipeline, one))
         for column, one in pipeline.mapped.items()
     ]
-    if known is None:
+    if existing is None:
         keys = declared_columns.key_columns(pipeline)
         table = sa.Table(
             name.name, sa.MetaData(), *keys, *columns, schema=name.schema, **tables.TRANSACTIONAL
@@ -161,7 +163,7 @@ def _table_statements(
     return [
         tables.alter_statement(dialect, column)
         for column in table.columns
-        if column.name not in known
+        if column.name not in existing
     ]
 
 

@@ -61,15 +61,15 @@ class Sink:
 
     def stored(self, documents: Iterable[Document]) -> dict[Document, Stored]:
         """Return what is known of these documents: rows of the table, and earlier deletes."""
-        asked = set(documents)
-        found = self.table.stored(asked)
+        wanted = set(documents)
+        stored = self.table.stored(wanted)
         if not self.target.rules.ordered:
-            return found
-        absent = [document for document in asked if document not in found]
+            return stored
+        absent = [document for document in wanted if document not in stored]
         if absent and self.journal.any_deleted():
             for document, order in self.journal.deleted_orders(absent).items():
-                found[document] = Stored(False, order)
-        return found
+                stored[document] = Stored(False, order)
+        return stored
 
     def write(self, changes: guard.Changes) -> None:
         """Write a batch's changes to the table, and keep the order values of deletes."""

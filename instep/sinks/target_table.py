@@ -266,27 +266,28 @@ class TargetTable(abc.ABC):
         columns = [self.key_expressions(), *map(self.column_expression, self.mapping.columns)]
         return f"SELECT {', '.join(columns)} FROM {self.name}"
 
-    def unique_places(self) -> list[tuple[int, ...]]:
-        """Return, per further unique key, the places of its columns among the mapped columns."""
-        places = {name: place for place, name in enumerate(self.columns)}
+    def unique_column_numbers(self) -> list[tuple[int, ...]]:
+        """Return, per further unique key, the numbers of its columns among the mapped columns."""
+        numbers = {name: number for number, name in enumerate(self.columns)}
         keys = [
-            tuple(places[name] for name in names if name in places) for names in self.target.unique
+            tuple(numbers[name] for name in names if name in numbers)
+            for names in self.target.unique
         ]
         return [key for key in keys if key]
 
     def unique_values(self, documents: Iterable[Document]) -> dict[Document, guard.Values]:
         """Return the stored values of unique columns, and UNSET for the other mapped columns."""
-        places = sorted({place for key in self.unique_places() for place in key})
-        names = [self.key_expressions(), *(self.quoted(self.columns[place]) for place in places)]
+        numbers = sorted({number for key in self.unique_column_numbers() for number in key})
+        names = [self.key_expressions(), *(self.quoted(self.columns[number]) for number in numbers)]
         query = f"SELECT {', '.join(names)} FROM {self.name} WHERE {{key_list}}"
         found: dict[Document, guard.Values] = {}
         for row in self.select_documents(query, (), documents):
             document, stored = self.split_key(row)
             values: list[Any] = [UNSET] * len(self.columns)
-            for place, value in zip(places, stored, strict=True):
+            for number, value in zip(numbers, stored, strict=True):
                 if isinstance(value, datetime) and not value.tzinfo:
                     value = value.replace(tzinfo=UTC)
-                values[place] = value
+                values[number] = value
             found[document] = tuple(values)
         return found
 

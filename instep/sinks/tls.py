@@ -104,15 +104,15 @@ def with_absolute_paths(url: sa.URL) -> sa.URL:
     return url.update_query_dict(absolute) if absolute else url
 
 
-def _meant(option: str, known: tuple[str, ...]) -> str:
+def _meant(option: str, options: tuple[str, ...]) -> str:
     """Suggest the option that a misspelling, or another driver's spelling, stands for."""
     squeezed = option.lower().replace("_", "").replace("-", "").replace(".", "")
     same = OTHER_SPELLINGS.get(squeezed) or next(
-        (one for one in known if one.replace("_", "") == squeezed), None
+        (option_name for option_name in options if option_name.replace("_", "") == squeezed), None
     )
-    if same in known:
+    if same in options:
         return f"; did you mean {same!r}?"
-    return settings.nearest(option.lower(), known)
+    return settings.nearest(option.lower(), options)
 
 
 def context(url: sa.URL) -> ssl.SSLContext | None:

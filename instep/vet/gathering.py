@@ -78,13 +78,15 @@ class Gathering:
             cluster=known_cluster,
             topics=known_topics,
             near_topics=self._near_topics(wanted),
-            publishers={name: _publisher(one) for name, one in self.declared.publishers.items()},
+            publishers={
+                name: _publisher(declared) for name, declared in self.declared.publishers.items()
+            },
             pipelines={
                 name: self._pipeline(name, pipeline, known_topics[pipeline.topic])
                 for name, pipeline in pipelines.items()
             },
             databases=databases,
-            writers={name: _writer(one) for name, one in self.declared.pipelines.items()},
+            writers={name: _writer(declared) for name, declared in self.declared.pipelines.items()},
             spark=snapshot.SparkFacts(
                 master=self.declared.spark.master,
                 conf=_only(self.declared.spark.conf, SPARK_READ),
@@ -376,7 +378,7 @@ class Gathering:
         if topic is None:
             return []
         return groups.foreign_offsets(
-            self.cluster, group, name, [one.partition for one in topic.partitions]
+            self.cluster, group, name, [partition.partition for partition in topic.partitions]
         )
 
     def _writes_password(self, name: str, pipeline: settings.Pipeline) -> bool | None:

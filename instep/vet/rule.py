@@ -117,7 +117,7 @@ def rule(
 
 
 class RuleContext:
-    """One pipeline with its topic, publishers and database, as the rules ask about it."""
+    """One pipeline with its topic, publishers and database, as the rules see it."""
 
     def __init__(self, snapshot: Snapshot, name: str) -> None:
         self.snapshot = snapshot
@@ -137,12 +137,12 @@ class RuleContext:
 
     @property
     def guarded(self) -> bool:
-        """Whether an order value decides which event is newer, not the position in the log."""
+        """Return whether an order value, not the log position, decides which event is newer."""
         return self.pipeline.order is not None
 
     @property
     def deletes_rows(self) -> bool:
-        """Whether a record without a value deletes the document's row."""
+        """Return whether a record without a value deletes the document's row."""
         return self.pipeline.deletes == "row"
 
     # --- the topic --------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class RuleContext:
 
     @property
     def replicas(self) -> int:
-        """The number of replicas of the partition that has the fewest."""
+        """Return the number of replicas of the partition that has the fewest."""
         if not self.topic.partitions:
             raise NotKnown(f"partitions of topic {self.topic.name}")
         return min(len(part.replicas) for part in self.topic.partitions)
@@ -219,13 +219,13 @@ class RuleContext:
 
     @property
     def written(self) -> list[str]:
-        """The columns that the pipeline writes."""
+        """Return the columns that the pipeline writes."""
         found = self.snapshot.writers.get(self.name)
         return found.columns if found else []
 
     @property
     def has_target(self) -> bool:
-        """Whether the table was found fit, so that records could be read by its mapping."""
+        """Return whether the table fits its mapping, so that records could be decoded with it."""
         return self.pipeline.order_is_time is not None
 
     @property

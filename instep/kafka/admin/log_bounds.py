@@ -34,13 +34,13 @@ def read(
 ) -> list[Bounds]:
     """Return the bounds of these partitions, or of all, of each topic."""
     layouts = topics.read_layouts(cluster, names).topics
-    wanted: dict[str, list[int]] = {}
+    numbers_of: dict[str, list[int]] = {}
     for name in names:
         layouts[name].check_partitions(partitions)
-        wanted[name] = sorted(set(partitions)) or list(range(len(layouts[name].partitions)))
+        numbers_of[name] = sorted(set(partitions)) or list(range(len(layouts[name].partitions)))
     with_leader = {
         name: [number for number in numbers if number in layouts[name].with_leader]
-        for name, numbers in wanted.items()
+        for name, numbers in numbers_of.items()
     }
     spans = offsets.spans(
         cluster, [(name, number) for name, numbers in with_leader.items() for number in numbers]
@@ -52,7 +52,7 @@ def read(
             offset_of |= {(name, number): offset for number, offset in resolved.items()}
     return [
         _bounds(name, number, spans.get((name, number)), offset_of.get((name, number)))
-        for name, numbers in wanted.items()
+        for name, numbers in numbers_of.items()
         for number in numbers
     ]
 

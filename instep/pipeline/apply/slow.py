@@ -85,7 +85,7 @@ def _rounds(
         return []
     if not sink.target.refuses:
         return [events]
-    keys = sink.table.unique_places()
+    keys = sink.table.unique_column_numbers()
     if not keys:
         return guard.split_rounds(events, parked)
     stored_values = sink.table.unique_values(event.document for event in events)

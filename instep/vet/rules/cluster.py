@@ -259,7 +259,7 @@ def offsets_topic_under_replicated(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="If no publisher uses transactions.",
 )
 def transaction_log_under_replicated(case: RuleContext) -> Iterator[Violation]:
-    if any(one.transactional for one in case.publishers.values()):
+    if any(publisher.transactional for publisher in case.publishers.values()):
         yield from _under_replicated(
             case,
             "__transaction_state",
@@ -438,7 +438,7 @@ def offsets_retention_short(case: RuleContext) -> Iterator[Violation]:
     acceptable_when="While brokers older than Kafka 4.0 are still in use.",
 )
 def transaction_protocol_old(case: RuleContext) -> Iterator[Violation]:
-    if any(one.transactional for one in case.publishers.values()):
+    if any(publisher.transactional for publisher in case.publishers.values()):
         level = case.known(case.cluster.features, "the cluster's features").get(
             "transaction.version", 0
         )
@@ -553,7 +553,7 @@ def controlled_shutdown_off(case: RuleContext) -> Iterator[Violation]:
 )
 def transaction_verification_off(case: RuleContext) -> Iterator[Violation]:
     brokers = _brokers_with(case, "transaction.partition.verification.enable", "false")
-    if brokers and any(one.transactional for one in case.publishers.values()):
+    if brokers and any(publisher.transactional for publisher in case.publishers.values()):
         yield Violation(
             Severity.WARNING,
             "the cluster",
