@@ -168,7 +168,7 @@ def _reconcile(place: Path) -> None:
     assert len(list(place.glob("reconcile-*.jsonl"))) == 1
 
 
-def test_a_run_that_set_most_aside_says_so_and_counts_across_restarts(place: Path) -> None:
+def test_a_run_that_quarantined_most_events_warns(place: Path) -> None:
     bad = [
         json.dumps({"doc_id": f"x{number}", "status": "PRINTED", "version": "one"})
         for number in range(30)
@@ -407,7 +407,7 @@ def test_a_document_is_shown_although_another_pipeline_has_keys_of_another_type(
     )
 
 
-def test_a_missing_topic_names_the_command_that_makes_it(place: Path) -> None:
+def test_a_missing_topic_names_the_command_that_creates_it(place: Path) -> None:
     instep(place, "init")
     file, topic = place / "instep.toml", f"missing-{uuid.uuid4().hex[:8]}"
     file.write_text(
@@ -467,7 +467,7 @@ def test_csv_and_deletions_are_published_too(place: Path) -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.5, 1.5])
-def test_asked_to_end_while_spark_starts_it_leaves_nothing(place: Path, delay_s: float) -> None:
+def test_a_stop_while_spark_starts_leaves_nothing_behind(place: Path, delay_s: float) -> None:
     instep(place, "init")
     with PipelineProcess(place / "instep.toml", log=place / "run.log") as process:
         wait_until(lambda: process.children() != [], "the JVM to be started")
@@ -490,7 +490,7 @@ def test_a_dead_jvm_ends_it_with_an_error(place: Path) -> None:
     assert "Traceback" not in process.tail()
 
 
-def test_spark_settings_that_cannot_be(place: Path) -> None:
+def test_impossible_spark_settings(place: Path) -> None:
     instep(place, "init")
     assert 'write e.g. memory = "640m"' in refused(place, "run", INSTEP__SPARK__MEMORY="lots")
     assert "not a Spark master" in refused(place, "run", "--master", "spork://x")
@@ -527,7 +527,7 @@ def test_quick_commands_import_nothing_heavy(tmp_path: Path) -> None:
         (["--out", "nowhere/rows.jsonl"], "cannot be written"),
     ],
 )
-def test_reconcile_refuses_what_cannot_be(place: Path, arguments: list[str], says: str) -> None:
+def test_reconcile_refuses_impossible_options(place: Path, arguments: list[str], says: str) -> None:
     refused = instep(place, "reconcile", *arguments)
     assert refused.returncode == 2
     assert says in refused.stderr

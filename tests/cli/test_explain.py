@@ -52,7 +52,7 @@ def test_an_error_that_has_a_page_names_the_command(kind: type[errors.NamedStop]
     assert f"instep explain {kind.code}" in str(kind("x"))
 
 
-def test_the_pages_are_among_what_a_wheel_takes_along() -> None:
+def test_a_wheel_contains_the_pages() -> None:
     """Include docs/stops itself, so that there is one text to maintain."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
         "setuptools"

@@ -113,7 +113,7 @@ def test_the_interval_may_be_left_out(given: list[str], meant: list[str]) -> Non
 
 
 @pytest.mark.parametrize("seconds", ["0", "nan", "inf", "1e9"])
-def test_an_interval_that_cannot_be_is_refused(seconds: str, tmp_path: Path) -> None:
+def test_an_impossible_interval_is_refused(seconds: str, tmp_path: Path) -> None:
     refused = instep(tmp_path, "status", f"--watch={seconds}")
     assert refused.returncode == 2
     assert "is not between 0.1 and 86,400 seconds" in refused.stderr

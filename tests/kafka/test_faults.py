@@ -72,7 +72,7 @@ def test_every_refusal_of_a_right_names_the_right() -> None:
 
 
 @pytest.mark.parametrize("code", sorted(faults.MEANING))
-def test_a_mapped_code_becomes_its_type_with_what_it_was_about(code: int) -> None:
+def test_a_mapped_code_becomes_an_error_of_its_type(code: int) -> None:
     error = faults.translate(KafkaError(code), OPERATION)
     assert type(error) is faults.MEANING[code]
     assert any(part in error.what for part in ("print-status", "a:1, b:2"))
@@ -134,7 +134,7 @@ def test_an_old_refusal_does_not_explain_a_new_time_out() -> None:
     assert "wrong" not in error.what
 
 
-def test_a_missing_right_is_no_refusal_of_who_we_are() -> None:
+def test_a_missing_right_is_not_a_refused_login() -> None:
     ear = faults.ErrorLog()
     ear.add(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED, "no"))
     assert ear.refusal(0) is None
@@ -148,7 +148,7 @@ def test_a_fatal_error_is_kept() -> None:
     assert ear.fatal.code() == fatal.code()
 
 
-def test_a_missing_topic_names_the_near_ones_and_the_command_that_creates_it() -> None:
+def test_a_missing_topic_names_similar_ones_and_how_to_create_it() -> None:
     error = faults.topic_missing(
         "print-statsu", "a:1", ["print-status", "other", "print-status-dlq"]
     )

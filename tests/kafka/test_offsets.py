@@ -121,7 +121,7 @@ def test_positions_at_and_beyond_the_end_have_no_record(
     assert offsets.first_records(cluster, topic, {}) == {}
 
 
-def test_aborted_records_and_markers_are_passed_over(
+def test_aborted_records_and_markers_are_skipped(
     cluster: connection.Cluster, new_topic: Callable[..., str], transactional: Producer
 ) -> None:
     topic = new_topic(2)
@@ -152,7 +152,7 @@ def test_aborted_records_and_markers_are_passed_over(
     assert first(5) == [None, None]
 
 
-def test_an_open_transaction_hides_what_lies_behind_it(
+def test_an_open_transaction_hides_the_records_behind_it(
     cluster: connection.Cluster,
     new_topic: Callable[..., str],
     transactional: Producer,
@@ -219,7 +219,7 @@ def test_mirroring_is_cheap(cluster: connection.Cluster, new_topic: Callable[...
     assert statistics.median(took_s) < 0.2
 
 
-def test_a_group_of_another_program_is_not_taken_for_a_mirror(
+def test_a_group_with_foreign_offsets_is_not_a_mirror(
     cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     topic, group = new_topic(2), f"contracts-{uuid.uuid4().hex}"

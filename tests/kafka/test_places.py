@@ -110,7 +110,7 @@ def test_ranges(text: str, first: places.Place, last: places.Place) -> None:
         " 1",
     ],
 )
-def test_nonsense_is_answered_with_the_grammar(text: str) -> None:
+def test_an_invalid_place_is_answered_with_the_grammar(text: str) -> None:
     with pytest.raises(errors.SettingsError, match="is not a place") as refused:
         places.parse_place(text)
     assert "@-1h" in refused.value.remedy
@@ -152,7 +152,7 @@ def parsed(parse: Callable[[str], Any], text: str) -> Any:
         return refused
 
 
-def test_where_places_lie(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
+def test_offsets_of_places(cluster: connection.Cluster, new_topic: Callable[..., str]) -> None:
     topic = new_topic(2)
     producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap, **IN_ORDER})
     for minute in range(10):

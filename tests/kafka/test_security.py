@@ -44,7 +44,7 @@ def refused(broker: SecuredBroker, listener: str, **said: Any) -> errors.InstepE
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_client_comes_in(secured_broker: SecuredBroker, way: str) -> None:
+def test_every_client_can_log_in(secured_broker: SecuredBroker, way: str) -> None:
     listener, said = WAYS[way]
     kafka_settings, bootstrap = (
         kafka(secured_broker, **said(secured_broker)),
@@ -164,7 +164,7 @@ def test_the_second_client_verifies_too(secured_broker: SecuredBroker) -> None:
             assert second is None
 
 
-def test_a_call_that_cannot_be_interrupted_tells_the_refusal_too(
+def test_a_blocking_call_reports_the_refusal_too(
     secured_broker: SecuredBroker,
 ) -> None:
     kafka_settings = kafka(secured_broker, **user("SCRAM-SHA-512", password="wrong"))
@@ -234,7 +234,7 @@ def test_a_key_in_a_form_that_java_does_not_read(secured_broker: SecuredBroker) 
         connection.java_config(kafka_settings, "a:1")
 
 
-def test_what_a_look_cannot_tell_is_left_open() -> None:
+def test_no_fault_is_reported_if_the_cause_is_uncertain() -> None:
     nonsense = ("nonsense", ":", "a:99999", f"{'x' * 70}.org:1", "a:²")
     for address in (f"{ports.HOST}:{ports.free()[0]}", "no-such-host.invalid:9092", *nonsense):
         assert handshake.fault(settings.Security(protocol="SSL"), address) is None

@@ -25,7 +25,7 @@ def test_a_created_topic_can_be_used_at_once(
     assert name in topics.names(cluster)
 
 
-def test_the_id_changes_when_a_topic_is_made_again(
+def test_the_id_changes_when_a_topic_is_recreated(
     cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     name = new_topic(2)
@@ -65,7 +65,7 @@ def test_the_oldest_records_are_deleted(
         topics.trim(cluster, name, {0: 6})
 
 
-def test_a_missing_topic_names_the_near_one(
+def test_a_missing_topic_names_a_similar_one(
     cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     name = new_topic()

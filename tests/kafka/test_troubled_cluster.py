@@ -63,7 +63,7 @@ def test_a_missing_right_is_named(
         operation(bob)
 
 
-def test_a_lost_broker_hides_only_what_it_held() -> None:
+def test_a_lost_broker_hides_only_its_own_partitions() -> None:
     with (
         LocalCluster(3) as brokers,
         connection.Cluster(settings.Kafka(), brokers.bootstrap) as cluster,

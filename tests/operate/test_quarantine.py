@@ -100,7 +100,7 @@ def test_a_released_document_goes_through_its_events_in_order(
     assert table(database_url) == [("a", "PRINTED", 5), ("b", "CREATED", 1)]
 
 
-def test_a_release_stops_at_what_is_refused_again(database_url: str, open_sink: Open) -> None:
+def test_a_release_stops_at_the_next_refused_event(database_url: str, open_sink: Open) -> None:
     run_sql(database_url, KNOWN_DOCUMENTS(database_url))
     sink = begun(open_sink(declare(database_url, missing="park")))
     apply(sink, [event(0, "a", 1), event(1, "a", 2, "x" * 300), event(2, "a", 3)])
@@ -205,7 +205,7 @@ def test_dead_letters_are_understood_after_the_settings_were_repaired(
         }
 
 
-def test_a_dead_letter_of_a_parked_document_waits_behind(
+def test_a_dead_letter_of_a_parked_document_waits_in_line(
     database_url: str, open_sink: Open
 ) -> None:
     columns = {"print_status": "status", "print_version": "version", "note": "note"}
@@ -260,7 +260,7 @@ def test_the_history_is_pruned_in_chunks(
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
-def test_a_pipeline_that_runs_meanwhile_takes_its_turn(
+def test_a_running_pipeline_and_a_command_take_turns(
     kind: str, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     """Check that a release does not miss an event that a task parks behind it meanwhile."""

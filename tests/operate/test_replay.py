@@ -254,7 +254,7 @@ def test_what_people_decided_stays_decided(
             repaired(session, cluster, partitions=[9])
 
 
-def test_a_row_that_the_table_refuses_is_said(
+def test_a_row_that_the_table_refuses_is_reported(
     new_database: Callable[[str], str], open_sink: Open, cluster: Cluster, topic: str, put: Put
 ) -> None:
     url = new_database("postgres")

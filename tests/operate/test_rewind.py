@@ -113,7 +113,7 @@ def test_what_is_refused(
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("history", [True, False])
-def test_records_that_come_again_change_and_quarantined_nothing(
+def test_repeated_records_change_and_quarantine_nothing(
     database_url: str, open_sink: Open, ordered: bool, history: bool
 ) -> None:
     """Read applied, parked, waiting, dead and skipped records again: nothing is decided twice."""
@@ -208,7 +208,7 @@ def test_only_what_was_applied_counts_as_applied(
 
 
 @pytest.mark.parametrize("history", [True, False])
-def test_a_delete_that_comes_again_leaves_what_was_made_after_it(
+def test_a_repeated_delete_keeps_a_row_created_after_it(
     database_url: str, open_sink: Open, history: bool
 ) -> None:
     sink = begun(open_sink(declare(database_url, history=history)))

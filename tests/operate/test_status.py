@@ -151,7 +151,7 @@ def test_states_in_words(run: Run | None, words: str) -> None:
     assert status.run_status(run, NOW).description == words
 
 
-def test_what_is_held_back_is_reported_from_what_is_open_for_a_moment() -> None:
+def test_a_short_transaction_does_not_count_as_held_back() -> None:
     held = HeldBack()
     assert held.see({0: Span(0, 9, 5, None)}, {0: 5}, 0.0) == {}
     assert held.see({0: Span(0, 12, 9, None)}, {0: 9}, HELD_AFTER_S) == {}  # another transaction

@@ -40,6 +40,6 @@ def test_offsets_of_one_stretch_share_a_number() -> None:
     assert [coverage.segment(ranges, offset) for offset in range(9)] == [0, 0, 1, 1, 2, 2, 3, 4, 4]
 
 
-def test_a_place_that_was_named_overrules() -> None:
+def test_a_named_place_takes_precedence() -> None:
     found = coverage.from_offsets(at(9, 7), {0: 2})
     assert (found.applied, found.skipped) == ({0: [(2, 9)]}, {})

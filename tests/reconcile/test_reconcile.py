@@ -540,7 +540,7 @@ def test_what_was_quarantined_is_left_out(
     assert rows(url)[0] == ("a", "LOST", 1)
 
 
-def test_a_log_that_was_cut(
+def test_a_log_that_lost_its_first_records(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     url = new_database("sqlite")
@@ -623,7 +623,7 @@ def test_where_the_pipeline_began(
         prove(pipeline)
 
 
-def test_a_document_whose_events_lie_in_two_partitions(
+def test_a_document_with_events_in_two_partitions(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     pipeline = following(new_database("sqlite"), topic)
@@ -737,7 +737,7 @@ def test_without_a_history_the_guard_column_tells_whose_a_row_is(
 
 
 @pytest.mark.parametrize("order", ["version", None], ids=["ordered", "log"])
-def test_records_that_were_passed_over_are_not_expected(
+def test_skipped_records_are_not_expected(
     order: str | None,
     new_database: Callable[[str], str],
     topic: str,
@@ -818,7 +818,7 @@ def test_after_a_rewind_the_table_is_ahead(
     assert (report.in_step, listed, report.places_left_out) == (True, [], 1)
 
 
-def test_a_topic_that_was_made_again_is_proved_by_its_own_places(
+def test_a_recreated_topic_is_compared_by_its_own_offsets(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     """Ignore the positions of the old topic: the new one is shorter."""
@@ -893,7 +893,7 @@ def test_the_tasks_of_a_job_are_followed(spark: SparkSession) -> None:
     assert spark_progress.tasks(tracker, name) == (4, 4)
 
 
-def test_a_pipeline_that_cannot_be_compared_does_not_hold_up_the_others(
+def test_a_pipeline_that_cannot_be_compared_does_not_stop_the_others(
     new_database: Callable[[str], str],
     topic: str,
     cluster: Cluster,

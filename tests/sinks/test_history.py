@@ -94,7 +94,7 @@ def test_every_value_comes_back_as_it_was(count: int, database_url: str, open_si
 
 
 @pytest.mark.parametrize("count", [3, 400])
-def test_a_place_that_is_known_is_refused_or_passed_over(
+def test_an_existing_position_is_refused_or_skipped(
     count: int, database_url: str, open_sink: Open
 ) -> None:
     sink = open_sink(declare(database_url))

@@ -145,7 +145,7 @@ def test_a_key_whose_collation_confuses_ids(
         assert words in (found.confused_ids("doc_no") or "")
 
 
-def test_a_key_that_tells_all_ids_apart(database_url: str) -> None:
+def test_a_key_that_distinguishes_all_ids(database_url: str) -> None:
     preparation.prepare(declare(database_url))
     assert not inspection.inspect("contracts", declare(database_url)).loose_key
 
@@ -221,7 +221,7 @@ def test_a_column_an_event_cannot_fill(database_url: str) -> None:
     assert "a type that instep does not write" in refused(database_url, columns=columns).what
 
 
-def test_a_misspelt_column_is_reported_the_nearest(database_url: str) -> None:
+def test_a_misspelt_column_gets_a_suggestion(database_url: str) -> None:
     make(database_url)
     preparation.prepare(declare(database_url))
     with pytest.raises(
@@ -312,14 +312,14 @@ def preparation_columns(url: str) -> set[str]:
         return set(inspection.TableReader(opened, target.table_name("contract_document")).columns)
 
 
-def test_a_key_column_that_is_not_there(database_url: str) -> None:
+def test_a_key_column_that_does_not_exist(database_url: str) -> None:
     make(database_url)
     error = refused(database_url, key="doc_nr")
     assert "no column 'doc_nr'; did you mean 'doc_no'?" in error.what
     assert "correct `key`" in error.remedy
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(errors.SettingsError, match="nowhere does not exist"):
         preparation.prepare(declare(f"sqlite:///{tmp_path}/nowhere/target.db"))
 
@@ -333,7 +333,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         ("sqlite:///:memory:", "must be a file"),
     ],
 )
-def test_a_target_that_cannot_be(url: str, words: str) -> None:
+def test_an_impossible_target(url: str, words: str) -> None:
     with pytest.raises(errors.SettingsError, match=words):
         inspection.inspect("contracts", declare(url))
 

@@ -49,7 +49,7 @@ def test_a_database_that_does_not_exist(kind: str, new_database: Callable[[str],
 
 
 @pytest.mark.parametrize("kind", SERVERS)
-def test_a_server_that_is_not_there(kind: str, new_database: Callable[[str], str]) -> None:
+def test_a_server_that_does_not_answer(kind: str, new_database: Callable[[str], str]) -> None:
     port = free()[0]
     error = refused(another(new_database(kind), port=port), errors.DatabaseUnreachable)
     assert str(port) in error.what
@@ -88,7 +88,7 @@ def test_a_mariadb_user_who_may_not_create_tables(
     assert refused(another(url, user="nobody"), errors.NotAuthorised).remedy
 
 
-def test_a_database_of_bytes_is_refused_by_name(postgres: Postgres) -> None:
+def test_sql_ascii_databases_are_refused(postgres: Postgres) -> None:
     url = another(postgres.url, database="raw")
     with psycopg.connect(postgres.url, autocommit=True) as opened:
         provider = " LOCALE_PROVIDER libc" if opened.info.server_version >= 150000 else ""

@@ -63,7 +63,7 @@ def test_who_may_write_the_row(database_url: str) -> None:
             one.close()
 
 
-def test_a_look_needs_only_the_right_to_read(
+def test_status_needs_only_the_right_to_read(
     new_database: Callable[[str], str], open_sink: Callable[..., Sink]
 ) -> None:
     for kind in ("postgres", "mariadb"):

@@ -198,7 +198,7 @@ def test_a_servers_certificate_that_is_wrong(
     assert "sslrootcert" in error.remedy
 
 
-def test_a_wrong_password_is_no_fault_of_tls(secured: Secured) -> None:
+def test_a_wrong_password_is_not_reported_as_a_tls_problem(secured: Secured) -> None:
     url = secured.url(sslmode="verify-full", sslrootcert=secured.authority.ca).replace(
         IN_URL, "wrong"
     )
@@ -207,7 +207,7 @@ def test_a_wrong_password_is_no_fault_of_tls(secured: Secured) -> None:
     assert "certificate" not in error.what
 
 
-def test_a_user_who_may_come_by_tls_only(secured: Secured) -> None:
+def test_a_user_who_must_use_tls(secured: Secured) -> None:
     server: Any = secured.server
     postgres = server.name == "postgres"
     made = (

@@ -60,7 +60,7 @@ def test_librdkafka_refuses_what_we_say_it_refuses(config: dict[str, str]) -> No
     assert refused == expected
 
 
-def test_our_own_publisher_is_what_emit_makes() -> None:
+def test_the_defaults_of_instep_are_those_of_emit() -> None:
     made = guarantees.producer_config("exactly-once", {})
     ours = clients.effective("instep", {})
     assert (ours.acks, ours.idempotent, ours.hashing) == (
@@ -102,7 +102,7 @@ def test_our_own_publisher_is_what_emit_makes() -> None:
         ("aiokafka", {"enable_idempotence": "True"}, ("all", True, None)),
     ],
 )
-def test_settings_that_work_on_each_other(
+def test_settings_that_affect_each_other(
     client: Any, config: dict[str, str], expected: tuple[str, bool, str | None]
 ) -> None:
     found = clients.effective(client, config)
@@ -127,7 +127,7 @@ def test_settings_that_work_on_each_other(
         ("aiokafka", {}, clients.MURMUR2),
     ],
 )
-def test_where_keys_go(client: Any, config: dict[str, str], hashing: str) -> None:
+def test_the_hash_that_each_client_uses(client: Any, config: dict[str, str], hashing: str) -> None:
     assert clients.effective(client, config).hashing == hashing
 
 

@@ -75,7 +75,9 @@ def test_what_is_missing_is_named(
     assert found["database of contracts"]
 
 
-def test_a_table_that_is_not_there(broker: kafka.LocalCluster, topic: str, tmp_path: Path) -> None:
+def test_a_table_that_does_not_exist(
+    broker: kafka.LocalCluster, topic: str, tmp_path: Path
+) -> None:
     (tmp_path / "t.db").touch()
     assert (
         "has no table" in wrong(examined(tmp_path, broker.bootstrap, topic))["table of contracts"]

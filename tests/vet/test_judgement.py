@@ -67,7 +67,7 @@ def test_the_sentence_names_what_is_lost_repeated_and_reordered() -> None:
         ),
     ],
 )
-def test_a_weaker_guarantee_says_what_it_lets_happen(guarantee: str, words: str) -> None:
+def test_a_weaker_guarantee_says_what_it_allows(guarantee: str, words: str) -> None:
     verdict = judgement.judge(with_pipeline(sound.snapshot(), guarantee=guarantee))
     assert words in verdict.outcomes[0].sentence
     assert verdict.errors == []
@@ -105,7 +105,7 @@ def test_accepting_needs_a_rule_and_a_reason(accepted: dict[str, str], words: st
     assert words in str(raised.value)
 
 
-def test_unknown_is_never_taken_for_good() -> None:
+def test_unknown_never_counts_as_good() -> None:
     base = with_topic(sound.snapshot(), settings=None)
     base = changed(
         base, unknown={"settings of topic print-status": "user 'bob' lacks DESCRIBE_CONFIGS"}

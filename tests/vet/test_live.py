@@ -276,7 +276,7 @@ def test_what_waits_and_what_was_quarantined(cluster: Cluster, tmp_path: Path) -
     }
 
 
-def test_a_stranger_in_the_mirror_group(vet: Vet, cluster: Cluster) -> None:
+def test_another_program_in_the_mirror_group(vet: Vet, cluster: Cluster) -> None:
     name = f"vet-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, name, 1)
     stranger = Consumer(
@@ -354,7 +354,7 @@ def _alter_broker(cluster: Cluster, node: int, name: str, value: str) -> None:
     cluster.admin.incremental_alter_configs([asked])[asked].result(30)
 
 
-def test_a_database_as_it_should_be(cluster: Cluster, database_url: str) -> None:
+def test_a_sound_database_has_no_findings(cluster: Cluster, database_url: str) -> None:
     topic = f"vet-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, topic, 1)
     pipeline = declare(database_url, topic=topic)
@@ -555,7 +555,7 @@ def test_a_database_that_does_not_answer(cluster: Cluster) -> None:
     assert b"s3cret" not in msgspec.json.encode(verdict)
 
 
-def test_a_topic_that_is_not_there(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_topic_that_does_not_exist(cluster: Cluster, tmp_path: Path) -> None:
     pipeline = declare(f"sqlite:///{tmp_path}/t.db", topic="no-such-topic")
     preparation.prepare(pipeline)
     verdict = judgement.judge(look(cluster, pipeline))

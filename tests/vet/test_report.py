@@ -23,7 +23,7 @@ def lines(base: Snapshot) -> list[str]:
     return report.text(judgement.judge(base)).splitlines()
 
 
-def test_the_summary_has_five_lines_at_most_and_stands_first() -> None:
+def test_the_report_starts_with_a_summary_of_at_most_five_lines() -> None:
     base = with_settings(
         with_publisher(with_replicas(sound.snapshot(), 1), acks="1"),
         retention_ms="1",
@@ -65,7 +65,7 @@ def test_findings_of_one_rule_are_one_block_with_its_places() -> None:
     assert said[2].startswith("1. error PUBLISHER_ACKS_NOT_ALL, publisher a and 2 more: ")
 
 
-def test_a_fix_that_is_the_same_everywhere_is_said_once() -> None:
+def test_a_fix_shared_by_all_findings_is_printed_once() -> None:
     brokers = [
         sound.broker(n, settings={**(sound.broker(n).settings or {}), **LAGGING}) for n in (1, 2, 3)
     ]

@@ -25,7 +25,7 @@ def test_settings_say_where_they_come_from(
     assert ours == ConfigValue("auto.create.topics.enable", "false", "broker's file")
 
 
-def test_what_only_the_python_client_asks(
+def test_requests_that_only_kafka_python_has(
     cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(2)

@@ -143,7 +143,7 @@ def test_lag_and_members_are_those_of_kafkas_own_tool(
     assert groups.all_positions(cluster, group) == {(topic, 0): 3, (other, 0): 0}
 
 
-def test_markers_are_no_lag_and_an_open_transaction_is_said(
+def test_markers_are_not_lag_and_an_open_transaction_is_reported(
     cluster: connection.Cluster, new_topic: Callable[..., str], group: str
 ) -> None:
     topic = new_topic(1)
@@ -222,7 +222,7 @@ def test_which_groups_are_described_must_be_said(
         )
 
 
-def test_a_reset_plans_does_and_reads_back(
+def test_a_reset_is_planned_executed_and_read_back(
     place: Path, cluster: connection.Cluster, new_topic: Callable[..., str], group: str
 ) -> None:
     topic = new_topic(2, retention_ms="-1")
@@ -326,7 +326,7 @@ def test_a_broken_file_is_refused_by_its_line(text: str, says: str) -> None:
         (["--topic", "nowhere", "--to-earliest"], "topic 'nowhere' does not exist"),
     ],
 )
-def test_a_reset_that_makes_no_sense_is_refused(
+def test_an_impossible_reset_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch, group: str, arguments: list[str], says: str
 ) -> None:
     assert says in refused_here(place, monkeypatch, "groups", "reset", group, *arguments)
@@ -350,7 +350,7 @@ def test_durations(text: str, seconds: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "P", "PT", "1", "h", "-1h", "1w", "P1W", "P99999999999D", "PT1H1D"]
 )
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations(text: str) -> None:
     with pytest.raises(errors.SettingsError, match="not a duration"):
         places.parse_duration(text)
 

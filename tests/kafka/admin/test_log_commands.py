@@ -134,7 +134,7 @@ def test_topics_are_those_of_kafkas_own_tool(
         )
 
 
-def test_an_open_transaction_is_said_and_hides_what_is_behind_it(
+def test_an_open_transaction_is_reported_and_hides_records(
     place: Path, cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(1)
@@ -181,7 +181,7 @@ def test_records_are_shown_in_the_order_of_their_times(
     assert values("-o", "end") == []
 
 
-def test_the_newest_are_as_many_as_asked_for_between_markers(
+def test_newest_returns_the_requested_number_despite_markers(
     cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(1)
@@ -203,7 +203,7 @@ def test_the_newest_are_as_many_as_asked_for_between_markers(
     assert tail.newest(cluster, new_topic(2), 5)[1] == []
 
 
-def test_a_key_asks_its_own_partition_only(
+def test_only_the_partition_of_the_key_is_read(
     place: Path, cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(6, retention_ms="-1")
@@ -258,7 +258,7 @@ def test_json_lines_have_kcats_keys(
     assert "2026-09-21T14:13:20.000Z" in shown
 
 
-def test_following_goes_on_until_stopped(
+def test_following_continues_until_stopped(
     place: Path, cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(2)
@@ -324,7 +324,7 @@ def test_a_pipe_that_closes_ends_it_quietly(
         (["--filter", "key~("], "is not a regular expression"),
     ],
 )
-def test_what_cannot_be_peeked_at_says_why(
+def test_peek_explains_why_it_cannot_read(
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
     new_topic: Callable[..., str],
@@ -419,6 +419,6 @@ def test_a_terminal_is_shown_no_escapes() -> None:
 
 
 @pytest.mark.parametrize("text", ["%", "%z", "\\", r"\q", r"\x4"])
-def test_a_format_that_means_nothing_is_refused(text: str) -> None:
+def test_an_unknown_format_letter_is_refused(text: str) -> None:
     with pytest.raises(errors.SettingsError, match="has no meaning"):
         rendering.parse(text, safe=False)

@@ -136,7 +136,7 @@ def test_a_topic_is_described(
     assert f"did you mean '{topic}'" in refused(place, "topics", "describe", topic[:-1])
 
 
-def test_a_partition_without_a_leader_is_shown_and_asked_nothing() -> None:
+def test_a_partition_without_a_leader_is_shown_but_not_read() -> None:
     part = layout.Partition(0, None, (1, 2), ())
     assert part.is_under_replicated
     assert layout.Layout("t", (part, layout.Partition(1, 1, (1, 2), (1, 2)))).with_leader == (1,)
@@ -257,7 +257,7 @@ def test_growing_shows_which_keys_move(
     assert 0 < plan.sampled_moved < 30
 
 
-def test_growing_asks_for_the_guard(place: Path, cluster: connection.Cluster) -> None:
+def test_growing_requires_a_guard(place: Path, cluster: connection.Cluster) -> None:
     topic, file = followed(place), place / "instep.toml"
     assert "cannot be reduced" in refused(place, "topics", "grow", topic, "-p", "2")
     assert "already has 3 partitions" in refused(place, "topics", "grow", topic, "-p", "3")
