@@ -131,6 +131,7 @@ def _named_key(declared: settings.Settings, topic: str, fields: str) -> lines.Ke
     The parts of a composite key are joined as the pipeline that reads the topic does it.
     """
     named = tuple(fields.split(","))
+    # Use the separator of the pipelines that read the topic only if they agree on it.
     separators = {
         pipeline.key_separator
         for pipeline in declared.pipelines.values()

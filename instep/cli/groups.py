@@ -321,6 +321,7 @@ def _print_group(declared: settings.Settings, group: Group) -> None:
             rows.append(_total_row(group.group, topic, of_topic))
     if len(topics) > 1:
         rows.append(_total_row(group.group, "all", group.positions))
+    # A group with more members than partitions has members without an assignment.
     for member in group.members:
         if not member.assigned:
             identity = (member.id, member.host, member.client_id)

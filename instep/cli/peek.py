@@ -83,12 +83,15 @@ def peek(
         raise errors.SettingsError("-f and -J cannot be used together", "give one of them")
     wanted_key = None if key is None else key.encode()
     is_filtered = wanted_key is not None or bool(condition)
+    # Without any option, show the newest records. A condition searches the whole log instead,
+    # and --follow starts at its end.
     newest_only = where is None and not is_filtered and not follow
     log_range = places.parse_range(where or ("end" if follow else "start"))
     numbers = options.parse_partitions(partition)
     matches = filters.parse(condition) if condition else None
     render: Callable[[TailRecord], bytes] = rendering.envelope if as_json else _line
     if format_ is not None:
+        # Records may contain escape sequences. A pipe gets the bytes as they are, like in kcat.
         render = rendering.parse(format_, safe=sys.stdout.isatty())
     with resources.cluster(settings.load(GLOBAL.config)) as cluster:
         records: Iterable[TailRecord]
@@ -116,7 +119,7 @@ def peek(
             else:
                 shown = _print(records, render)
         except BrokenPipeError:
-            # the reader of the output has closed it: discard what is still buffered
+            # The reader of the output has closed it: discard what is still buffered.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
     if shown:

@@ -149,7 +149,7 @@ def reconcile(
         with resources.cluster(declared) as cluster, terminal.ProgressLine(sys.stderr) as line:
 
             def say(text: str) -> None:
-                line.clear()
+                line.clear()  # messages and the progress line share stderr
                 output.say(text)
 
             for report in job.run(

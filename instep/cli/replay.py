@@ -81,6 +81,7 @@ def replay(
         def progress() -> None:
             line.update("replaying", next(records), selected.records, "records")
 
+        # `replay` is a generator: consume it while session and cluster are open.
         changes += replaying.replay(session, cluster, selected, execute=execute, progress=progress)
     output.print_changes(changes, execute, as_json, nothing="no row changes")
     if any(change.verdict == replaying.REFUSED for change in changes):

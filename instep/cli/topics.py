@@ -274,6 +274,7 @@ def grow(
         guards = {"followed_by": topic_admin.followers(declared, name), "without_guard": unguarded}
         output.print_json({"plan": plan, **guards, "executed": execute})
     if execute:
+        # Clients refresh their metadata every few minutes (metadata.max.age.ms).
         output.say(
             f"topic {name} has {partitions} partitions;"
             " readers and publishers notice the new ones within minutes"

@@ -13,7 +13,7 @@ from instep.vet.rule import Risk, RuleContext, Severity, Violation, error_if, ru
 from instep.vet.rules.cluster import is_loopback
 from instep.vet.snapshot import PartitionFacts, PartitionProgress
 
-NEAR_EXPIRY_SHARE = 0.5
+NEAR_EXPIRY_SHARE = 0.5  # of the retention time
 DEFAULT_PORTS = {"postgresql": 5432, "mysql": 3306}
 BATCH_ROWS_FEW, BATCH_ROWS_MANY = 1_000, 2_000_000
 

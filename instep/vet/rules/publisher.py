@@ -12,8 +12,8 @@ from instep.vet.rule import Risk, RuleContext, Severity, Violation, error_if, ru
 DELIVERY_MS_MIN = 30_000
 LINGER_MS_MAX = 500
 TRANSACTION_MS_MAX = 60_000
-IN_FLIGHT_ORDERED_MAX = 5
-RETRIES_MIN = 20
+IN_FLIGHT_ORDERED_MAX = 5  # up to this many, brokers restore the order of an idempotent producer
+RETRIES_MIN = 20  # two seconds with the usual pause of 100 ms
 REQUEST_MS_MIN = 5_000
 BLOCK_MS_MIN = 5_000
 # The overhead that a batch adds to its records.

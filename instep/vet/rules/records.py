@@ -9,7 +9,7 @@ from instep.vet.snapshot import MappedSample, RecordSample
 
 AHEAD_S_MAX = 60.0
 NEAR_LIMIT_SHARE = 0.8
-EVENTS_MIN = 10
+EVENTS_MIN = 10  # fewer events may have whole seconds by chance
 # Whole segments are deleted, so a record outlives its retention by up to the span of a segment.
 RETENTION_FACTOR = 2
 # By default, brokers forget a producer id a day after its last record. Rely on half of that.
