@@ -93,7 +93,9 @@ def _needed_commands(arguments: list[str]) -> list[str] | None:
     if not arguments:
         return None
     name = arguments[0]
-    return [name] if name in COMMANDS or _entry_points({name}) else None
+    if name in COMMANDS or _entry_points({name}):
+        return [name]
+    return None
 
 
 def _print_version(wanted: bool) -> None:

@@ -120,7 +120,9 @@ def _tone(line: str, result: DemoResult) -> Tone:
     """Return green for the correct result of the comparison and red for a wrong one."""
     if line.startswith("differences"):
         return Tone.BAD if result.differences else Tone.GOOD
-    return Tone.BAD if line.startswith("naive loop") and result.naive.differences else Tone.NONE
+    if line.startswith("naive loop") and result.naive.differences:
+        return Tone.BAD
+    return Tone.NONE
 
 
 def _commands(folder: Path, result: DemoResult) -> list[str]:
@@ -139,7 +141,9 @@ def _program() -> list[str]:
     if shutil.which("instep"):
         return ["instep"]
     beside = Path(sys.executable).with_name("instep")
-    return [os.path.relpath(beside)] if beside.exists() else [sys.executable, "-m", "instep"]
+    if beside.exists():
+        return [os.path.relpath(beside)]
+    return [sys.executable, "-m", "instep"]
 
 
 def _annotate(config: Path) -> None:

@@ -103,7 +103,9 @@ def _refuse_files(documents: list[str]) -> None:
     for document in documents:
         if document != "-" and not Path(document).is_file():
             continue
-        problem = "stdin" if document == "-" else f"the file {document}"
+        problem = f"the file {document}"
+        if document == "-":
+            problem = "stdin"
         raise errors.SettingsError(
             f"--delete expects the ids of documents, not {problem}",
             'a line such as {"doc_id": "C-1", "$delete": true} in a file deletes a document',
@@ -137,7 +139,9 @@ def _named_key(declared: settings.Settings, topic: str, fields: str) -> lines.Ke
         for pipeline in declared.pipelines.values()
         if pipeline.topic == topic and len(pipeline.keys) == len(named)
     }
-    return lines.Key(named, separators.pop()) if len(separators) == 1 else lines.Key(named)
+    if len(separators) == 1:
+        return lines.Key(named, separators.pop())
+    return lines.Key(named)
 
 
 def _integer_fields(

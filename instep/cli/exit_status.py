@@ -85,7 +85,9 @@ def _run(command: Callable[[], object]) -> int:
     try:
         command()
     except SystemExit as exited:
-        return exited.code if isinstance(exited.code, int) else int(exited.code is not None)
+        if isinstance(exited.code, int):
+            return exited.code
+        return int(exited.code is not None)
     return 0
 
 

@@ -69,4 +69,6 @@ def _total_row(topic: str, parts: Sequence[Bounds], *, with_place: bool) -> Sequ
 def _sum(values: Iterable[int | None]) -> int | None:
     """Return the sum, or None if one of the values is unknown."""
     listed = list(values)
-    return None if None in listed else sum(value or 0 for value in listed)
+    if None in listed:
+        return None
+    return sum(value or 0 for value in listed)

@@ -139,13 +139,17 @@ def size(count: int | None) -> str | None:
     amount, unit = float(count), 0
     while amount >= 1000 and unit < len(SIZE_UNITS) - 1:
         amount, unit = amount / 1000, unit + 1
-    return f"{amount:.1f} {SIZE_UNITS[unit]}" if unit else f"{count} B"
+    if unit:
+        return f"{amount:.1f} {SIZE_UNITS[unit]}"
+    return f"{count} B"
 
 
 def shortened(text: str | None, characters: int) -> str:
     """Return at most this many characters of a text, for a table's cell."""
     text = plain(text or "")
-    return text if len(text) <= characters else text[: characters - 1] + "…"
+    if len(text) <= characters:
+        return text
+    return text[: characters - 1] + "…"
 
 
 def shown_bytes(value: bytes | None) -> str:

@@ -16,7 +16,9 @@ def refuse_file(kind: str, file: Path, *, force: bool, option: str = "--out") ->
     """
     from instep.report import web_page
 
-    overwrite = ", or overwrite it with --force" if option == "--out" else ""
+    overwrite = ""
+    if option == "--out":
+        overwrite = ", or overwrite it with --force"
     with _explain_failure(file, option):
         if not file.parent.is_dir():
             raise errors.SettingsError(

@@ -115,7 +115,9 @@ def list_topics(
         ]
         typer.echo(output.table(("NAME", "PARTITIONS", "REPLICAS", "IN-SYNC"), rows))
     partitions = counted(sum(len(topic.partitions) for topic in shown), "partition")
-    own = f"; {hidden} of Kafka's own topics are hidden (--internal shows them)" if hidden else ""
+    own = ""
+    if hidden:
+        own = f"; {hidden} of Kafka's own topics are hidden (--internal shows them)"
     hint = output.missing_rights_hint(declared, names)
     output.say(f"{counted(len(shown), 'topic')}, {partitions}{own}{hint}")
 
@@ -139,7 +141,9 @@ def describe(
         if number:
             typer.echo("")
         _print_detail(detail)
-    compacted = "compacted records, " if any(detail.is_compacted for detail in details) else ""
+    compacted = ""
+    if any(detail.is_compacted for detail in details):
+        compacted = "compacted records, "
     output.say(
         f"RECORDS is estimated as END - FIRST: {compacted}transaction markers and aborted records"
         " count too"

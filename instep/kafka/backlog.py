@@ -143,7 +143,9 @@ def describe(partition: int, transaction: OpenTransaction | None) -> str:
     """Describe an open transaction, as far as it is known."""
     if transaction is None:
         return f"an open transaction, partition {partition}"
-    since = f" since {transaction.since:%Y-%m-%dT%H:%M:%SZ}" if transaction.since else ""
+    since = ""
+    if transaction.since:
+        since = f" since {transaction.since:%Y-%m-%dT%H:%M:%SZ}"
     producer = f"producer id {transaction.producer}"
     if transaction.transactional_id:
         producer += f", transactional id {transaction.transactional_id!r}"

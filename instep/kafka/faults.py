@@ -215,12 +215,17 @@ def ends_reading(error: KafkaError) -> bool:
 def code(failure: errors.InstepError) -> int | None:
     """Return the client's code behind a translated error."""
     cause = failure.__cause__
-    return cause.args[0].code() if isinstance(cause, KafkaException) else None
+    if not isinstance(cause, KafkaException):
+        return None
+    error: KafkaError = cause.args[0]
+    return error.code()
 
 
 def unreachable(operation: Operation, last: KafkaError | None) -> errors.BrokerUnreachable:
     """Return the error for brokers that do not answer."""
-    tried = f": tried for {operation.tried_s:.0f} s" if operation.tried_s else ""
+    tried = ""
+    if operation.tried_s:
+        tried = f": tried for {operation.tried_s:.0f} s"
     reason = f" (last: {readable(last)})" if last else ""
     return errors.BrokerUnreachable(
         f"no broker answered at {', '.join(addresses(operation.bootstrap))}{tried}{reason}",

@@ -68,7 +68,9 @@ def fault(security: settings.Security, address: str) -> errors.InstepError | Non
     if listener is not None:
         return check_listener(security, address, listener)
     if wants_tls and _answers(host_and_port, security, None):
-        plain = "SASL_PLAINTEXT" if security.protocol == "SASL_SSL" else "PLAINTEXT"
+        plain = "PLAINTEXT"
+        if security.protocol == "SASL_SSL":
+            plain = "SASL_PLAINTEXT"
         return _other_protocol(security, address, "does not support TLS", plain)
     if not wants_tls and _answers(host_and_port, security, _unverified()):
         return _other_protocol(
@@ -83,7 +85,9 @@ def check_listener(
     """Return the error if the settings do not fit what the listener requires."""
     named = ", ".join(listener.mechanisms)
     if security.mechanism is None and listener.takes_users:
-        protocol = "SASL_SSL" if security.protocol == "SSL" else "SASL_PLAINTEXT"
+        protocol = "SASL_PLAINTEXT"
+        if security.protocol == "SSL":
+            protocol = "SASL_SSL"
         return _other_protocol(
             security, address, f"requires a user (mechanisms: {named})", protocol
         )

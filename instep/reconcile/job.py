@@ -465,7 +465,9 @@ class _Comparison:
         held_back = self._held_back()
         not_ours, skipped = counts.of(DocumentState.NOT_OURS), self._never_applied()
         if not_ours:
-            rows = "1 row was" if not_ours == 1 else f"{not_ours:,} rows were"
+            rows = f"{not_ours:,} rows were"
+            if not_ours == 1:
+                rows = "1 row was"
             self.notes.append(f"{rows} never written by this pipeline, and not compared")
         verdict = report.verdict(differs=bool(left or waits or unreadable), held_back=held_back)
         to = self.sink.target

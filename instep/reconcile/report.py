@@ -87,7 +87,9 @@ def verdict(*, differs: bool, held_back: int) -> ReconcileVerdict:
     """Return the verdict: a difference outweighs what an open transaction holds back."""
     if differs:
         return ReconcileVerdict.NOT_IN_STEP
-    return ReconcileVerdict.HELD_BACK if held_back else ReconcileVerdict.IN_STEP
+    if held_back:
+        return ReconcileVerdict.HELD_BACK
+    return ReconcileVerdict.IN_STEP
 
 
 def default_file(pipeline: str) -> Path:

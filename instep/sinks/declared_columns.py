@@ -61,7 +61,9 @@ def usual_type(pipeline: settings.Pipeline, column: settings.ColumnMapping) -> s
         return "bigint"
     if column.field == event.status:
         return "varchar(255)"
-    return "text" if column.field and column.field.startswith("@") else None
+    if column.field and column.field.startswith("@"):
+        return "text"
+    return None
 
 
 def key_columns(pipeline: settings.Pipeline) -> list[sa.Column[Any]]:

@@ -216,7 +216,9 @@ def integer_fields(pipeline: settings.Pipeline) -> frozenset[str]:
 
 def _kind(opened: sa.Connection) -> str:
     """Return the kind of database; a URL with mysql:// may lead to MariaDB."""
-    return "mariadb" if getattr(opened.dialect, "is_mariadb", False) else opened.dialect.name
+    if getattr(opened.dialect, "is_mariadb", False):
+        return "mariadb"
+    return opened.dialect.name
 
 
 def _read(opened: sa.Connection, blank: Facts, pipeline: settings.Pipeline) -> Facts:
@@ -450,7 +452,9 @@ def _columns_for(right: str, table: TableName, pipeline: settings.Pipeline | Non
     """Return the columns of the target's table that need a right; empty for instep's own tables."""
     if pipeline is None or str(table) != pipeline.table:
         return []
-    return [*pipeline.columns] if right == "UPDATE" else [*pipeline.keys, *pipeline.columns]
+    if right == "UPDATE":
+        return [*pipeline.columns]
+    return [*pipeline.keys, *pipeline.columns]
 
 
 def _may_columns(opened: sa.Connection, quoted: str, right: str, columns: list[str]) -> bool:

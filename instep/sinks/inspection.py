@@ -600,7 +600,9 @@ class TableReader:
         )
         if found:
             constraint = self.quote(str(found[0]))
-            kind = "PRIMARY KEY" if set(names) == set(self._primary_key()) else "UNIQUE"
+            kind = "UNIQUE"
+            if set(names) == set(self._primary_key()):
+                kind = "PRIMARY KEY"
             raise errors.TargetUnfit(
                 f"table {self.table}: {_columns(names)} the key, but its constraint {found[0]}"
                 " is DEFERRABLE, which rules out upserts",
@@ -821,7 +823,9 @@ class TableReader:
                     charset=narrow,
                     padded=padded,
                 )
-        return kinds.Text() if isinstance(kind, postgresql.CITEXT) else None
+        if isinstance(kind, postgresql.CITEXT):
+            return kinds.Text()
+        return None
 
     def _is_json(self, name: str) -> bool:
         """Return whether a column is JSON, which MariaDB stores as text with a constraint."""

@@ -75,7 +75,9 @@ def faults(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[er
     """
     with _read_only(pipeline) as opened:
         reader = _reader(opened, pipeline)
-        return reader.faults(pipeline, may_lack=add_columns) if reader else []
+        if reader:
+            return reader.faults(pipeline, may_lack=add_columns)
+        return []
 
 
 def untyped(pipeline: settings.Pipeline, *, add_columns: bool = False) -> list[str]:

@@ -16,7 +16,9 @@ def refuse_missing(view: sa.Inspector, table: TableName, url: sa.URL) -> None:
     known = view.get_schema_names()
     if table.schema not in known:
         quoted = url.get_dialect()().identifier_preparer.quote_identifier(table.schema)
-        kind = "schema" if url.get_backend_name() == "postgresql" else "database"
+        kind = "database"
+        if url.get_backend_name() == "postgresql":
+            kind = "schema"
         raise errors.TargetUnfit(
             f"{target.shown(url)} has no {kind} {table.schema!r}"
             f"{settings.nearest(table.schema, known)}",

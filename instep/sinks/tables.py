@@ -254,9 +254,9 @@ def undoubled(statement: str, dialect: sa.Dialect) -> str:
 
     SQLAlchemy doubles percent signs in names for drivers that use them for placeholders.
     """
-    return (
-        statement.replace("%%", "%") if dialect.paramstyle in ("format", "pyformat") else statement
-    )
+    if dialect.paramstyle in ("format", "pyformat"):
+        return statement.replace("%%", "%")
+    return statement
 
 
 def _tidy(statement: str) -> str:

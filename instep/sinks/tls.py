@@ -134,7 +134,9 @@ def mysql_arguments(url: sa.URL) -> dict[str, Any]:
     tls = context(url)
     if tls:
         return {"ssl": tls}
-    return {"ssl_disabled": True} if _option(url, "sslmode") == "disable" else {}
+    if _option(url, "sslmode") == "disable":
+        return {"ssl_disabled": True}
+    return {}
 
 
 def without_mysql(url: sa.URL) -> sa.URL:

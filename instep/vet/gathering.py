@@ -440,7 +440,9 @@ class Gathering:
     def _next_records(
         self, topic: str, behind: Mapping[int, int]
     ) -> dict[int, offsets.LogRecord | None]:
-        return offsets.first_records(self.cluster, topic, behind) if behind else {}
+        if behind:
+            return offsets.first_records(self.cluster, topic, behind)
+        return {}
 
     def _try(self, what: str, read: Callable[[], Fact]) -> Fact | None:
         try:

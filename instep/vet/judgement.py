@@ -258,7 +258,9 @@ def _outcome(judged: _Judged) -> GuaranteeOutlook:
 
 def _stops(findings: list[Finding], verb: str) -> list[str]:
     whens = _conditions(findings, Risk.STANDSTILL)
-    return [f"the pipeline {verb} delayed or stopped {whens}"] if whens else []
+    if whens:
+        return [f"the pipeline {verb} delayed or stopped {whens}"]
+    return []
 
 
 def _data_risks(judged: _Judged, wrong: list[Finding], doubtful: list[Finding]) -> Iterator[str]:
@@ -273,7 +275,9 @@ def _data_risks(judged: _Judged, wrong: list[Finding], doubtful: list[Finding]) 
         elif not any(finding.threat == threat for finding in doubtful):
             never.append(word)
     if never:
-        dying = "a publisher, a broker" if judged.case.publishers else "a broker"
+        dying = "a broker"
+        if judged.case.publishers:
+            dying = "a publisher, a broker"
         yield f"nothing is {' or '.join(never)} when {dying}, the pipeline or the database dies"
     if unknown:
         yield f"whether anything is {' or '.join(unknown)} could not be judged in full"
@@ -306,7 +310,9 @@ def _conditions(findings: list[Finding], threat: Risk, further: list[str] | None
     conditions = dict.fromkeys(further or [])
     for finding in findings:
         if finding.threat == threat:
-            word = "" if finding.when.startswith(("now", "always")) else "when "
+            word = "when "  # but not "when now" and "when always"
+            if finding.when.startswith(("now", "always")):
+                word = ""
             conditions[f"{word}{finding.when} ({finding.rule})"] = None
     shown = list(conditions)[:CONDITIONS_SHOWN_MAX]
     if len(conditions) > len(shown):
@@ -339,4 +345,6 @@ def _failure_tolerance(case: RuleContext) -> list[str]:
 
 
 def _brokers(count: int, more: str = "") -> str:
-    return f"1{more} broker" if count == 1 else f"{count}{more} brokers"
+    if count == 1:
+        return f"1{more} broker"
+    return f"{count}{more} brokers"

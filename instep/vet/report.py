@@ -62,7 +62,9 @@ def summary(verdict: VetReport) -> list[str]:
     groups = {group[0].rule: group for group in reversed(_groups(verdict))}
     for number, rule in enumerate(counts.most_urgent, start=1):
         first = groups[rule][0]
-        more = f" and {len(groups[rule]) - 1} more" if len(groups[rule]) > 1 else ""
+        more = ""
+        if len(groups[rule]) > 1:
+            more = f" and {len(groups[rule]) - 1} more"
         lines.append(
             f"{number}. {first.severity} {rule}, {plain(first.subject)}{more}: {first.what}"
         )

@@ -128,7 +128,9 @@ class AdminExtras:
     def producer_count(self, topic: str, partitions: Collection[int]) -> int | None:
         """Return how many idempotent producers the leaders of these partitions remember."""
         found = self.producer_states(topic, partitions)
-        return None if found is None else len({one.producer for one in found})
+        if found is None:
+            return None
+        return len({one.producer for one in found})
 
     def producer_states(
         self, topic: str, partitions: Collection[int]

@@ -202,7 +202,9 @@ def _description(
             return Group(group, DEAD, "", "", "", (), ())
         raise
     node = description.coordinator
-    coordinator = f"{node.id} ({node.host}:{node.port})" if node is not None else "unknown"
+    coordinator = "unknown"
+    if node is not None:
+        coordinator = f"{node.id} ({node.host}:{node.port})"
     group_members = tuple(
         sorted(
             (_member(member) for member in description.members),

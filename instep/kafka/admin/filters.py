@@ -137,11 +137,15 @@ def _lookup(value: bytes | None, path: list[str]) -> Any:
 
 
 def _decoded(value: bytes | None) -> Any:
-    return ABSENT if value is None else value.decode("utf-8", "replace")
+    if value is None:
+        return ABSENT
+    return value.decode("utf-8", "replace")
 
 
 def _text(actual: Any) -> str:
-    return actual if isinstance(actual, str) else msgspec.json.encode(actual).decode()
+    if isinstance(actual, str):
+        return actual
+    return msgspec.json.encode(actual).decode()
 
 
 def _number(text: str) -> float | int | None:

@@ -152,7 +152,9 @@ def _explain(
     code = faults.code(failure)
     if code == KafkaError.TOPIC_ALREADY_EXISTS and if_not_exists and name in layouts.topics:
         existing = len(layouts.topics[name].partitions)
-        requested = "" if existing == partitions else f" (requested: {partitions})"
+        requested = ""
+        if existing != partitions:
+            requested = f" (requested: {partitions})"
         return f"already exists, with {counted(existing, 'partition')}{requested}"
     if (
         code == KafkaError.INVALID_REPLICATION_FACTOR

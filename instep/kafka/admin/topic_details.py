@@ -89,7 +89,9 @@ def _settings(cluster: connection.Cluster, topic: str) -> configs.Settings | Non
 
 
 def _is_compacted(settings: configs.Settings | None) -> bool | None:
-    return None if settings is None else "compact" in (settings[CLEANUP].value or "")
+    if settings is None:
+        return None
+    return "compact" in (settings[CLEANUP].value or "")
 
 
 def _changed(settings: configs.Settings | None) -> tuple[configs.ConfigValue, ...] | None:

@@ -148,7 +148,9 @@ def broker_settings_differ(case: RuleContext) -> Iterator[Violation]:
 def too_few_controllers(case: RuleContext) -> Iterator[Violation]:
     voters = case.known(case.cluster.voters, "the controllers")
     if len(voters) < QUORUM_MIN or len(voters) % 2 == 0:
-        word = "controller votes" if len(voters) == 1 else "controllers vote"
+        word = "controllers vote"
+        if len(voters) == 1:
+            word = "controller votes"
         yield Violation(
             Severity.WARNING,
             "the cluster",
@@ -346,7 +348,9 @@ def not_encrypted(case: RuleContext) -> Iterator[Violation]:
         if not is_loopback(broker.host)
     ]
     if remote and case.cluster.protocol in ("PLAINTEXT", "SASL_PLAINTEXT"):
-        protocol = "SASL_SSL" if case.cluster.protocol.startswith("SASL") else "SSL"
+        protocol = "SSL"
+        if case.cluster.protocol.startswith("SASL"):
+            protocol = "SASL_SSL"
         yield Violation(
             Severity.WARNING,
             "kafka.security",

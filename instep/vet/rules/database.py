@@ -390,7 +390,9 @@ def hourly_limits(case: RuleContext) -> Iterator[Violation]:
 def password_expires(case: RuleContext) -> Iterator[Violation]:
     left_s = case.database.password_valid_s
     if left_s is not None and left_s < PASSWORD_DAYS_MIN * 86_400:
-        expiry = f"expires in {left_s / 86_400:.0f} days" if left_s > 0 else "has expired"
+        expiry = "has expired"
+        if left_s > 0:
+            expiry = f"expires in {left_s / 86_400:.0f} days"
         yield Violation(
             error_if(left_s < 86_400),
             _subject(case),
