@@ -14,7 +14,7 @@ import pytest
 
 from instep import extras
 from instep.local.broker import LocalCluster
-from tests.cli.test_cli import SETTINGS
+from tests.support.cli import SETTINGS
 
 ROOT = Path(__file__).parent.parent
 WITHOUT = """

@@ -16,15 +16,10 @@ from confluent_kafka import Producer
 from instep import settings
 from instep.kafka import connection, topics
 from instep.local.broker import LocalCluster
-from tests.cli.test_cli import SETTINGS, instep
+from tests.support.cli import SETTINGS, instep
 from tests.support.producing import IN_ORDER
+from tests.support.terminals import HOSTILE
 
-# colour and title, line breaks, a carriage return, C1 controls, directions, separators, private
-# use, a zero width
-EVIL = (
-    "\x1b[2J\x1b[31mred\x1b]0;owned\x07\r\ncontracts: ready\t\x08\x7f\x80\x9b31m"
-    "\u202egnp.exe\u2066\u2028\u2029\ue000\u200b\U000e0041"
-)
 MORE = '\n[pipelines.contracts.transitions]\nCREATED = ["QUEUED"]\nQUEUED = ["PRINTED"]\n'
 
 
@@ -62,16 +57,16 @@ def records() -> list[tuple[bytes, dict[str, object] | bytes]]:
         }
 
     return [
-        event(EVIL, 0, "CREATED", updated_at=EVIL),
-        event(EVIL, 1, "CREATED", note=EVIL),
-        event(EVIL, 2, "QUEUED", note=EVIL + EVIL),
-        event(EVIL, 3, EVIL),
-        event(EVIL, 4, "PRINTED", note=EVIL),
-        event("other", 1, "CREATED", note=EVIL),
-        (EVIL.encode(), b'{"doc_id": "' + EVIL.encode()),
-        (EVIL.encode() + b"\xff", EVIL.encode() + b"\xff"),
-        event(EVIL * 9, 1, "CREATED"),
-        (b"x", {"doc_id": {EVIL: EVIL}, "status": EVIL, "version": 1}),
+        event(HOSTILE, 0, "CREATED", updated_at=HOSTILE),
+        event(HOSTILE, 1, "CREATED", note=HOSTILE),
+        event(HOSTILE, 2, "QUEUED", note=HOSTILE + HOSTILE),
+        event(HOSTILE, 3, HOSTILE),
+        event(HOSTILE, 4, "PRINTED", note=HOSTILE),
+        event("other", 1, "CREATED", note=HOSTILE),
+        (HOSTILE.encode(), b'{"doc_id": "' + HOSTILE.encode()),
+        (HOSTILE.encode() + b"\xff", HOSTILE.encode() + b"\xff"),
+        event(HOSTILE * 9, 1, "CREATED"),
+        (b"x", {"doc_id": {HOSTILE: HOSTILE}, "status": HOSTILE, "version": 1}),
     ]
 
 
@@ -99,15 +94,17 @@ def run(folder: Path, *arguments: str, status: int = 0) -> subprocess.CompletedP
         (("dead", "list"), 0),
         (("dead", "list", "--each"), 0),
         (("dead", "replay", "--all"), 1),
-        (("dead", "drop", "--all", "--why", EVIL), 0),
+        (("dead", "drop", "--all", "--why", HOSTILE), 0),
         (("parked", "list"), 0),
-        (("parked", "show", EVIL), 0),
-        (("parked", "release", EVIL), 1),
-        (("show", EVIL), 0),
+        (("parked", "show", HOSTILE), 0),
+        (("parked", "release", HOSTILE), 1),
+        (("show", HOSTILE), 0),
         (("show", "other"), 0),
         (("status",), 0),
     ],
-    ids=lambda value: " ".join(value).replace(EVIL, "EVIL") if isinstance(value, tuple) else "",
+    ids=lambda value: (
+        " ".join(value).replace(HOSTILE, "HOSTILE") if isinstance(value, tuple) else ""
+    ),
 )
 def test_nothing_reaches_the_terminal_but_text(
     place: Path, arguments: tuple[str, ...], status: int
@@ -117,12 +114,12 @@ def test_nothing_reaches_the_terminal_but_text(
 
 @pytest.mark.parametrize(
     "arguments",
-    [("dead", "list", "--each"), ("parked", "show", EVIL), ("show", EVIL)],
+    [("dead", "list", "--each"), ("parked", "show", HOSTILE), ("show", HOSTILE)],
     ids=["dead", "parked", "show"],
 )
 def test_json_is_as_harmless_and_loses_nothing(place: Path, arguments: tuple[str, ...]) -> None:
     found = json.loads(run(place, *arguments, "--json").stdout)
-    assert EVIL in _texts(found)
+    assert HOSTILE in _texts(found)
 
 
 def _texts(value: Any) -> list[str]:
@@ -139,11 +136,11 @@ def _texts(value: Any) -> list[str]:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("show", f"nobody {EVIL}"),
-        ("parked", "show", f"nobody {EVIL}"),
-        ("dead", "show", EVIL),
+        ("show", f"nobody {HOSTILE}"),
+        ("parked", "show", f"nobody {HOSTILE}"),
+        ("dead", "show", HOSTILE),
         ("show", "\udcff"),
-        ("parked", "skip", EVIL, "--why", "\udcff"),
+        ("parked", "skip", HOSTILE, "--why", "\udcff"),
     ],
     ids=["show", "parked", "dead", "an id that is no UTF-8", "a text that is none"],
 )
@@ -157,8 +154,8 @@ def test_each_dead_letter_and_each_decision_can_be_looked_at(place: Path) -> Non
     for letter in letters:
         where = f"{letter['place']['partition']}:{letter['place']['offset']}"
         assert re.search(r"\\x1b|\\u202e|\\\\x1b", run(place, "dead", "show", where).stdout)
-    run(place, "parked", "skip", EVIL, "--why", EVIL, "--execute")
-    run(place, "parked", "show", EVIL)
-    assert "skipped" in run(place, "show", EVIL).stdout
-    assert "\\x1b" in run(place, "dead", "drop", "--all", "--why", EVIL, "--execute").stdout
-    run(place, "show", EVIL)
+    run(place, "parked", "skip", HOSTILE, "--why", HOSTILE, "--execute")
+    run(place, "parked", "show", HOSTILE)
+    assert "skipped" in run(place, "show", HOSTILE).stdout
+    assert "\\x1b" in run(place, "dead", "drop", "--all", "--why", HOSTILE, "--execute").stdout
+    run(place, "show", HOSTILE)

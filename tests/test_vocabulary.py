@@ -1,4 +1,4 @@
-"""Test the vocabulary: public class names are unique, and puzzling words are not used."""
+"""Test the vocabulary and layout: unique class names, plain words, helpers in tests/support."""
 
 from __future__ import annotations
 
@@ -96,3 +96,22 @@ def test_pages_use_plain_words(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
     found = [f"{number}: {line}" for number, line in enumerate(lines, 1) if WORDS.search(line)]
     assert not found, "\n".join(found)
+
+
+def imported_modules(file: Path) -> Iterator[str]:
+    """Yield the dotted names of the modules, or of the names in them, that a file imports."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_no_test_module_is_imported() -> None:
+    imports = {
+        (str(file.relative_to(ROOT)), name)
+        for file in (ROOT / "tests").rglob("*.py")
+        for name in imported_modules(file)
+        if re.search(r"^tests\..*\btest_", name)
+    }
+    assert not imports, "move what they share to tests/support"

@@ -18,7 +18,7 @@ from instep_bench import store
 from instep_bench.result import asked
 from tests.bench import made
 from tests.support import commands
-from tests.test_terminal import EVIL
+from tests.support.terminals import HOSTILE
 
 BENCHMARKS = ("polling", "apply", "freshness", "scale")
 
@@ -125,9 +125,9 @@ def test_a_benchmark_is_refused_before_it_begins(home: Path, tmp_path: Path) -> 
 def test_a_result_does_nothing_to_the_terminal(home: Path) -> None:
     folder = home / "state" / "bench"
     folder.mkdir(parents=True)
-    given = made.result(made.speed([1.0, 2.0], target=EVIL), command=EVIL, target=EVIL)
-    store.keep(msgspec.structs.replace(given, machine={EVIL: EVIL}), folder)
-    store.keep(made.result(made.memory([1.0], role=EVIL)), folder)
+    given = made.result(made.speed([1.0, 2.0], target=HOSTILE), command=HOSTILE, target=HOSTILE)
+    store.keep(msgspec.structs.replace(given, machine={HOSTILE: HOSTILE}), folder)
+    store.keep(made.result(made.memory([1.0], role=HOSTILE)), folder)
     first, second = (file.stem for file in store.results(folder))
     for command in (
         ("list",),

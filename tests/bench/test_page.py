@@ -12,13 +12,13 @@ from instep.report.tables import Plot, PlotKind, ReportTable, Series
 from instep_bench import charts, page
 from instep_bench.result import BenchResult, Figure
 from tests.bench import made
-from tests.lab.test_report import EVIL, self_contained
+from tests.support.web_pages import HOSTILE, self_contained
 
 
 def test_the_page_has_all_of_the_result() -> None:
     text = page.render({"one": made.result(target="postgres")})
-    seen = self_contained(text)
-    shown = " ".join(seen.text)
+    parsed = self_contained(text)
+    shown = " ".join(parsed.text)
     for words in (
         *(
             "instep bench apply --rounds 3",
@@ -42,21 +42,21 @@ def test_the_page_has_all_of_the_result() -> None:
         ),
     ):
         assert words in shown, words
-    assert seen.tags.count("img") == 3
-    assert seen.tags.count("figure") == seen.tags.count("summary") - 1
-    [policy] = [value for _, value in seen.attributes if value.startswith("default-src")]
+    assert parsed.tags.count("img") == 3
+    assert parsed.tags.count("figure") == parsed.tags.count("summary") - 1
+    [policy] = [value for _, value in parsed.attributes if value.startswith("default-src")]
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
 
 
 def test_a_page_of_several_leads_to_each() -> None:
-    seen = self_contained(page.render({"one": made.result(), "two": made.result()}))
-    links = [value[1:] for name, value in seen.attributes if name == "href"]
+    parsed = self_contained(page.render({"one": made.result(), "two": made.result()}))
+    links = [value[1:] for name, value in parsed.attributes if name == "href"]
     assert len(links) == 2
-    assert set(links) <= {value for name, value in seen.attributes if name == "id"}
+    assert set(links) <= {value for name, value in parsed.attributes if name == "id"}
 
 
 def test_hostile_text_stays_text() -> None:
-    hostile = EVIL.replace("\ud800", "")
+    hostile = HOSTILE.replace("\ud800", "")
     figure = Figure(
         name=hostile, unit=hostile, better="less", labels={hostile: hostile}, values=[1.0, 2.0]
     )
@@ -80,9 +80,9 @@ def test_hostile_text_stays_text() -> None:
         notes=[hostile],
     )
     text = page.render({hostile: result, "two": result})
-    seen = self_contained(text)
-    assert "script" not in seen.tags
-    assert "<script>alert(1)</script>" in "".join(seen.text)
+    parsed = self_contained(text)
+    assert "script" not in parsed.tags
+    assert "<script>alert(1)</script>" in "".join(parsed.text)
 
 
 def test_figures_are_tabulated_by_their_labels() -> None:

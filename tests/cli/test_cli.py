@@ -26,63 +26,18 @@ from instep.demo.pipeline_process import PipelineProcess
 from instep.local.broker import LocalCluster
 from instep.local.ports import free
 from instep.sinks import inspection
-from tests.support import commands, probes
+from tests.support import probes
+from tests.support.cli import EVENTS, SETTINGS, instep, prepare_folder
 from tests.support.databases import run_sql
 from tests.support.transactions import apply, begun, event, record
 from tests.support.waiting import wait_until
-
-SETTINGS = """
-[kafka]
-bootstrap = "{bootstrap}"
-
-[pipelines.contracts]
-topic = "{topic}"
-target = "sqlite:///contracts.db"
-table = "contract_document"
-key = "doc_no"
-
-[pipelines.contracts.event]
-document = "doc_id"
-status = "status"
-order = "version"
-at = "updated_at"
-
-[pipelines.contracts.columns]
-print_status = "status"
-print_version = "version"
-printed_at = "updated_at"
-"""
-
-
-def instep(
-    folder: Path, *arguments: str, given: str = "", **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a command in its own process."""
-    return commands.run(arguments, cwd=folder, env={**os.environ, **environment}, given=given)
 
 
 @pytest.fixture
 def place(tmp_path: Path, broker: LocalCluster) -> Path:
     """Make a folder with a settings file, and the topic that it names."""
-    topic = f"cli-{uuid.uuid4().hex[:8]}"
-    (tmp_path / "instep.toml").write_text(
-        SETTINGS.format(bootstrap=broker.bootstrap, topic=topic), encoding="utf-8"
-    )
-    assert instep(tmp_path, "topics", "create", topic, "-p", "2", "--execute").returncode == 0
+    prepare_folder(tmp_path, broker.bootstrap)
     return tmp_path
-
-
-EVENTS = "\n".join(
-    json.dumps(
-        {
-            "doc_id": f"d{number}",
-            "status": "PRINTED",
-            "version": 1,
-            "updated_at": "2026-11-01T08:00:00Z",
-        }
-    )
-    for number in range(20)
-)
 
 
 ODD = "odd\u001b[31m\nid"

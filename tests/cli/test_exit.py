@@ -11,7 +11,7 @@ import pytest
 
 from instep import errors
 from instep.cli import exit_status
-from tests.cli.test_cli import SETTINGS, instep
+from tests.support.cli import SETTINGS, instep
 
 WRONG = [
     (("run", "nobody"), 2),

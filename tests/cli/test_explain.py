@@ -12,7 +12,7 @@ from instep import errors
 from instep.cli import explain
 from instep.document.reasons import Reason
 from instep.vet import rules
-from tests.cli.test_cli import instep
+from tests.support.cli import instep
 
 ROOT = Path(__file__).parents[2]
 STOPS = {kind.code for kind in errors.NamedStop.__subclasses__()}

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from instep.cli import watch
 from instep.local.broker import LocalCluster
-from tests.cli.test_cli import EVENTS, SETTINGS, instep
+from tests.support.cli import EVENTS, SETTINGS, instep
 from tests.support.terminals import HIDE_CURSOR, SHOW_CURSOR, OnTerminal
 
 ODD = "[bold]x[/nothing]"  # markup to rich, a name to us

@@ -18,7 +18,7 @@ from instep.terminal import BAR_DONE, Tone
 SAMPLE = ProgressSample(
     31.4, 9_000, 105, 2_700.0, 36_073, 18_036, {0: 4509, 1: 4509, 2: 4509, 3: 4509}
 )
-EVIL = "<script>alert(1)</script>\x1b[2J[red]"
+HOSTILE = "<script>alert(1)</script>\x1b[2J[red]"
 RESULT = DemoResult(
     documents=9_000,
     events=36_065,
@@ -34,9 +34,9 @@ RESULT = DemoResult(
     differences=0,
     naive=Naive(26, 25, 0, 1),
     faults=[Outage("kill -9 of the broker", {0: 10, 1: 20}, {0: 15, 1: 20}, 4.2)],
-    document=EVIL,
+    document=HOSTILE,
     life=[
-        StoryEvent("0:12", EVIL, 3, datetime(2026, 11, 1, 8, tzinfo=UTC), "stale", 12.5),
+        StoryEvent("0:12", HOSTILE, 3, datetime(2026, 11, 1, 8, tzinfo=UTC), "stale", 12.5),
         StoryEvent("0:13", "X", None, None, "dead", None),
     ],
     dead_letter="0:9",

@@ -15,7 +15,7 @@ from instep_lab import store
 from instep_lab.verdict import PartOutcome, Role, VerdictPart
 from tests.lab import labs
 from tests.support import commands
-from tests.test_terminal import EVIL
+from tests.support.terminals import HOSTILE
 
 # the command line, with additional claims
 PROGRAM = """
@@ -207,17 +207,17 @@ def test_a_damaged_run(home: Path, kept: Path, name: str) -> None:
 
 def test_a_run_does_nothing_to_the_terminal(home: Path, kept: Path) -> None:
     run = store.begin(
-        kept, labs.run_of("probe-1", EVIL.replace("/", ""), id_="20261103T080000-quick-7")
+        kept, labs.run_of("probe-1", HOSTILE.replace("/", ""), id_="20261103T080000-quick-7")
     )
-    parts = [VerdictPart(Role.STATEMENT, EVIL, PartOutcome.PASS, EVIL)]
+    parts = [VerdictPart(Role.STATEMENT, HOSTILE, PartOutcome.PASS, HOSTILE)]
     table, plot = (
-        ReportTable(EVIL, [EVIL], [[EVIL]]),
-        Plot(EVIL, EVIL, EVIL, [Series(EVIL, [(EVIL, 1.0)])]),
+        ReportTable(HOSTILE, [HOSTILE], [[HOSTILE]]),
+        Plot(HOSTILE, HOSTILE, HOSTILE, [Series(HOSTILE, [(HOSTILE, 1.0)])]),
     )
     store.write_result(run, labs.result_of("probe-1", parts, tables=[table], plots=[plot]))
-    store.write_settings(run / "probe-1", {EVIL: EVIL})
+    store.write_settings(run / "probe-1", {HOSTILE: HOSTILE})
     (run / "probe-1" / "timeline.jsonl").write_text(
-        json.dumps({EVIL: EVIL}) + "\n", encoding="utf-8"
+        json.dumps({HOSTILE: HOSTILE}) + "\n", encoding="utf-8"
     )
     for command in (
         ("show",),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import html.parser
 import itertools
 import math
 import re
@@ -25,13 +23,8 @@ from instep_lab.report import contents, markdown, page
 from instep_lab.report.contents import LabReport
 from instep_lab.verdict import ClaimVerdict, Judgement, PartOutcome, Role, VerdictPart
 from tests.lab import labs
+from tests.support.web_pages import HOSTILE, ParsedPage, harmless_drawing, pictures, self_contained
 
-EVIL = (
-    "<script>alert(1)</script>\"'><img src=x onerror=y>&amp;`]]>\x1b[31m\x00\r\n"
-    "\u202e\ud800|*_[a](b)"
-    "</style></title>"
-)
-PICTURE = "data:image/svg+xml;base64,"
 KNOWN = {id_: labs.claim_of(id_) for id_ in ("probe-1", "probe-2", "probe-3")}
 
 
@@ -40,143 +33,46 @@ def report(tmp_path: Path) -> LabReport:
     return contents.gather(labs.a_run(tmp_path), KNOWN)
 
 
-def evil_report() -> LabReport:
+def hostile_report() -> LabReport:
     """Return a run with hostile text in every field."""
     result = ClaimResult(
-        claim=EVIL,
+        claim=HOSTILE,
         tier=Tier.QUICK,
         seed=1,
-        judgement=Judgement(ClaimVerdict.DEPENDS, EVIL),
-        parts=[VerdictPart(Role.STATEMENT, EVIL, PartOutcome.PASS, EVIL)],
-        tables=[ReportTable(EVIL, [EVIL, EVIL], [[EVIL, 1], [None, 2.5, EVIL]])],
+        judgement=Judgement(ClaimVerdict.DEPENDS, HOSTILE),
+        parts=[VerdictPart(Role.STATEMENT, HOSTILE, PartOutcome.PASS, HOSTILE)],
+        tables=[ReportTable(HOSTILE, [HOSTILE, HOSTILE], [[HOSTILE, 1], [None, 2.5, HOSTILE]])],
         plots=[
             Plot(
-                EVIL,
-                EVIL,
-                EVIL,
-                [Series(EVIL, [(EVIL, 1.0)]), Series(EVIL + "2", [(EVIL, None)])],
+                HOSTILE,
+                HOSTILE,
+                HOSTILE,
+                [Series(HOSTILE, [(HOSTILE, 1.0)]), Series(HOSTILE + "2", [(HOSTILE, None)])],
                 kind=kind,
             )
             for kind in PlotKind
         ],
-        command=EVIL,
-        begun_at=EVIL,
+        command=HOSTILE,
+        begun_at=HOSTILE,
     )
-    claim = Claim(EVIL, EVIL, EVIL, EVIL, (EVIL,), 1, True, None, lambda _trial: None)
+    claim = Claim(
+        HOSTILE, HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), 1, True, None, lambda _trial: None
+    )
     run = store.LabRun(
-        id=EVIL,
+        id=HOSTILE,
         tier=Tier.QUICK,
         seed=1,
-        claims=[EVIL],
-        command=EVIL,
-        begun_at=EVIL,
-        machine={EVIL: EVIL},
-        releases={EVIL + "2": EVIL},
-        cluster=EVIL,
+        claims=[HOSTILE],
+        command=HOSTILE,
+        begun_at=HOSTILE,
+        machine={HOSTILE: HOSTILE},
+        releases={HOSTILE + "2": HOSTILE},
+        cluster=HOSTILE,
     )
-    settings_ = {EVIL.replace("\ud800", ""): {"acks": [EVIL.replace("\ud800", "")]}}
-    return LabReport(run, (contents.Section(EVIL, claim, result, settings_, ({EVIL: EVIL},)),))
-
-
-class Seen(html.parser.HTMLParser):
-    """The elements and attributes that a browser would see."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.open: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self.text: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-ELEMENTS = {
-    *(
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "main",
-        "header",
-        "nav",
-        "section",
-        "h1",
-        "h2",
-        "h3",
-        "p",
-        "dl",
-        "dt",
-        "dd",
-    ),
-    *(
-        "div",
-        "table",
-        "caption",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "a",
-        "span",
-        "strong",
-        "code",
-        "pre",
-        "figure",
-        "details",
-    ),
-    *("summary", "img"),
-}
-
-
-def self_contained(text: str) -> Seen:
-    seen = Seen(text)
-    assert seen.open == []
-    assert set(seen.tags) <= ELEMENTS
-    for name, value in seen.attributes:
-        assert not name.startswith("on"), name
-        assert name not in ("style", "srcset", "xlink:href")
-        assert name != "src" or value.startswith(PICTURE)
-        assert name != "href" or value.startswith("#")
-    assert "url(" not in text
-    assert "@import" not in text
-    assert "://" not in text
-    for drawing in pictures(seen):
-        harmless_drawing(drawing)
-    return seen
-
-
-def pictures(seen: Seen) -> list[str]:
-    """Return the embedded SVG documents."""
-    sources = [value for name, value in seen.attributes if name == "src"]
-    return [base64.b64decode(one.removeprefix(PICTURE)).decode() for one in sources]
-
-
-def harmless_drawing(text: str) -> ET.Element:
-    """Check that an SVG document is well-formed, loads nothing and runs nothing."""
-    root = ET.fromstring(text)
-    for one in root.iter():
-        assert one.tag.rpartition("}")[2] not in ("script", "image", "foreignObject", "a")
-        for name, value in one.attrib.items():
-            assert not name.startswith("on"), name
-            assert not name.endswith("href") or value.startswith("#"), value
-            assert "url(" not in value.replace("url(#", "")
-    return root
+    settings_ = {HOSTILE.replace("\ud800", ""): {"acks": [HOSTILE.replace("\ud800", "")]}}
+    return LabReport(
+        run, (contents.Section(HOSTILE, claim, result, settings_, ({HOSTILE: HOSTILE},)),)
+    )
 
 
 def words_of(text: str) -> list[str]:
@@ -185,8 +81,8 @@ def words_of(text: str) -> list[str]:
 
 
 def test_the_page_has_all_of_the_run(report: LabReport) -> None:
-    seen = self_contained(page.render(report))
-    text = " ".join(seen.text)
+    parsed = self_contained(page.render(report))
+    text = " ".join(parsed.text)
     for words in (
         *(
             "probe-1",
@@ -211,31 +107,31 @@ def test_the_page_has_all_of_the_run(report: LabReport) -> None:
         ),
     ):
         assert words in text, words
-    anchors = {value for name, value in seen.attributes if name == "id"}
-    assert {value[1:] for name, value in seen.attributes if name == "href"} == anchors
-    assert len(pictures(seen)) == 3
-    assert "Lost records: records by acks" in [v for name, v in seen.attributes if name == "alt"]
+    anchors = {value for name, value in parsed.attributes if name == "id"}
+    assert {value[1:] for name, value in parsed.attributes if name == "href"} == anchors
+    assert len(pictures(parsed)) == 3
+    assert "Lost records: records by acks" in [v for name, v in parsed.attributes if name == "alt"]
 
 
 def test_the_page_forbids_all_but_its_own_style(report: LabReport) -> None:
-    seen = Seen(page.render(report))
-    [policy] = [value for _, value in seen.attributes if value.startswith("default-src")]
+    parsed = ParsedPage(page.render(report))
+    [policy] = [value for _, value in parsed.attributes if value.startswith("default-src")]
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
     assert "unsafe" not in policy
-    assert seen.tags.count("style") == 1
+    assert parsed.tags.count("style") == 1
 
 
 def test_hostile_text_stays_text() -> None:
-    text = page.render(evil_report())
-    seen = self_contained(text)
-    assert "script" not in seen.tags
-    assert len(pictures(seen)) == seen.tags.count("img") == len(PlotKind)
+    text = page.render(hostile_report())
+    parsed = self_contained(text)
+    assert "script" not in parsed.tags
+    assert len(pictures(parsed)) == parsed.tags.count("img") == len(PlotKind)
     assert not any(one in text for one in "\x1b\x00\r\u202e\ud800")
-    assert "<script>alert(1)</script>" in "".join(seen.text)
+    assert "<script>alert(1)</script>" in "".join(parsed.text)
 
 
 def test_hostile_text_stays_text_in_markdown() -> None:
-    files = markdown.pages(evil_report())
+    files = markdown.pages(hostile_report())
     text = files.pop("claims.md")
     outside = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
     outside = re.sub(r"(?<![`\\])(`+)(?!`).*?(?<!`)\1(?!`)", "", outside)
@@ -325,7 +221,7 @@ numbers = st.one_of(
     st.integers(-5, 10**9).map(float),
 )
 cells = st.one_of(
-    st.text(max_size=8), st.integers(-(10**18), 10**18), st.floats(), st.none(), st.just(EVIL)
+    st.text(max_size=8), st.integers(-(10**18), 10**18), st.floats(), st.none(), st.just(HOSTILE)
 )
 plots_of_any_kind = st.builds(
     Plot,

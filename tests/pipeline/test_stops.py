@@ -38,7 +38,7 @@ from instep.pipeline.apply import batch
 from instep.pipeline.runner import Runner, RunnerState
 from instep.sinks import inspection, preparation, tables
 from instep.sinks.target import Position
-from tests.cli.test_cli import instep
+from tests.support.cli import instep
 from tests.support.databases import declare, run_sql
 from tests.support.pipelines import drained
 from tests.support.runs import event, rows, send

@@ -18,6 +18,12 @@ from typing import Self
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# colour and title, line breaks, a carriage return, C1 controls, directions, separators, private
+# use, a zero width
+HOSTILE = (
+    "\x1b[2J\x1b[31mred\x1b]0;owned\x07\r\ncontracts: ready\t\x08\x7f\x80\x9b31m"
+    "\u202egnp.exe\u2066\u2028\u2029\ue000\u200b\U000e0041"
+)
 
 
 class OnTerminal:

@@ -10,11 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import test_cli
-from tests.cli.test_cli import instep
+from instep.local.broker import LocalCluster
+from tests.support.cli import instep, prepare_folder
 from tests.support.waiting import wait_until
 
-place = test_cli.place
+
+@pytest.fixture
+def place(tmp_path: Path, broker: LocalCluster) -> Path:
+    """Make a folder with a settings file, and the topic that it names."""
+    prepare_folder(tmp_path, broker.bootstrap)
+    return tmp_path
+
 
 ACCEPTED = """
 [vet.accept]

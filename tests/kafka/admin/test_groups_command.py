@@ -19,11 +19,10 @@ from instep.cli import output
 from instep.kafka import connection, groups, offsets, places
 from instep.kafka.admin import consumer_groups, resets
 from instep.local.broker import LocalCluster
-from tests.cli.test_cli import SETTINGS, instep
 from tests.kafka import tools
-from tests.kafka.admin.test_topics_command import refused, refused_here, reported
+from tests.support.cli import SETTINGS, instep, refused, refused_in_process, reported
 from tests.support.open_transaction import wait_until_ended
-from tests.support.producing import IN_ORDER
+from tests.support.producing import fill
 from tests.support.waiting import wait_until
 
 
@@ -70,19 +69,6 @@ def _dashed(*values: int | None) -> list[str]:
 def _who(part: dict[str, Any]) -> list[str]:
     there = part["member"]
     return [there["id"], f"/{there['host']}", there["client_id"]] if there else ["-", "-", "-"]
-
-
-def fill(
-    cluster: connection.Cluster, topic: str, *counts: int, timestamp_ms: int | None = None
-) -> None:
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, **IN_ORDER})
-    begins_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
-    for partition, count in enumerate(counts):
-        for number in range(count):
-            producer.produce(
-                topic, f"{number}".encode(), partition=partition, timestamp=begins_ms + number
-            )
-    assert producer.flush(30) == 0
 
 
 def test_lag_and_members_are_those_of_kafkas_own_tool(
@@ -217,7 +203,7 @@ def test_which_groups_are_described_must_be_said(
     place: Path, monkeypatch: pytest.MonkeyPatch, group: str
 ) -> None:
     for arguments in ([], [group, "--all"]):
-        assert "which groups to describe" in refused_here(
+        assert "which groups to describe" in refused_in_process(
             place, monkeypatch, "groups", "describe", *arguments
         )
 
@@ -329,7 +315,7 @@ def test_a_broken_file_is_refused_by_its_line(text: str, says: str) -> None:
 def test_an_impossible_reset_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch, group: str, arguments: list[str], says: str
 ) -> None:
-    assert says in refused_here(place, monkeypatch, "groups", "reset", group, *arguments)
+    assert says in refused_in_process(place, monkeypatch, "groups", "reset", group, *arguments)
 
 
 @pytest.mark.parametrize(

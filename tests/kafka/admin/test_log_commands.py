@@ -19,12 +19,10 @@ from instep.document import partition
 from instep.kafka import connection, groups
 from instep.kafka.admin import consumer_groups, filters, rendering, tail
 from instep.local.broker import LocalCluster
-from tests.cli.test_cli import instep
 from tests.kafka import tools
-from tests.kafka.admin.test_groups_command import fill
-from tests.kafka.admin.test_topics_command import refused, refused_here, reported
+from tests.support.cli import instep, refused, refused_in_process, reported
 from tests.support.open_transaction import wait_until_ended
-from tests.support.producing import IN_ORDER
+from tests.support.producing import IN_ORDER, fill
 from tests.support.waiting import wait_until
 
 AT_MS = 1_790_000_000_000
@@ -331,7 +329,7 @@ def test_peek_explains_why_it_cannot_read(
     arguments: list[str],
     says: str,
 ) -> None:
-    assert says in refused_here(place, monkeypatch, "peek", new_topic(1), *arguments)
+    assert says in refused_in_process(place, monkeypatch, "peek", new_topic(1), *arguments)
 
 
 @pytest.mark.parametrize(

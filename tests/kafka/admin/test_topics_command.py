@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from typer.testing import CliRunner
 
-from instep import cli, errors, settings
+from instep import settings
 from instep.cli import output
 from instep.kafka import configs, connection, layout, topics
 from instep.kafka.admin import topic_admin, topic_details
 from instep.local.broker import LocalCluster
-from tests.cli.test_cli import SETTINGS, instep
+from tests.support.cli import SETTINGS, instep, refused, refused_in_process, reported
 from tests.support.producing import IN_ORDER
 
 
@@ -33,26 +30,6 @@ def place(tmp_path: Path, broker: LocalCluster, new_topic: Callable[..., str]) -
 
 def followed(place: Path) -> str:
     return settings.load(place / "instep.toml").pipelines["contracts"].topic
-
-
-def reported(place: Path, *arguments: str) -> Any:
-    done = instep(place, *arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def refused(place: Path, *arguments: str) -> str:
-    done = instep(place, *arguments)
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
-    return done.stderr
-
-
-def refused_here(place: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-    """Return the error of a command that runs within this process: for many small mistakes."""
-    monkeypatch.chdir(place)
-    done = CliRunner().invoke(cli.build_app(), arguments)
-    assert isinstance(done.exception, errors.SettingsError), done
-    return str(done.exception)
 
 
 def test_the_list_hides_kafkas_own(place: Path, cluster: connection.Cluster) -> None:
@@ -193,7 +170,7 @@ def test_each_topic_that_is_created_is_reported(place: Path, cluster: connection
 def test_what_cannot_be_created_says_what_to_do(
     place: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
 ) -> None:
-    assert says in refused_here(
+    assert says in refused_in_process(
         place, monkeypatch, "topics", "create", f"never-{uuid.uuid4().hex[:8]}", *arguments
     )
 
