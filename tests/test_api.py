@@ -70,7 +70,7 @@ def rows(folder: Path) -> list[tuple[str, str, int]]:
         database.close()
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     for name in instep.__all__:
         assert getattr(instep, name).__doc__, name
     assert set(instep.__all__) <= set(dir(instep))
@@ -127,7 +127,7 @@ def test_run_in_a_thread_of_a_service(tmp_path: Path, broker_address: str, topic
     ("names", "what"),
     [(["contract"], "no pipeline 'contract'"), ([], "no pipeline is declared or named")],
 )
-def test_wrong_names(tmp_path: Path, names: list[str], what: str) -> None:
+def test_wrong_names_are_refused(tmp_path: Path, names: list[str], what: str) -> None:
     file = write_settings(tmp_path, "127.0.0.1:1", "status")
     with pytest.raises(instep.errors.SettingsError, match=what):
         instep.run(file, pipelines=names)

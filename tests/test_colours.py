@@ -36,7 +36,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Tty:
 ROWS = [("a", "dead"), ("dead", "running"), ("\x1b[2J", "dead\x1b[31m")]
 
 
-def test_a_table_colours_the_words_of_its_columns_of_states_only(screen: Tty) -> None:
+def test_a_table_colours_only_its_state_columns(screen: Tty) -> None:
     head, first, second, third = output.table(("SERVER", "STATE"), ROWS).split("\n")
     assert head == f"{BOLD}SERVER {OFF}  {BOLD}STATE       {OFF}"
     assert first == f"a        {RED}dead        {OFF}"
@@ -44,14 +44,14 @@ def test_a_table_colours_the_words_of_its_columns_of_states_only(screen: Tty) ->
     assert third == r"\x1b[2J  dead\x1b[31m"
 
 
-def test_without_a_terminal_a_table_is_the_same_text() -> None:
+def test_a_table_without_a_terminal_has_no_colours() -> None:
     assert (
         output.table(("SERVER", "STATE"), ROWS[:2])
         == "SERVER  STATE\na       dead\ndead    running"
     )
 
 
-def test_an_error_is_red_and_what_to_do_is_not(screen: Tty) -> None:
+def test_an_error_is_red_and_its_remedy_is_not(screen: Tty) -> None:
     output.say("instep: the table\x1b is gone\nmake it again")
     output.say("contracts: in step", Tone.GOOD)
     assert screen.getvalue() == (
@@ -60,7 +60,7 @@ def test_an_error_is_red_and_what_to_do_is_not(screen: Tty) -> None:
     )
 
 
-def test_no_colour_where_it_is_not_wanted(screen: Tty, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_turns_colours_off(screen: Tty, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     output.say("instep: gone")
     assert screen.getvalue() == "instep: gone\n"
@@ -79,5 +79,5 @@ def test_no_colour_where_it_is_not_wanted(screen: Tty, monkeypatch: pytest.Monke
         ("", Tone.NONE),
     ],
 )
-def test_the_first_word_of_a_state_has_the_colour(text: str, tone: Tone) -> None:
+def test_the_first_word_of_a_state_decides_the_colour(text: str, tone: Tone) -> None:
     assert terminal.tone_of(text) is tone

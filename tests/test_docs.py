@@ -92,7 +92,7 @@ def test_an_undocumented_public_name_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("page", ROOT_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_pages_outside_of_the_site_link_only_to_files(page: Path) -> None:
+def test_pages_outside_the_site_link_only_to_existing_files(page: Path) -> None:
     """Allow only links to files.
 
     README and the others are also read in the repository, where generated pages do not exist.
@@ -102,7 +102,7 @@ def test_pages_outside_of_the_site_link_only_to_files(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_that_is_named_exists(page: Path) -> None:
+def test_every_command_in_the_docs_exists(page: Path) -> None:
     """Find commands in code spans and in code blocks: `instep show C-1`."""
     text = page.read_text(encoding="utf-8")
     fenced = "\n".join(re.findall(r"^ *```[a-z]*\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL))
@@ -113,7 +113,7 @@ def test_every_command_that_is_named_exists(page: Path) -> None:
     assert named <= cli.command_names()
 
 
-def test_every_code_that_is_named_exists() -> None:
+def test_every_code_in_the_docs_exists() -> None:
     """Find codes that no longer exist, for example of a renamed rule."""
     codes = {kind.code for kind in errors.NamedStop.__subclasses__()}
     codes |= rules.ALL.keys() | {reason.value for reason in Reason}
@@ -176,7 +176,7 @@ def test_python_examples_run(
         ("docs/guides/handle-rejected-events.md", ""),
     ],
 )
-def test_the_story_of_a_page(
+def test_the_commands_of_a_page_run_in_order(
     page: str, ends_with: str, print_status: LocalCluster, tmp_path: Path
 ) -> None:
     """Run a page's commands with its settings. Only the broker and the topic's name differ."""
@@ -233,7 +233,7 @@ def test_a_recording_gives_the_same_small_picture_every_time() -> None:
     ET.fromstring(picture)
 
 
-def test_the_committed_recording_is_small_and_holds_no_path_of_a_machine() -> None:
+def test_the_committed_recording_is_small_and_contains_no_machine_path() -> None:
     picture = (ROOT / "docs" / "images" / "demo.svg").read_text(encoding="utf-8")
     assert len(picture) < 200_000
     assert not re.search(r"/(work|home|root|tmp)/", picture)

@@ -45,7 +45,9 @@ def without(
     )
 
 
-def test_what_needs_no_spark_works_without_it(tmp_path: Path, broker: LocalCluster) -> None:
+def test_commands_without_spark_work_when_it_is_not_installed(
+    tmp_path: Path, broker: LocalCluster
+) -> None:
     """Run topics, init, emit, status, groups, peek, up and down."""
     (tmp_path / "instep.toml").write_text(
         SETTINGS.format(bootstrap=broker.bootstrap, topic="no-spark"), encoding="utf-8"

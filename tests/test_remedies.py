@@ -39,7 +39,7 @@ def sound(error: errors.InstepError | None) -> errors.InstepError:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_type_has_a_usual_remedy(kind: type[errors.InstepError]) -> None:
+def test_every_error_type_has_a_default_remedy(kind: type[errors.InstepError]) -> None:
     assert sound(kind("x")).remedy == kind.usual_remedy
     assert sound(kind("x", "do this")).remedy == "do this"
 
@@ -54,7 +54,7 @@ def _raised(tree: ast.AST) -> Iterator[tuple[str, int, ast.Call]]:
                 yield name, node.lineno, node
 
 
-def test_settings_and_missing_parts_are_refused_with_a_remedy_of_their_own() -> None:
+def test_settings_errors_and_missing_parts_have_their_own_remedy() -> None:
     without = [
         f"{file.relative_to(ROOT)}:{line} {name}"
         for package in ("instep", "instep_lab", "instep_bench")
@@ -123,7 +123,7 @@ def test_every_error_of_kafka_has_a_remedy(topic: str | None) -> None:
         sound(faults.translate(KafkaError(code), operation))
 
 
-def test_a_topic_that_is_misspelt_is_not_created() -> None:
+def test_the_remedy_for_a_misspelt_topic_does_not_create_it() -> None:
     error = sound(faults.topic_missing("print-staus", "broker:9092", ["print-status", "other"]))
     assert "did you mean 'print-status'?" in error.what
     assert error.remedy.startswith("correct the name of the topic")

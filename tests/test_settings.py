@@ -214,7 +214,7 @@ def test_a_whole_url_from_the_environment_stays_as_it_is() -> None:
     ],
     ids=lambda value: value[-30:],
 )
-def test_refused_by_name(text: str, words: str) -> None:
+def test_an_invalid_setting_is_refused_with_its_name(text: str, words: str) -> None:
     with pytest.raises(errors.SettingsError) as caught:
         settings.parse(text, SECRETS)
     assert words in str(caught.value)
@@ -292,14 +292,16 @@ def test_the_environment_overrides_the_file(
         ("INSTEP__SPARK__CONF", "{", "must be JSON"),
     ],
 )
-def test_a_variable_that_fits_nothing(variable: str, value: str, words: str) -> None:
+def test_an_environment_variable_that_matches_no_setting_is_refused(
+    variable: str, value: str, words: str
+) -> None:
     with pytest.raises(errors.SettingsError) as caught:
         settings.parse(GOOD, {**SECRETS, variable: value})
     assert words in str(caught.value)
     assert caught.value.remedy
 
 
-def test_the_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(GOOD, encoding="utf-8")
     assert "contracts" in settings.load(file, SECRETS).pipelines
@@ -312,7 +314,7 @@ def test_the_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         settings.load(tmp_path / "gone.toml", {})
 
 
-def test_an_unknown_pipeline_is_reported_the_nearest() -> None:
+def test_an_unknown_pipeline_suggests_the_nearest_name() -> None:
     found = settings.parse(GOOD, SECRETS)
     with pytest.raises(errors.SettingsError, match="did you mean 'contracts'"):
         settings.pipeline(found, "contract")
@@ -320,13 +322,13 @@ def test_an_unknown_pipeline_is_reported_the_nearest() -> None:
         settings.pipeline(settings.Settings(), "contract")
 
 
-def test_every_setting_has_a_help() -> None:
+def test_every_setting_has_a_help_text() -> None:
     for key, kind, _, text in settings.describe():
         assert text, key
         assert kind, key
 
 
-def test_what_is_in_force_is_shown_without_its_secrets() -> None:
+def test_effective_settings_are_shown_without_secrets() -> None:
     text = changed("@db/contracts", "@db/contracts?sslpassword=hidden").replace(
         "[pipelines.contracts]",
         '[spark]\nconf = { "spark.hadoop.fs.s3a.secret.key" = "hidden" }\n\n[pipelines.contracts]',
@@ -364,7 +366,7 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
         )
 
 
-def test_what_came_from_the_environment_is_never_shown() -> None:
+def test_values_from_the_environment_are_never_shown() -> None:
     """Show only the file's own text, whatever the key is called."""
     text = """
     [kafka]
@@ -413,7 +415,7 @@ def test_what_came_from_the_environment_is_never_shown() -> None:
         "x.service.account.private.key",
     ],
 )
-def test_what_may_be_secret_is_masked_by_its_name(name: str) -> None:
+def test_values_with_a_secret_sounding_name_are_masked(name: str) -> None:
     declared = settings.parse(
         f'spark.conf = {{ "{name}" = "hidden" }}\n'
         f'publishers.p = {{ topic = "t", config = {{ "{name}" = "hidden" }} }}',
@@ -430,7 +432,7 @@ def test_a_password_that_looks_like_a_url_is_masked() -> None:
     assert "den" not in str(settings.effective(settings.parse(text, {})))
 
 
-def test_every_value_says_where_it_comes_from(tmp_path: Path) -> None:
+def test_every_value_names_its_origin(tmp_path: Path) -> None:
     file = tmp_path / "instep.toml"
     file.write_text(
         """
@@ -485,7 +487,7 @@ def test_names_with_dots_need_no_quotes() -> None:
     assert declared.publishers["print"].config == {"acks": 1, "enable.idempotence": False}
 
 
-def test_files_are_named_from_the_root() -> None:
+def test_paths_are_made_absolute() -> None:
     """Make paths absolute: Spark's tasks and its JVM may run in another folder."""
     declared = settings.parse(
         'kafka.security = { protocol = "SSL", ca = "ca.pem", certificate = "/c.pem",'

@@ -106,7 +106,7 @@ def run(folder: Path, *arguments: str, status: int = 0) -> subprocess.CompletedP
         " ".join(value).replace(HOSTILE, "HOSTILE") if isinstance(value, tuple) else ""
     ),
 )
-def test_nothing_reaches_the_terminal_but_text(
+def test_only_text_reaches_the_terminal(
     place: Path, arguments: tuple[str, ...], status: int
 ) -> None:
     assert run(place, *arguments, status=status).stdout
@@ -117,7 +117,7 @@ def test_nothing_reaches_the_terminal_but_text(
     [("dead", "list", "--each"), ("parked", "show", HOSTILE), ("show", HOSTILE)],
     ids=["dead", "parked", "show"],
 )
-def test_json_is_as_harmless_and_loses_nothing(place: Path, arguments: tuple[str, ...]) -> None:
+def test_json_output_is_harmless_and_complete(place: Path, arguments: tuple[str, ...]) -> None:
     found = json.loads(run(place, *arguments, "--json").stdout)
     assert HOSTILE in _texts(found)
 
@@ -144,11 +144,11 @@ def _texts(value: Any) -> list[str]:
     ],
     ids=["show", "parked", "dead", "an id that is no UTF-8", "a text that is none"],
 )
-def test_what_cannot_be_is_named_harmlessly(place: Path, arguments: tuple[str, ...]) -> None:
+def test_errors_show_hostile_text_harmlessly(place: Path, arguments: tuple[str, ...]) -> None:
     run(place, *arguments, status=2)
 
 
-def test_each_dead_letter_and_each_decision_can_be_looked_at(place: Path) -> None:
+def test_each_dead_letter_and_each_decision_is_shown_harmlessly(place: Path) -> None:
     letters = json.loads(run(place, "dead", "list", "--each", "--json").stdout)
     assert len(letters) == 5
     for letter in letters:

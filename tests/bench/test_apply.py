@@ -46,7 +46,7 @@ def field(broker: LocalCluster, shared_database: Callable[[str], str]) -> Iterat
 @pytest.mark.parametrize(
     "name", [baselines.LOOP, pytest.param(baselines.SPARK_JDBC, marks=pytest.mark.long)]
 )
-def test_a_guarded_rival_applies_everything(field: Field, tmp_path: Path, name: str) -> None:
+def test_a_guarded_baseline_applies_everything(field: Field, tmp_path: Path, name: str) -> None:
     with closing(
         contest.Programmed(name, apply.MODULES[name], tmp_path / "rival", is_spark=False)
     ) as rival:
@@ -57,7 +57,7 @@ def test_a_guarded_rival_applies_everything(field: Field, tmp_path: Path, name: 
     assert held.usage["process"].cpu_s > 0
 
 
-def test_connect_without_a_guard_is_found_out(field: Field, tmp_path: Path) -> None:
+def test_stale_rows_of_kafka_connect_are_counted(field: Field, tmp_path: Path) -> None:
     last = {}
     for sent in load.records(LOAD):
         if sent.kind != "bad":
@@ -73,7 +73,7 @@ def test_connect_without_a_guard_is_found_out(field: Field, tmp_path: Path) -> N
     assert first.first_fetch_s is None
 
 
-def test_the_pipeline_cold_and_warm_beside_a_rival_that_fails_once(
+def test_the_pipeline_is_measured_cold_and_warm_beside_a_baseline_that_fails_once(
     broker: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranking, "WARM_UPS", 0)
@@ -137,7 +137,7 @@ def test_the_pipeline_cold_and_warm_beside_a_rival_that_fails_once(
     ],
     ids=str,
 )
-def test_what_cannot_be_measured_is_refused_before_anything_starts(
+def test_invalid_options_are_refused_before_anything_starts(
     wrong: dict[str, object],
 ) -> None:
     with pytest.raises(errors.SettingsError):

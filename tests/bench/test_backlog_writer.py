@@ -27,7 +27,7 @@ version = "version"
 """
 
 
-def test_rows_by_the_database_itself(
+def test_the_database_generates_rows(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = settings.parse(SETTINGS.format(url=database_url)).pipelines["contracts"]

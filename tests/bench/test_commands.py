@@ -55,7 +55,7 @@ def refused(home: Path, *arguments: str) -> str:
     return done.stderr
 
 
-def test_list(home: Path, kept: list[str]) -> None:
+def test_list_shows_stored_results(home: Path, kept: list[str]) -> None:
     (home / "state" / "bench" / "20200101T000000-apply.json").write_text("{", encoding="utf-8")
     done = bench(home, "list")
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["RESULT", *kept]
@@ -66,7 +66,7 @@ def test_list(home: Path, kept: list[str]) -> None:
     ] == kept
 
 
-def test_compare(home: Path, kept: list[str]) -> None:
+def test_compare_shows_figures_and_differences(home: Path, kept: list[str]) -> None:
     done = bench(home, "compare", kept[0], "latest")
     assert done.returncode == 0
     lines = done.stdout.splitlines()
@@ -90,14 +90,14 @@ def test_compare(home: Path, kept: list[str]) -> None:
     assert "within noise" in bench(home, "compare", kept[1], kept[1]).stdout
 
 
-def test_what_cannot_be_read(home: Path, kept: list[str]) -> None:
+def test_an_unreadable_result_is_reported(home: Path, kept: list[str]) -> None:
     (home / "state" / "bench" / f"{kept[1]}.json").write_text("{}", encoding="utf-8")
     assert "cannot be read" in refused(home, "compare", kept[0], "latest")
     assert "there is no result 'gone'" in refused(home, "compare", "gone", kept[0])
     assert "cannot be read" in refused(home, "report", kept[1])
 
 
-def test_report(home: Path, kept: list[str], tmp_path: Path) -> None:
+def test_report_writes_a_page(home: Path, kept: list[str], tmp_path: Path) -> None:
     assert bench(home, "report").returncode == 0
     file = tmp_path / "bench-report.html"
     assert kept[1] in file.read_text(encoding="utf-8")
@@ -122,7 +122,7 @@ def test_a_benchmark_is_refused_before_it_begins(home: Path, tmp_path: Path) -> 
     )
 
 
-def test_a_result_does_nothing_to_the_terminal(home: Path) -> None:
+def test_a_result_cannot_control_the_terminal(home: Path) -> None:
     folder = home / "state" / "bench"
     folder.mkdir(parents=True)
     given = made.result(made.speed([1.0, 2.0], target=HOSTILE), command=HOSTILE, target=HOSTILE)
@@ -154,7 +154,7 @@ def test_the_help_shows_the_defaults(name: str, tmp_path: Path) -> None:
             assert re.search(rf"Default: {re.escape(str(default))}\.", text), option
 
 
-def test_the_command_that_repeats_it_names_every_value() -> None:
+def test_the_recorded_command_repeats_every_value() -> None:
     arguments = ["--target", "postgres", "--target", "sqlite", "--rounds", "2", "--json"]
     command = typer.main.get_command(bench_commands.app).commands["apply"]  # type: ignore[attr-defined]
     context = command.make_context("apply", arguments)

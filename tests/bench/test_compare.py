@@ -23,7 +23,7 @@ from tests.bench import made
         ([0, 0], [1, 1], "faster", None),
     ],
 )
-def test_the_word_for_throughput(
+def test_throughput_is_called_faster_slower_or_the_same(
     a: list[float], b: list[float], word: str, ratio: float | None
 ) -> None:
     [line] = compare(made.result(made.speed(a)), made.result(made.speed(b))).lines
@@ -59,7 +59,7 @@ def test_figures_are_distinguished_by_their_labels_in_any_order() -> None:
     assert found.only_b == ["peak memory"]
 
 
-def test_what_was_not_the_same_is_said() -> None:
+def test_different_conditions_are_listed() -> None:
     a = made.result(rounds=3, target="postgres")
     b = msgspec.structs.replace(
         made.result(rounds=5),

@@ -63,7 +63,7 @@ def value(found: freshness_report.FreshnessRun, name: str, **labels: str) -> lis
     return figure.values
 
 
-def test_what_was_seen_is_reported_in_figures() -> None:
+def test_figures_report_the_observations() -> None:
     found = seen()
     assert value(found, "freshness", rate="100", part="whole", percentile="p50") == [234.5]
     assert value(found, "freshness", rate="100", part="wait", percentile="p99") == [50]
@@ -102,11 +102,11 @@ def test_a_late_sender_is_reported() -> None:
     assert not any("late" in note for note in freshness_report.notes(seen(faults=[])))
 
 
-def test_a_broker_that_is_not_ours_is_not_killed() -> None:
+def test_a_users_broker_is_not_killed() -> None:
     assert any("was not killed" in note for note in freshness_report.notes(seen(own_broker=False)))
 
 
-def test_the_oldest_of_each_half_second() -> None:
+def test_the_oldest_event_of_each_half_second_is_kept() -> None:
     lives = [
         life(900, 1, 1, 1, 1),
         life(1_100, 5, 0, 0, 0),
@@ -132,7 +132,7 @@ def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
         freshness.run(freshness.FreshnessOptions(**wrong), print, "instep bench freshness")  # type: ignore[arg-type]
 
 
-def test_a_short_run(broker: kafka.LocalCluster) -> None:
+def test_a_short_run_has_a_result(broker: kafka.LocalCluster) -> None:
     options = freshness.FreshnessOptions(
         target="sqlite",
         rates=(200,),

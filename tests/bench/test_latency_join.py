@@ -25,7 +25,7 @@ def life(due: int, committed: int) -> Life:
     return Life(due * MS, committed * MS, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def test_a_life_is_cut_into_its_parts() -> None:
+def test_a_life_is_divided_into_its_parts() -> None:
     [one], missing = latency_join.join([sent(5, 0, 7)], [commit(3, 9, 40, 60, 75)])
     assert missing == []
     assert (one.publish, one.wait, one.batch, one.write, one.whole) == (7, 33, 20, 15, 75)
@@ -36,7 +36,7 @@ def test_a_late_sender_counts_against_the_result() -> None:
     assert (one.late_ms, one.publish, one.whole) == (80, 90, 110)
 
 
-def test_an_answer_that_comes_after_the_fetch_is_no_wait() -> None:
+def test_an_answer_after_the_fetch_adds_no_waiting_time() -> None:
     [one], _ = latency_join.join([sent(0, 0, 50)], [commit(0, 0, 30, 35, 40)])
     assert (one.publish, one.wait, one.batch, one.write) == (30, 0, 5, 5)
     assert one.publish + one.wait + one.batch + one.write == one.whole
@@ -56,11 +56,11 @@ def test_the_first_commit_that_reaches_an_event_counts() -> None:
     assert [one.offset for one in missing] == [10]
 
 
-def test_a_partition_without_commits_has_none() -> None:
+def test_events_of_a_partition_without_commits_are_missing() -> None:
     assert latency_join.join([sent(0, 0, 1)], []) == ([], [sent(0, 0, 1)])
 
 
-def test_a_commit_whose_note_was_lost_is_taken_for_later_than_it_was() -> None:
+def test_a_commit_that_was_not_recorded_counts_as_the_next_one() -> None:
     lives, missing = latency_join.join(
         [sent(2, 0, 1)], [commit(0, 1, 5, 6, 7), commit(4, 6, 90, 95, 99)]
     )
@@ -87,12 +87,12 @@ def test_a_curve_says_only_what_there_are_events_for() -> None:
     assert latency_join.curve([]) == []
 
 
-def test_thirds() -> None:
+def test_lives_are_divided_into_thirds() -> None:
     assert [len(part) for part in latency_join.thirds([life(0, 1)] * 8)] == [3, 3, 2]
     assert latency_join.thirds([]) == []
 
 
-def test_what_a_fault_did() -> None:
+def test_the_effect_of_a_fault_is_measured() -> None:
     lives = [
         life(0, 90),
         life(900, 1_050),
@@ -106,7 +106,7 @@ def test_what_a_fault_did() -> None:
     assert [one.whole for one in held_up] == [150, 4_020, 2_100]
 
 
-def test_a_fault_that_nobody_noticed() -> None:
+def test_a_fault_without_effect_is_recognised() -> None:
     assert latency_join.period([life(0, 90), life(2_000, 2_100)], 1_000 * MS) == ([], 0.0)
 
 
@@ -115,7 +115,7 @@ def test_a_slow_machine_is_back_in_step_when_it_is_as_slow_as_before() -> None:
     assert latency_join.period(lives, 1_000 * MS)[1] == pytest.approx(4.0)
 
 
-def test_commits_of_a_process() -> None:
+def test_commits_of_a_process_are_recorded() -> None:
     lines = [
         "0 10 -1 -1 -1",
         "1 12 0 0 4",
@@ -132,6 +132,6 @@ def test_commits_of_a_process() -> None:
     ]
 
 
-def test_a_transaction_left_open_by_the_task_before_is_not_taken_for_this_one() -> None:
+def test_an_open_transaction_of_an_earlier_task_does_not_count() -> None:
     lines = ["0 10 -1 -1 -1", "1 12 0 0 4", "0 30 -1 -1 -1", "1 31 0 0 4", "9 40 0 0 4"]
     assert commit_log.commits(lines) == [CommitTimes(0, 0, 4, 30, 31, 40)]

@@ -29,18 +29,18 @@ def test_documents_take_turns() -> None:
     ]
 
 
-def test_values_have_about_the_size_asked_for() -> None:
+def test_values_have_about_the_requested_size() -> None:
     sizes = {
         len(sent.value) for sent in load.records(load.Load(events=1_000, documents=100, size=150))
     }
     assert sizes == {150}
 
 
-def test_the_same_seed_sends_the_same() -> None:
+def test_the_same_seed_sends_the_same_records() -> None:
     assert list(load.records(MIXED)) == list(load.records(MIXED))
 
 
-def test_the_truth_is_what_the_records_come_to() -> None:
+def test_the_expected_state_equals_applying_the_records_one_by_one() -> None:
     """Count in another way: apply one record after the other to the current state."""
     stands: dict[str, tuple[str, int]] = {}
     found: Counter[str] = Counter()
@@ -85,6 +85,6 @@ def test_a_sentinel_is_the_last_record_of_its_partition() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+def test_an_invalid_load_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(errors.SettingsError):
         load.Load(**{"events": 100, "documents": 10, **wrong})  # type: ignore[arg-type]

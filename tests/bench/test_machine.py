@@ -8,7 +8,7 @@ from instep import __version__
 from instep_bench import machine
 
 
-def test_this_machine() -> None:
+def test_machine_and_versions_are_described() -> None:
     found = machine.facts()
     assert set(found) == {"cpu", "cores", "memory", "kernel", "disk"}
     assert all(found.values())
@@ -24,6 +24,6 @@ def test_what_is_not_known_is_unknown() -> None:
     assert machine.database("sqlite:////nowhere/x.db") == "unknown"
 
 
-def test_a_databases_release(tmp_path: Path) -> None:
+def test_the_version_of_a_database_is_read(tmp_path: Path) -> None:
     (tmp_path / "x.db").touch()
     assert machine.database(f"sqlite:///{tmp_path}/x.db").startswith("3.")

@@ -29,7 +29,7 @@ input()
 PARENT = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BUSY!r}])"
 
 
-def test_cpu_and_memory_of_a_tree() -> None:
+def test_cpu_and_memory_of_a_process_tree_are_measured() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as parent:
@@ -54,7 +54,7 @@ def test_cpu_and_memory_of_a_tree() -> None:
     assert used["gone"].cpu_s == 0
 
 
-def test_what_was_used_before_is_not_counted() -> None:
+def test_earlier_usage_is_not_counted() -> None:
     while time.process_time() < 0.2:
         pass
     meter = meters.Meter({"me": lambda: (os.getpid(),)})
@@ -62,7 +62,7 @@ def test_what_was_used_before_is_not_counted() -> None:
     assert meter.stop()["me"].cpu_s < time.process_time() - 0.1
 
 
-def test_a_meter_of_nothing() -> None:
+def test_a_meter_without_processes_measures_zero() -> None:
     meter = meters.Meter({"database": lambda: ()})
     meter.start()
     used = meter.stop()["database"]

@@ -15,7 +15,7 @@ from tests.bench import made
 from tests.support.web_pages import HOSTILE, self_contained
 
 
-def test_the_page_has_all_of_the_result() -> None:
+def test_the_page_shows_the_whole_result() -> None:
     text = page.render({"one": made.result(target="postgres")})
     parsed = self_contained(text)
     shown = " ".join(parsed.text)
@@ -48,7 +48,7 @@ def test_the_page_has_all_of_the_result() -> None:
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
 
 
-def test_a_page_of_several_leads_to_each() -> None:
+def test_a_page_of_several_results_links_to_each() -> None:
     parsed = self_contained(page.render({"one": made.result(), "two": made.result()}))
     links = [value[1:] for name, value in parsed.attributes if name == "href"]
     assert len(links) == 2

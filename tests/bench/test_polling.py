@@ -13,7 +13,7 @@ from instep_bench.polling import PollingOptions
 from tests.support.databases import run_sql
 
 
-def test_both_ways_are_measured_and_nothing_is_left(
+def test_polling_and_events_are_measured_and_nothing_is_left(
     broker: LocalCluster, new_database: Callable[[str], str]
 ) -> None:
     url = new_database("postgres")
@@ -66,6 +66,6 @@ def test_a_polled_status_is_half_a_round_old() -> None:
         {"target": "oracle://x"},
     ],
 )
-def test_what_cannot_be_measured_is_refused(wrong: dict[str, object]) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(errors.SettingsError):
         polling.run(PollingOptions(**wrong), lambda _: None, "")  # type: ignore[arg-type]

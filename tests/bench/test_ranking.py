@@ -50,11 +50,11 @@ def test_warm_counts_from_the_first_fetch_and_cold_from_the_start() -> None:
     assert rates == {"warm": [50.0], "cold": [25.0, 20.0]}
 
 
-def test_without_a_reported_fetch_warm_counts_from_the_first_row() -> None:
+def test_warm_counts_from_the_first_row_if_no_fetch_is_reported() -> None:
     assert ranking.rate_of(held(baselines.CONNECT, "warm", None, 2.0, 4.0).run, "warm", 100) == 50
 
 
-def test_the_peak_of_all_processes_is_that_of_one_moment() -> None:
+def test_the_peak_of_all_processes_is_taken_at_one_moment() -> None:
     found = {
         (one.name, one.labels.get("role")): one.median
         for one in ranking.figures([held("instep", "warm", 1, 2, 3)], 100)
@@ -65,7 +65,7 @@ def test_the_peak_of_all_processes_is_that_of_one_moment() -> None:
     assert found["CPU", "broker"] == 9.0
 
 
-def test_the_table_names_each_guarantee_and_what_differs() -> None:
+def test_the_table_names_guarantees_and_differences() -> None:
     runs = [
         held("instep", "warm", 1, 2, 3),
         held(baselines.CONNECT, "warm", None, 2, 4),

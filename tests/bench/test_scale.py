@@ -13,7 +13,7 @@ from instep_bench.meters import MemorySample
 from instep_bench.scale_report import Conditions, ScaleRound
 
 
-def test_each_thing_is_varied_alone() -> None:
+def test_each_dimension_is_varied_alone() -> None:
     options = scale.ScaleOptions()
     asked = scale.points(options, has_distance=True)
     assert {name: list(values) for name, values in asked.items()} == {
@@ -39,7 +39,7 @@ def test_each_thing_is_varied_alone() -> None:
 
 
 @pytest.mark.parametrize("documents", [1, 2, 3, 10, 97, 1_000, 1_024, 7_919])
-def test_events_visit_every_document_once_a_turn(documents: int) -> None:
+def test_events_visit_every_document_once_per_cycle(documents: int) -> None:
     found = list(scale.events(documents, 0, 2 * documents))
     for turn in (0, 1):
         part = found[turn * documents : (turn + 1) * documents]
@@ -85,7 +85,7 @@ def seen() -> scale_report.ScaleRun:
     )
 
 
-def test_what_was_seen_is_reported() -> None:
+def test_figures_report_the_observations() -> None:
     reported = {figure.key: figure for figure in scale_report.figures(seen())}
     assert len(reported) == len(scale_report.figures(seen()))
     labels = (("dimension", "events"), ("value", "1000000"))
@@ -99,7 +99,7 @@ def test_what_was_seen_is_reported() -> None:
     assert all("no values" not in plots.svg(plot) for plot in scale_report.plots(seen()))
 
 
-def test_memory_at_one_time() -> None:
+def test_memory_is_summed_at_one_time() -> None:
     samples = {
         "jvm": [MemorySample(0, 0, 500), MemorySample(1, 0, 600)],
         "workers": [MemorySample(0, 0, 300), MemorySample(1, 0, 100)],
@@ -110,7 +110,9 @@ def test_memory_at_one_time() -> None:
 
 
 @pytest.mark.long
-def test_a_small_run(broker: kafka.LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_run_has_a_result(
+    broker: kafka.LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scale, "WARM_UPS", 1)
     options = scale.ScaleOptions(
         target="sqlite",

@@ -18,7 +18,7 @@ class Clock:
         self.now_ns += round(seconds * 1e9)
 
 
-def test_a_sender_in_time_sends_when_events_are_due() -> None:
+def test_a_punctual_sender_sends_events_when_they_are_due() -> None:
     clock, order = Clock(), list[int]()
     due = sender.due_times(1_000, sender.Leg(0, 4, 1_000))
     assert due == [1_000, 1_001_000, 2_001_000, 3_001_000]
@@ -26,7 +26,7 @@ def test_a_sender_in_time_sends_when_events_are_due() -> None:
     assert order == [0, 1, 2, 3]
 
 
-def test_a_late_sender_skips_nothing_and_its_events_stay_due_when_they_were() -> None:
+def test_a_late_sender_skips_no_event_and_keeps_the_due_times() -> None:
     clock, order = Clock(), list[int]()
 
     def send(index: int) -> None:

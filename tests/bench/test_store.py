@@ -14,7 +14,7 @@ from instep_bench import charts, store
 from tests.bench import made
 
 
-def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
+def test_a_stored_result_is_read_unchanged(tmp_path: Path) -> None:
     files = [store.keep(made.result(), tmp_path) for _ in range(3)]
     assert store.results(tmp_path) == files
     assert all(file.stem.endswith("-apply") for file in files)
@@ -25,7 +25,7 @@ def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", ["latest", "gone", "", "x" * 300, "\x00"])
-def test_what_is_not_there(tmp_path: Path, named: str) -> None:
+def test_a_missing_result_is_reported(tmp_path: Path, named: str) -> None:
     with pytest.raises(errors.SettingsError, match="there is no result"):
         store.find(tmp_path, named)
     if named != "latest":
@@ -36,7 +36,7 @@ def test_what_is_not_there(tmp_path: Path, named: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"bench": "apply"}', "\xff", "no values"])
-def test_a_file_that_is_no_result(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "x.json"
     if text == "no values":
         text = msgspec.json.encode(made.result(made.memory([]))).decode()
@@ -45,7 +45,7 @@ def test_a_file_that_is_no_result(tmp_path: Path, text: str) -> None:
         store.read(file)
 
 
-def test_no_password_is_kept(tmp_path: Path) -> None:
+def test_no_password_is_stored(tmp_path: Path) -> None:
     url = "postgresql://me:se:cr@et@db.example/x?sslpassword=secret&a=b"
     given = made.result(
         made.speed([1.0], target=url), command=f"instep bench apply --target {url}", target=url
@@ -65,7 +65,7 @@ def test_no_password_is_kept(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_no_number_is_left_out_and_said(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_left_out_and_noted(tmp_path: Path) -> None:
     plot = charts.bars("t", [made.speed([1.0, math.inf], target="a")], x="target")
     given = made.result(made.speed([1.0, math.nan, 3.0], target="a"), made.memory([math.inf]))
     given = msgspec.structs.replace(

@@ -95,7 +95,7 @@ def damaged(found: Found, damage: str) -> Found:
 
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
-def test_a_faultless_run_is_good(ordered: bool) -> None:
+def test_a_faultless_run_passes(ordered: bool) -> None:
     facts = log(ordered)
     found = faultless(facts, ordered)
     judged = judge(facts, found, ordered=ordered, constrained=True)
@@ -131,7 +131,7 @@ def test_damage_is_found(ordered: bool, damage: str, kind: str) -> None:
     assert getattr(judged, kind) >= 1, judged.notes
 
 
-def test_a_rewind_writes_again_only_without_an_order() -> None:
+def test_a_rewind_may_write_rows_again_only_without_an_order() -> None:
     for ordered in (True, False):
         facts = log(ordered)
         found = faultless(facts, ordered)

@@ -43,14 +43,14 @@ def place(tmp_path: Path, broker: LocalCluster) -> Path:
 ODD = "odd\u001b[31m\nid"
 
 
-def test_help_and_version(tmp_path: Path) -> None:
+def test_help_lists_the_commands_and_version_prints_the_version(tmp_path: Path) -> None:
     assert instep(tmp_path, "--version").stdout == f"instep {__version__}\n"
     shown = instep(tmp_path, "--help").stdout
     for command in ("demo", "init", "up", "down", "status", "emit", "run"):
         assert re.search(rf"^  {command} ", shown, re.MULTILINE), command
 
 
-def test_the_first_pipeline_and_its_proof(place: Path) -> None:
+def test_the_first_pipeline_runs_and_reconciles(place: Path) -> None:
     """Run init, emit, run --once and status as in the README, then reconcile and repair damage."""
     assert "instep_ledger" in instep(place, "init", "--sql").stdout
     assert not (place / "contracts.db").exists()
@@ -165,7 +165,7 @@ def test_status_starts_nothing(tmp_path: Path) -> None:
     assert "has no table instep_runs\nrun: instep init\n" in reported.stderr
 
 
-def test_each_that_is_named_is_reported(place: Path) -> None:
+def test_every_named_document_and_dead_letter_is_reported(place: Path) -> None:
     """Process the named parked documents and dead letters even if others do not exist."""
     text = (
         (place / "instep.toml")
@@ -224,7 +224,7 @@ def test_each_that_is_named_is_reported(place: Path) -> None:
     assert "instep: there is no dead letter at 0:9" in dropped.stderr
 
 
-def test_run_shows_metrics_and_ends_cleanly_when_asked(place: Path) -> None:
+def test_run_shows_metrics_and_ends_cleanly_on_a_signal(place: Path) -> None:
     """Stop by SIGTERM.
 
     test_watch uses SIGINT, and a test below sends SIGINT while Spark starts.
@@ -276,7 +276,7 @@ def refused(folder: Path, *arguments: str, **changes: Any) -> str:
     return done.stderr
 
 
-def test_bad_settings(tmp_path: Path, place: Path) -> None:
+def test_bad_settings_are_refused(tmp_path: Path, place: Path) -> None:
     assert "does not exist" in refused(tmp_path, "--config", "nowhere.toml", "run")
     assert "does not exist" in refused(tmp_path, "run", "--config", "nowhere.toml")
     assert "did you mean 'contracts'?" in refused(place, "run", "contract")
@@ -308,7 +308,7 @@ WRONG_USE: list[tuple[tuple[str, ...], str]] = [
 ]
 
 
-def test_wrong_use_is_said_in_a_line_and_changes_nothing(place: Path) -> None:
+def test_wrong_use_gives_a_short_error_and_changes_nothing(place: Path) -> None:
     instep(place, "init")
     for arguments, words in WRONG_USE:
         done = instep(place, *arguments)
@@ -375,7 +375,7 @@ def test_a_missing_topic_names_the_command_that_creates_it(place: Path) -> None:
     assert instep(place, "emit", "-", given=EVENTS).returncode == 0
 
 
-def test_an_unreachable_broker(place: Path) -> None:
+def test_an_unreachable_broker_is_reported(place: Path) -> None:
     instep(place, "init")
     port = free()[0]
     message = refused(place, "run", INSTEP__KAFKA__BOOTSTRAP=f"127.0.0.1:{port}")
@@ -383,7 +383,7 @@ def test_an_unreachable_broker(place: Path) -> None:
     assert re.search(r"\d+ s", message)
 
 
-def test_a_bad_line_in_a_file(place: Path) -> None:
+def test_a_bad_line_in_a_file_is_reported(place: Path) -> None:
     file = place / "events.jsonl"
     file.write_text(EVENTS + "\n{oops\n", encoding="utf-8")
     message = refused(place, "emit", "events.jsonl")
@@ -393,7 +393,7 @@ def test_a_bad_line_in_a_file(place: Path) -> None:
     assert "suffix" in refused(place, "emit", "instep.toml")
 
 
-def test_csv_and_deletions_are_published_too(place: Path) -> None:
+def test_csv_and_deletes_are_published_too(place: Path) -> None:
     """Read the id from a nested object, as the settings say, into an integer column."""
     file, database = place / "instep.toml", f"sqlite:///{place}/contracts.db"
     file.write_text(
@@ -434,7 +434,7 @@ def test_a_stop_while_spark_starts_leaves_nothing_behind(place: Path, delay_s: f
     assert "Traceback" not in process.tail()
 
 
-def test_a_dead_jvm_ends_it_with_an_error(place: Path) -> None:
+def test_a_dead_jvm_ends_the_run_with_an_error(place: Path) -> None:
     instep(place, "init")
     with PipelineProcess(place / "instep.toml", log=place / "run.log") as process:
         wait_until(lambda: "contracts: running" in process.tail(), "the pipeline to run")
@@ -488,7 +488,7 @@ def test_reconcile_refuses_impossible_options(place: Path, arguments: list[str],
     assert says in refused.stderr
 
 
-def test_a_command_is_found_where_the_table_says() -> None:
+def test_every_command_is_found_in_its_module() -> None:
     """Find each command in the module that the table names, and list all of them in the help."""
 
     def commands(wanted: list[str] | None) -> set[str]:
@@ -516,7 +516,7 @@ paid = "paid"
 """
 
 
-def test_init_takes_types_from_the_topic_and_reports_every_fault(place: Path) -> None:
+def test_init_infers_types_from_the_topic_and_reports_every_problem(place: Path) -> None:
     file = place / "instep.toml"
     kafka, _, rest = file.read_text(encoding="utf-8").partition("[pipelines")
     topic = re.findall('topic = "(.*)"', rest)[0]

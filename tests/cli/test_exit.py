@@ -104,7 +104,7 @@ class Py4JNetworkError(Exception):
         ),
     ],
 )
-def test_whatever_is_raised_becomes_a_message_with_a_remedy(
+def test_every_exception_becomes_a_message_with_a_remedy(
     raised: Exception,
     kind: type[errors.InstepError],
     words: str,

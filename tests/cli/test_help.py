@@ -41,7 +41,7 @@ def test_every_command_is_in_one_group() -> None:
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_no_summary_is_cut_and_each_has_its_line_at_100_columns(name: str) -> None:
+def test_every_summary_fits_on_one_line_of_100_columns(name: str) -> None:
     wide, narrow = shown(name, 100), " ".join(shown(name, 80).split())
     for command, below in GROUPS[name].commands.items():
         summary = below.get_short_help_str(help_pages.NO_LIMIT)
@@ -53,7 +53,7 @@ def test_no_summary_is_cut_and_each_has_its_line_at_100_columns(name: str) -> No
     assert max(map(len, shown(name, 80).splitlines())) <= 80
 
 
-def test_a_command_of_no_group_is_listed_too() -> None:
+def test_a_command_without_a_group_is_listed_too() -> None:
     assert list(
         help_pages.grouped(["run", "new"], {"Run": ("run", "gone"), "Empty": ("gone",)})
     ) == [

@@ -42,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, broker: LocalCluster) -> Pat
     return folder
 
 
-def test_the_name_would_be_markup() -> None:
+def test_the_odd_name_is_invalid_markup() -> None:
     with pytest.raises(MarkupError):
         Text.from_markup(ODD)
 

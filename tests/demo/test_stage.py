@@ -46,7 +46,7 @@ RESULT = DemoResult(
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_the_polling_bar_crawls_beside_the_event_bar(width: int) -> None:
+def test_the_polling_bar_is_behind_the_event_bar(width: int) -> None:
     console = Console(file=io.StringIO(), width=width, record=True, markup=False)
     console.print(stage.render(SAMPLE, width))
     polling, events, ledger = (line.rstrip() for line in console.export_text().splitlines())
@@ -58,7 +58,7 @@ def test_the_polling_bar_crawls_beside_the_event_bar(width: int) -> None:
     assert ledger == "0:31     ledger 0:4509 1:4509 2:4509 3:4509"
 
 
-def test_elsewhere_lines_are_written_and_nothing_moves() -> None:
+def test_output_without_a_terminal_is_plain_lines() -> None:
     stream = io.StringIO()
     with Stage(stream) as shown:
         shown.say("kill -9 of the pipeline\x1b[2J", Tone.BAD)
@@ -66,7 +66,7 @@ def test_elsewhere_lines_are_written_and_nothing_moves() -> None:
     assert stream.getvalue() == "kill -9 of the pipeline\\x1b[2J\n"
 
 
-def test_a_terminal_is_left_with_the_lines_and_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_terminal_keeps_the_lines_and_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     class Tty(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -82,7 +82,7 @@ def test_a_terminal_is_left_with_the_lines_and_its_cursor(monkeypatch: pytest.Mo
     assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")
 
 
-def test_the_page_has_everything_and_is_harmless() -> None:
+def test_the_page_is_complete_and_harmless() -> None:
     page = report.render(RESULT, [SAMPLE] * 400, ["instep --config 'a b/instep.toml' show <x>"])
     assert "<script" not in page
     assert "\x1b" not in page
@@ -96,7 +96,7 @@ def test_the_page_has_everything_and_is_harmless() -> None:
     assert "show &lt;x&gt;" in page
 
 
-def test_a_page_without_samples_or_commands() -> None:
+def test_a_page_may_lack_samples_and_commands() -> None:
     page = report.render(RESULT, [], [])
     assert "Try it" not in page
     assert "<img" not in page

@@ -105,7 +105,7 @@ def tried(command: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_a_database_of_the_users_is_left_as_it_was(
+def test_a_users_database_is_left_unchanged(
     new_database: Callable[[str], str], broker: LocalCluster, tmp_path: Path
 ) -> None:
     url = new_database("postgres")
@@ -118,7 +118,7 @@ def test_a_database_of_the_users_is_left_as_it_was(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_there_is_never_written_to(
+def test_an_existing_folder_is_never_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

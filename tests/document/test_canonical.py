@@ -128,7 +128,7 @@ def form(kind: kinds.AnyKind, value: Any, database: str = "postgresql", declared
         (kinds.Json(), "longtext", "mariadb", '"\\u00e9"', '"é"'),
     ],
 )
-def test_what_comes_back_is_what_went_in(
+def test_event_and_stored_value_have_the_same_form(
     kind: kinds.AnyKind, declared: str, database: str, event: Any, row: Any
 ) -> None:
     assert form(kind, event, database, declared) == form(kind, row, database, declared)
@@ -184,7 +184,7 @@ def test_what_comes_back_is_what_went_in(
         (kinds.Json(), "JSON", "sqlite", "[1]", b"\xff"),
     ],
 )
-def test_what_differs_stays_different(
+def test_different_values_have_different_forms(
     kind: kinds.AnyKind, declared: str, database: str, event: Any, row: Any
 ) -> None:
     assert form(kind, event, database, declared) != form(kind, row, database, declared)
@@ -204,7 +204,7 @@ KINDS: list[tuple[kinds.AnyKind, st.SearchStrategy[Any]]] = [
 
 @pytest.mark.parametrize("database", DATABASES)
 @pytest.mark.parametrize(("kind", "values"), KINDS, ids=[type(kind).__name__ for kind, _ in KINDS])
-def test_a_text_leads_back_to_its_value(
+def test_a_value_can_be_restored_from_its_form(
     kind: kinds.AnyKind, values: st.SearchStrategy[Any], database: str
 ) -> None:
     @given(values)

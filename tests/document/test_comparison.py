@@ -72,7 +72,7 @@ def judged(
         (CUT, state("A", "2"), None, DocumentState.MISSING, ()),
     ],
 )
-def test_how_a_document_stands(
+def test_documents_are_classified(
     asked: Question,
     expected: FoldedState | None,
     row: Any,
@@ -93,7 +93,7 @@ def test_how_a_document_stands(
         (CUT_BY_GUARD, ["A", None], DocumentState.NOT_IN_LOG),
     ],
 )
-def test_a_row_that_the_pipeline_is_recorded_to_have_written(
+def test_a_row_that_the_pipeline_wrote_is_classified(
     asked: Question, row: list[Any], kind: DocumentState
 ) -> None:
     finding = judged(asked, None, row, recorded=True)
@@ -102,7 +102,7 @@ def test_a_row_that_the_pipeline_is_recorded_to_have_written(
 
 
 @pytest.mark.parametrize("expected", [None, deleted(), deleted(3)])
-def test_what_neither_side_has_is_nothing(expected: FoldedState | None) -> None:
+def test_a_document_on_neither_side_is_no_finding(expected: FoldedState | None) -> None:
     assert judged(WHOLE, expected, None) is None
 
 
@@ -110,7 +110,7 @@ def test_what_neither_side_has_is_nothing(expected: FoldedState | None) -> None:
     ("further", "kind"),
     [({"parked": True}, DocumentState.PARKED), ({"waiting": True}, DocumentState.BEHIND)],
 )
-def test_what_explains_a_difference(further: dict[str, bool], kind: DocumentState) -> None:
+def test_a_difference_is_explained(further: dict[str, bool], kind: DocumentState) -> None:
     for expected, row, seems in (
         (state("A", "2"), None, DocumentState.MISSING),
         (state("A", "2"), ["B", "2"], DocumentState.DIFFERENT),
@@ -122,7 +122,7 @@ def test_what_explains_a_difference(further: dict[str, bool], kind: DocumentStat
     assert judged(WHOLE, state("A", "2"), ["A", "2"], **further) == comparison.IN_STEP
 
 
-def test_a_document_deleted_before_the_log_begins() -> None:
+def test_a_document_deleted_before_the_log_begins_is_recognised() -> None:
     for forgotten, kind in (
         (5, DocumentState.NOT_IN_LOG),
         (1, DocumentState.MISSING),
@@ -136,7 +136,7 @@ def test_a_document_deleted_before_the_log_begins() -> None:
     assert finding.kind is DocumentState.MISSING
 
 
-def test_the_order_value_of_a_row() -> None:
+def test_the_order_value_of_a_row_is_read() -> None:
     timed = Question(rules=RULES, whole=True, guard=0, guard_is_time=True)
     assert comparison.order_of(WHOLE, ["A", "7"]) == 7
     assert comparison.order_of(WHOLE, ["A", None]) is None

@@ -64,7 +64,7 @@ def converted(kind: kinds.AnyKind, raw: Any, **options: Any) -> Any:
         (kinds.Uuid(), {"trim": True}, " 6f9619ff-8b86-d011-b42d-00c04fc964ff", None),
     ],
 )
-def test_a_value_becomes_what_the_column_holds(
+def test_a_value_is_converted_to_the_columns_type(
     kind: kinds.AnyKind, options: dict[str, Any], raw: Any, expected: Any
 ) -> None:
     found = converted(kind, raw, **options)
@@ -91,7 +91,7 @@ def test_a_value_becomes_what_the_column_holds(
         (kinds.Text(2), {"convert": "text"}, 100, Reason.TEXT_TOO_LONG),
     ],
 )
-def test_what_a_conversion_does_not_know_is_refused(
+def test_a_value_that_cannot_be_converted_is_refused(
     kind: kinds.AnyKind, options: dict[str, Any], raw: Any, reason: Reason
 ) -> None:
     with pytest.raises(Unfit) as caught:
@@ -116,7 +116,7 @@ def test_rounding_is_half_up_and_always_fits(number: Decimal) -> None:
         (kinds.Float(), {"round": True}),
     ],
 )
-def test_a_conversion_that_its_column_cannot_have(
+def test_a_conversion_that_does_not_fit_its_column_is_refused(
     kind: kinds.AnyKind, options: dict[str, Any]
 ) -> None:
     assert conversion.problem(Conversion(**options), kind)
@@ -172,7 +172,7 @@ def record(
     return Record(9, 1_790_000_000_000, b"d1", raw, partition, headers)
 
 
-def test_a_record_with_every_option() -> None:
+def test_a_record_is_decoded_with_every_option() -> None:
     events, dead = USING.decode_all([record(BODY)])
     assert dead == []
     assert events == [USING.decode(record(BODY))]
@@ -181,7 +181,7 @@ def test_a_record_with_every_option() -> None:
     assert USING._plain.read([record(BODY)]) != [None], "read in bulk"
 
 
-def test_what_the_record_lacks_leaves_its_column() -> None:
+def test_a_column_keeps_its_value_if_the_record_lacks_the_field() -> None:
     events, _ = USING.decode_all(
         [record(BODY, headers=(), partition=-1), record(BODY, headers=(("tenant", None),))]
     )
@@ -191,12 +191,12 @@ def test_what_the_record_lacks_leaves_its_column() -> None:
     ]
 
 
-def test_a_header_that_is_no_text_is_a_dead_letter() -> None:
+def test_a_header_that_is_not_text_makes_a_dead_letter() -> None:
     _, dead = USING.decode_all([record(BODY, headers=(("tenant", b"\xff"),))])
     assert [letter.reason for letter in dead] == [Reason.WRONG_TYPE]
 
 
-def test_events_without_a_status() -> None:
+def test_events_may_lack_a_status() -> None:
     using = Decoder(compiled({"order": "v"}, {"version": "v", "label": "label"}))
     events, dead = using.decode_all(
         [record({"v": 3, "label": "x"}), record(b'{"v": 4, "label": "y\\u0041"}')]
@@ -207,7 +207,7 @@ def test_events_without_a_status() -> None:
     )
 
 
-def test_time_and_status_from_headers() -> None:
+def test_time_and_status_can_come_from_headers() -> None:
     using = Decoder(
         compiled({"status": "@header.kind", "at": "@header.ce_time"}, {"state": "@header.kind"})
     )
@@ -219,7 +219,7 @@ def test_time_and_status_from_headers() -> None:
     assert [letter.reason for letter in dead] == [Reason.FIELD_MISSING]
 
 
-def test_an_integer_id_names_the_document_of_its_text() -> None:
+def test_an_integer_id_equals_the_same_id_as_text() -> None:
     using = Decoder(compiled({"document": "no"}, {"state": "state"}))
     events, dead = using.decode_all(
         [record({"no": 12, "state": "A"}), record({"no": "12", "state": "A"}), record({"no": True})]

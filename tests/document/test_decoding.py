@@ -105,7 +105,7 @@ def reason(found: Record, using: Decoder | None = None) -> Reason | None:
     ],
     ids=repr,
 )
-def test_what_a_column_cannot_hold_is_understood_and_refused(changes: dict[str, Any]) -> None:
+def test_a_value_that_a_column_cannot_hold_is_decoded_and_refused(changes: dict[str, Any]) -> None:
     """Park the document, since it is known.
 
     A record that cannot be understood is a dead letter, even if it also has a value that does not
@@ -126,7 +126,7 @@ def test_every_reason_is_explained_and_quarantined_in_one_way() -> None:
     assert Reason.NOT_JSON not in PARKS
 
 
-def test_a_good_record() -> None:
+def test_a_good_record_is_decoded() -> None:
     at = datetime(2026, 11, 1, 8, 0, 0, 250_000, tzinfo=UTC)
     event = Event(7, "d1", 3, kinds.micros(at), "PRINTED", ("PRINTED", 3, at, 7, "ok"))
     assert decoder().decode(record()) == event
@@ -157,7 +157,7 @@ def test_a_good_record() -> None:
     ],
     ids=repr,
 )
-def test_a_good_record_is_read_in_bulk_whatever_the_mapping(changes: dict[str, Any]) -> None:
+def test_good_records_are_decoded_in_bulk_with_every_mapping(changes: dict[str, Any]) -> None:
     using = decoder(**changes)
     assert (
         using._plain.read([record(), record(note="é"), record(updated_at=1_790_000_000_000)]).count(
@@ -183,7 +183,7 @@ def test_a_good_record_is_read_in_bulk_whatever_the_mapping(changes: dict[str, A
         ("2038-01-01T00:00:00.000001", False),
     ],
 )
-def test_a_time_is_read_in_bulk_within_what_its_column_holds(at: Any, fits: bool) -> None:
+def test_times_within_the_columns_range_are_decoded_in_bulk(at: Any, fits: bool) -> None:
     kind = kinds.Timestamp(
         low=datetime(2000, 1, 1, tzinfo=UTC), high=datetime(2038, 1, 1, tzinfo=UTC)
     )
@@ -240,7 +240,7 @@ BAD_VALUES: dict[str, tuple[bytes, Reason]] = {
 
 
 @pytest.mark.parametrize("name", BAD_VALUES)
-def test_bad_bytes(name: str) -> None:
+def test_bad_bytes_make_a_dead_letter(name: str) -> None:
     value, expected = BAD_VALUES[name]
     assert reason(record(value)) is expected
 
@@ -250,7 +250,7 @@ WRONG_TYPES = [None, True, 1.5, [], {}, [1], {"a": 1}]
 
 @pytest.mark.parametrize("field", ["doc_id", "status", "version", "updated_at", "note"])
 @pytest.mark.parametrize("value", WRONG_TYPES, ids=repr)
-def test_a_field_of_a_wrong_type(field: str, value: Any) -> None:
+def test_a_field_of_a_wrong_type_makes_a_dead_letter(field: str, value: Any) -> None:
     found = reason(record(**{field: value}))
     fine_as_time = field == "updated_at" and value in (None, 1.5) and value is not True
     fine_as_null = field == "note" and value is None
@@ -258,7 +258,7 @@ def test_a_field_of_a_wrong_type(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("field", ["doc_id", "status", "version"])
-def test_a_required_field_is_missing(field: str) -> None:
+def test_a_missing_required_field_makes_a_dead_letter(field: str) -> None:
     assert reason(record(**{field: MISSING})) is Reason.FIELD_MISSING
 
 
@@ -437,7 +437,7 @@ def test_exact_numbers_keep_every_digit() -> None:
 
 
 @pytest.mark.parametrize("number", ["1e99999999999999999999", "1e999999999", "-1e-999999999"])
-def test_a_number_that_would_be_endless_written_out(number: str) -> None:
+def test_a_number_with_too_many_digits_is_out_of_range(number: str) -> None:
     columns = {**COLUMNS, "note": TargetColumn("note", kinds.Numeric())}
     value = f'{{"doc_id":"d","status":"X","version":1,"note":{number}}}'.encode()
     assert reason(record(value), decoder(columns)) is Reason.NUMBER_OUT_OF_RANGE
@@ -447,15 +447,13 @@ def test_a_number_that_would_be_endless_written_out(number: str) -> None:
 @pytest.mark.parametrize(
     ("depth", "expected"), [(498, None), (499, None), (500, Reason.NESTED_TOO_DEEP)]
 )
-def test_how_deep_a_value_may_be_nested_is_the_same_everywhere(
-    depth: int, expected: Reason | None
-) -> None:
+def test_the_nesting_limit_is_the_same_everywhere(depth: int, expected: Reason | None) -> None:
     """Use one limit: the parser's own depends on the interpreter and on the task's stack depth."""
     good = b'{"doc_id":"d","status":"X","version":1,"note":"' + b"[" * 1_000 + b'\\"","x":'
     assert reason(record(good + b"[" * depth + b"]" * depth + b"}")) is expected
 
 
-def test_a_record_larger_than_the_target_takes() -> None:
+def test_a_record_larger_than_the_target_accepts_is_refused() -> None:
     using = Decoder(mapping.compile_mapping(pipeline(), COLUMNS), record_bytes_max=1_000)
     assert reason(record(note="x" * 500), using) is None
     assert reason(record(note="x" * 1_000), using) is Reason.RECORD_TOO_LARGE
@@ -471,26 +469,26 @@ def test_an_order_value_beyond_64_bits() -> None:
     assert reason(record(version=2**63), decoder(columns)) is Reason.NUMBER_OUT_OF_RANGE
 
 
-def test_thousands_of_names_are_looked_through_quickly() -> None:
+def test_repeated_names_are_found_quickly_among_thousands() -> None:
     names = ",".join(f'"n{number}":0' for number in range(60_000))
     value = f'{{"doc_id":"a","doc_id":"b","status":"X","version":1,{names}}}'.encode()
     assert reason(record(value)) is Reason.FIELD_REPEATED
 
 
-def test_what_nobody_foresaw_is_one_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_makes_one_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     using = decoder()
     monkeypatch.setattr(using, "_status", lambda raw: 1 // 0)
     events, dead = using.decode_all([record(status=7), record(None)])
     assert ([letter.reason for letter in dead], len(events)) == ([Reason.UNFORESEEN], 1)
 
 
-def test_a_null_where_the_column_takes_none() -> None:
+def test_a_null_for_a_column_without_nulls_is_refused() -> None:
     columns = {**COLUMNS, "note": TargetColumn("note", kinds.Text(), nullable=False)}
     assert reason(record(note=None), decoder(columns)) is Reason.NULL_NOT_ALLOWED
 
 
 @pytest.mark.parametrize("field", ["@ofset", "@header.", "", "a..b", ".a"])
-def test_a_field_name_that_cannot_be(field: str) -> None:
+def test_an_invalid_field_path_is_refused(field: str) -> None:
     with pytest.raises(errors.SettingsError, match="field"):
         mapping.path(field)
 

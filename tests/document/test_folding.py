@@ -73,7 +73,9 @@ def modelled(rules: Rules, events: list[Event]) -> tuple[Row | None, int | None]
 
 @given(logs())
 @settings(max_examples=600)
-def test_folding_is_one_by_one(case: tuple[Rules, list[Event], list[int]]) -> None:
+def test_folding_equals_applying_events_one_by_one(
+    case: tuple[Rules, list[Event], list[int]],
+) -> None:
     rules, events, _ = case
     state = folding.fold(map(step, events), rules)
     assert (row(state), state.order) == modelled(rules, events)
@@ -95,7 +97,7 @@ def test_thinning_changes_nothing_wherever_the_log_is_cut(
     assert (row(state), state.order) == modelled(rules, events)
 
 
-def test_thinning_thins() -> None:
+def test_thinning_keeps_only_the_steps_that_matter() -> None:
     run = FoldedRun()
     for number in range(1000):
         run.add(
@@ -105,7 +107,7 @@ def test_thinning_thins() -> None:
     assert len(run.steps) == 1
 
 
-def test_a_line_is_the_same_for_the_same_values() -> None:
+def test_equal_values_are_packed_equally() -> None:
     values: list[Any] = ["a", None, ABSENT]
     assert folding.unpack(folding.pack(values)) == values
     assert folding.pack(values) == folding.pack(list(values))
@@ -139,7 +141,7 @@ def test_a_document_in_two_partitions_ends_with_the_highest_order() -> None:
     assert (row(state), state.order) == ({"x": "3", "y": "1", "z": "4"}, 4)
 
 
-def test_a_delete_in_another_partition_stands_where_its_time_is() -> None:
+def test_a_delete_in_another_partition_is_ordered_by_its_time() -> None:
     made = in_partition(0, (1, 1, {"x": "1"}), (2, 2, {"x": "2"}))
     gone = in_partition(3, (3, None, None))
     for rules in (ORDERED, UNORDERED):
@@ -166,7 +168,7 @@ CLEARED = (None, "gone", UNSET)
 
 @given(logs())
 @settings(max_examples=600)
-def test_deletes_that_clear_are_one_by_one_wherever_the_log_is_cut(
+def test_folding_deletes_that_clear_equals_one_by_one_wherever_the_log_is_cut(
     case: tuple[Rules, list[Event], list[int]],
 ) -> None:
     """Compare folding, and the guard that writes the rows, with a model of a few lines."""

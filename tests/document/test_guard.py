@@ -105,7 +105,7 @@ def settled(
 
 @given(batches())
 @settings(max_examples=700)
-def test_many_at_once_is_one_by_one(
+def test_deciding_a_batch_equals_deciding_one_by_one(
     case: tuple[Rules, dict[Document, Row], dict[Document, int], list[list[Event]]],
 ) -> None:
     rules, rows, deleted, log = case
@@ -174,7 +174,7 @@ def test_a_late_event_does_not_bring_a_deleted_document_back() -> None:
     assert again.inserts == {"d": bringing(x=4)}
 
 
-def test_a_document_made_again_starts_without_its_old_values() -> None:
+def test_a_recreated_document_starts_without_its_old_values() -> None:
     log = [Event(0, "d", None, None, None, None), Event(1, "d", 9, None, None, bringing(x=1))]
     changes = guard.settle(log, {"d": Stored(True, 5)}, Rules(ordered=True))
     assert (changes.deletes, changes.inserts, changes.updates) == (["d"], {"d": bringing(x=1)}, {})
@@ -216,7 +216,7 @@ WHOLE = st.tuples(*[st.integers(0, 9)] * len(COLUMNS))
 
 @given(st.data(), st.booleans(), st.booleans())
 @settings(max_examples=700)
-def test_what_the_database_tells_late_is_judged_as_if_it_had_been_read(
+def test_rows_reported_by_the_upsert_are_judged_as_if_they_had_been_read(
     data: st.DataObject, ordered: bool, is_time: bool
 ) -> None:
     """Take the fast path: write without reading what is stored.
@@ -273,7 +273,7 @@ def test_what_the_database_tells_late_is_judged_as_if_it_had_been_read(
     }
 
 
-def test_what_cannot_be_written_without_a_look() -> None:
+def test_events_that_need_the_slow_path_are_not_reduced() -> None:
     whole = Event(0, "d", 1, None, None, (1, 2, 3))
     assert guard.reduce([whole], Rules(ordered=True)) is not None
     for odd in (
@@ -290,7 +290,7 @@ def claim(offset: int, document: str, slot: Any) -> Event:
     return Event(offset, document, offset, None, "S", (slot, offset))
 
 
-def test_events_that_meet_on_a_unique_value_keep_the_order_of_the_log() -> None:
+def test_events_with_the_same_unique_value_keep_the_order_of_the_log() -> None:
     claims = guard.Claims([(0,)], {"a": (1, UNSET), "b": (2, UNSET)})
     events = [
         claim(0, "b", 3),
@@ -311,7 +311,7 @@ def test_events_that_meet_on_a_unique_value_keep_the_order_of_the_log() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([None, 1, 2, 3])), max_size=20))
-def test_rounds_that_hold_are_the_same_as_one_by_one(moves: list[tuple[str, int | None]]) -> None:
+def test_writing_in_rounds_equals_writing_one_by_one(moves: list[tuple[str, int | None]]) -> None:
     """Check that the order of writes within a round makes no difference."""
     events = [claim(offset, document, slot) for offset, (document, slot) in enumerate(moves)]
     rounds = guard.Claims([(0,)], {}).rounds(events)

@@ -43,7 +43,7 @@ def mapping(
 
 
 @given(TEXTS, st.integers(-(2**63), 2**63 - 1), st.sampled_from("/:|.-"))
-def test_a_composite_key_and_its_id_lead_to_each_other(
+def test_a_composite_key_and_its_id_can_be_converted_both_ways(
     tenant: str, number: int, separator: str
 ) -> None:
     known = Identity(mapping(TEXT, NUMBER, documents=(("t",), ("n",)), separator=separator))
@@ -71,7 +71,7 @@ def test_two_rows_have_two_ids_unless_a_part_holds_the_separator(
     assert len(ids) == 2 or one == other or any("/" in part for part in (*one, *other))
 
 
-def test_a_time_is_the_same_instant_whichever_way_it_is_written() -> None:
+def test_a_time_is_the_same_instant_however_it_is_written() -> None:
     known = Identity(
         mapping(NUMBER, TargetColumn("at", kinds.Timestamp()), documents=(("n",), ("at",)))
     )
@@ -88,7 +88,7 @@ def test_a_time_is_the_same_instant_whichever_way_it_is_written() -> None:
         known.of_fields([7, "2026-01-31T13:00:00.1234567Z"])
 
 
-def test_every_kind_of_part() -> None:
+def test_every_kind_of_key_part_is_supported() -> None:
     known = Identity(
         mapping(TargetColumn("u", kinds.Uuid()), TargetColumn("d", kinds.Date()), NUMBER, TEXT)
     )
@@ -121,14 +121,14 @@ def test_every_kind_of_part() -> None:
         (None, Reason.WRONG_TYPE, "the id of a composite key is text: tenant/no"),
     ],
 )
-def test_what_is_not_an_id_says_why(raw: Any, reason: Reason, words: str) -> None:
+def test_an_invalid_id_is_refused_with_its_reason(raw: Any, reason: Reason, words: str) -> None:
     with pytest.raises(Unfit) as caught:
         Identity(mapping(TEXT, NUMBER)).of_field(raw)
     assert caught.value.reason is reason
     assert words in caught.value.detail
 
 
-def test_parts_that_are_too_long_together() -> None:
+def test_parts_that_are_too_long_together_are_refused() -> None:
     wide = TargetColumn("tenant", kinds.Text())
     with pytest.raises(Unfit, match="257 characters together") as caught:
         Identity(mapping(wide, wide, documents=(("t",), ("n",)))).of_fields(["a" * 128, "b" * 128])
@@ -136,7 +136,7 @@ def test_parts_that_are_too_long_together() -> None:
 
 
 @pytest.mark.parametrize("documents", [(("t",), ("n",)), (("id",),), ((KEY,),), (("t",), (KEY,))])
-def test_plain_records_and_others_have_the_same_id(documents: tuple[Path, ...]) -> None:
+def test_plain_and_escaped_records_have_the_same_id(documents: tuple[Path, ...]) -> None:
     decoder = Decoder(mapping(TEXT, NUMBER, documents=documents))
     key = b"7" if documents == (("t",), (KEY,)) else b"acme/7"
     plain = Record(

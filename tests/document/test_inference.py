@@ -33,7 +33,7 @@ from instep.document import inference
         ([], None),
     ],
 )
-def test_the_type_of_some_values(values: list[Any], expected: str | None) -> None:
+def test_the_type_is_inferred_from_values(values: list[Any], expected: str | None) -> None:
     assert inference.type_of(values) == expected
 
 
@@ -48,7 +48,7 @@ def test_every_type_is_one_that_can_be_declared(values: list[Any]) -> None:
     assert found is None or settings.column_type(found, "type")
 
 
-def test_only_the_asked_columns_get_a_type() -> None:
+def test_only_the_requested_columns_get_a_type() -> None:
     columns = {
         "total": "order.total",
         "paid": "paid",

@@ -34,12 +34,14 @@ PRINTING = transitions.declare(
         (None, "created", Reason.STATUS_UNKNOWN),
     ],
 )
-def test_what_may_follow_what(before: str | None, after: str, reason: Reason | None) -> None:
+def test_only_declared_transitions_are_allowed(
+    before: str | None, after: str, reason: Reason | None
+) -> None:
     refusal = PRINTING.refusal(before, after)
     assert (refusal.reason if refusal else None) is reason
 
 
-def test_a_refusal_says_what_would_have_been_allowed() -> None:
+def test_a_refusal_names_the_allowed_statuses() -> None:
     refused = PRINTING.refusal("CREATED", "PRINTED")
     assert refused is not None
     assert (
@@ -51,7 +53,7 @@ def test_a_refusal_says_what_would_have_been_allowed() -> None:
     assert "'PRINTED' is a final status" in ended.detail
 
 
-def test_the_picture() -> None:
+def test_transitions_are_drawn() -> None:
     assert transitions.picture(PRINTING).splitlines() == [
         "● CREATED  ┬─▶ QUEUED",
         "           └─▶ FAILED",
@@ -66,7 +68,7 @@ def test_the_picture() -> None:
     assert transitions.findings(PRINTING) == []
 
 
-def test_what_looks_wrong_is_reported() -> None:
+def test_suspicious_declarations_are_reported() -> None:
     odd = transitions.declare(
         {
             "CREATED": ["QUEUED"],
@@ -85,7 +87,7 @@ def test_what_looks_wrong_is_reported() -> None:
     assert "? cannot be reached" in transitions.picture(odd)
 
 
-def test_a_ring_begins_with_its_first() -> None:
+def test_a_cycle_starts_with_its_first_status() -> None:
     ring = transitions.declare({"A": ["B"], "B": ["C"], "C": ["A"]})
     assert transitions.starts(ring) == ["A"]
     assert transitions.unreachable(ring) == []
@@ -103,5 +105,5 @@ def test_any_declaration_can_be_drawn(declared: dict[str, list[str]]) -> None:
             assert (machine.refusal(before, after) is None) is allowed
 
 
-def test_none_declared_allows_all() -> None:
+def test_every_transition_is_allowed_if_none_is_declared() -> None:
     assert not Transitions()

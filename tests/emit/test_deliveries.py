@@ -24,7 +24,7 @@ def failed(
     return receipt
 
 
-def test_a_delivery_is_the_result() -> None:
+def test_the_result_of_a_receipt_is_its_delivery() -> None:
     tally = deliveries.DeliveryCounter()
     receipt = tally.begin(None)
     assert not tally.is_settled(tally.mark)
@@ -42,7 +42,7 @@ def test_ignored_failures_are_counted_with_the_first_reason() -> None:
     assert tally.take_undelivered() == (0, None)
 
 
-def test_a_failure_that_was_asked_for_is_reported() -> None:
+def test_a_failure_that_the_caller_received_is_not_raised_again() -> None:
     tally = deliveries.DeliveryCounter()
     with pytest.raises(errors.Undelivered):
         failed(tally).result()
@@ -50,7 +50,7 @@ def test_a_failure_that_was_asked_for_is_reported() -> None:
     assert tally.take_undelivered() == (0, None)
 
 
-def test_asking_twice_counts_once() -> None:
+def test_reading_a_failure_twice_counts_once() -> None:
     tally = deliveries.DeliveryCounter()
     asked, ignored = failed(tally), failed(tally)
     for _ in range(2):
@@ -59,7 +59,7 @@ def test_asking_twice_counts_once() -> None:
     assert tally.take_undelivered() == (1, FAILURE)
 
 
-def test_asking_after_the_flush_takes_nothing_from_the_next_one() -> None:
+def test_reading_a_failure_after_the_flush_does_not_affect_the_next_flush() -> None:
     tally = deliveries.DeliveryCounter()
     early = failed(tally)
     assert tally.take_undelivered() == (1, FAILURE)
@@ -68,7 +68,7 @@ def test_asking_after_the_flush_takes_nothing_from_the_next_one() -> None:
     assert tally.take_undelivered() == (1, FAILURE)
 
 
-def test_a_callback_is_reported() -> None:
+def test_a_callback_receives_failures_and_deliveries() -> None:
     tally, reported = deliveries.DeliveryCounter(), []
     failed(tally, lambda error, delivery: reported.append((error, delivery)))
     receipt = tally.begin(lambda error, delivery: reported.append((error, delivery)))
@@ -77,7 +77,9 @@ def test_a_callback_is_reported() -> None:
     assert tally.take_undelivered() == (0, None)
 
 
-def test_a_callback_that_fails_was_not_informed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_counts_as_undelivered_if_the_callback_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def broken(error: errors.Undelivered | None, delivery: deliveries.Delivery | None) -> None:
         raise SystemExit
 
@@ -89,7 +91,7 @@ def test_a_callback_that_fails_was_not_informed(caplog: pytest.LogCaptureFixture
     assert tally.take_undelivered() == (1, FAILURE)
 
 
-def test_whoever_waits_is_reported_before_anybody_can_flush() -> None:
+def test_a_waiting_caller_receives_the_failure_before_a_flush_can() -> None:
     tally = deliveries.DeliveryCounter()
     receipt = tally.begin(None)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -101,7 +103,7 @@ def test_whoever_waits_is_reported_before_anybody_can_flush() -> None:
         assert waiting.result(5) is FAILURE
 
 
-def test_whoever_gave_up_waiting_was_not_informed() -> None:
+def test_a_failure_counts_as_undelivered_if_the_caller_stopped_waiting() -> None:
     tally = deliveries.DeliveryCounter()
     receipt = tally.begin(None)
     with pytest.raises(concurrent.futures.TimeoutError):
@@ -136,7 +138,7 @@ def test_the_reporting_thread_cannot_wait_for_itself() -> None:
         tally.begin(None).result()
 
 
-def test_the_mark_covers_what_was_sent_before_it() -> None:
+def test_a_mark_covers_only_the_records_sent_before_it() -> None:
     tally = deliveries.DeliveryCounter()
     first, second = tally.begin(None), tally.begin(None)
     mark = tally.mark
@@ -152,7 +154,7 @@ def test_the_mark_covers_what_was_sent_before_it() -> None:
     assert tally.is_settled(tally.mark)
 
 
-def test_counts_hold_under_many_threads() -> None:
+def test_counts_are_right_with_many_threads() -> None:
     tally = deliveries.DeliveryCounter()
     receipts = [tally.begin(None) for _ in range(2000)]
 

@@ -37,19 +37,19 @@ def value(record: OutgoingRecord) -> Any:
     return json.loads(record.value)
 
 
-def test_a_json_line_is_sent_as_it_stands() -> None:
+def test_a_json_line_is_sent_unchanged() -> None:
     line = '{"doc_id": "d-1",  "status":"QUEUED", "version": 3, "note": "🖨️"}'
     assert read(f"{line}\n") == [OutgoingRecord(b"d-1", line.encode())]
 
 
-def test_blank_lines_a_mark_and_a_missing_last_line_end_are_tolerated() -> None:
+def test_blank_lines_a_byte_order_mark_and_a_missing_last_newline_are_accepted() -> None:
     assert [
         record.key for record in read(b'\xef\xbb\xbf{"doc_id": "a"}\r\n\r\n  \n{"doc_id": "b"}')
     ] == [b"a", b"b"]
     assert read("") == []
 
 
-def test_another_field_can_be_the_key_and_an_integer_is_fine() -> None:
+def test_another_field_can_be_the_key_and_may_be_an_integer() -> None:
     assert [record.key for record in read('{"id": 7}\n{"id": -2}\n{"id": "x"}', key="id")] == [
         b"7",
         b"-2",
@@ -57,7 +57,7 @@ def test_another_field_can_be_the_key_and_an_integer_is_fine() -> None:
     ]
 
 
-def test_a_deletion_has_no_value() -> None:
+def test_a_delete_has_no_value() -> None:
     assert read('{"doc_id": "a", "$delete": true}') == [OutgoingRecord(b"a", None)]
     assert read('{"order": {"id": 7}, "$delete": true}', key="order.id") == [
         OutgoingRecord(b"7", None)
@@ -66,7 +66,7 @@ def test_a_deletion_has_no_value() -> None:
         read('{"order": {"id": 7, "status": "A"}, "$delete": true}', key="order.id")
 
 
-def test_dots_in_the_keys_name_descend() -> None:
+def test_dots_in_the_key_field_name_a_nested_field() -> None:
     line = '{"order": {"id": 7, "lines": []}, "status": "A"}'
     assert read(line, key="order.id") == [OutgoingRecord(b"7", line.encode())]
     assert read('{"order.id": "x", "order": {"id": 7}}', key="order.id")[0].key == b"x"
@@ -75,7 +75,7 @@ def test_dots_in_the_keys_name_descend() -> None:
             read(wrong, key="order.id")
 
 
-def test_dots_in_a_csv_header_descend() -> None:
+def test_dots_in_a_csv_header_name_a_nested_field() -> None:
     found = read("order.id,order.total.net,status\nC-1,12,A\nC-2,,B\n", "csv", key="order.id")
     assert [record.key for record in found] == [b"C-1", b"C-2"]
     assert value(found[0]) == {"order": {"id": "C-1", "total": {"net": 12}}, "status": "A"}
@@ -116,7 +116,7 @@ def test_ids_of_a_csv_file_may_be_integers() -> None:
         ),
     ],
 )
-def test_a_wrong_line_stops_there_and_is_named(line: str, says: str) -> None:
+def test_reading_stops_at_a_wrong_line_and_names_it(line: str, says: str) -> None:
     stream = io.BytesIO(f'{{"doc_id": "a"}}\n\n{line}\n{{"doc_id": "c"}}\n'.encode())
     records = files.read(stream, "jsonl", name="events.jsonl")
     assert next(records).key == b"a"
@@ -142,7 +142,7 @@ def test_bytes_that_are_not_utf8_are_named() -> None:
         max_size=8,
     )
 )
-def test_any_objects_arrive_whole(objects: list[dict[str, Any]]) -> None:
+def test_any_objects_are_read_unchanged(objects: list[dict[str, Any]]) -> None:
     rows = [{**fields, "doc_id": f"d{number}"} for number, fields in enumerate(objects)]
     rows = [{name: cell for name, cell in row.items() if name != "$delete"} for row in rows]
     found = read("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -185,12 +185,12 @@ def test_the_key_of_a_csv_row_stays_text() -> None:
     assert (found.key, value(found)["doc_id"]) == (b"12", "12")
 
 
-def test_a_byte_order_mark_and_blank_rows_in_csv_are_tolerated() -> None:
+def test_a_byte_order_mark_and_blank_rows_in_csv_are_accepted() -> None:
     assert [record.key for record in read(b"\xef\xbb\xbfdoc_id,x\n\na,1\n\n", "csv")] == [b"a"]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_lines_of_csv_end_in_any_way(end: str) -> None:
+def test_csv_lines_may_end_in_any_way(end: str) -> None:
     text = end.join(["doc_id,x", 'a,"1', '2"', "b,2", ""])
     assert [(record.key, value(record)["x"]) for record in read(text, "csv")] == [
         (b"a", f"1{end}2"),
@@ -212,13 +212,13 @@ def test_lines_of_csv_end_in_any_way(end: str) -> None:
         ('doc_id,x\na,"1"2\n', "line 2: not valid CSV"),
     ],
 )
-def test_wrong_csv_is_named(text: str, says: str) -> None:
+def test_invalid_csv_is_reported_with_its_line(text: str, says: str) -> None:
     with pytest.raises(errors.SettingsError, match=says):
         read(text, "csv")
 
 
 @given(st.lists(st.tuples(WORDS, WORDS), max_size=8))
-def test_any_csv_cells_arrive_whole(rows: list[tuple[str, str]]) -> None:
+def test_any_csv_cells_are_read_unchanged(rows: list[tuple[str, str]]) -> None:
     def quoted(cell: str) -> str:
         return '"' + cell.replace('"', '""') + '"'
 
@@ -230,7 +230,7 @@ def test_any_csv_cells_arrive_whole(rows: list[tuple[str, str]]) -> None:
     ]
 
 
-def test_the_stream_stays_open_and_is_read_as_it_comes() -> None:
+def test_the_stream_is_read_lazily_and_stays_open() -> None:
     class Endless(io.RawIOBase):
         def readable(self) -> bool:
             return True
@@ -256,7 +256,7 @@ def test_the_stream_stays_open_and_is_read_as_it_comes() -> None:
         ("-", "jsonl"),
     ],
 )
-def test_the_format_by_the_suffix(path: str, expected: str) -> None:
+def test_the_suffix_decides_the_format(path: str, expected: str) -> None:
     assert files.format_of(path) == expected
 
 

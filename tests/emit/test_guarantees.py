@@ -30,7 +30,7 @@ def test_the_defaults_are_idempotent_acknowledged_by_all_and_javas_partitioner()
         {"queuing_strategy": "lifo"},
     ],
 )
-def test_what_breaks_the_order_is_refused_whatever_the_guarantee(
+def test_settings_that_break_the_order_are_refused_for_every_guarantee(
     guarantee: str, wanted: dict[str, Any]
 ) -> None:
     with pytest.raises(errors.SettingsError, match=f"^{next(iter(wanted))}=.*order per document"):
@@ -55,7 +55,7 @@ LOSES = [
 
 
 @pytest.mark.parametrize(("name", "value"), REPEATS + LOSES)
-def test_exactly_once_refuses_each_by_the_name_it_was_given(name: str, value: Any) -> None:
+def test_exactly_once_refuses_each_setting_by_the_name_it_was_given(name: str, value: Any) -> None:
     with pytest.raises(
         errors.SettingsError, match=f"^{name}={value} breaks the guarantee exactly-once"
     ) as caught:
@@ -91,7 +91,7 @@ def test_at_most_once_must_not_repeat() -> None:
         guarantees.producer_config("at-most-once", {"acks": 1, "retries": 3})
 
 
-def test_without_idempotence_order_asks_for_one_request_at_a_time() -> None:
+def test_order_without_idempotence_requires_one_request_at_a_time() -> None:
     assert (
         guarantees.producer_config("at-least-once", {"enable.idempotence": False})[IN_FLIGHT] == 1
     )
@@ -116,11 +116,11 @@ def test_without_idempotence_order_asks_for_one_request_at_a_time() -> None:
         {"delivery.timeout.ms": 1000},
     ],
 )
-def test_settings_that_keep_the_guarantee_pass(wanted: dict[str, Any]) -> None:
+def test_settings_that_keep_the_guarantee_are_accepted(wanted: dict[str, Any]) -> None:
     Producer({**guarantees.producer_config("exactly-once", wanted), "log_level": 0}).close()
 
 
-def test_an_alias_replaces_our_default_instead_of_standing_beside_it() -> None:
+def test_an_alias_replaces_the_default() -> None:
     config = guarantees.producer_config(
         "exactly-once", {"compression.codec": "zstd", "queue_buffering_max_ms": 7}
     )
@@ -129,24 +129,24 @@ def test_an_alias_replaces_our_default_instead_of_standing_beside_it() -> None:
 
 
 @pytest.mark.parametrize("name", guarantees.OUR_OWN)
-def test_what_the_publisher_sets_itself_cannot_be_set(name: str) -> None:
+def test_settings_that_the_publisher_makes_itself_are_refused(name: str) -> None:
     with pytest.raises(errors.SettingsError, match=name):
         guarantees.producer_config("exactly-once", {name: "x"})
 
 
-def test_an_alias_of_what_the_publisher_sets_cannot_be_set_either() -> None:
+def test_aliases_of_settings_that_the_publisher_makes_are_refused() -> None:
     with pytest.raises(errors.SettingsError, match=r"metadata\.broker\.list"):
         guarantees.producer_config("exactly-once", {"metadata.broker.list": "a:1"})
 
 
-def test_nonsense_is_named() -> None:
+def test_invalid_values_are_named() -> None:
     with pytest.raises(errors.SettingsError, match="'many' is not a whole number"):
         guarantees.producer_config("exactly-once", {"retries": "many"})
     with pytest.raises(errors.SettingsError, match="unknown guarantee 'twice'"):
         guarantees.producer_config("twice", {})
 
 
-def test_how_a_broker_is_spoken_to_is_reported_to_every_client() -> None:
+def test_connection_settings_apply_to_every_client() -> None:
     config = guarantees.producer_config(
         "exactly-once", {"sasl_username": "ann", "socket.timeout.ms": 9, "linger.ms": 1}
     )

@@ -23,7 +23,7 @@ def test_the_public_names() -> None:
     assert all(hasattr(instep.emit, name) for name in instep.emit.__all__)
 
 
-def test_it_has_the_publishers_methods_with_their_parameters() -> None:
+def test_it_has_the_methods_and_parameters_of_the_publisher() -> None:
     names = [name for name in vars(Publisher) if not name.startswith("_")]
     assert names == ["send", "delete", "send_raw", "flush", "close"]
     for name in [*names, "__enter__", "__exit__"]:
@@ -36,7 +36,7 @@ def test_it_has_the_publishers_methods_with_their_parameters() -> None:
         assert name in ("bootstrap", "topic") or double[name].default == parameter.default
 
 
-def test_it_keeps_what_was_sent() -> None:
+def test_it_keeps_the_records_that_were_sent() -> None:
     reported: list[tuple[errors.Undelivered | None, Delivery | None]] = []
     with MemoryPublisher("broker:9092", "print-status", source="print", partitions=12) as publisher:
         place = publisher.send(EVENT).result()
@@ -73,7 +73,7 @@ def test_it_keeps_what_was_sent() -> None:
         StatusEvent(document="d", status="A", fields={"x": object()}),
     ],
 )
-def test_an_event_no_pipeline_could_take_is_refused(event: StatusEvent) -> None:
+def test_an_event_that_no_pipeline_could_decode_is_refused(event: StatusEvent) -> None:
     publisher = MemoryPublisher()
     with pytest.raises(errors.SettingsError, match="cannot be sent"):
         publisher.send(event)

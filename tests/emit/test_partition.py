@@ -30,13 +30,15 @@ def java_partition(classes: Any, key: bytes, partitions: int) -> int:
 @example("Verträge-№ 7 🖨️".encode(), 12)
 @example(b"x" * 1_000_003, 6)
 @given(st.binary(max_size=300), st.integers(1, 10_000))
-def test_the_hash_is_javas(kafka_classes: Any, key: bytes, partitions: int) -> None:
+def test_the_hash_equals_that_of_the_java_client(
+    kafka_classes: Any, key: bytes, partitions: int
+) -> None:
     hashed = kafka_classes.org.apache.kafka.common.utils.Utils.murmur2(key)
     assert partition.murmur2(key) == hashed & 0xFFFFFFFF
     assert partition.partition_of(key, partitions) == java_partition(kafka_classes, key, partitions)
 
 
-def test_the_publisher_sends_where_java_would(
+def test_the_publisher_chooses_the_partition_that_java_would(
     kafka_classes: Any, broker: LocalCluster, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(12)

@@ -36,7 +36,7 @@ def versions(messages: list[Message]) -> list[int]:
     return [json.loads(message.value() or b"{}")["version"] for message in messages]
 
 
-def test_fire_and_forget_arrives_when_the_block_is_left(
+def test_events_sent_without_waiting_arrive_when_the_block_ends(
     broker: Bootstrap, topic: str, read_all: Read
 ) -> None:
     with Publisher(broker.bootstrap, topic) as publisher:
@@ -62,7 +62,9 @@ def test_order_holds_from_the_first_record_of_a_new_topic(
     assert found == {document.encode(): [0, 1, 2, 3, 4] for document in documents}
 
 
-def test_waiting_gives_the_place_in_the_log(broker: Bootstrap, topic: str, read_all: Read) -> None:
+def test_waiting_returns_the_place_in_the_log(
+    broker: Bootstrap, topic: str, read_all: Read
+) -> None:
     with Publisher(broker.bootstrap, topic) as publisher:
         places = [publisher.send(event(number)).result(60) for number in range(3)]
     assert [(place.topic, place.offset) for place in places] == [(topic, 0), (topic, 1), (topic, 2)]
@@ -98,7 +100,7 @@ def test_a_callback_may_send(broker: Bootstrap, topic: str, read_all: Read) -> N
     assert versions(read_all(topic)) == [0, 1]
 
 
-def test_what_arrives_is_the_wire_format(broker: Bootstrap, topic: str, read_all: Read) -> None:
+def test_records_arrive_in_the_wire_format(broker: Bootstrap, topic: str, read_all: Read) -> None:
     at = datetime(2026, 11, 1, 8, tzinfo=UTC)
     with Publisher(broker.bootstrap, topic, source="print-system") as publisher:
         publisher.send(
@@ -136,7 +138,9 @@ def test_a_record_of_a_megabyte_arrives(broker: Bootstrap, topic: str, read_all:
     assert read_all(topic)[0].value() == noise
 
 
-def test_a_record_too_large_fails_alone(broker: Bootstrap, topic: str, read_all: Read) -> None:
+def test_a_record_that_is_too_large_fails_alone(
+    broker: Bootstrap, topic: str, read_all: Read
+) -> None:
     with Publisher(broker.bootstrap, topic) as publisher:
         before = publisher.send(event(1))
         refused = publisher.send_raw(b"big", b"x" * 2_000_000)
@@ -149,7 +153,7 @@ def test_a_record_too_large_fails_alone(broker: Bootstrap, topic: str, read_all:
     assert versions(read_all(topic)) == [1, 2]
 
 
-def test_a_record_too_large_for_the_topic_is_reported_the_same(
+def test_a_record_too_large_for_the_topic_is_reported_in_the_same_way(
     broker: Bootstrap, new_topic: Callable[..., str], read_all: Read
 ) -> None:
     topic = new_topic(1, max_message_bytes="2000")
@@ -161,7 +165,7 @@ def test_a_record_too_large_for_the_topic_is_reported_the_same(
     assert versions(read_all(topic)) == [1, 2]
 
 
-def test_an_ignored_failure_is_raised_by_flush_once(broker: Bootstrap, topic: str) -> None:
+def test_an_ignored_failure_is_raised_once_by_flush(broker: Bootstrap, topic: str) -> None:
     with Publisher(broker.bootstrap, topic) as publisher:
         publisher.send_raw(b"a", b"x" * 2_000_000)
         publisher.send_raw(b"b", b"x" * 2_000_000)
@@ -173,7 +177,7 @@ def test_an_ignored_failure_is_raised_by_flush_once(broker: Bootstrap, topic: st
         publisher.flush()
 
 
-def test_an_ignored_failure_is_raised_when_the_block_is_left(broker: Bootstrap, topic: str) -> None:
+def test_an_ignored_failure_is_raised_when_the_block_ends(broker: Bootstrap, topic: str) -> None:
     with (
         pytest.raises(errors.Undelivered, match=r"1 record was not delivered"),
         Publisher(broker.bootstrap, topic) as publisher,
@@ -190,7 +194,7 @@ def test_a_failure_given_to_a_callback_is_not_raised_again(broker: Bootstrap, to
     assert [type(error) for error in reported] == [errors.Undelivered]
 
 
-def test_an_exception_of_the_block_is_not_hidden(
+def test_an_exception_in_the_block_is_not_hidden(
     broker: Bootstrap, topic: str, read_all: Read
 ) -> None:
     def fail() -> None:
@@ -254,7 +258,7 @@ def test_an_unreachable_broker_is_named_in_bounded_time() -> None:
     assert threading.active_count() <= threads
 
 
-def test_settings_are_refused_before_anything_is_asked_of_a_broker() -> None:
+def test_settings_are_refused_before_a_broker_is_contacted() -> None:
     with pytest.raises(errors.SettingsError, match="acks=1 breaks the guarantee exactly-once"):
         Publisher("nowhere:1", "any", acks=1)
     with pytest.raises(errors.SettingsError, match=r"no\.such\.setting"):
@@ -270,7 +274,7 @@ def test_settings_may_be_text(broker: Bootstrap, topic: str) -> None:
         publisher.send(event(1)).result(60)
 
 
-def test_an_interrupted_close_can_be_finished(
+def test_an_interrupted_close_can_be_repeated(
     broker: Bootstrap, topic: str, read_all: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = Publisher(broker.bootstrap, topic, linger_ms=300)
@@ -287,7 +291,9 @@ def test_an_interrupted_close_can_be_finished(
     assert versions(read_all(topic)) == [1]
 
 
-def test_weaker_guarantees_send_too(broker: Bootstrap, topic: str, read_all: Read) -> None:
+def test_events_are_sent_with_weaker_guarantees_too(
+    broker: Bootstrap, topic: str, read_all: Read
+) -> None:
     with Publisher(
         broker.bootstrap, topic, guarantee="at-least-once", enable_idempotence=False
     ) as publisher:
@@ -418,7 +424,7 @@ def test_sigterm_in_the_middle_of_sending_leaves_no_gap(
     assert found == list(range(len(found)))
 
 
-def test_a_publisher_that_nobody_closes_flushes_when_the_interpreter_ends(
+def test_an_unclosed_publisher_flushes_when_the_interpreter_ends(
     broker: Bootstrap, topic: str, read_all: Read
 ) -> None:
     process = child(broker, topic, 500, 200, 0)
@@ -448,7 +454,7 @@ print(number, flush=True)
 """
 
 
-def test_a_handler_of_ones_own_is_called_and_put_back(
+def test_the_users_signal_handler_is_called_and_restored(
     broker: Bootstrap, topic: str, read_all: Read
 ) -> None:
     process = child(broker, topic, script=HANDLED)
@@ -473,7 +479,7 @@ time.sleep(600)
 """
 
 
-def test_what_is_lost_at_sigterm_is_said_on_stderr_and_two_publishers_end_in_turn(
+def test_losses_at_sigterm_are_reported_on_stderr_and_two_publishers_end_in_turn(
     broker: Bootstrap, topic: str
 ) -> None:
     process = child(broker, topic, script=LOST)
@@ -486,7 +492,7 @@ def test_what_is_lost_at_sigterm_is_said_on_stderr_and_two_publishers_end_in_tur
     assert "'big' is too large" in error_output
 
 
-def test_the_former_handler_is_back_after_closing(broker: Bootstrap, topic: str) -> None:
+def test_closing_restores_the_previous_handler(broker: Bootstrap, topic: str) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Publisher(broker.bootstrap, topic):
         assert signal.getsignal(signal.SIGTERM) != before

@@ -27,7 +27,7 @@ def declared(**fields: str) -> settings.Settings:
     )
 
 
-def test_the_key_is_what_the_pipeline_takes_for_the_document() -> None:
+def test_the_key_is_the_field_that_the_pipeline_uses_as_document() -> None:
     assert publishing.key_of(declared(), "prints") == files.Key(("doc_id",))
     assert publishing.key_of(declared(a="order.id"), "prints") == files.Key(("order.id",))
     assert publishing.key_of(declared(a="order.id", b="@key"), "prints") == files.Key(("order.id",))
@@ -38,7 +38,7 @@ def test_the_key_is_what_the_pipeline_takes_for_the_document() -> None:
     assert "--key" in caught.value.remedy
 
 
-def test_deletions_have_a_key_and_no_value(
+def test_deletes_have_a_key_and_no_value(
     broker: LocalCluster, topic: str, read_all: Callable[..., list[Message]]
 ) -> None:
     with pytest.raises(errors.SettingsError, match="cannot be a record's key"):

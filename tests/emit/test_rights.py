@@ -41,7 +41,7 @@ def test_a_missing_right_to_write_is_reported_for_the_record(bootstrap: str) -> 
     publisher.close()
 
 
-def test_the_right_password_by_settings_or_by_librdkafkas_own_names(bootstrap: str) -> None:
+def test_the_password_is_accepted_from_settings_or_librdkafkas_own_names(bootstrap: str) -> None:
     with Publisher(
         bootstrap, "theirs", security=secured.login("ann", secured.PASSWORD).security
     ) as publisher:

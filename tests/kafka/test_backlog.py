@@ -31,7 +31,7 @@ RECORD = LogRecord(0, 5, int(NOW.timestamp() * 1000) - 3_000, b"a", b"{}")
         (8, 9, 7, None, 1, 1, None),
     ],
 )
-def test_what_waits(
+def test_waiting_and_held_back_records_are_counted(
     position: int,
     end: int,
     committed_end: int,
@@ -44,7 +44,7 @@ def test_what_waits(
     assert (one.records, one.held_back, one.age_s(NOW)) == (records, held_back, age_s)
 
 
-def test_words_for_what_is_held_back() -> None:
+def test_held_back_records_are_explained() -> None:
     known = OpenTransaction(1, 7, 4001, NOW, "o")
     later = OpenTransaction(1, 9, 4002, NOW, None)
     assert backlog.describe_held_back({1: 3, 2: 1}, [later, known]) == [

@@ -25,7 +25,7 @@ SCRAM = settings.Kafka(
 )
 
 
-def test_clear_text_needs_an_address_only() -> None:
+def test_plaintext_needs_only_an_address() -> None:
     assert connection.client_config(CLEAR, "a:1,b:2") == {
         "bootstrap.servers": "a:1,b:2",
         "client.id": "instep",
@@ -37,7 +37,7 @@ def test_clear_text_needs_an_address_only() -> None:
     }
 
 
-def test_user_and_authority_for_librdkafka() -> None:
+def test_librdkafka_gets_user_and_certificate_authority() -> None:
     config = connection.client_config(SCRAM, "a:1")
     assert config["security.protocol"] == "SASL_SSL"
     assert config["sasl.mechanism"] == "SCRAM-SHA-512"
@@ -45,7 +45,7 @@ def test_user_and_authority_for_librdkafka() -> None:
     assert config["ssl.ca.location"] == "ca.pem"
 
 
-def test_user_and_authority_for_java() -> None:
+def test_java_gets_user_and_certificate_authority() -> None:
     config = connection.java_config(SCRAM, "a:1")
     assert config["sasl.jaas.config"] == (
         'org.apache.kafka.common.security.scram.ScramLoginModule required username="instep"'
@@ -54,7 +54,7 @@ def test_user_and_authority_for_java() -> None:
     assert (config["ssl.truststore.type"], config["ssl.truststore.location"]) == ("PEM", "ca.pem")
 
 
-def test_client_certificate_for_both(tmp_path: Path) -> None:
+def test_both_clients_get_the_client_certificate(tmp_path: Path) -> None:
     certificate, key = tmp_path / "client.pem", tmp_path / "key.pem"
     certificate.write_text("-----BEGIN CERTIFICATE-----\n…\n")
     key.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\n…\n")
@@ -97,7 +97,7 @@ def test_a_missing_certificate_is_named() -> None:
     st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1),
     st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1),
 )
-def test_java_reads_any_user_and_password_as_they_are(
+def test_java_reads_any_user_and_password_unchanged(
     kafka_classes: Any, username: str, password: str
 ) -> None:
     security = settings.Security(

@@ -28,7 +28,7 @@ def test_a_closed_port_is_named_with_the_seconds_tried(capfd: pytest.CaptureFixt
     assert "instep#" not in capfd.readouterr().err  # clients of other tests may still be connected
 
 
-def test_a_name_that_does_not_resolve() -> None:
+def test_an_unresolvable_host_name_is_reported() -> None:
     with (
         connection.Cluster(settings.Kafka(), "no-such-host.invalid:9092", timeout_s=1) as cluster,
         pytest.raises(errors.BrokerUnreachable, match=r"no-such-host\.invalid:9092: tried for 1 s"),
@@ -36,7 +36,7 @@ def test_a_name_that_does_not_resolve() -> None:
         topics.describe(cluster, "any")
 
 
-def test_a_cluster_that_was_closed_can_be_used_again(broker: Broker) -> None:
+def test_a_closed_cluster_can_be_used_again(broker: Broker) -> None:
     cluster = connection.Cluster(settings.Kafka(), broker.bootstrap)
     first = topics.names(cluster)
     cluster.close()

@@ -66,7 +66,7 @@ def test_every_code_of_the_client_is_mapped_or_listed_here_as_unmapped() -> None
     assert unmapped == set(UNMAPPED.split())
 
 
-def test_every_refusal_of_a_right_names_the_right() -> None:
+def test_every_authorisation_error_names_the_missing_right() -> None:
     lacking = {code for name, code in codes().items() if name.endswith("AUTHORIZATION_FAILED")}
     assert lacking <= faults.RIGHTS.keys() <= faults.MEANING.keys()
 
@@ -84,7 +84,7 @@ def test_an_unmapped_code_is_reported_by_name() -> None:
     assert "INVALID_TIMESTAMP" in error.what
 
 
-def test_no_answer_names_addresses_seconds_and_the_last_cause() -> None:
+def test_a_timeout_names_addresses_seconds_and_the_last_cause() -> None:
     ear = faults.ErrorLog()
     ear.add(
         KafkaError(
@@ -103,7 +103,7 @@ def test_no_answer_names_addresses_seconds_and_the_last_cause() -> None:
     assert "kafka.bootstrap" in error.remedy
 
 
-def test_a_time_out_after_a_refusal_is_the_refusal() -> None:
+def test_a_timeout_after_a_refusal_is_reported_as_the_refusal() -> None:
     ear = faults.ErrorLog()
     since = time.monotonic()
     assert ear.refusal(since) is None
@@ -124,7 +124,7 @@ def test_a_time_out_after_a_refusal_is_the_refusal() -> None:
     )
 
 
-def test_an_old_refusal_does_not_explain_a_new_time_out() -> None:
+def test_an_old_refusal_does_not_explain_a_new_timeout() -> None:
     ear = faults.ErrorLog()
     ear.add(KafkaError(KafkaError._AUTHENTICATION, "wrong"))
     error = faults.translate(

@@ -54,7 +54,7 @@ def write(
     assert producer.flush(20) == 0
 
 
-def test_the_ends_of_a_log(
+def test_the_ends_of_a_log_are_read(
     cluster: connection.Cluster, new_topic: Callable[..., str], plain: Producer
 ) -> None:
     topic = new_topic(3)
@@ -78,7 +78,7 @@ def test_deleted_records_move_the_start(
     assert (found.offset, found.value) == (2, b"c")
 
 
-def test_places_by_time(
+def test_offsets_are_found_by_time(
     cluster: connection.Cluster, new_topic: Callable[..., str], plain: Producer
 ) -> None:
     topic = new_topic(2)
@@ -95,7 +95,7 @@ def test_places_by_time(
     assert offsets.at_time(cluster, topic, [0], datetime(1900, 1, 1, tzinfo=UTC)) == {0: 0}
 
 
-def test_first_records_of_many_partitions_at_once(
+def test_the_first_records_of_many_partitions_are_read_at_once(
     cluster: connection.Cluster, new_topic: Callable[..., str], plain: Producer
 ) -> None:
     topic = new_topic(12)

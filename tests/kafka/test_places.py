@@ -51,7 +51,7 @@ any_place = st.one_of(
         ("@-1d", Ago(86_400)),
     ],
 )
-def test_places(text: str, place: places.Place) -> None:
+def test_places_are_parsed(text: str, place: places.Place) -> None:
     assert places.parse_place(text) == place
 
 
@@ -82,7 +82,7 @@ def test_places(text: str, place: places.Place) -> None:
         ("3:@2026-11-01T08:00", Offset(3), AtTime(EIGHT)),
     ],
 )
-def test_ranges(text: str, first: places.Place, last: places.Place) -> None:
+def test_ranges_are_parsed(text: str, first: places.Place, last: places.Place) -> None:
     assert places.parse_range(text) == PlaceRange(first, last)
 
 
@@ -119,18 +119,18 @@ def test_an_invalid_place_is_answered_with_the_grammar(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["9:3", "@2026-11-01T08:00:2026-11-01T07:00", "@-1m:-1h"])
-def test_a_range_runs_forward(text: str) -> None:
+def test_a_range_must_run_forward(text: str) -> None:
     with pytest.raises(errors.SettingsError, match="ends before it begins"):
         places.parse_range(text)
 
 
 @given(any_place)
-def test_a_place_is_read_as_it_is_written(place: places.Place) -> None:
+def test_a_place_survives_formatting_and_parsing(place: places.Place) -> None:
     assert places.parse_place(str(place)) == place
 
 
 @given(any_place, any_place)
-def test_a_range_is_read_as_it_is_written(first: places.Place, last: places.Place) -> None:
+def test_a_range_survives_formatting_and_parsing(first: places.Place, last: places.Place) -> None:
     """Expect the same text, except that a number after a time is a time."""
     assume(not (isinstance(first, (AtTime, Ago)) and isinstance(last, Offset)))
     written = PlaceRange(first, last)

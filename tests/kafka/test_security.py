@@ -79,7 +79,7 @@ def test_every_client_can_log_in(secured_broker: SecuredBroker, way: str) -> Non
         ),
     ],
 )
-def test_a_brokers_certificate_that_is_wrong(
+def test_a_wrong_broker_certificate_is_explained(
     secured_broker: SecuredBroker, listener: str, words: str
 ) -> None:
     error = refused(secured_broker, listener)
@@ -143,7 +143,7 @@ def test_a_refusal_is_reported_in_its_own_words(secured_broker: SecuredBroker, c
     assert error.remedy
 
 
-def test_a_client_certificate_that_is_refused(secured_broker: SecuredBroker) -> None:
+def test_a_refused_client_certificate_is_explained(secured_broker: SecuredBroker) -> None:
     old = secured_broker.authority.issue("ann-old", days=(-9, -1))
     assert "ann-old.pem: it has expired" in refused(secured_broker, "mutual", **files(old)).what
     eve = secured_broker.stranger.issue("eve")
@@ -177,7 +177,7 @@ def test_a_blocking_call_reports_the_refusal_too(
         topics.names(cluster)
 
 
-def test_files_that_are_wrong_are_named(secured_broker: SecuredBroker, tmp_path: Path) -> None:
+def test_wrong_files_are_named(secured_broker: SecuredBroker, tmp_path: Path) -> None:
     ann, locked = secured_broker.ann, secured_broker.ann_locked
     text, noise = tmp_path / "text.pem", tmp_path / "noise.pem"
     text.write_text("no certificate", encoding="utf-8")
@@ -217,7 +217,7 @@ def test_files_that_are_wrong_are_named(secured_broker: SecuredBroker, tmp_path:
         assert re.search(words, error.what), error.what
 
 
-def test_a_key_in_a_form_that_java_does_not_read(secured_broker: SecuredBroker) -> None:
+def test_a_key_format_that_java_cannot_read_is_explained(secured_broker: SecuredBroker) -> None:
     old = secured_broker.authority.issue("pkcs1", form=PKCS1)
     kafka_settings = kafka(secured_broker, **files(old))
     with pytest.raises(

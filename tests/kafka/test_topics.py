@@ -86,7 +86,7 @@ def test_a_missing_topic_names_a_similar_one(
         ("odd", 1, None, {"no.such": "1"}, "INVALID_CONFIG"),
     ],
 )
-def test_what_cannot_be_created_says_why(
+def test_a_topic_that_cannot_be_created_is_explained(
     cluster: connection.Cluster,
     name: str,
     partitions: int,
@@ -105,7 +105,7 @@ def test_an_existing_topic_is_not_created_again(
         topics.create(cluster, new_topic(), 1)
 
 
-def test_whether_a_topic_is_compacted(
+def test_compacted_topics_are_recognised(
     cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     kept, compacted = new_topic(1), f"compacted-{uuid.uuid4().hex[:8]}"

@@ -114,7 +114,7 @@ MADE: list[tuple[str, list[ClientOperation]]] = [
 ]
 
 
-def test_a_repeat_goes_back_only_behind_a_later_record() -> None:
+def test_going_back_means_a_repetition_after_a_later_record() -> None:
     assert not checkers.went_back([*CLEAN, work("a", 2)])
     found = checkers.went_back([*CLEAN, work("a", 1), work("b", 1)])
     assert (found.count, found.of, found.examples) == (1, 3, ("a#1",))
@@ -126,7 +126,9 @@ def test_a_repeat_goes_back_only_behind_a_later_record() -> None:
     MADE,
     ids=[f"{name or 'none'} {number}" for number, (name, _) in enumerate(MADE)],
 )
-def test_a_history_has_exactly_its_anomaly(anomaly: str, operations: list[ClientOperation]) -> None:
+def test_each_history_shows_exactly_its_anomaly(
+    anomaly: str, operations: list[ClientOperation]
+) -> None:
     assert {name for name, check in CHECKS.items() if check(operations)} == (
         {anomaly} if anomaly else set()
     )
@@ -172,14 +174,14 @@ def test_one_loss_one_repetition_and_one_swap_are_all_found(
     assert not checkers.repeated(swapped)
 
 
-def test_a_group_is_looked_at_alone() -> None:
+def test_each_group_is_checked_separately() -> None:
     other = ClientOperation(kind=OperationKind.WORK, group="h", key="a", number=1)
     assert checkers.repeated([*CLEAN, other]).count == 1
     assert not checkers.repeated([*CLEAN, other], "g")
     assert checkers.lost(CLEAN, "h").count == 2
 
 
-def test_the_order_over_a_whole_topic() -> None:
+def test_the_order_is_checked_over_a_whole_topic() -> None:
     mixed = [
         send("a", 1),
         send("b", 1),
@@ -193,7 +195,7 @@ def test_the_order_over_a_whole_topic() -> None:
     assert not checkers.inverted(mixed, by=OperationKind.READ)
 
 
-def test_pauses_and_shares() -> None:
+def test_pauses_and_shares_are_measured() -> None:
     reads = [
         ClientOperation(kind=OperationKind.READ, group="g", member=m, at_ns=at)
         for m, at in (("x", 1), ("y", 2), ("x", 12), ("x", 13))
@@ -202,12 +204,12 @@ def test_pauses_and_shares() -> None:
     assert checkers.shares(reads, "g") == {"x": 3, "y": 1}
 
 
-def test_nothing_to_look_at_is_no_proof() -> None:
+def test_an_empty_history_proves_nothing() -> None:
     assert checkers.lost([]).share is None
     assert checkers.lost(CLEAN).share == 0.0
 
 
-def test_a_history_is_kept_whatever_becomes_of_the_writer(tmp_path: Path) -> None:
+def test_a_history_survives_the_death_of_its_writer(tmp_path: Path) -> None:
     file = tmp_path / "history.jsonl"
     with history.HistoryWriter(file) as history_writer:
         for operation in CLEAN:

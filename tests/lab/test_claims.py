@@ -13,7 +13,7 @@ from scripts import docs_site
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_rules_are_those_of_vet() -> None:
+def test_every_rule_that_a_claim_names_exists() -> None:
     unknown = {
         claim.id: missing
         for claim in claims.ALL.values()
@@ -46,13 +46,13 @@ COUNTS = {
 }
 
 
-def test_every_claim_is_there_once_in_the_order_of_the_list() -> None:
+def test_every_claim_exists_once_and_in_order() -> None:
     assert list(claims.ALL) == [
         f"{family}-{number}" for family, count in COUNTS.items() for number in range(1, count + 1)
     ]
 
 
-def test_the_published_page_has_the_words_of_every_claim() -> None:
+def test_the_published_page_quotes_every_claim() -> None:
     page = DOCS.joinpath("lab", "claims.md").read_text(encoding="utf-8")
     for id_, claim in claims.ALL.items():
         # the method is that of the published run, which may be older
@@ -60,7 +60,7 @@ def test_the_published_page_has_the_words_of_every_claim() -> None:
             assert markdown(text) in page, id_
 
 
-def test_commands_in_advice_are_ours() -> None:
+def test_every_command_in_the_advice_exists() -> None:
     reference = docs_site.generated_pages()["reference/commands.md"]
     for id_, claim in claims.ALL.items():
         for command in re.findall(r"instep(?: [a-z]+)+|--[a-z-]+", claim.advice):

@@ -22,7 +22,7 @@ def test_verdict(settle: Settle, claim: str, verdict: ClaimVerdict) -> None:
     assert result.verdict is verdict, result.judgement.because
 
 
-def test_what_an_asynchronous_commit_is(settle: Settle) -> None:
+def test_asynchronous_commits_are_faster_and_librdkafka_retries_them(settle: Settle) -> None:
     result = settle("commit-5")
     statements = {
         part.statement: part.outcome for part in result.parts if part.role is Role.STATEMENT
@@ -34,12 +34,12 @@ def test_what_an_asynchronous_commit_is(settle: Settle) -> None:
     }, result.judgement.because
 
 
-def test_work_beside_a_unique_row_is_done_again(settle: Settle) -> None:
+def test_side_effects_beside_a_unique_row_are_repeated(settle: Settle) -> None:
     result = settle("commit-9")
     assert all(part.outcome is PartOutcome.PASS for part in result.parts), result.judgement.because
 
 
-def test_keys_of_the_offsets_topic() -> None:
+def test_keys_of_the_offsets_topic_are_decoded() -> None:
     group, topic = b"my-group", "thème".encode()
     key = (
         b"\x00\x01"

@@ -18,7 +18,7 @@ def test_verdict(settle: Settle, claim: str) -> None:
     assert result.verdict is ClaimVerdict.DEPENDS, result.judgement.because
 
 
-def test_what_an_event_did_to_a_group() -> None:
+def test_the_effects_of_an_event_on_a_group_are_measured() -> None:
     """Check the effects of an event on a group.
 
     Partition 0 stays with its member. Partition 1 moves to another one, which reads a record again.

@@ -35,7 +35,7 @@ def test_verdict(settle: Settle, claim: str, verdict: ClaimVerdict) -> None:
         ("swaps", ClaimVerdict.WRONG),
     ],
 )
-def test_a_broken_reader_is_noticed(
+def test_a_reader_with_a_bug_does_not_count_as_proof(
     settle: Settle, monkeypatch: pytest.MonkeyPatch, bug: str, verdict: ClaimVerdict
 ) -> None:
     """Reject a reader that breaks the order or does not read everything.

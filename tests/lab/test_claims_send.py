@@ -26,7 +26,7 @@ def test_verdict(settle: Settle, claim: str, verdict: ClaimVerdict) -> None:
     assert result.verdict is verdict, result.judgement.because
 
 
-def test_defaults_are_read_from_what_the_classes_print() -> None:
+def test_defaults_are_read_from_the_output_of_the_java_classes() -> None:
     page = (
         '<h4><a id="acks"></a></h4><tr><th>Default:</th><td>all</td></tr><h4><a'
         ' id="linger.ms"></a></h4>no default'
@@ -35,18 +35,18 @@ def test_defaults_are_read_from_what_the_classes_print() -> None:
     assert defaults.parse("nothing of the sort") == {}
 
 
-def test_librdkafka_tells_only_what_it_knows() -> None:
+def test_librdkafka_reports_only_settings_that_it_has() -> None:
     release, found = defaults.of_librdkafka(["acks", "linger.ms", "no.such.setting"])
     assert release.count(".") == 2
     assert found.keys() == {"acks", "linger.ms"}
 
 
-def test_the_client_says_which_settings_it_refuses() -> None:
+def test_the_client_reports_the_settings_that_it_refuses() -> None:
     assert publishing.rejection({"max.in.flight": 5}) is None
     assert "max.in.flight" in str(publishing.rejection({"max.in.flight": 6}))
 
 
-def test_more_is_clear_only_when_every_round_says_so() -> None:
+def test_a_difference_is_clear_only_if_every_round_agrees() -> None:
     assert send._clearly_more([2.0, 9.0], [1.0, 8.0]) is True
     assert send._clearly_more([1.0, 8.0], [2.0, 9.0]) is False
     assert send._clearly_more([1.0, 9.0], [2.0, 8.0]) is None

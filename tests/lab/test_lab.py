@@ -43,7 +43,7 @@ def broken(trial: Trial) -> None:
     raise ZeroDivisionError("of the experiment's own")
 
 
-def test_an_experiment_that_breaks_is_inconclusive_and_the_others_go_on(tmp_path: Path) -> None:
+def test_an_experiment_that_fails_is_inconclusive_and_the_others_continue(tmp_path: Path) -> None:
     known = {one.id: one for one in (claim("a-1", broken), claim("a-2", settled))}
     run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path)
     results = lab.Lab(run, known, say=lambda _: None).run()
@@ -54,7 +54,7 @@ def test_an_experiment_that_breaks_is_inconclusive_and_the_others_go_on(tmp_path
     assert "ZeroDivisionError: of the experiment's own" in results["a-1"].judgement.because
 
 
-def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_run_continues_with_the_interrupted_claim(tmp_path: Path) -> None:
     ran: list[str] = []
 
     def interrupted(trial: Trial) -> None:
@@ -83,7 +83,7 @@ def test_two_runs_of_one_second_have_two_folders(tmp_path: Path) -> None:
     assert len(made) == 3
 
 
-def test_a_run_of_a_claim_that_is_gone_is_an_error(tmp_path: Path) -> None:
+def test_resuming_a_run_with_an_unknown_claim_is_an_error(tmp_path: Path) -> None:
     known = {"a-1": claim("a-1", settled)}
     run = lab.prepare(known, [], tier=Tier.QUICK, seed=1, into=tmp_path)
     with pytest.raises(errors.SettingsError, match="unknown claim 'a-1'"):
@@ -91,7 +91,7 @@ def test_a_run_of_a_claim_that_is_gone_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lacking", ["disk", "memory"])
-def test_too_little_room_is_said_before_anything_starts(
+def test_too_little_disk_or_memory_is_reported_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:
     known = {"a-1": claim("a-1", settled, brokers=3)}
@@ -105,7 +105,9 @@ def test_too_little_room_is_said_before_anything_starts(
     assert store.read_results(run) == {}
 
 
-def test_faults_go_only_to_brokers_of_the_lab(broker: LocalCluster, tmp_path: Path) -> None:
+def test_faults_are_injected_only_into_the_labs_own_brokers(
+    broker: LocalCluster, tmp_path: Path
+) -> None:
     def kills(trial: Trial) -> None:
         trial.kill(1)
 
@@ -121,7 +123,7 @@ def test_faults_go_only_to_brokers_of_the_lab(broker: LocalCluster, tmp_path: Pa
     assert broker.alive
 
 
-def test_destructive_claims_are_refused_on_a_cluster_of_the_users(tmp_path: Path) -> None:
+def test_destructive_claims_are_refused_on_a_users_cluster(tmp_path: Path) -> None:
     known = {"a-1": claim("a-1", settled, harmless=False), "a-2": claim("a-2", settled)}
     with pytest.raises(errors.SettingsError, match="a-1 cannot run on your cluster"):
         lab.prepare(known, ["a"], tier=Tier.QUICK, seed=1, into=tmp_path, cluster="b:9092")
@@ -138,7 +140,7 @@ def test_too_few_brokers_is_inconclusive(broker: LocalCluster, tmp_path: Path) -
     assert "a-1 needs 3 brokers; the cluster has 1" in results["a-1"].judgement.because
 
 
-def test_nothing_is_left_on_a_cluster_of_the_users(broker: LocalCluster, tmp_path: Path) -> None:
+def test_nothing_is_left_on_a_users_cluster(broker: LocalCluster, tmp_path: Path) -> None:
     """Clean up also after a part of the run that was killed.
 
     What others created stays.
@@ -195,7 +197,7 @@ def only_run(home: Path) -> Path:
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL]
 )
-def test_a_run_that_is_ended_leaves_nothing_running_and_can_be_resumed(
+def test_an_interrupted_run_leaves_nothing_running_and_can_be_resumed(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     process = run_lab(tmp_path, "order-2", "--seed", "5")
@@ -220,7 +222,7 @@ def test_a_run_that_is_ended_leaves_nothing_running_and_can_be_resumed(
         assert json.loads(out)[0]["judgement"]["verdict"] == "right"
 
 
-def test_an_unknown_tier_and_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+def test_an_unknown_tier_and_conflicting_options_are_refused(tmp_path: Path) -> None:
     for arguments, words in (
         (["--tier", "huge"], "unknown tier 'huge'"),
         (["--run", "x"], "--run names the run to resume"),
@@ -239,7 +241,7 @@ def test_an_unknown_tier_and_options_that_do_not_go_together_are_refused(tmp_pat
         assert words in done.stderr
 
 
-def test_every_claim_says_what_a_reader_needs() -> None:
+def test_every_claim_has_the_texts_that_a_reader_needs() -> None:
     for one in claims.ALL.values():
         ends = (one.statement[-1:] == ".", one.method[-1:] == ".", one.advice[-1:] == ".")
         assert ends == (False, True, True), one.id
@@ -251,7 +253,7 @@ def test_a_cluster_is_started_once(pool: ClusterPool) -> None:
     assert pool.of(0) is None
 
 
-def test_an_interruption_does_not_wait_for_a_broker_that_is_frozen(
+def test_an_interruption_does_not_wait_for_a_frozen_broker(
     pool: ClusterPool, tmp_path: Path
 ) -> None:
     cluster = pool.of(1)

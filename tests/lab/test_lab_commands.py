@@ -57,7 +57,7 @@ def refused(home: Path, *arguments: str, status: int = 2) -> str:
     return done.stderr
 
 
-def test_before_any_run(home: Path) -> None:
+def test_commands_work_before_any_run(home: Path) -> None:
     listed = lab(home, "list")
     assert listed.returncode == 0
     assert "instep lab run" in listed.stderr
@@ -71,7 +71,7 @@ def test_before_any_run(home: Path) -> None:
     assert json.loads(lab(home, "runs", "--json").stdout)["runs"] == []
 
 
-def test_list(home: Path, kept: Path) -> None:
+def test_list_shows_claims_and_verdicts(home: Path, kept: Path) -> None:
     lines = {
         line.split()[0]: line.split()
         for line in lab(home, "list", "probe", "sound-1").stdout.splitlines()
@@ -106,7 +106,7 @@ def test_list(home: Path, kept: Path) -> None:
     assert "did you mean 'probe-" in refused(home, "list", "prob-1")
 
 
-def test_show_the_run(home: Path, kept: Path) -> None:
+def test_show_prints_the_run(home: Path, kept: Path) -> None:
     done = lab(home, "show")
     assert done.returncode == 0
     for words in ("quick", "4.3.1", labs.ID, "instep lab run --seed 7", "probe-3  not run"):
@@ -120,7 +120,7 @@ def test_show_the_run(home: Path, kept: Path) -> None:
     ]
 
 
-def test_show_a_claim(home: Path, kept: Path) -> None:
+def test_show_prints_a_claim(home: Path, kept: Path) -> None:
     done = lab(home, "show", "probe-1")
     assert (done.returncode, done.stderr) == (0, "")
     for words in (
@@ -152,7 +152,7 @@ def test_show_a_claim(home: Path, kept: Path) -> None:
     assert "no run 'gone'" in refused(home, "show", "--run", "gone")
 
 
-def test_report(home: Path, kept: Path, tmp_path: Path) -> None:
+def test_report_writes_a_page(home: Path, kept: Path, tmp_path: Path) -> None:
     done = lab(home, "report")
     file = tmp_path / "lab-report.html"
     assert (done.returncode, done.stdout) == (0, "")
@@ -173,14 +173,16 @@ def test_report(home: Path, kept: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "out", ["nowhere/page.html", ".", "", "x" * 300, "lab-report.html/page.html", "/proc/page.html"]
 )
-def test_a_report_that_cannot_be_written(home: Path, kept: Path, tmp_path: Path, out: str) -> None:
+def test_a_report_that_cannot_be_written_is_refused(
+    home: Path, kept: Path, tmp_path: Path, out: str
+) -> None:
     (tmp_path / "lab-report.html").write_text("mine", encoding="utf-8")
     before = sorted(tmp_path.iterdir())
     assert "--out" in refused(home, "report", "--out", out)
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_runs(home: Path, kept: Path) -> None:
+def test_runs_are_listed(home: Path, kept: Path) -> None:
     labs.a_run(kept, "20261102T080000-quick-7")
     (kept / "20261102T080000-quick-7" / "run.json").write_text("{", encoding="utf-8")
     done = lab(home, "runs")
@@ -196,7 +198,7 @@ def test_runs(home: Path, kept: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["run.json", "probe-1/verdict.json", "probe-1/settings.json", "probe-1/timeline.jsonl"]
 )
-def test_a_damaged_run(home: Path, kept: Path, name: str) -> None:
+def test_a_damaged_run_is_reported(home: Path, kept: Path, name: str) -> None:
     (kept / labs.ID / name).write_bytes(b"\xff{\n")
     for command in (("show",), ("show", "probe-1"), ("report",)):
         assert f"{name} cannot be read" in refused(home, *command, status=1)
@@ -205,7 +207,7 @@ def test_a_damaged_run(home: Path, kept: Path, name: str) -> None:
     assert "probe-1" in listed.stdout
 
 
-def test_a_run_does_nothing_to_the_terminal(home: Path, kept: Path) -> None:
+def test_a_run_cannot_control_the_terminal(home: Path, kept: Path) -> None:
     run = store.begin(
         kept, labs.run_of("probe-1", HOSTILE.replace("/", ""), id_="20261103T080000-quick-7")
     )
@@ -233,7 +235,7 @@ def test_a_run_does_nothing_to_the_terminal(home: Path, kept: Path) -> None:
             assert line.isprintable(), line
 
 
-def test_names_for_the_shell(home: Path, kept: Path) -> None:
+def test_the_shell_completes_claims_and_runs(home: Path, kept: Path) -> None:
     def completed(words: str) -> list[str]:
         environment = {
             "INSTEP_HOME": str(home),

@@ -57,7 +57,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "durable"), WAYS)
-def test_messages_of_every_size_come_once_in_order_and_whole(
+def test_messages_of_every_size_arrive_once_in_order_and_complete(
     servers: Servers, name: str, durable: bool
 ) -> None:
     with closing(servers.system(name, durable=durable).open(f"whole-{name}-{durable}")) as one:
@@ -68,7 +68,7 @@ def test_messages_of_every_size_come_once_in_order_and_whole(
 
 
 @pytest.mark.parametrize("names", SHARING)
-def test_what_a_kill_leaves(
+def test_a_kill_loses_all_messages_that_are_not_durable_and_no_others(
     servers: Servers, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # waiting for lost messages is in vain
@@ -87,13 +87,13 @@ def test_what_a_kill_leaves(
             assert found.lost.count == 50
 
 
-def test_a_sender_by_zeromq_that_lives_delivers_all(servers: Servers) -> None:
+def test_a_zeromq_sender_that_stays_alive_delivers_everything(servers: Servers) -> None:
     [found] = measuring.losses([servers.system("zeromq", durable=False)], 1_000, 50, killed=False)
     assert not found.lost
 
 
 @pytest.mark.parametrize(("name", "durable"), [way for way in WAYS if way.values[1]])
-def test_what_was_read_and_acknowledged_does_not_come_again(
+def test_acknowledged_messages_are_not_delivered_again(
     servers: Servers, name: str, durable: bool
 ) -> None:
     system = servers.system(name, durable=durable)
@@ -105,7 +105,7 @@ def test_what_was_read_and_acknowledged_does_not_come_again(
         assert one.dequeue(3) == sent[2:]
 
 
-def test_the_systems_are_measured_in_turn_and_summed_up(servers: Servers) -> None:
+def test_the_systems_are_measured_in_turn_and_summarised(servers: Servers) -> None:
     ways = [servers.system(name, durable=False) for name in ("redis-list", "zeromq")]
     speeds = measuring.compare(ways, {100: 50, 1_000: 20}, repetitions=3, seconds=0.0, seed=1)
     assert [one.system for one in speeds if one.size == 100] != ["redis-list", "zeromq"] * 3
@@ -121,7 +121,7 @@ def test_the_systems_are_measured_in_turn_and_summed_up(servers: Servers) -> Non
         assert cell.through.median < min(cell.enqueue.highest, cell.dequeue.highest)
 
 
-def test_as_many_are_measured_as_take_a_while() -> None:
+def test_the_number_of_messages_follows_from_the_time_wanted() -> None:
     none = checkers.Anomalies("lost", 0, 0)
     first = measuring.Speed("any", True, 1_000, 100, 0.001, 0.001, none, none)
     assert measuring.enough_for(first, 0.1) == 5_000
@@ -129,7 +129,7 @@ def test_as_many_are_measured_as_take_a_while() -> None:
     assert measuring.enough_for(first, 1_000) == measuring.LARGEST_BYTES // 1_000
 
 
-def test_a_loss_a_repetition_and_a_change_are_found() -> None:
+def test_a_loss_a_repetition_and_a_modification_are_found() -> None:
     sent = measuring.messages(4, 100)
     assert [found.count for found in measuring.judge(sent, sent)] == [0, 0]
     assert [found.count for found in measuring.judge(sent, sent[1:])] == [1, 0]
@@ -198,7 +198,7 @@ def test_the_claims_about_redis_and_rabbitmq_follow_the_measurement(
     assert settled(tmp_path, queue.redis_dequeue_rate, seconds, {}).verdict is second
 
 
-def test_on_a_machine_that_was_busy_with_other_things_nothing_is_settled(tmp_path: Path) -> None:
+def test_measurements_on_a_busy_machine_are_inconclusive(tmp_path: Path) -> None:
     seconds = {"redis-list": 1.0, "rabbitmq-classic": 2.0}
     assert (
         settled(tmp_path, queue.redis_dequeue_rate, seconds, {}, varied=1.9).verdict

@@ -80,7 +80,7 @@ def words_of(text: str) -> list[str]:
     return [one.text or "" for one in ET.fromstring(text).iter() if one.tag.endswith("}text")]
 
 
-def test_the_page_has_all_of_the_run(report: LabReport) -> None:
+def test_the_page_shows_the_whole_run(report: LabReport) -> None:
     parsed = self_contained(page.render(report))
     text = " ".join(parsed.text)
     for words in (
@@ -113,7 +113,7 @@ def test_the_page_has_all_of_the_run(report: LabReport) -> None:
     assert "Lost records: records by acks" in [v for name, v in parsed.attributes if name == "alt"]
 
 
-def test_the_page_forbids_all_but_its_own_style(report: LabReport) -> None:
+def test_the_page_forbids_everything_but_its_own_style(report: LabReport) -> None:
     parsed = ParsedPage(page.render(report))
     [policy] = [value for _, value in parsed.attributes if value.startswith("default-src")]
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
@@ -181,7 +181,7 @@ def test_the_same_run_gives_the_same_page_for_the_docs(tmp_path: Path) -> None:
         assert words in text
 
 
-def test_the_maintainers_entry_says_what_is_wrong(
+def test_the_maintainers_program_reports_wrong_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INSTEP_HOME", str(tmp_path))
@@ -196,13 +196,13 @@ def test_rules_are_linked_in_the_docs(report: LabReport) -> None:
     )
 
 
-def test_a_claim_that_this_release_does_not_know_is_shown(tmp_path: Path) -> None:
+def test_a_claim_that_this_version_does_not_know_is_shown(tmp_path: Path) -> None:
     report = contents.gather(labs.a_run(tmp_path), {})
     assert contents.GONE in page.render(report)
     assert contents.GONE in markdown.pages(report)["claims.md"]
 
 
-def test_a_report_knows_its_own_kind(report: LabReport, tmp_path: Path) -> None:
+def test_a_report_is_recognised_as_such(report: LabReport, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     web_page.write(page.render(report), file)
     assert web_page.is_one("lab", file)
@@ -285,7 +285,7 @@ def test_a_spread_is_drawn_and_tabulated(kind: PlotKind) -> None:
     assert table.rows == [["1", 10.0, 5.0, 30.0], ["2", 20.0, None, None]]
 
 
-def test_zero_has_its_place_on_a_logarithmic_axis() -> None:
+def test_zero_can_be_shown_on_a_logarithmic_axis() -> None:
     plot = Plot("t", "x", "y", [Series("a", [("p", 0.0), ("q", 1.0), ("r", 1e6)])], log_y=True)
     [axes] = plots.draw(plot).axes
     places = [axes.transData.transform((0, y))[1] for y in (0, 1, 1e6)]
@@ -293,7 +293,7 @@ def test_zero_has_its_place_on_a_logarithmic_axis() -> None:
     assert all(map(math.isfinite, places))
 
 
-def test_dollar_signs_are_no_formulas() -> None:
+def test_dollar_signs_are_not_formulas() -> None:
     words = words_of(plots.svg(Plot("a $x^2$ b", "$", "y", [Series("s", [("q", 1.0)])])))
     assert {"a $x^2$ b", "$"} <= {*words}
 
@@ -320,11 +320,11 @@ def test_a_missing_library_is_named_with_its_command(
         (1e-9, "1.00e-09"),
     ],
 )
-def test_figures(value: float | None, text: str) -> None:
+def test_figures_are_formatted(value: float | None, text: str) -> None:
     assert markup.figure(value) == text
 
 
-def test_code_in_sentences() -> None:
+def test_code_in_sentences_is_marked_up() -> None:
     assert markup.markdown("use `a|b` or a|b_c, _d_") == r"use `a\|b` or a\|b_c, \_d\_"
     assert markup.prose_parts("one ` alone") == [("one ` alone", False)]
     assert markup.prose_parts("use `this`") == [("use ", False), ("this", True), ("", False)]

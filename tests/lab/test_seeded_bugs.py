@@ -75,7 +75,7 @@ def test_a_commit_before_the_work_is_caught(crash_and_finish: Consume) -> None:
     assert not checkers.repeated(seen)
 
 
-def test_a_commit_after_the_work_loses_nothing_and_its_repetitions_are_seen(
+def test_a_commit_after_the_work_loses_nothing_and_its_repetitions_are_found(
     crash_and_finish: Consume,
 ) -> None:
     seen = crash_and_finish(CrashPoint.WORKED, commit=CommitMode.SYNC)
@@ -83,7 +83,7 @@ def test_a_commit_after_the_work_loses_nothing_and_its_repetitions_are_seen(
     assert checkers.repeated(seen).count == 10
 
 
-def test_no_flush_is_caught(trial: Trial) -> None:
+def test_a_missing_flush_is_caught(trial: Trial) -> None:
     found = {}
     for flush in (False, True):
         scenario, topic = trial.scenario(f"flush {flush}"), trial.topic(1)
@@ -150,7 +150,7 @@ def test_a_pool_that_ignores_keys_is_caught(trial: Trial) -> None:
         assert bool(checkers.inverted(scenario.history())) is wrong
 
 
-def test_a_reader_of_what_was_taken_back_is_caught(trial: Trial) -> None:
+def test_reading_aborted_records_is_caught(trial: Trial) -> None:
     for level, wrong in (("read_uncommitted", True), ("read_committed", False)):
         scenario, topic = trial.scenario(level), trial.topic(1)
         config = {"transactional.id": trial.name("transaction")}
@@ -171,7 +171,7 @@ def test_a_reader_of_what_was_taken_back_is_caught(trial: Trial) -> None:
         assert bool(checkers.aborted(scenario.history())) is wrong
 
 
-def test_a_table_without_the_offset_is_caught(
+def test_a_write_without_its_offset_is_caught(
     trial: Trial, crash_and_finish: Consume, tmp_path: Path
 ) -> None:
     for keep, wrong in ((Keep.TABLE, True), (Keep.UNIQUE, False), (Keep.WITH_OFFSET, False)):

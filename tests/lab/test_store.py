@@ -14,7 +14,7 @@ from instep_lab.verdict import ClaimVerdict
 from tests.lab import labs
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     run = labs.a_run(tmp_path)
     assert store.read_run(run) == labs.run_of("probe-1", "probe-2", "probe-3")
     written = labs.result_of(
@@ -25,7 +25,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert not list(run.rglob("*.new"))
 
 
-def test_a_run_that_was_killed_is_inconclusive_and_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_a_killed_claim_is_inconclusive_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     run = labs.a_run(tmp_path)
     results = store.read_results(run)
     assert list(results) == ["probe-1", "probe-2"]
@@ -38,14 +38,14 @@ def test_a_run_that_was_killed_is_inconclusive_and_goes_on_where_it_ended(tmp_pa
     assert store.remaining(store.read_run(run).claims, store.read_results(run)) == ["probe-3"]
 
 
-def test_results_come_in_the_order_that_was_asked_for(tmp_path: Path) -> None:
+def test_results_are_in_the_order_of_the_run(tmp_path: Path) -> None:
     run = store.begin(tmp_path, labs.run_of("b-1", "a-1"))
     for claim in ("a-1", "b-1"):
         store.write_result(run, labs.result_of(claim))
     assert list(store.read_results(run)) == ["b-1", "a-1"]
 
 
-def test_a_timeline_ends_before_the_line_that_broke_off(tmp_path: Path) -> None:
+def test_a_timeline_ends_before_an_incomplete_line(tmp_path: Path) -> None:
     run = labs.a_run(tmp_path)
     assert store.read_timeline(run / "probe-1") == [{"at_s": 1.5, "fault": "kill -9", "pid": 4711}]
     assert store.read_timeline(run / "probe-3") == []
@@ -116,7 +116,7 @@ def test_ids_sort_by_time() -> None:
     assert store.new_id(Tier.FULL, 1, at.replace(hour=9)) > labs.ID
 
 
-def test_what_was_made_is_remembered(tmp_path: Path) -> None:
+def test_created_resources_are_recorded(tmp_path: Path) -> None:
     run = labs.a_run(tmp_path)
     assert store.read_created(run) == []
     made = [store.CreatedResource("topic", "lab-1"), store.CreatedResource("group", "lab-g")]
@@ -128,11 +128,13 @@ def test_what_was_made_is_remembered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["acks=all, 3 brokers", "../../etc", "a/b\x00c", "ü"])
-def test_a_case_as_a_file_name_leads_nowhere(text: str, tmp_path: Path) -> None:
+def test_a_file_name_stays_within_its_folder(text: str, tmp_path: Path) -> None:
     assert (tmp_path / f"history-{store.file_name(text)}.jsonl").resolve().parent == tmp_path
 
 
-def test_a_folder_that_cannot_be_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("INSTEP_HOME", str(tmp_path))
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "lab").write_text("in the way", encoding="utf-8")

@@ -47,7 +47,7 @@ STATEMENTS = [
 OTHER: list[PartOutcome | None] = [None, *PartOutcome]
 
 
-def test_every_combination() -> None:
+def test_every_combination_of_outcomes_has_its_verdict() -> None:
     for statements, control, limit, until in itertools.product(
         STATEMENTS, OTHER, OTHER, (None, "2.8")
     ):
@@ -85,11 +85,11 @@ def test_without_a_statement_the_verdict_is_inconclusive(
 
 
 @given(parts_of_any_kind, releases)
-def test_a_verdict_says_why(parts: list[VerdictPart], until: str | None) -> None:
+def test_a_verdict_gives_its_reason(parts: list[VerdictPart], until: str | None) -> None:
     assert judge(parts, until).because
 
 
-def test_the_reason_names_what_decided() -> None:
+def test_the_reason_names_the_deciding_part() -> None:
     kept, broken = (
         part(Role.STATEMENT, PASS, "kept", "0 lost"),
         part(Role.STATEMENT, FAIL, "broken", "7 lost"),
@@ -109,5 +109,5 @@ def test_the_reason_names_what_decided() -> None:
     assert judge([]).because == "no statement of the claim was tested"
 
 
-def test_what_could_not_be_found_out_is_inconclusive() -> None:
+def test_an_unknown_outcome_is_inconclusive() -> None:
     assert [outcome(holds) for holds in (True, False, None)] == [PASS, FAIL, INCONCLUSIVE]

@@ -16,7 +16,7 @@ from instep_lab.workload import WorkloadRecord
     keys=st.integers(1, 20),
     first=st.integers(0, 1_000),
 )
-def test_numbers_of_a_key_count_up(seed: int, count: int, keys: int, first: int) -> None:
+def test_the_numbers_of_a_key_increase_by_one(seed: int, count: int, keys: int, first: int) -> None:
     drawn = list(workload.records(seed, count, keys, first=first))
     assert len(drawn) == count
     assert drawn == list(workload.records(seed, count, keys, first=first))
@@ -30,13 +30,13 @@ def test_numbers_of_a_key_count_up(seed: int, count: int, keys: int, first: int)
     number=st.integers(0),
     size=st.integers(0, 500),
 )
-def test_a_value_says_which_record_it_is(key: str, number: int, size: int) -> None:
+def test_a_value_identifies_its_record(key: str, number: int, size: int) -> None:
     value = WorkloadRecord(key, number, size).value
     assert workload.parse(value) == (key, number)
     assert len(value) >= size
 
 
 @pytest.mark.parametrize("value", [b"", b"hello", b"k1#2", b"k1|", b"k1#x|", b"#|"])
-def test_what_others_sent_is_refused(value: bytes) -> None:
+def test_a_value_of_another_sender_is_refused(value: bytes) -> None:
     with pytest.raises(ValueError, match=r"was not sent by this workload|invalid literal"):
         workload.parse(value)

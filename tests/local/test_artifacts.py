@@ -55,7 +55,7 @@ def test_the_lock_names_every_bundle_and_its_modules() -> None:
 
 
 @pytest.mark.parametrize("line", ['"org:name" = "00"', f'"org:name:1" = "{"0" * 63}"'])
-def test_a_lock_line_that_is_no_module_with_a_sum_is_refused(line: str) -> None:
+def test_a_lock_line_without_module_and_checksum_is_refused(line: str) -> None:
     with pytest.raises(errors.InstepError, match="not ORG:NAME:REVISION"):
         artifacts.parse_lock(f"[kafka]\n{line}\n")
 
@@ -73,7 +73,7 @@ def test_a_lock_that_is_no_toml_is_refused() -> None:
 # --- the sums ---
 
 
-def test_a_jar_with_the_right_sum_is_taken(
+def test_a_jar_with_the_right_checksum_is_accepted(
     bare_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bring(monkeypatch, b"good")
@@ -81,7 +81,7 @@ def test_a_jar_with_the_right_sum_is_taken(
     assert jar.read_bytes() == b"good"
 
 
-def test_a_wrong_sum_names_file_expected_and_found_and_leaves_nothing(
+def test_a_wrong_checksum_is_reported_and_leaves_nothing(
     bare_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bring(monkeypatch, b"evil")
@@ -93,7 +93,7 @@ def test_a_wrong_sum_names_file_expected_and_found_and_leaves_nothing(
     assert [path.name for path in (bare_home / "cache").iterdir()] == ["spark-kafka.lock"]
 
 
-def test_a_tampered_copy_of_a_real_jar_is_found_out(tmp_path: Path) -> None:
+def test_a_tampered_copy_of_a_real_jar_is_detected(tmp_path: Path) -> None:
     locked = artifacts.read_lock()["spark-kafka"]
     copies = [Path(shutil.copy(jar, tmp_path)) for jar in artifacts.jars("spark-kafka")]
     artifacts.verify(copies, locked)
@@ -135,7 +135,7 @@ def test_the_connector_is_exactly_its_four_jars() -> None:
     assert len(artifacts.jars("spark-kafka")) == 4
 
 
-def test_two_processes_at_once_fetch_once(bare_home: Path) -> None:
+def test_two_simultaneous_processes_fetch_once(bare_home: Path) -> None:
     code = "from instep.local import artifacts; print(artifacts.unpacked('postgres'))"
     both = [
         subprocess.Popen(
@@ -228,13 +228,13 @@ def test_a_cache_that_cannot_be_written_is_reported(
         artifacts.jars("kafka")
 
 
-def test_pyspark_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pyspark_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(errors.MissingPart, match=r"pip install .*'pyspark==4.2.0'"):
         ivy.find()
 
 
-def test_databases_are_not_to_be_had_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_databases_are_refused_on_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(
         errors.MissingPart, match="only for Linux on x86-64 with glibc; this is Linux aarch64"
@@ -242,7 +242,7 @@ def test_databases_are_not_to_be_had_elsewhere(monkeypatch: pytest.MonkeyPatch) 
         artifacts.unpacked("postgres")
 
 
-def test_where_jars_are_fetched_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jars_are_fetched_from_the_configured_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(maven.REPOSITORY, raising=False)
     assert maven.repository().startswith("https://")
     monkeypatch.setenv(maven.REPOSITORY, "https://jars.example/central/")

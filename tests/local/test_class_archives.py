@@ -31,7 +31,7 @@ def test_a_broker_starts_from_the_archive() -> None:
     assert subprocess.run([*command, "-version"], check=False, capture_output=True).returncode == 0
 
 
-def test_the_jvm_takes_the_archive() -> None:
+def test_the_jvm_uses_the_archive() -> None:
     said: list[str] = []
     assert class_archives.prepare(class_archives.SPARK, said.append), said
     assert class_archives.prepare(class_archives.SPARK, lambda line: pytest.fail(line)), (
@@ -55,7 +55,7 @@ def test_the_jvm_takes_the_archive() -> None:
     )
 
 
-def test_one_that_was_made_for_something_else_is_made_again(
+def test_an_outdated_archive_is_created_again(
     jars: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Path] = []
@@ -87,7 +87,7 @@ def test_one_that_was_made_for_something_else_is_made_again(
     assert len(made) == 4
 
 
-def test_it_is_made_in_the_background(
+def test_an_archive_is_created_in_the_background(
     jars: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Make the archive in a separate process, whose log has the outcome.
@@ -111,7 +111,7 @@ def test_it_is_made_in_the_background(
     assert len(said) == 1
 
 
-def test_a_jvm_that_cannot_is_reported_and_nothing_is_left(
+def test_a_jvm_that_cannot_create_archives_is_reported_and_leaves_nothing(
     jars: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = tmp_path / "odd"

@@ -30,7 +30,7 @@ def test_the_default_version_is_the_one_that_is_fetched(kind: type[Database]) ->
     assert module.rpartition(":")[2].startswith(f"{kind.default_version}.")
 
 
-def test_the_oldest_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_postgres_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSTEP_POSTGRES_VERSION", "14")
     with Postgres() as server:
         assert server.data.name == "data-14"

@@ -52,7 +52,7 @@ def refused(operation: Callable[[str], registry.LocalServer], name: str) -> str:
     return str(caught.value)
 
 
-def test_three_brokers_and_a_database(cli: Cli) -> None:
+def test_faults_can_be_injected_into_local_brokers_and_a_database(cli: Cli) -> None:
     assert "none was started" in refused(local_servers.kill, "1")
     assert "no local server has been started" in cli("up", "status")
     try:
@@ -134,7 +134,7 @@ def _database() -> None:
     assert local_servers.resume("postgres").state == "running"
 
 
-def test_a_broker_alone_that_was_killed_is_not_started_by_chance(home: Path) -> None:
+def test_a_killed_single_broker_is_not_started_by_accident(home: Path) -> None:
     try:
         address = local_servers.broker_on_demand(print)
         local_servers.kill("1")

@@ -29,11 +29,11 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize(("output", "version"), OUTPUTS.items())
-def test_the_version_is_read_in_every_vendors_shape(output: str, version: int) -> None:
+def test_the_version_is_parsed_in_every_vendors_format(output: str, version: int) -> None:
     assert java.parse_version(output) == version
 
 
-def test_what_is_no_java_has_no_version() -> None:
+def test_output_of_another_program_has_no_version() -> None:
     assert (
         java.parse_version("The operation couldn’t be completed. Unable to locate a Java Runtime.")
         is None
@@ -84,7 +84,7 @@ def test_an_old_java_is_reported_with_its_version(
         java.find()
 
 
-def test_a_java_that_fails_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_that_fails_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_java(tmp_path, "echo 'Unable to locate a Java Runtime.' >&2; exit 1")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(errors.MissingPart, match=r"printed 'Unable to locate a Java Runtime.'"):

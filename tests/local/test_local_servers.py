@@ -33,7 +33,7 @@ def state(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     local_servers.down(purge=True)
 
 
-def test_up_and_down_and_up_again(state: Path) -> None:
+def test_servers_start_stop_and_start_again(state: Path) -> None:
     said: list[str] = []
     first = local_servers.up(databases=("postgres",), say=said.append)
     assert [one.name for one in first] == ["kafka", "postgres"]
@@ -114,7 +114,7 @@ def test_default_ports_that_are_taken_during_the_start_are_replaced(
     assert checked >= set(lost.values())
 
 
-def test_a_strangers_pid_is_never_killed(state: Path) -> None:
+def test_the_pid_of_another_process_is_never_killed(state: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as stranger:
         try:
             mark = processes.start_mark(stranger.pid)
@@ -156,7 +156,7 @@ def test_unknown_names_are_refused(state: Path) -> None:
         local_servers.up(brokers=2)
 
 
-def test_two_ups_at_once_start_one_broker(state: Path) -> None:
+def test_two_simultaneous_ups_start_one_broker(state: Path) -> None:
     code = "from instep.local import local_servers; print(local_servers.broker_on_demand(print))"
     both = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -168,7 +168,7 @@ def test_two_ups_at_once_start_one_broker(state: Path) -> None:
     assert len(registry.running()) == 1
 
 
-def test_an_up_killed_half_way_leaves_no_server(state: Path) -> None:
+def test_an_up_that_is_killed_half_way_leaves_no_server(state: Path) -> None:
     code = "from instep.local import local_servers; local_servers.up(say=print)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) as killed:
         wait_until(lambda: bool(java_below(killed.pid)))

@@ -31,7 +31,7 @@ def test_a_frozen_tree_has_stopped() -> None:
             processes.kill_tree(parent.pid)
 
 
-def test_what_does_not_stop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_stop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 0.05)
     monkeypatch.setattr(processes, "send", lambda *_: True)
     with subprocess.Popen(["sleep", "60"]) as sleeper:

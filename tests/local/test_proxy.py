@@ -45,14 +45,14 @@ def ask(opened: socket.socket, text: bytes) -> bytes:
     return opened.recv(1024)
 
 
-def test_it_passes_on(proxy: Proxy) -> None:
+def test_bytes_pass_through_the_proxy(proxy: Proxy) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
         assert ask(one, b"hello") == b"hello"
     assert proxy.counts.connections == 1
     wait_until(lambda: proxy.counts.passed_bytes == 10, "both directions to be counted")
 
 
-def test_it_garbles_a_bit_of_what_a_client_sends(proxy: Proxy) -> None:
+def test_the_proxy_garbles_one_byte_of_a_request(proxy: Proxy) -> None:
     said = b"." * 300
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
         proxy.inject(NetworkFault(garbles_every=2))
@@ -65,7 +65,7 @@ def test_it_garbles_a_bit_of_what_a_client_sends(proxy: Proxy) -> None:
     assert proxy.counts.garbled_chunks == 1
 
 
-def test_it_delays(proxy: Proxy) -> None:
+def test_the_proxy_delays_both_directions(proxy: Proxy) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
         proxy.inject(NetworkFault(delay_s=0.2))
         began = time.monotonic()
@@ -74,7 +74,7 @@ def test_it_delays(proxy: Proxy) -> None:
     assert proxy.counts.delayed_chunks == 2
 
 
-def test_what_is_delayed_holds_up_nothing_behind_it(proxy: Proxy) -> None:
+def test_a_delay_does_not_reduce_the_throughput(proxy: Proxy) -> None:
     said = bytes(range(256)) * 8 * 1024
     proxy.inject(NetworkFault(delay_s=0.3))
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
@@ -88,7 +88,7 @@ def test_what_is_delayed_holds_up_nothing_behind_it(proxy: Proxy) -> None:
     assert proxy.counts.held_most > 1
 
 
-def test_it_swallows_answers_only(proxy: Proxy) -> None:
+def test_the_proxy_swallows_only_answers(proxy: Proxy) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
         proxy.inject(NetworkFault(swallows_answers=True))
         one.sendall(b"lost")
@@ -97,7 +97,7 @@ def test_it_swallows_answers_only(proxy: Proxy) -> None:
         assert ask(one, b"heard") == b"heard"
 
 
-def test_it_cuts_and_refuses(proxy: Proxy) -> None:
+def test_the_proxy_cuts_and_refuses_connections(proxy: Proxy) -> None:
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
         assert ask(one, b"x") == b"x"
         assert proxy.cut() == 1
@@ -117,7 +117,7 @@ def _raise() -> bytes:
     raise ConnectionError("closed without a word")
 
 
-def test_a_swallowed_answer_makes_a_client_repeat_itself() -> None:
+def test_a_swallowed_answer_makes_a_client_repeat_its_request() -> None:
     """Reach a broker through the proxy.
 
     Without idempotence, a record that was written and not acknowledged is written again.

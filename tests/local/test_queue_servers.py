@@ -28,7 +28,7 @@ def one(request: pytest.FixtureRequest) -> Iterator[server.Server]:
         yield started
 
 
-def test_it_listens_on_loopback_comes_back_on_its_port_and_leaves_nothing(
+def test_a_queue_server_listens_on_loopback_restarts_on_its_port_and_leaves_nothing(
     one: server.Server,
 ) -> None:
     tree = [one.pid, *processes.descendants(one.pid)]
@@ -49,7 +49,7 @@ def test_it_listens_on_loopback_comes_back_on_its_port_and_leaves_nothing(
 
 
 @needs_rabbitmq
-def test_the_finder_of_nodes_dies_with_its_node_also_when_that_is_killed_from_outside() -> None:
+def test_epmd_ends_with_its_node_even_after_a_kill_from_outside() -> None:
     with rabbitmq.RabbitMQ() as one:
         below = {pid: meters.command(pid) for pid in processes.descendants(one.pid)}
         assert "epmd" in below.values()
@@ -60,7 +60,7 @@ def test_the_finder_of_nodes_dies_with_its_node_also_when_that_is_killed_from_ou
         )
 
 
-def test_a_rabbitmq_that_is_missing_is_named_with_the_command_that_installs_it(
+def test_a_missing_rabbitmq_names_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
@@ -69,7 +69,7 @@ def test_a_rabbitmq_that_is_missing_is_named_with_the_command_that_installs_it(
     assert caught.value.remedy == "install it: apt-get install rabbitmq-server"
 
 
-def test_without_redis_on_the_path_one_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redis_is_fetched_if_it_is_not_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     found = shutil.which
     monkeypatch.setattr(
         shutil,
@@ -81,7 +81,7 @@ def test_without_redis_on_the_path_one_is_fetched(monkeypatch: pytest.MonkeyPatc
         assert program.is_relative_to(artifacts.unpacked("redis"))
 
 
-def test_a_port_that_another_program_holds_is_named() -> None:
+def test_a_port_in_use_is_named() -> None:
     with redis.Redis() as holder:
         refused = pytest.raises(
             errors.SettingsError, match=f"port {holder.port}, requested for activemq, is taken"

@@ -93,9 +93,7 @@ def read(one: server.Server, timeout_s: int = PATIENCE_S) -> set[str]:
 
 
 @each_kind
-def test_killed_and_started_again_it_has_its_data_and_port(
-    kind: type[server.Server], servers: Any
-) -> None:
+def test_a_killed_server_keeps_its_data_and_port(kind: type[server.Server], servers: Any) -> None:
     one = servers(kind)
     write(one, "kept")
     address, killed = one.address, one.pid
@@ -111,7 +109,7 @@ def test_killed_and_started_again_it_has_its_data_and_port(
 
 
 @pytest.mark.parametrize("kind", [mariadb.MariaDB, postgres.Postgres], ids=lambda kind: kind.name)
-def test_killed_from_outside_it_can_be_started_again(
+def test_a_server_killed_from_outside_can_be_started_again(
     kind: type[server.Server], servers: Any
 ) -> None:
     one = servers(kind)
@@ -123,7 +121,7 @@ def test_killed_from_outside_it_can_be_started_again(
 
 
 @each_kind
-def test_stopped_it_ends_by_itself_and_starts_again(
+def test_a_stopped_server_ends_cleanly_and_starts_again(
     kind: type[server.Server], servers: Any
 ) -> None:
     one = servers(kind)
@@ -136,7 +134,7 @@ def test_stopped_it_ends_by_itself_and_starts_again(
 
 
 @each_kind
-def test_paused_it_holds_still_and_resumed_it_goes_on(
+def test_a_paused_server_is_frozen_until_it_is_resumed(
     kind: type[server.Server], servers: Any
 ) -> None:
     one = servers(kind)
@@ -150,7 +148,7 @@ def test_paused_it_holds_still_and_resumed_it_goes_on(
     wait_until(lambda: answers(one), "answers")
 
 
-def test_a_paused_database_also_holds_open_connections_still(servers: Any) -> None:
+def test_a_paused_database_also_freezes_open_connections(servers: Any) -> None:
     one = servers(postgres.Postgres)
     with psycopg.connect(one.url) as session:
         one.pause()
@@ -163,7 +161,7 @@ def test_a_paused_database_also_holds_open_connections_still(servers: Any) -> No
 
 
 @each_kind
-def test_a_taken_port_is_named(kind: type[server.Server]) -> None:
+def test_a_port_in_use_is_named(kind: type[server.Server]) -> None:
     with socket.socket() as holder:
         holder.bind((ports.HOST, 0))
         holder.listen()
@@ -239,7 +237,7 @@ def test_a_database_does_not_run_as_root(servers: Any) -> None:
         assert one.root.stat().st_uid == user
 
 
-def test_the_lock_file_of_a_gone_postgres_does_not_bind_a_stranger(servers: Any) -> None:
+def test_a_stale_postgres_lock_file_does_not_affect_another_process(servers: Any) -> None:
     one = servers(postgres.Postgres)
     one.kill()
     lock = one.root / "data" / "postmaster.pid"
@@ -285,7 +283,7 @@ def test_three_brokers_form_a_cluster_and_one_may_die() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])
-def test_other_numbers_of_brokers_are_not_to_be_had(count: int) -> None:
+def test_other_numbers_of_brokers_are_refused(count: int) -> None:
     with pytest.raises(errors.SettingsError, match="choose 1 or 3"):
         broker.LocalCluster(count)
 
@@ -318,7 +316,7 @@ def owning(code: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("end", ["kill -9", "Ctrl-C", "keepers killed"])
-def test_servers_and_their_temporary_data_go_with_their_owner(end: str) -> None:
+def test_servers_and_their_temporary_data_end_with_their_owner(end: str) -> None:
     code = OWNER if end == "kill -9" else OWNER.replace("broker.Broker(), mariadb.MariaDB(), ", "")
     with owning(code) as owner:
         assert owner.stdout

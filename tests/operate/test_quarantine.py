@@ -47,9 +47,7 @@ def said(lines: list[Change]) -> list[tuple[int, str, str | None]]:
     return [(line.place.offset, line.verdict, line.reason) for line in lines]
 
 
-def test_a_released_document_goes_through_its_events_in_order(
-    database_url: str, open_sink: Open
-) -> None:
+def test_a_release_applies_the_waiting_events_in_order(database_url: str, open_sink: Open) -> None:
     sink = begun(open_sink(declare(database_url, transitions=MACHINE)))
     batch = [
         event(0, "a", 1, "CREATED"),
@@ -115,7 +113,7 @@ def test_a_release_stops_at_the_next_refused_event(database_url: str, open_sink:
     assert parked_rows(database_url) == [(1, "a", "TEXT_TOO_LONG"), (2, "a", "WAITS_BEHIND")]
 
 
-def test_dead_letters_are_understood_after_the_settings_were_repaired(
+def test_dead_letters_can_be_replayed_after_the_settings_are_corrected(
     database_url: str, open_sink: Open
 ) -> None:
     wrong = {
@@ -280,7 +278,7 @@ def test_a_running_pipeline_and_a_command_take_turns(
     assert parked_rows(database_url) == []
 
 
-def test_large_batches_find_the_parked_too(
+def test_parked_documents_are_found_in_large_batches_too(
     database_url: str, open_sink: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = begun(open_sink(declare(database_url)))

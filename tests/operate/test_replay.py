@@ -182,7 +182,7 @@ def test_a_pruned_history_does_not_keep_a_row_damaged(
     assert table(url) == [("a", "TWO", 2)]
 
 
-def test_without_an_order_the_stretch_reaches_the_ledger(
+def test_a_range_without_an_order_must_reach_the_ledger(
     new_database: Callable[[str], str], open_sink: Open, cluster: Cluster, topic: str, put: Put
 ) -> None:
     url = new_database("postgres")
@@ -229,7 +229,7 @@ def test_without_an_order_the_stretch_reaches_the_ledger(
         )
 
 
-def test_what_people_decided_stays_decided(
+def test_a_replay_respects_earlier_decisions(
     new_database: Callable[[str], str], open_sink: Open, cluster: Cluster, topic: str, put: Put
 ) -> None:
     url = new_database("mariadb")
@@ -276,7 +276,7 @@ def test_a_row_that_the_table_refuses_is_reported(
     assert len(table(url)) == 19
 
 
-def test_clocks_that_differ_between_runs_decide_nothing(
+def test_clock_differences_between_runs_do_not_matter(
     database_url: str, open_sink: Open, cluster: Cluster, topic: str, put: Put
 ) -> None:
     """Create and delete with a clock an hour ahead, then create again with a correct clock."""

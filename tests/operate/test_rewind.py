@@ -41,7 +41,7 @@ def started(cluster: Cluster, topic: str, sink: Sink, next_offsets: dict[int, in
     )
 
 
-def test_a_plan_and_its_execution(
+def test_a_rewind_is_planned_and_executed(
     database_url: str, open_sink: Open, cluster: Cluster, topic: str
 ) -> None:
     pipeline = declare(database_url, topic=topic)
@@ -87,7 +87,7 @@ def test_a_plan_and_its_execution(
     assert ("rewound", "from 5 to 2", None, "tester") in decided
 
 
-def test_what_is_refused(
+def test_invalid_rewinds_are_refused(
     new_database: Callable[[str], str], open_sink: Open, cluster: Cluster, topic: str
 ) -> None:
     pipeline = declare(new_database("sqlite"), topic=topic)
@@ -175,7 +175,7 @@ def test_repeated_records_change_and_quarantine_nothing(
     ] == before
 
 
-def test_only_what_was_applied_counts_as_applied(
+def test_only_applied_events_count_as_applied(
     database_url: str, open_sink: Open, cluster: Cluster, topic: str
 ) -> None:
     """Start at the log's end, move ahead by mistake and back: the skipped part never counts."""

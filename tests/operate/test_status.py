@@ -178,7 +178,7 @@ def test_lag_is_known_before_the_query_reports() -> None:
     assert reporter.line(starting) == "contracts: starting, lag 5 (2 behind an open transaction)"  # type: ignore[arg-type]
 
 
-def test_totals_in_the_ledger(
+def test_the_ledger_holds_totals(
     database_url: str, topic: str, cluster: Cluster, runner: Start
 ) -> None:
     """Check that totals are stored with the position, whatever the guarantee."""

@@ -264,7 +264,9 @@ def look(url: str) -> Landed:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_record_has_one_fate(name: str, log: Log, landed: tuple[str, Landed]) -> None:
+def test_each_record_ends_in_exactly_one_place(
+    name: str, log: Log, landed: tuple[str, Landed]
+) -> None:
     kind, found = landed
     for phase in PHASES:
         sent, place = log.odd[name, phase]
@@ -350,7 +352,7 @@ def test_good_documents_are_what_the_model_says(log: Log, landed: tuple[str, Lan
     assert len(log.good) >= GOOD_PER_ODD * len(CASES)
 
 
-def test_nothing_else_came_of_it(log: Log, landed: tuple[str, Landed]) -> None:
+def test_bad_input_has_no_other_effects(log: Log, landed: tuple[str, Landed]) -> None:
     """Check that each record is in the history or a dead letter, never both, and no others."""
     _, found = landed
     sent = {*log.good, *log.before, *(place for _, place in log.odd.values())}
@@ -370,7 +372,7 @@ ABSURD = (2**63 - 1, -9_300_000_000_000_000)
 
 
 @pytest.mark.parametrize("timestamp_ms", ABSURD)
-def test_a_timestamp_that_spark_cannot_read_holds_up_nobody(
+def test_a_timestamp_that_spark_cannot_read_stops_no_other_record(
     timestamp_ms: int,
     new_database: Callable[[str], str],
     cluster: Cluster,
@@ -395,7 +397,7 @@ def test_a_timestamp_that_spark_cannot_read_holds_up_nobody(
     drained(runner(following(url, topic), once=True))
 
 
-def test_a_log_that_ends_in_an_old_calendar_is_known_again(
+def test_a_log_that_ends_with_a_timestamp_in_year_1_is_recognised(
     new_database: Callable[[str], str], cluster: Cluster, runner: Callable[..., Runner]
 ) -> None:
     """Use the year 1, which some sources send for no time at all."""
@@ -427,7 +429,7 @@ def any_timestamp(cluster: Cluster) -> str:
     return name
 
 
-def test_a_record_larger_than_the_broker_takes_never_reaches_us(
+def test_a_record_larger_than_the_broker_accepts_is_never_stored(
     cluster: Cluster, topic: str
 ) -> None:
     """Check that the record at max.message.bytes really is at the limit."""

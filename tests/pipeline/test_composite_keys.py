@@ -47,7 +47,7 @@ def rows(url: str, columns: str = "tenant, no, print_status, print_version") -> 
 
 @pytest.mark.parametrize("trusting", [True, False])
 @pytest.mark.parametrize("ordered", [True, False])
-def test_any_order_ends_as_one_by_one(
+def test_batches_in_any_order_equal_one_by_one(
     database_url: str, open_sink: Open, ordered: bool, trusting: bool
 ) -> None:
     """Mix fresh, stale, repeated, partial and deleted documents in batches, against the model."""
@@ -93,7 +93,7 @@ def test_any_order_ends_as_one_by_one(
     )
 
 
-def test_a_loose_part_never_merges_two_documents(database_url: str, open_sink: Open) -> None:
+def test_a_loose_collation_never_merges_two_documents(database_url: str, open_sink: Open) -> None:
     kind = database_url.partition(":")[0]
     text = TEXT.get(kind, "TEXT COLLATE NOCASE" if kind == "sqlite" else "TEXT COLLATE loose")
     loosen = (
@@ -123,7 +123,7 @@ def test_a_loose_part_never_merges_two_documents(database_url: str, open_sink: O
     assert parked(database_url) == [(1, "A/1", "ID_TAKEN_FOR_ANOTHER"), (4, "A/1", "WAITS_BEHIND")]
 
 
-def test_every_type_of_part_is_written_looked_up_and_read_whole(
+def test_every_type_of_key_part_is_written_looked_up_and_read(
     database_url: str, open_sink: Open
 ) -> None:
     table_key = ["area", "owner", "day", "no"]
@@ -155,7 +155,7 @@ def test_every_type_of_part_is_written_looked_up_and_read_whole(
     assert run_sql(database_url, "SELECT count(*) FROM contract_document") == [(len(ids),)]
 
 
-def test_a_table_is_read_whole_in_pages(
+def test_a_table_is_read_completely_in_pages(
     database_url: str, open_sink: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan, "PAGE_ROWS", 3)
@@ -220,7 +220,7 @@ def test_a_document_is_found_by_its_joined_id(database_url: str, open_sink: Open
         ),
     ],
 )
-def test_a_key_that_does_not_fit_says_what_to_write(
+def test_a_key_that_does_not_fit_names_the_setting_to_write(
     database_url: str, statement: str, key: Any, words: str, remedy: str
 ) -> None:
     run_sql(
@@ -241,7 +241,7 @@ def test_a_key_that_does_not_fit_says_what_to_write(
         ("timestamptz", ("2026-05-01T10:00:00Z", "2031-05-01T10:00:00Z")),
     ],
 )
-def test_a_partitioned_table_of_postgresql(
+def test_a_partitioned_table_of_postgresql_is_supported(
     kind: str, days: tuple[str, str], new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     """Use a key that contains the column by which the table is partitioned."""
@@ -279,7 +279,7 @@ def test_a_partitioned_table_of_postgresql(
     assert run_sql(url, "SELECT no FROM y2026") == []
 
 
-def test_a_time_is_part_of_the_key(database_url: str, open_sink: Open) -> None:
+def test_a_time_can_be_part_of_the_key(database_url: str, open_sink: Open) -> None:
     if database_url.startswith("sqlite"):
         pytest.skip("refused there: SQLite keeps times as text of any form")
     kind = "timestamptz" if database_url.startswith("postgres") else "DATETIME(6)"
@@ -308,7 +308,7 @@ def test_a_time_is_part_of_the_key(database_url: str, open_sink: Open) -> None:
     assert run_sql(database_url, "SELECT no FROM contract_document") == [(8,)]
 
 
-def test_a_view_is_refused_by_name(database_url: str) -> None:
+def test_a_view_is_refused(database_url: str) -> None:
     run_sql(
         database_url,
         "CREATE TABLE base (doc_no VARCHAR(9) PRIMARY KEY)",
@@ -321,7 +321,7 @@ def test_a_view_is_refused_by_name(database_url: str) -> None:
     )
 
 
-def test_binary_uuids_of_mysql_have_a_way_out(
+def test_a_generated_column_supports_binary_uuids_of_mysql(
     new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database("mysql")
@@ -345,7 +345,7 @@ def test_binary_uuids_of_mysql_have_a_way_out(
     ]
 
 
-def test_the_key_is_judged_again_while_the_pipeline_runs(
+def test_the_key_is_checked_again_while_the_pipeline_runs(
     new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database("postgres")
@@ -365,7 +365,7 @@ def test_the_key_is_judged_again_while_the_pipeline_runs(
 
 
 @pytest.mark.parametrize("kind", ["char(10)", "citext"])
-def test_a_key_of_padded_or_caseless_text_is_read_whole(
+def test_a_key_of_padded_or_case_insensitive_text_is_read_completely(
     kind: str, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database("postgres")
@@ -392,7 +392,7 @@ def test_a_key_of_padded_or_caseless_text_is_read_whole(
         assert sink.table.locked_rows(["a/b"]) == {"a/b": ("PRINTED", "2")}
 
 
-def test_a_single_padded_key_is_read_whole(
+def test_a_single_padded_key_is_read_completely(
     new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database("postgres")

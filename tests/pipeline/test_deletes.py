@@ -45,7 +45,7 @@ LOG = [
 
 
 @pytest.mark.parametrize("missing", ["ignore", "park"])
-def test_rows_that_others_made_are_not_deleted_by_default(
+def test_rows_created_by_others_are_not_deleted_by_default(
     missing: settings.Missing, database_url: str, open_sink: Open
 ) -> None:
     own_table(database_url)
@@ -62,7 +62,7 @@ def test_rows_that_others_made_are_not_deleted_by_default(
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("status", [None, "WITHDRAWN"])
-def test_clear_empties_what_the_pipeline_keeps(
+def test_clear_empties_the_columns_of_the_pipeline(
     database_url: str, open_sink: Open, ordered: bool, status: str | None
 ) -> None:
     own_table(database_url)
@@ -84,7 +84,7 @@ def test_clear_empties_what_the_pipeline_keeps(
     assert rows(database_url)[1] == ("b", "Bob", "AGAIN", 6, None)
 
 
-def test_row_removes_it_where_that_is_asked_for(database_url: str, open_sink: Open) -> None:
+def test_deletes_row_removes_the_row(database_url: str, open_sink: Open) -> None:
     own_table(database_url)
     sink = begun(open_sink(declare(database_url, missing="ignore", deletes="row", columns=COLUMNS)))
     apply(sink, LOG)

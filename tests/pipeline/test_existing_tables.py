@@ -382,7 +382,9 @@ def insistent(sink: Sink, records: list[Record]) -> None:
 
 @pytest.mark.parametrize("kind", DATABASES)
 @pytest.mark.parametrize("number", CASES)
-def test_the_guides_table(number: int, kind: str, new_database: Callable[[str], str]) -> None:
+def test_the_guides_table_is_kept_up_to_date(
+    number: int, kind: str, new_database: Callable[[str], str]
+) -> None:
     case = CASES[number](kind)
     admin = new_database(kind)
     url = created(number, kind, admin, case.own)
@@ -450,7 +452,9 @@ BILL_ROWS = (
 
 
 @pytest.mark.parametrize("kind", DATABASES)
-def test_the_guides_shared_table(kind: str, new_database: Callable[[str], str]) -> None:
+def test_two_pipelines_can_share_the_guides_table(
+    kind: str, new_database: Callable[[str], str]
+) -> None:
     """Let two pipelines write columns of one row: a delete by one keeps the other's columns."""
     url = created(10, kind, new_database(kind), BILLS)
     printed, paid = events(10)
@@ -506,7 +510,7 @@ def test_the_guides_shared_table(kind: str, new_database: Callable[[str], str]) 
     ]
 
 
-def test_the_shared_table_by_spark(
+def test_two_pipelines_on_spark_can_share_the_guides_table(
     new_database: Callable[[str], str], cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     """Run the guide's two pipelines at once on Spark, then reconcile each with its own topic."""
@@ -538,7 +542,9 @@ def test_the_shared_table_by_spark(
         assert (report.in_step, report.documents, listed) == (True, 39, [])
 
 
-def test_binary_uuids_of_mysql(new_database: Callable[[str], str]) -> None:
+def test_the_guides_generated_column_supports_binary_uuids_of_mysql(
+    new_database: Callable[[str], str],
+) -> None:
     url = new_database("mysql")
     create, add = statements(3, "mysql-binary")
     own = f"INSERT INTO shipment (id, address) VALUES (UUID_TO_BIN('{ID}'), 'Bonn')"

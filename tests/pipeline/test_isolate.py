@@ -33,7 +33,7 @@ def test_exactly_the_refused_items_are_found(sizes: list[int], bad: set[int]) ->
     assert refused == [item for item in items if item in bad]
 
 
-def test_an_undone_transaction_ends_the_search() -> None:
+def test_a_rolled_back_transaction_ends_the_search() -> None:
     def attempt(_some: Sequence[int]) -> None:
         raise errors.TransactionUndone("undone")
 
@@ -41,7 +41,7 @@ def test_an_undone_transaction_ends_the_search() -> None:
         isolate.search([[1], [2]], attempt=attempt, refused=lambda *_: pytest.fail("asked on"))
 
 
-def test_what_is_not_a_refusal_is_raised() -> None:
+def test_an_error_that_is_no_refusal_is_raised() -> None:
     def attempt(_some: Sequence[int]) -> None:
         raise errors.PermissionLost("no right")
 

@@ -15,7 +15,7 @@ from instep.pipeline import jvm
 from tests.support.private_session import HIDDEN
 
 
-def test_secrets_are_in_no_argument_and_strangers_are_refused() -> None:
+def test_secrets_are_in_no_argument_and_other_users_are_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.private_session"],
         capture_output=True,
@@ -38,7 +38,7 @@ def test_secrets_are_in_no_argument_and_strangers_are_refused() -> None:
     assert found["rows"] == 3
 
 
-def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_a_private_file(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("older, and open to all")
     jvm.write_private(file, HIDDEN)
@@ -51,7 +51,7 @@ def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:
     ["local", "local[*]", "local[2]", "local[2,4]", "spark://h:7077", "yarn", "k8s://https://h:1"],
 )
 @pytest.mark.parametrize("memory", ["640m", "2g", "1GB", "500000k"])
-def test_what_spark_takes_is_let_through(master: str, memory: str) -> None:
+def test_valid_spark_options_are_accepted(master: str, memory: str) -> None:
     spark_options.check(master, memory)
 
 
@@ -68,7 +68,7 @@ def test_what_spark_takes_is_let_through(master: str, memory: str) -> None:
         ("local", "100m", "at least 450m"),
     ],
 )
-def test_what_spark_does_not_take_is_refused_with_an_example(
+def test_invalid_spark_options_are_refused_with_an_example(
     master: str, memory: str, words: str
 ) -> None:
     with pytest.raises(errors.SettingsError, match=words) as caught:
@@ -80,7 +80,7 @@ def test_what_spark_does_not_take_is_refused_with_an_example(
     "address",
     ["nohost.invalid:7077", "127.0.0.1:{port}", "127.0.0.1:x", "nohost.invalid,127.0.0.1:{port}"],
 )
-def test_a_master_that_nobody_answers_for_is_refused_at_once(address: str) -> None:
+def test_an_unreachable_master_is_refused_at_once(address: str) -> None:
     with pytest.raises(errors.Unreachable, match="no Spark master answers at spark://") as caught:
         spark_options.refuse_silent(f"spark://{address.format(port=free()[0])}")
     assert "spark.master" in caught.value.remedy
@@ -103,7 +103,7 @@ LIMITED = (
         ("AS", 1 << 29, "from instep.local import java; java.find()", "ulimit -v unlimited"),
     ],
 )
-def test_a_limit_of_the_shell_is_named(what: str, amount: int, code: str, says: str) -> None:
+def test_a_resource_limit_is_named(what: str, amount: int, code: str, says: str) -> None:
     program = LIMITED.format(what=what, amount=amount, code=code)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False

@@ -35,7 +35,7 @@ def drawn(*rows: ViewRow, width: int = 120, height: int = 30) -> list[str]:
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
-def test_a_row_per_pipeline_with_state_rate_lag_freshness_and_what_was_quarantined() -> None:
+def test_each_pipeline_has_a_row_with_state_rate_lag_freshness_and_quarantine() -> None:
     head, steady, backlog, waiting, foot = drawn(STEADY, BACKLOG, WAITING)
     assert head.split() == [
         "PIPELINE",
@@ -60,7 +60,7 @@ def test_a_row_per_pipeline_with_state_rate_lag_freshness_and_what_was_quarantin
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
-def test_every_row_fits_the_width_with_the_figures_whole(width: int) -> None:
+def test_every_row_fits_the_width_and_shows_complete_figures(width: int) -> None:
     head, steady, backlog, *_ = drawn(STEADY, BACKLOG, WAITING, width=width)
     assert max(map(len, (head, steady, backlog))) <= width
     for line, figures in (
@@ -72,7 +72,7 @@ def test_every_row_fits_the_width_with_the_figures_whole(width: int) -> None:
     assert ("P50" in head) is (width >= 100)
 
 
-def test_a_long_name_is_cut_before_any_figure_is() -> None:
+def test_long_names_are_shortened_before_figures() -> None:
     long = msgspec.structs.replace(BACKLOG, pipeline="a-pipeline-with-a-name-that-is-much-too-long")
     _, shown, _ = drawn(long, width=80)
     assert len(shown) <= 80
@@ -80,7 +80,7 @@ def test_a_long_name_is_cut_before_any_figure_is() -> None:
     assert "1,234,567" in shown
 
 
-def test_a_low_terminal_shows_first_what_needs_attention() -> None:
+def test_a_small_terminal_shows_urgent_pipelines_first() -> None:
     many = [
         ViewRow(f"p{number}", RunnerState.RUNNING, 0.0, number, None, None, 0, 0)
         for number in range(20)
@@ -90,7 +90,7 @@ def test_a_low_terminal_shows_first_what_needs_attention() -> None:
     assert lines[-1] == "and 17 more · Ctrl-C to stop"
 
 
-def test_a_name_is_shown_as_it_is_and_can_do_nothing_to_the_terminal() -> None:
+def test_names_are_shown_as_text_and_cannot_control_the_terminal() -> None:
     shown = drawn(
         ViewRow("[red]a[/red]\x1b[2J", RunnerState.RUNNING, 0.0, 0, None, None, 0, 0), width=160
     )[1]
@@ -108,14 +108,14 @@ def test_a_backlog_is_followed_from_its_highest_lag_and_ends_in_a_steady_flow() 
     assert (catch_up.share(), catch_up.eta_s(11.0)) == (None, None)
 
 
-def test_no_time_is_estimated_while_nothing_shrinks() -> None:
+def test_no_time_is_estimated_while_the_lag_does_not_shrink() -> None:
     catch_up = CatchUp()
     for now, lag in ((0.0, 50_000), (1.0, 50_000), (2.0, 60_000)):
         catch_up.add(now, lag, rate=0.0)
     assert (catch_up.share(), catch_up.eta_s(2.0)) == (0.0, None)
 
 
-def test_a_bar_is_full_only_when_all_is_done_and_empty_only_before_anything_is() -> None:
+def test_a_bar_is_full_only_at_the_end_and_empty_only_at_the_start() -> None:
     filled = [
         terminal.bar(share, 10).plain.count(terminal.BAR_DONE)
         for share in (0.0, 0.001, 0.5, 0.999, 1.0)
@@ -126,7 +126,7 @@ def test_a_bar_is_full_only_when_all_is_done_and_empty_only_before_anything_is()
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(0.4, "0:00"), (59.6, "1:00"), (754, "12:34"), (11_045, "3:04:05")]
 )
-def test_durations(seconds: float, shown: str) -> None:
+def test_durations_are_formatted(seconds: float, shown: str) -> None:
     assert terminal.duration(seconds) == shown
 
 
@@ -197,7 +197,7 @@ def test_quick_work_shows_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stream.getvalue() == ""
 
 
-def test_a_line_of_progress_is_for_terminals_only() -> None:
+def test_progress_is_shown_only_on_terminals() -> None:
     stream = io.StringIO()
     with terminal.ProgressLine(stream) as line:
         line.update("comparing", 1, 2)

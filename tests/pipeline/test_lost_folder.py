@@ -138,7 +138,7 @@ def flowing(cluster: Cluster, topic: str) -> Iterator[list[tuple[int, int]]]:
 @pytest.mark.skipif(
     not shutil.which("systemd-tmpfiles"), reason="systemd-tmpfiles is not installed"
 )
-def test_systemd_cleans_up_around_the_folder(
+def test_systemd_tmpfiles_keeps_the_locked_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     temporary = tmp_path / "temporary"
@@ -162,7 +162,7 @@ def test_a_folder_without_its_lock_is_lost(removed: str) -> None:
     place.remove()
 
 
-def test_another_lock_in_the_folder_is_not_ours() -> None:
+def test_a_folder_with_another_lock_file_is_lost() -> None:
     place = session.RunFolder()
     (place.path / "lock").rename(place.path / "moved")
     (place.path / "lock").touch()

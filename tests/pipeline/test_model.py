@@ -279,7 +279,7 @@ OFTEN = [harness for number, harness in enumerate(VARIANTS) if number not in (0,
     ],
     ids=str,
 )
-def test_the_whole_is_what_the_model_is(
+def test_the_pipeline_equals_the_model(
     harness: Harness,
     new_database: Callable[[str], str],
     cluster: Cluster,

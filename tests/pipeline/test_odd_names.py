@@ -20,7 +20,9 @@ __all__ = ["open_sink"]
 Open = Callable[..., Sink]
 
 
-def test_percent_signs_quotes_and_spaces_in_names(database_url: str, open_sink: Open) -> None:
+def test_names_may_contain_percent_signs_quotes_and_spaces(
+    database_url: str, open_sink: Open
+) -> None:
     columns = {"100 %": "status", "%s": "version", "a 'b' \"c": "note", "{x}": "place"}
     pipeline = declare(database_url, table="50 % of", key="no %d", columns=columns)
     sink = begun(open_sink(pipeline))
@@ -42,7 +44,9 @@ def test_percent_signs_quotes_and_spaces_in_names(database_url: str, open_sink: 
     assert facts.read("contracts", pipeline).unfit is None
 
 
-def test_a_database_with_ansi_quotes(new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_a_database_may_use_ansi_quotes(
+    new_database: Callable[[str], str], open_sink: Open
+) -> None:
     url = new_database("mariadb")
     [(before,)] = run_sql(url, "SELECT @@GLOBAL.sql_mode")
     try:
@@ -59,7 +63,7 @@ def test_a_database_with_ansi_quotes(new_database: Callable[[str], str], open_si
 
 
 @pytest.mark.parametrize("name", ["a#b.db", "a b.db", "ä.db"])
-def test_a_sqlite_file_with_an_odd_name(name: str, tmp_path: Path, open_sink: Open) -> None:
+def test_a_sqlite_file_may_have_an_odd_name(name: str, tmp_path: Path, open_sink: Open) -> None:
     url = f"sqlite:///{tmp_path}/{name}"
     sink = begun(open_sink(declare(url)))
     apply(sink, [event(0, "a", 1)])
@@ -68,7 +72,7 @@ def test_a_sqlite_file_with_an_odd_name(name: str, tmp_path: Path, open_sink: Op
 
 
 @pytest.mark.parametrize("missing", ["insert", "ignore"])
-def test_a_key_that_the_database_generates(
+def test_a_key_may_be_generated_by_the_database(
     missing: str, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database("postgres")

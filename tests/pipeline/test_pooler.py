@@ -66,7 +66,7 @@ def sessions(sink: Sink, count: int = 6) -> list[int]:
     return found
 
 
-def test_batches_through_a_pooler_end_as_without_one(
+def test_batches_through_a_pooler_equal_batches_without_one(
     pooled: str, open_sink: Open, other_client: psycopg.Connection
 ) -> None:
     """Apply fresh, late, refused and unreadable events, of two pipelines in turn.
@@ -120,7 +120,7 @@ def test_batches_through_a_pooler_end_as_without_one(
     assert counts == [(name, *one) for name in ("contracts", "letters") for one in verdicts]
 
 
-def test_the_fast_way_through_a_pooler(pooled: str, open_sink: Open) -> None:
+def test_the_fast_path_works_through_a_pooler(pooled: str, open_sink: Open) -> None:
     """Write without constraints: upserts roll back to a savepoint when a row is late."""
     sink = begun(open_sink(declare(pooled)))
     assert sink.target.upserts
@@ -130,7 +130,7 @@ def test_the_fast_way_through_a_pooler(pooled: str, open_sink: Open) -> None:
     assert table(pooled) == [("a", "PRINTED", 3), ("b", "PRINTED", 3)]
 
 
-def test_settings_are_those_of_the_transaction_and_no_other(
+def test_session_settings_apply_only_to_the_transaction(
     direct: str, pooled: str, open_sink: Open, request: pytest.FixtureRequest
 ) -> None:
     name = direct.rpartition("/")[2]

@@ -30,7 +30,7 @@ EVENT = {"status": "status", "at": "@header.ce_time"}
 BEYOND_SPARK_MS = 9_300_000_000_000_000
 
 
-def test_the_flow_and_the_proof_read_them(
+def test_pipeline_and_reconcile_read_record_fields(
     new_database: Callable[[str], str], cluster: Cluster, runner: Callable[..., Any], prove: Prove
 ) -> None:
     url = new_database("sqlite")
@@ -82,7 +82,7 @@ def test_the_flow_and_the_proof_read_them(
     assert [row["column"] for row in prove(pipeline)[1]] == ["tenant"]
 
 
-def test_a_parked_record_keeps_them(database_url: str, open_sink: Open) -> None:
+def test_a_parked_record_keeps_its_record_fields(database_url: str, open_sink: Open) -> None:
     pipeline = declare(database_url, event=EVENT, columns=COLUMNS, missing="park")
     sink = begun(open_sink(pipeline))
     headers = (("tenant", "né".encode()), ("ce_time", b"2026-11-01T08:00:00Z"), ("empty", None))

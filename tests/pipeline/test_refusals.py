@@ -183,7 +183,7 @@ def test_a_delete_that_is_refused_at_the_commit(
     assert parked(url) == [(2, "a", "REFUSED_BY_TARGET")]
 
 
-def test_what_is_wrong_with_the_table_parks_nobody(
+def test_a_problem_of_the_whole_table_parks_no_document(
     new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     """Use the codes that a trigger may raise for one row, when no row can be written at all."""
@@ -268,7 +268,7 @@ LIMIT: dict[str, Callable[[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", SLEEP)
-def test_a_time_out_of_the_database_leads_to_smaller_transactions(
+def test_a_database_timeout_leads_to_smaller_transactions(
     kind: str, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database(kind)
@@ -285,7 +285,7 @@ def test_a_time_out_of_the_database_leads_to_smaller_transactions(
 
 
 @pytest.mark.parametrize("kind", ["mariadb", "mysql"])
-def test_statements_stay_below_the_server_s_packet(
+def test_statements_stay_below_the_servers_packet_size(
     kind: str, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database(kind)
@@ -326,7 +326,7 @@ def test_statements_stay_below_the_server_s_packet(
         run_sql(url, f"SET GLOBAL max_allowed_packet = {before}")
 
 
-def test_infinity_in_the_guard_s_column(
+def test_the_order_column_may_hold_infinity(
     new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database("postgres")
@@ -371,7 +371,7 @@ def test_infinity_in_the_guard_s_column(
     assert rows == [("ever",), ("new",), ("old",)]
 
 
-def test_a_unique_value_moves_from_one_document_to_another(
+def test_a_unique_value_can_move_from_one_document_to_another(
     database_url: str, open_sink: Open
 ) -> None:
     """Allow it also in one batch: once a document gives a value up, another may take it."""

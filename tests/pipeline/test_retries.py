@@ -162,7 +162,9 @@ def test_a_document_is_applied_once_its_parent_is_inserted(
     assert parked(database_url) == []
 
 
-def test_retries_end_after_their_time(new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_retries_end_after_retry_parked_s(
+    new_database: Callable[[str], str], open_sink: Open
+) -> None:
     url = new_database("sqlite")
     run_sql(url, KNOWN_DOCUMENTS(url))
     sink = begun(open_sink(declare(url, missing="park")))
@@ -193,7 +195,7 @@ def test_zero_turns_retries_off(new_database: Callable[[str], str]) -> None:
         trying.end(once_more=False)
 
 
-def test_a_document_that_meets_another_reason_is_left_to_an_operator(
+def test_a_document_parked_for_another_reason_is_left_to_an_operator(
     new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database("sqlite")
@@ -211,7 +213,7 @@ def test_a_document_that_meets_another_reason_is_left_to_an_operator(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb", "mysql"])
-def test_a_release_that_dies_before_its_commit_is_done_again(
+def test_a_retry_that_dies_before_its_commit_is_repeated(
     kind: str, new_database: Callable[[str], str], open_sink: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = new_database(kind)

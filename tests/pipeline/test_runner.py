@@ -28,7 +28,9 @@ def reasons(url: str) -> list[str]:
     ]
 
 
-def test_publish_to_table(database_url: str, topic: str, cluster: Cluster, runner: Run) -> None:
+def test_published_events_reach_the_table(
+    database_url: str, topic: str, cluster: Cluster, runner: Run
+) -> None:
     with Publisher(cluster.bootstrap, topic, source="print-system") as publisher:
         for version, name in enumerate(("CREATED", "QUEUED", "PRINTED"), start=1):
             for number in range(200):
@@ -167,7 +169,7 @@ def test_a_second_run_fences_the_first(
     assert run_sql(url, "SELECT count(*) FROM instep_history") == [(51,)]
 
 
-def test_where_a_new_pipeline_starts(
+def test_a_new_pipeline_starts_where_the_settings_say(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
 ) -> None:
     send(cluster, topic, event("old", 1))
@@ -192,7 +194,7 @@ def test_an_empty_topic_ends_at_once(
     assert run_sql(url, "SELECT count(*) FROM instep_ledger") == [(3,)]
 
 
-def test_batches_keep_to_their_size(
+def test_batches_stay_within_their_size(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run
 ) -> None:
     url = new_database("sqlite")

@@ -50,7 +50,7 @@ def topic(plain: Cluster) -> str:
     "way",
     ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "certificate", "certificate with a locked key"],
 )
-def test_spark_comes_in(
+def test_spark_connects_with_every_security_protocol(
     secured_broker: SecuredBroker,
     spark: SparkSession,
     new_database: Callable[[str], str],
@@ -69,7 +69,7 @@ def test_spark_comes_in(
     assert rows(pipeline.target) == [(f"d{number}", "PRINTED", 1) for number in range(10)]
 
 
-def test_a_right_that_is_taken_away(
+def test_a_revoked_right_is_named(
     secured_broker: SecuredBroker,
     spark: SparkSession,
     plain: Cluster,
@@ -144,7 +144,7 @@ columns = {{ print_status = "status", print_version = "version" }}
 """
 
 
-def test_secrets_are_shown_nowhere_and_faults_at_the_start(
+def test_secrets_are_never_shown_and_errors_are_reported_at_the_start(
     secured_broker: SecuredBroker, topic: str, tmp_path: Path
 ) -> None:
     (tmp_path / "ca.pem").write_bytes(secured_broker.authority.ca.read_bytes())

@@ -27,11 +27,11 @@ from instep.pipeline import session
         ("spark://h:7077", "spark://h:7077"),
     ],
 )
-def test_a_local_master_tries_a_failed_task_again(master: str, expected: str) -> None:
+def test_a_local_master_retries_a_failed_task(master: str, expected: str) -> None:
     assert session.retrying(master) == expected
 
 
-def test_what_the_settings_say_comes_before_what_we_say() -> None:
+def test_the_users_spark_settings_override_the_defaults() -> None:
     given = {"spark.ui.enabled": "true", "spark.driver.extraClassPath": "/x.jar"}
     ours = {
         "spark.ui.enabled": "false",
@@ -83,7 +83,7 @@ def test_a_lost_connection_to_the_jvm_prints_no_traceback(
     ("master", "key"),
     [("local[2]", "spark.driver.extraClassPath"), ("spark://h:7077", "spark.jars")],
 )
-def test_where_the_connector_comes_from(master: str, key: str, tmp_path: Path) -> None:
+def test_the_connectors_jars_are_passed_to_spark(master: str, key: str, tmp_path: Path) -> None:
     place = session.RunFolder()
     conf = session._conf(
         settings.Spark(master=master), [tmp_path / "a.jar", tmp_path / "b.jar"], place, False
@@ -94,7 +94,7 @@ def test_where_the_connector_comes_from(master: str, key: str, tmp_path: Path) -
     assert ("spark.python.daemon.module" in conf) is master.startswith("local")
 
 
-def test_the_folder_of_a_run_that_lives_elsewhere_stays(
+def test_the_folder_of_another_live_run_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keep a folder whose process id is unknown here, as from another container."""
@@ -125,7 +125,7 @@ def test_the_folder_of_a_run_that_lives_elsewhere_stays(
 
 
 @pytest.mark.parametrize(("characters", "uses_sockets"), [(1, "true"), (70, "false")])
-def test_a_long_temporary_folder_leaves_no_room_for_sockets(
+def test_sockets_are_not_used_in_a_temporary_folder_with_a_long_path(
     characters: int, uses_sockets: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="x" * characters) as folder:

@@ -62,7 +62,7 @@ def make(url: str, key: str) -> None:
     LOOSE_KEYS,
     ids=[f"{kind} {key.split()[-1]}" for kind, key, _, _ in LOOSE_KEYS],
 )
-def test_the_first_keeps_the_row(
+def test_the_first_of_two_similar_ids_keeps_the_row(
     kind: str,
     key: str,
     one: str,
@@ -104,7 +104,7 @@ def test_the_first_keeps_the_row(
 @pytest.mark.parametrize(
     ("kind", "key", "one", "other"), [LOOSE_KEYS[0], LOOSE_KEYS[2], LOOSE_KEYS[3], LOOSE_KEYS[7]]
 )
-def test_a_row_that_was_there_belongs_to_its_own_id(
+def test_an_existing_row_belongs_to_its_own_id(
     kind: str, key: str, one: str, other: str, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database(kind)
@@ -153,7 +153,7 @@ EXACT = {
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("kind", LOOSEN)
-def test_a_collation_that_is_changed_while_the_pipeline_runs(
+def test_a_collation_that_changes_during_the_run_merges_no_documents(
     kind: str, ordered: bool, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     """Merge nothing while the sink does not know yet that the key is loose.
@@ -190,7 +190,7 @@ def test_a_collation_that_is_changed_while_the_pipeline_runs(
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("kind", ["mariadb", "mysql"])
-def test_a_unique_key_that_is_added_while_the_pipeline_runs(
+def test_a_unique_key_added_during_the_run_parks_the_refused_document(
     kind: str, ordered: bool, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database(kind)
@@ -212,7 +212,7 @@ def test_a_unique_key_that_is_added_while_the_pipeline_runs(
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
-def test_an_id_that_a_char_column_does_not_keep(
+def test_an_id_that_a_char_column_would_change_is_a_dead_letter(
     kind: str, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database(kind)
@@ -227,7 +227,7 @@ def test_an_id_that_a_char_column_does_not_keep(
     assert run_sql(url, "SELECT reason FROM instep_dead_letters") == [("ID_TAKEN_FOR_ANOTHER",)]
 
 
-def test_text_that_the_column_s_character_set_lacks(
+def test_text_outside_the_columns_character_set_is_quarantined(
     new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database("mariadb")

@@ -52,7 +52,7 @@ def spark_cluster(tmp_path: Path) -> Iterator[SparkCluster]:
 
 
 @pytest.mark.timeout(900)
-def test_a_cluster_of_two_workers(
+def test_a_pipeline_runs_on_a_cluster_of_two_workers(
     spark_cluster: SparkCluster, broker: kafka.LocalCluster, new_database: object, tmp_path: Path
 ) -> None:
     url = new_database("postgres")  # type: ignore[operator]

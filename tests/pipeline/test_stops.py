@@ -283,7 +283,7 @@ def harness(
 # --- the topic ------------------------------------------------------------------------------------
 
 
-def test_a_topic_that_is_gone(harness: Callable[..., Harness]) -> None:
+def test_a_deleted_topic_stops_the_pipeline(harness: Callable[..., Harness]) -> None:
     way = harness()
     way.publish(*(event(f"a{n}", 2) for n in range(9)))
     run = way.run()
@@ -306,7 +306,7 @@ def test_a_topic_that_is_gone(harness: Callable[..., Harness]) -> None:
     ("kind", "count", "partitions"),
     [("postgres", 2, 3), pytest.param("mariadb", 50, 3, marks=pytest.mark.long), ("sqlite", 50, 2)],
 )
-def test_a_topic_made_again(
+def test_a_replaced_topic_stops_the_pipeline(
     harness: Callable[..., Harness], kind: str, count: int, partitions: int
 ) -> None:
     """Cover topics shorter than the ledger's position, longer, and with fewer partitions."""
@@ -338,7 +338,7 @@ def test_a_topic_made_again(
     way.assert_in_step()
 
 
-def test_a_topic_made_again_while_it_runs(
+def test_a_topic_replaced_during_the_run_stops_the_pipeline(
     harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recreate a longer topic, without the runner's checks: none of its records is applied."""
@@ -411,7 +411,7 @@ def frail_harness(
             runner.stop(patience_s=60)
 
 
-def test_a_log_that_lost_its_newest_records(
+def test_a_log_that_lost_its_newest_records_stops_the_pipeline(
     frail: local.LocalCluster, frail_harness: Harness, tmp_path: Path
 ) -> None:
     """Lose records while it runs, before it starts, and in a log that is past the ledger again."""
@@ -446,7 +446,7 @@ def test_a_log_that_lost_its_newest_records(
     ) == [(70,)]
 
 
-def test_retention_that_passed_the_ledger(frail_harness: Harness) -> None:
+def test_retention_past_the_ledger_stops_the_pipeline(frail_harness: Harness) -> None:
     way = frail_harness
     way.publish(*(event(f"a{n}", 1) for n in range(9)))
     way.drain()
@@ -488,7 +488,9 @@ def test_retention_that_passed_the_ledger(frail_harness: Harness) -> None:
     way.assert_in_step()
 
 
-def test_records_deleted_under_a_pipeline_that_lags(harness: Callable[..., Harness]) -> None:
+def test_records_deleted_ahead_of_a_lagging_pipeline_stop_it(
+    harness: Callable[..., Harness],
+) -> None:
     way = harness()
     padding = "x" * 5_000  # more than a reader fetches ahead
     way.publish(
@@ -510,7 +512,7 @@ def test_records_deleted_under_a_pipeline_that_lags(harness: Callable[..., Harne
 # --- other runs -----------------------------------------------------------------------------------
 
 
-def test_an_older_writer_that_wakes_up(harness: Callable[..., Harness]) -> None:
+def test_an_older_writer_that_wakes_up_is_fenced(harness: Callable[..., Harness]) -> None:
     """Pause a run, start another one, and resume the first.
 
     It ends by itself and has written nothing since.
@@ -560,7 +562,7 @@ ALTERED = [
 ]
 
 
-def test_a_table_that_was_altered(harness: Callable[..., Harness]) -> None:
+def test_an_altered_table_stops_the_pipeline(harness: Callable[..., Harness]) -> None:
     """Check that no document is quarantined."""
     kind, change, repair = ALTERED[0]
     way = harness(kind)
@@ -579,7 +581,7 @@ def test_a_table_that_was_altered(harness: Callable[..., Harness]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "change", "repair"), ALTERED)
-def test_what_a_task_makes_of_an_altered_table(
+def test_a_task_reports_an_altered_table(
     session: Callable[..., TaskHarness], kind: str, change: str, repair: str
 ) -> None:
     task_harness = session(kind)
@@ -594,7 +596,9 @@ def test_what_a_task_makes_of_an_altered_table(
         assert rows(task_harness.url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1)]
 
 
-def test_a_constraint_that_came_while_it_runs_is_no_stop(harness: Callable[..., Harness]) -> None:
+def test_a_constraint_added_during_the_run_does_not_stop_the_pipeline(
+    harness: Callable[..., Harness],
+) -> None:
     """Restart the query by itself: then the table judges every event, also within one batch."""
     way = harness("postgres")
     way.publish(event("a", 1, "OK"))
@@ -619,7 +623,7 @@ def test_a_constraint_that_came_while_it_runs_is_no_stop(harness: Callable[..., 
 
 
 @pytest.mark.parametrize("kind", ["postgres", pytest.param("mariadb", marks=pytest.mark.long)])
-def test_a_right_that_was_revoked(harness: Callable[..., Harness], kind: str) -> None:
+def test_a_revoked_right_stops_the_pipeline(harness: Callable[..., Harness], kind: str) -> None:
     way = harness(kind, user=True)
     name = urlparse(way.url).username
     way.publish(*(event(f"a{n}", 1) for n in range(9)))
@@ -647,7 +651,7 @@ def test_a_right_that_was_revoked(harness: Callable[..., Harness], kind: str) ->
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
 @pytest.mark.parametrize("table", ["instep_history", "instep_ledger"])
-def test_what_a_task_makes_of_a_right_that_was_revoked(
+def test_a_task_reports_a_revoked_right(
     session: Callable[..., TaskHarness], kind: str, table: str
 ) -> None:
     one = session(kind, user=True)
@@ -661,7 +665,7 @@ def test_what_a_task_makes_of_a_right_that_was_revoked(
     assert rows(one.owner) == [("a", "PRINTED", 1)]
 
 
-def test_a_postgres_that_takes_no_writes(harness: Callable[..., Harness]) -> None:
+def test_a_read_only_postgres_stops_the_pipeline(harness: Callable[..., Harness]) -> None:
     way = harness("postgres", user=True)
     name = urlparse(way.url).username
     way.publish(event("a", 1))
@@ -680,7 +684,7 @@ def test_a_postgres_that_takes_no_writes(harness: Callable[..., Harness]) -> Non
     way.assert_in_step()
 
 
-def test_a_mariadb_that_takes_no_writes(harness: Callable[..., Harness]) -> None:
+def test_a_read_only_mariadb_stops_the_pipeline(harness: Callable[..., Harness]) -> None:
     way = harness("mariadb", user=True)
     way.publish(event("a", 1))
     run = way.run()
@@ -718,7 +722,7 @@ except errors.TargetReadOnly as error:
 
 
 @pytest.mark.parametrize("mode", ["file", "folder"])
-def test_a_sqlite_that_takes_no_writes(mode: str) -> None:
+def test_a_read_only_sqlite_file_stops_the_pipeline(mode: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "target.db"
         preparation.prepare(declare(f"sqlite:///{file}"))
@@ -740,7 +744,7 @@ def test_a_sqlite_that_takes_no_writes(mode: str) -> None:
 @pytest.mark.parametrize(
     "kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.long), "mariadb"]
 )
-def test_a_database_put_back_from_a_backup_catches_up(
+def test_a_database_restored_from_a_backup_catches_up(
     harness: Callable[..., Harness], kind: str, tmp_path: Path
 ) -> None:
     """Restore a backup while it runs, with nothing new to apply.

@@ -30,7 +30,7 @@ def runs(*batches: pa.RecordBatch) -> list[tuple[int, list[int]]]:
     ]
 
 
-def test_a_run_is_of_one_partition_over_batches() -> None:
+def test_a_run_joins_batches_of_one_partition() -> None:
     assert runs(batch((0, 1, b"v"), (0, 2, None)), batch((0, 3, b"v"), (1, 7, b"v"))) == [
         (0, [1, 2, 3]),
         (1, [7]),
@@ -38,7 +38,7 @@ def test_a_run_is_of_one_partition_over_batches() -> None:
     assert runs() == []
 
 
-def test_a_run_is_cut_by_its_records_and_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_limited_by_records_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "RUN_RECORDS_MAX", 3)
     assert runs(batch(*((0, offset, b"v") for offset in range(7)))) == [
         (0, [0, 1, 2]),

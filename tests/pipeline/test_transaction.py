@@ -41,9 +41,7 @@ from tests.support.waiting import wait_until
 __all__ = ["open_sink"]
 
 
-def test_events_become_rows_history_and_a_ledger_that_moved(
-    database_url: str, open_sink: Open
-) -> None:
+def test_a_batch_writes_rows_history_and_ledger(database_url: str, open_sink: Open) -> None:
     sink = begun(open_sink(declare(database_url)))
     outcome = apply(
         sink,
@@ -98,7 +96,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("trusting", [True, False])
-def test_whole_events_in_any_order_end_as_one_by_one(
+def test_complete_events_in_any_order_equal_one_by_one(
     database_url: str, open_sink: Open, order: str, trusting: bool
 ) -> None:
     """Take the fast path: mix fresh, stale, repeated and deleted documents, against the model."""
@@ -149,7 +147,7 @@ def test_whole_events_in_any_order_end_as_one_by_one(
     )
 
 
-def test_what_is_late_is_asked_only_after_it_was_met(
+def test_late_rows_are_read_only_after_a_late_event(
     database_url: str, open_sink: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = begun(open_sink(declare(database_url)))
@@ -205,7 +203,7 @@ def test_of_documents_with_several_events_only_rows_that_may_be_late_are_read(
     assert table(database_url) == [("a", "PRINTED", 5), ("b", "PRINTED", 4), ("c", "PRINTED", 6)]
 
 
-def test_postgres_plans_for_the_documents_that_are_asked_for(
+def test_postgres_plans_for_the_documents_of_the_batch(
     new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     """Check the plan of PostgreSQL.
@@ -287,7 +285,9 @@ def test_partial_events_leave_other_columns_alone(database_url: str, open_sink: 
     assert rows == [("a", 3, None, "p1"), ("b", 2, "n1", "p2"), ("c", 1, None, None)]
 
 
-def test_deletes_and_what_comes_after_them(database_url: str, open_sink: Open) -> None:
+def test_only_a_later_event_recreates_a_deleted_document(
+    database_url: str, open_sink: Open
+) -> None:
     sink = begun(open_sink(declare(database_url)))
     apply(sink, [event(0, "a", 5), event(1, "b", 1), record(2, "a", None)])
     assert table(database_url) == [("b", "PRINTED", 1)]
@@ -332,14 +332,16 @@ def test_ids_that_look_alike_are_different_documents(database_url: str, open_sin
     }
 
 
-def test_a_key_thousands_of_times_in_one_batch(database_url: str, open_sink: Open) -> None:
+def test_a_batch_may_contain_one_key_thousands_of_times(database_url: str, open_sink: Open) -> None:
     sink = begun(open_sink(declare(database_url)))
     outcome = apply(sink, [event(i, "a", i + 1) for i in range(5_000)])
     assert outcome.verdicts[Verdict.APPLIED] == 5_000
     assert table(database_url) == [("a", "PRINTED", 5_000)]
 
 
-def test_nothing_but_bad_records_still_moves_on(database_url: str, open_sink: Open) -> None:
+def test_a_batch_of_bad_records_still_advances_the_ledger(
+    database_url: str, open_sink: Open
+) -> None:
     sink = begun(open_sink(declare(database_url)))
     big = b'{"doc_id": "' + b"x" * 1_000_000
     apply(
@@ -359,9 +361,7 @@ def test_nothing_but_bad_records_still_moves_on(database_url: str, open_sink: Op
     ]
 
 
-def test_missing_ignore_changes_only_documents_that_are_there(
-    database_url: str, open_sink: Open
-) -> None:
+def test_missing_ignore_changes_only_existing_documents(database_url: str, open_sink: Open) -> None:
     run_sql(
         database_url,
         KNOWN_DOCUMENTS(database_url),
@@ -375,9 +375,7 @@ def test_missing_ignore_changes_only_documents_that_are_there(
     ]
 
 
-def test_a_row_the_table_refuses_is_found_and_quarantined(
-    database_url: str, open_sink: Open
-) -> None:
+def test_a_refused_row_is_found_and_quarantined(database_url: str, open_sink: Open) -> None:
     preparation.prepare(declare(database_url))
     run_sql(database_url, *REFUSE_CANCELLED[database_url.partition(":")[0]])
     sink = begun(open_sink(declare(database_url)))
@@ -406,7 +404,7 @@ def test_a_row_the_table_refuses_is_found_and_quarantined(
     assert {row[0]: row[2] for row in table(database_url)} == {**expected, "warm": 2, "x2": 93}
 
 
-def test_refused_for_a_business_reason_parks_the_document_alone(
+def test_a_refusal_by_the_rules_parks_only_that_document(
     database_url: str, open_sink: Open
 ) -> None:
     machine = {"CREATED": ["QUEUED"], "QUEUED": ["PRINTED"]}
@@ -492,7 +490,7 @@ REFUSE_CANCELLED = {
 
 @pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once", "at-most-once"])
 @pytest.mark.parametrize("ordered", [True, False])
-def test_random_logs_give_what_the_model_gives(
+def test_random_logs_equal_the_model(
     database_url: str, open_sink: Open, guarantee: settings.Guarantee, ordered: bool
 ) -> None:
     dice = random.Random(f"{guarantee} {ordered}")
@@ -522,7 +520,7 @@ def test_random_logs_give_what_the_model_gives(
     assert {row[0]: (row[1], row[2]) for row in table(database_url)} == rows
 
 
-def test_a_lost_answer_to_a_commit_is_settled_by_the_ledger(
+def test_the_ledger_decides_whether_an_unanswered_commit_succeeded(
     database_url: str, open_sink: Open
 ) -> None:
     sink = begun(open_sink(declare(database_url)))
@@ -546,7 +544,7 @@ def test_a_lost_answer_to_a_commit_is_settled_by_the_ledger(
     ("guarantee", "left", "again"),
     [("exactly-once", 0, 2), ("at-least-once", 2, 2), ("at-most-once", 0, 0)],
 )
-def test_a_crash_before_the_last_commit(
+def test_a_crash_before_the_last_commit_keeps_the_guarantee(
     database_url: str, open_sink: Open, guarantee: settings.Guarantee, left: int, again: int
 ) -> None:
     """Crash at step 7, where the weaker guarantees differ.
@@ -576,7 +574,7 @@ def test_a_crash_before_the_last_commit(
 
 @pytest.mark.parametrize("history", [True, False])
 @pytest.mark.parametrize("step", [7, 8])
-def test_a_delete_that_is_repeated_loses_nothing_behind_it(
+def test_a_repeated_delete_keeps_documents_created_after_it(
     database_url: str, open_sink: Open, step: int, history: bool
 ) -> None:
     """Repeat the batch of the crash, as at-least-once does.
@@ -600,7 +598,7 @@ def test_a_delete_that_is_repeated_loses_nothing_behind_it(
     assert table(database_url) == [("a", "PRINTED", 2), ("b", "PRINTED", 1)]
 
 
-def test_a_ledger_that_went_back_is_not_written_past(database_url: str, open_sink: Open) -> None:
+def test_a_task_stops_when_the_ledger_went_back(database_url: str, open_sink: Open) -> None:
     """Restore a backup: the records between it and the batch must not be skipped."""
     sink = begun(open_sink(declare(database_url)))
     asked = []
@@ -638,7 +636,7 @@ def test_a_pipeline_can_start_over_beside_its_old_history(
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
-def test_two_partitions_that_meet_on_a_document(
+def test_two_partitions_may_write_one_document(
     kind: str, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     """Write one document from two partitions, as after a topic got more partitions.
@@ -696,7 +694,7 @@ DROP_SILENTLY = {
 
 
 @pytest.mark.parametrize("kind", DROP_SILENTLY)
-def test_a_row_that_the_table_passes_over_is_quarantined(
+def test_a_row_that_a_trigger_skips_is_quarantined(
     kind: str, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database(kind)
@@ -712,7 +710,7 @@ def test_a_row_that_the_table_passes_over_is_quarantined(
     assert [row[0] for row in table(url)] == ["a", "c"]
 
 
-def test_a_row_passed_over_beside_one_refused(
+def test_a_skipped_and_a_refused_row_in_one_batch_are_both_found(
     new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     """Put both in one batch: neither may hide the other, and the rest is written."""
@@ -734,7 +732,9 @@ def test_a_row_passed_over_beside_one_refused(
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
-def test_a_uuid_key(kind: str, new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_a_uuid_may_be_the_key(
+    kind: str, new_database: Callable[[str], str], open_sink: Open
+) -> None:
     url = new_database(kind)
     if not has_uuid_type(url):
         pytest.skip("MariaDB before 10.7 has no type UUID")
@@ -815,7 +815,7 @@ def test_a_full_database_loses_nothing(new_database: Callable[[str], str], open_
     assert apply(sink, batch).verdicts[Verdict.APPLIED] == 2_000
 
 
-def test_a_database_that_takes_no_writes_or_not_ours(
+def test_a_read_only_database_and_a_missing_right_are_reported(
     new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database("postgres")
@@ -858,7 +858,7 @@ COUNT_WRITES = {
 
 
 @pytest.mark.parametrize("kind", COUNT_WRITES)
-def test_a_table_with_triggers_takes_whole_batches(
+def test_a_table_with_triggers_is_written_in_whole_batches(
     kind: str, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database(kind)
@@ -885,7 +885,9 @@ def test_a_table_with_triggers_takes_whole_batches(
     ) == [(0, 250), (1, 250)]
 
 
-def test_transitions_of_an_enumeration(new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_transitions_work_on_an_enum_column(
+    new_database: Callable[[str], str], open_sink: Open
+) -> None:
     url = new_database("postgres")
     run_sql(
         url,

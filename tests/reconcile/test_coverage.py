@@ -25,7 +25,7 @@ def at(next_offset: int, since: int | None) -> dict[int, Position]:
         (at(9, None), [], 0, [(2, 9)], [(0, 2)]),  # the row of an earlier release: by the settings
     ],
 )
-def test_what_was_applied(
+def test_applied_and_skipped_ranges_follow_from_the_ledger(
     ledger: dict[int, Position], before: Ranges, first: int, applied: Ranges, skipped: Ranges
 ) -> None:
     found = coverage.covered(ledger, {0: before}, {0: first}, {0: 2})
@@ -35,7 +35,7 @@ def test_what_was_applied(
     assert held == {offset for start, end in applied for offset in range(start, end)}
 
 
-def test_offsets_of_one_stretch_share_a_number() -> None:
+def test_offsets_of_one_range_share_a_number() -> None:
     ranges = [(2, 4), (6, 7)]
     assert [coverage.segment(ranges, offset) for offset in range(9)] == [0, 0, 1, 1, 2, 2, 3, 4, 4]
 

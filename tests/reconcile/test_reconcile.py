@@ -328,7 +328,7 @@ UNORDERED = {column: field for column, field in PARTIAL.items() if field != "ver
 @pytest.mark.parametrize(
     ("order", "columns"), [("version", PARTIAL), (None, UNORDERED)], ids=["ordered", "log"]
 )
-def test_what_is_expected_is_what_the_model_says(
+def test_the_expected_rows_equal_those_of_the_model(
     order: str | None,
     columns: dict[str, str],
     new_database: Callable[[str], str],
@@ -394,7 +394,7 @@ def test_what_is_expected_is_what_the_model_says(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_lag_is_distinguished_while_the_pipeline_runs(
+def test_lag_is_distinguished_from_damage_while_the_pipeline_runs(
     kind: str,
     new_database: Callable[[str], str],
     topic: str,
@@ -438,7 +438,7 @@ def test_lag_is_distinguished_while_the_pipeline_runs(
         busy.join()
 
 
-def test_what_waits_in_the_log_is_behind(
+def test_documents_with_waiting_events_are_behind(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     url = new_database("sqlite")
@@ -464,7 +464,7 @@ def test_what_waits_in_the_log_is_behind(
     assert (report.in_step, report.behind.records, report.places_left_out) == (True, 0, 1)
 
 
-def test_transactions_that_were_aborted_and_their_markers(
+def test_aborted_transactions_and_markers_are_not_expected(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     pipeline = following(new_database("sqlite"), topic)
@@ -492,7 +492,7 @@ def test_transactions_that_were_aborted_and_their_markers(
     assert (report.in_step, report.behind.records, report.behind.documents) == (False, 9, 9)
 
 
-def test_what_was_quarantined_is_left_out(
+def test_quarantined_documents_are_left_out(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     url = new_database("postgres")
@@ -571,7 +571,7 @@ def test_a_log_that_lost_its_first_records(
     assert found(listed) == [("new", "missing", None)]
 
 
-def test_a_compacted_topic(
+def test_extra_rows_of_a_compacted_topic_are_not_judged(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     name = f"{topic}-compacted"
@@ -590,7 +590,7 @@ def test_a_compacted_topic(
     assert any("compacted" in note for note in report.notes)
 
 
-def test_where_the_pipeline_began(
+def test_records_before_the_pipelines_start_are_not_expected(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     url = new_database("sqlite")
@@ -637,7 +637,7 @@ def test_a_document_with_events_in_two_partitions(
     assert (report.in_step, report.documents, listed) == (True, 29, [])
 
 
-def test_documents_that_the_table_need_not_have(
+def test_ignored_missing_documents_are_not_expected(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     url = new_database("sqlite")
@@ -718,7 +718,7 @@ def test_rows_of_the_application_are_not_compared(
     assert rows(database_url) == before
 
 
-def test_without_a_history_the_guard_column_tells_whose_a_row_is(
+def test_the_order_column_identifies_the_pipelines_rows_without_a_history(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     url = new_database("sqlite")
@@ -839,7 +839,7 @@ def test_a_recreated_topic_is_compared_by_its_own_offsets(
 
 
 @pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
-def test_the_weaker_guarantees(
+def test_weaker_guarantees_can_be_compared(
     guarantee: str,
     new_database: Callable[[str], str],
     topic: str,
@@ -863,7 +863,7 @@ def test_the_weaker_guarantees(
     ]
 
 
-def test_a_record_that_spark_cannot_read(
+def test_a_record_that_spark_cannot_read_is_compared(
     new_database: Callable[[str], str], topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     name = f"{topic}-far"
@@ -883,7 +883,7 @@ def test_a_record_that_spark_cannot_read(
     assert (found(listed), report.in_step) == ([("d1", "missing", None)], True)
 
 
-def test_the_tasks_of_a_job_are_followed(spark: SparkSession) -> None:
+def test_the_progress_of_a_jobs_tasks_is_reported(spark: SparkSession) -> None:
     name, reported = f"counting {uuid.uuid4().hex}", list[tuple[str, int, int, str]]()
     tracker = spark.sparkContext.statusTracker()
     with spark_progress.followed(spark, name, lambda *progress: reported.append(progress)):

@@ -35,7 +35,7 @@ class Meddling(repair.Repairer):
         return super().repair(*arguments)
 
 
-def test_what_changed_since_it_was_compared_is_left_alone(
+def test_rows_that_changed_since_the_comparison_are_not_repaired(
     database_url: str,
     topic: str,
     cluster: Cluster,
@@ -89,7 +89,7 @@ def test_what_changed_since_it_was_compared_is_left_alone(
     ]
 
 
-def test_a_row_that_the_table_refuses_is_left_out_alone(
+def test_only_a_refused_row_is_left_out(
     database_url: str, topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     pipeline = following(database_url, topic)
@@ -116,7 +116,7 @@ def test_a_row_that_the_table_refuses_is_left_out_alone(
     assert [row[0] for row in rows(database_url)] == ["d0", "d1", "d2", "d4"]
 
 
-def test_a_ledger_that_went_back_ends_the_repair(
+def test_the_repair_ends_when_the_ledger_goes_back(
     new_database: Callable[[str], str],
     topic: str,
     cluster: Cluster,

@@ -21,7 +21,7 @@ from tests.support.runs import event, send
 Run = Callable[..., Runner]
 
 
-def test_a_file_of_the_source(
+def test_the_table_is_compared_with_a_file_of_the_source(
     new_database: Callable[[str], str],
     topic: str,
     cluster: Cluster,
@@ -89,7 +89,7 @@ def test_a_file_of_the_source(
             prove(pipeline, source=source.RowSource(file=str(named)))
 
 
-def test_csv_of_the_source(
+def test_the_table_is_compared_with_a_csv_file_of_the_source(
     new_database: Callable[[str], str],
     topic: str,
     cluster: Cluster,
@@ -113,7 +113,7 @@ def test_csv_of_the_source(
     assert (found(listed), report.documents_in_step) == ([("d2", "different", "print_status")], 2)
 
 
-def test_a_query_of_the_source(
+def test_the_table_is_compared_with_a_query_of_the_source(
     database_url: str, topic: str, cluster: Cluster, runner: Run, prove: Prove
 ) -> None:
     """Query the source's table beside the target's, with different types."""
@@ -155,7 +155,7 @@ def test_a_query_of_the_source(
             prove(pipeline, source=source.RowSource(url=database_url, query=wrong))
 
 
-def test_a_composite_key_is_proved_and_repaired(
+def test_a_table_with_a_composite_key_is_compared_and_repaired(
     new_database: Callable[[str], str],
     topic: str,
     cluster: Cluster,

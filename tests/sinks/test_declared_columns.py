@@ -53,7 +53,7 @@ def columns(types: list[str]) -> dict[str, Any]:
         ("text", '"a"'),
     ],
 )
-def test_every_type_is_made_and_takes_its_values(
+def test_every_type_is_created_and_accepts_its_values(
     database_url: str, open_sink: Open, key_type: str, document: str
 ) -> None:
     event = {"document": "no"}
@@ -81,7 +81,7 @@ def test_every_type_is_made_and_takes_its_values(
         ("date", "DATE", True),
     ],
 )
-def test_a_type_that_the_table_contradicts(
+def test_a_declared_type_must_match_the_column(
     database_url: str, declared: str, column: str, agrees: bool
 ) -> None:
     make(database_url, f"c0 {column}")
@@ -131,7 +131,7 @@ def test_all_faults_of_a_table_are_reported(database_url: str) -> None:
         ("VARCHAR(9)", {"field": "x", "unit": "us"}, "unit"),
     ],
 )
-def test_a_constant_or_a_unit_that_the_column_cannot_hold(
+def test_a_constant_or_a_unit_that_the_column_cannot_hold_is_refused(
     database_url: str, kind: str, column: Any, problem: str
 ) -> None:
     make(database_url, f"c0 {kind}")
@@ -152,7 +152,7 @@ def in_guide(name: str, url: str) -> settings.Pipeline:
     return settings.parse(text.replace(f"sqlite:///{name}.db", url), {}).pipelines[name]
 
 
-def test_the_guides_composite_key(database_url: str, open_sink: Open) -> None:
+def test_the_guides_composite_key_works(database_url: str, open_sink: Open) -> None:
     sink = begun(open_sink(in_guide("invoices", database_url), name="invoices"))
     body = {"tenant": "acme", "invoice": {"number": 17}, "status": "PAID", "version": 1}
     apply(
@@ -162,7 +162,7 @@ def test_the_guides_composite_key(database_url: str, open_sink: Open) -> None:
     assert sink.table.look_up(["acme/17"]).keys() == {"acme/17"}
 
 
-def test_the_guides_example(database_url: str, open_sink: Open) -> None:
+def test_the_guides_example_works(database_url: str, open_sink: Open) -> None:
     """Use the settings as printed in the guide, on every database."""
     pipeline = in_guide("orders", database_url)
     sink = begun(open_sink(pipeline, name="orders"))
@@ -186,7 +186,7 @@ def test_the_guides_example(database_url: str, open_sink: Open) -> None:
     assert tuple(Decimal(repr(one)) if isinstance(one, float) else one for one in row) == expected
 
 
-def test_types_that_nobody_declared(database_url: str) -> None:
+def test_undeclared_types_follow_from_the_mapping(database_url: str) -> None:
     columns: dict[str, Any] = {
         "print_version": "version",
         "place": "@offset",

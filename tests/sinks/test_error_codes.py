@@ -111,7 +111,7 @@ def of_sqlite(code: int) -> errors.InstepError | None:
     return sqlite.translate(error, sa.make_url("sqlite:////nowhere/target.db"))
 
 
-def test_every_mapped_code_is_one_of_the_driver() -> None:
+def test_every_mapped_code_exists_in_the_driver() -> None:
     known = error_codes.POSTGRES
     assert {
         code
@@ -127,7 +127,7 @@ def test_every_mapped_code_is_one_of_the_driver() -> None:
     assert sqlite.CODES.keys() <= error_codes.SQLITE.keys()
 
 
-def test_what_is_unmapped() -> None:
+def test_unmapped_codes_are_listed() -> None:
     found = error_codes.postgres_codes()
     unmapped = {one.code for one in found if one.error is None}
     mapped_classes = {one.group for one in found if one.error is not None}
@@ -157,7 +157,7 @@ def test_every_code_does_what_the_reference_says(
 
 
 @pytest.mark.parametrize("kind", RETRIED)
-def test_time_outs_limits_and_locks_are_retried_by_type(kind: type[errors.InstepError]) -> None:
+def test_timeouts_limits_and_locks_are_retried_by_type(kind: type[errors.InstepError]) -> None:
     assert issubclass(kind, (errors.Transient, errors.Unreachable))
     states, numbers, results = RETRIED[kind]
     found = [
@@ -176,7 +176,7 @@ UNKNOWN = {
 }
 
 
-def test_the_default_refuses_a_row_and_by_inspection_the_table(
+def test_an_unknown_code_refuses_the_row_or_during_inspection_the_table(
     database_url: str, open_sink: Callable[..., Sink]
 ) -> None:
     url = target.database_url(database_url)

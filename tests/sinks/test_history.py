@@ -77,7 +77,7 @@ def keep(
 
 
 @pytest.mark.parametrize("count", [3, 400])
-def test_every_value_comes_back_as_it_was(count: int, database_url: str, open_sink: Open) -> None:
+def test_every_value_is_read_back_unchanged(count: int, database_url: str, open_sink: Open) -> None:
     sink = open_sink(declare(database_url), name="50 %% 'of' contracts")
     some = events(count)
     verdicts = keep(sink, some)
@@ -108,7 +108,7 @@ def test_an_existing_position_is_refused_or_skipped(
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
-def test_a_row_that_does_not_fit_is_refused_and_none_is_cut(
+def test_a_row_that_does_not_fit_is_refused_and_never_truncated(
     kind: str, new_database: Callable[[str], str], open_sink: Open
 ) -> None:
     url = new_database(kind)
@@ -119,7 +119,7 @@ def test_a_row_that_does_not_fit_is_refused_and_none_is_cut(
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_mariadb_loads_the_rows_where_that_is_allowed(
+def test_mariadb_uses_load_data_where_it_is_allowed(
     allowed: bool,
     new_database: Callable[[str], str],
     open_sink: Open,
@@ -144,7 +144,9 @@ def test_mariadb_loads_the_rows_where_that_is_allowed(
     assert len(loaded) == (2 if allowed else 1)
 
 
-def test_a_server_gets_no_file_of_ours(new_database: Callable[[str], str], open_sink: Open) -> None:
+def test_a_server_cannot_read_local_files(
+    new_database: Callable[[str], str], open_sink: Open
+) -> None:
     url = new_database("mariadb")
     sink = open_sink(declare(url))
     with pytest.raises(RuntimeError, match="LOAD_LOCAL"):

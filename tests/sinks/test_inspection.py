@@ -35,7 +35,7 @@ def repaired(url: str, statement: str, **changes: Any) -> None:
     inspection.inspect("contracts", declare(url, **changes))
 
 
-def test_init_makes_everything_and_a_second_time_nothing(database_url: str) -> None:
+def test_init_creates_everything_and_changes_nothing_the_second_time(database_url: str) -> None:
     pipeline = declare(database_url)
     assert preparation.statements(pipeline)
     assert preparation.prepare(pipeline)
@@ -71,13 +71,13 @@ def test_init_adds_to_an_existing_table_only_what_the_mapping_names(database_url
     }
 
 
-def test_without_init_it_says_what_to_run(database_url: str) -> None:
+def test_a_missing_init_names_the_command_to_run(database_url: str) -> None:
     run_sql(database_url, "SELECT 1")
     with pytest.raises(errors.TargetUnfit, match="run: instep init"):
         inspection.inspect("contracts", declare(database_url))
 
 
-def test_a_key_that_is_not_unique(database_url: str) -> None:
+def test_a_key_that_is_not_unique_is_refused(database_url: str) -> None:
     make(database_url, key=KEY[kind_of(database_url)].replace(" PRIMARY KEY", ""))
     error = refused(database_url)
     assert "column 'doc_no' is the key and not unique" in error.what
@@ -85,7 +85,7 @@ def test_a_key_that_is_not_unique(database_url: str) -> None:
         repaired(database_url, error.remedy)
 
 
-def test_a_key_that_may_be_null(database_url: str) -> None:
+def test_a_nullable_key_is_refused(database_url: str) -> None:
     make(
         database_url,
         REST + ", UNIQUE (doc_no)",
@@ -150,7 +150,7 @@ def test_a_key_that_distinguishes_all_ids(database_url: str) -> None:
     assert not inspection.inspect("contracts", declare(database_url)).loose_key
 
 
-def test_a_second_unique_key_rules_out_upserts_where_they_go_by_any_key(database_url: str) -> None:
+def test_a_second_unique_key_prevents_upserts_on_mysql_and_mariadb(database_url: str) -> None:
     make(database_url, REST + ", reference INTEGER UNIQUE")
     preparation.prepare(declare(database_url))
     found = inspection.inspect("contracts", declare(database_url))
@@ -215,7 +215,7 @@ def test_a_guard_column_that_is_too_coarse(kind: str, new_database: Callable[[st
     repaired(url, error.remedy, **changes)
 
 
-def test_a_column_an_event_cannot_fill(database_url: str) -> None:
+def test_a_column_that_an_event_cannot_fill_is_refused(database_url: str) -> None:
     make(database_url, REST + f", picture {'BYTEA' if database_url.startswith('post') else 'BLOB'}")
     columns = {"print_version": "version", "picture": "picture"}
     assert "a type that instep does not write" in refused(database_url, columns=columns).what

@@ -98,7 +98,7 @@ NUMBERS = st.decimals(allow_nan=False, allow_infinity=False).filter(
 
 
 @given(NUMBERS)
-def test_sqlite_takes_only_a_decimal_that_comes_back(number: Decimal) -> None:
+def test_sqlite_accepts_only_decimals_that_it_returns_unchanged(number: Decimal) -> None:
     column = TargetColumn("c", kinds.Numeric(binary=True))
     try:
         taken = kinds.converter(column.kind)(number)
@@ -116,7 +116,7 @@ def test_sqlite_takes_only_a_decimal_that_comes_back(number: Decimal) -> None:
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     )
 )
-def test_mysql_takes_only_json_whose_numbers_come_back(value: Any) -> None:
+def test_mysql_accepts_only_json_whose_numbers_it_returns_unchanged(value: Any) -> None:
     try:
         text = kinds.converter(kinds.Json(doubles="all"))(value)
     except Unfit:

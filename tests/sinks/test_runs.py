@@ -21,7 +21,7 @@ from instep.sinks.target import Position
 from tests.support.databases import declare, run_sql
 
 
-def test_who_may_write_the_row(database_url: str) -> None:
+def test_only_a_newer_run_takes_over_the_row(database_url: str) -> None:
     """Let a newer run take the row over.
 
     An older or a starting run leaves it alone, unless the other run has ended or is presumed dead.
@@ -141,7 +141,7 @@ def test_a_read_only_file_in_a_read_only_folder(in_use: bool) -> None:
         assert done.stdout.strip() == "7", done.stderr
 
 
-def test_an_earlier_installation_is_reported_to_run_init(tmp_path: Path) -> None:
+def test_tables_of_an_earlier_version_ask_for_init(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/target.db"
     pipeline = declare(url)
     preparation.prepare(pipeline)

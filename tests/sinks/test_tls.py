@@ -155,7 +155,7 @@ def refused(url: str) -> errors.InstepError:
     return caught.value
 
 
-def test_every_mode(
+def test_every_sslmode_connects(
     secured: Secured, open_sink: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ca = secured.authority.ca
@@ -178,7 +178,7 @@ def test_every_mode(
     assert open_sink(pipeline).ledger.positions() == {}
 
 
-def test_a_servers_certificate_that_is_wrong(
+def test_a_wrong_server_certificate_is_explained(
     secured: Secured, shown: Callable[[Pair], None]
 ) -> None:
     name, ca = secured.server.name, secured.authority.ca
@@ -229,7 +229,7 @@ def test_a_user_who_must_use_tls(secured: Secured) -> None:
             run_sql(f"{server.url}?sslmode=require", "SET GLOBAL require_secure_transport = OFF")
 
 
-def test_a_user_who_is_known_by_a_certificate(secured: Secured) -> None:
+def test_a_user_can_authenticate_with_a_certificate(secured: Secured) -> None:
     server: Any = secured.server
     if server.name == "postgres":
         run_sql(server.url, "CREATE ROLE certified LOGIN")
@@ -249,7 +249,7 @@ def test_a_user_who_is_known_by_a_certificate(secured: Secured) -> None:
     assert "certified" in error.what
 
 
-def test_files_and_options_that_are_wrong(secured: Secured, tmp_path: Path) -> None:
+def test_wrong_files_and_options_are_explained(secured: Secured, tmp_path: Path) -> None:
     text = tmp_path / "text.pem"
     text.write_text("no certificate", encoding="utf-8")
     client = secured.authority.issue(f"client-{secured.server.name}")
@@ -302,7 +302,7 @@ def test_files_and_options_that_are_wrong(secured: Secured, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
-def test_a_server_without_tls(request: pytest.FixtureRequest, kind: str) -> None:
+def test_a_server_without_tls_is_explained(request: pytest.FixtureRequest, kind: str) -> None:
     url = request.getfixturevalue(kind).url
     error = refused(f"{url}?sslmode=require")
     assert isinstance(error, errors.NotAuthorised)

@@ -14,7 +14,7 @@ from tests.kafka.conftest import kafka_classes
 __all__ = ["kafka_classes"]
 
 
-def test_java_by_its_own_word(kafka_classes: Any) -> None:
+def test_java_defaults_match_the_client(kafka_classes: Any) -> None:
     said = (
         kafka_classes.org.apache.kafka.clients.producer.ProducerConfig.configDef().defaultValues()
     )
@@ -23,7 +23,7 @@ def test_java_by_its_own_word(kafka_classes: Any) -> None:
             assert str(said[name]).lower() == value, name
 
 
-def test_kafka_python_by_its_own_word() -> None:
+def test_kafka_python_defaults_match_the_client() -> None:
     from kafka import KafkaProducer
 
     said = KafkaProducer.DEFAULT_CONFIG
@@ -50,7 +50,7 @@ def test_kafka_python_by_its_own_word() -> None:
         {"retries": "0"},
     ],
 )
-def test_librdkafka_refuses_what_we_say_it_refuses(config: dict[str, str]) -> None:
+def test_librdkafka_refuses_the_settings_listed_as_refused(config: dict[str, str]) -> None:
     expected = clients.effective("librdkafka", config).refused is not None
     try:
         Producer({"bootstrap.servers": "127.0.0.1:1", **config})
@@ -131,7 +131,7 @@ def test_the_hash_that_each_client_uses(client: Any, config: dict[str, str], has
     assert clients.effective(client, config).hashing == hashing
 
 
-def test_how_long_a_client_tries() -> None:
+def test_the_delivery_timeout_of_each_client_is_known() -> None:
     assert (
         clients.effective("librdkafka", {"message.timeout.ms": "0"}).delivery_timeout_ms
         == clients.UNLIMITED
@@ -139,7 +139,7 @@ def test_how_long_a_client_tries() -> None:
     assert clients.effective("aiokafka", {"request_timeout_ms": "1000"}).delivery_timeout_ms == 1000
 
 
-def test_names_of_one_client_are_no_misspelt_names_of_another() -> None:
+def test_settings_of_one_client_are_not_typos_of_another_clients_settings() -> None:
     assert (
         clients.effective(
             "librdkafka", {"queue.buffering.max.kbytes": "1", "message.copy.max.bytes": "1"}

@@ -54,7 +54,7 @@ def complete(folder: Path, line: str, **environment: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_a_verdict_for_people_for_programs_and_offline(place: Path) -> None:
+def test_vet_prints_text_and_json_and_judges_a_snapshot_offline(place: Path) -> None:
     assert instep(place, "init").returncode == 0
     first = instep(place, "vet", "--snapshot", "found.json")
     assert first.returncode == 1
@@ -83,7 +83,9 @@ def test_a_verdict_for_people_for_programs_and_offline(place: Path) -> None:
         (("vet", "--snapshot", "instep.toml"), "instep.toml is not a snapshot"),
     ],
 )
-def test_bad_input_is_one_clear_error(place: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_bad_input_gives_one_clear_error(
+    place: Path, arguments: tuple[str, ...], words: str
+) -> None:
     done = instep(place, *arguments)
     assert done.returncode == 2
     assert words in done.stderr
@@ -108,7 +110,7 @@ def test_the_shell_completes_live_names(place: Path) -> None:
     assert complete(place, "instep run ") == []
 
 
-def test_the_doctor_says_what_is_wrong(place: Path) -> None:
+def test_the_doctor_reports_problems(place: Path) -> None:
     done = instep(place, "doctor", "--json")
     assert done.returncode == 1
     wrong = [one for one in json.loads(done.stdout) if one["state"] == "wrong"]

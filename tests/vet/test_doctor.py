@@ -52,7 +52,9 @@ def wrong(checks: list[Check]) -> dict[str, str]:
     return {check.part: check.found for check in checks if check.state is CheckState.WRONG}
 
 
-def test_all_is_well(broker: kafka.LocalCluster, topic: str, tmp_path: Path) -> None:
+def test_a_healthy_setup_has_no_problems(
+    broker: kafka.LocalCluster, topic: str, tmp_path: Path
+) -> None:
     declared = settings.parse(
         DECLARED.format(bootstrap="x", topic=topic, target=f"sqlite:///{tmp_path}/t.db"), {}
     )
@@ -64,7 +66,7 @@ def test_all_is_well(broker: kafka.LocalCluster, topic: str, tmp_path: Path) -> 
     }
 
 
-def test_what_is_missing_is_named(
+def test_missing_parts_are_named(
     broker: kafka.LocalCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
@@ -84,7 +86,7 @@ def test_a_table_that_does_not_exist(
     )
 
 
-def test_the_clock_of_a_database(
+def test_the_database_clock_is_checked(
     broker: kafka.LocalCluster, topic: str, tmp_path: Path, mariadb: MariaDB
 ) -> None:
     found = examined(tmp_path, broker.bootstrap, topic, mariadb.url)
@@ -94,7 +96,7 @@ def test_the_clock_of_a_database(
     )
 
 
-def test_settings_that_are_wrong_end_it_there(tmp_path: Path) -> None:
+def test_invalid_settings_end_the_check(tmp_path: Path) -> None:
     file = tmp_path / "instep.toml"
     file.write_text("[kafak]\n", encoding="utf-8")
     (found,) = [check for check in doctor.examine(file) if check.state is CheckState.WRONG]
@@ -105,5 +107,5 @@ def test_settings_that_are_wrong_end_it_there(tmp_path: Path) -> None:
     ("ahead_s", "state"),
     [(0.1, CheckState.GOOD), (5.0, CheckState.WRONG), (-5.0, CheckState.WRONG)],
 )
-def test_clocks_that_differ(ahead_s: float, state: CheckState) -> None:
+def test_a_clock_difference_is_rated(ahead_s: float, state: CheckState) -> None:
     assert doctor._clock("the broker", ahead_s).state is state

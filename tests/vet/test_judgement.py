@@ -26,7 +26,7 @@ def sentence(base: snapshot.Snapshot) -> str:
     return outcome.sentence
 
 
-def test_nothing_happens_to_data_on_a_sound_pipeline() -> None:
+def test_a_sound_pipeline_loses_repeats_and_reorders_nothing() -> None:
     assert sentence(sound.snapshot()) == (
         "With these settings, nothing is lost or repeated or reordered when a publisher,"
         " a broker, the pipeline or the database"
@@ -73,7 +73,7 @@ def test_a_weaker_guarantee_says_what_it_allows(guarantee: str, words: str) -> N
     assert verdict.errors == []
 
 
-def test_what_is_accepted_is_no_error_and_stays_in_the_sentence() -> None:
+def test_an_accepted_finding_is_no_error_but_stays_in_the_sentence() -> None:
     base = changed(
         with_replicas(sound.snapshot(), 1), accepted={"TOPIC_SINGLE_REPLICA": "a laptop"}
     )
@@ -99,7 +99,9 @@ def test_what_is_accepted_is_no_error_and_stays_in_the_sentence() -> None:
         ({"TOPIC_SINGLE_REPLICA": " "}, "vet.accept.TOPIC_SINGLE_REPLICA has no reason"),
     ],
 )
-def test_accepting_needs_a_rule_and_a_reason(accepted: dict[str, str], words: str) -> None:
+def test_accepting_a_finding_needs_a_rule_and_a_reason(
+    accepted: dict[str, str], words: str
+) -> None:
     with pytest.raises(errors.SettingsError) as raised:
         judgement.judge(changed(sound.snapshot(), accepted=accepted))
     assert words in str(raised.value)
@@ -125,7 +127,7 @@ def test_unknown_never_counts_as_good() -> None:
     )
 
 
-def test_without_publishers_nothing_is_said_of_them() -> None:
+def test_publishers_are_not_judged_if_none_are_declared() -> None:
     (outcome,) = judgement.judge(changed(sound.snapshot(), publishers={})).outcomes
     assert outcome.kept is None
     assert (
@@ -152,7 +154,7 @@ def test_each_pipeline_is_judged_by_its_own_guarantee() -> None:
     assert [outcome.kept for outcome in verdict.outcomes] == [False, True]
 
 
-def test_a_topic_whose_id_is_not_known_is_not_called_another() -> None:
+def test_a_topic_with_an_unknown_id_does_not_count_as_replaced() -> None:
     verdict = judgement.judge(with_topic(sound.snapshot(), id=""))
     assert verdict.findings == []
     assert {"PIPELINE_TOPIC_REPLACED", "PIPELINE_RECORDS_EXPIRED"} <= {
@@ -160,7 +162,7 @@ def test_a_topic_whose_id_is_not_known_is_not_called_another() -> None:
     }
 
 
-def test_what_two_pipelines_share_is_reported_once() -> None:
+def test_a_finding_shared_by_two_pipelines_is_reported_once() -> None:
     base = with_cluster(sound.snapshot(), voters=[1])
     mine = base.pipelines["contracts"]
     other = msgspec.structs.replace(mine, table="other")
@@ -173,7 +175,7 @@ def test_what_two_pipelines_share_is_reported_once() -> None:
     assert found.pipelines == ["contracts", "other"]
 
 
-def test_a_snapshot_goes_to_a_file_and_back(tmp_path: Path) -> None:
+def test_a_snapshot_survives_a_round_trip_through_a_file(tmp_path: Path) -> None:
     file = tmp_path / "snapshot.json"
     snapshot.save(sound.snapshot(), file)
     assert snapshot.load(file) == sound.snapshot()
@@ -203,7 +205,7 @@ def test_a_warning_does_not_contradict_a_guarantee_that_is_kept() -> None:
     ) in outcome.sentence
 
 
-def test_the_most_urgent_comes_first() -> None:
+def test_the_most_urgent_finding_comes_first() -> None:
     base = with_settings(sound.snapshot(), min_insync_replicas="1", max_message_bytes="2000")
     base = with_topic(
         base, partitions=[sound.partition(0), sound.partition(1, leader=None, in_sync=[])]
@@ -224,9 +226,7 @@ def test_the_most_urgent_comes_first() -> None:
 
 @pytest.mark.parametrize("nodes", [(1,), (1, 2), (1, 2, 3)])
 @pytest.mark.parametrize("in_sync", ["1", "2", "3", "4"])
-def test_rules_about_replicas_ask_for_one_and_the_same_change(
-    nodes: tuple[int, ...], in_sync: str
-) -> None:
+def test_all_replica_rules_recommend_the_same_change(nodes: tuple[int, ...], in_sync: str) -> None:
     base = with_settings(with_replicas(sound.snapshot(), *nodes), min_insync_replicas=in_sync)
     names = ("TOPIC_SINGLE_REPLICA", "TOPIC_TWO_REPLICAS", "TOPIC_MIN_INSYNC_REPLICAS")
     fixes = {one.fix for one in judgement.judge(base).findings if one.rule.startswith(names)}

@@ -117,7 +117,7 @@ def vet(cluster: Cluster, tmp_path: Path) -> Vet:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_topic_set_up_wrong(
+def test_a_misconfigured_topic_is_found(
     vet: Vet, config: dict[str, str], pipeline: dict[str, Any], rule: str
 ) -> None:
     found = vet(config=config, **pipeline)
@@ -126,7 +126,7 @@ def test_a_topic_set_up_wrong(
     assert "CLUSTER_SINGLE_BROKER" in found
 
 
-def test_what_records_show(vet: Vet, cluster: Cluster) -> None:
+def test_problems_are_found_in_the_records(vet: Vet, cluster: Cluster) -> None:
     idempotent: dict[str, Any] = {"enable.idempotence": True, "partitioner": "murmur2"}
 
     def wrongly(topic: str) -> None:
@@ -165,7 +165,7 @@ def test_what_records_show(vet: Vet, cluster: Cluster) -> None:
     assert not {rule for rule in vet(partitions=4, fill=rightly) if rule.startswith("RECORDS")}
 
 
-def test_what_statuses_and_timestamps_show(vet: Vet, cluster: Cluster) -> None:
+def test_problems_are_found_in_statuses_and_timestamps(vet: Vet, cluster: Cluster) -> None:
     def early(topic: str) -> None:
         send(
             cluster,
@@ -182,7 +182,7 @@ def test_what_statuses_and_timestamps_show(vet: Vet, cluster: Cluster) -> None:
     assert found >= {"RECORDS_TIMESTAMPS_TOO_OLD", "PIPELINE_STATUS_NOT_DECLARED"}
 
 
-def test_a_transaction_that_stays_open(vet: Vet, cluster: Cluster) -> None:
+def test_an_open_transaction_is_found(vet: Vet, cluster: Cluster) -> None:
     """Send records of five minutes ago in a transaction that is never ended."""
     config: dict[str, Any] = {
         "bootstrap.servers": cluster.bootstrap,
@@ -208,7 +208,7 @@ def test_a_transaction_that_stays_open(vet: Vet, cluster: Cluster) -> None:
         producer.abort_transaction(30)
 
 
-def test_what_the_ledger_shows(cluster: Cluster, tmp_path: Path) -> None:
+def test_problems_are_found_in_the_ledger(cluster: Cluster, tmp_path: Path) -> None:
     topic = f"vet-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, topic, 1)
     send(cluster, topic, *((b"C-1", {**EVENT, "version": n}) for n in range(10)))
@@ -239,7 +239,7 @@ def test_what_the_ledger_shows(cluster: Cluster, tmp_path: Path) -> None:
     assert ledger(2) == {"PIPELINE_RECORDS_EXPIRED"}
 
 
-def test_what_waits_and_what_was_quarantined(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_old_backlog_and_quarantine_are_found(cluster: Cluster, tmp_path: Path) -> None:
     """Leave five-day-old records in a log that keeps seven, a dead letter, a parked document."""
     topic, day_s = f"vet-{uuid.uuid4().hex[:8]}", 86_400
     topics.create(cluster, topic, 1, config={"retention.bytes": "1", "segment.bytes": "1048576"})
@@ -298,7 +298,7 @@ def test_another_program_in_the_mirror_group(vet: Vet, cluster: Cluster) -> None
 
 
 @pytest.mark.long
-def test_three_brokers_set_up_wrong(tmp_path: Path) -> None:
+def test_three_misconfigured_brokers_are_found(tmp_path: Path) -> None:
     with ExitStack() as opened:
         servers = opened.enter_context(kafka.LocalCluster(3, properties=WRONG_BROKERS))
         cluster = opened.enter_context(Cluster(settings.Kafka(), servers.nodes[0].bootstrap))
@@ -365,7 +365,9 @@ def test_a_sound_database_has_no_findings(cluster: Cluster, database_url: str) -
     }
 
 
-def test_postgres_set_up_wrong(cluster: Cluster, new_database: Callable[[str], str]) -> None:
+def test_a_misconfigured_postgres_is_found(
+    cluster: Cluster, new_database: Callable[[str], str]
+) -> None:
     url = new_database("postgres")
     topic = f"vet-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, topic, 1)
@@ -478,7 +480,7 @@ def _in_days(days: int) -> str:
     return (datetime.now(UTC) + timedelta(days=days)).isoformat()
 
 
-def test_mysql_is_used_as_root(cluster: Cluster, new_database: Callable[[str], str]) -> None:
+def test_the_mysql_superuser_is_found(cluster: Cluster, new_database: Callable[[str], str]) -> None:
     topic = f"vet-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, topic, 1)
     pipeline = declare(new_database("mysql"), topic=topic)
@@ -489,7 +491,9 @@ def test_mysql_is_used_as_root(cluster: Cluster, new_database: Callable[[str], s
     assert taken.databases["contracts"].sources["wait_timeout"] == "server"
 
 
-def test_mariadb_set_up_wrong(cluster: Cluster, new_database: Callable[[str], str]) -> None:
+def test_a_misconfigured_mariadb_is_found(
+    cluster: Cluster, new_database: Callable[[str], str]
+) -> None:
     url = new_database("mariadb")
     topic = f"vet-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, topic, 1)
@@ -544,7 +548,7 @@ def test_mariadb_set_up_wrong(cluster: Cluster, new_database: Callable[[str], st
         )
 
 
-def test_a_database_that_does_not_answer(cluster: Cluster) -> None:
+def test_an_unreachable_database_is_found(cluster: Cluster) -> None:
     topic = f"vet-{uuid.uuid4().hex[:8]}"
     topics.create(cluster, topic, 1)
     verdict = judgement.judge(

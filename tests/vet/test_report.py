@@ -40,7 +40,7 @@ def test_the_report_starts_with_a_summary_of_at_most_five_lines() -> None:
     assert said[6] == "ERROR     PUBLISHER_ACKS_NOT_ALL  publisher print-system"
 
 
-def test_nothing_found_is_three_lines() -> None:
+def test_a_report_without_findings_has_three_lines() -> None:
     said = lines(sound.snapshot())
     assert said[:2] == [
         f"0 errors, 0 warnings, 0 notes ({len(rules.ALL)} rules)",
@@ -51,7 +51,7 @@ def test_nothing_found_is_three_lines() -> None:
     assert len(said) == 4
 
 
-def test_findings_of_one_rule_are_one_block_with_its_places() -> None:
+def test_findings_of_one_rule_share_a_block_that_lists_their_places() -> None:
     publishers = {
         name: PublisherFacts(topic="print-status", client="java", config={"acks": "1"})
         for name in ("a", "b", "c")

@@ -54,12 +54,12 @@ def event(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_events_as_they_should_be() -> None:
+def test_good_events_raise_no_flags() -> None:
     found = seen({}, {"version": 2, "status": "PRINTED"}, {"version": 3, "status": "PRINTED"})
     assert found == MappedSample(events=3, statuses={"PRINTED": 2, "QUEUED": 1})
 
 
-def test_deletes_and_what_is_no_event_are_left_out() -> None:
+def test_deletes_and_undecodable_records_are_not_counted() -> None:
     assert seen(None, b"no JSON", {}) == MappedSample(events=1, statuses={"QUEUED": 1})
 
 
@@ -73,7 +73,9 @@ def test_deletes_and_what_is_no_event_are_left_out() -> None:
         ({"version": 2, "updated_at": 1_794_000_000_000 + 3 * 86_400_000}, {"ahead": 1}),
     ],
 )
-def test_a_second_event(second: dict[str, Any], expected: dict[str, int]) -> None:
+def test_order_and_time_problems_are_counted(
+    second: dict[str, Any], expected: dict[str, int]
+) -> None:
     found = seen({}, second)
     assert {
         name: getattr(found, name) for name in ("same_order", "backwards", "before_2000", "ahead")
@@ -86,18 +88,18 @@ def test_a_second_event(second: dict[str, Any], expected: dict[str, int]) -> Non
     }
 
 
-def test_without_an_order_the_time_shows_what_came_late() -> None:
+def test_late_events_are_counted_by_time_without_an_order() -> None:
     assert seen({}, {"updated_at": "2026-10-01T08:00:00Z"}, order=None).backwards == 1
 
 
-def test_times_of_whole_seconds() -> None:
+def test_whole_second_times_are_counted() -> None:
     times = [{"updated_at": f"2026-11-01T08:00:0{n}Z"} for n in range(3)]
     assert seen(*times, order="updated_at").whole_seconds == 3
     assert seen(*times, {}, order="updated_at").whole_seconds == 3
     assert seen(*times).whole_seconds is None
 
 
-def test_a_repetition_and_a_time_without_a_zone() -> None:
+def test_repeated_events_and_times_without_a_zone_are_counted() -> None:
     found = seen({}, {}, {"version": 2, "updated_at": "2026-11-01T08:00:00"})
     assert (found.repeated, found.without_zone) == (1, 1)
     assert (
@@ -109,7 +111,7 @@ def test_a_repetition_and_a_time_without_a_zone() -> None:
     )
 
 
-def test_a_column_whose_field_is_in_no_event() -> None:
+def test_a_field_that_no_event_has_is_reported() -> None:
     whole = [event(version=number) for number in range(5)]
     misspelt = [
         json.dumps({name.removesuffix("_at"): value for name, value in one.items()}).encode()
@@ -120,6 +122,6 @@ def test_a_column_whose_field_is_in_no_event() -> None:
     assert seen(*misspelt, {}).absent == {}
 
 
-def test_keys_that_are_not_the_documents() -> None:
+def test_keys_that_differ_from_the_document_id_are_counted() -> None:
     found = seen({}, {"version": 2}, keys=[b"x", b"C-1"])
     assert (found.key_differs, found.two_keys) == (1, 1)

@@ -10,7 +10,7 @@ from instep.kafka.configs import ConfigValue
 from tests.support.waiting import wait_until
 
 
-def test_settings_say_where_they_come_from(
+def test_settings_name_their_origin(
     cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(1, retention_ms="60000", cleanup_policy="compact")

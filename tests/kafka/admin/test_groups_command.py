@@ -71,7 +71,7 @@ def _who(part: dict[str, Any]) -> list[str]:
     return [there["id"], f"/{there['host']}", there["client_id"]] if there else ["-", "-", "-"]
 
 
-def test_lag_and_members_are_those_of_kafkas_own_tool(
+def test_lag_and_members_equal_those_of_kafkas_own_tool(
     place: Path, cluster: connection.Cluster, new_topic: Callable[..., str], group: str
 ) -> None:
     topic, other = new_topic(2), new_topic(2)
@@ -169,7 +169,7 @@ def test_markers_are_not_lag_and_an_open_transaction_is_reported(
         (offsets.Span(0, 9, 9, None), 9, (0, 0.0, "")),
     ],
 )
-def test_what_lag_means_at_the_edges(
+def test_lag_is_defined_at_the_ends_of_the_log(
     span: offsets.Span, current: int, lag: tuple[int | None, float | None, str]
 ) -> None:
     assert consumer_groups._lag(span, current, None, 0.0) == lag
@@ -199,7 +199,7 @@ def test_the_list_names_mirrors(
     assert f"did you mean '{group}'" in refused(place, "groups", "describe", group[:-1])
 
 
-def test_which_groups_are_described_must_be_said(
+def test_describe_needs_groups_or_all(
     place: Path, monkeypatch: pytest.MonkeyPatch, group: str
 ) -> None:
     for arguments in ([], [group, "--all"]):
@@ -234,7 +234,7 @@ def test_a_reset_is_planned_executed_and_read_back(
         assert tuple(groups.positions(cluster, group, topic).values()) == where, arguments
 
 
-def test_an_exported_plan_is_that_of_kafkas_own_tool_and_comes_back(
+def test_an_exported_plan_equals_that_of_kafkas_own_tool_and_can_be_imported(
     place: Path, cluster: connection.Cluster, new_topic: Callable[..., str], group: str
 ) -> None:
     topic = new_topic(2)
@@ -293,7 +293,7 @@ def test_an_exported_plan_is_that_of_kafkas_own_tool_and_comes_back(
         ("a,0," + "9" * 30, "line 1 has no valid topic"),
     ],
 )
-def test_a_broken_file_is_refused_by_its_line(text: str, says: str) -> None:
+def test_a_broken_file_is_refused_with_its_line(text: str, says: str) -> None:
     with pytest.raises(errors.SettingsError, match=says):
         resets.parse_csv(text, "mine", "plan.csv")
 
@@ -329,7 +329,7 @@ def test_an_impossible_reset_is_refused(
         ("P7D", 604_800),
     ],
 )
-def test_durations(text: str, seconds: int) -> None:
+def test_durations_are_parsed(text: str, seconds: int) -> None:
     assert places.parse_duration(text) == places.Ago(seconds)
 
 

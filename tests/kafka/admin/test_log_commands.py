@@ -65,7 +65,7 @@ def seen(**given: Any) -> tail.TailRecord:
     )
 
 
-def test_offsets_are_those_of_kafkas_own_tool(
+def test_offsets_equal_those_of_kafkas_own_tool(
     place: Path, cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(3, retention_ms="-1")
@@ -103,7 +103,7 @@ def test_offsets_are_those_of_kafkas_own_tool(
     assert "does not exist" in refused(place, "offsets", topic, f"{topic}x")
 
 
-def test_topics_are_those_of_kafkas_own_tool(
+def test_topics_equal_those_of_kafkas_own_tool(
     place: Path, cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(2, retention_ms="-1")
@@ -287,7 +287,7 @@ def test_following_continues_until_stopped(
     assert (done.returncode, done.stdout.count("\n")) == (0, 3)
 
 
-def test_a_pipe_that_closes_ends_it_quietly(
+def test_a_closed_pipe_ends_peek_quietly(
     place: Path, cluster: connection.Cluster, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(1)
@@ -369,7 +369,7 @@ def test_peek_explains_why_it_cannot_read(
         ("at<2026-11-02", True),
     ],
 )
-def test_conditions(condition: str, met: bool) -> None:
+def test_conditions_select_records(condition: str, met: bool) -> None:
     value = {
         "status": "FAILED",
         "version": 10,
@@ -387,7 +387,7 @@ def test_conditions(condition: str, met: bool) -> None:
 
 
 @pytest.mark.parametrize("value", [None, b"", b"no json", b"\xff", b"[" * 100_000, b"3", b'"text"'])
-def test_a_value_that_is_no_object_has_no_fields(value: bytes | None) -> None:
+def test_a_value_that_is_not_an_object_has_no_fields(value: bytes | None) -> None:
     assert filters.parse(["status=x"])(seen(value=value)) is False
     assert filters.parse(["status!=x"])(seen(value=value)) is True
 
@@ -406,7 +406,7 @@ def test_a_value_that_is_no_object_has_no_fields(value: bytes | None) -> None:
         ("%s", seen(value=b"\x1b[2J\xff"), b"\x1b[2J\xff"),
     ],
 )
-def test_formats_are_kcats(text: str, record: tail.TailRecord, rendered: bytes) -> None:
+def test_formats_are_those_of_kcat(text: str, record: tail.TailRecord, rendered: bytes) -> None:
     assert rendering.parse(text, safe=False)(record) == rendered
 
 

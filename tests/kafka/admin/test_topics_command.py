@@ -32,7 +32,7 @@ def followed(place: Path) -> str:
     return settings.load(place / "instep.toml").pipelines["contracts"].topic
 
 
-def test_the_list_hides_kafkas_own(place: Path, cluster: connection.Cluster) -> None:
+def test_the_list_hides_internal_topics(place: Path, cluster: connection.Cluster) -> None:
     topic = followed(place)
     with_offsets = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": topic})
     with_offsets.init_transactions(30)
@@ -62,7 +62,7 @@ def test_the_list_hides_kafkas_own(place: Path, cluster: connection.Cluster) -> 
     assert "is not a regular expression" in refused(place, "topics", "list", "(", "--regex")
 
 
-def test_partitions_that_take_no_write_are_found(
+def test_partitions_that_accept_no_writes_are_found(
     place: Path, new_topic: Callable[..., str]
 ) -> None:
     short = new_topic(2, min_insync_replicas="2")
@@ -167,7 +167,7 @@ def test_each_topic_that_is_created_is_reported(place: Path, cluster: connection
         (["-c", "retention.ms=long"], "Not a number of type LONG"),
     ],
 )
-def test_what_cannot_be_created_says_what_to_do(
+def test_a_topic_that_cannot_be_created_has_a_remedy(
     place: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
 ) -> None:
     assert says in refused_in_process(
@@ -175,7 +175,7 @@ def test_what_cannot_be_created_says_what_to_do(
     )
 
 
-def test_topics_are_created_with_execute_only(place: Path, cluster: connection.Cluster) -> None:
+def test_topics_are_created_only_with_execute(place: Path, cluster: connection.Cluster) -> None:
     name = f"dry-{uuid.uuid4().hex[:8]}"
     planned = instep(place, "topics", "create", name)
     assert "would have 6 partitions" in planned.stderr
